@@ -1,0 +1,54 @@
+"""The embedded data set: drawn into data/shapes on first use."""
+
+data_root = "data/shapes/"
+
+train_pipeline = [
+    dict(type="vitdense.SeedFromSample"),
+    dict(type="LoadImageFromFile"),
+    dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
+    dict(type="RandomFlip", prob=0.75, direction=["horizontal", "vertical", "diagonal"]),
+    dict(type="PackDetInputs"),
+]
+test_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
+    dict(
+        type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
+    ),
+]
+train_dataloader = dict(
+    batch_size=8,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type="vitdense.SeededInfiniteSampler", shuffle=True),
+    dataset=dict(
+        type="vitdense.ShapesDataset",
+        data_root=data_root,
+        ann_file="annotations/instances_train.json",
+        data_prefix=dict(img="train/"),
+        filter_cfg=dict(filter_empty_gt=False),
+        pipeline=train_pipeline,
+    ),
+)
+val_dataloader = dict(
+    batch_size=8,
+    num_workers=1,
+    persistent_workers=True,
+    drop_last=False,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(
+        type="vitdense.ShapesDataset",
+        data_root=data_root,
+        ann_file="annotations/instances_val.json",
+        data_prefix=dict(img="val/"),
+        test_mode=True,
+        pipeline=test_pipeline,
+    ),
+)
+test_dataloader = val_dataloader
+val_evaluator = dict(
+    type="vitdense.FasterCocoMetric",
+    ann_file=data_root + "annotations/instances_val.json",
+    metric=["bbox", "segm"],
+)
+test_evaluator = val_evaluator

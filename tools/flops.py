@@ -1,0 +1,38 @@
+"""Count parameters and multiply-adds (the papers' FLOPs) of a config's model, per module and in all."""
+
+import json
+
+import torch
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.engine.arguments import config_of, make_parser
+from vitdense.engine.build import build_model
+from vitdense.engine.launch import clear_errors
+from vitdense.report import Row, count, table
+
+
+def as_json(rows: list[Row]) -> dict[str, float]:
+    return {
+        "params_m": round(sum(row.params for row in rows) / 1e6, 3),
+        "gmacs": round(sum(row.macs for row in rows) / 1e9, 2),
+    }
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--shape", type=int, nargs=2, default=(800, 1280), metavar=("H", "W"), help="image size")
+    parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
+    args = parser.parse_args()
+    with clear_errors():
+        cfg = config_of(args)
+        with torch.device("meta"):
+            model = build_model(cfg).eval()
+    rows = count(model, tuple(args.shape))
+    if args.json:
+        print(json.dumps({**as_json(rows), "backbone": as_json(rows[:1])}))
+    else:
+        print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Evaluate a checkpoint of a detector or a segmentor."""
+
+import json
+from pathlib import Path
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.engine.arguments import config_of, make_parser
+from vitdense.engine.files import whole_file
+from vitdense.engine.launch import clear_errors, test
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("checkpoint", help="checkpoint file")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the metrics to this file")
+    args = parser.parse_args()
+    with clear_errors():
+        metrics = test(config_of(args), args.checkpoint)
+    if args.out:
+        with whole_file(args.out) as scratch:
+            scratch.write_text(json.dumps(metrics, indent=2) + "\n")
+    for name, value in metrics.items():
+        print(f"{name:24} {value:.4f}")
+
+
+if __name__ == "__main__":
+    main()

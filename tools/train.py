@@ -1,0 +1,27 @@
+"""Train a detector or a segmentor from a config."""
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.engine.arguments import config_of, make_parser
+from vitdense.engine.launch import clear_errors, train
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--amp", action="store_true", help="automatic mixed precision (needs an accelerator)")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="CHECKPOINT",
+        help="continue from this checkpoint or, without one, from the latest of the work folder",
+    )
+    parser.add_argument(
+        "--auto-scale-lr", action="store_true", help="scale the learning rate to the actual total batch size"
+    )
+    args = parser.parse_args()
+    with clear_errors():
+        train(config_of(args), args.amp, args.resume, args.auto_scale_lr)
+
+
+if __name__ == "__main__":
+    main()

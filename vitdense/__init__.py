@@ -1,0 +1,7 @@
+"""Vision-transformer backbones for dense prediction; importing it makes `mmcv.ops` importable without a compiler."""
+
+from vitdense._finder import install as _install_ops
+
+__version__ = "0.1.0"
+
+_install_ops()

@@ -1,0 +1,156 @@
+"""Makes `mmcv._ext` importable: a compiled one that loads, else the stand-in of `vitdense.ops`.
+
+Imports neither torch nor mmcv: `import vitdense` installs the finder, and nothing more happens until somebody asks for
+`mmcv._ext`.
+"""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+from types import ModuleType
+from typing import NamedTuple
+
+NAME = "mmcv._ext"
+# The set-up script of onedl-mmcv compiles exactly if it can import torch, hence no build isolation; the cached wheel
+# may be the pure-Python one; FORCE_CUDA matters where the build sees no GPU.
+BUILD_COMMAND = (
+    "FORCE_CUDA=1 pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation "
+    "--no-binary onedl-mmcv onedl-mmcv"
+)
+logger = logging.getLogger("vitdense")
+
+
+class OpNotAvailableError(NotImplementedError):
+    """An op of mmcv was called that only its compiled extension has."""
+
+
+class OpsInUse(NamedTuple):
+    """What `mmcv.ops` runs on: "compiled", "stand-in", "mmcv not installed" or "not loadable"; and where or why."""
+
+    kind: str
+    detail: str = ""
+
+
+def install() -> None:
+    """Answer imports of `mmcv._ext` from now on; calling it again changes nothing."""
+    if NAME not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def ops_in_use() -> OpsInUse:
+    """Load `mmcv._ext` if mmcv is installed, and say which one it is; never raises."""
+    if importlib.util.find_spec("mmcv") is None:
+        return OpsInUse("mmcv not installed")
+    install()
+    try:
+        module = importlib.import_module(NAME)
+    except Exception as error:  # whatever keeps mmcv or its dependencies from importing belongs in the report
+        return OpsInUse("not loadable", f"{type(error).__name__}: {error}")
+    if isinstance(getattr(module.__spec__, "loader", None), _StandInLoader):
+        return OpsInUse("stand-in", f"vitdense on torchvision; {module.reason}")
+    return OpsInUse("compiled", str(getattr(module, "__file__", "")))
+
+
+class _Finder:
+    """Meta path finder for the one name `mmcv._ext`; `mmcv` itself is found as ever."""
+
+    @staticmethod
+    def find_spec(fullname: str, path=None, target=None):
+        if fullname != NAME:
+            return None
+        compiled = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        # A spec without loader is a namespace package: a bare folder `_ext` on the path, no extension.
+        if compiled is None or compiled.loader is None:
+            return _stand_in_spec("no compiled mmcv._ext is installed")
+        compiled.loader = _CompiledLoader(compiled.loader)
+        return compiled
+
+
+class _StandInLoader:
+    """Fills an empty module with the ops of `vitdense.ops`."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    def create_module(self, spec):
+        return None  # the import system makes an ordinary module
+
+    def exec_module(self, module: ModuleType) -> None:
+        try:
+            ops = importlib.import_module("vitdense.ops")
+        except Exception as error:  # torchvision built for another torch raises RuntimeError, not ImportError
+            raise ImportError(
+                f"{NAME}: {self.reason}, and the stand-in needs a torchvision that matches torch: "
+                f"{type(error).__name__}: {error}; `python -m vitdense` says what to install",
+                name=NAME,
+            ) from error
+        module.__doc__ = f"Stand-in of vitdense for the compiled ops of mmcv: {self.reason}."
+        module.reason = self.reason
+        module.__getattr__ = _missing_op
+        vars(module).update(ops.OPS)
+        logger.info("mmcv ops: stand-in on torchvision and plain torch (%s)", self.reason)
+
+
+class _CompiledLoader:
+    """Tries the loader of a compiled extension; what does not load with this torch is replaced by the stand-in."""
+
+    def __init__(self, loader):
+        self.loader = loader
+        self.failure: Exception | None = None
+
+    def create_module(self, spec):
+        try:
+            import torch  # noqa: F401  (its shared libraries have to be in the process before the extension)
+
+            return self.loader.create_module(spec)
+        except (ImportError, OSError) as error:
+            self.failure = error
+            return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self.failure is None:
+            try:
+                self.loader.exec_module(module)
+            except (ImportError, OSError) as error:
+                self.failure = error
+        if self.failure is None:
+            # From here on the module is as if this finder had never been: reload and inspection use its own loader.
+            module.__loader__ = module.__spec__.loader = self.loader
+            logger.info("mmcv ops: compiled, %s", module.__spec__.origin)
+            return
+        origin = module.__spec__.origin
+        logger.warning(
+            "mmcv ops: the compiled %s does not load (%s: %s); using the stand-in on torchvision. "
+            "To use compiled ops, build them for the installed torch: %s",
+            origin,
+            type(self.failure).__name__,
+            self.failure,
+            BUILD_COMMAND,
+        )
+        for name in [name for name in vars(module) if name not in ("__name__", "__package__", "__builtins__")]:
+            delattr(module, name)  # leave nothing half-executed behind, `__file__` above all
+        module.__spec__ = _stand_in_spec(f"the compiled {origin} does not load")
+        module.__loader__ = module.__spec__.loader
+        module.__loader__.exec_module(module)
+
+
+def _stand_in_spec(reason: str) -> importlib.machinery.ModuleSpec:
+    return importlib.machinery.ModuleSpec(NAME, _StandInLoader(reason), origin="vitdense.ops")
+
+
+def _missing_op(name: str):
+    """Module `__getattr__` of the stand-in: mmcv looks up all its ops on import, few are ever called."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+
+    def unavailable(*args, **kwargs):
+        raise OpNotAvailableError(
+            f"mmcv op {name!r} needs the compiled extension of mmcv; vitdense has no stand-in for it. With a C++ "
+            f"compiler and the CUDA toolkit that torch was built with, run: {BUILD_COMMAND}  "
+            "(without CUDA leave out FORCE_CUDA=1)"
+        )
+
+    unavailable.__name__ = unavailable.__qualname__ = name
+    return unavailable

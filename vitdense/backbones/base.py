@@ -1,0 +1,121 @@
+"""What all backbones share: the contract with mmdet and mmseg, freezing, output norms, initialisation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mmengine.logging import MMLogger
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitdense.weights.load import load_pretrained
+
+
+def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
+    """A size given as one int or as (h, w), as a tuple (h, w).
+
+    Raises:
+        ValueError: Anything else, or a size below 1.
+    """
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+        raise ValueError(f"{name}: got {value!r}, expected a positive int or a pair (h, w) of them")
+    return pair
+
+
+def run(function: Callable[..., Tensor], *args: Any, with_cp: bool) -> Tensor:
+    """Call `function`, recomputing its activations in the backward pass when `with_cp`.
+
+    Non-reentrant, so that gradients flow also when no input needs one (a frozen stem) and under DDP.
+    """
+    return checkpoint(function, *args, use_reentrant=False) if with_cp else function(*args)
+
+
+class Backbone(BaseModule):
+    """Base of all backbones: a trunk of stages with one normalised output map each.
+
+    A subclass sets the trunk up, then calls `finish`; it implements `stem_modules` and `stage_modules` (what
+    `frozen_stages` counts) and `forward`, which returns a tuple of ``[B, C_i, H_i, W_i]``.
+
+    Attributes:
+        family: Name of the checkpoint family in `vitdense.weights.sources`.
+        out_channels: Channels of each output.
+        out_strides: Stride of each output in pixels.
+    """
+
+    family: str
+    out_channels: tuple[int, ...]
+    out_strides: tuple[int, ...]
+
+    def finish(
+        self, dims: Sequence[int], strides: Sequence[int], out_indices: Sequence[int], frozen_stages: int
+    ) -> None:
+        """Add an output norm ``norm{i}`` per index, declare the outputs, and freeze.
+
+        Args:
+            dims: Channels of every stage.
+            strides: Stride of every stage in pixels.
+            out_indices: Stages to return, ascending.
+            frozen_stages: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
+
+        Raises:
+            ValueError: An index or a number of stages that does not exist.
+        """
+        n = len(dims)
+        indices = tuple(out_indices)
+        if not indices or list(indices) != sorted(set(indices)) or indices[0] < 0 or indices[-1] >= n:
+            raise ValueError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
+        if not -1 <= frozen_stages <= n:
+            raise ValueError(f"frozen_stages: got {frozen_stages}, expected -1 (none) to {n} (all stages)")
+        self.out_indices = indices
+        self.frozen_stages = frozen_stages
+        self.out_channels = tuple(dims[i] for i in indices)
+        self.out_strides = tuple(strides[i] for i in indices)
+        for i in indices:
+            self.add_module(f"norm{i}", nn.LayerNorm(dims[i]))
+        # In the constructor, before an optimiser or DDP looks at `requires_grad`.
+        for module in self.frozen_modules():
+            module.requires_grad_(False)
+
+    def stem_modules(self) -> list[nn.Module]:
+        """Modules before the first stage."""
+        raise NotImplementedError
+
+    def stage_modules(self) -> Sequence[nn.Module]:
+        """Stages in order."""
+        raise NotImplementedError
+
+    def frozen_modules(self) -> list[nn.Module]:
+        """Modules that `frozen_stages` keeps from training: in mmdet's sense, stem, then whole stages."""
+        n = self.frozen_stages
+        if n < 0:
+            return []
+        norms = [getattr(self, f"norm{i}") for i in self.out_indices if i < n]
+        return [*self.stem_modules(), *self.stage_modules()[:n], *norms]
+
+    def output(self, x: Tensor, stage: int) -> Tensor:
+        """Normalised map of a stage for the outside: ``[B, H, W, C]`` to contiguous ``[B, C, H, W]``."""
+        return getattr(self, f"norm{stage}")(x).permute(0, 3, 1, 2).contiguous()  # [B, C, H, W]
+
+    def train(self, mode: bool = True) -> "Backbone":
+        """As in torch, but frozen parts stay in eval mode (drop path stays off there)."""
+        super().train(mode)
+        for module in self.frozen_modules():
+            module.eval()
+        return self
+
+    def init_weights(self) -> None:
+        """Load ``init_cfg=dict(type='Pretrained', checkpoint=..., prefix=...)`` exactly, or raise.
+
+        Without `init_cfg` the weights stay as the constructor made them (truncated normal, std 0.02).
+
+        Raises:
+            CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
+        """
+        cfg = self.init_cfg
+        if cfg is None or cfg.get("type") != "Pretrained":
+            super().init_weights()
+            return
+        report = load_pretrained(self, cfg["checkpoint"], prefix=cfg.get("prefix"))
+        MMLogger.get_current_instance().info(f"{type(self).__name__}: {report}")
+        self._is_init = True

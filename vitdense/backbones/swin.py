@@ -1,0 +1,257 @@
+"""Swin Transformer (Liu et al., ICCV 2021) as a backbone for dense prediction.
+
+Follows the authors' detection code rather than their classification code: maps are padded after the norm and
+before the roll, padded keys stay visible, and shifted blocks shift also where the map is a single window.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+from vitdense.backbones.base import Backbone, as_pair, run
+from vitdense.backbones.variants import SWIN, SwinArch, find_arch
+from vitdense.layers.attention import attend
+from vitdense.layers.bias import TableBias
+from vitdense.layers.blocks import PatchEmbed, PatchMerging, init_transformer
+from vitdense.layers.position import AbsolutePosition
+from vitdense.layers.windows import Grid, partition, shift_mask, unpartition
+from vitdense.registry import MODELS
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One block: where it stands and its sizes. Window and shift are (h, w) in tokens."""
+
+    stage: int
+    dim: int
+    num_heads: int
+    window: tuple[int, int]
+    shift: tuple[int, int]
+    drop_path: float
+
+
+def plan(arch: SwinArch, window: tuple[int, int], drop_path_rate: float, shift: bool = True) -> list[BlockSpec]:
+    """Every block of a Swin in order.
+
+    Odd blocks of a stage shift by half a window (section 3.2); drop path grows linearly from 0 to
+    `drop_path_rate` over all blocks.
+    """
+    half, none = (window[0] // 2, window[1] // 2), (0, 0)
+    places = [(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)]
+    last = max(len(places) - 1, 1)
+    return [
+        BlockSpec(
+            stage=stage,
+            dim=arch.embed_dims * 2**stage,
+            num_heads=arch.num_heads[stage],
+            window=window,
+            shift=half if shift and i % 2 else none,
+            drop_path=drop_path_rate * n / last,
+        )
+        for n, (stage, i) in enumerate(places)
+    ]
+
+
+class WindowAttention(nn.Module):
+    """Multi-head self-attention inside windows (section 3.2).
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: Whether logits get a learned relative position bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        super().__init__()
+        self.spec = spec
+        self.qkv = nn.Linear(spec.dim, 3 * spec.dim, bias=qkv_bias)
+        self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
+        self.proj = nn.Linear(spec.dim, spec.dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend within the windows of a map.
+
+        Args:
+            x: Normalised map, ``[B, H, W, C]``.
+            mask: From `shift_mask`, ``[windows of one image, 1, N, N]``, for a shifted block; else None.
+
+        Returns:
+            ``[B, H, W, C]``.
+        """
+        # Padding stands before qkv: a padded token's key and value are the bias, and it is seen like any other.
+        windows, grid = partition(x, self.spec.window, self.spec.shift)  # [B*nW, N, C]
+        n, tokens, dim = windows.shape
+        qkv = self.qkv(windows).view(n, tokens, 3, self.spec.num_heads, -1)  # [B*nW, N, 3, heads, d]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B*nW, heads, N, d] each
+        out = attend(q, k, v, self.logit_bias(mask, n))  # [B*nW, heads, N, d]
+        out = out.transpose(1, 2).reshape(n, tokens, dim)  # [B*nW, N, C]
+        return self.proj(unpartition(out, grid))  # [B, H, W, C]
+
+    def logit_bias(self, mask: Tensor | None, num_windows: int) -> Tensor | None:
+        """Position bias plus mask, broadcastable to ``[num_windows, heads, N, N]``."""
+        if mask is not None:
+            mask = mask.repeat(num_windows // mask.shape[0], 1, 1, 1)  # [B*nW, 1, N, N]
+        if self.bias is None:
+            return mask
+        return self.bias() if mask is None else self.bias() + mask  # [1 or B*nW, heads, N, N]
+
+
+class SwinBlock(nn.Module):
+    """Windowed attention and MLP, each on a normalised branch (equation 3).
+
+    Args:
+        spec: The block.
+        mlp_ratio: Hidden width of the MLP over `spec.dim`.
+        qkv_bias: See `WindowAttention`.
+        relative_bias: See `WindowAttention`.
+    """
+
+    def __init__(self, spec: BlockSpec, mlp_ratio: float, qkv_bias: bool, relative_bias: bool) -> None:
+        super().__init__()
+        self.spec = spec
+        self.norm1 = nn.LayerNorm(spec.dim)
+        self.attn = WindowAttention(spec, qkv_bias, relative_bias)
+        self.norm2 = nn.LayerNorm(spec.dim)
+        self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
+        self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """``[B, H, W, C]`` to the same; `mask` only reaches shifted blocks."""
+        x = x + self.drop_path(self.attn(self.norm1(x), mask if any(self.spec.shift) else None))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class SwinStage(nn.Module):
+    """Blocks of one resolution, and the merging that leads to the next.
+
+    Args:
+        specs: Its blocks.
+        merge: Whether a stage follows.
+        mlp_ratio: See `SwinBlock`.
+        qkv_bias: See `WindowAttention`.
+        relative_bias: See `WindowAttention`.
+        with_cp: Recompute each block's activations in the backward pass.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[BlockSpec],
+        merge: bool,
+        mlp_ratio: float,
+        qkv_bias: bool,
+        relative_bias: bool,
+        with_cp: bool,
+    ) -> None:
+        super().__init__()
+        self.with_cp = with_cp
+        self.shifted = next((spec for spec in specs if any(spec.shift)), None)
+        self.blocks = nn.ModuleList(SwinBlock(spec, mlp_ratio, qkv_bias, relative_bias) for spec in specs)
+        self.downsample = PatchMerging(specs[0].dim) if merge else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, H, W, C]`` after the blocks, before merging."""
+        mask = None
+        if self.shifted is not None:  # one mask per stage and size, for all its shifted blocks
+            grid = Grid((x.shape[1], x.shape[2]), self.shifted.window, self.shifted.shift)
+            mask = shift_mask(grid, x.dtype, x.device)  # [nW, 1, N, N]
+        for block in self.blocks:
+            x = run(block, x, mask, with_cp=self.with_cp and self.training)
+        return x
+
+
+@MODELS.register_module()
+class Swin(Backbone):
+    """Swin Transformer V1: four maps of strides 4, 8, 16 and 32 from an image of any size.
+
+    Output i has ``embed_dims * 2**i`` channels and ``ceil`` sizes: H/4, then half of it per stage. Each output has
+    its own LayerNorm; the next stage receives the map before that norm.
+
+    Args:
+        arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict of `embed_dims`, `depths`, `num_heads`.
+        in_channels: Image channels.
+        patch_size: Patch side and stride in pixels.
+        window_size: Window in tokens, one int or (h, w). Published weights use 7, or 12 when trained at 384 pixels.
+        mlp_ratio: Hidden width of the MLPs over their input.
+        qkv_bias: Whether queries, keys and values have a bias.
+        drop_path_rate: Stochastic depth of the last block; linear from 0.
+        shift: Whether odd blocks shift their windows (off: Table 4's ablation).
+        relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
+        absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
+        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
+        out_indices: Stages to return.
+        frozen_stages: -1 nothing, 0 the patch embedding, n also the first n stages and their output norms.
+        with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
+        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
+
+    Raises:
+        ValueError: An unknown arch, or sizes that do not fit together.
+    """
+
+    family = "swin"
+
+    def __init__(
+        self,
+        arch: str | Mapping = "tiny",
+        in_channels: int = 3,
+        patch_size: int = 4,
+        window_size: int | Sequence[int] = 7,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_path_rate: float = 0.2,
+        shift: bool = True,
+        relative_bias: bool = True,
+        absolute_position: bool = False,
+        pretrain_img_size: int | Sequence[int] = 224,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        init_cfg: dict | None = None,
+    ) -> None:
+        super().__init__(init_cfg=init_cfg)
+        sizes = find_arch(arch, SWIN)
+        num_stages = len(sizes.depths)
+        specs = plan(sizes, as_pair(window_size, "window_size"), drop_path_rate, shift)
+        self.patch_embed = PatchEmbed(in_channels, sizes.embed_dims, patch_size)
+        if absolute_position:
+            h, w = as_pair(pretrain_img_size, "pretrain_img_size")
+            self.absolute_pos_embed = AbsolutePosition((h // patch_size, w // patch_size), sizes.embed_dims)
+        else:
+            self.absolute_pos_embed = nn.Identity()
+        self.stages = nn.ModuleList(
+            SwinStage(
+                [spec for spec in specs if spec.stage == i],
+                merge=i + 1 < num_stages,
+                mlp_ratio=mlp_ratio,
+                qkv_bias=qkv_bias,
+                relative_bias=relative_bias,
+                with_cp=with_cp,
+            )
+            for i in range(num_stages)
+        )
+        self.apply(init_transformer)
+        self.finish(
+            dims=[sizes.embed_dims * 2**i for i in range(num_stages)],
+            strides=[patch_size * 2**i for i in range(num_stages)],
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+        )
+
+    def stem_modules(self) -> list[nn.Module]:
+        return [self.patch_embed, self.absolute_pos_embed]
+
+    def stage_modules(self) -> nn.ModuleList:
+        return self.stages
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
+        x = self.absolute_pos_embed(self.patch_embed(x))  # [B, H/4, W/4, C]
+        outs = []
+        for i, stage in enumerate(self.stages):
+            x = stage(x)  # [B, H_i, W_i, C_i]
+            if i in self.out_indices:
+                outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
+            if stage.downsample is not None:
+                x = stage.downsample(x)  # [B, H_i/2, W_i/2, 2*C_i]
+        return tuple(outs)

@@ -1,0 +1,6 @@
+"""Around the training loop: metrics, hooks, reproducible data order, safe files, checks before the start.
+
+Importing this package makes the file backend ``vitdense.atomic`` known to mmengine.
+"""
+
+import vitdense.engine.files  # noqa: F401

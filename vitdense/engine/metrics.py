@@ -1,0 +1,40 @@
+"""COCO metrics that report zero where mmdet's report nothing, and count only the images they were shown."""
+
+from mmdet.evaluation.metrics import CocoMetric as MMDetCocoMetric
+from mmdet.evaluation.metrics import FasterCocoMetric as MMDetFasterCocoMetric
+from mmengine.logging import MMLogger
+
+from vitdense.registry import METRICS
+
+BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
+
+
+class _CocoRules:
+    """What both metrics add to mmdet's."""
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        """Metrics over the evaluated images; all zero, with a warning, when nothing at all was predicted.
+
+        mmdet returns no keys then, which stops a training that has `save_best`. It also divides by every image of
+        the annotation file, so that a subset (``dataset.indices=16``) would be scored against the whole.
+        """
+        self.img_ids = [gt["img_id"] for gt, _ in results]
+        if self.format_only or any(len(pred["bboxes"]) for _, pred in results):
+            return super().compute_metrics(results)
+        MMLogger.get_current_instance().warning(
+            f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
+            f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
+        )
+        return {
+            f"{metric}_{item}": 0.0 for metric in self.metrics for item in (self.metric_items or BOX_ITEMS)
+        }
+
+
+@METRICS.register_module()
+class FasterCocoMetric(_CocoRules, MMDetFasterCocoMetric):
+    """COCO box and mask AP by faster-coco-eval, with mmdet's arguments."""
+
+
+@METRICS.register_module()
+class CocoMetric(_CocoRules, MMDetCocoMetric):
+    """COCO box and mask AP by pycocotools, with mmdet's arguments: the reference, slower."""

@@ -1,0 +1,112 @@
+"""Checks before the first iteration: what would otherwise fail late, or not fail and train on the wrong labels."""
+
+import difflib
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+
+from vitdense.engine.config import ConfigError
+
+# Heads that predict the classes of the data set. Others (a semantic branch beside a detector) have their own.
+CLASS_HEADS = ("bbox_head", "mask_head", "decode_head", "auxiliary_head")
+
+
+def check(cfg: Config, splits: tuple[str, ...]) -> None:
+    """Check the data sets of a config against the disk, the annotation files and the heads.
+
+    Args:
+        cfg: The config.
+        splits: Among ``train``, ``val`` and ``test``.
+
+    Raises:
+        ConfigError: A file or folder is missing, the classes are not those of the annotation file, or a head has
+            another number of classes.
+    """
+    with DefaultScope.overwrite_default_scope(cfg.get("default_scope", "mmdet")):
+        for split in splits:
+            loader = cfg.get(f"{split}_dataloader")
+            for dataset in _datasets(loader["dataset"]) if loader else ():
+                _check_dataset(f"{split}_dataloader", dataset, cfg)
+
+
+def _datasets(dataset: dict) -> Iterator[dict]:
+    """The data sets inside wrappers (repeated, balanced, concatenated)."""
+    inner = dataset.get("datasets", [dataset["dataset"]] if "dataset" in dataset else None)
+    if inner is None:
+        yield dataset
+    else:
+        for part in inner:
+            yield from _datasets(part)
+
+
+def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
+    kind = DATASETS.get(dataset["type"])
+    if kind is None:
+        raise ConfigError(f"{where}: no data set of type {dataset['type']!r} is registered")
+    classes = (dataset.get("metainfo") or {}).get("classes", kind.METAINFO.get("classes"))
+    if not getattr(kind, "drawn_on_demand", False):
+        root = Path(dataset.get("data_root") or "")
+        ann_file = dataset.get("ann_file")
+        if ann_file:
+            _must_exist(where, root, root / ann_file, "annotation file", Path.is_file)
+        for name, prefix in (dataset.get("data_prefix") or {}).items():
+            if prefix is not None:
+                _must_exist(where, root, root / prefix, f"folder ({name})", Path.is_dir)
+        if ann_file and str(ann_file).endswith(".json") and classes is not None:
+            _check_categories(where, root / ann_file, tuple(classes))
+    if classes is not None:
+        _check_heads(cfg.model, len(classes), f"{where}: the data set has {len(classes)} classes")
+
+
+def _must_exist(where: str, root: Path, path: Path, what: str, exists) -> None:
+    if not exists(path):
+        raise ConfigError(
+            f"{where}: {what} {path} is not there; put the data set at {root} (or link it: ln -s /path/to/it {root}), "
+            f"or name its folder with --cfg-options data_root=/path/to/it"
+        )
+
+
+@lru_cache(maxsize=4)
+def _categories(ann_file: Path) -> tuple[str, ...]:
+    try:
+        return tuple(category["name"] for category in json.loads(ann_file.read_text())["categories"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error}); expected JSON with a list "
+            f"'categories' of objects with a 'name'"
+        ) from error
+
+
+def _check_categories(where: str, ann_file: Path, classes: tuple[str, ...]) -> None:
+    """The classes must be categories of the file, in the file's order: mmdet takes labels in that order."""
+    names = _categories(ann_file)
+    unknown = [name for name in classes if name not in names]
+    if unknown:
+        near = {name: difflib.get_close_matches(name, names, n=1) for name in unknown}
+        hint = "; ".join(f"{name!r} (did you mean {m[0]!r}?)" if m else repr(name) for name, m in near.items())
+        raise ConfigError(
+            f"{where}: {len(unknown)} of {len(classes)} classes are not categories of {ann_file}: {hint}. "
+            f"The file has {len(names)}: {', '.join(names[:100])}. Set metainfo=dict(classes=(...)) of the data set"
+        )
+    in_file_order = tuple(name for name in names if name in set(classes))
+    if in_file_order != classes:
+        raise ConfigError(
+            f"{where}: the classes are in another order than the categories of {ann_file}, so labels would be "
+            f"swapped; write metainfo=dict(classes={in_file_order})"
+        )
+
+
+def _check_heads(node: object, num_classes: int, reason: str, path: str = "model", head: bool = False) -> None:
+    if isinstance(node, dict):
+        found = node.get("num_classes")
+        if head and found is not None and found != num_classes:
+            raise ConfigError(f"{reason}, but {path}.num_classes is {found}; set it to {num_classes}")
+        for key, value in node.items():
+            _check_heads(value, num_classes, reason, f"{path}.{key}", key in CLASS_HEADS)
+    elif isinstance(node, (list, tuple)):
+        for i, value in enumerate(node):
+            _check_heads(value, num_classes, reason, f"{path}[{i}]", head)

@@ -1,0 +1,1 @@
+"""Building blocks: torch and timm only; nothing here knows of stages, images or checkpoints."""

@@ -1,0 +1,62 @@
+"""Patch embedding and merging on maps of any size. Inside, maps are ``[B, H, W, C]``."""
+
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+
+def init_transformer(module: nn.Module) -> None:
+    """Linear layers truncated normal with std 0.02 and zero bias (the init of Swin and ViT code); use with `apply`."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches by a strided convolution, then LayerNorm (Swin section 3.1).
+
+    Args:
+        in_channels: Image channels.
+        dim: Channels of the result.
+        patch_size: Side of a patch in pixels.
+        norm: Whether to normalise the tokens.
+    """
+
+    def __init__(self, in_channels: int, dim: int, patch_size: int, norm: bool = True) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(in_channels, dim, patch_size, stride=patch_size)
+        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/p), ceil(W/p), C]``."""
+        p = self.patch_size
+        h, w = x.shape[-2:]
+        if h % p or w % p:
+            x = F.pad(x, (0, -w % p, 0, -h % p))
+        return self.norm(self.proj(x).permute(0, 2, 3, 1))  # [B, h, w, C]
+
+
+class PatchMerging(nn.Module):
+    """Halve the map and double the channels: 2x2 neighbours side by side, LayerNorm, Linear (Swin section 3.1).
+
+    The neighbours stand in the authors' order: (row, column) offsets (0, 0), (1, 0), (0, 1), (1, 1).
+
+    Args:
+        dim: Channels of the input map.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 2 C]``."""
+        b, h, w, c = x.shape
+        if h % 2 or w % 2:
+            x = F.pad(x, (0, 0, 0, w % 2, 0, h % 2))
+        x = x.reshape(b, (h + 1) // 2, 2, (w + 1) // 2, 2, c)  # [B, h, 2 rows, w, 2 columns, C]
+        x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, h, w, 4*C]
+        return self.reduction(self.norm(x))  # [B, h, w, 2*C]

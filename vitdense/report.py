@@ -1,0 +1,158 @@
+"""Counting and timing: pure functions that the tools call."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in the published counts of Mask R-CNN and Cascade Mask R-CNN
+
+
+@dataclass(frozen=True)
+class Row:
+    """A module and what it costs: parameters, and multiply-adds of convolutions, linear layers and matmuls."""
+
+    name: str
+    params: int
+    macs: int
+
+
+def macs(function: Callable[[], object]) -> tuple[object, int]:
+    """Run `function`; its result and its multiply-adds (one MAC is what papers call a FLOP)."""
+    with FlopCounterMode(display=False) as counter:
+        result = function()
+    return result, counter.get_total_flops() // 2
+
+
+def num_params(module: nn.Module) -> int:
+    """Number of parameters, trainable or not."""
+    return sum(p.numel() for p in module.parameters())
+
+
+@torch.no_grad()
+def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
+    """Parameters and multiply-adds of a detector or segmentor of mmdet or mmseg, a row per part.
+
+    RoI heads are counted as in the papers: 1000 boxes and 100 masks per stage. The auxiliary head of a segmentor
+    counts its parameters only, for it does not run at test time.
+
+    Args:
+        model: On the meta device, in eval mode, so that nothing is computed.
+        shape: Image height and width in pixels.
+
+    Returns:
+        A row per part in order of execution; the backbone is the first.
+
+    Raises:
+        ValueError: The model has no backbone, or is of a kind this function does not know.
+    """
+    if not hasattr(model, "backbone"):
+        raise ValueError(f"{type(model).__name__} has no backbone; expected a detector or segmentor of mmdet or mmseg")
+    rows = []
+
+    def add(name: str, module: nn.Module, function: Callable[[], object] = lambda: None) -> object:
+        result, cost = macs(function)
+        rows.append(Row(name, num_params(module), cost))
+        return result
+
+    image = torch.empty(1, 3, *shape, device="meta")  # [1, 3, H, W]
+    maps = add("backbone", model.backbone, lambda: model.backbone(image))
+    if getattr(model, "neck", None) is not None:
+        maps = add("neck", model.neck, lambda: model.neck(maps))
+    if getattr(model, "rpn_head", None) is not None:
+        add("rpn_head", model.rpn_head, lambda: model.rpn_head(maps))
+    if getattr(model, "roi_head", None) is not None:
+        for kind, rois in (("bbox", BOX_ROIS), ("mask", MASK_ROIS)):
+            _add_roi_heads(add, model.roi_head, kind, rois)
+    elif getattr(model, "bbox_head", None) is not None:
+        add("bbox_head", model.bbox_head, lambda: model.bbox_head(maps))
+    elif getattr(model, "decode_head", None) is not None:
+        add("decode_head", model.decode_head, lambda: model.decode_head(maps))
+        if getattr(model, "auxiliary_head", None) is not None:
+            add("auxiliary_head (training only)", model.auxiliary_head)
+    else:
+        raise ValueError(f"{type(model).__name__} has no roi_head, bbox_head or decode_head; cannot count it")
+    return rows
+
+
+def _add_roi_heads(add: Callable, roi_head: nn.Module, kind: str, rois: int) -> None:
+    heads = getattr(roi_head, f"{kind}_head", None)
+    if heads is None:
+        return
+    for name, head in heads.named_children() if isinstance(heads, nn.ModuleList) else [("", heads)]:
+        extractor = getattr(roi_head, f"{kind}_roi_extractor")
+        extractor = extractor[int(name)] if isinstance(extractor, nn.ModuleList) else extractor
+        size = extractor.roi_layers[0].output_size
+        features = torch.empty(rois, extractor.out_channels, *size, device="meta")  # [rois, C, h, w]
+        add(f"roi_head.{kind}_head{'.' * bool(name)}{name}", head, lambda head=head, x=features: head(x))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows and their total as text."""
+    total = Row("total", sum(row.params for row in rows), sum(row.macs for row in rows))
+    width = max(len(row.name) for row in (*rows, total))
+    lines = [f"{'module':{width}}  {'params (M)':>10}  {'MACs (G)':>10}"]
+    lines += [f"{row.name:{width}}  {row.params / 1e6:10.3f}  {row.macs / 1e9:10.2f}" for row in (*rows, total)]
+    return "\n".join(lines)
+
+
+def alternate(functions: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
+    """Time functions against each other: every round runs each once, so that drifts of the machine hit all alike.
+
+    Args:
+        functions: By name.
+        rounds: Timed rounds.
+        warmup: Rounds before them that do not count.
+
+    Returns:
+        Seconds of every timed round, by name.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for i in range(warmup + rounds):
+        for name, function in functions.items():
+            _synchronize()
+            start = time.perf_counter()
+            function()
+            _synchronize()
+            if i >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median_ratio(seconds: Mapping[str, Sequence[float]], ours: str, peer: str) -> float:
+    """How many times faster `ours` is than `peer`: the median over rounds of the ratio within a round."""
+    return statistics.median(b / a for a, b in zip(seconds[ours], seconds[peer]))
+
+
+def peak_memory(function: Callable[[], object], device: str) -> int:
+    """Peak of the bytes that torch has allocated during one call, beyond those before it."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        function()
+    now = peak = 0
+    for event in run.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def forward_backward(model: nn.Module, x: Tensor) -> None:
+    """One training step without an optimiser: forward, the sum of all outputs, backward."""
+    model.zero_grad(set_to_none=True)
+    sum(out.float().mean() for out in model(x)).backward()

@@ -1,0 +1,1 @@
+"""Checkpoints as data: read, detect the naming scheme, rename, check, load."""
