@@ -25,8 +25,6 @@ optim_wrapper = dict(
     ),
     clip_grad=dict(max_norm=10.0),
 )
-default_hooks = dict(
-    checkpoint=dict(by_epoch=False, interval=100), logger=dict(interval=20)
-)
+default_hooks = dict(checkpoint=dict(by_epoch=False, interval=100), logger=dict(interval=20))
 log_processor = dict(by_epoch=False, window_size=20)
 randomness = dict(seed=0)

@@ -573,9 +573,7 @@ def test_modulated_deform_conv2d(settings, with_bias):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_deformable_convolutions_half_and_layers(dtype):
-    x, offset, mask, weight, bias, _ = (
-        t.to(dtype) if torch.is_tensor(t) else t for t in conv_inputs(1, 1, 1, 1, 1)
-    )
+    x, offset, mask, weight, bias, _ = (t.to(dtype) if torch.is_tensor(t) else t for t in conv_inputs(1, 1, 1, 1, 1))
     weight.requires_grad_()
     out = mm.modulated_deform_conv2d(x, offset, mask, weight, bias, 1, 1)
     out.sum().backward()

@@ -77,7 +77,10 @@ def main() -> None:
         if args.json:
             print(json.dumps(result))
             continue
-        print(f"{mode}: vitdense is {result['times_faster']}x as fast as {args.peer}, {result['memory_ratio']}x its memory")
+        print(
+            f"{mode}: vitdense has {result['times_faster']}x the speed and {result['memory_ratio']}x the peak memory "
+            f"of {args.peer}"
+        )
         for name in models:
             print(f"  {name:10} median {result['median_s'][name]:8.3f} s   peak {result['peak_mib'][name]:8.1f} MiB")
 

@@ -11,7 +11,7 @@ from vitdense.engine.launch import clear_errors, test
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", help="checkpoint file")
+    parser.add_argument("checkpoint", help="checkpoint file, or a work folder for its latest")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the metrics to this file")
     args = parser.parse_args()
     with clear_errors():

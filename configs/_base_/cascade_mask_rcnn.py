@@ -42,9 +42,7 @@ model = dict(
                     match_low_quality=False,
                     ignore_iof_thr=-1,
                 ),
-                sampler=dict(
-                    type="RandomSampler", num=512, pos_fraction=0.25, neg_pos_ub=-1, add_gt_as_proposals=True
-                ),
+                sampler=dict(type="RandomSampler", num=512, pos_fraction=0.25, neg_pos_ub=-1, add_gt_as_proposals=True),
                 mask_size=28,
                 pos_weight=-1,
                 debug=False,

@@ -14,9 +14,7 @@ train_pipeline = [
             [dict(type="RandomChoiceResize", scales=train_scales, keep_ratio=True)],
             [
                 dict(type="RandomChoiceResize", scales=[(s, 1333) for s in (400, 500, 600)], keep_ratio=True),
-                dict(
-                    type="RandomCrop", crop_type="absolute_range", crop_size=(384, 600), allow_negative_crop=True
-                ),
+                dict(type="RandomCrop", crop_type="absolute_range", crop_size=(384, 600), allow_negative_crop=True),
                 dict(type="RandomChoiceResize", scales=train_scales, keep_ratio=True),
             ],
         ],
@@ -27,9 +25,7 @@ test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(1333, 800), keep_ratio=True),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
-    dict(
-        type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
-    ),
+    dict(type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")),
 ]
 train_dataloader = dict(
     batch_size=2,

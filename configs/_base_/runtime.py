@@ -9,9 +9,7 @@ default_hooks = dict(
     logger=dict(type="LoggerHook", interval=50),
     param_scheduler=dict(type="ParamSchedulerHook"),
     # Written to a temporary name and renamed; at least two are kept, so that a kill never leaves none.
-    checkpoint=dict(
-        type="CheckpointHook", interval=1, max_keep_ckpts=3, backend_args=dict(backend="vitdense.atomic")
-    ),
+    checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=3, backend_args=dict(backend="vitdense.atomic")),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="mmdet.DetVisualizationHook"),
 )

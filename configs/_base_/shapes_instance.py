@@ -6,15 +6,15 @@ train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
+    dict(type="Resize", scale=(256, 256), keep_ratio=True),
     dict(type="RandomFlip", prob=0.75, direction=["horizontal", "vertical", "diagonal"]),
     dict(type="PackDetInputs"),
 ]
 test_pipeline = [
     dict(type="LoadImageFromFile"),
+    dict(type="Resize", scale=(256, 256), keep_ratio=True),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
-    dict(
-        type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
-    ),
+    dict(type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")),
 ]
 train_dataloader = dict(
     batch_size=8,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmengine.logging import MMLogger
+from mmengine.logging import HistoryBuffer, MMLogger
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -116,6 +116,6 @@ class Backbone(BaseModule):
         if cfg is None or cfg.get("type") != "Pretrained":
             super().init_weights()
             return
-        report = load_pretrained(self, cfg["checkpoint"], prefix=cfg.get("prefix"))
+        report = load_pretrained(self, cfg["checkpoint"], prefix=cfg.get("prefix"), allow=(HistoryBuffer,))
         MMLogger.get_current_instance().info(f"{type(self).__name__}: {report}")
         self._is_init = True

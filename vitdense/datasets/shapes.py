@@ -45,6 +45,9 @@ SIZES = (  # share of the objects, range of sqrt(area) in pixels
     (0.43, 104, 140),
 )
 SUPERSAMPLE = 4
+TEXTURE = (
+    0.2  # largest difference of a texture's two colours per channel; shapes differ from what is under them by more
+)
 
 
 @dataclass(frozen=True)
@@ -309,7 +312,7 @@ class _Scene:
         self.size = size
         self.unit = min(size) / REFERENCE_SIZE  # pixels per pixel of the reference size
         base = rng.uniform(0.1, 0.9, 3)
-        self.canvas = _texture(rng, size, base, _near(rng, base, 0.35), self.unit)  # [H, W, 3] in 0..1
+        self.canvas = _texture(rng, size, base, _near(rng, base, TEXTURE), self.unit)  # [H, W, 3] in 0..1
         self.owner = np.zeros(size, np.int32)  # [H, W]: 0 background, else 1 + index into the lists below
         self.labels: list[int] = []
         self.crowds: list[bool] = []
@@ -330,8 +333,8 @@ class _Scene:
             if cover.size:
                 cover = cv2.GaussianBlur(cover, (0, 0), 5 * self.unit) * rng.uniform(0.3, 0.7)
                 colour = self.canvas[window].reshape(-1, 3).mean(0)
-                colour = _near(rng, colour, 0.4)
-                self._blend(window, cover, _texture(rng, cover.shape, colour, _near(rng, colour, 0.3), self.unit))
+                colour = _near(rng, colour, 0.3)
+                self._blend(window, cover, _texture(rng, cover.shape, colour, _near(rng, colour, TEXTURE), self.unit))
         for _ in range(rng.integers(0, 5)):
             points = rng.uniform(0, 1, (rng.integers(2, 5), 2)) * (width, height)
             layer = np.zeros(self.size, np.uint8)  # OpenCV smooths lines in this type only
@@ -353,7 +356,7 @@ class _Scene:
             window, cover = _cover(_place(rng, outline, radius, centre + rng.normal(0, spread, 2)), self.size)
             if cover.size:
                 colour = _apart(rng, background, 0.5)
-                self._blend(window, cover, _texture(rng, cover.shape, colour, _near(rng, colour, 0.2), self.unit))
+                self._blend(window, cover, _texture(rng, cover.shape, colour, _near(rng, colour, TEXTURE), self.unit))
                 region[window] |= cover >= 0.5
         if region.sum() >= MIN_PIXELS:
             everything = (slice(None), slice(None))
@@ -382,7 +385,7 @@ class _Scene:
                 if self._fits(window, mask, whole):
                     under = self.canvas[window][mask].mean(0)
                     colour = _apart(rng, under, 0.25 if rng.random() < 0.1 else rng.uniform(0.45, 0.7))
-                    texture = _texture(rng, cover.shape, colour, _near(rng, colour, 0.3), self.unit)
+                    texture = _texture(rng, cover.shape, colour, _near(rng, colour, TEXTURE), self.unit)
                     self._blend(window, cover, texture)
                     self._remember(label, window, mask, whole, (*centre, radius))
                     break

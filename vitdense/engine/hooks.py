@@ -1,7 +1,6 @@
 """Hooks of the training loop."""
 
 import random
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 
 from vitdense.registry import HOOKS
-from vitdense.weights.rename import CheckpointMismatchError
+from vitdense.weights.load import match_exactly
 
 
 def seed_everything(*keys: int) -> None:
@@ -58,22 +57,4 @@ class ExactLoadHook(Hook):
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        ours = model.state_dict()
-        theirs = checkpoint["state_dict"] if "state_dict" in checkpoint else checkpoint
-        theirs = {key.removeprefix("module."): value for key, value in theirs.items()}
-        other_shape = [key for key in ours.keys() & theirs.keys() if ours[key].shape != theirs[key].shape]
-        faults = {
-            "missing": [key for key in ours if key not in theirs],
-            "left over": [key for key in theirs if key not in ours],
-            "of another shape": sorted(other_shape),
-        }
-        faults = {
-            what: [key for key in keys if not any(re.fullmatch(pattern, key) for pattern in self.fresh)]
-            for what, keys in faults.items()
-        }
-        if any(faults.values()):
-            listed = "; ".join(f"{len(k)} {what}: {', '.join(k[:10])}" for what, k in faults.items() if k)
-            raise CheckpointMismatchError(
-                f"the checkpoint does not fit the model exactly: {listed}. Give the config it was trained with, or "
-                f"name what may stay fresh: custom_hooks=[dict(type='vitdense.ExactLoadHook', fresh=[...])]"
-            )
+        match_exactly(model, checkpoint.get("state_dict", checkpoint), self.fresh)

@@ -45,12 +45,14 @@ def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_
         cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
         if "base_batch_size" not in cfg.get("auto_scale_lr", {}):
-            raise ConfigError("--auto-scale-lr: the config has no auto_scale_lr.base_batch_size; add it, or drop the flag")
+            raise ConfigError(
+                "--auto-scale-lr: the config has no auto_scale_lr.base_batch_size; add it, or drop the flag"
+            )
         cfg.auto_scale_lr.enable = True
     if resume == "auto":
         resume = find_latest_checkpoint(cfg.work_dir)
     if resume is not None:
-        cfg.resume, cfg.load_from = True, _existing(resume)
+        cfg.resume, cfg.load_from = True, find_checkpoint(resume)
     if cfg.get("load_from"):
         # The checkpoint holds the backbone too; fetching its pretraining would be wasted.
         cfg.model.backbone.init_cfg = None
@@ -66,15 +68,25 @@ def test(cfg: Config, checkpoint: str) -> dict[str, float]:
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
-    cfg.load_from = _existing(checkpoint)
+    cfg.load_from = find_checkpoint(checkpoint)
     cfg.model.backbone.init_cfg = None
     check(cfg, ("test",))
     return Runner.from_cfg(cfg).test()
 
 
-def _existing(checkpoint: str) -> str:
-    if "://" not in checkpoint and not Path(checkpoint).is_file():
+def find_checkpoint(checkpoint: str) -> str:
+    """The path of a checkpoint file, or of the latest checkpoint in a work folder; addresses pass through.
+
+    Raises:
+        CheckpointNotFoundError: It is neither, or the folder holds none.
+    """
+    if "://" in checkpoint:
+        return checkpoint
+    path = Path(checkpoint)
+    latest = find_latest_checkpoint(path) if path.is_dir() else checkpoint
+    if latest is None or not Path(latest).is_file():
         raise CheckpointNotFoundError(
-            f"checkpoint {checkpoint} is not a file; train one with tools/train.py, or give the path of one"
+            f"checkpoint {latest or checkpoint} is not there; train one with tools/train.py, or give the path of a "
+            f"checkpoint or of a work folder that holds one"
         )
-    return checkpoint
+    return latest

@@ -25,9 +25,7 @@ class _CocoRules:
             f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
             f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
         )
-        return {
-            f"{metric}_{item}": 0.0 for metric in self.metrics for item in (self.metric_items or BOX_ITEMS)
-        }
+        return {f"{metric}_{item}": 0.0 for metric in self.metrics for item in (self.metric_items or BOX_ITEMS)}
 
 
 @METRICS.register_module()

@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -18,6 +19,15 @@ from vitdense.weights.sources import FRESH, SCHEMES, Scheme
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema")
 PREFIXES = ("backbone.bottom_up.", "backbone.", "module.")
 TABLE = "relative_position_bias_table"
+# Of numpy arrays and scalars: data, not code.
+_multiarray = np.core.multiarray if np.lib.NumpyVersion(np.__version__) < "2.0.0" else np._core.multiarray
+NUMPY_GLOBALS = (
+    _multiarray._reconstruct,
+    _multiarray.scalar,
+    np.ndarray,
+    np.dtype,
+    *{type(np.dtype(t)) for t in ("float64", "float32", "int64", "int32", "uint32", "uint8", "bool")},
+)
 
 
 class CheckpointNotFoundError(FileNotFoundError):
@@ -44,11 +54,12 @@ class LoadReport:
         )
 
 
-def read(checkpoint: str | Path) -> dict:
+def read(checkpoint: str | Path, allow: Sequence[type] = ()) -> dict:
     """Read a checkpoint file without running code from it.
 
     Args:
         checkpoint: Path to a ``.safetensors`` file or a torch file, or an ``https://`` address (cached by torch).
+        allow: Classes that may stand beside tensors, numbers and numpy arrays, such as mmengine's log buffers.
 
     Raises:
         CheckpointNotFoundError: No such file, or the address cannot be reached.
@@ -71,7 +82,8 @@ def read(checkpoint: str | Path) -> dict:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([*NUMPY_GLOBALS, *allow]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (UnpicklingError, EOFError, RuntimeError) as error:
         raise CheckpointMismatchError(
             f"{path} is not a checkpoint that can be read without running code from it ({error})"
@@ -147,13 +159,45 @@ def fit(key: str, value: Tensor, model: nn.Module, target: Tensor) -> Tensor:
     )
 
 
-def load_pretrained(model: nn.Module, checkpoint: str | Path | Mapping, prefix: str | None = None) -> LoadReport:
+def match_exactly(model: nn.Module, state: Mapping[str, Tensor], fresh: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The tensors of a state dict that fill a whole model (a detector, a segmentor) of the same names.
+
+    Args:
+        model: Not changed.
+        state: Tensors by name; a prefix ``module.`` of all is ignored.
+        fresh: Regular expressions of names that may be missing, left over or of another shape.
+
+    Raises:
+        CheckpointMismatchError: Anything else is; all are listed.
+    """
+    theirs = {key.removeprefix("module."): value for key, value in state.items()}
+    ours = model.state_dict()
+    faults = {
+        "missing": [key for key in ours if key not in theirs],
+        "left over": [key for key in theirs if key not in ours],
+        "of another shape": [key for key in ours if key in theirs and ours[key].shape != theirs[key].shape],
+    }
+    excused = {key for keys in faults.values() for key in keys if any(re.fullmatch(p, key) for p in fresh)}
+    faults = {what: [key for key in keys if key not in excused] for what, keys in faults.items()}
+    if any(faults.values()):
+        listed = "; ".join(f"{len(keys)} {what}: {', '.join(keys[:10])}" for what, keys in faults.items() if keys)
+        raise CheckpointMismatchError(
+            f"the checkpoint does not fit the model exactly: {listed}. Give the config it was trained with; to "
+            f"fine-tune, name what may stay fresh: custom_hooks=[dict(type='vitdense.ExactLoadHook', fresh=[...])]"
+        )
+    return {key: value for key, value in theirs.items() if key not in excused}
+
+
+def load_pretrained(
+    model: nn.Module, checkpoint: str | Path | Mapping, prefix: str | None = None, allow: Sequence[type] = ()
+) -> LoadReport:
     """Fill a backbone from a checkpoint of any known naming scheme, exactly.
 
     Args:
         model: Has a `family` of `vitdense.weights.sources.SCHEMES`. Changed only when everything fits.
         checkpoint: A path, an address, or what such a file holds.
         prefix: See `unwrap`.
+        allow: See `read`.
 
     Returns:
         What was loaded, resized, dropped and left fresh.
@@ -163,7 +207,7 @@ def load_pretrained(model: nn.Module, checkpoint: str | Path | Mapping, prefix: 
         CheckpointMismatchError: A key is unknown, missing, left over or of another shape.
     """
     source = "state dict" if isinstance(checkpoint, Mapping) else str(checkpoint)
-    state = unwrap(checkpoint if isinstance(checkpoint, Mapping) else read(checkpoint), prefix)
+    state = unwrap(checkpoint if isinstance(checkpoint, Mapping) else read(checkpoint, allow), prefix)
     scheme = detect(state, model.family)
     renamed, dropped = rename(state, scheme.rules)
     targets = model.state_dict()

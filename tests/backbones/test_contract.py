@@ -1,0 +1,161 @@
+"""What every backbone owes mmdet and mmseg. A new family is a new row of BACKBONES."""
+
+import pytest
+import torch
+from conftest import relative_error
+from torch import nn
+
+from vitdense.backbones import Swin
+
+BACKBONES = {
+    "swin": lambda **options: Swin(
+        {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}, **{"drop_path_rate": 0.0, **options}
+    ),
+    "swin, window 4x6, absolute position": lambda **options: Swin(
+        {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)},
+        **{"drop_path_rate": 0.0, "window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64, **options},
+    ),
+}
+every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
+
+
+def ceil_chain(size, strides):
+    """Sizes after a patch embedding and mergings that each round up."""
+    out, previous = [], 1
+    for stride in strides:
+        step, previous = stride // previous, stride
+        size = [-(-n // step) for n in size]
+        out.append(tuple(size))
+    return out
+
+
+@every
+@pytest.mark.parametrize("size", [(64, 64), (72, 104), (97, 61), (31, 33)])
+def test_declared_channels_and_strides(make, size):
+    model = make().eval()
+    with torch.no_grad():
+        outs = model(torch.randn(2, 3, *size))
+    assert isinstance(outs, tuple)
+    assert [tuple(out.shape) for out in outs] == [
+        (2, c, *s) for c, s in zip(model.out_channels, ceil_chain(size, model.out_strides), strict=True)
+    ]
+    assert all(out.is_contiguous() for out in outs)
+
+
+@every
+@pytest.mark.parametrize("frozen_stages", [-1, 0, 2])
+def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_stages):
+    model = make(frozen_stages=frozen_stages, out_indices=(1, 2, 3)).train()
+    sum(out.square().mean() for out in model(torch.randn(1, 3, 72, 104))).backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        if parameter.requires_grad:
+            assert parameter.grad.isfinite().all(), name
+
+
+@every
+def test_frozen_stages_in_mmdets_sense(make):
+    """Stem, then whole stages with their merging and output norm; from the constructor on; train() returns self."""
+    model = make(frozen_stages=2, drop_path_rate=0.5)
+    assert model.train() is model
+    for name, parameter in model.named_parameters():
+        frozen = name.startswith(("patch_embed.", "absolute_pos_embed.", "stages.0.", "stages.1.", "norm0.", "norm1."))
+        assert parameter.requires_grad is not frozen, name
+    assert not any(m.training for m in model.stages[1].modules())
+    assert all(m.training for m in model.stages[2].modules())
+    x = torch.randn(4, 3, 64, 64)
+    assert torch.equal(model(x)[1], model(x)[1])  # no drop path in frozen stages
+    assert not torch.equal(model(x)[2], model(x)[2])
+    model.eval()
+    assert not model.training
+
+
+@every
+def test_batch_rows_are_independent(make):
+    model = make().eval()
+    x = torch.randn(3, 3, 72, 104)
+    with torch.no_grad():
+        together, alone = model(x), model(x[1:2])
+    for a, b in zip(together, alone):
+        assert relative_error(a[1:2], b) < 1e-5
+
+
+@every
+def test_an_output_index_does_not_change_the_others(make):
+    torch.manual_seed(0)
+    some, every_one = make(out_indices=(3,)).eval(), make().eval()
+    every_one.load_state_dict(some.state_dict(), strict=False)
+    x = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        assert torch.equal(some(x)[0], every_one(x)[3])
+
+
+@every
+def test_sizes_can_alternate(make):
+    """A, B, A in one process: nothing of a size may stick."""
+    model = make().eval()
+    a, b = torch.randn(1, 3, 64, 128), torch.randn(1, 3, 128, 64)  # the same area
+    with torch.no_grad():
+        first, _, again = model(a), model(b), model(a)
+    assert all(torch.equal(p, q) for p, q in zip(first, again))
+
+
+@every
+@pytest.mark.parametrize("frozen_stages", [-1, 1])
+def test_checkpointing_changes_nothing(make, frozen_stages):
+    plain, saving = (make(with_cp=cp, frozen_stages=frozen_stages).train() for cp in (False, True))
+    saving.load_state_dict(plain.state_dict())
+    x = torch.randn(1, 3, 72, 104)
+    for model in (plain, saving):
+        sum(out.square().mean() for out in model(x)).backward()
+    for (name, p), q in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(q.grad, p.grad, msg=name)
+
+
+@every
+def test_bfloat16_agrees_with_float32(make):
+    model = make().eval()
+    x = torch.randn(1, 3, 72, 104)
+    with torch.no_grad():
+        want = model(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = model(x)
+    for a, b in zip(got, want):
+        assert relative_error(a.float(), b) < 0.05
+
+
+@every
+def test_state_dict_round_trip(make):
+    a, b = make().eval(), make().eval()
+    b.load_state_dict(a.state_dict(), strict=True)
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert all(torch.equal(p, q) for p, q in zip(a(x), b(x)))
+
+
+@every
+def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
+    model = make()
+    assert {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)} == {1e-5}
+    stds = [m.weight.std() for m in model.modules() if isinstance(m, nn.Linear)]
+    assert max(stds) < 0.025
+    assert min(stds) > 0.015
+
+
+@pytest.mark.parametrize("scope", ["mmdet", "mmseg"])
+def test_resolves_by_scope_from_mmdet_and_mmseg_without_another_import(scope, repo):
+    """In a fresh process: only the framework's registry is imported before `build`."""
+    import subprocess
+    import sys
+
+    pytest.importorskip(scope)
+    code = (
+        f"from {scope}.registry import MODELS; "
+        "m = MODELS.build(dict(type='vitdense.Swin', arch=dict(embed_dims=8, depths=(1, 1), num_heads=(1, 1)), "
+        "out_indices=(0, 1))); print(type(m).__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repo)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("vitdense.backbones.swin")

@@ -1,0 +1,182 @@
+import json
+import math
+
+import pytest
+import torch
+from conftest import relative_error
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from vitdense.backbones import Swin
+from vitdense.backbones.swin import BlockSpec, WindowAttention, plan
+from vitdense.backbones.variants import SWIN, SwinArch
+from vitdense.layers.windows import Grid, shift_mask
+from vitdense.report import num_params
+from vitdense.weights.load import load_pretrained
+
+NANO = {"embed_dims": 16, "depths": (2, 2, 4, 2), "num_heads": (1, 2, 4, 8)}
+
+
+def mmdet_twin(arch, **options):
+    """mmdet's Swin with random weights and ours filled from it through the production rename table."""
+    swin = pytest.importorskip("mmdet.models.backbones").SwinTransformer
+    sizes = SWIN[arch] if isinstance(arch, str) else SwinArch(**arch)
+    theirs = swin(embed_dims=sizes.embed_dims, depths=sizes.depths, num_heads=sizes.num_heads)
+    for parameter in theirs.parameters():  # norms and biases too: 1 and 0 would hide a swap
+        torch.nn.init.normal_(parameter, std=0.05)
+    ours = Swin(arch, **options)
+    report = load_pretrained(ours, theirs.state_dict())
+    assert report.scheme == "mmdet"
+    assert report.share == 1
+    return theirs.eval(), ours.eval()
+
+
+@pytest.mark.parametrize("size", [(224, 224), (256, 320), (97, 131), (31, 33)])
+def test_parity_with_mmdet(size):
+    theirs, ours = mmdet_twin(NANO)
+    x = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        errors = [relative_error(a, b) for a, b in zip(ours(x), theirs(x), strict=True)]
+    assert max(errors) < 1e-5, errors
+
+
+@pytest.mark.parametrize("size", [(224, 224), (256, 320), (799, 1333)])
+def test_parity_with_mmdet_full_size(size):
+    theirs, ours = mmdet_twin("tiny")
+    x = torch.randn(1, 3, *size)
+    with torch.no_grad():
+        errors = [relative_error(a, b) for a, b in zip(ours(x), theirs(x), strict=True)]
+    print(f"swin tiny {size[0]}x{size[1]}: relative error per stage", ", ".join(f"{e:.1e}" for e in errors))
+    assert max(errors) < 1e-5, errors
+
+
+@pytest.mark.parametrize("name", ["swin_dense_official", "swin_dense_official_ape_w12", "swin_detectron2"])
+def test_golden_tensors_of_the_authors(shared_data, name):
+    path = shared_data / "golden" / f"{name}.safetensors"
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["config"])
+    swin = Swin(
+        NANO,
+        window_size=config["window_size"],
+        absolute_position=config.get("ape", False),
+        pretrain_img_size=config.get("pretrain_img_size", 224),
+    ).eval()
+    state = {key.removeprefix("sd."): value for key, value in tensors.items() if key.startswith("sd.")}
+    report = load_pretrained(swin, state)
+    assert report.share == 1
+    inputs = [key for key in tensors if key.startswith("in.")]
+    assert inputs
+    for key in inputs:
+        i = key.removeprefix("in.")
+        with torch.no_grad():
+            outs = swin(tensors[key])
+        errors = [relative_error(out, tensors[f"out.{i}.{j}"]) for j, out in enumerate(outs)]
+        assert max(errors) < 1e-5, (key, errors)
+
+
+def brute_force_attention(attention, x, size):
+    """Shifted window attention written from the definition, query by query, in float64."""
+    spec, table = attention.spec, attention.bias.relative_position_bias_table.double()
+    (h, w), (wh, ww), (sh, sw), heads = size, spec.window, spec.shift, spec.num_heads
+    hp, wp, d = -(-h // wh) * wh, -(-w // ww) * ww, spec.dim // spec.num_heads
+    padded = torch.zeros(hp, wp, spec.dim, dtype=torch.float64)
+    padded[:h, :w] = x[0]
+    weight, bias = attention.qkv.weight.double(), attention.qkv.bias.double()
+    qkv = (padded @ weight.T + bias).view(hp, wp, 3, heads, d)
+
+    def place(y, n, window, shift):  # of a padded row or column: window, position inside it, band after the roll
+        rolled = (y - shift) % n
+        return rolled // window, rolled % window, (rolled >= n - window) + (rolled >= n - shift)
+
+    out = torch.zeros(h, w, heads, d, dtype=torch.float64)
+    for y in range(h):
+        for z in range(w):
+            (wy, py, by), (wz, pz, bz) = place(y, hp, wh, sh), place(z, wp, ww, sw)
+            keys = [
+                (ky, kz)
+                for ky in range(hp)
+                for kz in range(wp)
+                if place(ky, hp, wh, sh)[0] == wy and place(kz, wp, ww, sw)[0] == wz
+            ]
+            for head in range(heads):
+                logits = []
+                for ky, kz in keys:
+                    _, ry, cy = place(ky, hp, wh, sh)
+                    _, rz, cz = place(kz, wp, ww, sw)
+                    row = (py - ry + wh - 1) * (2 * ww - 1) + pz - rz + ww - 1
+                    mask = 0 if not (sh or sw) or (cy, cz) == (by, bz) else -100
+                    dot = qkv[y, z, 0, head] @ qkv[ky, kz, 1, head]
+                    logits.append(dot / math.sqrt(d) + table[row, head] + mask)
+                share = torch.stack(logits).softmax(0)
+                out[y, z, head] = sum(s * qkv[ky, kz, 2, head] for s, (ky, kz) in zip(share, keys))
+    return out.flatten(2) @ attention.proj.weight.double().T + attention.proj.bias.double()
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (1, 1)])
+@pytest.mark.parametrize("size", [(6, 6), (5, 7), (3, 3)])
+def test_window_attention_is_the_definition(size, shift):
+    spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(3, 3), shift=shift, drop_path=0.0)
+    attention = WindowAttention(spec, qkv_bias=True, relative_bias=True).double()
+    torch.nn.init.normal_(attention.qkv.bias)  # what padded keys consist of
+    torch.nn.init.normal_(attention.bias.relative_position_bias_table)
+    x = torch.randn(1, *size, 4, dtype=torch.float64)
+    mask = shift_mask(Grid(size, spec.window, shift), x.dtype, x.device) if any(shift) else None
+    with torch.no_grad():
+        torch.testing.assert_close(attention(x, mask)[0], brute_force_attention(attention, x, size))
+
+
+def test_plan_is_the_table_of_the_paper():
+    blocks = plan(SWIN["tiny"], (7, 7), drop_path_rate=0.2)
+    assert [b.dim for b in blocks] == [96] * 2 + [192] * 2 + [384] * 6 + [768] * 2
+    assert {b.dim // b.num_heads for b in blocks} == {32}
+    assert [b.shift for b in blocks] == [(0, 0), (3, 3)] * 6
+    assert blocks[0].drop_path == 0
+    assert blocks[-1].drop_path == pytest.approx(0.2)
+    assert [b.drop_path for b in blocks] == pytest.approx(torch.linspace(0, 0.2, 12).tolist())
+    assert plan(SWIN["tiny"], (12, 12), 0.2)[1].shift == (6, 6)
+    assert not any(any(b.shift) for b in plan(SWIN["tiny"], (7, 7), 0.2, shift=False))
+
+
+@pytest.mark.parametrize(
+    ("arch", "millions"), [("tiny", 27.521), ("small", 48.839), ("base", 86.745), ("large", 194.998)]
+)
+def test_published_parameter_counts(arch, millions):
+    with torch.device("meta"):
+        assert num_params(Swin(arch)) / 1e6 == pytest.approx(millions, abs=5e-4)
+
+
+def test_ablations_of_table_4():
+    x = torch.randn(1, 3, 70, 100)
+    keys = {name: set(Swin(NANO, **options).state_dict()) for name, options in {
+        "plain": {}, "no bias": {"relative_bias": False}, "absolute": {"absolute_position": True},
+    }.items()}  # fmt: skip
+    assert keys["absolute"] - keys["plain"] == {"absolute_pos_embed.table"}
+    assert all("bias_table" in key for key in keys["plain"] - keys["no bias"])
+    torch.manual_seed(1)
+    with torch.no_grad():
+        plain = Swin(NANO).eval()
+        still = Swin(NANO, shift=False).eval()
+        still.load_state_dict(plain.state_dict())
+        assert not torch.equal(plain(x)[3], still(x)[3])
+        assert Swin(NANO, relative_bias=False).eval()(x)[3].isfinite().all()
+        assert Swin(NANO, absolute_position=True, pretrain_img_size=(64, 96)).eval()(x)[3].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"arch": "huge"}, "tiny, small, base, large"),
+        ({"arch": {"embed_dims": 16, "depths": (2,)}}, "expected exactly embed_dims, depths, num_heads"),
+        ({"arch": {"embed_dims": 16, "depths": (2,), "num_heads": (3,)}}, "16 channels, which 3 heads do not divide"),
+        ({"arch": {"embed_dims": 16, "depths": (2, 2), "num_heads": (1,)}}, "same number of stages"),
+        ({"window_size": 0}, "window_size"),
+        ({"window_size": (7, 7, 7)}, "window_size"),
+        ({"out_indices": (0, 4)}, "stages from 0 to 3"),
+        ({"out_indices": ()}, "out_indices"),
+        ({"frozen_stages": 5}, "frozen_stages"),
+    ],
+)
+def test_bad_arguments_say_what_is_expected(options, message):
+    with pytest.raises(ValueError, match=message):
+        Swin(**{"arch": NANO, **options})

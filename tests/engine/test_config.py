@@ -1,0 +1,24 @@
+import pytest
+
+from vitdense.engine.config import ConfigError, load_config
+
+
+def test_data_root_moves_every_path_under_it(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"data_root": "/mnt/coco"})
+    assert cfg.train_dataloader.dataset.data_root == "/mnt/coco/"
+    assert cfg.test_dataloader.dataset.data_root == "/mnt/coco/"
+    assert cfg.val_evaluator.ann_file == "/mnt/coco/annotations/instances_val2017.json"
+    assert "data/coco" not in cfg.pretty_text
+
+
+def test_options_and_work_dir(repo, tmp_path):
+    path = repo / "configs/cascade_swin_t_coco.py"
+    cfg = load_config(path, {"train_dataloader.batch_size": 7})
+    assert cfg.train_dataloader.batch_size == 7
+    assert cfg.work_dir == "work_dirs/cascade_swin_t_coco"
+    assert load_config(path, work_dir=str(tmp_path)).work_dir == str(tmp_path)
+
+
+def test_a_missing_config_lists_its_neighbours(repo):
+    with pytest.raises(ConfigError, match=r"cascade_swin_x_coco\.py is not a file; .*cascade_swin_t_coco\.py"):
+        load_config(repo / "configs/cascade_swin_x_coco.py")

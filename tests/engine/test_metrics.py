@@ -1,0 +1,101 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+from pycocotools import mask as rle
+
+from vitdense.engine.metrics import CocoMetric, FasterCocoMetric
+
+SIZE = 64
+CLASSES = ("a", "b")
+
+
+def box_mask(x, y, w, h):
+    mask = np.zeros((SIZE, SIZE), np.uint8)
+    mask[y : y + h, x : x + w] = 1
+    return mask
+
+
+@pytest.fixture
+def ground_truth(tmp_path):
+    """Six images with two to four objects and a crowd."""
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for i in range(6):
+        images.append({"id": i, "file_name": f"{i}.jpg", "height": SIZE, "width": SIZE})
+        for n in range(2 + i % 3):
+            x, y = (int(v) for v in rng.integers(0, 40, 2))
+            w, h = (int(v) for v in rng.integers(8, 24, 2))
+            coded = rle.encode(np.asfortranarray(box_mask(x, y, w, h)))
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": i,
+                    "category_id": int(rng.integers(1, 3)),
+                    "bbox": [x, y, w, h],
+                    "area": w * h,
+                    "iscrowd": int(i == 5 and n == 0),
+                    "segmentation": {"size": coded["size"], "counts": coded["counts"].decode()},
+                }
+            )
+    path = tmp_path / "gt.json"
+    categories = [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)]
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    return path, annotations
+
+
+def predictions(annotations, image_ids, noise):
+    """Every object once, shifted by up to `noise` pixels, and a false one, as a detector hands them to a metric."""
+    rng = np.random.default_rng(1)
+    for i in image_ids:
+        boxes, labels, masks = [], [], []
+        for a in [a for a in annotations if a["image_id"] == i] if noise is not None else []:
+            x, y, w, h = a["bbox"]
+            x, y = (int(np.clip(v + rng.integers(-noise, noise + 1), 0, SIZE - 8)) for v in (x, y))
+            boxes.append([x, y, x + w, y + h])
+            labels.append(a["category_id"] - 1)
+            masks.append(box_mask(x, y, w, h))
+        if noise:
+            boxes, labels, masks = [*boxes, [1, 1, 30, 30]], [*labels, 0], [*masks, box_mask(1, 1, 29, 29)]
+        yield {
+            "img_id": i,
+            "ori_shape": (SIZE, SIZE),
+            "pred_instances": {
+                "bboxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+                "scores": torch.tensor(rng.random(len(boxes)), dtype=torch.float32),
+                "labels": torch.tensor(labels, dtype=torch.long),
+                "masks": torch.tensor(np.array(masks), dtype=torch.bool).reshape(-1, SIZE, SIZE),
+            },
+        }
+
+
+def evaluate(kind, ground_truth, image_ids, noise):
+    path, annotations = ground_truth
+    metric = kind(ann_file=str(path), metric=["bbox", "segm"])
+    metric.dataset_meta = {"classes": CLASSES}
+    for sample in predictions(annotations, image_ids, noise):
+        metric.process({}, [sample])
+    return metric.evaluate(len(image_ids))
+
+
+def test_both_metrics_give_the_same_numbers(ground_truth):
+    fast, reference = (evaluate(kind, ground_truth, range(6), noise=4) for kind in (FasterCocoMetric, CocoMetric))
+    assert fast.keys() == reference.keys()
+    assert fast == pytest.approx(reference, abs=1e-9)
+    assert 0.05 < fast["coco/bbox_mAP"] < 0.9  # neither trivial
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_nothing_predicted_is_zero_with_all_keys(kind, ground_truth):
+    nothing = evaluate(kind, ground_truth, range(6), noise=None)
+    assert nothing.keys() == evaluate(kind, ground_truth, range(6), noise=4).keys()
+    assert set(nothing.values()) == {0.0}
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_a_subset_is_scored_against_its_own_images(kind, ground_truth):
+    """Perfect predictions on two of six images: AP 1, not a third."""
+    assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0

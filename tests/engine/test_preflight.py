@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+from vitdense.engine.config import ConfigError, load_config
+from vitdense.engine.preflight import check
+
+pytest.importorskip("mmdet")
+NAMES = ("cat", "dog", "red fox")
+
+
+@pytest.fixture
+def cfg(repo, tmp_path):
+    """A COCO config whose data set has three classes and is on disk."""
+    for split in ("train", "val"):
+        (tmp_path / f"{split}2017").mkdir()
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        content = {"images": [], "annotations": [], "categories": [{"id": i, "name": n} for i, n in enumerate(NAMES)]}
+        (tmp_path / f"annotations/instances_{split}2017.json").write_text(json.dumps(content))
+    options = {"data_root": str(tmp_path)}
+    for split in ("train", "val", "test"):
+        options[f"{split}_dataloader.dataset.metainfo"] = {"classes": NAMES}
+    cfg = load_config(repo / "configs/mask_rcnn_swin_t_coco.py", options)
+    cfg.model.roi_head.bbox_head.num_classes = cfg.model.roi_head.mask_head.num_classes = 3
+    return cfg
+
+
+def test_a_good_config_passes(cfg):
+    check(cfg, ("train", "val", "test"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (("cat", "dog", "redfox"), "1 of 3 classes are not categories.*'redfox' .did you mean 'red fox'"),
+        (("dog", "cat", "red fox"), "another order.*'cat', 'dog', 'red fox'"),
+        (("cat", "dog"), r"the data set has 2 classes, but model\.roi_head\.bbox_head\.num_classes is 3"),
+    ],
+)
+def test_classes_that_do_not_match(cfg, classes, message):
+    cfg.train_dataloader.dataset.metainfo.classes = classes
+    with pytest.raises(ConfigError, match=message):
+        check(cfg, ("train",))
+
+
+def test_every_head_of_a_cascade_is_checked(repo):
+    cfg = load_config(repo / "configs/cascade_swin_nano_shapes.py")
+    check(cfg, ("train", "val"))
+    cfg.model.roi_head.bbox_head[1].num_classes = 9
+    with pytest.raises(ConfigError, match=r"bbox_head\[1\]\.num_classes is 9; set it to 8"):
+        check(cfg, ("train",))
+
+
+@pytest.mark.parametrize("gone", ["train2017", "annotations/instances_train2017.json"])
+def test_missing_data_says_what_was_looked_for_and_how_to_put_it_there(cfg, tmp_path, gone):
+    (tmp_path / gone).rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=rf"{gone} is not there; .*--cfg-options data_root="):
+        check(cfg, ("train",))
+    check(cfg, ("val",))
+
+
+def test_data_sets_inside_wrappers_are_checked(cfg):
+    cfg.train_dataloader.dataset = dict(type="RepeatDataset", times=2, dataset=cfg.train_dataloader.dataset)
+    check(cfg, ("train",))
+    cfg.train_dataloader.dataset.dataset.ann_file = "nothing.json"
+    with pytest.raises(ConfigError, match="nothing.json"):
+        check(cfg, ("train",))
+
+
+def test_an_annotation_file_that_is_none(cfg, tmp_path):
+    (tmp_path / "annotations/instances_val2017.json").write_text("[1, 2]")
+    with pytest.raises(ConfigError, match="not a COCO annotation file"):
+        check(cfg, ("val",))

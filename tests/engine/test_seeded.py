@@ -1,0 +1,57 @@
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmcv")
+from vitdense.datasets.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, SeedFromSample
+from vitdense.engine.hooks import seed_everything
+
+
+def test_an_index_is_an_int_that_survives_the_way_to_a_worker():
+    index = pickle.loads(pickle.dumps(SeededIndex(5, (3, 77))))
+    assert index == 5
+    assert isinstance(index, int)
+    assert index.key == (3, 77)
+
+
+def test_infinite_sampler_continues_where_it_was_skipped_to():
+    whole, resumed = (SeededInfiniteSampler(range(7), seed=3) for _ in range(2))
+    stream = [next(it) for it in [iter(whole)] for _ in range(20)]
+    resumed.skip(9)
+    rest = [next(it) for it in [iter(resumed)] for _ in range(11)]
+    assert rest == stream[9:]
+    assert [i.key for i in rest] == [i.key for i in stream[9:]]
+    assert len({i.key for i in stream}) == 20
+
+
+def test_epoch_sampler_draws_another_seed_every_epoch():
+    sampler = SeededEpochSampler(range(5), seed=1)
+    keys = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        keys += [i.key for i in sampler]
+    assert len(set(keys)) == 15
+
+
+def draws():
+    return random.random(), np.random.rand(), float(torch.rand(()))
+
+
+def test_the_transform_makes_augmentation_a_function_of_the_draw():
+    seed = SeedFromSample()
+    a = [draws() for key in ((1, 2), (1, 3), (1, 2)) if seed.transform({"sample_idx": SeededIndex(0, key)})]
+    assert a[0] == a[2]
+    assert all(x != y for x, y in zip(a[0], a[1]))
+    with pytest.raises(ValueError, match="SeededEpochSampler"):
+        seed.transform({"sample_idx": 4})
+
+
+def test_seed_everything_separates_keys():
+    seen = set()
+    for keys in ((0, 1), (1, 0), (0, 0), (1, 1)):
+        seed_everything(*keys)
+        seen.add(draws())
+    assert len(seen) == 4

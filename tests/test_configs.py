@@ -1,0 +1,51 @@
+"""Every shipped config loads, builds and passes the checks that need no data."""
+
+import pytest
+import torch
+from conftest import REPO
+
+from vitdense.engine.build import build_model
+from vitdense.engine.config import load_config
+
+pytest.importorskip("mmdet")
+CONFIGS = sorted(REPO.glob("configs/*.py"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_config_builds_and_neck_fits_the_backbone(path):
+    cfg = load_config(path)
+    with torch.device("meta"):
+        model = build_model(cfg).eval()
+        maps = model.extract_feat(torch.empty(1, 3, 97, 161))
+    assert list(model.backbone.out_channels) == cfg.model.neck.in_channels
+    assert len(maps) == cfg.model.neck.num_outs
+    assert cfg.custom_imports.imports[0] == "vitdense"  # before anything that imports mmcv.ops
+    assert cfg.model.data_preprocessor.bgr_to_rgb
+    assert cfg.model.data_preprocessor.mean == [123.675, 116.28, 103.53]
+
+
+@pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("cascade_swin")], ids=lambda path: path.stem)
+def test_cascade_recipe_of_the_swin_authors(path):
+    roi_head = load_config(path).model.roi_head
+    assert [head.bbox_coder.target_stds[0] for head in roi_head.bbox_head] == [0.1, 0.05, 0.033]
+    for head in roi_head.bbox_head:
+        assert not head.reg_class_agnostic
+        assert head.reg_decoded_bbox
+        assert head.loss_bbox == {"type": "GIoULoss", "loss_weight": 10.0}
+        assert head.norm_cfg.type == "SyncBN"
+
+
+def test_schedule_and_decay_of_the_coco_configs():
+    from mmengine.optim import build_optim_wrapper
+
+    cfg = load_config(REPO / "configs/cascade_swin_t_coco.py")
+    assert cfg.train_cfg.max_epochs == 36
+    assert cfg.param_scheduler[1].milestones == [27, 33]
+    assert cfg.auto_scale_lr.base_batch_size == 16
+    cfg.model.backbone.arch = "tiny"
+    model = build_model(cfg)
+    groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    for name, p in model.backbone.named_parameters():
+        expected = 0 if "norm" in name or "relative_position_bias_table" in name else 0.05
+        assert decay[id(p)] == expected, name

@@ -1,0 +1,65 @@
+import pytest
+import torch
+from torch import nn
+
+from vitdense.engine.build import build_model
+from vitdense.engine.config import load_config
+from vitdense.report import Row, alternate, count, macs, median_ratio, peak_memory, table
+
+
+def test_macs_of_a_linear_layer_a_convolution_and_attention():
+    x = torch.empty(2, 10, 8, device="meta")
+    linear = nn.Linear(8, 4, device="meta")
+    assert macs(lambda: linear(x))[1] == 2 * 10 * 8 * 4
+    conv = nn.Conv2d(3, 5, 3, padding=1, device="meta")
+    assert macs(lambda: conv(torch.empty(1, 3, 6, 7, device="meta")))[1] == 6 * 7 * 5 * 3 * 9
+    q = torch.empty(2, 3, 10, 4, device="meta")
+    assert macs(lambda: nn.functional.scaled_dot_product_attention(q, q, q))[1] == 2 * (2 * 3 * 10 * 10 * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "params_m", "gmacs"),
+    [
+        ("cascade_swin_t_coco", 85.63, 744.8),
+        ("cascade_swin_s_coco", 106.95, 836.8),
+        ("cascade_swin_b_coco", 144.98, 981.3),
+        ("mask_rcnn_swin_t_coco", 47.8, 266.5),
+    ],
+)
+def test_published_totals_at_800x1280(repo, name, params_m, gmacs):
+    pytest.importorskip("mmdet")
+    with torch.device("meta"):
+        model = build_model(load_config(repo / f"configs/{name}.py")).eval()
+    rows = count(model, (800, 1280))
+    assert rows[0].name == "backbone"
+    assert sum(row.params for row in rows) == sum(p.numel() for p in model.parameters())
+    assert sum(row.params for row in rows) / 1e6 == pytest.approx(params_m, abs=0.05)
+    assert sum(row.macs for row in rows) / 1e9 == pytest.approx(gmacs, rel=0.005)
+
+
+def test_table_ends_with_the_total():
+    lines = table([Row("backbone", 1_500_000, 2 * 10**9), Row("neck", 500_000, 10**9)]).splitlines()
+    assert lines[-1].split() == ["total", "2.000", "3.00"]
+
+
+def test_alternate_runs_each_once_per_round_after_the_warm_up():
+    calls = []
+    seconds = alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3, warmup=1)
+    assert calls == ["a", "b"] * 4
+    assert {name: len(s) for name, s in seconds.items()} == {"a": 3, "b": 3}
+    assert median_ratio({"a": [1.0, 2.0, 4.0], "b": [2.0, 2.0, 4.0]}, "a", "b") == 1.0
+
+
+def test_peak_memory_counts_what_is_alive_at_once():
+    def function():
+        a = torch.ones(1000, 1000)  # 4 MB
+        del a
+        b = torch.ones(1000, 1000)
+        return b + b  # 8 MB alive
+
+    assert peak_memory(function, "cpu") == pytest.approx(8e6, rel=0.01)
+
+
+def test_a_model_without_backbone_is_refused():
+    with pytest.raises(ValueError, match="Linear has no backbone"):
+        count(nn.Linear(1, 1), (32, 32))

@@ -1,0 +1,168 @@
+"""The tools as a user runs them, on a handful of tiny images, in processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPO
+
+pytest.importorskip("mmdet")
+
+# The demo's config, made tiny: 12 + 4 images of 96 pixels, six iterations.
+CONFIG = "configs/cascade_swin_nano_shapes.py"
+SHRINK = """
+_base_ = {base!r}
+draw = dict(num_train=12, num_val=4, image_size=(96, 96))
+data_root = {root!r}
+train_dataloader = dict(batch_size=2, dataset=dict(data_root=data_root, draw=draw))
+val_dataloader = dict(batch_size=2, dataset=dict(data_root=data_root, draw=draw))
+test_dataloader = val_dataloader
+val_evaluator = dict(ann_file=data_root + "annotations/instances_val.json")
+test_evaluator = val_evaluator
+train_cfg = dict(max_iters=6, val_interval=6)
+param_scheduler = [dict(type="LinearLR", start_factor=0.1, by_epoch=False, begin=0, end=6)]
+default_hooks = dict(checkpoint=dict(interval=3, save_best="coco/bbox_mAP"), logger=dict(interval=1))
+model = dict(backbone=dict(drop_path_rate=0.3))  # so that resuming must restore the randomness of the model too
+"""
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+
+
+def tool(name, *args, status=0):
+    done = subprocess.run(
+        [sys.executable, str(REPO / "tools" / f"{name}.py"), *map(str, args)],
+        capture_output=True,
+        text=True,
+        cwd=REPO,
+        env=environment(),
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    """A config beside which everything of this module lies."""
+    folder = tmp_path_factory.mktemp("tiny")
+    config = folder / "tiny.py"
+    config.write_text(SHRINK.format(base=str(REPO / CONFIG), root=f"{folder}/shapes/"))
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(tiny) -> Path:
+    """Work folder of an uninterrupted run."""
+    done = tool("train", tiny, "--work-dir", tiny.parent / "whole")
+    assert "eta:" in done.stdout + done.stderr
+    assert "coco/bbox_mAP:" in done.stdout + done.stderr
+    return tiny.parent / "whole"
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    from mmengine.logging import HistoryBuffer
+
+    from vitdense.weights.load import read
+
+    return read(path, allow=(HistoryBuffer,))["state_dict"]
+
+
+def test_a_killed_and_resumed_run_reaches_the_same_weights_bit_for_bit(tiny, trained):
+    folder = tiny.parent / "killed"
+    run = subprocess.Popen(
+        [sys.executable, "tools/train.py", str(tiny), "--work-dir", str(folder)],
+        cwd=REPO,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (folder / "last_checkpoint").exists():  # written right after iteration 3 of 6, within the first pass
+        assert run.poll() is None, "training ended before its first checkpoint"
+        time.sleep(0.002)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert not (folder / "iter_6.pth").exists()
+    done = tool("train", tiny, "--work-dir", folder, "--resume")
+    assert "resumed epoch: 0, iter: 3" in done.stdout + done.stderr
+    want, got = weights(trained / "iter_6.pth"), weights(folder / "iter_6.pth")
+    assert want.keys() == got.keys()
+    assert [key for key in want if not torch.equal(want[key], got[key])] == []
+    start = weights(trained / "iter_3.pth")
+    assert not all(torch.equal(want[key], start[key]) for key in want)  # it did go on
+
+
+def test_test_reports_box_and_mask_ap_also_where_nothing_is_found(tiny, trained):
+    out = tiny.parent / "metrics.json"
+    options = ["--cfg-options", "model.test_cfg.rcnn.score_thr=1.1"]
+    done = tool("test", tiny, trained, "--work-dir", tiny.parent / "test", "--out", out, *options)
+    assert json.loads(out.read_text())["coco/bbox_mAP"] == 0.0
+    assert "coco/segm_mAP" in done.stdout
+    assert "no box was predicted" in done.stdout + done.stderr
+
+
+def test_predict_writes_pictures_and_coco_json(tiny, trained):
+    from pycocotools.coco import COCO
+
+    images = sorted((tiny.parent / "shapes/val").glob("*.jpg"))[:2]
+    out = tiny.parent / "pictures"
+    options = ["--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]
+    tool("predict", tiny, trained / "iter_6.pth", *images, "--out-dir", out, *options)
+    assert sorted(p.name for p in out.iterdir()) == [*(p.name for p in images), "predictions.json"]
+    assert all((out / p.name).stat().st_size > 1000 for p in images)
+    coco = COCO(str(out / "predictions.json"))
+    assert [image["file_name"] for image in coco.dataset["images"]] == [p.name for p in images]
+    assert {category["name"] for category in coco.dataset["categories"]} >= {"disc", "crescent"}
+    annotations = coco.dataset["annotations"]
+    assert annotations
+    for a in annotations:
+        assert 0 <= a["score"] <= 1
+        assert coco.annToMask(a).shape == (96, 96)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["train", "{tiny}", "--cfg-options", "model.roi_head.mask_head.num_classes=7"], "num_classes is 7"),
+        (["train", "configs/cascade_swin_t_coco.py", "--cfg-options", "data_root=/nowhere"], "/nowhere/annotations"),
+        (["train", "{tiny}", "--resume", "nothing.pth"], "checkpoint nothing.pth is not there"),
+        (["test", "{tiny}", "nothing.pth"], "checkpoint nothing.pth is not there"),
+        (["predict", "{tiny}", "{trained}", "nothing.jpg"], "1 of 1 images are not files: nothing.jpg"),
+        (["test", "configs/nothing.py", "x.pth"], "nothing.py is not a file"),
+    ],
+    ids=["classes", "data", "resume", "checkpoint", "image", "config"],
+)
+def test_what_a_user_can_mend_ends_in_one_message(tiny, trained, command, message):
+    name, *args = [part.format(tiny=tiny, trained=trained) for part in command]
+    done = tool(name, *args, "--work-dir", tiny.parent / "wrong", status=2)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny, trained):
+    options = ["--cfg-options", "model.backbone.relative_bias=False"]
+    done = tool("test", tiny, trained, "--work-dir", tiny.parent / "wrong", *options, status=2)
+    assert "left over: backbone.stages.0.blocks.0.attn.bias.relative_position_bias_table" in done.stderr
+
+
+def test_flops_prints_a_table_or_json():
+    done = tool("flops", CONFIG, "--shape", 256, 256, "--json")
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert result["backbone"]["gmacs"] < result["gmacs"]
+    assert result["backbone"]["params_m"] < result["params_m"]
+    assert tool("flops", CONFIG).stdout.strip().splitlines()[-1].startswith("total")
+
+
+def test_benchmark_compares_with_a_peer():
+    done = tool("benchmark", "--shape", 64, 96, "--rounds", 1, "--threads", 1, "--json")
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [r["mode"] for r in results] == ["eval", "train"]
+    assert all(r["times_faster"] > 0 and set(r["peak_mib"]) == {"vitdense", "mmdet"} for r in results)

@@ -1,0 +1,29 @@
+"""Detect on images: pictures with boxes, masks and scores, and COCO-format JSON."""
+
+from pathlib import Path
+
+import torch
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.engine.arguments import config_of, make_parser
+from vitdense.engine.launch import clear_errors, find_checkpoint
+from vitdense.engine.predict import predict
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("checkpoint", help="checkpoint file, or a work folder for its latest")
+    parser.add_argument("images", nargs="+", type=Path, help="image files")
+    parser.add_argument("--out-dir", type=Path, help="default <work folder>/predictions")
+    parser.add_argument("--score-thr", type=float, default=0.3, help="do not draw detections below this score")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    with clear_errors():
+        cfg = config_of(args)
+        out_dir = args.out_dir or Path(cfg.work_dir) / "predictions"
+        checkpoint = find_checkpoint(args.checkpoint)
+        print(f"\n{predict(cfg, checkpoint, args.images, out_dir, args.score_thr, args.device)}")
+
+
+if __name__ == "__main__":
+    main()
