@@ -10,9 +10,10 @@ model = dict(
         arch=dict(_delete_=True, embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)),
         window_size=8,  # divides the maps of a 256-pixel image
         drop_path_rate=0.0,
+        init_cfg=dict(type="Xavier", layer="Linear", distribution="uniform"),  # std 0.02 is too small for 32 channels
     ),
-    neck=dict(in_channels=[32, 64, 128, 256], out_channels=width, num_outs=4, norm_cfg=norm),
-    rpn_head=dict(in_channels=width, feat_channels=width, anchor_generator=dict(scales=[5], strides=[4, 8, 16, 32])),
+    neck=dict(in_channels=[32, 64, 128, 256], out_channels=width, num_outs=5, norm_cfg=norm),
+    rpn_head=dict(in_channels=width, feat_channels=width, anchor_generator=dict(scales=[4])),
     roi_head=dict(
         bbox_roi_extractor=dict(out_channels=width, finest_scale=28, roi_layer=dict(sampling_ratio=1)),
         bbox_head=[
@@ -20,12 +21,14 @@ model = dict(
             for head in roi_head.bbox_head
         ],
         mask_roi_extractor=dict(out_channels=width, finest_scale=28, roi_layer=dict(sampling_ratio=1)),
-        mask_head=dict(num_convs=2, in_channels=width, conv_out_channels=width, norm_cfg=norm),
+        mask_head=dict(num_convs=4, in_channels=width, conv_out_channels=width, norm_cfg=norm),
     ),
     train_cfg=dict(
         rpn=dict(sampler=dict(num=64)),
         rpn_proposal=dict(nms_pre=200, max_per_img=200),
-        rcnn=[dict(stage, sampler=dict(stage.sampler, num=64)) for stage in _base_.model.train_cfg.rcnn],
+        rcnn=[
+            dict(stage, sampler=dict(stage.sampler, num=64, pos_fraction=0.5)) for stage in _base_.model.train_cfg.rcnn
+        ],
     ),
     test_cfg=dict(rpn=dict(nms_pre=200, max_per_img=200)),
 )

@@ -17,7 +17,7 @@ test_pipeline = [
     dict(type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")),
 ]
 train_dataloader = dict(
-    batch_size=8,
+    batch_size=4,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type="vitdense.SeededInfiniteSampler", shuffle=True),

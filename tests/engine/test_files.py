@@ -9,9 +9,14 @@ from vitdense.engine.files import whole_file
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path):
     path = tmp_path / "new" / "a.json"
-    with pytest.raises(RuntimeError), whole_file(path) as scratch:
-        scratch.write_text("half")
-        raise RuntimeError
+
+    def write_half():
+        with whole_file(path) as scratch:
+            scratch.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
     assert list(path.parent.iterdir()) == []
     with whole_file(path) as scratch:
         scratch.write_text("whole")

@@ -37,7 +37,7 @@ def test_epoch_sampler_draws_another_seed_every_epoch():
 
 
 def draws():
-    return random.random(), np.random.rand(), float(torch.rand(()))
+    return random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
 
 
 def test_the_transform_makes_augmentation_a_function_of_the_draw():

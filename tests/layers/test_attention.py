@@ -21,6 +21,13 @@ def test_attend_is_softmax_attention(bias_shape, scale):
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])  # the fused and the composite body
+def test_both_bodies_agree(needs_grad):
+    q, k, v = (torch.randn(6, 2, 5, 4) for _ in range(3))
+    bias = torch.randn(1, 2, 5, 5, requires_grad=needs_grad)
+    torch.testing.assert_close(attend(q, k, v, bias), naive(q, k, v, bias, 0.5))
+
+
 def test_gradients_reach_all_inputs():
     q, k, v, bias = (
         torch.randn(shape, dtype=torch.float64, requires_grad=True)

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from vitdense.layers.windows import Grid, partition, shift_mask, unpartition
+from vitdense.layers.windows import Windows, pad_to, shift_mask
+
+CPU = torch.device("cpu")
 
 CASES = [
     ((7, 7), (7, 7), (3, 3)),  # a map that is one window still shifts
@@ -29,16 +31,26 @@ def brute_force_windows(x, window, shift):
 @pytest.mark.parametrize(("size", "window", "shift"), CASES)
 def test_partition_is_the_definition_and_unpartition_its_inverse(size, window, shift):
     x = torch.randn(2, *size, 3)
-    windows, grid = partition(x, window, shift)
-    assert torch.equal(windows, brute_force_windows(x, window, shift))
-    assert torch.equal(unpartition(windows, grid), x)
+    windows = Windows.plan(size, window, shift, CPU)
+    assert torch.equal(windows.partition(x), brute_force_windows(x, window, shift))
+    assert torch.equal(windows.unpartition(windows.partition(x)), x)
+
+
+@pytest.mark.parametrize(("size", "window", "shift"), CASES)
+def test_gradients_of_cutting_and_joining(size, window, shift):
+    windows = Windows.plan(size, window, shift, CPU)
+    x = torch.randn(2, *size, 2, dtype=torch.float64, requires_grad=True)
+    cut = windows.partition(x).detach().requires_grad_()
+    assert torch.autograd.gradcheck(windows.partition, x)
+    assert torch.autograd.gradcheck(windows.unpartition, cut)
+    assert torch.autograd.gradgradcheck(windows.partition, x)
 
 
 @pytest.mark.parametrize(("size", "window", "shift"), [case for case in CASES if any(case[2])])
 def test_shift_mask_parts_what_only_the_roll_joined(size, window, shift):
     """Two tokens of a window may meet iff they were as far apart before the roll, on the padded map, as after it."""
-    mask = shift_mask(Grid(size, window, shift), torch.float32, torch.device("cpu"))
-    (wh, ww), (hp, wp) = window, Grid(size, window, shift).padded
+    mask = shift_mask(size, window, shift, torch.float32, CPU)
+    (wh, ww), (hp, wp) = window, pad_to(size, window)
     for n in range(mask.shape[0]):
         i, j = divmod(n, wp // ww)
         # Original (unrolled) coordinates of the tokens of this window.
@@ -50,6 +62,6 @@ def test_shift_mask_parts_what_only_the_roll_joined(size, window, shift):
 
 
 def test_shift_mask_of_different_sizes_with_equal_area_differ():
-    a, b = (shift_mask(Grid(s, (4, 4), (2, 2)), torch.float32, torch.device("cpu")) for s in ((8, 16), (16, 8)))
+    a, b = (shift_mask(s, (4, 4), (2, 2), torch.float32, CPU) for s in ((8, 16), (16, 8)))
     assert a.shape == b.shape
     assert not torch.equal(a, b)

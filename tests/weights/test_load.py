@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_named_and_the_model_left_untouched(spoil, message)
 
 
 def test_a_wrong_prefix_is_an_error():
-    with pytest.raises(CheckpointMismatchError, match="no key starts with 'encoder.'"):
+    with pytest.raises(CheckpointMismatchError, match=r"no key starts with 'encoder\.'"):
         load_pretrained(make(), official(make()), prefix="encoder")
 
 

@@ -16,7 +16,7 @@ from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.position import AbsolutePosition
-from vitdense.layers.windows import Grid, partition, shift_mask, unpartition
+from vitdense.layers.windows import Windows, shift_mask
 from vitdense.registry import MODELS
 
 
@@ -70,24 +70,25 @@ class WindowAttention(nn.Module):
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, windows: Windows, mask: Tensor | None) -> Tensor:
         """Attend within the windows of a map.
 
         Args:
             x: Normalised map, ``[B, H, W, C]``.
+            windows: How the map is cut.
             mask: From `shift_mask`, ``[windows of one image, 1, N, N]``, for a shifted block; else None.
 
         Returns:
             ``[B, H, W, C]``.
         """
         # Padding stands before qkv: a padded token's key and value are the bias, and it is seen like any other.
-        windows, grid = partition(x, self.spec.window, self.spec.shift)  # [B*nW, N, C]
-        n, tokens, dim = windows.shape
-        qkv = self.qkv(windows).view(n, tokens, 3, self.spec.num_heads, -1)  # [B*nW, N, 3, heads, d]
+        x = windows.partition(x)  # [B*nW, N, C]
+        n, tokens, dim = x.shape
+        qkv = self.qkv(x).view(n, tokens, 3, self.spec.num_heads, -1)  # [B*nW, N, 3, heads, d]
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B*nW, heads, N, d] each
-        out = attend(q, k, v, self.logit_bias(mask, n))  # [B*nW, heads, N, d]
-        out = out.transpose(1, 2).reshape(n, tokens, dim)  # [B*nW, N, C]
-        return self.proj(unpartition(out, grid))  # [B, H, W, C]
+        x = attend(q, k, v, self.logit_bias(mask, n))  # [B*nW, heads, N, d]
+        x = x.transpose(1, 2).reshape(n, tokens, dim)  # [B*nW, N, C]
+        return self.proj(windows.unpartition(x))  # [B, H, W, C]
 
     def logit_bias(self, mask: Tensor | None, num_windows: int) -> Tensor | None:
         """Position bias plus mask, broadcastable to ``[num_windows, heads, N, N]``."""
@@ -117,9 +118,9 @@ class SwinBlock(nn.Module):
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """``[B, H, W, C]`` to the same; `mask` only reaches shifted blocks."""
-        x = x + self.drop_path(self.attn(self.norm1(x), mask if any(self.spec.shift) else None))
+    def forward(self, x: Tensor, windows: Windows, mask: Tensor | None) -> Tensor:
+        """``[B, H, W, C]`` to the same; see `WindowAttention`."""
+        x = x + self.drop_path(self.attn(self.norm1(x), windows, mask))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -146,18 +147,19 @@ class SwinStage(nn.Module):
     ) -> None:
         super().__init__()
         self.with_cp = with_cp
-        self.shifted = next((spec for spec in specs if any(spec.shift)), None)
         self.blocks = nn.ModuleList(SwinBlock(spec, mlp_ratio, qkv_bias, relative_bias) for spec in specs)
         self.downsample = PatchMerging(specs[0].dim) if merge else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
-        mask = None
-        if self.shifted is not None:  # one mask per stage and size, for all its shifted blocks
-            grid = Grid((x.shape[1], x.shape[2]), self.shifted.window, self.shifted.shift)
-            mask = shift_mask(grid, x.dtype, x.device)  # [nW, 1, N, N]
+        size = (x.shape[1], x.shape[2])
+        layouts = {}  # by shift: windows and mask are made once per stage and size, for all its blocks
         for block in self.blocks:
-            x = run(block, x, mask, with_cp=self.with_cp and self.training)
+            window, shift = block.spec.window, block.spec.shift
+            if shift not in layouts:
+                mask = shift_mask(size, window, shift, x.dtype, x.device) if any(shift) else None  # [nW, 1, N, N]
+                layouts[shift] = Windows.plan(size, window, shift, x.device), mask
+            x = run(block, x, *layouts[shift], with_cp=self.with_cp and self.training)
         return x
 
 

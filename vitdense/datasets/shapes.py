@@ -1,9 +1,10 @@
 """The embedded data set: shapes to detect and segment, drawn on first use with numpy and OpenCV alone.
 
-The class of an object is decided by its outline; colour, texture, size, rotation and lighting vary freely. The same
-drawing yields both kinds of ground truth: COCO instances (visible part only, run-length encoded) and label maps.
+The class of an object is its outline. Its colour leans to a hue of the class and is often that of another; texture, size,
+rotation and lighting vary freely. The same drawing yields both kinds of ground truth: COCO instances (visible part only, run-length encoded) and label maps.
 """
 
+import colorsys
 import json
 import logging
 import math
@@ -40,11 +41,12 @@ MIN_VISIBLE = 0.4  # of the whole shape; less is re-placed
 MIN_PIXELS = 40
 REFERENCE_SIZE = 256  # pixels of the shorter side for which object sizes are given
 SIZES = (  # share of the objects, range of sqrt(area) in pixels
-    (0.23, 15, 31),
-    (0.34, 33, 92),
-    (0.43, 104, 140),
+    (0.2, 15, 31),
+    (0.6, 33, 92),
+    (0.2, 100, 130),
 )
 SUPERSAMPLE = 4
+HUE_SPREAD = 0.6  # standard deviation of a class's hue, in distances between the hues of two classes
 TEXTURE = (
     0.2  # largest difference of a texture's two colours per channel; shapes differ from what is under them by more
 )
@@ -300,7 +302,7 @@ def draw_image(
     if crowd and not empty:
         scene.add_crowd()
     if not empty:
-        scene.add_objects(int(rng.choice(np.arange(1, 8), p=(0.1, 0.18, 0.22, 0.2, 0.14, 0.1, 0.06))))
+        scene.add_objects(int(rng.integers(2, 12)))
     return scene.develop(), scene.instances()
 
 
@@ -311,7 +313,7 @@ class _Scene:
         self.rng = rng
         self.size = size
         self.unit = min(size) / REFERENCE_SIZE  # pixels per pixel of the reference size
-        base = rng.uniform(0.1, 0.9, 3)
+        base = _colour(rng, hue=rng.uniform(), saturation=(0.0, 0.35))
         self.canvas = _texture(rng, size, base, _near(rng, base, TEXTURE), self.unit)  # [H, W, 3] in 0..1
         self.owner = np.zeros(size, np.int32)  # [H, W]: 0 background, else 1 + index into the lists below
         self.labels: list[int] = []
@@ -355,7 +357,7 @@ class _Scene:
             radius = max(4.0, rng.uniform(5, 8) * self.unit)
             window, cover = _cover(_place(rng, outline, radius, centre + rng.normal(0, spread, 2)), self.size)
             if cover.size:
-                colour = _apart(rng, background, 0.5)
+                colour = _class_colour(rng, label, background)
                 self._blend(window, cover, _texture(rng, cover.shape, colour, _near(rng, colour, TEXTURE), self.unit))
                 region[window] |= cover >= 0.5
         if region.sum() >= MIN_PIXELS:
@@ -384,7 +386,7 @@ class _Scene:
                 mask = cover >= 0.5
                 if self._fits(window, mask, whole):
                     under = self.canvas[window][mask].mean(0)
-                    colour = _apart(rng, under, 0.25 if rng.random() < 0.1 else rng.uniform(0.45, 0.7))
+                    colour = _class_colour(rng, label, under)
                     texture = _texture(rng, cover.shape, colour, _near(rng, colour, TEXTURE), self.unit)
                     self._blend(window, cover, texture)
                     self._remember(label, window, mask, whole, (*centre, radius))
@@ -565,8 +567,16 @@ def _near(rng: np.random.Generator, colour: np.ndarray, reach: float) -> np.ndar
     return np.clip(colour + rng.uniform(-reach, reach, 3), 0, 1)
 
 
-def _apart(rng: np.random.Generator, colour: np.ndarray, distance: float) -> np.ndarray:
-    """Return a colour at least ``distance`` away (Euclidean; 0.5 is easily told apart)."""
-    choices = rng.uniform(0.03, 0.97, (24, 3))
-    away = np.linalg.norm(choices - colour, axis=1)
-    return choices[np.argmax(away >= distance) if (away >= distance).any() else np.argmax(away)]
+def _colour(rng: np.random.Generator, hue: float, saturation: tuple[float, float]) -> np.ndarray:
+    """Return an RGB colour in 0..1 of the hue (a share of the circle), with a random saturation and brightness."""
+    return np.array(colorsys.hsv_to_rgb(hue % 1, rng.uniform(*saturation), rng.uniform(0.25, 0.95)))
+
+
+def _class_colour(rng: np.random.Generator, label: int, under: np.ndarray) -> np.ndarray:
+    """Return a colour around the hue of the class, told apart from what is under it (Euclidean distance 0.3).
+
+    Hues of neighbouring classes overlap, so that colour helps and does not decide, as with things in photographs.
+    """
+    draws = [_colour(rng, (label + rng.normal(0, HUE_SPREAD)) / len(CLASSES), saturation=(0.4, 1.0)) for _ in range(12)]
+    away = [np.linalg.norm(colour - under) for colour in draws]
+    return next((colour for colour, distance in zip(draws, away) if distance >= 0.3), draws[int(np.argmax(away))])

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.registry import DATASETS, DefaultScope
+from mmengine.registry import DATASETS
 
 from vitdense.engine.config import ConfigError
 
@@ -26,11 +26,10 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
         ConfigError: A file or folder is missing, the classes are not those of the annotation file, or a head has
             another number of classes.
     """
-    with DefaultScope.overwrite_default_scope(cfg.get("default_scope", "mmdet")):
-        for split in splits:
-            loader = cfg.get(f"{split}_dataloader")
-            for dataset in _datasets(loader["dataset"]) if loader else ():
-                _check_dataset(f"{split}_dataloader", dataset, cfg)
+    for split in splits:
+        loader = cfg.get(f"{split}_dataloader")
+        for dataset in _datasets(loader["dataset"]) if loader else ():
+            _check_dataset(f"{split}_dataloader", dataset, cfg)
 
 
 def _datasets(dataset: dict) -> Iterator[dict]:
@@ -44,7 +43,8 @@ def _datasets(dataset: dict) -> Iterator[dict]:
 
 
 def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
-    kind = DATASETS.get(dataset["type"])
+    with DATASETS.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as registry:
+        kind = registry.get(dataset["type"])
     if kind is None:
         raise ConfigError(f"{where}: no data set of type {dataset['type']!r} is registered")
     classes = (dataset.get("metainfo") or {}).get("classes", kind.METAINFO.get("classes"))

@@ -3,70 +3,101 @@
 Maps are ``[B, H, W, C]``; windows are row-major: image, window row, window column.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import Function, FunctionCtx
 
 
-class Grid(NamedTuple):
-    """What `unpartition` must know to undo `partition`: the map, the window and the shift, all in tokens (h, w)."""
+def pad_to(size: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:
+    """The size (h, w) rounded up to whole windows, in tokens."""
+    return size[0] + -size[0] % window[0], size[1] + -size[1] % window[1]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How the tokens of a map of one size lie in windows: made once per stage, used by all its blocks.
+
+    Attributes:
+        size: Map (h, w) in tokens.
+        gather: Token of the map at every place of the windows, ``[nW * N]``; any for padding.
+        scatter: Place in the windows of every token of the map, ``[h * w]``.
+        padding: Places that hold no token, ``[number of them]``.
+        tokens: Places per window, N.
+    """
 
     size: tuple[int, int]
-    window: tuple[int, int]
-    shift: tuple[int, int]
+    gather: Tensor
+    scatter: Tensor
+    padding: Tensor
+    tokens: int
 
-    @property
-    def padded(self) -> tuple[int, int]:
-        """Size of the map after padding right and bottom to whole windows."""
-        (h, w), (wh, ww) = self.size, self.window
-        return h + -h % wh, w + -w % ww
+    @classmethod
+    def plan(
+        cls, size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int], device: torch.device
+    ) -> "Windows":
+        """Pad right and bottom to whole windows, roll by ``-shift``, and cut.
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Number of window rows and window columns."""
-        (h, w), (wh, ww) = self.padded, self.window
-        return h // wh, w // ww
+        The order is that of the authors' dense code: pad, then roll (Swin section 3.2; timm rolls first, which differs
+        wherever the map is not a multiple of the window).
+
+        Args:
+            size: Map (h, w) in tokens.
+            window: Window (h, w) in tokens.
+            shift: Cyclic shift (h, w) in tokens.
+            device: Of the index tensors.
+        """
+        (h, w), (hp, wp), (wh, ww) = size, pad_to(size, window), window
+        places = torch.arange(hp * wp, device=device).view(hp // wh, wp // ww, wh, ww)  # of the windows, in order
+        places = places.transpose(1, 2).reshape(hp, wp).roll(shift, dims=(0, 1))  # [Hp, Wp], by token of the padded map
+        scatter = places[:h, :w].flatten()  # [h*w]
+        padding = torch.cat([places[h:].flatten(), places[:h, w:].flatten()])  # [Hp*Wp - h*w]
+        gather = torch.zeros(hp * wp, dtype=torch.long, device=device)
+        gather[scatter] = torch.arange(h * w, device=device)
+        return cls(size, gather, scatter, padding, wh * ww)
+
+    def partition(self, x: Tensor) -> Tensor:
+        """Map ``[B, h, w, C]`` to windows ``[B * nW, N, C]``; padding is zero."""
+        x = _Move.apply(x.flatten(1, 2), self.gather, self.padding, self.scatter, None)  # [B, nW*N, C]
+        return x.view(-1, self.tokens, x.shape[-1])  # [B*nW, N, C]
+
+    def unpartition(self, windows: Tensor) -> Tensor:
+        """Windows ``[B * nW, N, C]`` to the map ``[B, h, w, C]``, padding dropped."""
+        x = windows.view(-1, self.gather.numel(), windows.shape[-1])  # [B, nW*N, C]
+        x = _Move.apply(x, self.scatter, None, self.gather, self.padding)  # [B, h*w, C]
+        return x.unflatten(1, self.size)  # [B, h, w, C]
 
 
-def partition(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (0, 0)) -> tuple[Tensor, Grid]:
-    """Pad right and bottom with zeros to whole windows, roll by ``-shift``, and cut.
+class _Move(Function):
+    """Rows ``x[:, index]``, with zeros at the places `blank`; the gradient is the same with the inverse.
 
-    The order is that of the authors' dense code: pad, then roll (Swin section 3.2; classification code in
-    timm rolls first, which differs wherever the map is not a multiple of the window).
-
-    Args:
-        x: Map, ``[B, H, W, C]``.
-        window: Window size (h, w) in tokens.
-        shift: Cyclic shift (h, w) in tokens.
-
-    Returns:
-        Windows ``[B * nH * nW, wh * ww, C]`` and the grid that `unpartition` needs.
+    Every row has at most one place, so that the gradient is a gather too; autograd's own is a slow, atomic sum. One
+    pass over the data, where padding, rolling and cutting would be three.
     """
-    b, h, w, c = x.shape
-    grid = Grid((h, w), window, shift)
-    hp, wp = grid.padded
-    if (hp, wp) != (h, w):
-        x = F.pad(x, (0, 0, 0, wp - w, 0, hp - h))  # [B, Hp, Wp, C]
-    if shift != (0, 0):
-        x = torch.roll(x, (-shift[0], -shift[1]), dims=(1, 2))
-    (nh, nw), (wh, ww) = grid.counts, window
-    x = x.view(b, nh, wh, nw, ww, c).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
-    return x.reshape(b * nh * nw, wh * ww, c), grid  # [B*nH*nW, wh*ww, C]
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, index: Tensor, blank: Tensor | None, inverse: Tensor, inverse_blank: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(index, blank, inverse, inverse_blank)
+        y = x.index_select(1, index)
+        return y if blank is None or blank.numel() == 0 else y.index_fill_(1, blank, 0)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        index, blank, inverse, inverse_blank = ctx.saved_tensors
+        return _Move.apply(grad, inverse, inverse_blank, index, blank), None, None, None, None
 
 
-def unpartition(windows: Tensor, grid: Grid) -> Tensor:
-    """Undo `partition`: windows ``[B * nH * nW, wh * ww, C]`` to the map ``[B, H, W, C]``, padding cropped."""
-    (h, w), (hp, wp), (nh, nw), (wh, ww) = grid.size, grid.padded, grid.counts, grid.window
-    x = windows.view(-1, nh, nw, wh, ww, windows.shape[-1]).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
-    x = x.reshape(-1, hp, wp, windows.shape[-1])  # [B, Hp, Wp, C]
-    if grid.shift != (0, 0):
-        x = torch.roll(x, grid.shift, dims=(1, 2))
-    return x[:, :h, :w]  # [B, H, W, C]
-
-
-def shift_mask(grid: Grid, dtype: torch.dtype, device: torch.device, masked: float = -100.0) -> Tensor:
+def shift_mask(
+    size: tuple[int, int],
+    window: tuple[int, int],
+    shift: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    masked: float = -100.0,
+) -> Tensor:
     """The additive mask that keeps tokens apart which only the cyclic shift made neighbours.
 
     The rolled, padded map falls into three row bands and three column bands, cut at ``-window`` and ``-shift``;
@@ -74,21 +105,23 @@ def shift_mask(grid: Grid, dtype: torch.dtype, device: torch.device, masked: flo
     stay visible, as in the authors' dense code on which every published detector was trained.
 
     Args:
-        grid: Map, window and shift. The mask is the same for every image of a batch.
+        size: Map (h, w) in tokens.
+        window: Window (h, w) in tokens.
+        shift: Cyclic shift (h, w) in tokens.
         dtype: Of the result.
         device: Of the result.
         masked: Value for a masked pair. Swin V1 uses -100, not minus infinity.
 
     Returns:
-        ``[nH * nW, 1, wh * ww, wh * ww]``, 0 or `masked`.
+        ``[nW, 1, N, N]``, 0 or `masked`; the same for every image of a batch.
     """
 
     def bands(size: int, window: int, shift: int) -> Tensor:  # -> [n, window], values 0, 1, 2
         i = torch.arange(size, device=device)
         return ((i >= size - window).long() + (i >= size - shift).long()).view(-1, window)
 
-    rows, cols = (bands(p, w, s) for p, w, s in zip(grid.padded, grid.window, grid.shift))
+    rows, cols = (bands(p, w, s) for p, w, s in zip(pad_to(size, window), window, shift))
     labels = 3 * rows[:, None, :, None] + cols[None, :, None, :]  # [nH, nW, wh, ww]
-    labels = labels.flatten(2).flatten(0, 1)  # [nH*nW, wh*ww]
-    apart = labels[:, None, :] != labels[:, :, None]  # [nH*nW, wh*ww, wh*ww]
+    labels = labels.flatten(2).flatten(0, 1)  # [nH*nW, N]
+    apart = labels[:, None, :] != labels[:, :, None]  # [nH*nW, N, N]
     return torch.zeros(apart.shape, dtype=dtype, device=device).masked_fill_(apart, masked)[:, None]

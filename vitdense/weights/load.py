@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 
 import numpy as np
 import torch
@@ -84,9 +83,10 @@ def read(checkpoint: str | Path, allow: Sequence[type] = ()) -> dict:
             return load_file(path)
         with torch.serialization.safe_globals([*NUMPY_GLOBALS, *allow]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, EOFError, RuntimeError) as error:
+    except Exception as error:  # torch's and safetensors' parsers raise what they stumble over
         raise CheckpointMismatchError(
-            f"{path} is not a checkpoint that can be read without running code from it ({error})"
+            f"{path} is not a checkpoint that can be read without running code from it "
+            f"({type(error).__name__}: {error})"
         ) from error
 
 

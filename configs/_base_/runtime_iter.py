@@ -1,0 +1,7 @@
+"""Runtime of schedules that count iterations."""
+
+_base_ = "runtime.py"
+
+default_hooks = dict(checkpoint=dict(by_epoch=False, interval=100), logger=dict(interval=20))
+log_processor = dict(by_epoch=False, window_size=20)
+randomness = dict(seed=0)
