@@ -4,7 +4,7 @@ _base_ = [
     "_base_/cascade_swin_nano.py",
     "_base_/shapes_instance.py",
     "_base_/schedule_nano.py",
-    "_base_/runtime_iter.py",
+    "_base_/det_runtime_iter.py",
 ]
 
 model = dict(

@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 8 tools/train.py configs/cascade_swin_t_coco.py --launcher pytorch
 """
 
-_base_ = ["_base_/cascade_mask_rcnn.py", "_base_/coco_instance.py", "_base_/schedule_3x.py", "_base_/runtime.py"]
+_base_ = ["_base_/cascade_mask_rcnn.py", "_base_/coco_instance.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]
 
 release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
 model = dict(

@@ -1,8 +1,7 @@
-"""Runtime shared by all configs: logging with ETA, checkpoints, drawing."""
+"""Runtime shared by detection and segmentation: logging with ETA, checkpoints, reproducible runs."""
 
 # Makes mmcv usable without a compiler and `vitdense.*` types known, before anything else is imported.
 custom_imports = dict(imports=["vitdense", "vitdense.engine"], allow_failed_imports=False)
-default_scope = "mmdet"
 
 default_hooks = dict(
     timer=dict(type="IterTimerHook"),
@@ -11,20 +10,13 @@ default_hooks = dict(
     # Written to a temporary name and renamed; at least two are kept, so that a kill never leaves none.
     checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=3, backend_args=dict(backend="vitdense.atomic")),
     sampler_seed=dict(type="DistSamplerSeedHook"),
-    visualization=dict(type="mmdet.DetVisualizationHook"),
 )
-custom_hooks = [
-    dict(type="vitdense.ReproducibleHook"),
-    dict(type="vitdense.ExactLoadHook"),
-    dict(type="mmdet.CheckInvalidLossHook", interval=50),
-]
+custom_hooks = [dict(type="vitdense.ReproducibleHook"), dict(type="vitdense.ExactLoadHook")]
 env_cfg = dict(
     cudnn_benchmark=False,
     mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
     dist_cfg=dict(backend="nccl"),
 )
-vis_backends = [dict(type="LocalVisBackend")]
-visualizer = dict(type="mmdet.DetLocalVisualizer", vis_backends=vis_backends, name="visualizer")
 log_processor = dict(type="LogProcessor", window_size=50, by_epoch=True)
 log_level = "INFO"
 load_from = None

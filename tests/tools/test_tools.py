@@ -67,11 +67,10 @@ def trained(tiny) -> Path:
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    from mmengine.logging import HistoryBuffer
-
+    from vitdense.backbones.base import MMENGINE_GLOBALS
     from vitdense.weights.load import read
 
-    return read(path, allow=(HistoryBuffer,))["state_dict"]
+    return read(path, allow=MMENGINE_GLOBALS)["state_dict"]
 
 
 def test_a_killed_and_resumed_run_reaches_the_same_weights_bit_for_bit(tiny, trained):
@@ -166,3 +165,75 @@ def test_benchmark_compares_with_a_peer():
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [r["mode"] for r in results] == ["eval", "train"]
     assert all(r["times_faster"] > 0 and set(r["peak_mib"]) == {"vitdense", "mmdet"} for r in results)
+
+
+SEGMENTOR = """
+_base_ = {base!r}
+default_scope = "mmseg"
+data_root = {root!r}
+pipeline = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
+train_dataloader = dict(
+    batch_size=2,
+    num_workers=0,
+    sampler=dict(type="InfiniteSampler", shuffle=True),
+    dataset=dict(
+        type="vitdense.ShapesSegDataset",
+        data_root=data_root,
+        draw=dict(num_train=12, num_val=4, image_size=(96, 96)),
+        data_prefix=dict(img_path="train", seg_map_path="semantic/train"),
+        pipeline=pipeline,
+    ),
+)
+val_dataloader = dict(
+    batch_size=1,
+    num_workers=0,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(
+        type="vitdense.ShapesSegDataset",
+        data_root=data_root,
+        draw=dict(num_train=12, num_val=4, image_size=(96, 96)),
+        data_prefix=dict(img_path="val", seg_map_path="semantic/val"),
+        pipeline=pipeline,
+    ),
+)
+test_dataloader = val_dataloader
+val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+test_evaluator = val_evaluator
+model = dict(
+    type="EncoderDecoder",
+    data_preprocessor=dict(type="SegDataPreProcessor", size=(96, 96), mean=[127.5] * 3, std=[127.5] * 3),
+    backbone=dict(type="vitdense.Swin", arch=dict(embed_dims=8, depths=(1, 1), num_heads=(1, 1)), out_indices=(0, 1)),
+    decode_head=dict(
+        type="FCNHead",
+        in_channels=16,
+        in_index=1,
+        channels=8,
+        num_convs=1,
+        concat_input=False,
+        num_classes=9,
+        norm_cfg=dict(type="SyncBN"),
+        loss_decode=dict(type="CrossEntropyLoss"),
+    ),
+    train_cfg=dict(),
+    test_cfg=dict(mode="whole"),
+)
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=2, val_interval=2)
+val_cfg = dict(type="ValLoop")
+test_cfg = dict(type="TestLoop")
+default_hooks = dict(checkpoint=dict(by_epoch=False))
+log_processor = dict(by_epoch=False)
+optim_wrapper = dict(type="OptimWrapper", optimizer=dict(type="AdamW", lr=1e-3))
+"""
+
+
+def test_the_same_tools_serve_a_segmentor(tiny, trained):
+    pytest.importorskip("mmseg")
+    config = tiny.parent / "segmentor.py"
+    base = str(REPO / "configs/_base_/runtime.py")
+    config.write_text(SEGMENTOR.format(base=base, root=f"{tiny.parent}/shapes/"))
+    folder = tiny.parent / "segmentor"
+    done = tool("train", config, "--work-dir", folder)
+    assert "mIoU:" in done.stdout + done.stderr
+    assert "mIoU" in tool("test", config, folder, "--work-dir", folder).stdout
+    options = ["--work-dir", folder, "--cfg-options", "model.decode_head.num_classes=8"]
+    assert "the data set has 9 classes" in tool("train", config, *options, status=2).stderr

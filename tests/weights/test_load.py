@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
 import torch
+from mmengine.logging import HistoryBuffer
 from safetensors.torch import save_file
 
 from vitdense.backbones import Swin
+from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.weights.load import CheckpointNotFoundError, load_pretrained, match_exactly, read
 from vitdense.weights.rename import CheckpointMismatchError
 
@@ -133,6 +136,28 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path):
     torch.save({"state_dict": {"a": torch.ones(1)}, "x": Malicious()}, tmp_path / "bad.pth")
     with pytest.raises(CheckpointMismatchError, match="without running code"):
         read(tmp_path / "bad.pth")
+
+
+class Attribute:
+    """Pickles as `getattr(owner, name)`."""
+
+    def __init__(self, owner, name):
+        self.call = (getattr, (owner, name))
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_mmengine_checkpoints_load_and_their_getattr_reaches_log_buffers_only(tmp_path):
+    buffer = HistoryBuffer([1.0, 2.0], [1, 1])
+    torch.save({"message_hub": buffer, "meta": {"seed": np.int64(3)}}, tmp_path / "run.pth")
+    with pytest.raises(CheckpointMismatchError, match="without running code"):
+        read(tmp_path / "run.pth")
+    saved = read(tmp_path / "run.pth", allow=MMENGINE_GLOBALS)
+    assert saved["message_hub"].mean() == 1.5
+    torch.save({"x": Attribute(torch.Tensor, "numpy")}, tmp_path / "bad.pth")
+    with pytest.raises(CheckpointMismatchError, match="asks for 'numpy'"):
+        read(tmp_path / "bad.pth", allow=(*MMENGINE_GLOBALS, torch.Tensor))
 
 
 def test_match_exactly_excuses_only_what_is_named():

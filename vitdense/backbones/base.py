@@ -1,6 +1,7 @@
 """What all backbones share: the contract with mmdet and mmseg, freezing, output norms, initialisation."""
 
 from collections.abc import Callable, Sequence
+from pickle import UnpicklingError
 from typing import Any
 
 from mmengine.logging import HistoryBuffer, MMLogger
@@ -9,6 +10,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.weights.load import load_pretrained
+
+
+def _log_statistic(owner: type, name: str) -> Callable:
+    """Stands for `getattr` in a checkpoint: mmengine's log buffers name their own methods by it, nothing else may."""
+    if owner is not HistoryBuffer:
+        raise UnpicklingError(f"the checkpoint asks for {name!r} of {owner!r}, which only code would need")
+    return getattr(owner, name)
+
+
+# What mmengine saves beside tensors and numbers; see `vitdense.weights.load.read`.
+MMENGINE_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"))
 
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
@@ -116,6 +128,6 @@ class Backbone(BaseModule):
         if cfg is None or cfg.get("type") != "Pretrained":
             super().init_weights()
             return
-        report = load_pretrained(self, cfg["checkpoint"], prefix=cfg.get("prefix"), allow=(HistoryBuffer,))
+        report = load_pretrained(self, cfg["checkpoint"], prefix=cfg.get("prefix"), allow=MMENGINE_GLOBALS)
         MMLogger.get_current_instance().info(f"{type(self).__name__}: {report}")
         self._is_init = True

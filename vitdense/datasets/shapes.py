@@ -1,7 +1,8 @@
 """The embedded data set: shapes to detect and segment, drawn on first use with numpy and OpenCV alone.
 
-The class of an object is its outline. Its colour leans to a hue of the class and is often that of another; texture, size,
-rotation and lighting vary freely. The same drawing yields both kinds of ground truth: COCO instances (visible part only, run-length encoded) and label maps.
+The class of an object is its outline. Its colour leans to a hue of the class but is often that of another; texture,
+size, rotation and lighting vary freely. The same drawing yields both kinds of ground truth: COCO instances (visible
+part only, run-length encoded) and label maps.
 """
 
 import colorsys

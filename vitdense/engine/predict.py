@@ -10,12 +10,12 @@ import torch
 from mmdet.apis import inference_detector
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
-from mmengine.logging import HistoryBuffer
 from mmengine.registry import VISUALIZERS
 from mmengine.utils import track_iter_progress
 from pycocotools import mask as rle
 from torch import nn
 
+from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine.build import build_model
 from vitdense.engine.config import ConfigError
 from vitdense.engine.files import whole_file
@@ -34,7 +34,7 @@ def load_detector(cfg: Config, checkpoint: str, device: str) -> nn.Module:
         raise ConfigError(f"prediction draws detections; {cfg.filename} is a config of {cfg.default_scope}")
     cfg.model.backbone.init_cfg = None
     model = build_model(cfg)
-    saved = read(checkpoint, allow=(HistoryBuffer,))
+    saved = read(checkpoint, allow=MMENGINE_GLOBALS)
     model.load_state_dict(match_exactly(model, saved.get("state_dict", saved)), strict=True)
     model.cfg = cfg
     model.dataset_meta = saved.get("meta", {}).get("dataset_meta")

@@ -53,12 +53,12 @@ class LoadReport:
         )
 
 
-def read(checkpoint: str | Path, allow: Sequence[type] = ()) -> dict:
+def read(checkpoint: str | Path, allow: Sequence = ()) -> dict:
     """Read a checkpoint file without running code from it.
 
     Args:
         checkpoint: Path to a ``.safetensors`` file or a torch file, or an ``https://`` address (cached by torch).
-        allow: Classes that may stand beside tensors, numbers and numpy arrays, such as mmengine's log buffers.
+        allow: What may stand beside tensors, numbers and numpy arrays, as for `torch.serialization.safe_globals`.
 
     Raises:
         CheckpointNotFoundError: No such file, or the address cannot be reached.
@@ -189,7 +189,7 @@ def match_exactly(model: nn.Module, state: Mapping[str, Tensor], fresh: Sequence
 
 
 def load_pretrained(
-    model: nn.Module, checkpoint: str | Path | Mapping, prefix: str | None = None, allow: Sequence[type] = ()
+    model: nn.Module, checkpoint: str | Path | Mapping, prefix: str | None = None, allow: Sequence = ()
 ) -> LoadReport:
     """Fill a backbone from a checkpoint of any known naming scheme, exactly.
 

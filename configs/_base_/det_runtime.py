@@ -1,0 +1,8 @@
+"""Runtime of detection configs."""
+
+_base_ = "runtime.py"
+
+default_scope = "mmdet"
+default_hooks = dict(visualization=dict(type="DetVisualizationHook"))
+custom_hooks = [*_base_.custom_hooks, dict(type="CheckInvalidLossHook", interval=50)]
+visualizer = dict(type="DetLocalVisualizer", vis_backends=[dict(type="LocalVisBackend")], name="visualizer")
