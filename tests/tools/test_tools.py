@@ -152,6 +152,13 @@ def test_a_checkpoint_of_another_model_is_refused(tiny, trained):
     assert "left over: backbone.stages.0.blocks.0.attn.bias.relative_position_bias_table" in done.stderr
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+@pytest.mark.parametrize("flag", ["--amp", "--launcher=pytorch"])
+def test_flags_that_need_a_gpu_say_so(tiny, flag):
+    done = tool("train", tiny, flag, "--work-dir", tiny.parent / "wrong", status=2)
+    assert "needs a GPU" in done.stderr.strip().splitlines()[-1]
+
+
 def test_flops_prints_a_table_or_json():
     done = tool("flops", CONFIG, "--shape", 256, 256, "--json")
     result = json.loads(done.stdout.strip().splitlines()[-1])

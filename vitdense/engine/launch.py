@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.runner import Runner, find_latest_checkpoint
 
 from vitdense.engine.config import ConfigError
@@ -40,6 +41,11 @@ def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_
         ConfigError: See `check`; or an option that the config does not provide for.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
+    if get_device() == "cpu":
+        # mmengine asserts both, deep in the start, without a word on what to do.
+        for asked, flag in ((amp, "--amp"), (cfg.launcher != "none", f"--launcher {cfg.launcher}")):
+            if asked:
+                raise ConfigError(f"{flag} needs a GPU, and torch sees none; leave it out to train in one process")
     if amp:
         cfg.optim_wrapper.type = "AmpOptimWrapper"
         cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
