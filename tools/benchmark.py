@@ -14,7 +14,7 @@ from vitdense.backbones import Swin
 from vitdense.report import alternate, forward_backward, median_ratio, peak_memory
 
 
-def mmdet_swin(arch: str) -> nn.Module:
+def mmdet_swin(arch: str, shape: tuple[int, int]) -> nn.Module:
     """mmdet's SwinTransformer of the same size."""
     from mmdet.models.backbones import SwinTransformer
 
@@ -24,17 +24,17 @@ def mmdet_swin(arch: str) -> nn.Module:
     return SwinTransformer(embed_dims=sizes.embed_dims, depths=sizes.depths, num_heads=sizes.num_heads)
 
 
-def timm_swin(arch: str) -> nn.Module:
+def timm_swin(arch: str, shape: tuple[int, int]) -> nn.Module:
     """timm's Swin of the same size, made to accept any image as in dense use."""
     import timm
 
     name = f"swin_{arch}_patch4_window7_224"
     return timm.create_model(
-        name, features_only=True, img_size=(800, 1344), strict_img_size=False, always_partition=True, drop_path_rate=0.1
+        name, features_only=True, img_size=shape, strict_img_size=False, always_partition=True, drop_path_rate=0.1
     )
 
 
-PEERS: dict[str, Callable[[str], nn.Module]] = {"mmdet": mmdet_swin, "timm": timm_swin}
+PEERS: dict[str, Callable[[str, tuple[int, int]], nn.Module]] = {"mmdet": mmdet_swin, "timm": timm_swin}
 
 
 def main() -> None:
@@ -52,7 +52,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    models = {"vitdense": Swin(args.arch, drop_path_rate=0.1), args.peer: PEERS[args.peer](args.arch)}
+    models = {
+        "vitdense": Swin(args.arch, drop_path_rate=0.1),
+        args.peer: PEERS[args.peer](args.arch, tuple(args.shape)),
+    }
     x = torch.randn(args.batch, 3, *args.shape, device=args.device)  # [B, 3, H, W]
     for mode in args.mode:
         steps = {}

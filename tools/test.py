@@ -3,19 +3,24 @@
 import json
 from pathlib import Path
 
+from mmengine.dist import is_main_process
+
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.arguments import config_of, make_parser
+from vitdense.engine.arguments import add_run_arguments, config_of, make_parser
 from vitdense.engine.files import whole_file
 from vitdense.engine.launch import clear_errors, test
 
 
 def main() -> None:
     parser = make_parser(__doc__)
+    add_run_arguments(parser)
     parser.add_argument("checkpoint", help="checkpoint file, or a work folder for its latest")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the metrics to this file")
     args = parser.parse_args()
     with clear_errors():
         metrics = test(config_of(args), args.checkpoint)
+    if not is_main_process():
+        return
     if args.out:
         with whole_file(args.out) as scratch:
             scratch.write_text(json.dumps(metrics, indent=2) + "\n")

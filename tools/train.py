@@ -1,12 +1,13 @@
 """Train a detector or a segmentor from a config."""
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.arguments import config_of, make_parser
+from vitdense.engine.arguments import add_run_arguments, config_of, make_parser
 from vitdense.engine.launch import clear_errors, train
 
 
 def main() -> None:
     parser = make_parser(__doc__)
+    add_run_arguments(parser)
     parser.add_argument("--amp", action="store_true", help="automatic mixed precision (needs an accelerator)")
     parser.add_argument(
         "--resume",

@@ -5,6 +5,7 @@ _base_ = "mask_rcnn.py"
 
 model = dict(
     type="CascadeRCNN",
+    rpn_head=dict(loss_bbox=dict(type="SmoothL1Loss", beta=1.0 / 9.0)),
     roi_head=dict(
         type="CascadeRoIHead",
         num_stages=3,

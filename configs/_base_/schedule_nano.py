@@ -5,12 +5,12 @@ train_cfg = dict(type="IterBasedTrainLoop", max_iters=max_iters, val_interval=ma
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
 param_scheduler = [
-    dict(type="LinearLR", start_factor=0.01, by_epoch=False, begin=0, end=50),
-    dict(type="CosineAnnealingLR", by_epoch=False, begin=50, end=max_iters, eta_min_ratio=0.01),
+    dict(type="LinearLR", start_factor=0.01, by_epoch=False, begin=0, end=100),
+    dict(type="CosineAnnealingLR", by_epoch=False, begin=100, end=max_iters, eta_min_ratio=0.01),
 ]
 optim_wrapper = dict(
     type="OptimWrapper",
-    optimizer=dict(type="AdamW", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05),
+    optimizer=dict(type="AdamW", lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05),
     paramwise_cfg=dict(norm_decay_mult=0.0, custom_keys=dict(relative_position_bias_table=dict(decay_mult=0.0))),
     clip_grad=dict(max_norm=10.0),
 )

@@ -59,6 +59,15 @@ def test_missing_data_says_what_was_looked_for_and_how_to_put_it_there(cfg, tmp_
     check(cfg, ("val",))
 
 
+def test_the_evaluators_file_and_a_class_list_in_a_file(cfg, tmp_path):
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    cfg.val_dataloader.dataset.metainfo.classes = str(tmp_path / "classes.txt")
+    check(cfg, ("val",))
+    cfg.val_evaluator.ann_file = "/nowhere.json"
+    with pytest.raises(ConfigError, match=r"val_evaluator: ann_file /nowhere\.json is not there"):
+        check(cfg, ("val",))
+
+
 def test_data_sets_inside_wrappers_are_checked(cfg):
     cfg.train_dataloader.dataset = dict(type="RepeatDataset", times=2, dataset=cfg.train_dataloader.dataset)
     check(cfg, ("train",))

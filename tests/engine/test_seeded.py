@@ -6,6 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("mmcv")
+from mmengine.dataset import BaseDataset, ConcatDataset, RepeatDataset
+
 from vitdense.datasets.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, SeedFromSample
 from vitdense.engine.hooks import seed_everything
 
@@ -45,8 +47,23 @@ def test_the_transform_makes_augmentation_a_function_of_the_draw():
     a = [draws() for key in ((1, 2), (1, 3), (1, 2)) if seed.transform({"sample_idx": SeededIndex(0, key)})]
     assert a[0] == a[2]
     assert all(x != y for x, y in zip(a[0], a[1]))
-    with pytest.raises(ValueError, match="SeededEpochSampler"):
-        seed.transform({"sample_idx": 4})
+    seed.transform({"sample_idx": SeededIndex(0, (1, 2))})
+    seed.transform({"sample_idx": 4})  # redrawn by the data set: goes on from there
+    assert draws() == a[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda d: RepeatDataset(d, times=3), lambda d: ConcatDataset([d, d])])
+def test_the_seed_reaches_data_sets_inside_wrappers(wrap):
+    class Numbers(BaseDataset):
+        def load_data_list(self):
+            return [{"n": i} for i in range(4)]
+
+    inner = Numbers(pipeline=[SeedFromSample(), lambda results: {**results, "draw": draws()}])
+    wrapped = wrap(inner)
+    last = len(wrapped) - 1
+    a, b, again = (wrapped[SeededIndex(last, (0, k))] for k in (1, 2, 1))
+    assert a["n"] == 3
+    assert a["draw"] == again["draw"] != b["draw"]
 
 
 def test_seed_everything_separates_keys():

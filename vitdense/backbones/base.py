@@ -47,7 +47,7 @@ class Backbone(BaseModule):
     """Base of all backbones: a trunk of stages with one normalised output map each.
 
     A subclass sets the trunk up, then calls `finish`; it implements `stem_modules` and `stage_modules` (what
-    `frozen_stages` counts) and `forward`, which returns a tuple of ``[B, C_i, H_i, W_i]``.
+    `frozen_stages` counts), `unused_modules` and `forward`, which returns a tuple of ``[B, C_i, H_i, W_i]``.
 
     Attributes:
         family: Name of the checkpoint family in `vitdense.weights.sources`.
@@ -86,7 +86,7 @@ class Backbone(BaseModule):
         for i in indices:
             self.add_module(f"norm{i}", nn.LayerNorm(dims[i]))
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
-        for module in self.frozen_modules():
+        for module in (*self.frozen_modules(), *self.unused_modules()):
             module.requires_grad_(False)
 
     def stem_modules(self) -> list[nn.Module]:
@@ -95,6 +95,10 @@ class Backbone(BaseModule):
 
     def stage_modules(self) -> Sequence[nn.Module]:
         """Stages in order."""
+        raise NotImplementedError
+
+    def unused_modules(self) -> list[nn.Module]:
+        """Modules behind the last output: kept, so that checkpoints load exactly, but neither run nor trained."""
         raise NotImplementedError
 
     def frozen_modules(self) -> list[nn.Module]:
@@ -124,10 +128,13 @@ class Backbone(BaseModule):
         Raises:
             CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
         """
-        cfg = self.init_cfg
-        if cfg is None or cfg.get("type") != "Pretrained":
+        cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
+        if not any(cfg and cfg.get("type") == "Pretrained" for cfg in cfgs):
             super().init_weights()
             return
+        if len(cfgs) > 1:
+            raise ValueError(f"init_cfg: got Pretrained beside others ({cfgs}); it fills everything, so give it alone")
+        cfg = cfgs[0]
         report = load_pretrained(self, cfg["checkpoint"], prefix=cfg.get("prefix"), allow=MMENGINE_GLOBALS)
         MMLogger.get_current_instance().info(f"{type(self).__name__}: {report}")
         self._is_init = True

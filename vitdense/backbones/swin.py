@@ -246,14 +246,19 @@ class Swin(Backbone):
     def stage_modules(self) -> nn.ModuleList:
         return self.stages
 
+    def unused_modules(self) -> list[nn.Module]:
+        last = self.out_indices[-1]
+        merging = self.stages[last].downsample
+        return [*self.stages[last + 1 :], *([merging] if merging is not None else [])]
+
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
         x = self.absolute_pos_embed(self.patch_embed(x))  # [B, H/4, W/4, C]
         outs = []
-        for i, stage in enumerate(self.stages):
+        for i, stage in enumerate(self.stages[: self.out_indices[-1] + 1]):
+            if i > 0:
+                x = self.stages[i - 1].downsample(x)  # [B, H_i, W_i, C_i]
             x = stage(x)  # [B, H_i, W_i, C_i]
             if i in self.out_indices:
                 outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
-            if stage.downsample is not None:
-                x = stage.downsample(x)  # [B, H_i/2, W_i/2, 2*C_i]
         return tuple(outs)

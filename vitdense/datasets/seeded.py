@@ -23,6 +23,12 @@ class SeededIndex(int):
         self.key = key
         return self
 
+    def __mod__(self, other: int) -> "SeededIndex":  # of a repeated data set
+        return SeededIndex(int(self) % other, self.key)
+
+    def __sub__(self, other: int) -> "SeededIndex":  # of concatenated ones
+        return SeededIndex(int(self) - other, self.key)
+
     def __reduce__(self) -> tuple:  # to worker processes
         return SeededIndex, (int(self), self.key)
 
@@ -50,16 +56,13 @@ class SeededInfiniteSampler(InfiniteSampler):
 class SeedFromSample(BaseTransform):
     """First transform of a pipeline: seeds Python, numpy and torch from the draw.
 
-    Raises:
-        ValueError: The sampler is not one of this module.
+    An index without a seed goes on from where the generators are: one that mmengine draws in place of a sample that
+    could not be used (then they are where the first draw led, so the run stays reproducible), or one from a sampler or
+    wrapper that does not pass the seed on (then it does not).
     """
 
     def transform(self, results: dict) -> dict:
-        index = results.get("sample_idx")
-        if not isinstance(index, SeededIndex):
-            raise ValueError(
-                f"SeedFromSample got the index {index!r} without a seed; set the train_dataloader's sampler to "
-                f"'vitdense.SeededEpochSampler' or 'vitdense.SeededInfiniteSampler', or take the transform out"
-            )
-        seed_everything(*index.key)
+        index = results["sample_idx"]
+        if isinstance(index, SeededIndex):
+            seed_everything(*index.key)
         return results

@@ -26,7 +26,7 @@ try:
 except ImportError:  # not on Windows: there the first rename wins and the other drawings are discarded
     fcntl = None
 
-__all__ = ["CLASSES", "PALETTE", "check_draw", "draw_dataset", "draw_image"]
+__all__ = ["CLASSES", "PALETTE", "ShapesError", "check_draw", "draw_dataset", "draw_image"]
 
 CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
 PALETTE = [(220, 60, 60), (60, 120, 230), (60, 180, 75), (240, 190, 30),
@@ -38,7 +38,7 @@ IGNORE = 255  # label of crowd pixels in the semantic maps
 EMPTY = (20, 7)  # image 7 of every 20 holds no object
 CROWD = (25, 3)  # image 3 of every 25 holds a crowd
 MIN_SIZE = 64  # pixels; below it shapes cannot be told apart
-MIN_VISIBLE = 0.4  # of the whole shape; less is re-placed
+MIN_VISIBLE = 0.5  # of the whole shape; less is re-placed
 MIN_PIXELS = 40
 REFERENCE_SIZE = 256  # pixels of the shorter side for which object sizes are given
 SIZES = (  # share of the objects, range of sqrt(area) in pixels
@@ -47,10 +47,14 @@ SIZES = (  # share of the objects, range of sqrt(area) in pixels
     (0.2, 100, 130),
 )
 SUPERSAMPLE = 4
-HUE_SPREAD = 0.6  # standard deviation of a class's hue, in distances between the hues of two classes
+HUE_SPREAD = 0.45  # standard deviation of a class's hue, in distances between the hues of two classes
 TEXTURE = (
     0.2  # largest difference of a texture's two colours per channel; shapes differ from what is under them by more
 )
+
+
+class ShapesError(ValueError):
+    """The data set cannot be drawn as asked, or where asked."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,10 @@ def draw_dataset(
         log: Called with one line before the drawing starts; default the logger of this module.
 
     Raises:
-        ValueError: An argument is out of range, or ``root`` holds something else; nothing is changed then.
+        ShapesError: An argument is out of range, or ``root`` holds something else; nothing is changed then.
     """
     if root is None or not str(root):
-        raise ValueError(f"the shapes data set needs a folder to be drawn into (data_root), got {root!r}")
+        raise ShapesError(f"the shapes data set needs a folder to be drawn into (data_root), got {root!r}")
     root = Path(root)
     stamp = _stamp(num_train, num_val, image_size, seed)
     if _is_drawn(root, stamp):
@@ -124,12 +128,12 @@ def check_draw(draw: dict | None) -> dict:
     """Return the ``draw`` argument of a data set as keyword arguments of :func:`draw_dataset`.
 
     Raises:
-        ValueError: It is no dict, or has a key other than ``num_train``, ``num_val``, ``image_size`` and ``seed``.
+        ShapesError: It is no dict, or has a key other than ``num_train``, ``num_val``, ``image_size`` and ``seed``.
     """
     known = ("num_train", "num_val", "image_size", "seed")
     draw = {} if draw is None else draw
     if not isinstance(draw, dict) or not set(draw) <= set(known):
-        raise ValueError(f"draw must be a dict with keys among {known}, got {draw!r}")
+        raise ShapesError(f"draw must be a dict with keys among {known}, got {draw!r}")
     return dict(draw)
 
 
@@ -139,10 +143,10 @@ def _stamp(num_train: int, num_val: int, image_size: tuple[int, int], seed: int)
     for name, value in numbers.items():
         least = 0 if name == "seed" else 1
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            raise ShapesError(f"{name} must be a whole number of at least {least}, got {value!r}")
     size = list(image_size) if isinstance(image_size, (tuple, list)) else None
     if size is None or len(size) != 2 or any(not isinstance(n, int) or n < MIN_SIZE for n in size):
-        raise ValueError(f"image_size must be (height, width) of at least {MIN_SIZE} pixels each, got {image_size!r}")
+        raise ShapesError(f"image_size must be (height, width) of at least {MIN_SIZE} pixels each, got {image_size!r}")
     return {"data set": "vitdense shapes", "version": VERSION, **numbers, "image_size": size}
 
 
@@ -157,11 +161,11 @@ def _is_drawn(root: Path, stamp: dict) -> bool:
     if found == stamp:
         return True
     if not isinstance(found, dict) or found.get("data set") != stamp["data set"]:
-        raise ValueError(
+        raise ShapesError(
             f"{root} exists and is no drawn data set (no readable {STAMP}); choose a data_root that does not exist yet"
         )
     lines = [f"  {k}: there {found.get(k)!r}, asked for {v!r}" for k, v in stamp.items() if found.get(k) != v]
-    raise ValueError(
+    raise ShapesError(
         f"{root} holds a data set drawn with other arguments:\n"
         + "\n".join(lines)
         + "\nChoose another data_root, ask for the arguments it was drawn with, or delete the folder."
@@ -303,7 +307,7 @@ def draw_image(
     if crowd and not empty:
         scene.add_crowd()
     if not empty:
-        scene.add_objects(int(rng.integers(2, 12)))
+        scene.add_objects(int(rng.integers(1, 9)))
     return scene.develop(), scene.instances()
 
 

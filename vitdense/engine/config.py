@@ -1,5 +1,6 @@
 """From a config file and what the command line says to a config that is ready to run."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,19 @@ def load_config(
     cfg.merge_from_dict(dict(options or {}))
     new_root = cfg.get("data_root")
     if old_root and new_root != old_root:
-        cfg = Config(_move(cfg._cfg_dict, old_root, str(Path(new_root)) + "/"), filename=cfg.filename)
+        moved = _move(cfg._cfg_dict, old_root.rstrip("/"), os.path.expanduser(new_root).rstrip("/"))
+        cfg = Config(moved, filename=cfg.filename)
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / path.stem)
     return cfg
 
 
 def _move(node: Any, old: str, new: str) -> Any:
-    """`node` with every string that starts with `old` starting with `new`."""
+    """`node` with every path that is or lies under `old` under `new` instead."""
     if isinstance(node, dict):
         return ConfigDict({key: _move(value, old, new) for key, value in node.items()})
     if isinstance(node, (list, tuple)):
         return type(node)(_move(value, old, new) for value in node)
-    if isinstance(node, str) and node.startswith(old):
+    if isinstance(node, str) and (node == old or node.startswith(old + "/")):
         return new + node[len(old) :]
     return node

@@ -9,13 +9,15 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.runner import Runner, find_latest_checkpoint
 
+from vitdense._finder import ops_in_use
+from vitdense.datasets.shapes import ShapesError
 from vitdense.engine.config import ConfigError
 from vitdense.engine.preflight import check
 from vitdense.weights.load import CheckpointNotFoundError
 from vitdense.weights.rename import CheckpointMismatchError
 
 # Faults a user can mend: their message says all, a stack trace would only hide it.
-USER_ERRORS = (ConfigError, CheckpointMismatchError, CheckpointNotFoundError)
+USER_ERRORS = (ConfigError, ShapesError, CheckpointMismatchError, CheckpointNotFoundError)
 
 
 @contextmanager
@@ -41,12 +43,8 @@ def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_
         ConfigError: See `check`; or an option that the config does not provide for.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
-    if get_device() == "cpu":
-        # mmengine asserts both, deep in the start, without a word on what to do.
-        for asked, flag in ((amp, "--amp"), (cfg.launcher != "none", f"--launcher {cfg.launcher}")):
-            if asked:
-                raise ConfigError(f"{flag} needs a GPU, and torch sees none; leave it out to train in one process")
     if amp:
+        _needs_gpu("--amp")
         cfg.optim_wrapper.type = "AmpOptimWrapper"
         cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
@@ -56,14 +54,11 @@ def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_
             )
         cfg.auto_scale_lr.enable = True
     if resume == "auto":
-        resume = find_latest_checkpoint(cfg.work_dir)
+        resume = latest_checkpoint(Path(cfg.work_dir))
     if resume is not None:
         cfg.resume, cfg.load_from = True, find_checkpoint(resume)
-    if cfg.get("load_from"):
-        # The checkpoint holds the backbone too; fetching its pretraining would be wasted.
-        cfg.model.backbone.init_cfg = None
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
-    Runner.from_cfg(cfg).train()
+    _runner(cfg).train()
 
 
 def test(cfg: Config, checkpoint: str) -> dict[str, float]:
@@ -75,9 +70,34 @@ def test(cfg: Config, checkpoint: str) -> dict[str, float]:
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     cfg.load_from = find_checkpoint(checkpoint)
-    cfg.model.backbone.init_cfg = None
     check(cfg, ("test",))
-    return Runner.from_cfg(cfg).test()
+    return _runner(cfg).test()
+
+
+def _runner(cfg: Config) -> Runner:
+    """mmengine's runner of a config; its log says which ops are in use."""
+    if cfg.launcher != "none":
+        _needs_gpu(f"--launcher {cfg.launcher}")
+    if cfg.get("load_from") and "backbone" in cfg.model:
+        cfg.model.backbone.init_cfg = None  # the checkpoint holds the backbone too: do not fetch its pretraining
+    runner = Runner.from_cfg(cfg)
+    runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
+    return runner
+
+
+def _needs_gpu(flag: str) -> None:
+    """mmengine asserts it deep in the start, without a word on what to do."""
+    if get_device() == "cpu":
+        raise ConfigError(f"{flag} needs a GPU, and torch sees none; leave it out to run in one process on the CPU")
+
+
+def latest_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint of a work folder, or None. mmengine's own note of it may be cut off by a kill."""
+    noted = find_latest_checkpoint(folder)
+    if noted and Path(noted).is_file():
+        return noted
+    saved = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
+    return str(max(saved, key=lambda path: path.stat().st_mtime)) if saved else None
 
 
 def find_checkpoint(checkpoint: str) -> str:
@@ -89,7 +109,7 @@ def find_checkpoint(checkpoint: str) -> str:
     if "://" in checkpoint:
         return checkpoint
     path = Path(checkpoint)
-    latest = find_latest_checkpoint(path) if path.is_dir() else checkpoint
+    latest = latest_checkpoint(path) if path.is_dir() else checkpoint
     if latest is None or not Path(latest).is_file():
         raise CheckpointNotFoundError(
             f"checkpoint {latest or checkpoint} is not there; train one with tools/train.py, or give the path of a "

@@ -1,7 +1,6 @@
 """COCO metrics that report zero where mmdet's report nothing, and count only the images they were shown."""
 
-from mmdet.evaluation.metrics import CocoMetric as MMDetCocoMetric
-from mmdet.evaluation.metrics import FasterCocoMetric as MMDetFasterCocoMetric
+from mmdet.evaluation import metrics as mmdet_metrics
 from mmengine.logging import MMLogger
 
 from vitdense.registry import METRICS
@@ -19,7 +18,8 @@ class _CocoRules:
         the annotation file, so that a subset (``dataset.indices=16``) would be scored against the whole.
         """
         self.img_ids = [gt["img_id"] for gt, _ in results]
-        if self.format_only or any(len(pred["bboxes"]) for _, pred in results):
+        average_precision = not self.format_only and set(self.metrics) <= {"bbox", "segm"}
+        if not average_precision or any(len(pred["bboxes"]) for _, pred in results):
             return super().compute_metrics(results)
         MMLogger.get_current_instance().warning(
             f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
@@ -29,10 +29,12 @@ class _CocoRules:
 
 
 @METRICS.register_module()
-class FasterCocoMetric(_CocoRules, MMDetFasterCocoMetric):
-    """COCO box and mask AP by faster-coco-eval, with mmdet's arguments."""
-
-
-@METRICS.register_module()
-class CocoMetric(_CocoRules, MMDetCocoMetric):
+class CocoMetric(_CocoRules, mmdet_metrics.CocoMetric):
     """COCO box and mask AP by pycocotools, with mmdet's arguments: the reference, slower."""
+
+
+if hasattr(mmdet_metrics, "FasterCocoMetric"):  # onedl-mmdetection 3.5 and later; upstream mmdet has CocoMetric alone
+
+    @METRICS.register_module()
+    class FasterCocoMetric(_CocoRules, mmdet_metrics.FasterCocoMetric):
+        """COCO box and mask AP by faster-coco-eval, with mmdet's arguments."""

@@ -32,7 +32,7 @@ def load_detector(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     """
     if cfg.get("default_scope", "mmdet") != "mmdet":
         raise ConfigError(f"prediction draws detections; {cfg.filename} is a config of {cfg.default_scope}")
-    cfg.model.backbone.init_cfg = None
+    cfg.model.backbone.init_cfg = None  # the checkpoint holds the backbone
     model = build_model(cfg)
     saved = read(checkpoint, allow=MMENGINE_GLOBALS)
     model.load_state_dict(match_exactly(model, saved.get("state_dict", saved)), strict=True)
@@ -61,7 +61,8 @@ def predict(
         The JSON file.
 
     Raises:
-        ConfigError: Images are missing, or two have the same name; or see `load_detector`.
+        ConfigError: Images are missing, two have the same name, or `out_dir` is their own folder; or see
+            `load_detector`.
     """
     missing = [str(path) for path in images if not path.is_file()]
     if missing or not images:
@@ -70,6 +71,8 @@ def predict(
         raise ConfigError(
             "two images have the same file name, so one picture would overwrite the other; run them apart"
         )
+    if any((out_dir / path.name).resolve() == path.resolve() for path in images):
+        raise ConfigError(f"the pictures would overwrite the images in {out_dir}; choose another --out-dir")
     model = load_detector(cfg, checkpoint, device)
     visualizer = VISUALIZERS.build(cfg.visualizer)
     visualizer.dataset_meta = model.dataset_meta

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS
 
 from vitdense.engine.config import ConfigError
@@ -26,10 +27,16 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
         ConfigError: A file or folder is missing, the classes are not those of the annotation file, or a head has
             another number of classes.
     """
+    drawn = False
     for split in splits:
         loader = cfg.get(f"{split}_dataloader")
         for dataset in _datasets(loader["dataset"]) if loader else ():
-            _check_dataset(f"{split}_dataloader", dataset, cfg)
+            drawn |= _check_dataset(f"{split}_dataloader", dataset, cfg)
+        evaluators = cfg.get(f"{split}_evaluator") or []
+        for evaluator in evaluators if isinstance(evaluators, (list, tuple)) else [evaluators]:
+            ann_file = evaluator.get("ann_file")
+            if ann_file and not drawn and not Path(ann_file).is_file():
+                raise ConfigError(f"{split}_evaluator: ann_file {ann_file} is not there; name the data set's own")
 
 
 def _datasets(dataset: dict) -> Iterator[dict]:
@@ -42,13 +49,17 @@ def _datasets(dataset: dict) -> Iterator[dict]:
             yield from _datasets(part)
 
 
-def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
+def _check_dataset(where: str, dataset: dict, cfg: Config) -> bool:
+    """Check one data set; whether its files are only drawn when it is built."""
     with DATASETS.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as registry:
         kind = registry.get(dataset["type"])
     if kind is None:
         raise ConfigError(f"{where}: no data set of type {dataset['type']!r} is registered")
     classes = (dataset.get("metainfo") or {}).get("classes", kind.METAINFO.get("classes"))
-    if not getattr(kind, "drawn_on_demand", False):
+    if isinstance(classes, str):
+        classes = list_from_file(classes)
+    drawn = getattr(kind, "drawn_on_demand", False)
+    if not drawn:
         root = Path(dataset.get("data_root") or "")
         ann_file = dataset.get("ann_file")
         if ann_file:
@@ -60,6 +71,7 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
             _check_categories(where, root / ann_file, tuple(classes))
     if classes is not None:
         _check_heads(cfg.model, len(classes), f"{where}: the data set has {len(classes)} classes")
+    return drawn
 
 
 def _must_exist(where: str, root: Path, path: Path, what: str, exists) -> None:

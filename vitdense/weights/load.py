@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlparse
 
 import numpy as np
 import torch
@@ -21,8 +22,11 @@ TABLE = "relative_position_bias_table"
 # Of numpy arrays and scalars: data, not code.
 _multiarray = np.core.multiarray if np.lib.NumpyVersion(np.__version__) < "2.0.0" else np._core.multiarray
 NUMPY_GLOBALS = (
-    _multiarray._reconstruct,
-    _multiarray.scalar,
+    *(
+        (getattr(_multiarray, name), f"numpy.{core}.multiarray.{name}")  # of files written under numpy 1 and 2
+        for name in ("_reconstruct", "scalar")
+        for core in ("core", "_core")
+    ),
     np.ndarray,
     np.dtype,
     *{type(np.dtype(t)) for t in ("float64", "float32", "int64", "int32", "uint32", "uint8", "bool")},
@@ -66,13 +70,7 @@ def read(checkpoint: str | Path, allow: Sequence = ()) -> dict:
     """
     name = str(checkpoint)
     if name.startswith(("https://", "http://")):
-        try:
-            return torch.hub.load_state_dict_from_url(name, map_location="cpu", weights_only=True, check_hash=False)
-        except OSError as error:
-            raise CheckpointNotFoundError(
-                f"checkpoint {name} cannot be fetched ({error}); download it where there is a network and give its "
-                f"path, or set init_cfg=None to train from scratch"
-            ) from error
+        return read(download(name), allow)
     path = Path(name).expanduser()
     if not path.is_file():
         raise CheckpointNotFoundError(
@@ -88,6 +86,25 @@ def read(checkpoint: str | Path, allow: Sequence = ()) -> dict:
             f"{path} is not a checkpoint that can be read without running code from it "
             f"({type(error).__name__}: {error})"
         ) from error
+
+
+def download(address: str) -> Path:
+    """Fetch a file into torch's cache of checkpoints, unless it is there, and return where it is.
+
+    Raises:
+        CheckpointNotFoundError: The address cannot be reached.
+    """
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(address).path).name
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(address, str(path))  # under a temporary name, then renamed
+        except OSError as error:
+            raise CheckpointNotFoundError(
+                f"checkpoint {address} cannot be fetched ({error}); download it where there is a network and give its "
+                f"path, or set init_cfg=None to train from scratch"
+            ) from error
+    return path
 
 
 def unwrap(checkpoint: Mapping, prefix: str | None = None) -> dict[str, Tensor]:

@@ -30,10 +30,8 @@ class Rule:
     def pattern(self) -> re.Pattern:
         return re.compile(re.escape(self.source).replace(r"\#", r"(\d+)").replace(r"\*", "(.+)"))
 
-    def apply(self, key: str) -> str | None:
-        """The new key, None for one that is dropped. The key must match."""
-        if self.target is None:
-            return None
+    def apply(self, key: str) -> str:
+        """The new key of one that matches and is not dropped."""
         groups = iter(self.pattern.fullmatch(key).groups())
         return re.sub(r"[#*]", lambda _: next(groups), self.target)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitdense.weights.rename import Rule
+from vitdense.weights.rename import CheckpointMismatchError, Rule
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ def from_unfold(x: Tensor) -> Tensor:
 def position_map(x: Tensor) -> Tensor:
     """Absolute position embedding of the authors' dense code, ``[1, C, h, w]``, to ours, ``[1, h, w, C]``."""
     if x.ndim != 4:
-        raise ValueError(f"absolute_pos_embed has shape {tuple(x.shape)}, expected [1, C, h, w] with an explicit grid")
+        raise CheckpointMismatchError(
+            f"absolute_pos_embed has shape {tuple(x.shape)}, expected [1, C, h, w] with an explicit grid"
+        )
     return x.permute(0, 2, 3, 1).contiguous()  # [1, h, w, C]
 
 
