@@ -35,6 +35,17 @@ def test_cascade_recipe_of_the_swin_authors(path):
         assert head.norm_cfg.type == "SyncBN"
 
 
+def test_rpn_loss_of_mask_and_cascade_mask_rcnn():
+    losses = [
+        load_config(REPO / f"configs/{name}_swin_t_coco.py").model.rpn_head.loss_bbox
+        for name in ("mask_rcnn", "cascade")
+    ]
+    assert losses == [
+        {"type": "L1Loss", "loss_weight": 1.0},
+        {"type": "SmoothL1Loss", "beta": 1.0 / 9.0, "loss_weight": 1.0},
+    ]
+
+
 def test_schedule_and_decay_of_the_coco_configs():
     from mmengine.optim import build_optim_wrapper
 
@@ -42,7 +53,6 @@ def test_schedule_and_decay_of_the_coco_configs():
     assert cfg.train_cfg.max_epochs == 36
     assert cfg.param_scheduler[1].milestones == [27, 33]
     assert cfg.auto_scale_lr.base_batch_size == 16
-    cfg.model.backbone.arch = "tiny"
     model = build_model(cfg)
     groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}

@@ -62,6 +62,7 @@ def trained(tiny) -> Path:
     """Work folder of an uninterrupted run."""
     done = tool("train", tiny, "--work-dir", tiny.parent / "whole")
     assert "eta:" in done.stdout + done.stderr
+    assert "mmcv ops in use: " in done.stdout + done.stderr
     assert "coco/bbox_mAP:" in done.stdout + done.stderr
     return tiny.parent / "whole"
 
@@ -82,7 +83,8 @@ def test_a_killed_and_resumed_run_reaches_the_same_weights_bit_for_bit(tiny, tra
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    while not (folder / "last_checkpoint").exists():  # written right after iteration 3 of 6, within the first pass
+    noted = folder / "last_checkpoint"  # written right after iteration 3 of 6, in the middle of the pass over the data
+    while not (noted.exists() and noted.read_text()):
         assert run.poll() is None, "training ended before its first checkpoint"
         time.sleep(0.002)
     run.send_signal(signal.SIGKILL)
@@ -113,6 +115,8 @@ def test_predict_writes_pictures_and_coco_json(tiny, trained):
     out = tiny.parent / "pictures"
     options = ["--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]
     tool("predict", tiny, trained / "iter_6.pth", *images, "--out-dir", out, *options)
+    refused = tool("predict", tiny, trained, *images, "--out-dir", images[0].parent, status=2)
+    assert "would overwrite the images" in refused.stderr
     assert sorted(p.name for p in out.iterdir()) == [*(p.name for p in images), "predictions.json"]
     assert all((out / p.name).stat().st_size > 1000 for p in images)
     coco = COCO(str(out / "predictions.json"))

@@ -1,3 +1,7 @@
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +70,39 @@ def test_own_checkpoints_as_safetensors_through_init_cfg(tmp_path):
     assert not unchanged(target, source.state_dict())
     target.init_weights()
     assert unchanged(target, source.state_dict())
+
+
+def test_init_cfg_may_be_a_list_but_pretrained_stands_alone(tmp_path):
+    source = make()
+    save_file(source.state_dict(), tmp_path / "own.safetensors")
+    pretrained = {"type": "Pretrained", "checkpoint": str(tmp_path / "own.safetensors")}
+    target = make(init_cfg=[pretrained])
+    target.init_weights()
+    assert unchanged(target, source.state_dict())
+    with pytest.raises(ValueError, match="give it alone"):
+        make(init_cfg=[pretrained, {"type": "Xavier", "layer": "Linear"}]).init_weights()
+    drawn = make(init_cfg={"type": "Constant", "layer": "Linear", "val": 0.5})
+    drawn.init_weights()
+    assert set(drawn.stages[0].blocks[0].mlp.fc1.weight.flatten().tolist()) == {0.5}
+
+
+def test_addresses_are_fetched_once_and_read_like_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "cache"))
+    (tmp_path / "served").mkdir()
+    source = make()
+    torch.save({"state_dict": source.state_dict(), "message_hub": HistoryBuffer()}, tmp_path / "served/own.pth")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/own.pth"
+        target = make()
+        assert load_pretrained(target, address, allow=MMENGINE_GLOBALS).share == 1
+        with pytest.raises(CheckpointNotFoundError, match=r"other\.pth cannot be fetched.*give its path"):
+            read(address.replace("own", "other"))
+        server.shutdown()
+    assert unchanged(target, source.state_dict())
+    assert load_pretrained(make(), address, allow=MMENGINE_GLOBALS).share == 1  # from the cache: the server is gone
+    assert [p.name for p in (tmp_path / "cache/checkpoints").iterdir()] == ["own.pth"]
 
 
 def test_fewer_outputs_drop_their_norms_but_a_missing_one_is_an_error():

@@ -27,6 +27,7 @@ NUMPY_GLOBALS = (
         for name in ("_reconstruct", "scalar")
         for core in ("core", "_core")
     ),
+    bytes,  # of an empty array
     np.ndarray,
     np.dtype,
     *{type(np.dtype(t)) for t in ("float64", "float32", "int64", "int32", "uint32", "uint8", "bool")},
