@@ -1,40 +1,20 @@
 """The embedded data set for mmdet."""
 
-from functools import partial
-
 from mmdet.datasets import CocoDataset
-from mmengine.logging import print_log
 
-from vitdense.datasets.shapes import CLASSES, PALETTE, check_draw, draw_dataset
+from vitdense.datasets.on_demand import DrawnOnDemand
+from vitdense.datasets.shapes import CLASSES, PALETTE
 from vitdense.registry import DATASETS
 
 __all__ = ["ShapesDataset"]
 
 
 @DATASETS.register_module()
-class ShapesDataset(CocoDataset):
-    """Boxes and masks of the embedded data set, which is drawn when it is first loaded.
+class ShapesDataset(DrawnOnDemand, CocoDataset):
+    """Boxes and masks of the embedded data set.
 
     Usual paths under ``data_root``: ``ann_file='annotations/instances_train.json'``,
     ``data_prefix=dict(img='train/', seg='semantic/train/')``, and the same with ``val``.
-
-    Args:
-        draw: Arguments of :func:`vitdense.datasets.shapes.draw_dataset`: ``num_train``, ``num_val``, ``image_size``,
-            ``seed``. Data sets that share a ``data_root`` must agree in them.
-        *args, **kwargs: Of mmdet's ``CocoDataset``; ``data_root`` is required.
-
-    Raises:
-        ValueError: ``data_root`` is missing or holds something else, or ``draw`` has an unknown key.
     """
 
-    drawn_on_demand = True  # its files need not be there before it is built
     METAINFO = {"classes": CLASSES, "palette": PALETTE}  # noqa: RUF012
-
-    def __init__(self, *args, draw: dict | None = None, **kwargs) -> None:
-        self.draw = check_draw(draw)
-        super().__init__(*args, **kwargs)
-
-    def load_data_list(self) -> list[dict]:
-        """Draw the data set unless it is there, then load the annotations."""
-        draw_dataset(self.data_root, log=partial(print_log, logger="current"), **self.draw)
-        return super().load_data_list()

@@ -35,7 +35,7 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
         evaluators = cfg.get(f"{split}_evaluator") or []
         for evaluator in evaluators if isinstance(evaluators, (list, tuple)) else [evaluators]:
             ann_file = evaluator.get("ann_file")
-            if ann_file and not drawn and not Path(ann_file).is_file():
+            if ann_file and not drawn and "://" not in ann_file and not Path(ann_file).is_file():
                 raise ConfigError(f"{split}_evaluator: ann_file {ann_file} is not there; name the data set's own")
 
 
@@ -59,7 +59,8 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> bool:
     if isinstance(classes, str):
         classes = list_from_file(classes)
     drawn = getattr(kind, "drawn_on_demand", False)
-    if not drawn:
+    elsewhere = "://" in str(dataset.get("data_root"))  # a storage service, which only mmengine's file client can ask
+    if not drawn and not elsewhere:
         root = Path(dataset.get("data_root") or "")
         ann_file = dataset.get("ann_file")
         if ann_file:
