@@ -29,7 +29,7 @@ def _child(parent: Registry, **locations: str) -> Registry:
 
 MODELS = _child(ROOT_MODELS, mmengine="backbones")
 DATASETS = _child(ROOT_DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg")
-DATA_SAMPLERS = _child(ROOT_DATA_SAMPLERS, mmcv="datasets.seeded")
-TRANSFORMS = _child(ROOT_TRANSFORMS, mmcv="datasets.seeded")
+DATA_SAMPLERS = _child(ROOT_DATA_SAMPLERS, mmcv="engine.seeded")
+TRANSFORMS = _child(ROOT_TRANSFORMS, mmcv="engine.seeded")
 METRICS = _child(ROOT_METRICS, mmdet="engine.metrics")
 HOOKS = _child(ROOT_HOOKS, mmengine="engine.hooks")

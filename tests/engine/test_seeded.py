@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("mmcv")
 from mmengine.dataset import BaseDataset, ConcatDataset, RepeatDataset
 
-from vitdense.datasets.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, SeedFromSample
+from vitdense.engine.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, SeedFromSample
 from vitdense.engine.hooks import seed_everything
 
 
