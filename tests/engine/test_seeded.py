@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("mmcv")
 from mmengine.dataset import BaseDataset, ConcatDataset, RepeatDataset
 
-from vitdense.engine.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, SeedFromSample
 from vitdense.engine.hooks import seed_everything
+from vitdense.engine.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, SeedFromSample
 
 
 def test_an_index_is_an_int_that_survives_the_way_to_a_worker():
