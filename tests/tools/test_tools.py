@@ -82,12 +82,13 @@ def test_a_killed_and_resumed_run_reaches_the_same_weights_bit_for_bit(tiny, tra
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     noted = folder / "last_checkpoint"  # written right after iteration 3 of 6, in the middle of the pass over the data
     while not (noted.exists() and noted.read_text()):
         assert run.poll() is None, "training ended before its first checkpoint"
         time.sleep(0.002)
-    run.send_signal(signal.SIGKILL)
+    os.killpg(run.pid, signal.SIGKILL)  # its data workers too
     run.wait()
     assert not (folder / "iter_6.pth").exists()
     done = tool("train", tiny, "--work-dir", folder, "--resume")
