@@ -103,7 +103,7 @@ def download(address: str) -> Path:
         except OSError as error:
             raise CheckpointNotFoundError(
                 f"checkpoint {address} cannot be fetched ({error}); download it where there is a network and give its "
-                f"path, or set init_cfg=None to train from scratch"
+                f"path, or train from scratch with --cfg-options model.backbone.init_cfg=None"
             ) from error
     return path
 
