@@ -144,7 +144,8 @@ def test_predict_writes_pictures_and_coco_json(tiny, trained):
 )
 def test_what_a_user_can_mend_ends_in_one_message(tiny, trained, command, message):
     name, *args = [part.format(tiny=tiny, trained=trained) for part in command]
-    done = tool(name, *args, "--work-dir", tiny.parent / "wrong", status=2)
+    out = "--out-dir" if name == "predict" else "--work-dir"
+    done = tool(name, *args, out, tiny.parent / "wrong", status=2)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert message in last
