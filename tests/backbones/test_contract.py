@@ -162,3 +162,25 @@ def test_resolves_by_scope_from_mmdet_and_mmseg(scope, repo):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repo)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("vitdense.backbones.swin")
+
+
+def _ddp_worker(rank: int, rendezvous: str) -> None:
+    """Two steps of DDP, which raises when a parameter it waits for gets no gradient, or gets it twice."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
+        torch.manual_seed(0)
+        model = nn.parallel.DistributedDataParallel(BACKBONES["swin"](**options).train())
+        for step in range(2):
+            torch.manual_seed(10 * rank + step)
+            sum(out.square().mean() for out in model(torch.randn(1, 3, 40, 56))).backward()
+        grads = [p.grad.clone() for p in model.parameters() if p.requires_grad]
+        for grad in grads:
+            theirs = grad.clone()
+            torch.distributed.broadcast(theirs, src=0)
+            assert torch.equal(grad, theirs)  # averaged over the processes
+    torch.distributed.destroy_process_group()
+
+
+def test_ddp_without_find_unused_parameters(tmp_path):
+    torch.multiprocessing.spawn(_ddp_worker, args=(str(tmp_path / "rendezvous"),), nprocs=2)
