@@ -1,5 +1,6 @@
 """What `tools/` call: training, testing and prediction from a config. Each function is one run."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
 from vitdense._finder import ops_in_use
@@ -55,6 +57,8 @@ def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_
         cfg.auto_scale_lr.enable = True
     if resume == "auto":
         resume = latest_checkpoint(Path(cfg.work_dir))
+        if resume is None:
+            print_log(f"no checkpoint in {cfg.work_dir} to resume from: training starts anew", level=logging.WARNING)
     if resume is not None:
         cfg.resume, cfg.load_from = True, find_checkpoint(resume)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
