@@ -102,7 +102,7 @@ def test_addresses_are_fetched_once_and_read_like_files(tmp_path, monkeypatch):
         server.shutdown()
     assert unchanged(target, source.state_dict())
     assert load_pretrained(make(), address, allow=MMENGINE_GLOBALS).share == 1  # from the cache: the server is gone
-    assert [p.name for p in (tmp_path / "cache/checkpoints").iterdir()] == ["own.pth"]
+    assert [p.name for p in (tmp_path / "cache").rglob("*.pth")] == ["own.pth"]
 
 
 def test_fewer_outputs_drop_their_norms_but_a_missing_one_is_an_error():

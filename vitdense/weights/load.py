@@ -1,5 +1,6 @@
 """Load exactly or raise: read, unwrap, detect the scheme, rename, resize, check, and only then touch the model."""
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -95,7 +96,9 @@ def download(address: str) -> Path:
     Raises:
         CheckpointNotFoundError: The address cannot be reached.
     """
-    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(address).path).name
+    # By the whole address: model.pth is a name that many files have.
+    folder = hashlib.sha256(address.encode()).hexdigest()[:16]
+    path = Path(torch.hub.get_dir()) / "checkpoints" / folder / Path(urlparse(address).path).name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
