@@ -51,9 +51,11 @@ def test_declared_channels_and_strides(make, size):
 @pytest.mark.parametrize("out_indices", [(1, 2, 3), (0, 1), (2,)])
 def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_stages, out_indices):
     model = make(frozen_stages=frozen_stages, out_indices=out_indices).train()
-    if not any(p.requires_grad for p in model.parameters()):
-        return  # everything up to the last output is frozen
-    sum(out.square().mean() for out in model(torch.randn(1, 3, 72, 104))).backward()
+    loss = sum(out.square().mean() for out in model(torch.randn(1, 3, 72, 104)))
+    # All is frozen up to the last output: then nothing may be tracked, let alone trainable.
+    assert loss.requires_grad == any(p.requires_grad for p in model.parameters())
+    if loss.requires_grad:
+        loss.backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
         if parameter.requires_grad:

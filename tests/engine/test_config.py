@@ -9,6 +9,8 @@ def test_data_root_moves_every_path_under_it(repo):
     assert cfg.test_dataloader.dataset.data_root == "/mnt/coco/"
     assert cfg.val_evaluator.ann_file == "/mnt/coco/annotations/instances_val2017.json"
     assert "data/coco" not in cfg.pretty_text
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"data_root": "s3://coco/"})
+    assert cfg.val_evaluator.ann_file == "s3://coco/annotations/instances_val2017.json"
 
 
 def test_options_and_work_dir(repo, tmp_path):

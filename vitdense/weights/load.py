@@ -18,7 +18,7 @@ from vitdense.weights.rename import CheckpointMismatchError, find_rule, rename
 from vitdense.weights.sources import FRESH, SCHEMES, Scheme
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema")
-PREFIXES = ("backbone.bottom_up.", "backbone.", "module.")
+PREFIXES = ("backbone.bottom_up.", "backbone.")
 TABLE = "relative_position_bias_table"
 # Of numpy arrays and scalars: data, not code.
 _multiarray = np.core.multiarray if np.lib.NumpyVersion(np.__version__) < "2.0.0" else np._core.multiarray
@@ -127,7 +127,7 @@ def unwrap(checkpoint: Mapping, prefix: str | None = None) -> dict[str, Tensor]:
     state = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}
     if not state:
         raise CheckpointMismatchError(f"no tensors in the checkpoint; its keys are {list(checkpoint)[:10]}")
-    if state.keys() and all(key.startswith("module.") for key in state):
+    if all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): value for key, value in state.items()}
     prefixes = PREFIXES if prefix is None else (prefix.rstrip(".") + ".",)
     for start in prefixes:
