@@ -46,10 +46,11 @@ def test_rpn_loss_of_mask_and_cascade_mask_rcnn():
     ]
 
 
-def test_schedule_and_decay_of_the_coco_configs():
+@pytest.mark.parametrize("name", ["cascade_swin_t_coco", "cascade_swinv2_t_coco"])
+def test_schedule_and_decay_of_the_coco_configs(name):
     from mmengine.optim import build_optim_wrapper
 
-    cfg = load_config(REPO / "configs/cascade_swin_t_coco.py")
+    cfg = load_config(REPO / f"configs/{name}.py")
     assert cfg.train_cfg.max_epochs == 36
     assert cfg.param_scheduler[1].milestones == [27, 33]
     assert cfg.auto_scale_lr.base_batch_size == 16
@@ -57,5 +58,15 @@ def test_schedule_and_decay_of_the_coco_configs():
     groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     for name, p in model.backbone.named_parameters():
-        expected = 0 if "norm" in name or "relative_position_bias_table" in name else 0.05
-        assert decay[id(p)] == expected, name
+        exempt = ("norm", "relative_position_bias_table", "cpb_mlp", "logit_scale")
+        assert decay[id(p)] == (0 if any(key in name for key in exempt) else 0.05), name
+
+
+def test_windows_of_the_swin_v2_config_are_those_of_its_weights():
+    cfg = load_config(REPO / "configs/cascade_swinv2_t_coco.py")
+    with torch.device("meta"):
+        stages = build_model(cfg).backbone.stages
+    specs = [block.spec for stage in stages for block in stage.blocks]
+    assert {spec.window for spec in specs} == {(16, 16)}
+    assert [spec.pretrained_window for spec in specs] == [(16, 16)] * 10 + [(8, 8)] * 2
+    assert "window16_256" in cfg.model.backbone.init_cfg.checkpoint

@@ -14,6 +14,8 @@ optim_wrapper = dict(
         custom_keys=dict(
             absolute_pos_embed=dict(decay_mult=0.0),
             relative_position_bias_table=dict(decay_mult=0.0),
+            cpb_mlp=dict(decay_mult=0.0),  # Swin V2's, like the next
+            logit_scale=dict(decay_mult=0.0),
             norm=dict(decay_mult=0.0),
         )
     ),

@@ -9,7 +9,17 @@ import torch
 from conftest import relative_error
 from torch import nn
 
-from vitdense.backbones import Swin
+from vitdense.backbones import Swin, SwinV2
+
+
+def with_random_norms(model):
+    """At their initial zero, the norms of Swin V2 make every block the identity."""
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, 1, 0.2)
+            nn.init.normal_(module.bias, 0, 0.2)
+    return model
+
 
 BACKBONES = {
     "swin": lambda **options: Swin(
@@ -18,6 +28,25 @@ BACKBONES = {
     "swin, window 4x6, absolute position": lambda **options: Swin(
         {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)},
         **{"drop_path_rate": 0.0, "window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64, **options},
+    ),
+    "swin_v2": lambda **options: with_random_norms(
+        SwinV2(
+            {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)},
+            **{"drop_path_rate": 0.0, "window_size": 4, **options},
+        )
+    ),
+    "swin_v2, window 4x6, extra norms, absolute position": lambda **options: with_random_norms(
+        SwinV2(
+            {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8), "extra_norm_every": 2},
+            **{
+                "drop_path_rate": 0.0,
+                "window_size": (4, 6),
+                "pretrained_window_sizes": (8, 8, 8, 4),
+                "absolute_position": True,
+                "pretrain_img_size": 64,
+                **options,
+            },
+        )
     ),
 }
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())

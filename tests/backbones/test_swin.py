@@ -78,7 +78,7 @@ def test_golden_tensors_of_the_authors(shared_data, name):
 
 def brute_force_attention(attention, x, size):
     """Shifted window attention written from the definition, query by query, in float64."""
-    spec, table = attention.spec, attention.bias.relative_position_bias_table.double()
+    spec, table = attention.spec, attention.bias.relative_position_bias_table.double().flatten(0, 1)
     (h, w), (wh, ww), (sh, sw), heads = size, spec.window, spec.shift, spec.num_heads
     hp, wp, d = -(-h // wh) * wh, -(-w // ww) * ww, spec.dim // spec.num_heads
     padded = torch.zeros(hp, wp, spec.dim, dtype=torch.float64)

@@ -4,7 +4,7 @@ pytest.importorskip("mmengine")
 from mmengine.fileio import get_file_backend
 
 import vitdense.engine  # noqa: F401
-from vitdense.engine.files import whole_file
+from vitdense.files import whole_file
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path):

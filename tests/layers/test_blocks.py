@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from vitdense.layers.blocks import PatchEmbed, PatchMerging
+from vitdense.layers.blocks import PatchEmbed, PatchMerging, PostNormMerging
 
 
 def test_patch_embed_pads_right_and_bottom():
@@ -15,9 +16,12 @@ def test_patch_embed_pads_right_and_bottom():
     torch.testing.assert_close(out[0, 2, 3], want)
 
 
-def test_patch_merging_order_of_neighbours():
+@pytest.mark.parametrize("kind", [PatchMerging, PostNormMerging])
+def test_patch_merging_order_of_neighbours(kind):
     """(row, column) offsets (0,0), (1,0), (0,1), (1,1), as the released weights expect."""
-    merging = PatchMerging(2)
+    merging = kind(2)
+    torch.nn.init.normal_(merging.norm.weight)
+    torch.nn.init.normal_(merging.norm.bias)
     x = torch.randn(1, 3, 5, 2)
     padded = torch.zeros(1, 4, 6, 2)
     padded[:, :3, :5] = x
@@ -25,5 +29,7 @@ def test_patch_merging_order_of_neighbours():
     assert out.shape == (1, 2, 3, 4)
     for i in range(2):
         for j in range(3):
-            cells = [padded[0, 2 * i + r, 2 * j + c] for r, c in ((0, 0), (1, 0), (0, 1), (1, 1))]
-            torch.testing.assert_close(out[0, i, j], merging.reduction(merging.norm(torch.cat(cells))))
+            cells = torch.cat([padded[0, 2 * i + r, 2 * j + c] for r, c in ((0, 0), (1, 0), (0, 1), (1, 1))])
+            norm, linear = merging.norm, merging.reduction
+            want = linear(norm(cells)) if kind is PatchMerging else norm(linear(cells))
+            torch.testing.assert_close(out[0, i, j], want)

@@ -1,16 +1,14 @@
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+import hashlib
 
-import numpy as np
 import pytest
 import torch
-from mmengine.logging import HistoryBuffer
 from safetensors.torch import save_file
 
-from vitdense.backbones import Swin
-from vitdense.backbones.base import MMENGINE_GLOBALS
-from vitdense.weights.load import CheckpointNotFoundError, load_pretrained, match_exactly, read
+from vitdense.backbones import Swin, SwinV2
+from vitdense.layers.resize import resize_bias_table
+from vitdense.weights.convert import convert
+from vitdense.weights.load import fit_whole, load_pretrained, match_exactly
+from vitdense.weights.read import CheckpointNotFoundError
 from vitdense.weights.rename import CheckpointMismatchError
 
 NANO = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
@@ -20,17 +18,14 @@ def make(**options):
     return Swin(NANO, **{"out_indices": (0, 1), "window_size": 4, **options})
 
 
-def official(model, head=True, norms=False):
-    """The model's weights as the authors' classification code would name them."""
-    state = {}
-    for key, value in model.state_dict().items():
-        if key.startswith("norm") and not norms:
-            continue
-        state[key.replace("stages.", "layers.").replace("attn.bias.", "attn.")] = value.clone()
-    state["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16)
-    state["layers.1.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
-    if head:
+def official(model, norms=False):
+    """The model's weights as the authors' classification code names them, or with `norms` their dense code."""
+    state = {key: value.clone() for key, value in model.state_dict().items() if norms or not key.startswith("norm")}
+    if not norms:
         state |= {"norm.weight": torch.ones(16), "head.weight": torch.ones(10, 16)}
+    state = convert(state, "official").state
+    if not norms:
+        state["layers.1.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
     return state
 
 
@@ -53,7 +48,7 @@ def test_classification_checkpoint_in_any_wrapping(tmp_path, wrapper, prefix):
     report = load_pretrained(target, tmp_path / "c.pth")
     assert report.scheme == "official"
     assert sorted(report.fresh) == ["norm0.bias", "norm0.weight", "norm1.bias", "norm1.weight"]
-    assert len(report.dropped) == 4
+    assert len(report.dropped) == 6  # norm, head, a mask and three indices
     assert report.resized == {}
     filled = sum(v.numel() for k, v in source.state_dict().items() if not k.startswith("norm"))
     assert report.share == filled / sum(v.numel() for v in source.state_dict().values())
@@ -86,23 +81,16 @@ def test_init_cfg_may_be_a_list_but_pretrained_stands_alone(tmp_path):
     assert set(drawn.stages[0].blocks[0].mlp.fc1.weight.flatten().tolist()) == {0.5}
 
 
-def test_addresses_are_fetched_once_and_read_like_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "cache"))
-    (tmp_path / "served").mkdir()
-    source = make()
-    torch.save({"state_dict": source.state_dict(), "message_hub": HistoryBuffer()}, tmp_path / "served/own.pth")
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/own.pth"
-        target = make()
-        assert load_pretrained(target, address, allow=MMENGINE_GLOBALS).share == 1
-        with pytest.raises(CheckpointNotFoundError, match=r"other\.pth cannot be fetched.*give its path"):
-            read(address.replace("own", "other"))
-        server.shutdown()
-    assert unchanged(target, source.state_dict())
-    assert load_pretrained(make(), address, allow=MMENGINE_GLOBALS).share == 1  # from the cache: the server is gone
-    assert [p.name for p in (tmp_path / "cache").rglob("*.pth")] == ["own.pth"]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": "x.pth", "map_location": "cpu"}, "map_location.*expected checkpoint and any of prefix, scheme"),
+        ({"prefix": "backbone."}, "expected checkpoint"),
+    ],
+)
+def test_init_cfg_takes_no_argument_that_it_does_not_use(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(init_cfg={"type": "Pretrained", **options}).init_weights()
 
 
 def test_fewer_outputs_drop_their_norms_but_a_missing_one_is_an_error():
@@ -112,56 +100,61 @@ def test_fewer_outputs_drop_their_norms_but_a_missing_one_is_an_error():
         load_pretrained(make(), {k: v for k, v in dense.items() if not k.startswith("norm0")})
 
 
-def test_tables_of_another_window_are_resized():
-    source, target = make(window_size=4), make(window_size=(6, 5))
-    report = load_pretrained(target, official(source))
-    assert set(report.resized.values()) == {((49, 1), (99, 1)), ((49, 2), (99, 2))}
-    from vitdense.layers.resize import resize_bias_table
-
+def test_tables_of_another_window_are_resized_by_the_rule_named():
+    source = make(window_size=4)
     key = "stages.1.blocks.1.attn.bias.relative_position_bias_table"
-    assert torch.equal(target.state_dict()[key], resize_bias_table(source.state_dict()[key], (4, 4), (6, 5)))
+    for rule in ("bicubic", "timm"):
+        target = make(window_size=(6, 5))
+        report = load_pretrained(target, official(source), resize=rule)
+        assert set(report.resized.values()) == {((7, 7, 1), (11, 9, 1)), ((7, 7, 2), (11, 9, 2))}
+        assert torch.equal(target.state_dict()[key], resize_bias_table(source.state_dict()[key], (6, 5), rule))
+    with pytest.raises(ValueError, match="resize: got 'nearest'"):
+        load_pretrained(make(window_size=6), official(source), resize="nearest")
 
 
-BLOCK = "layers.1.blocks.0."
-TABLE = BLOCK + "attn.relative_position_bias_table"
+def test_an_own_checkpoint_of_a_turned_window_is_resized_not_misread():
+    """A flat table of a 4x6 window has as many rows as that of a 6x4 one."""
+    source, target = make(window_size=(4, 6)), make(window_size=(6, 4))
+    assert len(load_pretrained(target, source.state_dict()).resized) == 3
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda s: s.pop(BLOCK + "norm1.weight"), r"1 keys missing: stages\.1\.blocks\.0\.norm1\.weight"),
-        (lambda s: s.update({"layers.2.blocks.0.norm1.weight": torch.ones(16)}), "1 left over"),
-        (lambda s: s.update({"something.else": torch.ones(1)}), r"nearest is 'official'.*something\.else"),
-        (lambda s: s.update({BLOCK + "mlp.fc1.weight": torch.ones(64, 8)}), r"\(64, 8\).*\(64, 16\)"),
-        (lambda s: s.update({TABLE: torch.ones(50, 2)}), "50 rows, which no square window has"),
-        (lambda s: s.update({TABLE: torch.ones(49, 4)}), r"\(49, 4\).*\(49, 2\)"),
-        (lambda s: s.clear(), "no tensors"),
-    ],
-    ids=["missing", "extra block", "unknown key", "other shape", "no square table", "other heads", "empty"],
-)
-def test_what_does_not_fit_is_named_and_the_model_left_untouched(spoil, message):
-    state, target = official(make()), make()
-    spoil(state)
-    before = snapshot(target)
-    with pytest.raises(CheckpointMismatchError, match=message):
-        load_pretrained(target, state)
-    assert unchanged(target, before)
+def test_absolute_positions_of_another_image_size_are_resized():
+    source = make(absolute_position=True, pretrain_img_size=64)
+    target = make(absolute_position=True, pretrain_img_size=(48, 80))
+    report = load_pretrained(target, convert(source.state_dict(), "official").state)
+    assert report.resized == {"absolute_pos_embed.table": ((1, 16, 16, 8), (1, 12, 20, 8))}
 
 
-def test_a_wrong_prefix_is_an_error():
-    with pytest.raises(CheckpointMismatchError, match=r"no key starts with 'encoder\.'"):
-        load_pretrained(make(), official(make()), prefix="encoder")
+def test_the_report_names_everything(tmp_path):
+    target = make(window_size=5)
+    report = load_pretrained(target, {"model": official(make())})
+    assert str(report) == (
+        f"state dict (official names): {len(target.state_dict()) - 4} tensors loaded, 3 of them resized, "
+        f"6 dropped on purpose, 4 fresh; {100 * report.share:.2f} % of the parameters filled"
+    )
+    lines = report.details().splitlines()
+    table = "stages.0.blocks.0.attn.bias.relative_position_bias_table"
+    assert f"  resized {table}: [7, 7, 1] -> [9, 9, 1]" in lines
+    assert {"  dropped head.weight", "  fresh norm0.weight", f"  loaded {table}"} <= set(lines)
 
 
-def test_files_that_are_no_checkpoints(tmp_path):
-    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth is not a file"):
-        read(tmp_path / "nowhere.pth")
-    with pytest.raises(CheckpointNotFoundError, match="not a file"):
-        read(tmp_path)
-    for name, content in {"empty.pth": b"", "text.pth": b"hello world", "text.safetensors": b"hello world"}.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(CheckpointMismatchError, match=name):
-            read(tmp_path / name)
+def file_of(state, path):
+    torch.save({"model": state}, path)
+    return path
+
+
+def truncated(state, path):
+    file_of(state, path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def written(content):
+    def write(state, path):
+        path.write_bytes(content)
+        return path
+
+    return write
 
 
 class Malicious:
@@ -169,43 +162,144 @@ class Malicious:
         return (exec, ("raise SystemExit('ran')",))
 
 
-def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path):
-    torch.save({"state_dict": {"a": torch.ones(1)}, "x": Malicious()}, tmp_path / "bad.pth")
-    with pytest.raises(CheckpointMismatchError, match="without running code"):
-        read(tmp_path / "bad.pth")
+def malicious(state, path):
+    torch.save({"model": state, "x": Malicious()}, path)
+    return path
 
 
-class Attribute:
-    """Pickles as `getattr(owner, name)`."""
-
-    def __init__(self, owner, name):
-        self.call = (getattr, (owner, name))
-
-    def __reduce__(self):
-        return self.call
+def folder(state, path):
+    path.mkdir()
+    return path
 
 
-def test_mmengine_checkpoints_load_and_their_getattr_reaches_log_buffers_only(tmp_path):
-    buffer = HistoryBuffer([1.0, 2.0], [1, 1])
-    torch.save({"message_hub": buffer, "meta": {"seed": np.int64(3)}}, tmp_path / "run.pth")
-    with pytest.raises(CheckpointMismatchError, match="without running code"):
-        read(tmp_path / "run.pth")
-    saved = read(tmp_path / "run.pth", allow=MMENGINE_GLOBALS)
-    assert saved["message_hub"].mean() == 1.5
-    torch.save({"x": Attribute(torch.Tensor, "numpy")}, tmp_path / "bad.pth")
-    with pytest.raises(CheckpointMismatchError, match="asks for 'numpy'"):
-        read(tmp_path / "bad.pth", allow=(*MMENGINE_GLOBALS, torch.Tensor))
+def spoilt(change):
+    def write(state, path):
+        change(state)
+        return file_of(state, path)
+
+    return write
+
+
+BLOCK = "layers.1.blocks.0."
+TABLE = BLOCK + "attn.relative_position_bias_table"
+NAN = torch.tensor([[float("nan")]])
+WRONG = {  # what is wrong: how the file is made, the options it is loaded with, the error
+    "empty file": (written(b""), {}, r"is empty \(0 bytes\)"),
+    "truncated file": (truncated, {}, "truncated or damaged"),
+    "not a checkpoint": (written(b"hello world, I am a text"), {}, "is not a checkpoint: it begins with"),
+    "malicious pickle": (malicious, {}, "cannot be read without running code.*opt in by allow_pickle=True"),
+    "wrong family": (
+        lambda s, p: file_of(SwinV2(NANO, out_indices=(0, 1)).state_dict(), p),
+        {},
+        r"expected a checkpoint of the swin family, got one of swin_v2 \(vitdense names\)",
+    ),
+    "wrong size": (
+        lambda s, p: file_of(
+            official(Swin({"embed_dims": 16, "depths": (1, 1), "num_heads": (1, 2)}, out_indices=(0, 1))), p
+        ),
+        {},
+        r"missing: stages\.1\.blocks\.1.*of another shape.*\(16, 3, 4, 4\), expected \(8, 3, 4, 4\).*"
+        r"'embed_dims': 16, 'depths': \(1, 1\).*the model.*'embed_dims': 8, 'depths': \(1, 2\)",
+    ),
+    "wrong prefix": (
+        file_of,
+        {"prefix": "encoder"},
+        r"no key starts with 'encoder\.'; the first are.*leave prefix out",
+    ),
+    "key missing": (
+        spoilt(lambda s: s.pop(BLOCK + "norm1.weight")),
+        {},
+        r"1 missing: stages\.1\.blocks\.0\.norm1\.weight.*official names",
+    ),
+    "key extra": (
+        spoilt(lambda s: s.update({"something.else": torch.ones(1)})),
+        {},
+        r"the nearest is 'official' of swin, which does not know 1 of \d+ keys: something\.else",
+    ),
+    "block extra": (spoilt(lambda s: s.update({"layers.2.blocks.0.norm1.weight": torch.ones(16)})), {}, "1 left over"),
+    "another shape": (
+        spoilt(lambda s: s.update({BLOCK + "mlp.fc1.weight": torch.ones(64, 8)})),
+        {},
+        r"1 of another shape: stages\.1\.blocks\.0\.mlp\.fc1\.weight \(64, 8\), expected \(64, 16\)",
+    ),
+    "other heads": (spoilt(lambda s: s.update({TABLE: torch.ones(49, 4)})), {}, r"\(7, 7, 4\), expected \(7, 7, 2\)"),
+    "NaN": (
+        spoilt(lambda s: s[BLOCK + "norm1.weight"][3:4].copy_(NAN[0])),
+        {},
+        r"1 with NaN or infinity: stages\.1\.blocks\.0\.norm1\.weight",
+    ),
+    "wrong hash": (file_of, {"sha256": "0" * 8}, "SHA-256 digest begins with [0-9a-f]{8}, expected 00000000"),
+    "table not square": (
+        spoilt(lambda s: s.update({TABLE: torch.ones(77, 2)})),
+        {},
+        r"\(77, 2\), expected \[\(2w - 1\)\^2, heads\].*square windows only",
+    ),
+    "no tensors": (lambda s, p: file_of({}, p), {}, "no tensors in the checkpoint"),
+    "a folder": (folder, {}, "is a folder, not a file"),
+    "unreachable host": (lambda s, p: "http://127.0.0.1:9/swin.pth", {}, r"swin\.pth cannot be fetched.*give its path"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_file_that_is_wrong_is_refused_by_a_clear_error_and_the_model_left_untouched(what, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "cache"))
+    make_file, options, message = WRONG[what]
+    checkpoint = make_file(official(make()), tmp_path / "file.pth")
+    target = make(init_cfg={"type": "Pretrained", "checkpoint": str(checkpoint), **options})
+    before = snapshot(target)
+    with pytest.raises((CheckpointMismatchError, CheckpointNotFoundError), match=message) as raised:
+        target.init_weights()
+    assert len(str(raised.value)) < 3000
+    assert unchanged(target, before)
+    assert target.load_report is None
+
+
+def test_the_file_that_is_spoilt_above_is_good(tmp_path):
+    path = file_of(official(make()), tmp_path / "file.pth")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    target = make(init_cfg={"type": "Pretrained", "checkpoint": str(path), "sha256": digest[:12]})
+    target.init_weights()
+    assert target.load_report.scheme == "official"
 
 
 def test_match_exactly_excuses_only_what_is_named():
-    model = make()
-    state = snapshot(model)
-    assert match_exactly(model, {f"module.{k}": v for k, v in state.items()}).keys() == state.keys()
-    broken = {**state, "norm1.weight": torch.ones(3), "extra": torch.ones(1)}
+    targets = snapshot(make())
+    assert match_exactly(targets, targets).keys() == targets.keys()
+    broken = {**targets, "norm1.weight": torch.ones(3), "extra": torch.ones(1)}
     broken.pop("norm0.bias")
-    with pytest.raises(
-        CheckpointMismatchError, match=r"1 missing: norm0\.bias; 1 left over: extra; 1 of another shape"
-    ):
-        match_exactly(model, broken)
-    kept = match_exactly(model, broken, fresh=[r"norm\d\..*", "extra"])
-    assert kept.keys() == state.keys() - {"norm0.bias", "norm1.weight"}
+    message = r"1 missing: norm0\.bias; 1 left over: extra; 1 of another shape: norm1\.weight \(3,\), expected \(16,\)"
+    with pytest.raises(CheckpointMismatchError, match=message + r"\. Fix it"):
+        match_exactly(targets, broken, hint="Fix it.")
+    kept = match_exactly(targets, broken, fresh=[r"norm\d\..*", "extra"])
+    assert kept.keys() == targets.keys() - {"norm0.bias", "norm1.weight"}
+
+
+class Detector(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.backbone = make(**options)
+        self.head = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("scheme", ["vitdense", "official", "mmdet"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_whole_detector_fits_with_a_backbone_of_any_names(scheme, prefix):
+    source, target = Detector(), Detector(window_size=5)
+    backbone = {f"backbone.{key}": value for key, value in source.backbone.state_dict().items()}
+    heads = {f"head.{key}": value for key, value in source.head.state_dict().items()}
+    checkpoint = {prefix + key: value for key, value in convert(backbone | heads, scheme).state.items()}
+    if scheme == "official":
+        assert f"{prefix}backbone.layers.0.blocks.0.norm1.weight" in checkpoint
+    state, report = fit_whole(target, {"state_dict": checkpoint, "meta": {}})
+    assert state.keys() == target.state_dict().keys()
+    assert report.scheme == scheme
+    assert report.share == 1
+    assert len(report.resized) == 3
+    assert torch.equal(state["backbone.norm1.weight"], source.backbone.norm1.weight)
+    assert torch.equal(state["head.weight"], source.head.weight)
+    with pytest.raises(CheckpointMismatchError, match=r"1 missing: head\.bias.*fresh="):
+        fit_whole(target, {key: value for key, value in checkpoint.items() if not key.endswith("head.bias")})
+    _, report = fit_whole(
+        target, {key: v for key, v in checkpoint.items() if not key.endswith("head.bias")}, fresh=[r"head\..*"]
+    )
+    assert report.fresh == ["head.bias"]

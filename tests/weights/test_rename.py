@@ -1,34 +1,63 @@
 import pytest
 import torch
 
-from vitdense.weights.rename import CheckpointMismatchError, Rule, rename
-from vitdense.weights.sources import SCHEMES, from_unfold
+from vitdense.weights.rename import Change, CheckpointMismatchError, Rule, rename, reverse
+from vitdense.weights.sources import NO_KEY_BIAS, SCHEMES, from_unfold, to_unfold
 
 RULES = (
-    Rule("layers.#.blocks.#.norm.*", "stages.#.b.#.norm.*"),
-    Rule("head.*", None),
-    Rule("scale", "scale", lambda x: 2 * x),
+    Rule("layers.{i}.blocks.{j}.norm.*", "stages.{i}.b.{j}.norm.*"),
+    Rule("features.{2i+1}.{j}.scale", "stages.{i}.b.{j}.scale"),
+    Rule("layers.{i+1}.down.weight", "stages.{i}.down.weight"),
+    Rule("scale", "scale", Change(lambda x: 2 * x, lambda x: x / 2)),
+    Rule("bias.{i}", ("q.{i}", "v.{i}"), Change(lambda x: (x[:1], x[1:]), lambda q, v: torch.cat([q, v]))),
 )
 
 
-def test_indices_and_tails_are_carried_over_and_tensors_changed():
-    one = torch.ones(1)
-    state = {"layers.2.blocks.11.norm.weight": one, "head.fc.bias": one, "scale": one}
-    renamed, dropped = rename(state, RULES)
-    assert renamed == {"stages.2.b.11.norm.weight": one, "scale": 2 * one}
-    assert dropped == ["head.fc.bias"]
+def test_indices_and_tails_are_carried_over_and_tensors_changed_and_back():
+    state = {
+        "layers.2.blocks.11.norm.weight": torch.ones(1),
+        "features.5.0.scale": torch.ones(2),
+        "layers.1.down.weight": torch.ones(3),
+        "scale": torch.ones(1),
+        "bias.7": torch.tensor([1.0, 2.0]),
+    }
+    renamed = rename(state, RULES)
+    assert renamed == {
+        "stages.2.b.11.norm.weight": torch.ones(1),
+        "stages.2.b.0.scale": state["features.5.0.scale"],
+        "stages.0.down.weight": state["layers.1.down.weight"],
+        "scale": torch.tensor([2.0]),
+        "q.7": torch.tensor([1.0]),
+        "v.7": torch.tensor([2.0]),
+    }
+    assert renamed["stages.2.b.0.scale"] is state["features.5.0.scale"]  # no copy where nothing changes
+    back = rename(renamed, reverse(RULES))
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[key], state[key]) for key in state)
 
 
-@pytest.mark.parametrize("key", ["layers.x.blocks.0.norm.weight", "layers.0.blocks.0.norm.", "xhead.w", "scales"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "layers.x.blocks.0.norm.weight",
+        "layers.0.blocks.0.norm.",
+        "layers.00.blocks.0.norm.weight",
+        "features.4.0.scale",
+        "layers.0.down.weight",
+        "xhead.w",
+        "scales",
+    ],
+)
 def test_a_key_no_rule_knows_is_an_error_that_lists_it(key):
     with pytest.raises(CheckpointMismatchError, match=key):
         rename({"scale": torch.ones(1), key: torch.ones(1)}, RULES)
 
 
-def test_two_keys_of_one_meaning_are_an_error():
-    rules = (Rule("a", "c"), Rule("b", "c"))
+def test_two_keys_of_one_meaning_and_half_of_a_joint_tensor_are_errors():
     with pytest.raises(CheckpointMismatchError, match="both mean c"):
-        rename({"a": torch.ones(1), "b": torch.ones(1)}, rules)
+        rename({"a": torch.ones(1), "b": torch.ones(1)}, (Rule("a", "c"), Rule("b", "c")))
+    with pytest.raises(CheckpointMismatchError, match=r"q\.7 also needs v\.7"):
+        rename({"q.7": torch.ones(1)}, reverse(RULES))
 
 
 def test_unfold_order_against_unfold_itself():
@@ -40,15 +69,25 @@ def test_unfold_order_against_unfold_itself():
     ours = torch.cat(blocks, 1).flatten(2).transpose(1, 2) @ from_unfold(weight).T
     torch.testing.assert_close(ours, theirs)
     assert torch.equal(from_unfold(weight[0]), from_unfold(weight)[0])  # norms too
+    assert torch.equal(to_unfold(from_unfold(weight)), weight)
+    assert not torch.equal(from_unfold(from_unfold(weight)), weight)  # it is no involution
 
 
-def test_no_two_rules_of_a_scheme_match_one_key():
+def test_the_unused_key_bias_comes_back_as_zero():
+    bias = torch.randn(12)
+    q, v = NO_KEY_BIAS.forward(bias)
+    assert torch.equal(q, bias[:4])
+    assert torch.equal(v, bias[8:])
+    assert torch.equal(NO_KEY_BIAS.inverse(q, v), torch.cat([bias[:4], torch.zeros(4), bias[8:]]))
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme"), [(f, s) for f, rows in SCHEMES.items() for s in rows], ids=lambda x: getattr(x, "name", x)
+)
+def test_no_two_rules_of_a_scheme_match_one_key_in_either_direction(family, scheme):
     """`find_rule` asserts it; here every pattern of every table is tried on a key made from it."""
-    for schemes in SCHEMES.values():
-        for scheme in schemes:
-            state = {
-                rule.source.replace("#", "0").replace("*", "weight"): torch.ones(1, 2, 2, 4) for rule in scheme.rules
-            }
-            assert len(state) == len(scheme.rules)
-            renamed, dropped = rename(state, scheme.rules)
-            assert len(renamed) + len(dropped) == len(state)
+    for rules in (scheme.rules, reverse(scheme.rules)):
+        plain = tuple(Rule(rule.theirs, rule.ours) for rule in rules if len(rule.sources) == len(rule.targets))
+        keys = [p.fill({"i": 1, "j": 2, "*": "weight"}.items()) for rule in plain for p in rule.sources]
+        assert len(set(keys)) == len(keys)
+        assert len(rename({key: torch.ones(1) for key in keys}, plain)) == len(keys)

@@ -2,5 +2,6 @@
 
 from vitdense.backbones.base import Backbone
 from vitdense.backbones.swin import Swin
+from vitdense.backbones.swin_v2 import SwinV2
 
-__all__ = ["Backbone", "Swin"]
+__all__ = ["Backbone", "Swin", "SwinV2"]

@@ -9,7 +9,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitdense.weights.load import load_pretrained
+from vitdense.weights.load import LoadReport, load_pretrained
 
 
 def _log_statistic(owner: type, name: str) -> Callable:
@@ -21,6 +21,7 @@ def _log_statistic(owner: type, name: str) -> Callable:
 
 # What mmengine saves beside tensors and numbers; see `vitdense.weights.load.read`.
 MMENGINE_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"))
+PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle")
 
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
@@ -53,11 +54,13 @@ class Backbone(BaseModule):
         family: Name of the checkpoint family in `vitdense.weights.sources`.
         out_channels: Channels of each output.
         out_strides: Stride of each output in pixels.
+        load_report: What loading `init_cfg` did; None when nothing was loaded.
     """
 
     family: str
     out_channels: tuple[int, ...]
     out_strides: tuple[int, ...]
+    load_report: LoadReport | None = None
 
     def finish(
         self, dims: Sequence[int], strides: Sequence[int], out_indices: Sequence[int], frozen_stages: int
@@ -121,12 +124,15 @@ class Backbone(BaseModule):
         return self
 
     def init_weights(self) -> None:
-        """Load ``init_cfg=dict(type='Pretrained', checkpoint=..., prefix=...)`` exactly, or raise.
+        """Load ``init_cfg=dict(type='Pretrained', checkpoint=...)`` exactly, or raise.
 
-        Without `init_cfg` the weights stay as the constructor made them (truncated normal, std 0.02).
+        Beside `checkpoint` it may hold what else `load_pretrained` takes: `prefix`, `scheme`, `resize`, `sha256`,
+        `allow_pickle`. Without `init_cfg` the weights stay as the constructor made them (truncated normal, std 0.02).
 
         Raises:
+            CheckpointNotFoundError: There is no such file.
             CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
+            ValueError: `init_cfg` holds anything else.
         """
         cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
         if not any(cfg and cfg.get("type") == "Pretrained" for cfg in cfgs):
@@ -134,7 +140,12 @@ class Backbone(BaseModule):
             return
         if len(cfgs) > 1:
             raise ValueError(f"init_cfg: got Pretrained beside others ({cfgs}); it fills everything, so give it alone")
-        cfg = cfgs[0]
-        report = load_pretrained(self, cfg["checkpoint"], prefix=cfg.get("prefix"), allow=MMENGINE_GLOBALS)
-        MMLogger.get_current_instance().info(f"{type(self).__name__}: {report}")
+        options = {key: value for key, value in cfgs[0].items() if key != "type"}
+        if not {"checkpoint"} <= set(options) <= {"checkpoint", *PRETRAINED_OPTIONS}:
+            raise ValueError(
+                f"init_cfg: got {sorted(options)} beside type='Pretrained', expected checkpoint and any of "
+                f"{', '.join(PRETRAINED_OPTIONS)}"
+            )
+        self.load_report = load_pretrained(self, allow=MMENGINE_GLOBALS, **options)
+        MMLogger.get_current_instance().info(f"{type(self).__name__}: {self.load_report}")
         self._is_init = True

@@ -4,7 +4,7 @@ Follows the authors' detection code rather than their classification code: maps 
 before the roll, padded keys stay visible, and shifted blocks shift also where the map is a single window.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from timm.layers import DropPath, Mlp
@@ -63,6 +63,9 @@ class WindowAttention(nn.Module):
         relative_bias: Whether logits get a learned relative position bias.
     """
 
+    scale: float | None = None  # of the logits, see `attend`
+    masked = -100.0  # logit that keeps two tokens apart
+
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         super().__init__()
         self.spec = spec
@@ -74,7 +77,7 @@ class WindowAttention(nn.Module):
         """Attend within the windows of a map.
 
         Args:
-            x: Normalised map, ``[B, H, W, C]``.
+            x: Map, ``[B, H, W, C]``.
             windows: How the map is cut.
             mask: From `shift_mask`, ``[windows of one image, 1, N, N]``, for a shifted block; else None.
 
@@ -83,12 +86,15 @@ class WindowAttention(nn.Module):
         """
         # Padding stands before qkv: a padded token's key and value are the bias, and it is seen like any other.
         x = windows.partition(x)  # [B*nW, N, C]
-        n, tokens, dim = x.shape
-        qkv = self.qkv(x).view(n, tokens, 3, self.spec.num_heads, -1)  # [B*nW, N, 3, heads, d]
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B*nW, heads, N, d] each
-        x = attend(q, k, v, self.logit_bias(mask, n))  # [B*nW, heads, N, d]
-        x = x.transpose(1, 2).reshape(n, tokens, dim)  # [B*nW, N, C]
+        q, k, v = self.split(x)  # [B*nW, heads, N, d] each
+        x = attend(q, k, v, self.logit_bias(mask, x.shape[0]), self.scale)  # [B*nW, heads, N, d]
+        x = x.transpose(1, 2).flatten(2)  # [B*nW, N, C]
         return self.proj(windows.unpartition(x))  # [B, H, W, C]
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``[B*nW, heads, N, d]`` of tokens ``[B*nW, N, C]``."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
+        return qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B*nW, heads, N, d] each
 
     def logit_bias(self, mask: Tensor | None, num_windows: int) -> Tensor | None:
         """Position bias plus mask, broadcastable to ``[num_windows, heads, N, N]``."""
@@ -104,16 +110,15 @@ class SwinBlock(nn.Module):
 
     Args:
         spec: The block.
+        attn: Its attention.
         mlp_ratio: Hidden width of the MLP over `spec.dim`.
-        qkv_bias: See `WindowAttention`.
-        relative_bias: See `WindowAttention`.
     """
 
-    def __init__(self, spec: BlockSpec, mlp_ratio: float, qkv_bias: bool, relative_bias: bool) -> None:
+    def __init__(self, spec: BlockSpec, attn: WindowAttention, mlp_ratio: float) -> None:
         super().__init__()
         self.spec = spec
         self.norm1 = nn.LayerNorm(spec.dim)
-        self.attn = WindowAttention(spec, qkv_bias, relative_bias)
+        self.attn = attn
         self.norm2 = nn.LayerNorm(spec.dim)
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
@@ -128,27 +133,16 @@ class SwinStage(nn.Module):
     """Blocks of one resolution, and the merging that leads to the next.
 
     Args:
-        specs: Its blocks.
-        merge: Whether a stage follows.
-        mlp_ratio: See `SwinBlock`.
-        qkv_bias: See `WindowAttention`.
-        relative_bias: See `WindowAttention`.
+        blocks: Its blocks.
+        downsample: The merging, if a stage follows.
         with_cp: Recompute each block's activations in the backward pass.
     """
 
-    def __init__(
-        self,
-        specs: Sequence[BlockSpec],
-        merge: bool,
-        mlp_ratio: float,
-        qkv_bias: bool,
-        relative_bias: bool,
-        with_cp: bool,
-    ) -> None:
+    def __init__(self, blocks: Sequence[SwinBlock], downsample: nn.Module | None, with_cp: bool) -> None:
         super().__init__()
         self.with_cp = with_cp
-        self.blocks = nn.ModuleList(SwinBlock(spec, mlp_ratio, qkv_bias, relative_bias) for spec in specs)
-        self.downsample = PatchMerging(specs[0].dim) if merge else None
+        self.blocks = nn.ModuleList(blocks)
+        self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
@@ -157,14 +151,96 @@ class SwinStage(nn.Module):
         for block in self.blocks:
             window, shift = block.spec.window, block.spec.shift
             if shift not in layouts:
-                mask = shift_mask(size, window, shift, x.dtype, x.device) if any(shift) else None  # [nW, 1, N, N]
+                mask = None
+                if any(shift):
+                    mask = shift_mask(size, window, shift, x.dtype, x.device, block.attn.masked)  # [nW, 1, N, N]
                 layouts[shift] = Windows.plan(size, window, shift, x.device), mask
             x = run(block, x, *layouts[shift], with_cp=self.with_cp and self.training)
         return x
 
 
+class SwinTrunk(Backbone):
+    """What Swin and Swin V2 share: patch embedding, stages of blocks with a merging between them, output norms.
+
+    Args:
+        sizes: Channels, depths and heads.
+        specs: Every block in order.
+        block: Builds a block.
+        merging: Builds a merging from its input channels.
+        in_channels: Image channels.
+        patch_size: Patch side and stride in pixels.
+        absolute_position: Whether to add an absolute position embedding.
+        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid that embedding has.
+        out_indices: Stages to return.
+        frozen_stages: See `Backbone.finish`.
+        with_cp: Recompute activations in the backward pass.
+        init_cfg: See `Backbone.init_weights`.
+
+    Raises:
+        ValueError: Sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        sizes: SwinArch,
+        specs: Sequence[BlockSpec],
+        block: Callable[[BlockSpec], SwinBlock],
+        merging: Callable[[int], nn.Module],
+        in_channels: int,
+        patch_size: int,
+        absolute_position: bool,
+        pretrain_img_size: int | Sequence[int],
+        out_indices: Sequence[int],
+        frozen_stages: int,
+        with_cp: bool,
+        init_cfg: dict | None,
+    ) -> None:
+        super().__init__(init_cfg=init_cfg)
+        dims = [sizes.embed_dims * 2**i for i in range(len(sizes.depths))]
+        self.patch_embed = PatchEmbed(in_channels, dims[0], patch_size)
+        if absolute_position:
+            h, w = as_pair(pretrain_img_size, "pretrain_img_size")
+            self.absolute_pos_embed = AbsolutePosition((h // patch_size, w // patch_size), dims[0])
+        else:
+            self.absolute_pos_embed = nn.Identity()
+        self.stages = nn.ModuleList(
+            SwinStage(
+                [block(spec) for spec in specs if spec.stage == i],
+                merging(dim) if i + 1 < len(dims) else None,
+                with_cp,
+            )
+            for i, dim in enumerate(dims)
+        )
+        self.apply(init_transformer)
+        strides = [patch_size * 2**i for i in range(len(dims))]
+        self.finish(dims, strides, out_indices, frozen_stages)
+
+    def stem_modules(self) -> list[nn.Module]:
+        return [self.patch_embed, self.absolute_pos_embed]
+
+    def stage_modules(self) -> nn.ModuleList:
+        return self.stages
+
+    def unused_modules(self) -> list[nn.Module]:
+        last = self.out_indices[-1]
+        merging = self.stages[last].downsample
+        return [*self.stages[last + 1 :], *([merging] if merging is not None else [])]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
+        x = self.absolute_pos_embed(self.patch_embed(x))  # [B, H/4, W/4, C]
+        outs = []
+        for i, stage in enumerate(self.stages[: self.out_indices[-1] + 1]):
+            if i > 0:
+                x = self.stages[i - 1].downsample(x)  # [B, H_i, W_i, C_i]
+            x = stage(x)  # [B, H_i, W_i, C_i]
+            if i in self.out_indices:
+                outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
+        return tuple(outs)
+
+
 @MODELS.register_module()
-class Swin(Backbone):
+class Swin(SwinTrunk):
     """Swin Transformer V1: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
     Output i has ``embed_dims * 2**i`` channels and ``ceil`` sizes: H/4, then half of it per stage. Each output has
@@ -211,54 +287,18 @@ class Swin(Backbone):
         with_cp: bool = False,
         init_cfg: dict | None = None,
     ) -> None:
-        super().__init__(init_cfg=init_cfg)
         sizes = find_arch(arch, SWIN)
-        num_stages = len(sizes.depths)
-        specs = plan(sizes, as_pair(window_size, "window_size"), drop_path_rate, shift)
-        self.patch_embed = PatchEmbed(in_channels, sizes.embed_dims, patch_size)
-        if absolute_position:
-            h, w = as_pair(pretrain_img_size, "pretrain_img_size")
-            self.absolute_pos_embed = AbsolutePosition((h // patch_size, w // patch_size), sizes.embed_dims)
-        else:
-            self.absolute_pos_embed = nn.Identity()
-        self.stages = nn.ModuleList(
-            SwinStage(
-                [spec for spec in specs if spec.stage == i],
-                merge=i + 1 < num_stages,
-                mlp_ratio=mlp_ratio,
-                qkv_bias=qkv_bias,
-                relative_bias=relative_bias,
-                with_cp=with_cp,
-            )
-            for i in range(num_stages)
-        )
-        self.apply(init_transformer)
-        self.finish(
-            dims=[sizes.embed_dims * 2**i for i in range(num_stages)],
-            strides=[patch_size * 2**i for i in range(num_stages)],
+        super().__init__(
+            sizes,
+            plan(sizes, as_pair(window_size, "window_size"), drop_path_rate, shift),
+            block=lambda spec: SwinBlock(spec, WindowAttention(spec, qkv_bias, relative_bias), mlp_ratio),
+            merging=PatchMerging,
+            in_channels=in_channels,
+            patch_size=patch_size,
+            absolute_position=absolute_position,
+            pretrain_img_size=pretrain_img_size,
             out_indices=out_indices,
             frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            init_cfg=init_cfg,
         )
-
-    def stem_modules(self) -> list[nn.Module]:
-        return [self.patch_embed, self.absolute_pos_embed]
-
-    def stage_modules(self) -> nn.ModuleList:
-        return self.stages
-
-    def unused_modules(self) -> list[nn.Module]:
-        last = self.out_indices[-1]
-        merging = self.stages[last].downsample
-        return [*self.stages[last + 1 :], *([merging] if merging is not None else [])]
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
-        x = self.absolute_pos_embed(self.patch_embed(x))  # [B, H/4, W/4, C]
-        outs = []
-        for i, stage in enumerate(self.stages[: self.out_indices[-1] + 1]):
-            if i > 0:
-                x = self.stages[i - 1].downsample(x)  # [B, H_i, W_i, C_i]
-            x = stage(x)  # [B, H_i, W_i, C_i]
-            if i in self.out_indices:
-                outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
-        return tuple(outs)

@@ -2,15 +2,17 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from mmengine.dist import get_rank
+from mmengine.dist import get_rank, master_only
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 
+from vitdense.files import whole_file
 from vitdense.registry import HOOKS
-from vitdense.weights.load import match_exactly
+from vitdense.weights.load import LoadReport, fit_whole
 
 
 def seed_everything(*keys: int) -> None:
@@ -39,9 +41,11 @@ class ReproducibleHook(Hook):
 
 @HOOKS.register_module()
 class ExactLoadHook(Hook):
-    """Refuse a checkpoint (`load_from`, resume, test) that does not fill the model exactly.
+    """Load a checkpoint (`load_from`, resume, test) exactly or refuse it, and keep the report of what was loaded.
 
-    mmengine only logs missing keys and other shapes, and goes on with random weights.
+    mmengine only logs missing keys and other shapes, and goes on with random weights. Whole detectors and segmentors
+    of mmdet and mmseg load as well: their backbone's names become ours. The reports of this and of the backbone's
+    `init_cfg` are written to ``load_report.txt`` in the work folder.
 
     Args:
         fresh: Regular expressions of parameters that may be absent or of another shape in the checkpoint, such as
@@ -49,12 +53,31 @@ class ExactLoadHook(Hook):
             weights.
 
     Raises:
-        CheckpointMismatchError: Anything else is missing, left over or of another shape.
+        CheckpointMismatchError: Anything else is missing, left over, of another shape or not finite.
     """
 
     def __init__(self, fresh: Sequence[str] = ()) -> None:
         self.fresh = tuple(fresh)
+        self.reports: list[LoadReport] = []
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        match_exactly(model, checkpoint.get("state_dict", checkpoint), self.fresh)
+        # In place of the file's tensors, for mmengine loads what stands there after this hook.
+        checkpoint["state_dict"], report = fit_whole(
+            model, checkpoint, self.fresh, source=str(runner._load_from or "checkpoint")
+        )
+        runner.logger.info(f"{type(model).__name__}: {report}")
+        self.reports.append(report)
+
+    def before_train(self, runner) -> None:
+        self._write(runner)
+
+    def before_test(self, runner) -> None:
+        self._write(runner)
+
+    @master_only
+    def _write(self, runner) -> None:
+        reports = [module.load_report for module in runner.model.modules() if getattr(module, "load_report", None)]
+        if reports := [*reports, *self.reports]:
+            with whole_file(Path(runner.work_dir) / "load_report.txt") as scratch:
+                scratch.write_text("\n".join(report.details() for report in reports) + "\n")

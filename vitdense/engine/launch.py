@@ -15,8 +15,9 @@ from vitdense._finder import ops_in_use
 from vitdense.datasets.shapes import ShapesError
 from vitdense.engine.config import ConfigError
 from vitdense.engine.preflight import check
-from vitdense.weights.load import CheckpointNotFoundError
+from vitdense.weights.read import CheckpointNotFoundError
 from vitdense.weights.rename import CheckpointMismatchError
+from vitdense.weights.sources import NAMED
 
 # Faults a user can mend: their message says all, a stack trace would only hide it.
 USER_ERRORS = (ConfigError, ShapesError, CheckpointMismatchError, CheckpointNotFoundError)
@@ -105,14 +106,14 @@ def latest_checkpoint(folder: Path) -> str | None:
 
 
 def find_checkpoint(checkpoint: str) -> str:
-    """The path of a checkpoint file, or of the latest checkpoint in a work folder; addresses pass through.
+    """The path of a checkpoint file, or of the latest one in a work folder; addresses and named weights pass through.
 
     Raises:
         CheckpointNotFoundError: It is neither, or the folder holds none.
     """
-    if "://" in checkpoint:
-        return checkpoint
     path = Path(checkpoint)
+    if "://" in checkpoint or (checkpoint in NAMED and not path.exists()):
+        return checkpoint
     latest = latest_checkpoint(path) if path.is_dir() else checkpoint
     if latest is None or not Path(latest).is_file():
         raise CheckpointNotFoundError(

@@ -18,8 +18,9 @@ from torch import nn
 from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine.build import build_model
 from vitdense.engine.config import ConfigError
-from vitdense.engine.files import whole_file
-from vitdense.weights.load import match_exactly, read
+from vitdense.files import whole_file
+from vitdense.weights.load import fill, fit_whole
+from vitdense.weights.read import read
 
 
 def load_detector(cfg: Config, checkpoint: str, device: str) -> nn.Module:
@@ -35,7 +36,8 @@ def load_detector(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     cfg.model.backbone.init_cfg = None  # the checkpoint holds the backbone
     model = build_model(cfg)
     saved = read(checkpoint, allow=MMENGINE_GLOBALS)
-    model.load_state_dict(match_exactly(model, saved.get("state_dict", saved)), strict=True)
+    state, _ = fit_whole(model, saved, source=checkpoint)
+    fill(model, state)
     model.cfg = cfg
     model.dataset_meta = saved.get("meta", {}).get("dataset_meta")
     if model.dataset_meta is None:

@@ -1,6 +1,10 @@
 """Position biases: modules whose only job is a tensor to add to attention logits."""
 
+import math
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
+import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
@@ -22,6 +26,21 @@ def relative_position_index(window: tuple[int, int]) -> Tensor:
     return (h[:, None] - h + wh - 1) * (2 * ww - 1) + (w[:, None] - w + ww - 1)  # [wh*ww, wh*ww]
 
 
+def at_pairs(table: Tensor, index: Tensor) -> Tensor:
+    """What a table says of every pair of tokens.
+
+    Args:
+        table: ``[(2 wh - 1) (2 ww - 1), heads]``.
+        index: From `relative_position_index`, ``[N, N]``.
+
+    Returns:
+        ``[1, heads, N, N]``.
+    """
+    tokens = index.shape[0]
+    bias = table[index.view(-1)]  # [N*N, heads]
+    return bias.view(1, tokens, tokens, -1).permute(0, 3, 1, 2).contiguous()  # [1, heads, N, N]
+
+
 class TableBias(nn.Module):
     """Learned relative position bias of one window size (Swin section 3.2, equation 4).
 
@@ -33,14 +52,75 @@ class TableBias(nn.Module):
     def __init__(self, window: tuple[int, int], num_heads: int) -> None:
         super().__init__()
         self.window = window
-        rows = (2 * window[0] - 1) * (2 * window[1] - 1)
-        self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
+        rows, columns = (2 * side - 1 for side in window)
+        # With both axes, for a flat table does not tell a 4x6 window from a 6x4 one.
+        self.relative_position_bias_table = nn.Parameter(torch.empty(rows, columns, num_heads))
         # Derived from the window, hence never part of a checkpoint.
         self.register_buffer("index", relative_position_index(window), persistent=False)
         trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def forward(self) -> Tensor:
         """Returns ``[1, heads, wh * ww, wh * ww]``."""
-        tokens = self.index.shape[0]
-        bias = self.relative_position_bias_table[self.index.view(-1)]  # [tokens*tokens, heads]
-        return bias.view(1, tokens, tokens, -1).permute(0, 3, 1, 2).contiguous()  # [1, heads, tokens, tokens]
+        table = self.relative_position_bias_table.flatten(0, 1)  # [(2wh-1)(2ww-1), heads]
+        return at_pairs(table, self.index)  # [1, heads, wh*ww, wh*ww]
+
+
+def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, int]) -> Tensor:
+    """Every offset between two tokens of a window, log-spaced (Swin V2 section 3.3).
+
+    Offsets are first scaled so that the pretraining window spans -8 to 8. A pretraining window of one token spans
+    nothing: offsets along it stay in tokens before the factor 8, so that the only one it knew is 0.
+
+    Args:
+        window: Window size (h, w) in tokens.
+        pretrained_window: Window size (h, w) in tokens whose offsets the MLP was trained on.
+
+    Returns:
+        ``[1, 2 h - 1, 2 w - 1, 2]``, within ±log2(9)/3 for the pretraining window.
+    """
+    axes = [
+        8 * torch.arange(1 - side, side, dtype=torch.float64) / max(trained - 1, 1)  # [2*side-1]
+        for side, trained in zip(window, pretrained_window)
+    ]
+    offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)[None]  # [1, 2h-1, 2w-1, 2]
+    return (offsets.sign() * (1 + offsets.abs()).log2() / math.log2(8)).to(torch.get_default_dtype())
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager:
+    """No autocast on this device; some (meta) do not know it."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
+
+
+class LogCpbBias(nn.Module):
+    """Continuous relative position bias: an MLP from log-spaced offsets to a logit (Swin V2 section 3.3).
+
+    It has the same weights for every window, so that weights of one window serve another without interpolation. It
+    is computed in float32 at least: half precision would tell neighbouring offsets apart badly.
+
+    Args:
+        window: Window size (h, w) in tokens.
+        num_heads: Number of attention heads.
+        pretrained_window: Window size (h, w) in tokens that the weights were trained with; `window` when None.
+    """
+
+    def __init__(
+        self, window: tuple[int, int], num_heads: int, pretrained_window: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__()
+        self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, num_heads, bias=False))
+        # Derived from the windows, hence never part of a checkpoint.
+        self.register_buffer("index", relative_position_index(window), persistent=False)
+        offsets = log_spaced_offsets(window, pretrained_window or window)
+        self.register_buffer("relative_coords_table", offsets, persistent=False)
+
+    def forward(self) -> Tensor:
+        """Returns ``[1, heads, wh * ww, wh * ww]``, within 0 and 16, in float32 or wider."""
+        hidden, _, out = self.cpb_mlp
+        x = self.relative_coords_table.flatten(0, 2)  # [(2wh-1)(2ww-1), 2]
+        dtype = torch.promote_types(hidden.weight.dtype, torch.float32)
+        with _without_autocast(x.device):
+            x = F.linear(x.to(dtype), hidden.weight.to(dtype), hidden.bias.to(dtype)).relu()  # [(2wh-1)(2ww-1), 512]
+            x = F.linear(x, out.weight.to(dtype))  # [(2wh-1)(2ww-1), heads]
+            # Before the gathering, for there are far fewer offsets than pairs.
+            return at_pairs(16 * x.sigmoid(), self.index)  # [1, heads, wh*ww, wh*ww]

@@ -38,10 +38,24 @@ class PatchEmbed(nn.Module):
         return self.norm(self.proj(x).permute(0, 2, 3, 1))  # [B, h, w, C]
 
 
+def side_by_side(x: Tensor) -> Tensor:
+    """2x2 neighbours of a map as channels, in the authors' order: (row, column) (0, 0), (1, 0), (0, 1), (1, 1).
+
+    Args:
+        x: ``[B, H, W, C]``, padded right and bottom to even sizes.
+
+    Returns:
+        ``[B, ceil(H/2), ceil(W/2), 4 C]``.
+    """
+    b, h, w, c = x.shape
+    if h % 2 or w % 2:
+        x = F.pad(x, (0, 0, 0, w % 2, 0, h % 2))
+    x = x.reshape(b, (h + 1) // 2, 2, (w + 1) // 2, 2, c)  # [B, h, 2 rows, w, 2 columns, C]
+    return x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, h, w, 4*C]
+
+
 class PatchMerging(nn.Module):
     """Halve the map and double the channels: 2x2 neighbours side by side, LayerNorm, Linear (Swin section 3.1).
-
-    The neighbours stand in the authors' order: (row, column) offsets (0, 0), (1, 0), (0, 1), (1, 1).
 
     Args:
         dim: Channels of the input map.
@@ -54,9 +68,21 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 2 C]``."""
-        b, h, w, c = x.shape
-        if h % 2 or w % 2:
-            x = F.pad(x, (0, 0, 0, w % 2, 0, h % 2))
-        x = x.reshape(b, (h + 1) // 2, 2, (w + 1) // 2, 2, c)  # [B, h, 2 rows, w, 2 columns, C]
-        x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, h, w, 4*C]
-        return self.reduction(self.norm(x))  # [B, h, w, 2*C]
+        return self.reduction(self.norm(side_by_side(x)))  # [B, h, w, 2*C]
+
+
+class PostNormMerging(nn.Module):
+    """As `PatchMerging`, but the LayerNorm stands behind the Linear: Swin V2's residual post-norm (section 3.2).
+
+    Args:
+        dim: Channels of the input map.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+        self.norm = nn.LayerNorm(2 * dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 2 C]``."""
+        return self.norm(self.reduction(side_by_side(x)))  # [B, h, w, 2*C]

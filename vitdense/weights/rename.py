@@ -1,9 +1,9 @@
-"""Renaming state dicts by tables: every key matches exactly one rule, or it is an error."""
+"""Renaming state dicts by tables that read both ways: every key matches exactly one rule, or it is an error."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from torch import Tensor
 
@@ -13,37 +13,107 @@ class CheckpointMismatchError(ValueError):
 
 
 @dataclass(frozen=True)
-class Rule:
-    """Keys of one form and what becomes of them.
+class Change:
+    """What a rule does to its tensors, and the exact inverse.
 
-    Attributes:
-        source: Pattern of a key: ``#`` stands for one index, ``*`` at the end for any tail.
-        target: New key with the same wildcards in the same order, or None to drop the key on purpose.
-        change: Applied to the tensor.
+    A side of several names has several tensors: they are passed as several arguments, returned as a tuple.
     """
 
-    source: str
-    target: str | None
-    change: Callable[[Tensor], Tensor] | None = None
+    forward: Callable
+    inverse: Callable
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Keys of one form under two naming schemes.
+
+    A pattern holds indices, ``{i}`` or ``{2i+1}``, and may end in ``*`` for any tail; the other side has the same
+    letters. A side may be a tuple of patterns where one scheme splits what the other joins.
+
+    Attributes:
+        theirs: Pattern or patterns of the scheme.
+        ours: Pattern or patterns of this project.
+        change: What becomes of the tensors; None leaves them as they are.
+    """
+
+    theirs: str | tuple[str, ...]
+    ours: str | tuple[str, ...]
+    change: Change | None = None
 
     @cached_property
-    def pattern(self) -> re.Pattern:
-        return re.compile(re.escape(self.source).replace(r"\#", r"(\d+)").replace(r"\*", "(.+)"))
+    def sources(self) -> tuple["Pattern", ...]:
+        return tuple(Pattern(text) for text in _as_tuple(self.theirs))
 
-    def apply(self, key: str) -> str:
-        """The new key of one that matches and is not dropped."""
-        groups = iter(self.pattern.fullmatch(key).groups())
-        return re.sub(r"[#*]", lambda _: next(groups), self.target)
+    @cached_property
+    def targets(self) -> tuple["Pattern", ...]:
+        return tuple(Pattern(text) for text in _as_tuple(self.ours))
+
+    def reversed(self) -> "Rule":
+        """The rule from our names to theirs."""
+        change = Change(self.change.inverse, self.change.forward) if self.change else None
+        return Rule(self.ours, self.theirs, change)
+
+    def apply(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The changed tensors, one per target."""
+        return _as_tuple(self.change.forward(*tensors)) if self.change else tensors
 
 
-def find_rule(key: str, rules: Sequence[Rule]) -> Rule | None:
-    """The one rule that matches `key`, or None. Two that match are a fault of the table."""
-    found = [rule for rule in rules if rule.pattern.fullmatch(key)]
-    assert len(found) <= 1, f"{key} matches {[rule.source for rule in found]}"
+def _as_tuple(x: object) -> tuple:
+    return x if isinstance(x, tuple) else (x,)
+
+
+class Pattern:
+    """One form of keys, such as ``features.{2i+1}.{j}.norm1.*``."""
+
+    INDEX = re.compile(r"\{(\d*)([a-z])(?:\+(\d+))?\}")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.indices = [(name, int(a or 1), int(b or 0)) for a, name, b in self.INDEX.findall(text)]
+        literals = self.INDEX.split(text)[::4]  # what stands between the indices
+        number = r"(0|[1-9]\d*)"
+        self.regex = re.compile(number.join(re.escape(part).replace(r"\*", "(.+)") for part in literals))
+
+    def match(self, key: str) -> tuple[tuple[str, int | str], ...] | None:
+        """Values of the indices and of the tail by name, sorted, if `key` has this form."""
+        found = self.regex.fullmatch(key)
+        if found is None:
+            return None
+        tail = found.groups()[len(self.indices) :]
+        values: dict[str, int | str] = {"*": tail[0]} if tail else {}
+        for (name, factor, offset), number in zip(self.indices, found.groups()):
+            value, remainder = divmod(int(number) - offset, factor)
+            if remainder or value < 0:
+                return None
+            values[name] = value
+        return tuple(sorted(values.items()))
+
+    def fill(self, values: Iterable[tuple[str, int | str]]) -> str:
+        """The key of this form with these values."""
+        values = dict(values)
+        text = self.INDEX.sub(lambda m: str(int(m[1] or 1) * values[m[2]] + int(m[3] or 0)), self.text)
+        return text.replace("*", str(values.get("*", "")))
+
+
+def find_rule(key: str, rules: Sequence[Rule]) -> tuple[Rule, int, tuple] | None:
+    """The one rule that knows `key`, which of its names it is, and the values in it; None if no rule does."""
+    found = [
+        (rule, part, values)
+        for rule in rules
+        for part, pattern in enumerate(rule.sources)
+        if (values := pattern.match(key)) is not None
+    ]
+    assert len(found) <= 1, f"{key} matches {[rule.theirs for rule, _, _ in found]}"  # a fault of the table
     return found[0] if found else None
 
 
-def rename(state: Mapping[str, Tensor], rules: Sequence[Rule]) -> tuple[dict[str, Tensor], list[str]]:
+@cache
+def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The same table from our names to theirs."""
+    return tuple(rule.reversed() for rule in rules)
+
+
+def rename(state: Mapping[str, Tensor], rules: Sequence[Rule]) -> dict[str, Tensor]:
     """Apply a rename table.
 
     Args:
@@ -51,22 +121,32 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule]) -> tuple[dict[str
         rules: The table.
 
     Returns:
-        Tensors by their new names, and the old names that were dropped on purpose.
+        Tensors by their new names. Those that no rule changes are the same tensors, not copies.
 
     Raises:
-        CheckpointMismatchError: Keys that no rule knows, all listed.
+        CheckpointMismatchError: Keys that no rule knows, all listed; part of a tensor that stands under several
+            names; two keys of one meaning.
     """
-    table = {key: find_rule(key, rules) for key in state}
-    unknown = [key for key, rule in table.items() if rule is None]
+    groups: dict[tuple, dict[int, str]] = {}  # by rule and values: the keys of its parts
+    unknown = []
+    for key in state:
+        found = find_rule(key, rules)
+        if found is None:
+            unknown.append(key)
+            continue
+        rule, part, values = found
+        groups.setdefault((rule, values), {})[part] = key
     if unknown:
         raise CheckpointMismatchError(f"{len(unknown)} keys that no rename rule knows: {', '.join(unknown)}")
-    renamed, dropped = {}, []
-    for key, rule in table.items():
-        if rule.target is None:
-            dropped.append(key)
-            continue
-        new = rule.apply(key)
-        if new in renamed:
-            raise CheckpointMismatchError(f"two keys of the checkpoint both mean {new}; the second is {key}")
-        renamed[new] = rule.change(state[key]) if rule.change else state[key]
-    return renamed, dropped
+    renamed: dict[str, Tensor] = {}
+    for (rule, values), keys in groups.items():
+        absent = [pattern.fill(values) for part, pattern in enumerate(rule.sources) if part not in keys]
+        if absent:
+            raise CheckpointMismatchError(f"{', '.join(keys.values())} also needs {', '.join(absent)}")
+        tensors = rule.apply(*(state[keys[part]] for part in sorted(keys)))
+        for pattern, tensor in zip(rule.targets, tensors, strict=True):
+            new = pattern.fill(values)
+            if new in renamed:
+                raise CheckpointMismatchError(f"two keys of the checkpoint both mean {new}; one is {keys[0]}")
+            renamed[new] = tensor
+    return renamed

@@ -1,0 +1,16 @@
+"""Cascade Mask R-CNN, Swin V2-T with window 16, 3x: no result is published (85.7 M, 760.8 G at 800x1280).
+
+torchrun --nproc-per-node 8 tools/train.py configs/cascade_swinv2_t_coco.py --launcher pytorch
+"""
+
+_base_ = "cascade_swin_t_coco.py"
+
+release = "https://github.com/SwinTransformer/storage/releases/download/v2.0.0/"
+model = dict(
+    backbone=dict(
+        type="vitdense.SwinV2",
+        window_size=16,
+        pretrained_window_sizes=(16, 16, 16, 8),  # at 256 pixels the last map was 8x8, and its window with it
+        init_cfg=dict(type="Pretrained", checkpoint=release + "swinv2_tiny_patch4_window16_256.pth"),
+    )
+)

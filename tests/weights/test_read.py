@@ -1,0 +1,575 @@
+"""Reading: every kind of file and address, what is refused, and what is said then. No test leaves this machine."""
+
+import hashlib
+import logging
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPO
+from safetensors.torch import save_file
+
+from vitdense.weights import read as reading
+from vitdense.weights.read import CheckpointNotFoundError, digest_in_name, download, read
+from vitdense.weights.rename import CheckpointMismatchError
+
+KINDS = ("zip.pth", "legacy.pt", "torch.pkl", "safe.safetensors", "arrays.npz", "detectron2.pkl")
+
+
+def tensors():
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "a.weight": torch.randn(30, 40, generator=generator),
+        "a.count": torch.tensor(7),
+        "b": torch.arange(6, dtype=torch.int32).reshape(2, 3),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def write(path, state=None):
+    """A checkpoint of the kind that its name says, of `tensors` unless told."""
+    state = tensors() if state is None else state
+    arrays = {key: value.numpy() for key, value in state.items()}
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    elif path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.name.startswith("detectron2"):
+        path.write_bytes(pickle.dumps({"model": arrays, "__author__": "somebody", "matching_heuristics": True}))
+    else:
+        torch.save({"state_dict": state}, path, _use_new_zipfile_serialization="legacy" not in path.name)
+    return path
+
+
+def inner(saved):
+    return saved.get("state_dict", saved.get("model", saved))
+
+
+def assert_same(got, want):
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        assert isinstance(got[key], torch.Tensor)
+        assert got[key].dtype == value.dtype
+        assert torch.equal(got[key], value), key
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(folder))
+    return folder
+
+
+class Server:
+    """Files by path on a local port; counts what was asked for."""
+
+    def __init__(self):
+        self.files, self.headers, self.asked = {}, {}, []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                server.asked.append(f"{self.command} {self.path}")
+                found = server.files.get(self.path)
+                self.send_response(404 if found is None else 200)
+                headers = {"Content-Length": str(len(found or b"")), **(server.headers if found is not None else {})}
+                if found is None:
+                    headers["X-Error-Code"] = "EntryNotFound"
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(found or b"")
+
+            do_HEAD = do_GET
+
+            def log_message(self, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.http.server_port}"
+        Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def serve(self, path, content):
+        self.files[path] = content
+        return f"http://{self.host}{path}"
+
+    def stop(self):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.stop()
+
+
+# --- what is read
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_file_gives_the_same_tensors(tmp_path, name):
+    assert_same(inner(read(write(tmp_path / name))), tensors())
+    assert_same(inner(read(str(tmp_path / name), sha256=sha256(tmp_path / name)[:8].upper())), tensors())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_content_says_the_kind_not_the_name(tmp_path, name):
+    write(tmp_path / name).rename(tmp_path / "weights.bin")
+    assert_same(inner(read(tmp_path / "weights.bin")), tensors())
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_pickles_of_arrays_of_every_protocol(tmp_path, protocol):
+    arrays = OrderedDict(
+        f32=np.arange(6, dtype=np.float32).reshape(2, 3),
+        big_endian=np.arange(3, dtype=">i4"),
+        fortran=np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        flag=np.array([True, False]),
+        empty=np.zeros((0, 4), np.float16),
+        nested=[np.ones(2), (np.ones(1), "text")],
+        scalar=np.float64(2.5),
+        names=np.array(["x", "yz"]),
+    )
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(arrays, protocol=protocol))
+    got = read(tmp_path / "a.pkl")
+    for key in ("f32", "big_endian", "fortran", "flag", "empty"):
+        assert got[key].dtype == torch.from_numpy(arrays[key].astype(arrays[key].dtype.newbyteorder("="))).dtype
+        assert np.array_equal(got[key].numpy(), arrays[key]), key
+    got["f32"].add_(1)  # its memory is its own
+    assert torch.equal(got["nested"][0], torch.ones(2, dtype=torch.float64))
+    assert got["nested"][1][1] == "text"
+    assert got["scalar"] == 2.5
+    assert got["names"] == ["x", "yz"]
+
+
+def test_a_pickle_of_python_2(tmp_path):
+    raw = np.array([1.5, -2], np.float32).tobytes()
+    parts = (
+        b"\x80\x02}U\x01wcnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R",
+        b"(K\x01K\x02\x85cnumpy\ndtype\nU\x02f4K\x00K\x01\x87R",
+        b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x08" + raw + b"tbs.",
+    )
+    (tmp_path / "a.pkl").write_bytes(b"".join(parts))
+    assert read(tmp_path / "a.pkl")["w"].tolist() == [1.5, -2]
+
+
+def test_where_tensors_go(tmp_path):
+    assert inner(read(write(tmp_path / "a.pth"), map_location="meta"))["b"].device.type == "meta"
+    assert inner(read(tmp_path / "a.pth", map_location=lambda storage, where: storage))["b"].device.type == "cpu"
+    write(tmp_path / "a.safetensors")
+    assert read(tmp_path / "a.safetensors", map_location=torch.device("meta"))["b"].device.type == "meta"
+    assert read(tmp_path / "a.safetensors", map_location=None)["b"].device.type == "cpu"
+    with pytest.raises(ValueError, match="expected a device"):
+        read(tmp_path / "a.safetensors", map_location={"cuda:0": "cpu"})
+
+
+# --- what is not a checkpoint
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
+def test_a_file_that_was_cut_off_is_named(tmp_path, name, share):
+    path = write(tmp_path / name)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    what = "truncated or damaged" if share else r"is empty \(0 bytes\)"
+    with pytest.raises(CheckpointMismatchError, match=rf"{path} .*{what}.* again"):
+        read(path)
+
+
+def test_damage_inside_is_named(tmp_path):
+    path = write(tmp_path / "a.npz")
+    content = bytearray(path.read_bytes())
+    content[400] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(CheckpointMismatchError, match="truncated or damaged"):
+        read(path)
+
+
+NOT_WEIGHTS = {
+    "random": (np.random.default_rng(5).bytes(4000), "is not a checkpoint: it begins with"),
+    "random.pkl": (np.random.default_rng(5).bytes(4000), "truncated or damaged"),
+    "random.safetensors": (np.random.default_rng(5).bytes(4000), "truncated or damaged"),
+    "text": (b"hello world", "is not a checkpoint: it begins with b'hello world'"),
+    "page": (b"\n<!DOCTYPE html><html>Sign in</html>", "is a web page, not weights"),
+    "denied": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "is a web page, not weights"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WEIGHTS)
+def test_files_that_hold_something_else(tmp_path, name):
+    content, message = NOT_WEIGHTS[name]
+    path = tmp_path / (name if "." in name else f"{name}.pth")
+    path.write_bytes(content)
+    with pytest.raises(CheckpointMismatchError, match=message):
+        read(path)
+
+
+def test_archives_and_files_without_a_dict_of_tensors(tmp_path):
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("holiday.jpg", b"")
+    with pytest.raises(CheckpointMismatchError, match=r"no checkpoint: it holds holiday\.jpg"):
+        read(tmp_path / "photos.zip")
+    torch.save(torch.ones(2), tmp_path / "tensor.pth")
+    with pytest.raises(CheckpointMismatchError, match="holds a Tensor, expected a dict"):
+        read(tmp_path / "tensor.pth")
+    np.savez(tmp_path / "odd.npz", when=np.array(["2026-01-01"], dtype="datetime64[D]"))
+    with pytest.raises(CheckpointMismatchError, match="when is an array of type datetime64"):
+        read(tmp_path / "odd.npz")
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth is not a file.*init_cfg=None"):
+        read(tmp_path / "nowhere.pth")
+    with pytest.raises(CheckpointNotFoundError, match="is a folder, not a file; give the path of a file"):
+        read(tmp_path)
+    write(tmp_path / "epoch_3.pth")
+    with pytest.raises(CheckpointNotFoundError, match=r"is a folder, not a file; it holds epoch_3\.pth"):
+        read(tmp_path)
+    with pytest.raises(CheckpointNotFoundError, match=r"got ftp://, expected one of https://.*timm://"):
+        read("ftp://host/a.pth")
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root
+    with pytest.raises(CheckpointNotFoundError, match=r"a\.pth may not be read by this user"):
+        read(write(tmp_path / "a.pth"))
+
+
+def test_names(tmp_path, monkeypatch):
+    monkeypatch.setitem(reading.NAMED, "nano.ours", str(write(tmp_path / "nano.pth")))
+    monkeypatch.chdir(tmp_path)
+    assert_same(inner(read("nano.ours")), tensors())
+    with pytest.raises(CheckpointNotFoundError, match=r"did you mean the named weights nano\.ours"):
+        read("nano.our")
+    write(tmp_path / "arrays.npz").rename(tmp_path / "nano.ours")  # a file of that name comes first
+    assert "state_dict" not in read("nano.ours")
+
+
+# --- what would run code
+
+
+class Malicious:
+    """Pickles as a call that leaves a file behind."""
+
+    def __init__(self, proof):
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.proof),)
+
+
+def malicious(path, proof):
+    holds = {"model": {"a": np.ones(1)}, "x": Malicious(proof)}
+    if path.suffix == ".npz":
+        np.savez(path, a=np.ones(1), x=np.array([Malicious(proof)], dtype=object))
+    elif path.name.startswith("detectron2"):
+        path.write_bytes(pickle.dumps(holds))
+    else:
+        torch.save(holds, path, _use_new_zipfile_serialization="legacy" not in path.name)
+    return path
+
+
+@pytest.mark.parametrize("name", ["zip.pth", "legacy.pt", "torch.pkl", "detectron2.pkl", "arrays.npz"])
+def test_code_runs_only_when_asked_to(tmp_path, name):
+    proof = tmp_path / "ran"
+    path = malicious(tmp_path / name, proof)
+    asked = "array x is a pickle" if name == "arrays.npz" else rf"{os.mkdir.__module__}\.mkdir"
+    with pytest.raises(CheckpointMismatchError, match=f"without running code from it.*{asked}.*allow_pickle=True"):
+        read(path)
+    assert not proof.exists()
+    if name != "arrays.npz":  # whose objects are no weights either way
+        assert torch.equal(torch.as_tensor(read(path, allow_pickle=True)["model"]["a"]), torch.ones(1).double())
+        assert proof.exists()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (np.ndarray, ((1,), "O", b"12345678")),
+        (np.dtype, ("O",)),
+        (np.dtype, ([("a", "O")],)),
+        (np.frombuffer, (b"12345678",)),
+        (eval, ("1",)),
+        (getattr, (np.ndarray, "tofile")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (3,), b"b")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (9,), np.dtype("f8"), False, b"12345678")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype("f8"), False, [1.0])),
+    ],
+    ids=["object buffer", "object type", "fields", "function", "eval", "getattr", "no content", "short", "objects"],
+)
+def test_plain_pickles_reach_no_memory_and_no_other_function(tmp_path, call):
+    class Call:
+        def __reduce__(self):
+            return call
+
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": Call()}))
+    with pytest.raises(CheckpointMismatchError):
+        read(tmp_path / "a.pkl")
+
+
+def test_what_is_allowed_is_read(tmp_path):
+    torch.save({"when": struct.Struct}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointMismatchError, match=r"GLOBAL _struct\.Struct was not an allowed"):
+        read(tmp_path / "a.pth")
+    assert read(tmp_path / "a.pth", allow=[struct.Struct])["when"] is struct.Struct
+
+
+def test_a_whole_model_may_be_opted_in_but_is_no_checkpoint(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
+    with pytest.raises(CheckpointMismatchError, match=r"torch\.nn\.modules\.linear\.Linear"):
+        read(tmp_path / "model.pth")
+    with pytest.raises(CheckpointMismatchError, match=r"holds a Linear.*state_dict\(\)"):
+        read(tmp_path / "model.pth", allow_pickle=True)
+
+
+# --- digests
+
+
+@pytest.mark.parametrize("wrong", ["", "abcdef1", "abcdefgh", "0" * 65, "sha256:abcdef12"])
+def test_what_is_no_digest_is_said_before_anything_is_read(wrong):
+    with pytest.raises(ValueError, match="expected 8 to 64 hex digits"):
+        read("nowhere.pth", sha256=wrong)
+
+
+def test_the_digest_is_checked_before_the_file_is_read(tmp_path):
+    path = malicious(tmp_path / "a.pth", tmp_path / "ran")
+    got = sha256(path)[:10]
+    with pytest.raises(CheckpointMismatchError, match=f"digest begins with {got}, expected {'0' * 10}"):
+        read(path, sha256="0" * 10, allow_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("swin_t-704ceda3.pth", "704ceda3"),
+        ("mask_rcnn_20200205-d4b0c5d6.pth", "d4b0c5d6"),
+        ("model-0123456789abcdef.pth.tar", "0123456789abcdef"),
+        ("model-20210725.pth", None),  # a date
+        ("model-20219925.pth", "20219925"),
+        ("model-abc.pth", None),
+        ("vit-backbones.pth", None),
+        ("704ceda3.pth", None),
+    ],
+)
+def test_digests_in_file_names(name, digest):
+    assert digest_in_name(name) == digest
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_addresses_are_fetched_once(tmp_path, server, cache, name):
+    path = write(tmp_path / name)
+    address = server.serve(f"/models/{name}", path.read_bytes())
+    assert_same(inner(read(address, sha256=sha256(path))), tensors())
+    server.stop()
+    assert_same(inner(read(address)), tensors())
+    assert server.asked == [f"GET /models/{name}"]
+    with pytest.raises(CheckpointMismatchError, match="expected 00000000"):
+        read(address, sha256="00000000")
+    assert_same(inner(read(address)), tensors())  # whose digest was wrong is not known: the file stays
+
+
+def test_files_of_the_same_name_are_kept_apart_and_a_query_is_no_name(tmp_path, server, cache):
+    first = server.serve("/one/model.pth", write(tmp_path / "a.pth").read_bytes())
+    second = server.serve("/two/model.pth?download=true", write(tmp_path / "b.npz").read_bytes())
+    assert "state_dict" in read(first)
+    assert "state_dict" not in read(second)
+    assert sorted(p.name for p in cache.rglob("*.*")) == ["model.pth", "model.pth"]
+
+
+def kept(cache):
+    return [p for p in cache.rglob("*") if p.is_file()]
+
+
+def test_a_download_with_another_digest_is_not_kept(tmp_path, server, cache):
+    path = write(tmp_path / "a.pth")
+    address = server.serve("/a.pth", path.read_bytes())
+    with pytest.raises(CheckpointMismatchError, match=rf"digest begins with {sha256(path)[:8]}, expected abcdef12"):
+        read(address, sha256="abcdef12")
+    address = server.serve("/a-abcdef12.pth", path.read_bytes())
+    with pytest.raises(CheckpointMismatchError, match="expected abcdef12; its name says so; fetch it again"):
+        read(address)
+    assert kept(cache) == []
+    for name in (f"/a-{sha256(path)[:8]}.pth", "/a-20210725.pth"):
+        assert_same(inner(read(server.serve(name, path.read_bytes()))), tensors())
+
+
+def test_a_web_page_in_place_of_weights_is_not_kept(server, cache):
+    with pytest.raises(CheckpointMismatchError, match=r"/a\.pth is a web page, not weights"):
+        read(server.serve("/a.pth", b"<html><body>moved</body></html>"))
+    assert kept(cache) == []
+
+
+def test_addresses_that_cannot_be_reached(tmp_path, server, cache, monkeypatch):
+    with pytest.raises(CheckpointNotFoundError, match=r"other\.pth cannot be fetched.*404.*give its path") as e:
+        read(f"http://{server.host}/other.pth")
+    assert isinstance(e.value.__cause__, OSError)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with pytest.raises(CheckpointNotFoundError, match="Connection refused"):
+            read(f"http://127.0.0.1:{closed.getsockname()[1]}/a.pth")
+    monkeypatch.setattr(reading, "TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(CheckpointNotFoundError, match="timed out"):
+        read(f"http://127.0.0.1:{silent.getsockname()[1]}/a.pth")
+
+    def no_name(*args, **kwargs):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    with pytest.raises(CheckpointNotFoundError, match="Name or service not known"):
+        read("https://nowhere.invalid/a.pth")
+    assert kept(cache) == []
+
+
+def test_a_download_that_ends_early_is_not_kept(tmp_path, server, cache):
+    address = server.serve("/a.pth", write(tmp_path / "a.pth").read_bytes())
+    server.headers = {"Content-Length": str(10**6), "Connection": "close"}
+    with pytest.raises(CheckpointNotFoundError, match=r"ended after \d+ of 1000000 bytes"):
+        read(address)
+    assert kept(cache) == []
+
+
+def test_downloads_at_once_leave_one_whole_file(tmp_path, server, cache):
+    content = write(tmp_path / "a.pth").read_bytes()
+    address = server.serve("/a.pth", content)
+    with ThreadPoolExecutor(8) as pool:
+        paths = set(pool.map(download, [address] * 16))
+    assert [path.read_bytes() == content for path in paths] == [True]
+    assert kept(cache) == list(paths)
+
+
+def test_a_host_that_is_gone_is_replaced_by_its_mirror(tmp_path, server, cache, monkeypatch, caplog):
+    assert reading.MIRRORS == {"download.openmmlab.com": "mmassets.onedl.ai"}
+    monkeypatch.setitem(reading.MIRRORS, "download.openmmlab.com", server.host)
+    server.serve("/mmdetection/v2.0/a.pth", write(tmp_path / "a.pth").read_bytes())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert_same(inner(read("http://download.openmmlab.com/mmdetection/v2.0/a.pth")), tensors())
+    (line,) = caplog.messages
+    assert line.startswith("the host of http://download.openmmlab.com/mmdetection/v2.0/a.pth is gone")
+    assert f"http://{server.host}/mmdetection/v2.0/a.pth" in line
+
+
+# --- hubs
+
+
+def test_torchvision_knows_the_addresses(tmp_path, monkeypatch, cache):
+    asked = []
+
+    def fake(address, sha256=None):
+        asked.append(address)
+        return write(tmp_path / "a.pth")
+
+    monkeypatch.setattr(reading, "download", fake)
+    assert_same(inner(read("torchvision://swin_t")), tensors())
+    read("torchvision://resnet50.imagenet1k_v1")
+    assert [address.rsplit("/", 1)[1] for address in asked] == ["swin_t-704ceda3.pth", "resnet50-0676ba61.pth"]
+    with pytest.raises(CheckpointNotFoundError, match="no model 'swin_tt'; did you mean swin_t"):
+        read("torchvision://swin_tt")
+    with pytest.raises(CheckpointNotFoundError, match="has weights IMAGENET1K_V1, DEFAULT; got V9"):
+        read("torchvision://swin_t.v9")
+
+
+HUB = """
+import sys, torch
+from vitdense.weights.read import CheckpointNotFoundError, read
+torch.manual_seed(0)
+state = torch.random.get_rng_state()
+for address in sys.argv[1:]:
+    try:
+        saved = read(address)
+        print("read", len(saved), float(sum(v.double().sum() for v in saved.values())))
+    except CheckpointNotFoundError as error:
+        print("not found", error)
+    except ValueError as error:
+        print(type(error).__name__, error)
+assert torch.equal(state, torch.random.get_rng_state())  # reading changes nothing that is drawn after
+"""
+
+
+def ask_hub(folder, endpoint, *addresses, **variables):
+    """Lines that `HUB` prints; in a process of its own, for the libraries read the environment when imported."""
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))},
+        **{"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(REPO)},
+        **{"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **variables},
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", HUB, *addresses], capture_output=True, text=True, env=environment, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_hugging_face_hub_and_timm_models_from_it(tmp_path, server):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("test_vit").state_dict()
+    save_file({key: value.contiguous() for key, value in model.items()}, tmp_path / "timm.safetensors")
+    total = float(sum(v.double().sum() for v in model.values()))
+    own = write(tmp_path / "own.safetensors", {"a": torch.full((3,), 2.0)}).read_bytes()
+    for revision in ("main", "v1"):
+        server.serve(f"/somebody/nets/resolve/{revision}/swin/own.safetensors", own)
+    server.serve(
+        "/timm/test_vit.r160_in1k/resolve/main/model.safetensors", (tmp_path / "timm.safetensors").read_bytes()
+    )
+    server.serve("/timm/test_vit2.r160_in1k/resolve/main/model.safetensors", own)
+    server.headers = {"ETag": '"e1"', "X-Repo-Commit": "1" * 40}
+    addresses = (
+        "hf://somebody/nets/swin/own.safetensors",
+        "hf://somebody/nets@v1/swin/own.safetensors",
+        "timm://test_vit.r160_in1k",
+        "timm://test_vit",  # the same, by its default
+    )
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    expected = ["read 1 6.0", "read 1 6.0", f"read {len(model)} {total}", f"read {len(model)} {total}"]
+    wrong = (
+        "hf://somebody/nets/other.pth",
+        "hf://nets/other.pth",
+        "timm://test_vit2.r160_in1k",
+        "timm://test_vitt.r160_in1k",
+    )
+    got = ask_hub(hub, f"http://{server.host}", *addresses, *wrong)
+    assert got[:4] == expected
+    assert got[4].startswith("not found checkpoint hf://somebody/nets/other.pth cannot be fetched")
+    assert "404" in got[4]
+    assert "expected hf://owner/repo/path/in/repo" in got[5]
+    assert got[6].startswith("CheckpointMismatchError the file of timm://test_vit2.r160_in1k does not fit")
+    assert "did you mean test_vit" in got[7]
+    server.stop()
+    asked = [line for line in server.asked if "test_vit.r160" in line]
+    assert [line.split()[0] for line in asked] == ["HEAD", "GET"]  # the second time it was in the cache
+    # Without a network: what is in the cache, and what is not.
+    missing = ("hf://somebody/nets/own.safetensors", "timm://test_convnext.r160_in1k")
+    again = ask_hub(hub, f"http://{server.host}", *addresses, *missing, HF_HUB_OFFLINE="1")
+    assert again[:4] == expected
+    for line, what in zip(
+        again[4:], ("nets/own.safetensors", "test_convnext.r160_in1k/model.safetensors"), strict=True
+    ):
+        assert line.startswith("not found checkpoint hf://")
+        assert f"{what} cannot be fetched from the Hugging Face hub" in line
+        assert "HF_HUB_OFFLINE" in line
+        assert "give its path" in line

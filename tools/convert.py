@@ -1,0 +1,50 @@
+"""Convert a checkpoint of a backbone, or of a detector with one, to another project's names, without loss."""
+
+import argparse
+from pathlib import Path
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.backbones.base import MMENGINE_GLOBALS
+from vitdense.engine.launch import clear_errors
+from vitdense.engine.verify import verify
+from vitdense.weights.convert import convert, save
+from vitdense.weights.read import read
+from vitdense.weights.sources import SCHEMES
+
+NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("src", help="file, address or short name: whatever init_cfg's checkpoint may be")
+    parser.add_argument("dst", type=Path, help="file to write: .safetensors, .pth, .pt or .bin")
+    parser.add_argument("--to", required=True, choices=NAMES, help="whose names it gets")
+    parser.add_argument("--verify", action="store_true", help="run both models on random images and compare")
+    parser.add_argument("--prefix", help="of the backbone's keys in SRC; default: the usual ones are found")
+    parser.add_argument("--scheme", choices=NAMES, help="whose names SRC has; default: it is detected")
+    for flag, what in (("window-size", "windows"), ("pretrained-window-size", "windows of pretraining")):
+        parser.add_argument(
+            f"--{flag}",
+            type=int,
+            nargs="+",
+            metavar="N",
+            help=f"Swin V2's {what} in tokens, one or one per stage, where SRC does not tell them",
+        )
+    parser.add_argument("--sha256", help="of SRC, at least its first 8 digits")
+    parser.add_argument("--allow-pickle", action="store_true", help="run the code in SRC: only if you trust it")
+    args = parser.parse_args()
+    with clear_errors():
+        source = read(args.src, MMENGINE_GLOBALS, sha256=args.sha256, allow_pickle=args.allow_pickle)
+        windows = args.window_size, args.pretrained_window_size
+        converted = convert(source, args.to, args.prefix, args.scheme, *windows)
+        print(converted)
+        for verdict in verify(converted, *windows) if args.verify else ():
+            print(verdict)
+        # Detectors name their classes there.
+        extra = {"meta": source["meta"]} if converted.found.rest and "meta" in source else None
+        save(converted.state, args.dst, converted.scheme.wrapper, extra)
+        print(args.dst)
+
+
+if __name__ == "__main__":
+    main()

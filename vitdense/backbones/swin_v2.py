@@ -1,0 +1,200 @@
+"""Swin Transformer V2 (Liu et al., CVPR 2022) as a backbone for dense prediction.
+
+The authors published no dense code for V2, so that their rules for V1 apply: maps are padded before the queries, keys
+and values, padded keys stay visible, windows never shrink to a small map, and odd blocks shift also where the map is
+a single window. Classification code shrinks windows and does not shift there.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitdense.backbones.base import as_pair
+from vitdense.backbones.swin import BlockSpec, SwinBlock, SwinTrunk, WindowAttention
+from vitdense.backbones.swin import plan as plan_v1
+from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
+from vitdense.layers.bias import LogCpbBias
+from vitdense.layers.blocks import PostNormMerging
+from vitdense.layers.windows import Windows
+from vitdense.registry import MODELS
+
+
+@dataclass(frozen=True)
+class BlockSpecV2(BlockSpec):
+    """One block: also the window (h, w) in tokens its weights were trained with, and whether a third norm ends it."""
+
+    pretrained_window: tuple[int, int]
+    extra_norm: bool
+
+
+def plan(
+    arch: SwinV2Arch,
+    window: tuple[int, int],
+    pretrained_windows: Sequence[tuple[int, int]],
+    drop_path_rate: float,
+) -> list[BlockSpecV2]:
+    """Every block of a Swin V2 in order: those of a Swin, with what V2 adds.
+
+    Every `arch.extra_norm_every`-th block of a stage ends with an extra norm (section 3.2).
+    """
+    every = arch.extra_norm_every
+    places = [i for depth in arch.depths for i in range(depth)]  # in its stage, of every block
+    return [
+        BlockSpecV2(
+            **vars(spec),
+            pretrained_window=pretrained_windows[spec.stage],
+            extra_norm=every > 0 and (i + 1) % every == 0,
+        )
+        for spec, i in zip(plan_v1(arch, window, drop_path_rate), places, strict=True)
+    ]
+
+
+def pretrained_windows(
+    sizes: int | Sequence[int | Sequence[int]] | None, window: tuple[int, int], num_stages: int
+) -> list[tuple[int, int]]:
+    """The pretraining window (h, w) of every stage, from an argument that may give one for all, or none.
+
+    Raises:
+        ValueError: Not one size per stage, or not a size.
+    """
+    name = "pretrained_window_sizes"
+    if sizes is None:
+        return [window] * num_stages
+    if isinstance(sizes, int):
+        return [as_pair(sizes, name)] * num_stages
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or len(sizes) != num_stages:
+        raise ValueError(
+            f"{name}: got {sizes!r}, expected None (as window_size), an int, or one int or (h, w) for each of the "
+            f"{num_stages} stages"
+        )
+    return [as_pair(size, f"{name}[{stage}]") for stage, size in enumerate(sizes)]
+
+
+class CosineWindowAttention(WindowAttention):
+    """Window attention by the angle between queries and keys, with a continuous position bias (section 3.3).
+
+    Args:
+        spec: The block.
+    """
+
+    scale = 1.0  # the queries carry each head's own
+    # Logits reach 100 + 16 above and 100 below zero, so that -100 does not keep tokens apart: two of them may differ by
+    # 216. The exponential of -1e4 is 0 in every precision, and float16, whose range ends at 65504, holds it.
+    masked = -1e4
+
+    def __init__(self, spec: BlockSpecV2) -> None:
+        super().__init__(spec, qkv_bias=False, relative_bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(spec.dim))
+        self.v_bias = nn.Parameter(torch.zeros(spec.dim))
+        self.logit_scale = nn.Parameter(torch.full((spec.num_heads, 1, 1), math.log(10)))
+        self.bias = LogCpbBias(spec.window, spec.num_heads, spec.pretrained_window)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Unit queries times their head's scale, unit keys, and values: each ``[B*nW, heads, N, d]``."""
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])  # [3*C]
+        qkv = F.linear(x, self.qkv.weight, bias).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
+        # In float32 at least, where squares do not overflow; autocast lowers none of these operations.
+        dtype = torch.promote_types(qkv.dtype, torch.float32)
+        qk = qkv[:, :, :2].to(dtype)  # [B*nW, N, 2, heads, d]
+        length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)  # [B*nW, N, 2, heads, 1]
+        # The key of a padded token is zero and stays so. With an infinite length it has no slope either, where 1e12
+        # would overflow in float16 on its way back to the weights.
+        length = F.threshold(length, 0, math.inf).clamp_min(1e-12)
+        scale = self.logit_scale.to(dtype).clamp_max(math.log(100)).exp()[..., 0]  # [heads, 1]
+        scale = torch.stack([scale, torch.ones_like(scale)])  # [2, heads, 1]
+        q, k = (qk * (scale / length)).to(qkv.dtype).permute(2, 0, 3, 1, 4)  # [B*nW, heads, N, d] each
+        return q, k, qkv[:, :, 2].transpose(1, 2)  # [B*nW, heads, N, d] each
+
+
+class PostNormBlock(SwinBlock):
+    """Windowed attention and MLP, each normalised where it joins the residual (section 3.2, "Post normalization").
+
+    Both norms start at zero, so that a new block is the identity.
+
+    Args:
+        spec: The block.
+        attn: Its attention.
+        mlp_ratio: Hidden width of the MLP over `spec.dim`.
+    """
+
+    def __init__(self, spec: BlockSpecV2, attn: CosineWindowAttention, mlp_ratio: float) -> None:
+        super().__init__(spec, attn, mlp_ratio)
+        for parameter in (*self.norm1.parameters(), *self.norm2.parameters()):
+            nn.init.zeros_(parameter)
+        self.norm3 = nn.LayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
+
+    def forward(self, x: Tensor, windows: Windows, mask: Tensor | None) -> Tensor:
+        """``[B, H, W, C]`` to the same; see `WindowAttention`."""
+        x = x + self.drop_path(self.norm1(self.attn(x, windows, mask)))
+        return self.norm3(x + self.drop_path(self.norm2(self.mlp(x))))
+
+
+@MODELS.register_module()
+class SwinV2(SwinTrunk):
+    """Swin Transformer V2: four maps of strides 4, 8, 16 and 32 from an image of any size.
+
+    Output i has ``embed_dims * 2**i`` channels and ``ceil`` sizes: H/4, then half of it per stage. Each output has
+    its own LayerNorm; the next stage receives the map before that norm. As in `Swin`, windows never shrink to a
+    small map, which is padded instead, and odd blocks always shift.
+
+    Args:
+        arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, ``'huge'``, ``'giant'``, or a dict of `embed_dims`,
+            `depths`, `num_heads` and, if wanted, `extra_norm_every`.
+        in_channels: Image channels.
+        patch_size: Patch side and stride in pixels.
+        window_size: Window in tokens, one int or (h, w). Published weights use 8, 16 or 24.
+        pretrained_window_sizes: Windows in tokens that the weights were trained with: None for `window_size`, one
+            int, or an int or (h, w) per stage. Where a stage's map was smaller than the window in pretraining, its
+            window was that map: (16, 16, 16, 8) for weights of window 16 trained at 256 pixels.
+        mlp_ratio: Hidden width of the MLPs over their input.
+        drop_path_rate: Stochastic depth of the last block; linear from 0.
+        absolute_position: Whether to add an absolute position embedding.
+        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
+        out_indices: Stages to return.
+        frozen_stages: -1 nothing, 0 the patch embedding, n also the first n stages and their output norms.
+        with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
+        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
+
+    Raises:
+        ValueError: An unknown arch, or sizes that do not fit together.
+    """
+
+    family = "swin_v2"
+
+    def __init__(
+        self,
+        arch: str | Mapping = "tiny",
+        in_channels: int = 3,
+        patch_size: int = 4,
+        window_size: int | Sequence[int] = 8,
+        pretrained_window_sizes: int | Sequence[int | Sequence[int]] | None = None,
+        mlp_ratio: float = 4.0,
+        drop_path_rate: float = 0.2,
+        absolute_position: bool = False,
+        pretrain_img_size: int | Sequence[int] = 256,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        init_cfg: dict | None = None,
+    ) -> None:
+        sizes = find_arch(arch, SWIN_V2)
+        window = as_pair(window_size, "window_size")
+        trained = pretrained_windows(pretrained_window_sizes, window, len(sizes.depths))
+        super().__init__(
+            sizes,
+            plan(sizes, window, trained, drop_path_rate),
+            block=lambda spec: PostNormBlock(spec, CosineWindowAttention(spec), mlp_ratio),
+            merging=PostNormMerging,
+            in_channels=in_channels,
+            patch_size=patch_size,
+            absolute_position=absolute_position,
+            pretrain_img_size=pretrain_img_size,
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            init_cfg=init_cfg,
+        )

@@ -1,0 +1,178 @@
+"""Checkpoints from one naming scheme to another, without loss."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitdense.files import whole_file
+from vitdense.layers.bias import log_spaced_offsets, relative_position_index
+from vitdense.weights.detect import LISTED, Found, detect, unwrap
+from vitdense.weights.rename import CheckpointMismatchError, find_rule, rename, reverse
+from vitdense.weights.sources import REBUILT, SCHEMES, Scheme
+
+WHOLE = ("vitdense", "mmdet", "official")  # schemes in which whole detectors and segmentors are kept
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A checkpoint under another naming scheme.
+
+    Attributes:
+        found: What it was.
+        scheme: What it is.
+        ours: The backbone by our names.
+        backbone: The backbone by the new names.
+        state: All its tensors by the new names, prefixes included.
+        dropped: Tensors that the new scheme has no place for and that are rebuilt, by our names.
+        left_out: Tensors of a detector, for which the new scheme has no names.
+    """
+
+    found: Found
+    scheme: Scheme
+    ours: dict[str, Tensor]
+    backbone: dict[str, Tensor]
+    state: dict[str, Tensor]
+    dropped: list[str]
+    left_out: list[str]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.found.family}: {self.found.scheme.name} -> {self.scheme.name} names, {len(self.state)} tensors",
+            f"  {len(self.dropped)} that are rebuilt left out: {', '.join(self.dropped[:3])}, ..." * bool(self.dropped),
+            f"  {len(self.left_out)} beside the backbone left out: {', '.join(self.left_out[:3])}, ..."
+            * bool(self.left_out),
+        ]
+        return "\n".join(filter(None, lines))
+
+
+def convert(
+    checkpoint: Mapping,
+    to: str,
+    prefix: str | None = None,
+    scheme: str | None = None,
+    windows: Sequence[int] | None = None,
+    pretrained_windows: Sequence[int] | None = None,
+) -> Converted:
+    """Rename a checkpoint of any known scheme into another.
+
+    Parameters are carried over bit by bit, reordered where the schemes order them differently; so is the classifier.
+    Buffers that a scheme keeps in its files are carried over or made.
+
+    Args:
+        checkpoint: What the file holds. Not changed.
+        to: Name of the scheme wanted.
+        prefix: See `detect`.
+        scheme: See `detect`.
+        windows: For the buffers of Swin V2, whose parameters do not tell its windows: sides in tokens, one or one per
+            stage. Not needed where the checkpoint holds the buffers.
+        pretrained_windows: Likewise, where the coordinates are relative to another window.
+
+    Raises:
+        CheckpointMismatchError: Not a known checkpoint, or it holds what the scheme has no place for.
+    """
+    found = detect(unwrap(checkpoint), prefix=prefix, scheme=scheme)
+    ours = found.ours()
+    forms = [row for row in SCHEMES[found.family] if row.name == to]
+    if not forms:
+        names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[found.family]))
+        raise CheckpointMismatchError(f"--to: got {to!r}, expected one of {names} for the {found.family} family")
+
+    rebuilt = {key for key in ours if re.fullmatch(REBUILT, key)}
+
+    def without_place(form: Scheme) -> list[str]:
+        return [key for key in ours if not find_rule(key, reverse(form.rules)) or (key in rebuilt and not form.buffers)]
+
+    target = min(forms, key=lambda form: len(without_place(form)))
+    dropped = without_place(target)
+    lost = [key for key in dropped if key not in rebuilt]
+    if lost:
+        raise CheckpointMismatchError(
+            f"the {to} scheme of the {found.family} family has no names for {len(lost)} tensors: "
+            f"{', '.join(lost[:LISTED])}; convert to vitdense, which has, or leave them out of the checkpoint"
+        )
+    kept = {key: value for key, value in ours.items() if key not in dropped}
+    if target.buffers:
+        kept |= _buffers(kept, target, windows, pretrained_windows)
+    whole = bool(found.rest) and to in WHOLE
+    start = found.prefix if whole else target.prefix
+    backbone = rename(kept, reverse(target.rules))
+    state = {start + key: value for key, value in backbone.items()} | (found.rest if whole else {})
+    return Converted(found, target, ours, backbone, state, dropped, left_out=[] if whole else list(found.rest))
+
+
+def of_stage(values: Sequence[int], stage: int) -> int:
+    """The value of a stage, where one value stands for all or each has its own.
+
+    Raises:
+        ValueError: There are several, but none for this stage.
+    """
+    if len(values) == 1:
+        return values[0]
+    if stage >= len(values):
+        raise ValueError(f"got the {len(values)} values {list(values)}, expected one, or one for each stage")
+    return values[stage]
+
+
+def _buffers(
+    ours: Mapping[str, Tensor],
+    target: Scheme,
+    windows: Sequence[int] | None,
+    pretrained_windows: Sequence[int] | None,
+) -> dict[str, Tensor]:
+    """Buffers by our names that files of a scheme hold, and this checkpoint does not."""
+    made = {}
+    blocks = {key.rpartition("attn.")[0]: key for key in ours if key.endswith(".attn.qkv.weight")}
+    for block, key in blocks.items():
+        bias = f"{block}attn.bias."
+        wanted = [
+            name
+            for name in ("index", "relative_coords_table")
+            if bias + name not in ours and find_rule(bias + name, reverse(target.rules))
+        ]
+        if not wanted:
+            continue
+        table = ours.get(bias + "relative_position_bias_table")
+        stage = int(key.split(".")[1])
+        if table is not None:
+            window = tuple((side + 1) // 2 for side in table.shape[:2])
+        elif windows:
+            window = (of_stage(windows, stage),) * 2
+        else:
+            raise CheckpointMismatchError(
+                f"{target.name} files hold buffers that depend on the window, which the parameters of this checkpoint "
+                f"do not tell; give it: --window-size 8, or one per stage, and --pretrained-window-size if it differs"
+            )
+        if "index" in wanted:
+            made[bias + "index"] = relative_position_index(window)  # [N, N]
+        if "relative_coords_table" in wanted:
+            side = of_stage(pretrained_windows or [0], stage)
+            made[bias + "relative_coords_table"] = log_spaced_offsets(window, (side, side) if side else window)
+    return made
+
+
+def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, extra: Mapping | None = None) -> None:
+    """Write tensors to a file, whole or not at all.
+
+    Args:
+        state: Tensors by name.
+        path: ``.safetensors``, or ``.pth``, ``.pt`` or ``.bin`` for a torch file.
+        wrapper: Entry of a torch file that holds the tensors; None for the file itself.
+        extra: Further entries of a wrapped torch file.
+
+    Raises:
+        ValueError: Another suffix.
+    """
+    if path.suffix not in (".safetensors", ".pth", ".pt", ".bin"):
+        raise ValueError(f"DST: got {path.name}, expected a name ending in .safetensors, .pth, .pt or .bin")
+    # Own memory each: a part of a tensor would be saved with the whole of it.
+    state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+    with whole_file(path) as scratch:
+        if path.suffix == ".safetensors":
+            save_file(state, scratch)
+        else:
+            torch.save({wrapper: state, **(extra or {})} if wrapper else state, scratch)

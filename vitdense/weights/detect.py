@@ -1,0 +1,185 @@
+"""Which family and naming scheme a checkpoint is of: from its keys alone, and never guessed."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitdense.weights.rename import CheckpointMismatchError, find_rule, rename
+from vitdense.weights.sources import SCHEMES, Scheme
+
+WRAPPERS = ("state_dict", "model", "model_state", "model_ema")
+PREFIXES = ("backbone.bottom_up.", "backbone.")  # of detectron2's and of mm's whole models
+LISTED = 20  # keys in a message
+
+
+@dataclass(frozen=True)
+class Found:
+    """The backbone in a checkpoint.
+
+    Attributes:
+        family: Of `SCHEMES`.
+        scheme: Its naming scheme.
+        prefix: What stood before its keys.
+        state: Its tensors by the scheme's names.
+        rest: The other tensors of a whole model, by their full names.
+    """
+
+    family: str
+    scheme: Scheme
+    prefix: str
+    state: dict[str, Tensor]
+    rest: dict[str, Tensor]
+
+    def ours(self) -> dict[str, Tensor]:
+        """The backbone's tensors by our names; see `rename`."""
+        return rename(self.state, self.scheme.rules)
+
+    def meaning(self) -> dict[str, tuple]:
+        """What every key is taken for: equal where two schemes do not contradict each other."""
+        found = {key: find_rule(key, self.scheme.rules) for key in self.state}
+        return {
+            self.prefix + key: (tuple(target.fill(values) for target in rule.targets), rule.change)
+            for key, (rule, _, values) in found.items()
+        }
+
+    def faults(self) -> list[str]:
+        """Keys that the scheme does not know, and keys it cannot be without."""
+        unknown = [key for key in self.state if find_rule(key, self.scheme.rules) is None]
+        return unknown + [f"{key} (absent)" for key in self.scheme.needs if key not in self.state]
+
+
+def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
+    """The tensors of a checkpoint: wrappers such as ``state_dict`` opened, ``module.`` of DDP removed.
+
+    Raises:
+        CheckpointMismatchError: There are none.
+    """
+    for wrapper in WRAPPERS:
+        if isinstance(checkpoint.get(wrapper), Mapping):
+            checkpoint = checkpoint[wrapper]
+    state = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}
+    if not state:
+        raise CheckpointMismatchError(
+            f"no tensors in the checkpoint; its keys are {list(checkpoint)[:LISTED]}, expected parameters by name, "
+            f"plain or under one of {', '.join(WRAPPERS)}"
+        )
+    if all(key.startswith("module.") for key in state):
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    return state
+
+
+def detect(
+    state: Mapping[str, Tensor],
+    families: Iterable[str] = tuple(SCHEMES),
+    prefix: str | None = None,
+    scheme: str | None = None,
+) -> Found:
+    """Find the backbone in a state dict.
+
+    Args:
+        state: From `unwrap`.
+        families: Those it may be of.
+        prefix: Of the backbone's keys, such as ``'backbone.'``; None finds the usual ones.
+        scheme: Name of the naming scheme; None detects it.
+
+    Raises:
+        CheckpointMismatchError: No scheme knows every key, or two do that contradict each other.
+    """
+    families = tuple(families)
+    parts = _parts(state, prefix)
+    if scheme is not None and scheme not in (names := _names(families)):
+        raise CheckpointMismatchError(f"scheme: got {scheme!r}, expected one of {', '.join(names)}")
+
+    def candidates(families: Iterable[str]) -> list[Found]:
+        return [
+            Found(family, row, start, part, rest)
+            for family in families
+            for row in SCHEMES[family]
+            if scheme in (None, row.name)
+            for start, part, rest in parts
+        ]
+
+    fits = [found for found in candidates(families) if _fits(found)]
+    # One that explains every key of the file is better than one that takes some for heads and necks.
+    fits = [found for found in fits if not found.rest] or fits
+    if fits and all(found.meaning() == fits[0].meaning() for found in fits[1:]):
+        return fits[0]
+    if fits:
+        raise CheckpointMismatchError(
+            f"the keys fit more than one naming scheme, and these contradict each other: "
+            f"{', '.join(found.scheme.name for found in fits)}; name the one it is by scheme=..., in a config "
+            f"init_cfg=dict(type='Pretrained', checkpoint=..., scheme='{fits[0].scheme.name}')"
+        )
+    everywhere = [(found, found.faults()) for found in candidates(SCHEMES)]
+    nearest, faults = min(everywhere, key=lambda pair: len(pair[1]) / max(len(pair[0].state), 1))
+    if not faults:
+        raise CheckpointMismatchError(
+            f"expected a checkpoint of the {' or '.join(families)} family, got one of {nearest.family} "
+            f"({nearest.scheme.name} names); use the backbone of that family"
+        )
+    raise CheckpointMismatchError(
+        f"not a checkpoint of the {' or '.join(families)} family in a known naming scheme; the nearest is "
+        f"{nearest.scheme.name!r} of {nearest.family}"
+        + (f" under the prefix {nearest.prefix!r}" if nearest.prefix else "")
+        + f", which does not know {len(faults)} of {len(nearest.state)} keys: {', '.join(faults[:LISTED])}"
+    )
+
+
+def _names(families: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(row.name for family in families for row in SCHEMES[family]))
+
+
+def _fits(found: Found) -> bool:
+    rules = found.scheme.rules
+    return all(key in found.state for key in found.scheme.needs) and all(find_rule(key, rules) for key in found.state)
+
+
+def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:
+    """Ways to see a backbone in a state dict: its prefix, its tensors without it, and the rest."""
+    starts = ("", *PREFIXES) if prefix is None else (prefix.rstrip(".") + "." if prefix else "",)
+    parts = []
+    for start in starts:
+        part = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+        if part:
+            parts.append((start, part, {key: value for key, value in state.items() if not key.startswith(start)}))
+    if not parts:
+        raise CheckpointMismatchError(
+            f"no key starts with {starts[0]!r}; the first are {', '.join(list(state)[:5])}; leave prefix out to have "
+            f"the usual ones found"
+        )
+    return parts
+
+
+def sizes(ours: Mapping[str, Tensor]) -> dict[str, object]:
+    """What the parameters of a hierarchical backbone by our names tell of it.
+
+    Returns:
+        `embed_dims`, `depths`, `num_heads`, `extra_norm_every` (Swin V2; 0 without), and `windows` (h, w) in tokens
+        of every stage, as far as a table or an index tells them.
+    """
+    depths: dict[str, int] = {}
+    heads, windows, extra = {}, {}, 0
+    for key, value in ours.items():
+        if not (found := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)", key)):
+            continue
+        stage, block, name = found[1], int(found[2]), found[3]
+        depths[stage] = max(depths.get(stage, 0), block + 1)
+        if name == "attn.bias.relative_position_bias_table":
+            heads[stage] = value.shape[-1]
+            windows[stage] = tuple((side + 1) // 2 for side in value.shape[:2])
+        elif name == "attn.logit_scale":
+            heads[stage] = value.shape[0]
+        elif name == "attn.bias.index":
+            windows.setdefault(stage, (math.isqrt(value.shape[0]),) * 2)
+        elif name == "norm3.weight":
+            extra = min(extra or block + 1, block + 1)
+    return {
+        "embed_dims": len(ours.get("patch_embed.proj.weight", ())),
+        "depths": tuple(depths[stage] for stage in sorted(depths)),
+        "num_heads": tuple(heads[stage] for stage in sorted(heads)),
+        "extra_norm_every": extra,
+        "windows": tuple(windows[stage] for stage in sorted(windows)),
+    }
