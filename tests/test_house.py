@@ -8,7 +8,7 @@ from conftest import REPO
 MM = {"mmengine", "mmcv", "mmdet", "mmseg"}
 RULES = {  # folder: (vitdense packages it may import, may it import mm*)
     "layers": ({"layers"}, False),
-    "weights": ({"layers", "weights"}, False),
+    "weights": ({"files", "layers", "weights"}, False),
     "backbones": ({"layers", "weights", "backbones", "registry"}, True),
 }
 

@@ -7,7 +7,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine.launch import clear_errors
 from vitdense.engine.verify import verify
-from vitdense.weights.convert import convert, save
+from vitdense.weights.convert import SUFFIXES, convert, save
 from vitdense.weights.read import read
 from vitdense.weights.sources import SCHEMES
 
@@ -17,7 +17,7 @@ NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for schem
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("src", help="file, address or short name: whatever init_cfg's checkpoint may be")
-    parser.add_argument("dst", type=Path, help="file to write: .safetensors, .pth, .pt or .bin")
+    parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--to", required=True, choices=NAMES, help="whose names it gets")
     parser.add_argument("--verify", action="store_true", help="run both models on random images and compare")
     parser.add_argument("--prefix", help="of the backbone's keys in SRC; default: the usual ones are found")
@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--sha256", help="of SRC, at least its first 8 digits")
     parser.add_argument("--allow-pickle", action="store_true", help="run the code in SRC: only if you trust it")
     args = parser.parse_args()
+    if args.dst.suffix not in SUFFIXES:
+        parser.error(f"dst: got {args.dst.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     with clear_errors():
         source = read(args.src, MMENGINE_GLOBALS, sha256=args.sha256, allow_pickle=args.allow_pickle)
         windows = args.window_size, args.pretrained_window_size

@@ -7,8 +7,8 @@ from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.engine.arguments import add_run_arguments, config_of, make_parser
-from vitdense.engine.files import whole_file
 from vitdense.engine.launch import clear_errors, test
+from vitdense.files import whole_file
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ from vitdense.backbones import Swin, SwinV2
 
 
 def with_random_norms(model):
-    """At their initial zero, the norms of Swin V2 make every block the identity."""
+    """At their initial zero, the norms of Swin V2 make every block the identity; trained ones are below 1."""
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight, 1, 0.2)
+            nn.init.normal_(module.weight, 0.5, 0.2)
             nn.init.normal_(module.bias, 0, 0.2)
     return model
 

@@ -18,9 +18,9 @@ import vitdense.engine  # noqa: F401
 from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine import checkpoints
 from vitdense.engine.launch import find_checkpoint
-from vitdense.weights import read as reading
-from vitdense.weights.read import CheckpointNotFoundError, read
-from vitdense.weights.rename import CheckpointMismatchError
+from vitdense.weights import fetch
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.weights.read import read
 
 
 class Malicious:
@@ -64,7 +64,7 @@ def test_other_prefixes_keep_their_loaders():
 def test_torchvision_names_of_existing_configs_keep_their_weights(tmp_path, monkeypatch):
     asked = []
     torch.save({"a": torch.ones(1)}, tmp_path / "a.pth")
-    monkeypatch.setattr(reading, "download", lambda address, sha256=None: asked.append(address) or tmp_path / "a.pth")
+    monkeypatch.setattr(fetch, "download", lambda address, sha256=None: asked.append(address) or tmp_path / "a.pth")
     for name in ("resnet50", "resnet50.imagenet1k_v2", "swin_t", "swin_t.imagenet1k_v1"):
         CheckpointLoader.load_checkpoint(f"torchvision://{name}")
     files = [address.rsplit("/", 1)[1] for address in asked]
@@ -128,7 +128,7 @@ def test_mmengine_checkpoints_are_read_and_their_getattr_reaches_log_buffers_onl
 
 def test_names_of_weights_and_addresses_pass_through(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    name = next(iter(reading.NAMED))
+    name = next(iter(fetch.NAMED))
     assert [find_checkpoint(c) for c in (name, "hf://o/r/a.pth")] == [name, "hf://o/r/a.pth"]
     (tmp_path / name).mkdir()  # a work folder of that name comes first
     with pytest.raises(CheckpointNotFoundError):

@@ -71,7 +71,7 @@ def test_bicubic_keeps_the_norm_of_positions_better_than_bilinear():
     """The reason for bicubic (DeiT section 6): a bilinear average of neighbours is shorter than they are."""
     grid = torch.randn(1, 14, 14, 192)
     bicubic, bilinear = share_of_norm(grid, "bicubic"), share_of_norm(grid, "bilinear")
-    print(f"independent positions, 14x14 -> 24x24: share of the mean norm {bicubic:.3f} bicubic, {bilinear:.3f} bilinear")
+    print(f"independent positions, 14x14 to 24x24: share of the norm {bicubic:.3f} bicubic, {bilinear:.3f} bilinear")
     assert 1 - bicubic < (1 - bilinear) / 2
 
 
@@ -81,7 +81,7 @@ def test_bicubic_keeps_the_norm_of_trained_positions(shared_data):
     positions = load_file(shared_data / "weights/deit_tiny_patch16_224.safetensors")["pos_embed"]
     grid = positions[:, 1:].unflatten(1, (14, 14))
     bicubic, bilinear = share_of_norm(grid, "bicubic"), share_of_norm(grid, "bilinear")
-    print(f"DeiT-Ti's positions, 14x14 -> 24x24: share of the mean norm {bicubic:.4f} bicubic, {bilinear:.4f} bilinear")
+    print(f"DeiT-Ti's positions, 14x14 to 24x24: share of the norm {bicubic:.4f} bicubic, {bilinear:.4f} bilinear")
     assert abs(1 - bicubic) < abs(1 - bilinear) / 2
 
 

@@ -69,7 +69,7 @@ def trained(tiny) -> Path:
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     from vitdense.backbones.base import MMENGINE_GLOBALS
-    from vitdense.weights.load import read
+    from vitdense.weights.read import read
 
     return read(path, allow=MMENGINE_GLOBALS)["state_dict"]
 

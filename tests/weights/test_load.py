@@ -7,9 +7,8 @@ from safetensors.torch import save_file
 from vitdense.backbones import Swin, SwinV2
 from vitdense.layers.resize import resize_bias_table
 from vitdense.weights.convert import convert
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.load import fit_whole, load_pretrained, match_exactly
-from vitdense.weights.read import CheckpointNotFoundError
-from vitdense.weights.rename import CheckpointMismatchError
 
 NANO = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
 

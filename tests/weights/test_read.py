@@ -20,9 +20,9 @@ import torch
 from conftest import REPO
 from safetensors.torch import save_file
 
-from vitdense.weights import read as reading
-from vitdense.weights.read import CheckpointNotFoundError, digest_in_name, download, read
-from vitdense.weights.rename import CheckpointMismatchError
+from vitdense.weights import fetch
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.weights.read import read
 
 KINDS = ("zip.pth", "legacy.pt", "torch.pkl", "safe.safetensors", "arrays.npz", "detectron2.pkl")
 
@@ -256,7 +256,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
 
 def test_names(tmp_path, monkeypatch):
-    monkeypatch.setitem(reading.NAMED, "nano.ours", str(write(tmp_path / "nano.pth")))
+    monkeypatch.setitem(fetch.NAMED, "nano.ours", str(write(tmp_path / "nano.pth")))
     monkeypatch.chdir(tmp_path)
     assert_same(inner(read("nano.ours")), tensors())
     with pytest.raises(CheckpointNotFoundError, match=r"did you mean the named weights nano\.ours"):
@@ -373,7 +373,7 @@ def test_the_digest_is_checked_before_the_file_is_read(tmp_path):
     ],
 )
 def test_digests_in_file_names(name, digest):
-    assert digest_in_name(name) == digest
+    assert fetch.digest_in_name(name) == digest
 
 
 # --- addresses
@@ -431,7 +431,7 @@ def test_addresses_that_cannot_be_reached(tmp_path, server, cache, monkeypatch):
         closed.bind(("127.0.0.1", 0))
         with pytest.raises(CheckpointNotFoundError, match="Connection refused"):
             read(f"http://127.0.0.1:{closed.getsockname()[1]}/a.pth")
-    monkeypatch.setattr(reading, "TIMEOUT", 0.1)
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(CheckpointNotFoundError, match="timed out"):
         read(f"http://127.0.0.1:{silent.getsockname()[1]}/a.pth")
 
@@ -456,14 +456,14 @@ def test_downloads_at_once_leave_one_whole_file(tmp_path, server, cache):
     content = write(tmp_path / "a.pth").read_bytes()
     address = server.serve("/a.pth", content)
     with ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(download, [address] * 16))
+        paths = set(pool.map(fetch.download, [address] * 16))
     assert [path.read_bytes() == content for path in paths] == [True]
     assert kept(cache) == list(paths)
 
 
 def test_a_host_that_is_gone_is_replaced_by_its_mirror(tmp_path, server, cache, monkeypatch, caplog):
-    assert reading.MIRRORS == {"download.openmmlab.com": "mmassets.onedl.ai"}
-    monkeypatch.setitem(reading.MIRRORS, "download.openmmlab.com", server.host)
+    assert fetch.MIRRORS == {"download.openmmlab.com": "mmassets.onedl.ai"}
+    monkeypatch.setitem(fetch.MIRRORS, "download.openmmlab.com", server.host)
     server.serve("/mmdetection/v2.0/a.pth", write(tmp_path / "a.pth").read_bytes())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -483,7 +483,7 @@ def test_torchvision_knows_the_addresses(tmp_path, monkeypatch, cache):
         asked.append(address)
         return write(tmp_path / "a.pth")
 
-    monkeypatch.setattr(reading, "download", fake)
+    monkeypatch.setattr(fetch, "download", fake)
     assert_same(inner(read("torchvision://swin_t")), tensors())
     read("torchvision://resnet50.imagenet1k_v1")
     assert [address.rsplit("/", 1)[1] for address in asked] == ["swin_t-704ceda3.pth", "resnet50-0676ba61.pth"]
@@ -495,7 +495,8 @@ def test_torchvision_knows_the_addresses(tmp_path, monkeypatch, cache):
 
 HUB = """
 import sys, torch
-from vitdense.weights.read import CheckpointNotFoundError, read
+from vitdense.weights.errors import CheckpointNotFoundError
+from vitdense.weights.read import read
 torch.manual_seed(0)
 state = torch.random.get_rng_state()
 for address in sys.argv[1:]:

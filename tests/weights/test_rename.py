@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from vitdense.weights.rename import Change, CheckpointMismatchError, Rule, rename, reverse
+from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.rename import Change, Rule, rename, reverse
 from vitdense.weights.sources import NO_KEY_BIAS, SCHEMES, from_unfold, to_unfold
 
 RULES = (

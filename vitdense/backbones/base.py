@@ -19,7 +19,7 @@ def _log_statistic(owner: type, name: str) -> Callable:
     return getattr(owner, name)
 
 
-# What mmengine saves beside tensors and numbers; see `vitdense.weights.load.read`.
+# What mmengine saves beside tensors and numbers; see `vitdense.weights.read.read`.
 MMENGINE_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"))
 PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle")
 

@@ -39,7 +39,7 @@ def plan(
 ) -> list[BlockSpecV2]:
     """Every block of a Swin V2 in order: those of a Swin, with what V2 adds.
 
-    Every `arch.extra_norm_every`-th block of a stage ends with an extra norm (section 3.2).
+    Every `arch.extra_norm_every`-th block of a stage ends with an extra norm (section 3.6).
     """
     every = arch.extra_norm_every
     places = [i for depth in arch.depths for i in range(depth)]  # in its stage, of every block
@@ -53,7 +53,7 @@ def plan(
     ]
 
 
-def pretrained_windows(
+def windows_by_stage(
     sizes: int | Sequence[int | Sequence[int]] | None, window: tuple[int, int], num_stages: int
 ) -> list[tuple[int, int]]:
     """The pretraining window (h, w) of every stage, from an argument that may give one for all, or none.
@@ -103,7 +103,7 @@ class CosineWindowAttention(WindowAttention):
         length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)  # [B*nW, N, 2, heads, 1]
         # The key of a padded token is zero and stays so. With an infinite length it has no slope either, where 1e12
         # would overflow in float16 on its way back to the weights.
-        length = F.threshold(length, 0, math.inf).clamp_min(1e-12)
+        length = F.threshold(length, 0, math.inf).clamp_min(1e-12)  # of F.normalize
         scale = self.logit_scale.to(dtype).clamp_max(math.log(100)).exp()[..., 0]  # [heads, 1]
         scale = torch.stack([scale, torch.ones_like(scale)])  # [2, heads, 1]
         q, k = (qk * (scale / length)).to(qkv.dtype).permute(2, 0, 3, 1, 4)  # [B*nW, heads, N, d] each
@@ -183,7 +183,7 @@ class SwinV2(SwinTrunk):
     ) -> None:
         sizes = find_arch(arch, SWIN_V2)
         window = as_pair(window_size, "window_size")
-        trained = pretrained_windows(pretrained_window_sizes, window, len(sizes.depths))
+        trained = windows_by_stage(pretrained_window_sizes, window, len(sizes.depths))
         super().__init__(
             sizes,
             plan(sizes, window, trained, drop_path_rate),

@@ -15,8 +15,7 @@ from vitdense._finder import ops_in_use
 from vitdense.datasets.shapes import ShapesError
 from vitdense.engine.config import ConfigError
 from vitdense.engine.preflight import check
-from vitdense.weights.read import CheckpointNotFoundError
-from vitdense.weights.rename import CheckpointMismatchError
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.sources import NAMED
 
 # Faults a user can mend: their message says all, a stack trace would only hide it.

@@ -11,8 +11,9 @@ from vitdense.backbones import Swin, SwinV2
 from vitdense.peers import PEERS, oracle_shapes, raw_maps, relative_errors
 from vitdense.weights.convert import Converted, of_stage
 from vitdense.weights.detect import sizes
+from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import load_pretrained
-from vitdense.weights.rename import CheckpointMismatchError, find_rule, rename
+from vitdense.weights.rename import find_rule, rename
 from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, REBUILT, Scheme
 
 LARGEST = 1e-4  # relative difference; float32 rounding stays a hundred times below

@@ -65,8 +65,8 @@ def resize_position_embedding(
     """
     if embedding.shape[1] != num_extra + old[0] * old[1]:
         raise ValueError(
-            f"position embedding has {embedding.shape[1]} tokens, but a grid of {old[0]}x{old[1]} with {num_extra} extra "
-            f"tokens has {num_extra + old[0] * old[1]}; give the grid and the extra tokens it was made for"
+            f"position embedding has {embedding.shape[1]} tokens, but a grid of {old[0]}x{old[1]} with {num_extra} "
+            f"extra tokens has {num_extra + old[0] * old[1]}; give the grid and the extra tokens it was made for"
         )
     extra, grid = embedding[:, :num_extra], embedding[:, num_extra:]  # [1, extra, C], [1, h*w, C]
     grid = resize_grid(grid.unflatten(1, old), new, rule).flatten(1, 2)  # [1, H*W, C]

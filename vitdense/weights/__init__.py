@@ -1,1 +1,1 @@
-"""Checkpoints as data: read, detect the naming scheme, rename, check, load."""
+"""Checkpoints as data: find and read them, detect their naming scheme, rename, resize, check, load, convert."""

@@ -12,9 +12,11 @@ from torch import Tensor
 from vitdense.files import whole_file
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.weights.detect import LISTED, Found, detect, unwrap
-from vitdense.weights.rename import CheckpointMismatchError, find_rule, rename, reverse
+from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.rename import find_rule, rename, reverse
 from vitdense.weights.sources import REBUILT, SCHEMES, Scheme
 
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
 WHOLE = ("vitdense", "mmdet", "official")  # schemes in which whole detectors and segmentors are kept
 
 
@@ -109,12 +111,14 @@ def of_stage(values: Sequence[int], stage: int) -> int:
     """The value of a stage, where one value stands for all or each has its own.
 
     Raises:
-        ValueError: There are several, but none for this stage.
+        CheckpointMismatchError: There are several, but none for this stage.
     """
     if len(values) == 1:
         return values[0]
     if stage >= len(values):
-        raise ValueError(f"got the {len(values)} values {list(values)}, expected one, or one for each stage")
+        raise CheckpointMismatchError(
+            f"windows: got {len(values)}, {list(values)}, expected one, or one for each stage of the checkpoint"
+        )
     return values[stage]
 
 
@@ -160,15 +164,15 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
 
     Args:
         state: Tensors by name.
-        path: ``.safetensors``, or ``.pth``, ``.pt`` or ``.bin`` for a torch file.
+        path: Its suffix is one of `SUFFIXES`; all but the first mean a torch file.
         wrapper: Entry of a torch file that holds the tensors; None for the file itself.
         extra: Further entries of a wrapped torch file.
 
     Raises:
         ValueError: Another suffix.
     """
-    if path.suffix not in (".safetensors", ".pth", ".pt", ".bin"):
-        raise ValueError(f"DST: got {path.name}, expected a name ending in .safetensors, .pth, .pt or .bin")
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     # Own memory each: a part of a tensor would be saved with the whole of it.
     state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
     with whole_file(path) as scratch:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitdense.weights.rename import CheckpointMismatchError, find_rule, rename
+from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.rename import find_rule, rename
 from vitdense.weights.sources import SCHEMES, Scheme
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema")

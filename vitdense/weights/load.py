@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from vitdense.layers.resize import resize_bias_table, resize_grid
 from vitdense.weights.detect import LISTED, Found, detect, sizes, unwrap
+from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
-from vitdense.weights.rename import CheckpointMismatchError
 from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, REBUILT
 
 

@@ -7,9 +7,7 @@ from functools import cache, cached_property
 
 from torch import Tensor
 
-
-class CheckpointMismatchError(ValueError):
-    """A checkpoint that is not, key by key, what was asked for."""
+from vitdense.weights.errors import CheckpointMismatchError
 
 
 @dataclass(frozen=True)

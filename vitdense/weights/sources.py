@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitdense.weights.rename import Change, CheckpointMismatchError, Rule
+from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.rename import Change, Rule
 
 # What may be left over, and why: of a classifier; rebuilt from the window or the image size.
 CLASSIFIER = r"(norm|head)\..+"

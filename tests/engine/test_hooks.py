@@ -1,0 +1,129 @@
+import copy
+
+import pytest
+import torch
+from conftest import REPO, relative_error
+from mmengine.registry import DefaultScope
+from mmengine.runner import Runner
+from torch import nn
+
+from vitdense.engine.build import build_model
+from vitdense.engine.config import load_config
+from vitdense.weights.errors import CheckpointMismatchError
+
+pytest.importorskip("mmdet")
+
+
+def cascade(**options):
+    """The full-size Cascade Mask R-CNN with Swin-T, fewer proposals."""
+    cfg = load_config(REPO / "configs/cascade_swin_t_coco.py")
+    cfg.model.backbone.init_cfg = None
+    cfg.model.test_cfg.rpn.max_per_img = 50
+    cfg.model.test_cfg.rcnn.score_thr = 0.0  # random weights score low
+    cfg.default_hooks.pop("visualization")
+    cfg.merge_from_dict(options)
+    return cfg
+
+
+def boxes(model, image):
+    from mmdet.structures import DetDataSample
+
+    sample = DetDataSample(
+        metainfo={"img_shape": image.shape[1:], "ori_shape": image.shape[1:], "scale_factor": (1, 1)}
+    )
+    nn.Module.eval(model)  # mmdet's own Swin returns None from eval(), so that chaining fails
+    with torch.no_grad():
+        found = model.test_step({"inputs": [image], "data_samples": [sample]})[0].pred_instances
+    return found.bboxes, found.scores, found.masks
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """mmdet's Cascade Mask R-CNN with mmdet's Swin, random weights, as mmdet would publish it; and what it detects."""
+    torch.manual_seed(0)
+    cfg = cascade()
+    theirs = copy.deepcopy(cfg)
+    theirs.model.backbone = {"type": "mmdet.SwinTransformer", "embed_dims": 96, "depths": [2, 2, 6, 2],
+                             "num_heads": [3, 6, 12, 24], "window_size": 7}  # fmt: skip
+    model = build_model(theirs)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            fan_in = parameter[0].numel()
+            nn.init.normal_(parameter, std=0.05 if "backbone" in name else fan_in**-0.5)
+        elif "backbone" in name:
+            nn.init.normal_(parameter, std=0.05)
+    image = torch.randint(0, 256, (3, 200, 280), dtype=torch.uint8)
+    path = tmp_path_factory.mktemp("published") / "cascade_mask_rcnn_swin.pth"
+    torch.save({"meta": {"dataset_meta": {"classes": ["x"] * 80}}, "state_dict": model.state_dict()}, path)
+    return path, image, boxes(model, image)
+
+
+def test_mmdets_whole_detector_loads_through_load_from_and_detects_the_same(published, tmp_path):
+    path, image, (want, scores, masks) = published
+    runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path)))
+    runner.load_or_resume()
+    got, our_scores, our_masks = boxes(runner.model, image)
+    assert len(got) == len(want) == 100
+    difference = float((got - want).abs().max())
+    print(f"largest difference of 100 boxes of mmdet's detector: {difference:.1e} px")
+    assert difference < 1e-3
+    torch.testing.assert_close(our_scores, scores, rtol=1e-4, atol=1e-6)
+    assert (our_masks != masks).float().mean() < 1e-3
+    runner.call_hook("before_test")
+    report = (tmp_path / "load_report.txt").read_text()
+    assert "(mmdet names)" in report.splitlines()[0]
+    assert "100.00 % of the parameters filled" in report.splitlines()[0]
+    assert "  loaded backbone.stages.0.blocks.0.attn.qkv.weight" in report
+    assert "  dropped backbone.stages.0.blocks.0.attn.bias.index" in report
+
+
+HEADS = r"roi_head\.(bbox_head\.\d\.fc_(cls|reg)|mask_head\.\d\.conv_logits)\..*"
+
+
+@pytest.mark.parametrize("fresh", [[], [HEADS]], ids=["strict", "fresh heads"])
+def test_another_number_of_classes_needs_a_word(published, tmp_path, fresh):
+    path, _, _ = published
+    cfg = cascade(load_from=str(path), work_dir=str(tmp_path))
+    for head in (*cfg.model.roi_head.bbox_head, cfg.model.roi_head.mask_head):
+        head.num_classes = 20
+    next(hook for hook in cfg.custom_hooks if hook.type == "vitdense.ExactLoadHook").fresh = fresh
+    runner = Runner.from_cfg(cfg)
+    before = runner.model.backbone.norm1.weight.clone()
+    if not fresh:
+        message = r"18 of another shape: .*fc_cls\.weight \(81, 1024\), expected \(21, 1024\).*fresh="
+        with pytest.raises(CheckpointMismatchError, match=message):
+            runner.load_or_resume()
+        assert torch.equal(runner.model.backbone.norm1.weight, before)
+        return
+    runner.load_or_resume()
+    assert not torch.equal(runner.model.backbone.norm1.weight, before)
+
+
+def test_a_whole_segmentor_of_mmseg_loads_and_segments_the_same():
+    mmseg = pytest.importorskip("mmseg.models")
+    from vitdense.weights.load import fill, fit_whole
+
+    def segmentor(backbone):
+        head = {"in_channels": [16, 32, 64, 128], "in_index": [0, 1, 2, 3], "channels": 16, "num_classes": 5}
+        with DefaultScope.overwrite_default_scope("mmseg"):
+            model = mmseg.EncoderDecoder(
+                backbone=backbone,
+                decode_head={"type": "UPerHead", "dropout_ratio": 0.0, "norm_cfg": {"type": "BN"}, **head},
+                test_cfg={"mode": "whole"},
+            )
+        for name, parameter in model.named_parameters():
+            nn.init.normal_(parameter, std=0.1, mean=float("bn" in name))
+        nn.Module.eval(model)
+        nn.Module.eval(model.backbone)
+        return model
+
+    depths = {"depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
+    theirs = segmentor({"type": "SwinTransformer", "embed_dims": 16, "window_size": 7, **depths})
+    ours = segmentor({"type": "vitdense.Swin", "arch": {"embed_dims": 16, **depths}})
+    state, report = fit_whole(ours, {"state_dict": theirs.state_dict()})
+    fill(ours, state)
+    assert report.share == 1
+    image = torch.randn(1, 3, 97, 131)
+    with torch.no_grad():
+        got, want = (model.encode_decode(image, [{"img_shape": image.shape[2:]}]) for model in (ours, theirs))
+    assert relative_error(got, want) < 1e-5
