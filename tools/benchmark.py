@@ -1,47 +1,38 @@
-"""Time a backbone against a peer's on the same input, alternating in one process: median ratio and peak memories."""
+"""Time a backbone against a peer's on the same input, alternating in one process: median ratio and peak memories.
+
+``--mode load`` compares loading a checkpoint file with a bare ``torch.load`` and ``load_state_dict`` of its tensors.
+"""
 
 import argparse
 import json
 import statistics
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.backbones import Swin
+from vitdense.backbones import Swin, SwinV2
+from vitdense.backbones.variants import SWIN, SWIN_V2
+from vitdense.peers import PEERS, Like, Peer
 from vitdense.report import alternate, forward_backward, median_ratio, peak_memory
+from vitdense.weights.convert import convert
+from vitdense.weights.load import load_pretrained
 
-
-def mmdet_swin(arch: str, shape: tuple[int, int]) -> nn.Module:
-    """mmdet's SwinTransformer of the same size."""
-    from mmdet.models.backbones import SwinTransformer
-
-    from vitdense.backbones.variants import SWIN
-
-    sizes = SWIN[arch]
-    return SwinTransformer(embed_dims=sizes.embed_dims, depths=sizes.depths, num_heads=sizes.num_heads)
-
-
-def timm_swin(arch: str, shape: tuple[int, int]) -> nn.Module:
-    """timm's Swin of the same size, made to accept any image as in dense use."""
-    import timm
-
-    name = f"swin_{arch}_patch4_window7_224"
-    return timm.create_model(
-        name, features_only=True, img_size=shape, strict_img_size=False, always_partition=True, drop_path_rate=0.1
-    )
-
-
-PEERS: dict[str, Callable[[str, tuple[int, int]], nn.Module]] = {"mmdet": mmdet_swin, "timm": timm_swin}
+FAMILIES = {"swin": (Swin, SWIN, 7), "swin_v2": (SwinV2, SWIN_V2, 8)}
+DROP_PATH = 0.1  # of both
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", default="tiny", help="size of the Swin")
-    parser.add_argument("--peer", default="mmdet", choices=PEERS)
-    parser.add_argument("--mode", default=["eval", "train"], nargs="+", choices=["eval", "train"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", default="swin", choices=FAMILIES)
+    parser.add_argument("--arch", default="tiny", help="size of the backbone")
+    parser.add_argument("--window", type=int, help="in tokens; default 7 for Swin, 8 for Swin V2")
+    parser.add_argument("--peer", help=f"default mmdet for Swin, timm for Swin V2; {', '.join(PEERS['swin'])}")
+    parser.add_argument("--mode", default=["eval", "train"], nargs="+", choices=["eval", "train", "load"])
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1344), metavar=("H", "W"))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="by autocast")
@@ -50,52 +41,91 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true", help="one line of JSON per mode")
     args = parser.parse_args()
+    peers = PEERS[args.family]
+    name = args.peer or next(iter(set(peers) & {"mmdet"} or {"timm"}))
+    if name not in peers:
+        parser.error(f"--peer: got {name}, expected one of {', '.join(peers)} for {args.family}")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    models = {
-        "vitdense": Swin(args.arch, drop_path_rate=0.1),
-        args.peer: PEERS[args.peer](args.arch, tuple(args.shape)),
-    }
-    x = torch.randn(args.batch, 3, *args.shape, device=args.device)  # [B, 3, H, W]
+    make, table, window = FAMILIES[args.family]
+    window = args.window or window
+    ours = make(args.arch, window_size=window, drop_path_rate=DROP_PATH)
     for mode in args.mode:
-        steps = {}
-        for name, model in models.items():
-            model.to(args.device).train(mode == "train")
-            steps[name] = partial(step, model, x, mode, getattr(torch, args.dtype))
-        seconds = alternate(steps, args.rounds)
-        peaks = {name: peak_memory(function, args.device) for name, function in steps.items()}
-        result = {
-            "mode": mode,
-            "arch": args.arch,
-            "shape": [args.batch, 3, *args.shape],
-            "dtype": args.dtype,
-            "device": torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {args.threads} threads",
-            "torch": torch.__version__,
-            "rounds": args.rounds,
-            "median_s": {name: round(statistics.median(s), 4) for name, s in seconds.items()},
-            "times_faster": round(median_ratio(seconds, "vitdense", args.peer), 3),
-            "peak_mib": {name: round(peak / 2**20, 1) for name, peak in peaks.items()},
-            "memory_ratio": round(peaks["vitdense"] / peaks[args.peer], 3),
-        }
-        if args.json:
-            print(json.dumps(result))
+        if mode == "load":
+            report(args, mode, "torch", loading(ours))
             continue
-        print(
-            f"{mode}: vitdense has {result['times_faster']}x the speed and {result['memory_ratio']}x the peak memory "
-            f"of {args.peer}"
-        )
-        for name in models:
-            print(f"  {name:10} median {result['median_s'][name]:8.3f} s   peak {result['peak_mib'][name]:8.1f} MiB")
+        like = Like(**vars(table[args.arch]), window=window, shape=tuple(args.shape), drop_path_rate=DROP_PATH)
+        theirs = peers[name].build(like)
+        report(args, mode, name, running(args, mode, name, ours, theirs, peers[name]))
 
 
-def step(model: nn.Module, x: Tensor, mode: str, dtype: torch.dtype) -> None:
+def running(
+    args: argparse.Namespace, mode: str, name: str, ours: nn.Module, theirs: nn.Module, peer: Peer
+) -> dict[str, Callable[[], None]]:
+    """A step of each model on the same image."""
+    x = torch.randn(args.batch, 3, *args.shape, device=args.device)  # [B, 3, H, W]
+    steps = {}
+    for key, model, run in (("vitdense", ours, ours), (name, theirs, partial(peer.run, theirs))):
+        model.to(args.device).train(mode == "train")
+        steps[key] = partial(step, model, run, x, mode, getattr(torch, args.dtype))
+    return steps
+
+
+def loading(ours: nn.Module) -> dict[str, Callable[[], None]]:
+    """Our loader on a file under the authors' names, and torch's on one of the same tensors under the model's."""
+    folder = tempfile.TemporaryDirectory()
+    file, bare = Path(folder.name, "official.pth"), Path(folder.name, "bare.pth")
+    state = ours.state_dict()
+    windows = [ours.stages[0].blocks[0].spec.window[0]]
+    torch.save({"model": convert(state, "official", windows=windows).state}, file)
+    torch.save(state, bare)
+
+    def load() -> None:
+        load_pretrained(ours, file)
+
+    def load_bare() -> None:
+        assert folder  # keeps it until the last call
+        ours.load_state_dict(torch.load(bare, map_location="cpu", weights_only=True))
+
+    return {"vitdense": load, "torch": load_bare}
+
+
+def report(args: argparse.Namespace, mode: str, peer: str, functions: dict[str, Callable[[], None]]) -> None:
+    """Measure and print."""
+    seconds = alternate(functions, args.rounds)
+    peaks = {name: peak_memory(function, args.device) for name, function in functions.items()}
+    result = {
+        "mode": mode,
+        "model": f"{args.family} {args.arch}",
+        "shape": [args.batch, 3, *args.shape],
+        "dtype": args.dtype,
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {args.threads} threads",
+        "torch": torch.__version__,
+        "rounds": args.rounds,
+        "median_s": {name: round(statistics.median(s), 4) for name, s in seconds.items()},
+        "times_faster": round(median_ratio(seconds, "vitdense", peer), 3),
+        "peak_mib": {name: round(peak / 2**20, 1) for name, peak in peaks.items()},
+        "memory_ratio": round(peaks["vitdense"] / peaks[peer], 3),
+    }
+    if args.json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{mode}: vitdense has {result['times_faster']}x the speed and {result['memory_ratio']}x the peak memory "
+        f"of {peer}"
+    )
+    for name in functions:
+        print(f"  {name:10} median {result['median_s'][name]:8.3f} s   peak {result['peak_mib'][name]:8.1f} MiB")
+
+
+def step(model: nn.Module, run: Callable, x: Tensor, mode: str, dtype: torch.dtype) -> None:
     """One measured step."""
     with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
         if mode == "train":
-            forward_backward(model, x)
+            forward_backward(model, run, x)
         else:
             with torch.no_grad():
-                model(x)
+                run(x)
 
 
 if __name__ == "__main__":

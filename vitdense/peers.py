@@ -3,11 +3,41 @@
 Each is imported on first use, so that none is needed to use this project.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a peer is to be built like.
+
+    Attributes:
+        embed_dims: Channels of the first stage.
+        depths: Blocks per stage.
+        num_heads: Heads per stage.
+        window: Side in tokens.
+        shape: Image (h, w) in pixels.
+        pretrained: Swin V2's window sides of pretraining per stage in tokens, 0 for `window`.
+        extra_norm_every: Swin V2's.
+        drop_path_rate: Of the last block.
+    """
+
+    embed_dims: int
+    depths: tuple[int, ...]
+    num_heads: tuple[int, ...]
+    window: int
+    shape: tuple[int, int]
+    pretrained: tuple[int, ...] = (0, 0, 0, 0)
+    extra_norm_every: int = 0
+    drop_path_rate: float = 0.0
+
+    @property
+    def stages(self) -> dict[str, list[int]]:
+        """The arguments that all name alike."""
+        return {"depths": list(self.depths), "num_heads": list(self.num_heads)}
 
 
 @dataclass(frozen=True)
@@ -16,96 +46,96 @@ class Peer:
 
     Attributes:
         package: What must be installed.
-        build: From sizes (`embed_dims`, `depths`, `num_heads`, V2's `extra_norm_every`), the window side, the window
-            sides of pretraining per stage (V2; 0 for none) and the image size to a model with random weights.
+        build: The model, with random weights.
         maps: From the model and an image ``[B, 3, H, W]`` to the map ``[B, C_i, H_i, W_i]`` of every stage before any
-            output norm.
+            output norm. May change the model.
+        run: The same as users of the project run it, for timing.
     """
 
     package: str
-    build: Callable[[Mapping, int, Sequence[int], tuple[int, int]], nn.Module]
-    maps: Callable[[nn.Module, Tensor], list[Tensor]]
+    build: Callable[[Like], nn.Module]
+    maps: Callable[[nn.Module, Tensor], Sequence[Tensor]]
+    run: Callable[[nn.Module, Tensor], Sequence[Tensor]]
 
     @property
     def is_installed(self) -> bool:
         return find_spec(self.package) is not None
 
 
-def _mmdet_swin(sizes: Mapping, window: int, pretrained: Sequence[int], shape: tuple[int, int]) -> nn.Module:
+def _mmdet_swin(like: Like) -> nn.Module:
     from mmdet.models.backbones import SwinTransformer
 
-    return SwinTransformer(embed_dims=sizes["embed_dims"], window_size=window, **_depths(sizes))
+    return SwinTransformer(
+        embed_dims=like.embed_dims, window_size=like.window, drop_path_rate=like.drop_path_rate, **like.stages
+    )
 
 
-def _mmpretrain_swin(sizes: Mapping, window: int, pretrained: Sequence[int], shape: tuple[int, int]) -> nn.Module:
-    from mmpretrain.models.backbones import SwinTransformer
+def _mmpretrain(name: str, like: Like, arch: dict, **options) -> nn.Module:
+    from mmpretrain.models import backbones
 
-    arch = {"embed_dims": sizes["embed_dims"], **_depths(sizes)}
-    return SwinTransformer(arch, shape, window_size=window, out_indices=range(len(arch["depths"])), pad_small_map=True)
-
-
-def _mmpretrain_swin_v2(sizes: Mapping, window: int, pretrained: Sequence[int], shape: tuple[int, int]) -> nn.Module:
-    from mmpretrain.models.backbones import SwinTransformerV2
-
-    extra = sizes.get("extra_norm_every", 0)
-    arch = {"embed_dims": sizes["embed_dims"], **_depths(sizes), "extra_norm_every_n_blocks": extra}
-    return SwinTransformerV2(
-        arch,
-        shape,
-        window_size=window,
-        out_indices=range(len(arch["depths"])),
+    return getattr(backbones, name)(
+        {"embed_dims": like.embed_dims, **like.stages, **arch},
+        like.shape,
+        window_size=like.window,
+        drop_path_rate=like.drop_path_rate,
+        out_indices=range(len(like.depths)),
         pad_small_map=True,
-        pretrained_window_sizes=list(pretrained),
+        **options,
     )
 
 
-def _timm_swin(sizes: Mapping, window: int, pretrained: Sequence[int], shape: tuple[int, int]) -> nn.Module:
-    from timm.models.swin_transformer import SwinTransformer
-
-    # Accepts any image, and shifts wherever dense code does.
-    options = {"strict_img_size": False, "always_partition": True, "num_classes": 10}
-    return SwinTransformer(shape, embed_dim=sizes["embed_dims"], window_size=window, **_depths(sizes), **options)
+def _mmpretrain_swin(like: Like) -> nn.Module:
+    return _mmpretrain("SwinTransformer", like, {})
 
 
-def _timm_swin_v2(sizes: Mapping, window: int, pretrained: Sequence[int], shape: tuple[int, int]) -> nn.Module:
-    from timm.models.swin_transformer_v2 import SwinTransformerV2
+def _mmpretrain_swin_v2(like: Like) -> nn.Module:
+    extra = {"extra_norm_every_n_blocks": like.extra_norm_every}
+    return _mmpretrain("SwinTransformerV2", like, extra, pretrained_window_sizes=list(like.pretrained))
 
-    return SwinTransformerV2(
-        shape,
-        embed_dim=sizes["embed_dims"],
-        window_size=window,
-        strict_img_size=False,
-        always_partition=True,
+
+def _timm(name: str, like: Like, **options) -> nn.Module:
+    import timm.models
+
+    return getattr(timm.models, name)(
+        like.shape,
+        embed_dim=like.embed_dims,
+        window_size=like.window,
+        drop_path_rate=like.drop_path_rate,
         num_classes=10,
-        pretrained_window_sizes=tuple(pretrained),
-        **_depths(sizes),
+        strict_img_size=False,  # takes any image,
+        always_partition=True,  # and shifts wherever dense code does
+        **like.stages,
+        **options,
     )
 
 
-def _torchvision_swin(sizes: Mapping, window: int, pretrained: Sequence[int], shape: tuple[int, int]) -> nn.Module:
+def _timm_swin(like: Like) -> nn.Module:
+    return _timm("SwinTransformer", like)
+
+
+def _timm_swin_v2(like: Like) -> nn.Module:
+    return _timm("SwinTransformerV2", like, pretrained_window_sizes=tuple(like.pretrained))
+
+
+def _torchvision(like: Like, **options) -> nn.Module:
     from torchvision.models.swin_transformer import SwinTransformer
 
-    return SwinTransformer([4, 4], sizes["embed_dims"], window_size=[window] * 2, num_classes=10, **_depths(sizes))
-
-
-def _torchvision_swin_v2(sizes: Mapping, window: int, pretrained: Sequence[int], shape: tuple[int, int]) -> nn.Module:
-    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
-
-    if any(pretrained):
-        raise ValueError("torchvision's Swin V2 has no pretraining window other than its own")
     return SwinTransformer(
         [4, 4],
-        sizes["embed_dims"],
-        window_size=[window] * 2,
+        like.embed_dims,
+        window_size=[like.window] * 2,
+        stochastic_depth_prob=like.drop_path_rate,
         num_classes=10,
-        block=SwinTransformerBlockV2,
-        downsample_layer=PatchMergingV2,
-        **_depths(sizes),
+        **like.stages,
+        **options,
     )
 
 
-def _depths(sizes: Mapping) -> dict[str, list[int]]:
-    return {name: list(sizes[name]) for name in ("depths", "num_heads")}
+def _torchvision_swin_v2(like: Like) -> nn.Module:
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
+
+    # A window of pretraining reaches it as the buffer of coordinates in its state dict.
+    return _torchvision(like, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)
 
 
 def _mm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -127,17 +157,21 @@ def _torchvision_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     return outs
 
 
+def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
+    return model(x)
+
+
 PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme
     "swin": {
-        "mmdet": Peer("mmdet", _mmdet_swin, _mm_maps),
-        "mmpretrain": Peer("mmpretrain", _mmpretrain_swin, _mm_maps),
-        "timm": Peer("timm", _timm_swin, _timm_maps),
-        "torchvision": Peer("torchvision", _torchvision_swin, _torchvision_maps),
+        "mmdet": Peer("mmdet", _mmdet_swin, _mm_maps, _call),
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_swin, _mm_maps, _call),
+        "timm": Peer("timm", _timm_swin, _timm_maps, _timm_maps),
+        "torchvision": Peer("torchvision", _torchvision, _torchvision_maps, _torchvision_maps),
     },
     "swin_v2": {
-        "mmpretrain": Peer("mmpretrain", _mmpretrain_swin_v2, _mm_maps),
-        "timm": Peer("timm", _timm_swin_v2, _timm_maps),
-        "torchvision": Peer("torchvision", _torchvision_swin_v2, _torchvision_maps),
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_swin_v2, _mm_maps, _call),
+        "timm": Peer("timm", _timm_swin_v2, _timm_maps, _timm_maps),
+        "torchvision": Peer("torchvision", _torchvision_swin_v2, _torchvision_maps, _torchvision_maps),
     },
 }
 

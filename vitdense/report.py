@@ -152,7 +152,7 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def forward_backward(model: nn.Module, x: Tensor) -> None:
-    """One training step without an optimiser: forward, the sum of all outputs, backward; leaves no gradients behind."""
-    sum(out.float().mean() for out in model(x)).backward()
+def forward_backward(model: nn.Module, run: Callable, x: Tensor) -> None:
+    """One training step without an optimiser: ``run(x)``, the sum of its maps, backward; leaves no gradients behind."""
+    sum(out.float().mean() for out in run(x)).backward()
     model.zero_grad(set_to_none=True)

@@ -15,6 +15,7 @@ from mmengine.runner.checkpoint import CheckpointLoader, load_checkpoint
 from safetensors.torch import save_file
 
 import vitdense.engine  # noqa: F401
+from vitdense.backbones import base
 from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine import checkpoints
 from vitdense.engine.launch import find_checkpoint
@@ -73,10 +74,10 @@ def test_torchvision_names_of_existing_configs_keep_their_weights(tmp_path, monk
 
 def test_the_first_process_fetches_and_the_others_wait(monkeypatch):
     events = []
-    monkeypatch.setattr(checkpoints, "barrier", lambda: events.append("barrier"))
+    monkeypatch.setattr(base, "barrier", lambda: events.append("barrier"))
     monkeypatch.setattr(checkpoints, "read", lambda *args, **kwargs: events.append("read") or {})
     for rank, expected in ((0, ["read", "barrier"]), (1, ["barrier", "read"])):
-        monkeypatch.setattr(checkpoints, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(base, "get_rank", lambda rank=rank: rank)
         checkpoints.load_from_vitdense("https://host/a.pth")
         assert events == expected
         events.clear()
@@ -87,7 +88,7 @@ def test_the_first_process_fetches_and_the_others_wait(monkeypatch):
     def fail(*args, **kwargs):
         raise CheckpointNotFoundError
 
-    monkeypatch.setattr(checkpoints, "get_rank", lambda: 0)
+    monkeypatch.setattr(base, "get_rank", lambda: 0)
     monkeypatch.setattr(checkpoints, "read", fail)
     with pytest.raises(CheckpointNotFoundError):
         checkpoints.load_from_vitdense("https://host/a.pth")

@@ -12,7 +12,7 @@ from torch import nn
 
 from vitdense.backbones import Swin, SwinV2
 from vitdense.backbones.variants import SWIN, SWIN_V2
-from vitdense.peers import PEERS, raw_maps, relative_errors
+from vitdense.peers import PEERS, Like, raw_maps, relative_errors
 from vitdense.report import num_params
 from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
@@ -70,8 +70,7 @@ def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_conve
     peer = PEERS[family][scheme]
     pytest.importorskip(peer.package)
     make, arch, window, side = FAMILIES[family]
-    sizes = {name: getattr(arch, name) for name in ("embed_dims", "depths", "num_heads")}
-    theirs = randomise(peer.build(sizes, window, [0] * 4, (side, side)))
+    theirs = randomise(peer.build(Like(**vars(arch), window=window, shape=(side, side))))
     state = state_of(theirs, scheme)
     ours = without_output_norms(make("tiny", window_size=window))
     report = load_pretrained(ours, {"state_dict": state})

@@ -1,15 +1,18 @@
 """What all backbones share: the contract with mmdet and mmseg, freezing, output norms, initialisation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pickle import UnpicklingError
 from typing import Any
 
+from mmengine.dist import barrier, get_rank
 from mmengine.logging import HistoryBuffer, MMLogger
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.weights.load import LoadReport, load_pretrained
+from vitdense.weights.sources import NAMED
 
 
 def _log_statistic(owner: type, name: str) -> Callable:
@@ -42,6 +45,20 @@ def run(function: Callable[..., Tensor], *args: Any, with_cp: bool) -> Tensor:
     Non-reentrant, so that gradients flow also when no input needs one (a frozen stem) and under DDP.
     """
     return checkpoint(function, *args, use_reentrant=False) if with_cp else function(*args)
+
+
+@contextmanager
+def first_rank_first(checkpoint: str) -> Iterator[None]:
+    """Let the first process read a checkpoint that has to be fetched; the others then find it in the cache."""
+    # By the name, not by a look at the disk: that may differ from rank to rank.
+    fetched = "://" in checkpoint or checkpoint in NAMED
+    if fetched and get_rank() > 0:
+        barrier()
+    try:
+        yield
+    finally:
+        if fetched and get_rank() == 0:
+            barrier()
 
 
 class Backbone(BaseModule):
@@ -146,6 +163,7 @@ class Backbone(BaseModule):
                 f"init_cfg: got {sorted(options)} beside type='Pretrained', expected checkpoint and any of "
                 f"{', '.join(PRETRAINED_OPTIONS)}"
             )
-        self.load_report = load_pretrained(self, allow=MMENGINE_GLOBALS, **options)
+        with first_rank_first(options["checkpoint"]):
+            self.load_report = load_pretrained(self, allow=MMENGINE_GLOBALS, **options)
         MMLogger.get_current_instance().info(f"{type(self).__name__}: {self.load_report}")
         self._is_init = True

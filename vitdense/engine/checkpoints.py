@@ -5,12 +5,10 @@ mmengine reads a pickle that asks for more than data by running it, with a warni
 
 from typing import Any
 
-from mmengine.dist import barrier, get_rank
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 
-from vitdense.backbones.base import MMENGINE_GLOBALS
+from vitdense.backbones.base import MMENGINE_GLOBALS, first_rank_first
 from vitdense.weights.read import read
-from vitdense.weights.sources import NAMED
 
 
 def load_from_vitdense(filename: str, map_location: Any = None) -> dict:
@@ -27,14 +25,8 @@ def load_from_vitdense(filename: str, map_location: Any = None) -> dict:
     """
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
-    shared = "://" in filename or filename in NAMED  # not a look at the disk: it may differ from rank to rank
-    if shared and get_rank() > 0:
-        barrier()  # the first process fetches, the others find the file in the cache
-    try:
+    with first_rank_first(filename):
         return read(filename, allow=MMENGINE_GLOBALS, map_location=map_location)
-    finally:
-        if shared and get_rank() == 0:
-            barrier()
 
 
 # "" is mmengine's loader of local paths, and of all that no other prefix claims.

@@ -19,7 +19,7 @@ from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine.build import build_model
 from vitdense.engine.config import ConfigError
 from vitdense.files import whole_file
-from vitdense.weights.load import fill, fit_whole
+from vitdense.weights.load import fit_whole
 from vitdense.weights.read import read
 
 
@@ -37,7 +37,7 @@ def load_detector(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     model = build_model(cfg)
     saved = read(checkpoint, allow=MMENGINE_GLOBALS)
     state, _ = fit_whole(model, saved, source=checkpoint)
-    fill(model, state)
+    model.load_state_dict(state, strict=True)
     model.cfg = cfg
     model.dataset_meta = saved.get("meta", {}).get("dataset_meta")
     if model.dataset_meta is None:

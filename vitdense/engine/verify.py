@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdense.backbones import Swin, SwinV2
-from vitdense.peers import PEERS, oracle_shapes, raw_maps, relative_errors
+from vitdense.peers import PEERS, Like, oracle_shapes, raw_maps, relative_errors
 from vitdense.weights.convert import Converted, of_stage
 from vitdense.weights.detect import sizes
 from vitdense.weights.errors import CheckpointMismatchError
@@ -81,8 +81,9 @@ def build_peer(
         CheckpointMismatchError: The project's model has other parameters.
     """
     found = {key: find_rule(key, scheme.rules) for key in state}
-    ours = rename(state, scheme.rules)
-    model = PEERS[family][scheme.name].build(sizes(ours), window, pretrained, shape)
+    told = {name: value for name, value in sizes(rename(state, scheme.rules)).items() if name != "windows"}
+    like = Like(**told, window=window, shape=shape, pretrained=tuple(pretrained))
+    model = PEERS[family][scheme.name].build(like)
     beside = re.compile(f"{CLASSIFIER}|{OUTPUT_NORMS}")
     trunk = {
         key.removeprefix("backbone."): value

@@ -23,6 +23,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     if q.device.type == "cpu" and bias.requires_grad:
         # No fused CPU kernel has a gradient for the bias, and the composite one that torch takes instead scales
         # queries and keys apart: its forward pass took 1.4x the time of these lines at 1392 windows of 49 tokens.
-        logits = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)  # [B, heads, Nq, Nk]
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        logits = (q if scale == 1 else q * scale) @ k.transpose(-2, -1)  # [B, heads, Nq, Nk]
         return logits.add_(bias).softmax(-1) @ v  # [B, heads, Nq, dv]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)

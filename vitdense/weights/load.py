@@ -127,11 +127,6 @@ def _transfer(found: Found, targets: Mapping[str, Tensor], report: LoadReport, r
     return state
 
 
-def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy tensors that `match_exactly` let through into a model; what it excused keeps its values."""
-    model.load_state_dict({**model.state_dict(), **state}, strict=True)
-
-
 def _finish(report: LoadReport, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     report.loaded = [key for key in targets if key in state]
     report.fresh = [key for key in targets if key not in state]
@@ -179,13 +174,16 @@ def load_pretrained(
     state = _transfer(found, targets, report, resize)
     # A classification checkpoint has no output norm at all; one that has some must have all that are needed.
     has_norms = any(re.fullmatch(OUTPUT_NORMS, key) for key in (*state, *report.dropped))
-    hint = f"It is {source} under {found.scheme.name} names."
-    theirs, ours = ({key: sizes(x)[key] for key in ("embed_dims", "depths", "num_heads")} for x in (state, targets))
-    if theirs != ours:
-        hint += f" It has {theirs}, the model {ours}: give the arch that fits."
-    state = match_exactly(targets, state, () if has_norms else (OUTPUT_NORMS,), hint)
+    try:
+        state = match_exactly(targets, state, () if has_norms else (OUTPUT_NORMS,))
+    except CheckpointMismatchError as error:
+        hint = f"It is {source} under {found.scheme.name} names."
+        theirs, ours = ({key: sizes(x)[key] for key in ("embed_dims", "depths", "num_heads")} for x in (state, targets))
+        if theirs != ours:
+            hint += f" It has {theirs}, the model {ours}: give the arch that fits."
+        raise CheckpointMismatchError(f"{error} {hint}") from None
     _finish(report, targets, state)
-    fill(model, state)
+    model.load_state_dict({**targets, **state}, strict=True)
     return report
 
 

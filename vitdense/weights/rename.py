@@ -1,7 +1,7 @@
 """Renaming state dicts by tables that read both ways: every key matches exactly one rule, or it is an error."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -21,7 +21,7 @@ class Change:
     inverse: Callable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal when the same: tables of rules are keys of caches
 class Rule:
     """Keys of one form under two naming schemes.
 
@@ -60,6 +60,9 @@ def _as_tuple(x: object) -> tuple:
     return x if isinstance(x, tuple) else (x,)
 
 
+NUMBER = re.compile(r"\d+")
+
+
 class Pattern:
     """One form of keys, such as ``features.{2i+1}.{j}.norm1.*``."""
 
@@ -69,8 +72,9 @@ class Pattern:
         self.text = text
         self.indices = [(name, int(a or 1), int(b or 0)) for a, name, b in self.INDEX.findall(text)]
         literals = self.INDEX.split(text)[::4]  # what stands between the indices
-        number = r"(0|[1-9]\d*)"
-        self.regex = re.compile(number.join(re.escape(part).replace(r"\*", "(.+)") for part in literals))
+        literals = [re.escape(part).replace(r"\*", "(.+)") for part in literals]
+        self.regex = re.compile(r"(0|[1-9]\d*)".join(literals))
+        self.regex_of_form = re.compile("0".join(NUMBER.sub("0", part) for part in literals))
 
     def match(self, key: str) -> tuple[tuple[str, int | str], ...] | None:
         """Values of the indices and of the tail by name, sorted, if `key` has this form."""
@@ -93,13 +97,24 @@ class Pattern:
         return text.replace("*", str(values.get("*", "")))
 
 
-def find_rule(key: str, rules: Sequence[Rule]) -> tuple[Rule, int, tuple] | None:
+@cache
+def _candidates(form: str, rules: tuple[Rule, ...]) -> list[tuple[Rule, int]]:
+    """Rules, and which of their names, that a key may match whose numbers are all 0 in `form`: hundreds of keys have a
+    few dozen forms."""
+    return [
+        (rule, part)
+        for rule in rules
+        for part, pattern in enumerate(rule.sources)
+        if pattern.regex_of_form.fullmatch(form)
+    ]
+
+
+def find_rule(key: str, rules: tuple[Rule, ...]) -> tuple[Rule, int, tuple] | None:
     """The one rule that knows `key`, which of its names it is, and the values in it; None if no rule does."""
     found = [
         (rule, part, values)
-        for rule in rules
-        for part, pattern in enumerate(rule.sources)
-        if (values := pattern.match(key)) is not None
+        for rule, part in _candidates(NUMBER.sub("0", key), rules)
+        if (values := rule.sources[part].match(key)) is not None
     ]
     assert len(found) <= 1, f"{key} matches {[rule.theirs for rule, _, _ in found]}"  # a fault of the table
     return found[0] if found else None
@@ -111,7 +126,7 @@ def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule.reversed() for rule in rules)
 
 
-def rename(state: Mapping[str, Tensor], rules: Sequence[Rule]) -> dict[str, Tensor]:
+def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Tensor]:
     """Apply a rename table.
 
     Args:
