@@ -80,7 +80,12 @@ class Backbone(BaseModule):
     load_report: LoadReport | None = None
 
     def finish(
-        self, dims: Sequence[int], strides: Sequence[int], out_indices: Sequence[int], frozen_stages: int
+        self,
+        dims: Sequence[int],
+        strides: Sequence[int],
+        out_indices: Sequence[int],
+        frozen_stages: int,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
     ) -> None:
         """Add an output norm ``norm{i}`` per index, declare the outputs, and freeze.
 
@@ -89,6 +94,7 @@ class Backbone(BaseModule):
             strides: Stride of every stage in pixels.
             out_indices: Stages to return, ascending.
             frozen_stages: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
+            norm: Makes an output norm from its channels.
 
         Raises:
             ValueError: An index or a number of stages that does not exist.
@@ -104,7 +110,7 @@ class Backbone(BaseModule):
         self.out_channels = tuple(dims[i] for i in indices)
         self.out_strides = tuple(strides[i] for i in indices)
         for i in indices:
-            self.add_module(f"norm{i}", nn.LayerNorm(dims[i]))
+            self.add_module(f"norm{i}", norm(dims[i]))
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
         for module in (*self.frozen_modules(), *self.unused_modules()):
             module.requires_grad_(False)

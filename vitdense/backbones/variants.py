@@ -57,6 +57,58 @@ SWIN_V2 = {
     "giant": SwinV2Arch(512, (2, 2, 42, 4), (16, 32, 64, 128), extra_norm_every=6),
 }
 
+
+@dataclass(frozen=True)
+class MViTArch:
+    """Sizes of an MViT: channels and heads of the first stage (both double per stage), blocks per stage.
+
+    Attributes:
+        growth: Which branch changes the width: ``'attention'`` of a stage's first block, or ``'mlp'`` of the last block
+            of the stage before.
+        pool: ``'conv'`` (depthwise, with a norm) or ``'max'``.
+        relative_position: Decomposed relative positions.
+        absolute_position: An absolute position embedding behind the patch embedding.
+        residual_pooling: Whether the pooled queries are added to the attention's result.
+    """
+
+    embed_dims: int
+    depths: tuple[int, ...]
+    num_heads: int
+    growth: str = "attention"
+    pool: str = "conv"
+    relative_position: bool = True
+    absolute_position: bool = False
+    residual_pooling: bool = True
+
+    def __post_init__(self) -> None:
+        if self.embed_dims % self.num_heads:
+            raise ValueError(f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads")
+        for name, known in (("growth", ("attention", "mlp")), ("pool", ("conv", "max"))):
+            if (got := getattr(self, name)) not in known:
+                raise ValueError(f"arch: {name} is {got!r}, expected one of {', '.join(known)}")
+
+
+# MViTv2 Table 1 and the authors' configs. Large was released twice: for ImageNet-1K it grows in the MLP.
+MVIT = {
+    "v2_tiny": MViTArch(96, (1, 2, 5, 2), 1),
+    "v2_small": MViTArch(96, (1, 2, 11, 2), 1),
+    "v2_base": MViTArch(96, (2, 3, 16, 3), 1),
+    "v2_large": MViTArch(144, (2, 6, 36, 4), 2),
+    "v2_large_in1k": MViTArch(144, (2, 6, 36, 4), 2, growth="mlp"),
+    "v2_huge": MViTArch(192, (4, 8, 60, 8), 3),
+    # MViT v1 Table 2 ("B-16") as trained on images.
+    "v1_base": MViTArch(
+        96,
+        (1, 2, 11, 2),
+        1,
+        growth="mlp",
+        pool="max",
+        relative_position=False,
+        absolute_position=True,
+        residual_pooling=False,
+    ),
+}
+
 Arch = TypeVar("Arch")
 
 

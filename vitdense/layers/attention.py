@@ -27,3 +27,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
         logits = (q if scale == 1 else q * scale) @ k.transpose(-2, -1)  # [B, heads, Nq, Nk]
         return logits.add_(bias).softmax(-1) @ v  # [B, heads, Nq, dv]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+
+
+def attend_decomposed(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
+    """Attention whose bias is a sum of a term of the key's row and one of its column (MViTv2 section 3.1).
+
+    Args:
+        q: Queries, ``[B, heads, Nq, d]``.
+        k: Keys, row-major, ``[B, heads, h w, d]``.
+        v: Values, ``[B, heads, h w, d]``.
+        along_h: Term of the key's row, ``[B, heads, Nq, h]``.
+        along_w: Term of its column, ``[B, heads, Nq, w]``.
+        scale: Factor on ``q k^T`` alone.
+
+    Returns:
+        ``[B, heads, Nq, d]``.
+    """
+    bias = (along_h[..., :, None] + along_w[..., None, :]).flatten(-2)  # [B, heads, Nq, h*w]
+    return attend(q, k, v, bias, scale)

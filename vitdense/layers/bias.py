@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from vitdense.layers.resize import resize_relative_position
+
 
 def relative_position_index(window: tuple[int, int]) -> Tensor:
     """Row of the bias table for every pair of tokens in a window (Swin section 3.2).
@@ -84,6 +86,59 @@ def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, in
     ]
     offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)[None]  # [1, 2h-1, 2w-1, 2]
     return (offsets.sign() * (1 + offsets.abs()).log2() / math.log2(8)).to(torch.get_default_dtype())
+
+
+def axis_index(num_queries: int, num_keys: int) -> Tensor:
+    """Row of a decomposed table for every query and key along an axis, which may differ in number (MViTv2 section 3.1).
+
+    Both are placed on the finer of the two grids; query i and key j then read row
+    ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, rounded towards zero, of a table of ``2 max(q, k) - 1``.
+
+    Returns:
+        ``[num_queries, num_keys]``, int64.
+    """
+    of_query, of_key = max(num_keys / num_queries, 1.0), max(num_queries / num_keys, 1.0)
+    i, j = torch.arange(num_queries)[:, None] * of_query, torch.arange(num_keys) * of_key  # [q, 1], [k]
+    return (i - j + (num_keys - 1) * of_key).long()  # [q, k]
+
+
+class DecomposedBias(nn.Module):
+    """Relative positions as a sum over the axes of products with the query (MViTv2 section 3.1, equation 5).
+
+    The bias of query (y, x) and key (v, u) is ``q . rel_pos_h[y, v] + q . rel_pos_w[x, u]``. It is given as its two
+    terms, for their sum over all pairs is as large as the attention matrix.
+
+    Args:
+        size: Sides (h, w) of the larger of the query and key grids in pretraining, in tokens.
+        dim: Channels of a head.
+    """
+
+    def __init__(self, size: tuple[int, int], dim: int) -> None:
+        super().__init__()
+        self.rel_pos_h = nn.Parameter(torch.empty(2 * size[0] - 1, dim))
+        self.rel_pos_w = nn.Parameter(torch.empty(2 * size[1] - 1, dim))
+        for table in (self.rel_pos_h, self.rel_pos_w):
+            trunc_normal_(table, std=0.02)
+
+    def forward(self, q: Tensor, keys: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """The terms of both axes.
+
+        Args:
+            q: Queries without their scale, ``[B, heads, h, w, d]``.
+            keys: Grid (h', w') of the keys in tokens.
+
+        Returns:
+            ``[B, heads, h, w, h']`` and ``[B, heads, h, w, w']``.
+        """
+        rows = self.at(self.rel_pos_h, q.shape[2], keys[0]).to(q.dtype)  # [h, h', d]
+        columns = self.at(self.rel_pos_w, q.shape[3], keys[1]).to(q.dtype)  # [w, w', d]
+        return torch.einsum("bnhwd,hkd->bnhwk", q, rows), torch.einsum("bnhwd,wkd->bnhwk", q, columns)
+
+    @staticmethod
+    def at(table: Tensor, num_queries: int, num_keys: int) -> Tensor:
+        """The rows of a table for every pair along an axis, ``[q, k, d]``; of another length, it is resized."""
+        table = resize_relative_position(table, 2 * max(num_queries, num_keys) - 1)
+        return table[axis_index(num_queries, num_keys).to(table.device)]  # [q, k, d]
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager:

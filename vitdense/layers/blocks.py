@@ -38,6 +38,23 @@ class PatchEmbed(nn.Module):
         return self.norm(self.proj(x).permute(0, 2, 3, 1))  # [B, h, w, C]
 
 
+class OverlapPatchEmbed(nn.Module):
+    """Patches of 7x7 pixels every 4, without a norm (MViTv2 appendix, "patch embedding").
+
+    Args:
+        in_channels: Image channels.
+        dim: Channels of the result.
+    """
+
+    def __init__(self, in_channels: int, dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_channels, dim, 7, stride=4, padding=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image ``[B, 3, H, W]`` to ``[B, ceil(H/4), ceil(W/4), C]``."""
+        return self.proj(x).permute(0, 2, 3, 1)  # [B, h, w, C]
+
+
 def side_by_side(x: Tensor) -> Tensor:
     """2x2 neighbours of a map as channels, in the authors' order: (row, column) (0, 0), (1, 0), (0, 1), (1, 1).
 

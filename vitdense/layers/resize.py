@@ -94,6 +94,22 @@ def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicub
     return torch.einsum("Hh,Ww,hwc->HWc", rows, columns, table.float()).to(table.dtype)  # [2H-1, 2W-1, heads]
 
 
+def resize_relative_position(table: Tensor, length: int) -> Tensor:
+    """Linear resize of one axis of a decomposed relative position table, as the MViTv2 authors do at run time.
+
+    Args:
+        table: ``[L, d]``.
+        length: Rows wanted.
+
+    Returns:
+        ``[length, d]``.
+    """
+    if table.shape[0] == length:
+        return table
+    y = F.interpolate(table.float().T[None], size=length, mode="linear", align_corners=False)  # [1, d, length]
+    return y[0].T.to(table.dtype)  # [length, d]
+
+
 def _geometric_weights(old: int, new: int, rule: str) -> Tensor:
     """One axis of the BEiT authors' resize: the `old` entries are taken to stand at distances from the centre that grow
     geometrically, to just reach `new` // 2, and are read at whole distances. ``[new, old]``."""
