@@ -24,6 +24,11 @@ def test_macs_of_a_linear_layer_a_convolution_and_attention():
         ("cascade_swin_s_coco", 106.95, 836.8),
         ("cascade_swin_b_coco", 144.98, 981.3),
         ("mask_rcnn_swin_t_coco", 47.8, 266.5),
+        ("cascade_mvitv2_t_coco", 75.85, 699.2),
+        ("cascade_mvitv2_s_coco", 86.54, 746.5),
+        ("cascade_mvitv2_b_coco", 103.15, 811.9),
+        ("cascade_mvitv2_l_coco", 265.1, 1470.5),
+        ("mask_rcnn_mvitv2_t_coco", 43.68, 277.6),
     ],
 )
 def test_published_totals_at_800x1280(repo, name, params_m, gmacs):

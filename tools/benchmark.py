@@ -1,6 +1,10 @@
 """Time a backbone against a peer's on the same input, alternating in one process: median ratio and peak memories.
 
 ``--mode load`` compares loading a checkpoint file with a bare ``torch.load`` and ``load_state_dict`` of its tensors.
+
+MViT is compared in two ways. Against mmdet ours has hybrid windows, as for detection, and its rival is mmdet's Swin of
+the same size: another model, of about the same cost. Against timm and mmpretrain, whose MViTs attend globally and take
+square images of the size they are built for, ours is built and attends likewise: the same model.
 """
 
 import argparse
@@ -10,28 +14,46 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.backbones import Swin, SwinV2
-from vitdense.backbones.variants import SWIN, SWIN_V2
+from vitdense.backbones import MViT, Swin, SwinV2
+from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2
 from vitdense.peers import PEERS, Like, Peer
 from vitdense.report import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
 
-FAMILIES = {"swin": (Swin, SWIN, 7), "swin_v2": (SwinV2, SWIN_V2, 8)}
 DROP_PATH = 0.1  # of both
+
+
+class Family(NamedTuple):
+    """How a family is timed: its class, its sizes, its window in tokens, its default peer, and whose names a file of
+    its dense backbone has for ``--mode load``."""
+
+    make: type[nn.Module]
+    sizes: dict
+    window: int
+    peer: str
+    file_names: str
+
+
+FAMILIES = {
+    "swin": Family(Swin, SWIN, 7, "mmdet", "official"),
+    "swin_v2": Family(SwinV2, SWIN_V2, 8, "timm", "official"),
+    "mvit": Family(MViT, MVIT, 0, "mmdet", "detectron2"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="swin", choices=FAMILIES)
-    parser.add_argument("--arch", default="tiny", help="size of the backbone")
-    parser.add_argument("--window", type=int, help="in tokens; default 7 for Swin, 8 for Swin V2")
-    parser.add_argument("--peer", help=f"default mmdet for Swin, timm for Swin V2; {', '.join(PEERS['swin'])}")
+    parser.add_argument("--arch", help="size of the backbone; default the smallest")
+    parser.add_argument("--window", type=int, help="Swin's, in tokens; default 7 for Swin, 8 for Swin V2")
+    parser.add_argument("--peer", help=f"default timm for Swin V2, else mmdet; {', '.join(PEERS['swin'])}")
     parser.add_argument("--mode", default=["eval", "train"], nargs="+", choices=["eval", "train", "load"])
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1344), metavar=("H", "W"))
     parser.add_argument("--batch", type=int, default=1)
@@ -41,22 +63,54 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true", help="one line of JSON per mode")
     args = parser.parse_args()
-    peers = PEERS[args.family]
-    name = args.peer or next(iter(set(peers) & {"mmdet"} or {"timm"}))
-    if name not in peers:
-        parser.error(f"--peer: got {name}, expected one of {', '.join(peers)} for {args.family}")
+    family = FAMILIES[args.family]
+    args.arch, name = args.arch or next(iter(family.sizes)), args.peer or family.peer
+    if args.arch not in family.sizes:
+        parser.error(f"--arch: got {args.arch}, expected one of {', '.join(family.sizes)} for {args.family}")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    make, table, window = FAMILIES[args.family]
-    window = args.window or window
-    ours = make(args.arch, window_size=window, drop_path_rate=DROP_PATH)
+    try:
+        ours, peer, like = pair(family, args, name)
+    except ValueError as error:
+        parser.error(str(error))
     for mode in args.mode:
         if mode == "load":
-            report(args, mode, "torch", loading(ours))
-            continue
-        like = Like(**vars(table[args.arch]), window=window, shape=tuple(args.shape), drop_path_rate=DROP_PATH)
-        theirs = peers[name].build(like)
-        report(args, mode, name, running(args, mode, name, ours, theirs, peers[name]))
+            report(args, mode, "torch", loading(ours, family.file_names))
+        else:
+            report(args, mode, name, running(args, mode, name, ours, peer.build(like), peer))
+
+
+def pair(family: Family, args: argparse.Namespace, name: str) -> tuple[nn.Module, Peer, Like]:
+    """Our model, its peer, and what the peer is to be built like.
+
+    Raises:
+        ValueError: There is no such peer, or none of this size or for this shape.
+    """
+    peers, shape = PEERS[args.family], tuple(args.shape)
+    known = [*peers, "mmdet"] if args.family == "mvit" else list(peers)
+    if name not in known:
+        raise ValueError(f"--peer: got {name}, expected one of {', '.join(known)} for {args.family}")
+    if args.family != "mvit":
+        window = args.window or family.window
+        ours = family.make(args.arch, window_size=window, drop_path_rate=DROP_PATH)
+        return ours, peers[name], Like(family.sizes[args.arch], shape, window, drop_path_rate=DROP_PATH)
+    if args.window:
+        raise ValueError("--window: MViT's windows are the grids of its pretraining; leave it out")
+    if name == "mmdet":
+        size = args.arch.removeprefix("v2_")
+        if size not in SWIN:
+            rivals = ", ".join(f"v2_{size}" for size in SWIN)
+            raise ValueError(f"--arch: got {args.arch}, expected one of {rivals}, for which mmdet has a Swin")
+        like = Like(SWIN[size], shape, FAMILIES["swin"].window, drop_path_rate=DROP_PATH)
+        return MViT(args.arch, drop_path_rate=DROP_PATH), PEERS["swin"]["mmdet"], like
+    arch = MVIT[args.arch]
+    if shape[0] != shape[1] or shape[0] % 32 or arch.pool != "conv":
+        raise ValueError(
+            f"--shape, --arch: got {shape[0]}x{shape[1]} and {args.arch}, expected a square of a multiple of 32 pixels "
+            f"and an MViTv2 for {name}, which has no other; --peer mmdet takes any shape"
+        )
+    ours = MViT(args.arch, window="global", pretrain_img_size=shape, drop_path_rate=DROP_PATH)
+    return ours, peers[name], Like(arch, shape, drop_path_rate=DROP_PATH)
 
 
 def running(
@@ -71,13 +125,13 @@ def running(
     return steps
 
 
-def loading(ours: nn.Module) -> dict[str, Callable[[], None]]:
+def loading(ours: nn.Module, names: str) -> dict[str, Callable[[], None]]:
     """Our loader on a file under the authors' names, and torch's on one of the same tensors under the model's."""
     folder = tempfile.TemporaryDirectory()
-    file, bare = Path(folder.name, "official.pth"), Path(folder.name, "bare.pth")
+    file, bare = Path(folder.name, "theirs.pth"), Path(folder.name, "bare.pth")
     state = ours.state_dict()
-    windows = [ours.stages[0].blocks[0].spec.window[0]]
-    torch.save({"model": convert(state, "official", windows=windows).state}, file)
+    window = ours.stages[0].blocks[0].spec.window
+    torch.save({"model": convert(state, names, windows=window and [window[0]]).state}, file)
     torch.save(state, bare)
 
     def load() -> None:

@@ -5,7 +5,10 @@ Each is imported on first use, so that none is needed to use this project.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from itertools import accumulate
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,29 +18,23 @@ class Like:
     """What a peer is to be built like.
 
     Attributes:
-        embed_dims: Channels of the first stage.
-        depths: Blocks per stage.
-        num_heads: Heads per stage.
-        window: Side in tokens.
+        arch: A row of `vitdense.backbones.variants`, of the peer's family.
         shape: Image (h, w) in pixels.
+        window: Swin's, side in tokens.
         pretrained: Swin V2's window sides of pretraining per stage in tokens, 0 for `window`.
-        extra_norm_every: Swin V2's.
         drop_path_rate: Of the last block.
     """
 
-    embed_dims: int
-    depths: tuple[int, ...]
-    num_heads: tuple[int, ...]
-    window: int
+    arch: Any
     shape: tuple[int, int]
+    window: int = 0
     pretrained: tuple[int, ...] = (0, 0, 0, 0)
-    extra_norm_every: int = 0
     drop_path_rate: float = 0.0
 
     @property
     def stages(self) -> dict[str, list[int]]:
-        """The arguments that all name alike."""
-        return {"depths": list(self.depths), "num_heads": list(self.num_heads)}
+        """The arguments that all Swins name alike."""
+        return {"depths": list(self.arch.depths), "num_heads": list(self.arch.num_heads)}
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def _mmdet_swin(like: Like) -> nn.Module:
     from mmdet.models.backbones import SwinTransformer
 
     return SwinTransformer(
-        embed_dims=like.embed_dims, window_size=like.window, drop_path_rate=like.drop_path_rate, **like.stages
+        embed_dims=like.arch.embed_dims, window_size=like.window, drop_path_rate=like.drop_path_rate, **like.stages
     )
 
 
@@ -74,11 +71,11 @@ def _mmpretrain(name: str, like: Like, arch: dict, **options) -> nn.Module:
     from mmpretrain.models import backbones
 
     return getattr(backbones, name)(
-        {"embed_dims": like.embed_dims, **like.stages, **arch},
+        {"embed_dims": like.arch.embed_dims, **like.stages, **arch},
         like.shape,
         window_size=like.window,
         drop_path_rate=like.drop_path_rate,
-        out_indices=range(len(like.depths)),
+        out_indices=range(len(like.arch.depths)),
         pad_small_map=True,
         **options,
     )
@@ -89,7 +86,7 @@ def _mmpretrain_swin(like: Like) -> nn.Module:
 
 
 def _mmpretrain_swin_v2(like: Like) -> nn.Module:
-    extra = {"extra_norm_every_n_blocks": like.extra_norm_every}
+    extra = {"extra_norm_every_n_blocks": like.arch.extra_norm_every}
     return _mmpretrain("SwinTransformerV2", like, extra, pretrained_window_sizes=list(like.pretrained))
 
 
@@ -98,7 +95,7 @@ def _timm(name: str, like: Like, **options) -> nn.Module:
 
     return getattr(timm.models, name)(
         like.shape,
-        embed_dim=like.embed_dims,
+        embed_dim=like.arch.embed_dims,
         window_size=like.window,
         drop_path_rate=like.drop_path_rate,
         num_classes=10,
@@ -122,7 +119,7 @@ def _torchvision(like: Like, **options) -> nn.Module:
 
     return SwinTransformer(
         [4, 4],
-        like.embed_dims,
+        like.arch.embed_dims,
         window_size=[like.window] * 2,
         stochastic_depth_prob=like.drop_path_rate,
         num_classes=10,
@@ -136,6 +133,44 @@ def _torchvision_swin_v2(like: Like) -> nn.Module:
 
     # A window of pretraining reaches it as the buffer of coordinates in its state dict.
     return _torchvision(like, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)
+
+
+def _mmpretrain_mvit(like: Like) -> nn.Module:
+    from mmpretrain.models.backbones import MViT
+
+    arch = like.arch
+    return MViT(
+        {
+            "embed_dims": arch.embed_dims,
+            "num_layers": sum(arch.depths),
+            "num_heads": arch.num_heads,
+            "downscale_indices": list(accumulate(arch.depths))[:-1],
+        },
+        like.shape,
+        # It feeds the norm of every output to the next stage: with the last output alone, as in classification, its
+        # features are those of the paper.
+        out_scales=[len(arch.depths) - 1],
+        drop_path_rate=like.drop_path_rate,
+        rel_pos_spatial=arch.relative_position,
+        residual_pooling=arch.residual_pooling,
+        dim_mul_in_attention=arch.growth == "attention",
+    )
+
+
+def _timm_mvit(like: Like) -> nn.Module:
+    from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
+
+    arch = like.arch
+    sizes = MultiScaleVitCfg(
+        depths=arch.depths,
+        embed_dim=arch.embed_dims,
+        num_heads=arch.num_heads,
+        expand_attn=arch.growth == "attention",
+        residual_pooling=arch.residual_pooling,
+        rel_pos_type="spatial" if arch.relative_position else "none",
+        stride_q=((1, 1), *[(2, 2)] * (len(arch.depths) - 1)),
+    )
+    return MultiScaleVit(sizes, like.shape, num_classes=10, drop_path_rate=like.drop_path_rate)
 
 
 def _mm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -157,6 +192,23 @@ def _torchvision_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     return outs
 
 
+def _block_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """What the last block of every stage of mmpretrain's MViT puts out, tokens and their grid, as maps."""
+    outs: dict[int, Tensor] = {}
+
+    def keep(stage: int, block: nn.Module, args: tuple, out: tuple[Tensor, Sequence[int]]) -> None:
+        tokens, grid = out
+        outs[stage] = tokens.transpose(1, 2).unflatten(2, tuple(grid))  # [B, C, h, w]
+
+    hooks = [model.blocks[i].register_forward_hook(partial(keep, stage)) for i, stage in model.stage_indices.items()]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [outs[stage] for stage in sorted(outs)]
+
+
 def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
     return model(x)
 
@@ -173,6 +225,12 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme
         "timm": Peer("timm", _timm_swin_v2, _timm_maps, _timm_maps),
         "torchvision": Peer("torchvision", _torchvision_swin_v2, _torchvision_maps, _torchvision_maps),
     },
+    # Of MViTv2 for classification: all blocks attend globally, at the size it is built for, which is square. Neither
+    # pools as MViT v1 does.
+    "mvit": {
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_mvit, _block_maps, _block_maps),
+        "timm": Peer("timm", _timm_mvit, _timm_maps, _timm_maps),
+    },
 }
 
 
@@ -186,7 +244,7 @@ def relative_errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[float
     return [float((a - b).norm() / b.norm()) for a, b in zip(got, want, strict=True)]
 
 
-def oracle_shapes(window: int, num_stages: int = 4) -> list[tuple[int, int]]:
-    """Two image sizes in pixels at which all implementations agree: every map is of whole windows, and of several."""
+def swin_shapes(window: int, num_stages: int = 4) -> list[tuple[int, int]]:
+    """Two image sizes in pixels at which all Swins agree: every map is of whole windows, and of several."""
     side = 4 * 2 ** (num_stages - 1) * window
     return [(2 * side, 2 * side), (2 * side, 3 * side)]

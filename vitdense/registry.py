@@ -27,7 +27,7 @@ def _child(parent: Registry, **locations: str) -> Registry:
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
 
-MODELS = _child(ROOT_MODELS, mmengine="backbones")
+MODELS = _child(ROOT_MODELS, mmengine="backbones", mmdet="heads")
 DATASETS = _child(ROOT_DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg")
 DATA_SAMPLERS = _child(ROOT_DATA_SAMPLERS, mmcv="engine.seeded")
 TRANSFORMS = _child(ROOT_TRANSFORMS, mmcv="engine.seeded")

@@ -3,13 +3,15 @@
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 from conftest import relative_error
 from torch import nn
 
-from vitdense.backbones import Swin, SwinV2
+from vitdense.backbones import MViT, Swin, SwinV2
 
 
 def with_random_norms(model):
@@ -21,32 +23,64 @@ def with_random_norms(model):
     return model
 
 
+@dataclass(frozen=True)
+class Row:
+    """A small backbone, and what its family promises. Called with options, it makes one.
+
+    Attributes:
+        kind: Its class.
+        arch: Sizes.
+        options: Other arguments.
+        eps: Epsilon of every LayerNorm.
+        prepare: What a new one needs to be a fair example.
+    """
+
+    kind: type
+    arch: dict
+    options: dict = field(default_factory=dict)
+    eps: float = 1e-5
+    prepare: Callable = lambda model: model
+
+    def __call__(self, **options):
+        return self.prepare(self.kind(self.arch, **{"drop_path_rate": 0.0, **self.options, **options}))
+
+
+NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
+MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
 BACKBONES = {
-    "swin": lambda **options: Swin(
-        {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}, **{"drop_path_rate": 0.0, **options}
+    "swin": Row(Swin, NANO),
+    "swin, window 4x6, absolute position": Row(
+        Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
     ),
-    "swin, window 4x6, absolute position": lambda **options: Swin(
-        {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)},
-        **{"drop_path_rate": 0.0, "window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64, **options},
+    "swin_v2": Row(SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
+    "swin_v2, window 4x6, extra norms, absolute position": Row(
+        SwinV2,
+        {**NANO, "extra_norm_every": 2},
+        {
+            "window_size": (4, 6),
+            "pretrained_window_sizes": (8, 8, 8, 4),
+            "absolute_position": True,
+            "pretrain_img_size": 64,
+        },
+        prepare=with_random_norms,
     ),
-    "swin_v2": lambda **options: with_random_norms(
-        SwinV2(
-            {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)},
-            **{"drop_path_rate": 0.0, "window_size": 4, **options},
-        )
+    # Its first windows are 16x16 tokens, so that 72x104 pixels pad to four of them.
+    "mvit": Row(MViT, MVIT, {"pretrain_img_size": 64}, eps=1e-6),
+    "mvit, global, two heads": Row(
+        MViT, {**MVIT, "num_heads": 2}, {"pretrain_img_size": (64, 96), "window": "global"}, eps=1e-6
     ),
-    "swin_v2, window 4x6, extra norms, absolute position": lambda **options: with_random_norms(
-        SwinV2(
-            {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8), "extra_norm_every": 2},
-            **{
-                "drop_path_rate": 0.0,
-                "window_size": (4, 6),
-                "pretrained_window_sizes": (8, 8, 8, 4),
-                "absolute_position": True,
-                "pretrain_img_size": 64,
-                **options,
-            },
-        )
+    "mvit v1": Row(
+        MViT,
+        {
+            **MVIT,
+            "growth": "mlp",
+            "pool": "max",
+            "relative_position": False,
+            "absolute_position": True,
+            "residual_pooling": False,
+        },
+        {"pretrain_img_size": 64},
+        eps=1e-6,
     ),
 }
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
@@ -175,11 +209,13 @@ def test_state_dict_round_trip(make):
 
 @every
 def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
+    """Linear layers and position tables with a standard deviation of 0.02, as far as their number of values tells."""
     model = make()
-    assert {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)} == {1e-5}
-    stds = [m.weight.std() for m in model.modules() if isinstance(m, nn.Linear)]
-    assert max(stds) < 0.025
-    assert min(stds) > 0.015
+    assert {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)} == {make.eps}
+    drawn = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+    drawn += [p for name, p in model.named_parameters() if name.endswith(("table", "rel_pos_h", "rel_pos_w"))]
+    for tensor in drawn:
+        assert tensor.std().item() == pytest.approx(0.02, abs=0.08 / tensor.numel() ** 0.5)  # more than five sigma
 
 
 @pytest.mark.parametrize("scope", ["mmdet", "mmseg"])

@@ -70,11 +70,24 @@ def test_mmdets_whole_detector_loads_through_load_from_and_detects_the_same(publ
     torch.testing.assert_close(our_scores, scores, rtol=1e-4, atol=1e-6)
     assert (our_masks != masks).float().mean() < 1e-3
     runner.call_hook("before_test")
-    report = (tmp_path / "load_report.txt").read_text()
+    (path,) = tmp_path.glob("*/load_report.txt")
+    report = path.read_text()
     assert "(mmdet names)" in report.splitlines()[0]
     assert "100.00 % of the parameters filled" in report.splitlines()[0]
     assert "  loaded backbone.stages.0.blocks.0.attn.qkv.weight" in report
     assert "  dropped backbone.stages.0.blocks.0.attn.bias.index" in report
+
+
+def test_a_hook_that_copies_the_checkpoint_gets_our_names_too(published, tmp_path):
+    """The moving average takes the checkpoint's weights for its own before testing, whatever the order of the list."""
+    path, _, _ = published
+    hooks = [{"type": "EMAHook"}, {"type": "vitdense.ExactLoadHook"}]
+    runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path), custom_hooks=hooks))
+    average = next(hook for hook in runner.hooks if type(hook).__name__ == "EMAHook")
+    average.before_run(runner)
+    runner.load_or_resume()
+    ours, theirs = runner.model.state_dict(), average.ema_model.module.state_dict()
+    assert all(torch.equal(theirs[key], value) for key, value in ours.items())
 
 
 HEADS = r"roi_head\.(bbox_head\.\d\.fc_(cls|reg)|mask_head\.\d\.conv_logits)\..*"

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitdense.backbones import Swin
+from vitdense.backbones import MViT, Swin
 from vitdense.engine.verify import verify
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
@@ -26,7 +26,7 @@ def test_maps_that_differ_are_an_error():
 def test_names_that_the_other_model_does_not_have_are_an_error():
     done = converted("timm")
     done.backbone.pop("layers.2.downsample.reduction.weight")
-    with pytest.raises(CheckpointMismatchError, match=r"does not have just these names: \['layers\.2\.downsample"):
+    with pytest.raises(CheckpointMismatchError, match=r"not have just these names and shapes: \['layers\.2\.down"):
         verify(done)
 
 
@@ -34,3 +34,39 @@ def test_a_project_that_is_not_installed_is_said():
     (verdict,) = verify(converted("official"))
     assert verdict.errors is None
     assert "its code is not a package" in str(verdict)
+
+
+V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
+
+
+def converted_mvit(to, image=64, **arch):
+    model = MViT({"embed_dims": 8, "depths": (1, 2, 2, 1), "num_heads": 1, **arch}, pretrain_img_size=image)
+    state = {key: torch.randn_like(v) / 10 for key, v in model.state_dict().items() if not key.startswith("norm")}
+    return convert(state | {"cls_token": torch.randn(1, 1, 8)} if to == "timm" else state, to)
+
+
+@pytest.mark.parametrize("growth", ["attention", "mlp"])
+@pytest.mark.parametrize("to", ["timm", "mmpretrain"])
+def test_mvit_at_the_size_its_tables_tell(to, growth):
+    pytest.importorskip(to)
+    (verdict,) = verify(converted_mvit(to, growth=growth))
+    assert verdict.errors.keys() == {(64, 64)}
+    assert verdict.errors[64, 64] < 1e-5
+
+
+def test_tables_of_mvit_that_are_swapped_are_an_error():
+    done = converted_mvit("timm")
+    key = "stages.0.blocks.0.attn.norm_{}.bias"
+    for name in (key.format("q"), key.format("k")):
+        done.backbone[name] = torch.randn(8)
+    with pytest.raises(CheckpointMismatchError, match=r"verify timm: .*64x64"):
+        verify(done)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [(V1, "it has no MViT v1"), ({"image": (64, 96)}, "tables are of 64x96 pixels")]
+)
+def test_an_mvit_that_the_other_project_does_not_have_is_said(options, message):
+    (verdict,) = verify(converted_mvit("timm", **options))
+    assert verdict.errors is None
+    assert message in str(verdict)

@@ -1,9 +1,20 @@
 import math
+from fractions import Fraction
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
-from vitdense.layers.bias import LogCpbBias, TableBias, log_spaced_offsets, relative_position_index
+from vitdense.layers.bias import (
+    DecomposedBias,
+    LogCpbBias,
+    TableBias,
+    axis_index,
+    log_spaced_offsets,
+    relative_position_index,
+)
 
 
 def test_index_is_the_offset_of_query_and_key():
@@ -79,3 +90,85 @@ def test_log_cpb_bias_is_computed_in_float32(dtype, tolerance):
 def test_log_cpb_bias_on_the_meta_device():
     with torch.device("meta"):
         assert LogCpbBias((4, 4), 2)().shape == (1, 2, 16, 16)
+
+
+def exact_row(i, j, q, k):
+    """Row of a table of ``2 max(q, k) - 1`` for query i of q and key j of k."""
+    of_query, of_key = max(Fraction(k, q), 1), max(Fraction(q, k), 1)
+    return math.trunc(i * of_query - j * of_key + (k - 1) * of_key)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "last"),
+    [(56, 14, 107), (14, 28, 53), (50, 13, 95), (7, 14, 25), (5, 3, 7), (14, 14, 26), (1, 1, 0), (1, 4, 3), (4, 1, 3)],
+)
+def test_axis_index_places_both_on_the_finer_grid(q, k, last):
+    index = axis_index(q, k)
+    assert index.tolist() == [[exact_row(i, j, q, k) for j in range(k)] for i in range(q)]
+    assert 2 * max(q, k) - 1 > last
+    # Query 0 and the last key, and the other way round.
+    assert [index.min(), index.max()] == [index[0, -1], index[-1, 0]] == [0, last]
+
+
+@pytest.mark.parametrize(("q", "k"), [(39, 10), (78, 20), (141, 36)])
+def test_axis_index_is_rounded_in_float32(q, k):
+    """As in the authors' code. In exact arithmetic some rows of such sizes would be the next."""
+    step = q / k
+    rows = [
+        [int(np.float32(i) - np.float32(j) * np.float32(step) + np.float32((k - 1) * step)) for j in range(k)]
+        for i in range(q)
+    ]
+    assert axis_index(q, k).tolist() == rows
+    more = torch.tensor([[exact_row(i, j, q, k) for j in range(k)] for i in range(q)]) - axis_index(q, k)
+    assert set(more.unique().tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("size", "queries", "keys"),
+    [
+        ((4, 6), (4, 6), (4, 6)),
+        ((4, 6), (4, 6), (2, 3)),  # keys pooled further
+        ((4, 6), (2, 3), (4, 6)),  # queries pooled further
+        ((4, 4), (5, 9), (3, 5)),  # another map: both tables are resized, the one longer, the other not
+        ((8, 8), (5, 3), (2, 3)),
+    ],
+)
+@torch.no_grad()
+def test_decomposed_bias_is_the_sum_of_two_products(size, queries, keys):
+    bias = DecomposedBias(size, 3)
+    assert {name: tuple(table.shape) for name, table in bias.state_dict().items()} == {
+        "rel_pos_h": (2 * size[0] - 1, 3),
+        "rel_pos_w": (2 * size[1] - 1, 3),
+    }
+    q = torch.randn(2, 2, *queries, 3)
+    along_h, along_w = bias(q, keys)
+    assert along_h.shape == (2, 2, *queries, keys[0])
+    assert along_w.shape == (2, 2, *queries, keys[1])
+    for table, terms, axis in ((bias.rel_pos_h, along_h, 0), (bias.rel_pos_w, along_w, 1)):
+        length = 2 * max(queries[axis], keys[axis]) - 1
+        rows = F.interpolate(table.T[None], size=length, mode="linear")[0].T
+        for place in product(range(queries[0]), range(queries[1]), range(keys[axis])):
+            row = rows[exact_row(place[axis], place[2], queries[axis], keys[axis])]
+            got = terms[:, :, place[0], place[1], place[2]]
+            torch.testing.assert_close(got, q[:, :, place[0], place[1]] @ row)
+
+
+def test_gradients_of_a_decomposed_bias_reach_both_tables_and_the_queries():
+    bias = DecomposedBias((3, 4), 2).double()
+
+    def function(q, rel_pos_h, rel_pos_w):
+        return torch.func.functional_call(bias, {"rel_pos_h": rel_pos_h, "rel_pos_w": rel_pos_w}, (q, (2, 2)))
+
+    inputs = [torch.randn(1, 2, 3, 4, 2).double(), bias.rel_pos_h, bias.rel_pos_w]
+    assert torch.autograd.gradcheck(function, [x.detach().requires_grad_() for x in inputs])
+
+
+def test_decomposed_bias_follows_the_dtype_of_the_queries_and_starts_small():
+    bias = DecomposedBias((16, 16), 32)
+    q = torch.randn(1, 1, 16, 16, 32)
+    want = bias(q, (8, 20))
+    got = bias(q.bfloat16(), (8, 20))
+    assert all(x.dtype == torch.bfloat16 for x in got)
+    torch.testing.assert_close(got[0].float(), want[0], rtol=0.02, atol=0.02)
+    for table in (bias.rel_pos_h, bias.rel_pos_w):
+        assert table.std().item() == pytest.approx(0.02, rel=0.1)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitdense.layers.blocks import PatchEmbed, PatchMerging, PostNormMerging
+from vitdense.layers.blocks import OverlapPatchEmbed, PatchEmbed, PatchMerging, PostNormMerging
 
 
 def test_patch_embed_pads_right_and_bottom():
@@ -14,6 +14,24 @@ def test_patch_embed_pads_right_and_bottom():
     patch = padded[0, :, 8:12, 12:16]  # the corner
     want = (embed.proj.weight * patch).sum((1, 2, 3)) + embed.proj.bias
     torch.testing.assert_close(out[0, 2, 3], want)
+
+
+@pytest.mark.parametrize("size", [(8, 12), (9, 14), (31, 33), (1, 3)])
+def test_overlapping_patches(size):
+    """7x7 pixels around every fourth, with zeros outside the image."""
+    embed = OverlapPatchEmbed(3, 8)
+    assert set(embed.state_dict()) == {"proj.weight", "proj.bias"}
+    x = torch.randn(2, 3, *size)
+    padded = torch.zeros(2, 3, size[0] + 6, size[1] + 6)
+    padded[..., 3:-3, 3:-3] = x
+    out = embed(x)
+    h, w = -(-size[0] // 4), -(-size[1] // 4)
+    assert out.shape == (2, h, w, 8)
+    for i in range(h):
+        for j in range(w):
+            patch = padded[1, :, 4 * i : 4 * i + 7, 4 * j : 4 * j + 7]
+            want = (embed.proj.weight * patch).sum((1, 2, 3)) + embed.proj.bias
+            torch.testing.assert_close(out[1, i, j], want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [PatchMerging, PostNormMerging])

@@ -3,7 +3,12 @@ import torch
 import torch.nn.functional as F
 
 from vitdense.layers.position import AbsolutePosition
-from vitdense.layers.resize import resize_bias_table, resize_grid, resize_position_embedding
+from vitdense.layers.resize import (
+    resize_bias_table,
+    resize_grid,
+    resize_position_embedding,
+    resize_relative_position,
+)
 
 WINDOWS = [((7, 7), (12, 12)), ((12, 12), (7, 7)), ((7, 7), (8, 12)), ((4, 6), (6, 4))]
 
@@ -137,3 +142,23 @@ def test_absolute_position_is_resized_to_the_map_it_meets():
     want = F.interpolate(position.table.permute(0, 3, 1, 2), size=(7, 3), mode="bicubic").permute(0, 2, 3, 1)
     assert torch.equal(position(torch.zeros(1, 7, 3, 5)), want)
     assert resize_grid(position.table, (4, 6)) is position.table
+
+
+@pytest.mark.parametrize(("old", "new"), [(27, 55), (55, 27), (27, 99), (13, 1), (1, 5)])
+def test_relative_position_of_one_axis_is_plain_linear(old, new):
+    table = torch.randn(old, 3)
+    want = F.interpolate(table.T[None], size=new, mode="linear", align_corners=False)[0].T
+    assert torch.equal(resize_relative_position(table, new), want)
+    constant = resize_relative_position(torch.full((old, 3), 0.75), new)
+    torch.testing.assert_close(constant, torch.full((new, 3), 0.75))
+    assert resize_relative_position(table, old) is table
+    half = resize_relative_position(table.bfloat16(), new)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, resize_relative_position(table.bfloat16().float(), new).bfloat16())
+
+
+def test_relative_position_of_a_ramp():
+    """Row centres of both tables are spread over the same length, and the ends are held: no cubic overshoots them."""
+    ramp = torch.arange(9.0)[:, None]
+    want = ((torch.arange(27.0) + 0.5) / 3 - 0.5).clamp(0, 8)
+    torch.testing.assert_close(resize_relative_position(ramp, 27)[:, 0], want)

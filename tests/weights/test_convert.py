@@ -2,18 +2,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitdense.backbones import Swin, SwinV2
+from vitdense.backbones import MViT, Swin, SwinV2
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.weights.convert import convert, save
-from vitdense.weights.detect import detect, sizes
+from vitdense.weights.detect import detect, sizes, windows
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
 from vitdense.weights.sources import SCHEMES
 
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2), "num_heads": (1, 2, 4)}
+MVIT_ARCH = {"embed_dims": 8, "depths": (1, 3, 2), "num_heads": 1}
+V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
 MAKE = {
     "swin": lambda **options: Swin(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
     "swin_v2": lambda **options: SwinV2(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
+    "mvit": lambda **arch: MViT({**MVIT_ARCH, **arch}, out_indices=(0, 1, 2), pretrain_img_size=32),
 }
 NAMES = {family: list(dict.fromkeys(row.name for row in rows)) for family, rows in SCHEMES.items()}
 
@@ -30,7 +33,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize(
-    ("family", "first", "second"), [(f, a, b) for f, names in NAMES.items() for a in names for b in names]
+    ("family", "first", "second"), [(f, a, b) for f in ("swin", "swin_v2") for a in NAMES[f] for b in NAMES[f]]
 )
 def test_every_direction_and_back_is_bit_equal_with_the_classifier(family, first, second):
     options = {"windows": [4]}
@@ -43,12 +46,145 @@ def test_every_direction_and_back_is_bit_equal_with_the_classifier(family, first
     assert same(back.state, original.state)
 
 
+BESIDE = {  # what may stand beside the trunk of an MViT
+    "classifier": {"norm.weight": (32,), "norm.bias": (32,), "head.weight": (10, 32), "head.bias": (10,)},
+    "class token": {"cls_token": (1, 1, 8)},
+    "its position": {"absolute_pos_embed.class_token": (1, 1, 8)},  # of v1
+    "output norms": {},  # they have the names of our backbone
+}
+KEEPS = {  # what every form of every scheme keeps of it
+    "vitdense": [set(BESIDE)],
+    "official": [{"classifier", "class token", "its position"}],
+    "timm": [{"classifier", "class token", "its position"}],
+    "detectron2": [{"output norms", "its position"}],
+    "mmpretrain": [{"classifier"}, {"output norms"}],
+}
+
+
+def mvit_state(parts, **arch):
+    """A checkpoint by our names with the parts named."""
+    state = MAKE["mvit"](**arch).state_dict()
+    if "output norms" not in parts:
+        state = {key: value for key, value in state.items() if not key.startswith("norm")}
+    shapes = {key: shape for part in parts for key, shape in BESIDE[part].items()}
+    return {key: torch.randn(value.shape) for key, value in state.items()} | {
+        k: torch.randn(s) for k, s in shapes.items()
+    }
+
+
+@pytest.mark.parametrize("arch", [{}, {"growth": "mlp"}, {"growth": "mlp", **V1}], ids=["attention", "mlp", "v1"])
+@pytest.mark.parametrize(("first", "second"), [(a, b) for a in NAMES["mvit"] for b in NAMES["mvit"]])
+def test_every_direction_of_mvit_and_back_is_bit_equal_with_all_that_both_keep(first, second, arch):
+    parts = max((a & b for a in KEEPS[first] for b in KEEPS[second]), key=len)
+    if "absolute_position" not in arch:
+        parts = parts - {"its position"}
+    state = mvit_state(parts, **arch)
+    original = convert(state, first)
+    assert original.found.scheme.name == "vitdense"
+    there = convert({"model_state": original.state}, second)
+    # detectron2's trunk has the authors' names: where its norms are missing, it is taken for theirs.
+    trunk_alone = first == "detectron2" and "output norms" not in parts
+    assert there.found.scheme.name == ("official" if trunk_alone else first)
+    back = convert(there.state, first)
+    assert same(back.state, original.state)
+    assert same(convert(there.state, "vitdense").state, state)
+
+
+@pytest.mark.parametrize(("first", "part"), [("mmpretrain", "class token"), ("detectron2", "classifier")])
+def test_what_a_scheme_of_mvit_does_not_keep_is_an_error(first, part):
+    key = next(iter(BESIDE[part])).replace(".", r"\.")
+    with pytest.raises(CheckpointMismatchError, match=rf"the {first} scheme .* has no names for .*{key}"):
+        convert(mvit_state({"classifier", part}), first)
+
+
+@pytest.mark.parametrize(
+    ("growth", "blocks", "numbers"),
+    [("attention", ["1.blocks.0", "2.blocks.0"], [1, 4]), ("mlp", ["0.blocks.0", "1.blocks.2"], [0, 3])],
+)
+def test_the_skip_of_an_mvit_block_is_called_by_its_branch_in_timm_only(growth, blocks, numbers):
+    state = mvit_state(set(), growth=growth)
+    branch = {"attention": "attn", "mlp": "mlp"}[growth]
+    found = {key for key in convert(state, "timm").state if "shortcut" in key and key.endswith(".weight")}
+    assert found == {f"stages.{block}.shortcut_proj_{branch}.weight" for block in blocks}
+    assert {f"blocks.{n}.proj.weight" for n in numbers} <= convert(state, "official").state.keys()
+
+
+def test_convolutions_with_a_time_axis_are_read_where_it_is_one_moment_long():
+    state = mvit_state({"classifier"})
+    videos = {key: x[:, :, None] if x.ndim == 4 else x for key, x in convert(state, "official").state.items()}
+    assert sum(x.ndim == 5 for x in videos.values()) == 1 + 6 * 3
+    assert same(convert(videos, "vitdense").state, state)
+    videos["blocks.4.attn.pool_k.weight"] = torch.ones(8, 1, 3, 3, 3)
+    with pytest.raises(CheckpointMismatchError, match=r"\(8, 1, 3, 3, 3\), expected one moment.*video"):
+        convert(videos, "vitdense")
+
+
+MVIT_FAULTS = {
+    "a block is missing": (
+        lambda s: [s.pop(k) for k in list(s) if k.startswith("blocks.2.")],
+        "has block 3, but block 2 is",
+    ),
+    "no attention weights": (
+        lambda s: [s.pop(k) for k in list(s) if k.endswith("qkv.weight")],
+        r"blocks\.0\.attn\.qkv\.weight is missing .* where the width changes",
+    ),
+    "a scalar": (
+        lambda s: s.update({"blocks.1.attn.qkv.weight": torch.ones(())}),
+        r"blocks\.1\.attn\.qkv\.weight has shape \(\), expected \[3 \* C, C'\]",
+    ),
+    "a width that is not twice": (
+        lambda s: s.update({"blocks.4.attn.qkv.weight": torch.ones(3 * 24, 16)}),
+        r"blocks\.4\.attn\.qkv\.weight is of an attention of width 24 behind one of 16, expected the same width",
+    ),
+    "positions of no square": (
+        lambda s: s.update({"pos_embed": torch.ones(1, 7, 8)}),
+        r"position embedding has shape \(1, 6, 8\), expected \[1, h \* h, C\]",
+    ),
+    "positions of one axis": (
+        lambda s: s.update({"pos_embed": torch.ones(7)}),
+        r"has shape \(7,\), expected \[1, h \* h",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MVIT_FAULTS)
+def test_an_mvit_whose_stages_cannot_be_told_is_a_clear_error(what):
+    state = convert(mvit_state({"classifier"}), "official").state
+    spoil, message = MVIT_FAULTS[what]
+    spoil(state)
+    with pytest.raises(CheckpointMismatchError, match=message):
+        convert(state, "timm")
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("stages.1.", "has stage 2, but stage 1 is missing"),
+        ("stages.1.blocks.1.", "has stage 1, block 2, but stage 1, block 1 is missing"),
+    ],
+)
+def test_blocks_cannot_be_numbered_where_one_is_missing(gone, message):
+    state = {key: value for key, value in mvit_state({"classifier"}).items() if not key.startswith(gone)}
+    with pytest.raises(CheckpointMismatchError, match=message):
+        convert(state, "official")
+
+
+def test_the_skip_has_no_name_in_timm_where_the_width_is_missing():
+    state = mvit_state({"classifier"})
+    state.pop("stages.1.blocks.0.attn.qkv.weight")
+    with pytest.raises(CheckpointMismatchError, match=r"stages\.1\.blocks\.0\.attn\.qkv\.weight is missing"):
+        convert(state, "timm")
+
+
+DENSE = {"swin": ("official", "mmdet"), "swin_v2": ("official", "mmpretrain"), "mvit": ("detectron2", "mmpretrain")}
+
+
 @pytest.mark.parametrize("family", SCHEMES)
 def test_dense_backbones_keep_their_output_norms(family):
     state = {key: torch.randn_like(value) for key, value in MAKE[family]().state_dict().items()}
-    for to in ("official", "mmdet" if family == "swin" else "mmpretrain", "vitdense"):
+    for to in (*DENSE[family], "vitdense"):
         there = convert(state, to, windows=[4])
-        assert any(key.endswith("norm0.weight") for key in there.state)
+        assert any(key.endswith(("norm0.weight", "scale2_norm.weight")) for key in there.state)
         assert same(convert(there.state, "vitdense").state, state)
     with pytest.raises(CheckpointMismatchError, match=r"timm scheme.*no names for 6 tensors: norm0\.weight"):
         convert(state, "timm")
@@ -96,15 +232,27 @@ def test_a_detector_stays_whole_where_the_scheme_has_detectors():
     assert not any(key.startswith("backbone.") for key in alone.state)
 
 
-def test_mmdet_gets_the_prefix_without_which_it_loads_nothing():
+def test_mmdet_and_detectron2_get_the_prefix_without_which_they_load_nothing():
     assert all(key.startswith("backbone.") for key in convert(classifier("swin"), "mmdet").state)
+    state = convert(mvit_state({"output norms"}), "detectron2").state
+    assert all(key.startswith("backbone.bottom_up.") for key in state)
+    assert "backbone.bottom_up.scale2_norm.weight" in state
+    whole = convert(state | {"roi_heads.box_head.fc1.bias": torch.ones(1)}, "vitdense").state
+    assert {"roi_heads.box_head.fc1.bias", "backbone.bottom_up.norm0.weight"} <= whole.keys()
 
 
 def test_the_sizes_are_read_off_the_parameters():
-    assert sizes(classifier("swin")) == {**ARCH, "extra_norm_every": 0, "windows": ((4, 4),) * 3}
+    assert sizes("swin", classifier("swin")) == ARCH
+    assert windows(classifier("swin")) == ((4, 4),) * 3
     arch = {**ARCH, "depths": (1, 4, 1), "extra_norm_every": 2}
-    found = sizes(SwinV2(arch, out_indices=(0, 1, 2)).state_dict())
-    assert found == {**arch, "windows": ()}
+    state = SwinV2(arch, out_indices=(0, 1, 2)).state_dict()
+    assert sizes("swin_v2", state) == arch
+    assert windows(state) == ()
+    for growth in ("attention", "mlp"):
+        told = {"pool": "conv", "relative_position": True, "absolute_position": False, "residual_pooling": True}
+        assert sizes("mvit", mvit_state(set(), growth=growth)) == {**MVIT_ARCH, "growth": growth, **told}
+    found = sizes("mvit", mvit_state(set(), growth="mlp", **V1))
+    assert found == {**MVIT_ARCH, "growth": "mlp", **V1, "num_heads": 0}  # which no parameter tells
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin"])
@@ -149,6 +297,15 @@ class TestDetection:
         assert "norm3.weight" in detect(headless, scheme="mmdet").ours()
         assert "norm.weight" in detect(headless, scheme="mmpretrain").ours()
 
+    def test_two_forms_of_one_name_are_told_apart_by_the_prefix(self):
+        state = convert(mvit_state({"classifier"}), "mmpretrain").state
+        headless = {key: value for key, value in state.items() if not key.startswith("head")}
+        message = r"contradict each other: mmpretrain, mmpretrain; name the one it is by prefix='' or 'backbone\.'"
+        with pytest.raises(CheckpointMismatchError, match=message):
+            detect(headless)
+        assert "norm.weight" in detect(headless, prefix="").ours()
+        assert "norm3.weight" in detect(headless, prefix="backbone.").ours()
+
     def test_two_that_agree_are_no_contradiction(self):
         trunk = {key: v for key, v in classifier("swin").items() if not key.startswith(("norm", "head"))}
         assert detect(convert(trunk, "official").state).scheme.name == "official"
@@ -160,6 +317,6 @@ class TestDetection:
             convert(classifier("swin_v2"), "mmdet")
 
     def test_what_is_no_backbone_at_all(self):
-        message = "not a checkpoint of the swin or swin_v2 family in a known naming scheme; the nearest is"
+        message = "not a checkpoint of the swin or swin_v2 or mvit family in a known naming scheme; the nearest is"
         with pytest.raises(CheckpointMismatchError, match=message):
             detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)})

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vitdense.backbones import Swin, SwinV2
-from vitdense.layers.resize import resize_bias_table
+from vitdense.backbones import MViT, Swin, SwinV2
+from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.load import fit_whole, load_pretrained, match_exactly
@@ -122,6 +122,51 @@ def test_absolute_positions_of_another_image_size_are_resized():
     target = make(absolute_position=True, pretrain_img_size=(48, 80))
     report = load_pretrained(target, convert(source.state_dict(), "official").state)
     assert report.resized == {"absolute_pos_embed.table": ((1, 16, 16, 8), (1, 12, 20, 8))}
+
+
+MVIT = {"embed_dims": 8, "depths": (1, 2), "num_heads": 1}
+
+
+def make_mvit(image=64, **arch):
+    return MViT({**MVIT, **arch}, out_indices=(0, 1), pretrain_img_size=image)
+
+
+@pytest.mark.parametrize("rule", ["bicubic", "timm"])
+def test_decomposed_tables_of_another_image_size_are_resized_linearly_whatever_the_rule(rule):
+    source, target = make_mvit(), make_mvit(image=(96, 64))
+    report = load_pretrained(target, source.state_dict(), resize=rule)
+    blocks = ("stages.0.blocks.0", "stages.1.blocks.0", "stages.1.blocks.1")
+    assert set(report.resized) == {f"{block}.attn.bias.rel_pos_h" for block in blocks}
+    for key, (old, new) in report.resized.items():
+        assert old[0] < new[0]
+        assert torch.equal(target.state_dict()[key], resize_relative_position(source.state_dict()[key], new[0]))
+    assert report.share == 1
+
+
+def test_what_belongs_to_the_class_token_is_dropped_and_named():
+    arch = {"growth": "mlp", "pool": "max", "relative_position": False, "absolute_position": True}
+    source, target = make_mvit(**arch), make_mvit(image=96, **arch)
+    ours = {key: value for key, value in source.state_dict().items() if not key.startswith("norm")}
+    beside = {"cls_token": torch.randn(1, 1, 8), "absolute_pos_embed.class_token": torch.randn(1, 1, 8)}
+    state = convert(ours | beside | {"norm.weight": torch.ones(16), "head.weight": torch.ones(3, 16)}, "official").state
+    assert state["pos_embed"].shape == (1, 1 + 16 * 16, 8)
+    report = load_pretrained(target, {"model_state": state})
+    assert set(report.dropped) == {*beside, "norm.weight", "head.weight"}
+    assert report.resized == {"absolute_pos_embed.table": ((1, 16, 16, 8), (1, 24, 24, 8))}
+    assert torch.equal(target.absolute_pos_embed.table, resize_grid(source.absolute_pos_embed.table, (24, 24)))
+
+
+def test_an_mvit_that_grows_elsewhere_is_refused_and_the_arch_that_fits_is_named():
+    state = convert(make_mvit(growth="mlp").state_dict(), "detectron2").state
+    with pytest.raises(CheckpointMismatchError, match=r"It has .*'growth': 'mlp'.* the model .*'growth': 'attention'"):
+        load_pretrained(make_mvit(), state)
+
+
+@pytest.mark.parametrize(("gone", "message"), [("blocks.1.", "has block 2, but block 1"), ("qkv.weight", "is missing")])
+def test_an_incomplete_mvit_is_refused(gone, message):
+    state = convert(make_mvit().state_dict(), "detectron2").state
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(make_mvit(), {key: value for key, value in state.items() if gone not in key})
 
 
 def test_the_report_names_everything(tmp_path):

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.rename import Change, Rule, rename, reverse
-from vitdense.weights.sources import NO_KEY_BIAS, SCHEMES, from_unfold, to_unfold
+from vitdense.weights.rename import Change, Rule, relabel, rename, reverse
+from vitdense.weights.sources import CLASS_POSITION, NO_KEY_BIAS, SCHEMES, from_unfold, to_unfold
 
 RULES = (
     Rule("layers.{i}.blocks.{j}.norm.*", "stages.{i}.b.{j}.norm.*"),
@@ -59,6 +59,25 @@ def test_two_keys_of_one_meaning_and_half_of_a_joint_tensor_are_errors():
         rename({"a": torch.ones(1), "b": torch.ones(1)}, (Rule("a", "c"), Rule("b", "c")))
     with pytest.raises(CheckpointMismatchError, match=r"q\.7 also needs v\.7"):
         rename({"q.7": torch.ones(1)}, reverse(RULES))
+
+
+@pytest.mark.parametrize("tokens", [9, 10])
+def test_the_optional_part_of_a_joint_tensor_is_there_where_its_shape_says_so(tokens):
+    rules = (Rule("pos", ("table", "slot"), CLASS_POSITION, optional=("slot",)),)
+    state = {"pos": torch.randn(1, tokens, 2)}
+    parts = rename(state, rules)
+    assert parts.keys() == ({"table", "slot"} if tokens == 10 else {"table"})
+    assert torch.equal(parts["table"][0, 1, 0], state["pos"][0, tokens - 9 + 3])
+    assert torch.equal(rename(parts, reverse(rules))["pos"], state["pos"])
+    with pytest.raises(CheckpointMismatchError, match="slot also needs table"):
+        rename({"slot": torch.ones(1, 1, 2)}, reverse(rules))
+
+
+def test_a_layout_that_gives_two_keys_one_name_is_an_error():
+    state = {"a": torch.ones(1), "b": torch.ones(1)}
+    assert relabel(state, {"a": "b", "b": "a"}).keys() == {"a", "b"}
+    with pytest.raises(CheckpointMismatchError, match="both mean c; one is b"):
+        relabel(state, {"a": "c", "b": "c"})
 
 
 def test_unfold_order_against_unfold_itself():

@@ -11,7 +11,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitdense.weights.load import LoadReport, load_pretrained
+from vitdense.weights.load import LoadReport, adopt, load_pretrained
 from vitdense.weights.sources import NAMED
 
 
@@ -59,6 +59,10 @@ def first_rank_first(checkpoint: str) -> Iterator[None]:
     finally:
         if fetched and get_rank() == 0:
             barrier()
+
+
+def _adopt(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    adopt(model, state, prefix)
 
 
 class Backbone(BaseModule):
@@ -111,6 +115,8 @@ class Backbone(BaseModule):
         self.out_strides = tuple(strides[i] for i in indices)
         for i in indices:
             self.add_module(f"norm{i}", norm(dims[i]))
+        # Wherever the model is part of a whole one: also mmengine's own loading, which is not strict, gets our names.
+        self.register_load_state_dict_pre_hook(_adopt)
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
         for module in (*self.frozen_modules(), *self.unused_modules()):
             module.requires_grad_(False)

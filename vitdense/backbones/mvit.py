@@ -128,8 +128,9 @@ class PooledAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised map ``[B, H, W, C]`` to ``[B, ceil(H / q_stride), ceil(W / q_stride), dim_attn]``."""
         strides = {"q": self.spec.q_stride, "k": self.spec.kv_stride, "v": self.spec.kv_stride}
-        qkv = self.qkv(x).chunk(3, dim=-1)  # [B, H, W, C'] each
-        q, k, v = (self.pool(part, *item) for part, item in zip(qkv, strides.items()))  # [B, h, w, C'] each
+        # One after the other, each pooled before the next is made: the map is whole here, and each part large.
+        parts = zip(strides.items(), self.qkv.weight.chunk(3), self.qkv.bias.chunk(3))
+        q, k, v = (self.pool(F.linear(x, *part), *item) for item, *part in parts)  # [B, h, w, C'] each
         y = (self.attend_windows if self.spec.window else self.attend_map)(q, k, v)  # [B, h, w, C']
         return self.proj(y + q if self.residual else y)  # [B, h, w, C']
 
@@ -196,16 +197,15 @@ class MViTBlock(nn.Module):
         self.norm2 = LayerNorm(spec.dim_attn)
         self.mlp = Mlp(spec.dim_attn, int(spec.dim_attn * mlp_ratio), spec.dim_out)
         # Of the skip of the branch that changes the width.
-        before = spec.dim if spec.dim != spec.dim_attn else spec.dim_attn
-        self.proj = nn.Linear(before, spec.dim_out) if spec.dim != spec.dim_out else None
+        self.proj = nn.Linear(spec.dim, spec.dim_out) if spec.dim != spec.dim_out else None
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, dim]`` to ``[B, ceil(H / q_stride), ceil(W / q_stride), dim_out]``."""
         spec = self.spec
         y = self.norm1(x)
-        skip = self.proj(y) if spec.dim != spec.dim_attn else x  # [B, H, W, dim_attn]
-        x = max_pool(skip, spec.q_stride) + self.drop_path(self.attn(y))  # [B, h, w, dim_attn]
+        x = max_pool(self.proj(y) if spec.dim != spec.dim_attn else x, spec.q_stride)  # [B, h, w, dim_attn]
+        x = x + self.drop_path(self.attn(y))  # [B, h, w, dim_attn]
         y = self.norm2(x)
         skip = self.proj(y) if spec.dim_attn != spec.dim_out else x  # [B, h, w, dim_out]
         return skip + self.drop_path(self.mlp(y))  # [B, h, w, dim_out]
@@ -278,9 +278,10 @@ class MViT(Backbone):
         if window not in WINDOWS:
             raise ValueError(f"window: got {window!r}, expected one of {', '.join(WINDOWS)}")
         image = as_pair(pretrain_img_size, "pretrain_img_size")
-        total = 4 * 2 ** (len(sizes.depths) - 1)
+        # Every window must hold whole steps of the pooling of keys, also in the first stage.
+        total = 4 * max(KV_STRIDE, 2 ** (len(sizes.depths) - 1))
         if any(side % total for side in image):
-            raise ValueError(f"pretrain_img_size: got {image}, expected multiples of {total}, the last stage's stride")
+            raise ValueError(f"pretrain_img_size: got {image}, expected multiples of {total}, for windows pool evenly")
         grid = (image[0] // 4, image[1] // 4)
         specs = plan(sizes, window, grid, drop_path_rate)
         self.patch_embed = OverlapPatchEmbed(in_channels, sizes.embed_dims)

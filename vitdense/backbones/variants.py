@@ -81,6 +81,10 @@ class MViTArch:
     residual_pooling: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.num_heads, int) or self.num_heads < 1:
+            raise ValueError(
+                f"arch: num_heads is {self.num_heads!r}, expected the number of the first stage; it doubles per stage"
+            )
         if self.embed_dims % self.num_heads:
             raise ValueError(f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads")
         for name, known in (("growth", ("attention", "mlp")), ("pool", ("conv", "max"))):

@@ -45,7 +45,7 @@ class ExactLoadHook(Hook):
 
     mmengine only logs missing keys and other shapes, and goes on with random weights. Whole detectors and segmentors
     of mmdet and mmseg load as well: their backbone's names become ours. The reports of this and of the backbone's
-    `init_cfg` are written to ``load_report.txt`` in the work folder.
+    `init_cfg` are written to ``load_report.txt`` beside the log.
 
     Args:
         fresh: Regular expressions of parameters that may be absent or of another shape in the checkpoint, such as
@@ -55,6 +55,8 @@ class ExactLoadHook(Hook):
     Raises:
         CheckpointMismatchError: Anything else is missing, left over, of another shape or not finite.
     """
+
+    priority = "VERY_HIGH"  # before hooks that take the checkpoint as it is, such as that of the moving average
 
     def __init__(self, fresh: Sequence[str] = ()) -> None:
         self.fresh = tuple(fresh)
@@ -72,6 +74,9 @@ class ExactLoadHook(Hook):
     def before_train(self, runner) -> None:
         self._write(runner)
 
+    def before_val(self, runner) -> None:
+        self._write(runner)
+
     def before_test(self, runner) -> None:
         self._write(runner)
 
@@ -79,5 +84,5 @@ class ExactLoadHook(Hook):
     def _write(self, runner) -> None:
         reports = [module.load_report for module in runner.model.modules() if getattr(module, "load_report", None)]
         if reports := [*reports, *self.reports]:
-            with whole_file(Path(runner.work_dir) / "load_report.txt") as scratch:
+            with whole_file(Path(runner.log_dir) / "load_report.txt") as scratch:
                 scratch.write_text("\n".join(report.details() for report in reports) + "\n")

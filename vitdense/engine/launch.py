@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,17 +20,35 @@ from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundE
 from vitdense.weights.sources import NAMED
 
 # Faults a user can mend: their message says all, a stack trace would only hide it.
-USER_ERRORS = (ConfigError, ShapesError, CheckpointMismatchError, CheckpointNotFoundError)
+USER_ERRORS = (
+    *(ConfigError, ShapesError, CheckpointMismatchError, CheckpointNotFoundError),
+    *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output
+)
 
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """End the program with exit status 2 and one message where the user can mend the cause."""
+    """End the program with exit status 2 and one message where the user can mend the cause.
+
+    That is so for `USER_ERRORS`, and for any `ValueError` that this package itself raises.
+    """
     try:
         yield
-    except USER_ERRORS as error:
+    except (*USER_ERRORS, ValueError) as error:
+        if not (isinstance(error, USER_ERRORS) or _is_ours(error)):
+            raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether an error, or the one it was raised from (mm's registries raise anew), comes from this package's code."""
+    while error is not None:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if Path(raised_in).is_relative_to(Path(__file__).parents[1]):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_lr: bool = False) -> None:

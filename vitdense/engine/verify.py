@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from vitdense.backbones import Swin, SwinV2
-from vitdense.peers import PEERS, Like, oracle_shapes, raw_maps, relative_errors
+from vitdense.backbones import MViT, Swin, SwinV2
+from vitdense.backbones.variants import MViTArch, SwinArch, SwinV2Arch
+from vitdense.peers import PEERS, Like, raw_maps, relative_errors, swin_shapes
 from vitdense.weights.convert import Converted, of_stage
-from vitdense.weights.detect import sizes
+from vitdense.weights.detect import sizes, windows
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import load_pretrained
-from vitdense.weights.rename import find_rule, rename
+from vitdense.weights.rename import find_rule
 from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, REBUILT, Scheme
 
 LARGEST = 1e-4  # relative difference; float32 rounding stays a hundred times below
@@ -34,55 +35,85 @@ class Verdict:
         return f"verify {self.scheme}: largest relative difference of a stage {found}"
 
 
-def build_ours(
-    family: str, ours: Mapping[str, Tensor], windows: Sequence[int] | None, pretrained: Sequence[int] | None
-) -> nn.Module:
-    """Our backbone with the sizes and the weights of a state dict by our names, without output norms, in eval mode.
+@dataclass(frozen=True)
+class Trial:
+    """How a family is run against its peers.
 
-    Args:
-        family: Of the state dict.
-        ours: Our names and what `vitdense.weights.sources` lets stand beside them.
-        windows: Window sides in tokens, where the state dict does not tell them; the largest counts.
-        pretrained: Swin V2's windows of pretraining, 0 for the window itself; one side in tokens or one per stage.
-
-    Raises:
-        CheckpointMismatchError: The window is neither told nor given.
+    Attributes:
+        ours: Our backbone with the weights of the state dict, in eval mode, without output norms.
+        like: What a peer is to be built like, but for its shape.
+        shapes: Image sizes (h, w) in pixels at which all implementations agree.
     """
-    found = sizes(ours)
-    told = [max(window) for window in found["windows"]] or windows
-    if not told:
-        raise CheckpointMismatchError("--verify: the parameters do not tell the window; give it: --window-size 8")
-    indices = tuple(range(len(found["depths"])))
-    arch = {name: found[name] for name in ("embed_dims", "depths", "num_heads")}
-    options = {"window_size": max(told), "out_indices": indices}
-    if family == "swin_v2":
-        trained = [of_stage(pretrained or [0], i) or max(told) for i in indices]
-        arch["extra_norm_every"] = found["extra_norm_every"]
-        model = SwinV2(arch, pretrained_window_sizes=trained, **options)
-    else:
-        model = Swin(arch, **options)
-    for i in indices:
+
+    ours: nn.Module
+    like: Like
+    shapes: list[tuple[int, int]]
+
+
+def without_norms(model: nn.Module, ours: Mapping[str, Tensor]) -> nn.Module:
+    """One of our backbones, filled from a state dict by our names, without its output norms."""
+    for i in model.out_indices:
         setattr(model, f"norm{i}", nn.Identity())
     load_pretrained(model, {key: value for key, value in ours.items() if not re.fullmatch(REBUILT, key)})
     return model.eval()
 
 
-def build_peer(
-    family: str,
-    scheme: Scheme,
-    state: Mapping[str, Tensor],
-    window: int,
-    pretrained: Sequence[int],
-    shape: tuple[int, int],
-) -> nn.Module:
+def swin_trial(
+    family: str, ours: Mapping[str, Tensor], window_sizes: Sequence[int] | None, pretrained: Sequence[int] | None
+) -> Trial:
+    """Swin and Swin V2.
+
+    Args:
+        family: Of the state dict.
+        ours: Our names and what `vitdense.weights.sources` lets stand beside them.
+        window_sizes: Window sides in tokens, where the state dict does not tell them; the largest counts.
+        pretrained: Swin V2's windows of pretraining, 0 for the window itself; one side in tokens or one per stage.
+
+    Raises:
+        CheckpointMismatchError: The window is neither told nor given.
+    """
+    told = [max(window) for window in windows(ours)] or window_sizes
+    if not told:
+        raise CheckpointMismatchError("--verify: the parameters do not tell the window; give it: --window-size 8")
+    window, arch = max(told), sizes(family, ours)
+    indices = tuple(range(len(arch["depths"])))
+    trained = tuple(of_stage(pretrained or [0], i) for i in indices)
+    options = {"window_size": window, "out_indices": indices}
+    if family == "swin_v2":
+        model = SwinV2(arch, pretrained_window_sizes=[side or window for side in trained], **options)
+        row = SwinV2Arch(**arch)
+    else:
+        model, row = Swin(arch, **options), SwinArch(**arch)
+    shapes = swin_shapes(window, len(indices))
+    return Trial(without_norms(model, ours), Like(row, shapes[0], window, trained), shapes)
+
+
+def mvit_trial(ours: Mapping[str, Tensor]) -> Trial | str:
+    """MViT at the size it was trained on, with global attention and, as ours are, without class token; or why no other
+    project's model can be compared."""
+    told = sizes("mvit", ours)
+    if told["pool"] != "conv" or told["absolute_position"]:
+        return "it has no MViT v1 with the authors' poolings"
+    row = MViTArch(**told)
+    if not row.relative_position:
+        shape = (224, 224)
+    else:
+        tables = (ours[f"stages.0.blocks.0.attn.bias.rel_pos_{axis}"] for axis in "hw")
+        shape = tuple(4 * (len(table) + 1) // 2 for table in tables)  # patches of 4 pixels, 2 n - 1 rows for n
+    if shape[0] != shape[1]:
+        return f"it runs on square images only, and the tables are of {shape[0]}x{shape[1]} pixels"
+    indices = range(len(row.depths))
+    model = MViT(vars(row), window="global", pretrain_img_size=shape, out_indices=indices)
+    return Trial(without_norms(model, ours), Like(row, shape), [shape])
+
+
+def build_peer(family: str, scheme: Scheme, state: Mapping[str, Tensor], like: Like) -> nn.Module:
     """The backbone of the project whose names a state dict has, filled with it, in eval mode.
 
     Raises:
         CheckpointMismatchError: The project's model has other parameters.
     """
     found = {key: find_rule(key, scheme.rules) for key in state}
-    told = {name: value for name, value in sizes(rename(state, scheme.rules)).items() if name != "windows"}
-    like = Like(**told, window=window, shape=shape, pretrained=tuple(pretrained))
     model = PEERS[family][scheme.name].build(like)
     beside = re.compile(f"{CLASSIFIER}|{OUTPUT_NORMS}")
     trunk = {
@@ -90,9 +121,13 @@ def build_peer(
         for key, value in state.items()
         if not beside.fullmatch(found[key][0].targets[0].fill(found[key][2]))
     }
-    names = {name for name, _ in model.named_parameters() if not re.match(r"(norm\d*|head)\.", name)}
-    if faults := names ^ (set(trunk) - {name for name, _ in model.named_buffers()}):
-        raise CheckpointMismatchError(f"{scheme.name}'s own model does not have just these names: {sorted(faults)[:5]}")
+    theirs = {name: x.shape for name, x in model.named_parameters() if not re.match(r"(norm\d*|head)\.", name)}
+    buffers = {name for name, _ in model.named_buffers()}
+    given = {name: x.shape for name, x in trunk.items() if name not in buffers}
+    if faults := sorted({name for name, _ in theirs.items() ^ given.items()}):
+        raise CheckpointMismatchError(
+            f"{scheme.name}'s own model does not have just these names and shapes: {faults[:5]}"
+        )
     model.load_state_dict(trunk, strict=False)
     model.eval()
     return model
@@ -100,14 +135,14 @@ def build_peer(
 
 @torch.no_grad()
 def verify(
-    converted: Converted, windows: Sequence[int] | None = None, pretrained: Sequence[int] | None = None
+    converted: Converted, window_sizes: Sequence[int] | None = None, pretrained: Sequence[int] | None = None
 ) -> list[Verdict]:
     """Run our model against those of the projects whose names the source and the target have, where installed.
 
     Args:
         converted: From `convert`.
-        windows: See `build_ours`.
-        pretrained: See `build_ours`.
+        window_sizes: See `swin_trial`.
+        pretrained: See `swin_trial`.
 
     Returns:
         A verdict per project other than this one.
@@ -116,9 +151,10 @@ def verify(
         CheckpointMismatchError: The maps differ by more than rounding.
     """
     family = converted.found.family
-    model = build_ours(family, converted.ours, windows, pretrained)
-    window = model.stages[0].blocks[0].spec.window[0]
-    trained = [of_stage(pretrained or [0], i) for i in range(len(model.stages))]
+    if family == "mvit":
+        trial = mvit_trial(converted.ours)
+    else:
+        trial = swin_trial(family, converted.ours, window_sizes, pretrained)
     sides = {converted.found.scheme.name: (converted.found.scheme, converted.found.state)}
     sides[converted.scheme.name] = converted.scheme, converted.backbone
     verdicts = []
@@ -130,11 +166,14 @@ def verify(
             reason = f"{peer.package} is not installed" if peer else "its code is not a package that could be installed"
             verdicts.append(Verdict(name, None, reason))
             continue
+        if isinstance(trial, str):
+            verdicts.append(Verdict(name, None, trial))
+            continue
         errors = {}
-        for shape in oracle_shapes(window, len(model.stages)):
+        for shape in trial.shapes:
             x = torch.randn(1, 3, *shape)
-            theirs = build_peer(family, scheme, state, window, trained, shape)
-            errors[shape] = max(relative_errors(raw_maps(model, x), peer.maps(theirs, x)))
+            theirs = build_peer(family, scheme, state, replace(trial.like, shape=shape))
+            errors[shape] = max(relative_errors(raw_maps(trial.ours, x), peer.maps(theirs, x)))
         if max(errors.values()) > LARGEST:
             raise CheckpointMismatchError(
                 f"{Verdict(name, errors)}: the checkpoint does not mean the same to both; at most {LARGEST} expected. "

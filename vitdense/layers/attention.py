@@ -1,7 +1,11 @@
 """The one attention primitive of the project."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# Of a decomposed bias at a time, 32 MiB in float32: as fast as all at once, and no peak of the memory.
+BIAS_ELEMENTS = 2**23
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
@@ -32,6 +36,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
 def attend_decomposed(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
     """Attention whose bias is a sum of a term of the key's row and one of its column (MViTv2 section 3.1).
 
+    The sum for all pairs is as large as the attention matrix. It is never made for more than `BIAS_ELEMENTS` pairs at a
+    time where nothing has to be kept for gradients; where it has, and it is what takes the memory, it is folded into
+    longer queries and keys, which is exact and needs no bias.
+
     Args:
         q: Queries, ``[B, heads, Nq, d]``.
         k: Keys, row-major, ``[B, heads, h w, d]``.
@@ -43,5 +51,34 @@ def attend_decomposed(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w:
     Returns:
         ``[B, heads, Nq, d]``.
     """
+    (b, heads, nq, d), nk = q.shape, k.shape[2]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, along_h, along_w)):
+        folded = (nq + 2 * nk) * (d + along_h.shape[-1] + along_w.shape[-1])  # elements of q, k and v per head
+        if nq * nk > folded:
+            return _attend_folded(q, k, v, along_h, along_w, scale)
+        return _attend_added(q, k, v, along_h, along_w, scale)
+    if heads * nq * nk <= BIAS_ELEMENTS:  # whole images or windows at a time
+        step = max(1, BIAS_ELEMENTS // (heads * nq * nk))
+        parts = zip(*(x.split(step) for x in (q, k, v, along_h, along_w)))
+        parts = [_attend_added(*part, scale) for part in parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    step = max(1, BIAS_ELEMENTS // (b * heads * nk))  # queries at a time
+    parts = zip(*(x.split(step, dim=2) for x in (q, along_h, along_w)))
+    return torch.cat([_attend_added(part, k, v, *along, scale) for part, *along in parts], dim=2)
+
+
+def _attend_added(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
     bias = (along_h[..., :, None] + along_w[..., None, :]).flatten(-2)  # [B, heads, Nq, h*w]
     return attend(q, k, v, bias, scale)
+
+
+def _attend_folded(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
+    """The terms stand beside the query, and beside every key stands which row and which column it is of."""
+    h, w = along_h.shape[-1], along_w.shape[-1]
+    rows = torch.eye(h, dtype=k.dtype, device=k.device).repeat_interleave(w, dim=0)  # [h*w, h]
+    columns = torch.eye(w, dtype=k.dtype, device=k.device).repeat(h, 1)  # [h*w, w]
+    places = torch.cat([rows, columns], dim=-1).expand(*k.shape[:2], -1, -1)  # [B, heads, h*w, h + w]
+    q = torch.cat([q * scale, along_h, along_w], dim=-1)  # [B, heads, Nq, d + h + w]
+    k = torch.cat([k, places], dim=-1)  # [B, heads, h*w, d + h + w]
+    # Fused kernels want values as long as keys.
+    return attend(q, k, F.pad(v, (0, h + w)), scale=1.0)[..., : v.shape[-1]]  # [B, heads, Nq, d]

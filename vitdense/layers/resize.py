@@ -83,6 +83,9 @@ def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicub
 
     Returns:
         ``[2H - 1, 2W - 1, heads]``.
+
+    Raises:
+        ValueError: There is no such rule, or the table is too small for it.
     """
     _check(rule)
     new = (2 * window[0] - 1, 2 * window[1] - 1)
@@ -113,6 +116,12 @@ def resize_relative_position(table: Tensor, length: int) -> Tensor:
 def _geometric_weights(old: int, new: int, rule: str) -> Tensor:
     """One axis of the BEiT authors' resize: the `old` entries are taken to stand at distances from the centre that grow
     geometrically, to just reach `new` // 2, and are read at whole distances. ``[new, old]``."""
+    least = {"timm": 3, "mmpretrain": 5}[rule]
+    if old < least:
+        raise ValueError(
+            f"resize={rule!r} needs a bias table of at least {least} entries a side (a window of {(least + 1) // 2}), "
+            f"got {old}; use 'bicubic'"
+        )
     low, high = 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2

@@ -13,11 +13,11 @@ from vitdense.files import whole_file
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.weights.detect import LISTED, Found, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.rename import find_rule, rename, reverse
+from vitdense.weights.rename import find_rule, reverse
 from vitdense.weights.sources import REBUILT, SCHEMES, Scheme
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
-WHOLE = ("vitdense", "mmdet", "official")  # schemes in which whole detectors and segmentors are kept
+WHOLE = ("vitdense", "mmdet", "official", "detectron2")  # schemes in which whole detectors and segmentors are kept
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ def convert(
     rebuilt = {key for key in ours if re.fullmatch(REBUILT, key)}
 
     def without_place(form: Scheme) -> list[str]:
-        return [key for key in ours if not find_rule(key, reverse(form.rules)) or (key in rebuilt and not form.buffers)]
+        names = form.names_for_rules(ours)
+        rules = reverse(form.rules)
+        return [key for key in ours if not find_rule(names[key], rules) or (key in rebuilt and not form.buffers)]
 
     target = min(forms, key=lambda form: len(without_place(form)))
     dropped = without_place(target)
@@ -102,7 +104,7 @@ def convert(
         kept |= _buffers(kept, target, windows, pretrained_windows)
     whole = bool(found.rest) and to in WHOLE
     start = found.prefix if whole else target.prefix
-    backbone = rename(kept, reverse(target.rules))
+    backbone = target.from_ours(kept)
     state = {start + key: value for key, value in backbone.items()} | (found.rest if whole else {})
     return Converted(found, target, ours, backbone, state, dropped, left_out=[] if whole else list(found.rest))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.rename import find_rule, rename
+from vitdense.weights.rename import find_rule
 from vitdense.weights.sources import SCHEMES, Scheme
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema")
@@ -35,8 +35,8 @@ class Found:
     rest: dict[str, Tensor]
 
     def ours(self) -> dict[str, Tensor]:
-        """The backbone's tensors by our names; see `rename`."""
-        return rename(self.state, self.scheme.rules)
+        """The backbone's tensors by our names; see `Scheme.to_ours`."""
+        return self.scheme.to_ours(self.state)
 
     def meaning(self) -> dict[str, tuple]:
         """What every key is taken for: equal where two schemes do not contradict each other."""
@@ -111,8 +111,7 @@ def detect(
     if fits:
         raise CheckpointMismatchError(
             f"the keys fit more than one naming scheme, and these contradict each other: "
-            f"{', '.join(found.scheme.name for found in fits)}; name the one it is by scheme=..., in a config "
-            f"init_cfg=dict(type='Pretrained', checkpoint=..., scheme='{fits[0].scheme.name}')"
+            f"{', '.join(found.scheme.name for found in fits)}; name the one it is by {_choice(fits)}"
         )
     everywhere = [(found, found.faults()) for found in candidates(SCHEMES)]
     nearest, faults = min(everywhere, key=lambda pair: len(pair[1]) / max(len(pair[0].state), 1))
@@ -127,6 +126,14 @@ def detect(
         + (f" under the prefix {nearest.prefix!r}" if nearest.prefix else "")
         + f", which does not know {len(faults)} of {len(nearest.state)} keys: {', '.join(faults[:LISTED])}"
     )
+
+
+def _choice(fits: Sequence[Found]) -> str:
+    """What tells candidates apart: their names, or the prefixes of two forms of one name."""
+    by_name = len({found.scheme.name for found in fits}) > 1
+    what = "scheme" if by_name else "prefix"
+    values = " or ".join(repr(found.scheme.name if by_name else found.prefix) for found in fits)
+    return f"{what}={values}, in a config init_cfg=dict(type='Pretrained', checkpoint=..., {what}=...)"
 
 
 def _names(families: Sequence[str]) -> list[str]:
@@ -154,33 +161,67 @@ def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, d
     return parts
 
 
-def sizes(ours: Mapping[str, Tensor]) -> dict[str, object]:
-    """What the parameters of a hierarchical backbone by our names tell of it.
+BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)")
 
-    Returns:
-        `embed_dims`, `depths`, `num_heads`, `extra_norm_every` (Swin V2; 0 without), and `windows` (h, w) in tokens
-        of every stage, as far as a table or an index tells them.
-    """
-    depths: dict[str, int] = {}
-    heads, windows, extra = {}, {}, 0
-    for key, value in ours.items():
-        if not (found := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)", key)):
-            continue
-        stage, block, name = found[1], int(found[2]), found[3]
-        depths[stage] = max(depths.get(stage, 0), block + 1)
-        if name == "attn.bias.relative_position_bias_table":
-            heads[stage] = value.shape[-1]
-            windows[stage] = tuple((side + 1) // 2 for side in value.shape[:2])
-        elif name == "attn.logit_scale":
-            heads[stage] = value.shape[0]
-        elif name == "attn.bias.index":
-            windows.setdefault(stage, (math.isqrt(value.shape[0]),) * 2)
-        elif name == "norm3.weight":
-            extra = min(extra or block + 1, block + 1)
-    return {
+
+def sizes(family: str, ours: Mapping[str, Tensor]) -> dict[str, object]:
+    """What the parameters of a backbone by our names tell of its arch: fields of the family's row in
+    `vitdense.backbones.variants`, of a damaged checkpoint as far as they go."""
+    depths: dict[int, int] = {}
+    for key in ours:
+        if found := BLOCK.fullmatch(key):
+            stage, block = int(found[1]), int(found[2])
+            depths[stage] = max(depths.get(stage, 0), block + 1)
+    common = {
         "embed_dims": len(ours.get("patch_embed.proj.weight", ())),
         "depths": tuple(depths[stage] for stage in sorted(depths)),
-        "num_heads": tuple(heads[stage] for stage in sorted(heads)),
-        "extra_norm_every": extra,
-        "windows": tuple(windows[stage] for stage in sorted(windows)),
     }
+    return common | (_mvit_sizes(ours, common["embed_dims"]) if family == "mvit" else _swin_sizes(family, ours))
+
+
+def _swin_sizes(family: str, ours: Mapping[str, Tensor]) -> dict[str, object]:
+    heads, extra = {}, 0
+    for key, value in ours.items():
+        if not (found := BLOCK.fullmatch(key)):
+            continue
+        stage, block, name = int(found[1]), int(found[2]), found[3]
+        if name == "attn.bias.relative_position_bias_table":
+            heads[stage] = value.shape[-1]
+        elif name == "attn.logit_scale":
+            heads[stage] = value.shape[0]
+        elif name == "norm3.weight":
+            extra = min(extra or block + 1, block + 1)
+    every = {"extra_norm_every": extra} if family == "swin_v2" else {}
+    return {"num_heads": tuple(heads[stage] for stage in sorted(heads)), **every}
+
+
+def _mvit_sizes(ours: Mapping[str, Tensor], width: int) -> dict[str, object]:
+    """No parameter tells the heads where there is neither a pooling by convolution nor a relative position, as in
+    MViT v1 (they are 0 then), nor the residual pooling, which all published sizes have that pool by convolution."""
+    first = "stages.0.blocks.0.attn."
+    per_head = ours.get(f"{first}norm_q.weight", ours.get(f"{first}bias.rel_pos_h"))
+    is_conv = any(key.endswith(".attn.pool_q.weight") for key in ours)
+    second = ours.get("stages.1.blocks.0.attn.qkv.weight")
+    in_mlp = second is not None and second.shape[0] == 3 * second.shape[-1]
+    return {
+        "num_heads": width // per_head.shape[-1] if per_head is not None else 0,
+        "growth": "mlp" if in_mlp else "attention",
+        "pool": "conv" if is_conv else "max",
+        "relative_position": any(key.endswith(".attn.bias.rel_pos_h") for key in ours),
+        "absolute_position": "absolute_pos_embed.table" in ours,
+        "residual_pooling": is_conv,
+    }
+
+
+def windows(ours: Mapping[str, Tensor]) -> tuple[tuple[int, int], ...]:
+    """Windows (h, w) in tokens of every stage of a Swin by our names, as far as a table or an index tells them."""
+    told: dict[int, tuple[int, int]] = {}
+    for key, value in ours.items():
+        if not (found := BLOCK.fullmatch(key)):
+            continue
+        stage, name = int(found[1]), found[3]
+        if name == "attn.bias.relative_position_bias_table":
+            told[stage] = tuple((side + 1) // 2 for side in value.shape[:2])
+        elif name == "attn.bias.index":
+            told.setdefault(stage, (math.isqrt(value.shape[0]),) * 2)
+    return tuple(told[stage] for stage in sorted(told))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from vitdense.layers.resize import resize_bias_table, resize_grid
+from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
 from vitdense.weights.detect import LISTED, Found, detect, sizes, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
@@ -51,13 +51,13 @@ class LoadReport:
 
 
 def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
-    """`value` at the resolution of `target`, where it differs in nothing else: bias tables and absolute positions.
+    """`value` at the resolution of `target`, where it differs in nothing else: position tables of all kinds.
 
     Args:
         key: Our name of the tensor.
         value: From the checkpoint.
         target: The model's tensor of that name.
-        rule: See `vitdense.layers.resize`.
+        rule: See `vitdense.layers.resize`. Decomposed tables are resized linearly whatever it says, as all do.
     """
     if value.ndim != target.ndim or value.shape[-1] != target.shape[-1]:
         return value
@@ -65,6 +65,8 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
         return resize_bias_table(value, tuple((side + 1) // 2 for side in target.shape[:2]), rule)
     if key == "absolute_pos_embed.table":
         return resize_grid(value, tuple(target.shape[1:3]), rule)
+    if key.endswith((".attn.bias.rel_pos_h", ".attn.bias.rel_pos_w")):
+        return resize_relative_position(value, target.shape[0])
     return value
 
 
@@ -178,7 +180,7 @@ def load_pretrained(
         state = match_exactly(targets, state, () if has_norms else (OUTPUT_NORMS,))
     except CheckpointMismatchError as error:
         hint = f"It is {source} under {found.scheme.name} names."
-        theirs, ours = ({key: sizes(x)[key] for key in ("embed_dims", "depths", "num_heads")} for x in (state, targets))
+        theirs, ours = (sizes(model.family, x) for x in (state, targets))
         if theirs != ours:
             hint += f" It has {theirs}, the model {ours}: give the arch that fits."
         raise CheckpointMismatchError(f"{error} {hint}") from None
@@ -232,3 +234,27 @@ def fit_whole(
     )
     _finish(report, targets, state)
     return state, report
+
+
+def adopt(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
+    """Give the part of a state dict that is a backbone's our names, in place, if it has another project's.
+
+    Args:
+        model: The backbone; not changed.
+        state: What is about to be loaded, whatever else it holds.
+        prefix: Of the backbone's keys.
+
+    Raises:
+        CheckpointMismatchError: The part has neither our names nor those of a known scheme.
+    """
+    targets = model.state_dict()
+    part = {key: value for key, value in state.items() if key.startswith(prefix)}
+    if all(key.removeprefix(prefix) in targets for key in part):
+        return
+    found = detect(part, (model.family,), prefix)
+    if found.scheme.name == "vitdense":
+        return
+    ours = _transfer(found, targets, LoadReport("state dict", found.scheme.name), "bicubic")
+    for key in part:
+        del state[key]
+    state.update({prefix + key: value for key, value in ours.items()})

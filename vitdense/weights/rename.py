@@ -14,7 +14,8 @@ from vitdense.weights.errors import CheckpointMismatchError
 class Change:
     """What a rule does to its tensors, and the exact inverse.
 
-    A side of several names has several tensors: they are passed as several arguments, returned as a tuple.
+    A side of several names has several tensors: they are passed as several arguments, returned as a tuple. Where the
+    last of them are optional and absent, there are fewer.
     """
 
     forward: Callable
@@ -32,11 +33,13 @@ class Rule:
         theirs: Pattern or patterns of the scheme.
         ours: Pattern or patterns of this project.
         change: What becomes of the tensors; None leaves them as they are.
+        optional: Those of several patterns of a side that may be absent; they stand last.
     """
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
     change: Change | None = None
+    optional: tuple[str, ...] = ()
 
     @cached_property
     def sources(self) -> tuple["Pattern", ...]:
@@ -49,11 +52,24 @@ class Rule:
     def reversed(self) -> "Rule":
         """The rule from our names to theirs."""
         change = Change(self.change.inverse, self.change.forward) if self.change else None
-        return Rule(self.ours, self.theirs, change)
+        return Rule(self.ours, self.theirs, change, self.optional)
 
     def apply(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The changed tensors, one per target."""
         return _as_tuple(self.change.forward(*tensors)) if self.change else tensors
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What patterns cannot tell of a scheme's names, only all keys and shapes together: in which stage a block stands.
+
+    Attributes:
+        forward: From a state dict as the rules leave it to our name of each of its keys.
+        inverse: From a state dict by our names to the name of each of its keys that the reversed rules know.
+    """
+
+    forward: Callable[[Mapping[str, Tensor]], dict[str, str]]
+    inverse: Callable[[Mapping[str, Tensor]], dict[str, str]]
 
 
 def _as_tuple(x: object) -> tuple:
@@ -153,13 +169,29 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         raise CheckpointMismatchError(f"{len(unknown)} keys that no rename rule knows: {', '.join(unknown)}")
     renamed: dict[str, Tensor] = {}
     for (rule, values), keys in groups.items():
-        absent = [pattern.fill(values) for part, pattern in enumerate(rule.sources) if part not in keys]
+        needed = [part for part, pattern in enumerate(rule.sources) if pattern.text not in rule.optional]
+        absent = [rule.sources[part].fill(values) for part in needed if part not in keys]
         if absent:
             raise CheckpointMismatchError(f"{', '.join(keys.values())} also needs {', '.join(absent)}")
         tensors = rule.apply(*(state[keys[part]] for part in sorted(keys)))
-        for pattern, tensor in zip(rule.targets, tensors, strict=True):
+        assert 0 <= len(rule.targets) - len(tensors) <= len(rule.optional), f"{rule.theirs} gave {len(tensors)} tensors"
+        for pattern, tensor in zip(rule.targets, tensors):
             new = pattern.fill(values)
             if new in renamed:
                 raise CheckpointMismatchError(f"two keys of the checkpoint both mean {new}; one is {keys[0]}")
             renamed[new] = tensor
     return renamed
+
+
+def relabel(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """The same tensors under the names of a `Layout`.
+
+    Raises:
+        CheckpointMismatchError: Two keys get one name.
+    """
+    relabelled: dict[str, Tensor] = {}
+    for key, value in state.items():
+        if names[key] in relabelled:
+            raise CheckpointMismatchError(f"two keys of the checkpoint both mean {names[key]}; one is {key}")
+        relabelled[names[key]] = value
+    return relabelled

@@ -1,20 +1,22 @@
 """Published checkpoints as tables: the naming schemes of every family, and weights by name.
 
 A scheme's rules lead from its names to ours and back, without loss. Our names are those of the model's own state
-dict, and beside them those of `EXTRAS`: what a checkpoint may hold that a backbone does not.
+dict, and beside them those of `CLASSIFIER` and `REBUILT`: what a checkpoint may hold that a backbone does not.
 """
 
 import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.rename import Change, Rule
+from vitdense.weights.rename import Change, Layout, Rule, relabel, rename, reverse
 
 # What may be left over, and why: of a classifier; rebuilt from the window or the image size.
-CLASSIFIER = r"(norm|head)\..+"
+CLASSIFIER = r"(norm|head)\..+|cls_token|absolute_pos_embed\.class_token"
 REBUILT = r".+\.attn\.bias\.(index|relative_coords_table)|.+\.attn_mask"
 # Output norms: absent from every classification checkpoint, and more or fewer by `out_indices`.
 OUTPUT_NORMS = r"norm\d+\..+"
@@ -31,6 +33,7 @@ class Scheme:
         buffers: Whether its files hold buffers that are rebuilt from the window; if not, they may.
         prefix: What users of the scheme's files expect before the names of a backbone alone.
         wrapper: The entry of a torch file under which they expect the tensors; None for the file itself.
+        layout: What lies between the rules and our names; None where the rules lead to our names.
     """
 
     name: str
@@ -39,6 +42,28 @@ class Scheme:
     buffers: bool = True
     prefix: str = ""
     wrapper: str | None = None
+    layout: Layout | None = None
+
+    def to_ours(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict of this scheme by our names.
+
+        Raises:
+            CheckpointMismatchError: See `rename`; or the shapes do not tell what no name tells.
+        """
+        state = rename(state, self.rules)
+        return relabel(state, self.layout.forward(state)) if self.layout else state
+
+    def names_for_rules(self, ours: Mapping[str, Tensor]) -> dict[str, str]:
+        """Of every key of a state dict by our names, the name that the reversed rules know, if any.
+
+        Raises:
+            CheckpointMismatchError: The state dict does not tell what the scheme's names say.
+        """
+        return self.layout.inverse(ours) if self.layout else {key: key for key in ours}
+
+    def from_ours(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `to_ours`."""
+        return rename(relabel(ours, self.names_for_rules(ours)), reverse(self.rules))
 
 
 def from_unfold(x: Tensor) -> Tensor:
@@ -87,19 +112,51 @@ def dense_position(x: Tensor) -> Tensor:
 
 def flat_position(x: Tensor) -> Tensor:
     """Absolute position embedding of the authors' classifier, ``[1, h * w, C]`` of a square image, to ours."""
-    side = math.isqrt(x.shape[1])
-    if x.ndim != 3 or side * side != x.shape[1]:
+    side = math.isqrt(x.shape[1]) if x.ndim == 3 else 0
+    if side == 0 or side * side != x.shape[1]:
         raise CheckpointMismatchError(
-            f"absolute_pos_embed has shape {tuple(x.shape)}, expected [1, h * h, C]: flat positions are read as those "
-            f"of a square image only, for they do not tell height from width"
+            f"the absolute position embedding has shape {tuple(x.shape)}, expected [1, h * h, C]: flat positions are "
+            f"read as those of a square image only, for they do not tell height from width"
         )
     return x.unflatten(1, (side, side))  # [1, h, w, C]
+
+
+def position_with_class(x: Tensor) -> tuple[Tensor, ...]:
+    """As `flat_position`, of ``[1, 1 + h * w, C]``, whose first row is the class token's: the map, and that row if any.
+
+    No two squares but 0 and 1 are neighbours, so that the number of rows tells whether it is there.
+    """
+    has_class = x.ndim == 3 and math.isqrt(x.shape[1]) ** 2 != x.shape[1]
+    return (flat_position(x[:, 1:]), x[:, :1]) if has_class else (flat_position(x),)
+
+
+def join_position(table: Tensor, of_class: Tensor | None = None) -> Tensor:
+    """The inverse of `position_with_class`."""
+    flat = table.flatten(1, 2)  # [1, h*w, C]
+    return flat if of_class is None else torch.cat([of_class, flat], dim=1)  # [1, 1+h*w, C]
+
+
+def without_time(x: Tensor) -> Tensor:
+    """Weight of a convolution over time and space, ``[out, in, 1, h, w]``, as one over space; others as they are.
+
+    Raises:
+        CheckpointMismatchError: It spans several moments.
+    """
+    if x.ndim != 5:
+        return x
+    if x.shape[2] != 1:
+        raise CheckpointMismatchError(
+            f"a convolution has a weight of shape {tuple(x.shape)}, expected one moment in time: it is of a video model"
+        )
+    return x.squeeze(2)  # [out, in, h, w]
 
 
 UNFOLD = Change(from_unfold, to_unfold)
 TABLE = Change(square_table, lambda x: x.flatten(0, 1))
 DENSE_POSITION = Change(dense_position, lambda x: x.permute(0, 3, 1, 2).contiguous())
 FLAT_POSITION = Change(flat_position, lambda x: x.flatten(1, 2))
+CLASS_POSITION = Change(position_with_class, join_position)
+NO_TIME = Change(without_time, lambda x: x)  # what reads them with a time axis also reads them without
 # torchvision keeps the index of a window flat.
 FLAT_INDEX = Change(lambda x: x.unflatten(0, (math.isqrt(x.numel()), -1)), lambda x: x.flatten())
 # torchvision's V2 keeps a bias for keys that it sets to zero in every forward pass.
@@ -201,17 +258,17 @@ def _mm(attention: tuple[Rule, ...], merge: tuple[Rule, ...]) -> tuple[Rule, ...
     return (*_stem("patch_embed.projection"), *block, *attention, *merge)
 
 
-def _mmpretrain(trunk: tuple[Rule, ...]) -> Scheme:
+def _mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> Scheme:
     head = (Rule("backbone.norm3.*", "norm.*"), Rule("head.fc.*", "head.*"))
-    return Scheme("mmpretrain", (*_prefixed("backbone.", trunk), *head), wrapper="state_dict")
+    return Scheme("mmpretrain", (*_prefixed("backbone.", trunk), *head), wrapper="state_dict", layout=layout)
 
 
-def _own(*names: str) -> Scheme:
-    stem = ("patch_embed.proj.*", "patch_embed.norm.*", "absolute_pos_embed.table")
+def _own(*names: str, beside: tuple[str, ...] = ("patch_embed.norm.*", "stages.{i}.downsample.*")) -> Scheme:
+    """Our own names: `names` are those in a block beside what all blocks have, `beside` those outside of blocks."""
     block = ("norm1.*", "norm2.*", "attn.qkv.*", "attn.proj.*", "mlp.*", *names)
     blocks = (f"stages.{{i}}.blocks.{{j}}.{name}" for name in block)
-    rules = _same(*stem, *blocks, "stages.{i}.downsample.*", "norm{i}.*", "norm.*", "head.*")
-    return Scheme("vitdense", rules, buffers=False, wrapper="state_dict")
+    everywhere = ("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "norm.*", "head.*")
+    return Scheme("vitdense", _same(*everywhere, *blocks, *beside), buffers=False, wrapper="state_dict")
 
 
 _MM_V1 = _mm(_v1("stages.{i}.blocks.{j}.attn.w_msa."), _merge("stages.{i}.downsample.", UNFOLD, UNFOLD))
@@ -247,10 +304,152 @@ SWIN_V2 = (
     Scheme("mmpretrain", (*_MM_V2, *_same("norm{i}.*")), prefix="backbone.", wrapper="state_dict"),
 )
 
-SCHEMES: dict[str, tuple[Scheme, ...]] = {"swin": SWIN, "swin_v2": SWIN_V2}
+
+def _check_numbers(what: str, numbers: Iterable[int]) -> None:
+    """Raise unless the numbers are 0, 1, 2, ... without a gap."""
+    numbers = sorted(set(numbers))
+    for expected, number in enumerate(numbers):
+        if number != expected:
+            raise CheckpointMismatchError(
+                f"the checkpoint has {what} {number}, but {what} {expected} is missing from it"
+            )
+
+
+def _attention_width(state: Mapping[str, Tensor], block: str) -> int:
+    """Channels of the attention of a block, given by its path."""
+    key = f"{block}attn.qkv.weight"
+    if key not in state:
+        raise CheckpointMismatchError(f"{key} is missing from the checkpoint: it tells where the width changes")
+    shape = tuple(state[key].shape)
+    if len(shape) != 2 or shape[0] % 3:
+        raise CheckpointMismatchError(f"{key} has shape {shape}, expected [3 * C, C'] of an attention of width C")
+    return shape[0] // 3
+
+
+def stages_of_blocks(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names by stages for blocks numbered throughout: of one attention width in a stage, of twice that in the next.
+
+    Raises:
+        CheckpointMismatchError: A block is missing between others, or its width is missing or another.
+    """
+    found = {key: (int(match[1]), match[2]) for key in state if (match := re.fullmatch(r"blocks\.(\d+)\.(.+)", key))}
+    _check_numbers("block", (n for n, _ in found.values()))
+    places: list[str] = []
+    stage = first = before = 0
+    for n in sorted({n for n, _ in found.values()}):
+        width = _attention_width(state, f"blocks.{n}.")
+        if n and width != before:
+            if width != 2 * before:
+                raise CheckpointMismatchError(
+                    f"blocks.{n}.attn.qkv.weight is of an attention of width {width} behind one of {before}, expected "
+                    f"the same width, or twice it at the start of a stage"
+                )
+            stage, first = stage + 1, n
+        before = width
+        places.append(f"stages.{stage}.blocks.{n - first}.")
+    return {key: places[found[key][0]] + found[key][1] if key in found else key for key in state}
+
+
+def blocks_of_stages(ours: Mapping[str, Tensor]) -> dict[str, str]:
+    """The inverse of `stages_of_blocks`.
+
+    Raises:
+        CheckpointMismatchError: A stage or a block is missing between others.
+    """
+    pattern = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)")
+    found = {key: (int(match[1]), int(match[2]), match[3]) for key in ours if (match := pattern.fullmatch(key))}
+    blocks = sorted({(stage, block) for stage, block, _ in found.values()})
+    _check_numbers("stage", (stage for stage, _ in blocks))
+    for stage in {stage for stage, _ in blocks}:
+        _check_numbers(f"stage {stage}, block", (block for s, block in blocks if s == stage))
+    numbers = {place: n for n, place in enumerate(blocks)}
+    return {key: f"blocks.{numbers[found[key][:2]]}.{found[key][2]}" if key in found else key for key in ours}
+
+
+SKIPS = ("shortcut_proj_attn", "shortcut_proj_mlp")  # timm's names of a block's projection, by the branch that has it
+
+
+def one_skip(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Our name for either of timm's."""
+    return {key: re.sub(rf"\.({'|'.join(SKIPS)})\.", ".proj.", key) for key in state}
+
+
+def skip_by_branch(ours: Mapping[str, Tensor]) -> dict[str, str]:
+    """The inverse of `one_skip`: it is of the attention where that changes the width, else of the MLP.
+
+    Raises:
+        CheckpointMismatchError: The attention's width is missing.
+    """
+    names = {key: key for key in ours}
+    for key in ours:
+        if match := re.fullmatch(r"(stages\.\d+\.blocks\.\d+\.)proj\.(.+)", key):
+            in_attention = _attention_width(ours, match[1]) != ours[f"{match[1]}attn.qkv.weight"].shape[1]
+            names[key] = f"{match[1]}{SKIPS[0] if in_attention else SKIPS[1]}.{match[2]}"
+    return names
+
+
+FLAT = Layout(stages_of_blocks, blocks_of_stages)
+BY_BRANCH = Layout(one_skip, skip_by_branch)
+
+
+def _mvit(block: str, skips: tuple[str, ...] = ("proj",), proj: str = "patch_embed.proj") -> tuple[Rule, ...]:
+    """Trunk of MViT; `block` is the path of a block, as the scheme's layout has it."""
+    plain = ("norm1.*", "norm2.*", "mlp.*", "attn.qkv.*", "attn.proj.*", *(f"attn.norm_{x}.*" for x in "qkv"))
+    return (
+        Rule(f"{proj}.weight", "patch_embed.proj.weight", NO_TIME),
+        Rule(f"{proj}.bias", "patch_embed.proj.bias"),
+        *_same(*(block + name for name in (*plain, *(f"{skip}.*" for skip in skips)))),
+        *(Rule(name, name, NO_TIME) for name in (f"{block}attn.pool_{x}.weight" for x in "qkv")),
+        *(Rule(f"{block}attn.{name}", f"{block}attn.bias.{name}") for name in ("rel_pos_h", "rel_pos_w")),
+    )
+
+
+_MVIT_POSITION = Rule(
+    "pos_embed",
+    ("absolute_pos_embed.table", "absolute_pos_embed.class_token"),
+    CLASS_POSITION,
+    optional=("absolute_pos_embed.class_token",),
+)
+_MM_MVIT = (
+    *_mvit("blocks.{i}.", proj="patch_embed.projection"),
+    Rule("pos_embed", "absolute_pos_embed.table", FLAT_POSITION),
+)
+MVIT = (
+    _own(
+        *(f"attn.pool_{x}.weight" for x in "qkv"),
+        *(f"attn.norm_{x}.*" for x in "qkv"),
+        *("attn.bias.rel_pos_h", "attn.bias.rel_pos_w", "proj.*"),
+        beside=("absolute_pos_embed.class_token", "cls_token"),
+    ),
+    Scheme(
+        "official",
+        (*_mvit("blocks.{i}."), _MVIT_POSITION, *_same("norm.*", "cls_token"), Rule("head.projection.*", "head.*")),
+        wrapper="model_state",
+        layout=FLAT,
+    ),
+    Scheme(
+        "detectron2",  # a backbone only; it reads the authors' classifiers as they are
+        (*_mvit("blocks.{i}."), _MVIT_POSITION, Rule("scale{i+2}_norm.*", "norm{i}.*")),
+        prefix="backbone.bottom_up.",
+        wrapper="model",
+        layout=FLAT,
+    ),
+    Scheme(
+        "timm",
+        (
+            *_mvit("stages.{i}.blocks.{j}.", SKIPS),
+            *(_MVIT_POSITION, *_same("norm.*", "cls_token"), Rule("head.fc.*", "head.*")),
+        ),
+        layout=BY_BRANCH,
+    ),
+    _mmpretrain(_MM_MVIT, FLAT),
+    Scheme("mmpretrain", (*_MM_MVIT, *_same("norm{i}.*")), prefix="backbone.", wrapper="state_dict", layout=FLAT),
+)
+
+SCHEMES: dict[str, tuple[Scheme, ...]] = {"swin": SWIN, "swin_v2": SWIN_V2, "mvit": MVIT}
 
 # Weights by name: `init_cfg=dict(type='Pretrained', checkpoint='swin_t.ms_in1k')`.
-_sizes = {"t": "tiny", "s": "small", "b": "base", "l": "large"}
+_sizes = {"t": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 NAMED: dict[str, str] = {
     # The authors' release, as timm hosts it. ImageNet-1K, or 22K where the name says so.
     **{f"swin_{s}.ms_in1k": f"timm://swin_{_sizes[s]}_patch4_window7_224.ms_in1k" for s in "tsb"},
@@ -259,6 +458,10 @@ NAMED: dict[str, str] = {
     **{f"swinv2_{s}_w8.ms_in1k": f"timm://swinv2_{_sizes[s]}_window8_256.ms_in1k" for s in "tsb"},
     **{f"swinv2_{s}_w16.ms_in1k": f"timm://swinv2_{_sizes[s]}_window16_256.ms_in1k" for s in "tsb"},
     **{f"swinv2_{s}_w12.ms_in22k": f"timm://swinv2_{_sizes[s]}_window12_192.ms_in22k" for s in "bl"},
+    # The authors' release, as timm hosts it. ImageNet-1K, or the winter 2021 release of 21K, whose models have a class
+    # token, which dense prediction leaves out. mvitv2_l.fb_in1k is of the arch v2_large_in1k.
+    **{f"mvitv2_{s}.fb_in1k": f"timm://mvitv2_{_sizes[s]}.fb_in1k" for s in "tsbl"},
+    **{f"mvitv2_{s}.fb_inw21k": f"timm://mvitv2_{_sizes[s]}_cls.fb_inw21k" for s in "blh"},
     # Trained by torchvision.
     **{f"swin_{s}.tv_in1k": f"torchvision://swin_{s}" for s in "tsb"},
     **{f"swinv2_{s}_w8.tv_in1k": f"torchvision://swin_v2_{s}" for s in "tsb"},

@@ -1,0 +1,76 @@
+"""The cascade of detectron2 in mmdet: one mask head, and stages that share what they send back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
+from mmdet.structures import SampleList
+from mmdet.structures.bbox import bbox2roi
+from torch import Tensor
+
+from vitdense.registry import MODELS
+
+
+def scale_gradient(x: Tensor, scale: float) -> Tensor:
+    """`x` itself, whose gradient is `scale` times as large."""
+    y = x.view_as(x)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * scale)
+    return y
+
+
+@MODELS.register_module()
+class Detectron2CascadeRoIHead(CascadeRoIHead):
+    """Cascade R-CNN (Cai and Vasconcelos, CVPR 2018) as detectron2 trains and runs it.
+
+    Arguments are those of mmdet's `CascadeRoIHead`, but for one `mask_head` and one `mask_roi_extractor` in all. What
+    else differs:
+
+    - the mask head learns from the positive samples of the first stage, and predicts once, in the final boxes;
+    - every stage sends 1 / `num_stages` of its gradient into the feature maps, so that `stage_loss_weights` are ones;
+    - boxes that stand for the ground truth are refined as all others. Where later stages shall keep every refined box,
+      as in detectron2, their sampler is a ``PseudoSampler``;
+    - a score is the mean of the stages' probabilities, not the softmax of their mean logits.
+
+    The weight of the mask loss is that of the first stage.
+    """
+
+    init_mask_head = StandardRoIHead.init_mask_head
+    _mask_forward = StandardRoIHead._mask_forward
+    predict_mask = StandardRoIHead.predict_mask
+
+    def _bbox_forward(self, stage: int, x: Sequence[Tensor], rois: Tensor, probabilities: bool = False) -> dict:
+        maps = [scale_gradient(level, 1 / self.num_stages) for level in x]
+        results = super()._bbox_forward(stage, maps, rois)
+        if probabilities:
+            results["cls_score"] = results["cls_score"].softmax(-1)  # [N, classes + 1]
+        return results
+
+    def _refine_roi(self, *args: Any, **kwargs: Any) -> tuple:
+        # It averages what the stages give, and the softmax that follows undoes the logarithm.
+        rois, scores, deltas = super()._refine_roi(*args, probabilities=True, **kwargs)
+        return rois, [score.log() for score in scores], deltas
+
+    def bbox_loss(self, stage: int, x: Sequence[Tensor], sampling_results: list) -> dict:
+        results = super().bbox_loss(stage, x, sampling_results)
+        for sampled in sampling_results:  # the next step, `refine_bboxes`, drops what is marked here
+            sampled.pos_is_gt = torch.zeros_like(sampled.pos_is_gt)
+        return results
+
+    def mask_loss(self, stage: int, x: Sequence[Tensor], sampling_results: list, batch_gt_instances: list) -> dict:
+        if stage > 0:
+            return {"loss_mask": {}}
+        results = self._mask_forward(x, bbox2roi([sampled.pos_priors for sampled in sampling_results]))
+        return self.mask_head.loss_and_target(
+            results["mask_preds"], sampling_results, batch_gt_instances, self.train_cfg[stage]
+        )
+
+    def forward(self, x: Sequence[Tensor], rpn_results_list: list, batch_data_samples: SampleList) -> tuple:
+        """Raw outputs: class logits and box deltas of the last stage per image, and, if any, masks of its RoIs."""
+        proposals = [result.bboxes for result in rpn_results_list]
+        metas = [sample.metainfo for sample in batch_data_samples]
+        rois, *results = self._refine_roi(x, bbox2roi(proposals), metas, tuple(map(len, proposals)))
+        if self.with_mask:
+            results.append(self._mask_forward(x, torch.cat(rois))["mask_preds"])
+        return tuple(results)
