@@ -14,6 +14,13 @@ from vitdense.weights.sources import SCHEMES
 NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
 
 
+def tokens(text: str) -> int:
+    """A window side of the command line; 0 stands for the window itself in pretraining."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected tokens as whole numbers")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("src", help="file, address or short name: whatever init_cfg's checkpoint may be")
@@ -25,11 +32,14 @@ def main() -> None:
     for flag, what in (("window-size", "windows"), ("pretrained-window-size", "windows of pretraining")):
         parser.add_argument(
             f"--{flag}",
-            type=int,
+            type=tokens,
             nargs="+",
             metavar="N",
             help=f"Swin V2's {what} in tokens, one or one per stage, where SRC does not tell them",
         )
+    parser.add_argument(
+        "--drop-output-norms", action="store_true", help="of a dense backbone, for classifiers have no names for them"
+    )
     parser.add_argument("--sha256", help="of SRC, at least its first 8 digits")
     parser.add_argument("--allow-pickle", action="store_true", help="run the code in SRC: only if you trust it")
     args = parser.parse_args()
@@ -38,13 +48,15 @@ def main() -> None:
     with clear_errors():
         source = read(args.src, MMENGINE_GLOBALS, sha256=args.sha256, allow_pickle=args.allow_pickle)
         windows = args.window_size, args.pretrained_window_size
-        converted = convert(source, args.to, args.prefix, args.scheme, *windows)
+        converted = convert(source, args.to, args.prefix, args.scheme, *windows, args.drop_output_norms)
         print(converted)
         for verdict in verify(converted, *windows) if args.verify else ():
             print(verdict)
         # Detectors name their classes there.
-        extra = {"meta": source["meta"]} if converted.found.rest and "meta" in source else None
-        save(converted.state, args.dst, converted.scheme.wrapper, extra)
+        extra = {"meta": source["meta"]} if converted.is_whole and "meta" in source else None
+        if extra and args.dst.suffix == ".safetensors":
+            print(f"  meta, which names the classes, left out: {args.dst.name} holds tensors alone; .pth would keep it")
+        save(converted.state, args.dst, "state_dict" if converted.is_whole else converted.scheme.wrapper, extra)
         print(args.dst)
 
 

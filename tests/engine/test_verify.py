@@ -64,9 +64,25 @@ def test_tables_of_mvit_that_are_swapped_are_an_error():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [(V1, "it has no MViT v1"), ({"image": (64, 96)}, "tables are of 64x96 pixels")]
+    ("options", "message"),
+    [(V1, "absolute positions, which it does not build"), ({"image": (64, 96)}, "tables are of 64x96 pixels")],
 )
 def test_an_mvit_that_the_other_project_does_not_have_is_said(options, message):
     (verdict,) = verify(converted_mvit("timm", **options))
     assert verdict.errors is None
     assert message in str(verdict)
+
+
+def test_a_file_with_masks_of_an_image_size_is_verified():
+    """Published classifiers of the authors and of mmseg hold them."""
+    state = convert({k: v for k, v in Swin(ARCH, window_size=4).state_dict().items() if k[:4] != "norm"}, "mmdet").state
+    state["backbone.stages.0.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
+    verdicts = verify(convert(state, "timm"))
+    assert [verdict.scheme for verdict in verdicts] == ["mmdet", "timm"]
+    assert all(verdict.errors for verdict in verdicts)
+
+
+def test_options_that_no_trial_builds_are_said():
+    state = Swin(ARCH, window_size=4, mlp_ratio=2, in_channels=1, qkv_bias=False).state_dict()
+    (verdict,) = verify(convert(state, "timm", drop_output_norms=True))
+    assert "images of 1 channels, an MLP that is not 4 times as wide, no bias of queries" in str(verdict)

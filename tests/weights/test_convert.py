@@ -186,7 +186,8 @@ def test_dense_backbones_keep_their_output_norms(family):
         there = convert(state, to, windows=[4])
         assert any(key.endswith(("norm0.weight", "scale2_norm.weight")) for key in there.state)
         assert same(convert(there.state, "vitdense").state, state)
-    with pytest.raises(CheckpointMismatchError, match=r"timm scheme.*no names for 6 tensors: norm0\.weight"):
+    message = r"timm scheme.*no names for 6 tensors: norm0\.weight.*--drop-output-norms"
+    with pytest.raises(CheckpointMismatchError, match=message):
         convert(state, "timm")
 
 
@@ -237,8 +238,11 @@ def test_mmdet_and_detectron2_get_the_prefix_without_which_they_load_nothing():
     state = convert(mvit_state({"output norms"}), "detectron2").state
     assert all(key.startswith("backbone.bottom_up.") for key in state)
     assert "backbone.bottom_up.scale2_norm.weight" in state
-    whole = convert(state | {"roi_heads.box_head.fc1.bias": torch.ones(1)}, "vitdense").state
-    assert {"roi_heads.box_head.fc1.bias", "backbone.bottom_up.norm0.weight"} <= whole.keys()
+    head = {"roi_heads.box_head.fc1.bias": torch.ones(1)}
+    assert convert(state | head, "detectron2").state.keys() == (state | head).keys()
+    alone = convert(state | head, "vitdense")  # no other project knows detectron2's heads
+    assert "norm0.weight" in alone.state
+    assert alone.left_out == list(head)
 
 
 def test_the_sizes_are_read_off_the_parameters():
@@ -276,6 +280,20 @@ def test_files_are_whole_or_not_there(tmp_path, suffix):
         save(done.state, tmp_path / "a.onnx")
 
 
+def test_a_window_that_is_not_square_is_not_written_flat():
+    """A table of 2x14 has as many rows as one of 5x5, and would be read as that."""
+    state = Swin(ARCH, out_indices=(0, 1, 2), window_size=(2, 14)).state_dict()
+    with pytest.raises(CheckpointMismatchError, match="a table of a 2x14 window cannot be written flat"):
+        convert(state, "official")
+    assert same(convert(state, "vitdense").state, state)
+
+
+def test_output_norms_can_be_left_out():
+    state = MAKE["swin"]().state_dict()
+    done = convert(state, "timm", drop_output_norms=True)
+    assert same(convert(done.state, "vitdense").state, {k: v for k, v in state.items() if not k.startswith("norm")})
+
+
 class Unsaveable(torch.Tensor):
     def detach(self):
         raise RuntimeError("the disk is full")
@@ -291,20 +309,50 @@ class TestDetection:
         """mmpretrain's last norm is the classifier's, mmdet's of the same name is an output's."""
         state = convert(classifier("swin"), "mmpretrain").state
         headless = {key: value for key, value in state.items() if not key.startswith("head")}
-        message = "contradict each other: mmdet, mmpretrain; name the one it is by scheme="
+        message = r"contradict each other: mmdet, mmpretrain; name the one it is by prefix='backbone\.' or ''"
         with pytest.raises(CheckpointMismatchError, match=message):
             detect(headless)
+        assert "norm3.weight" in detect(headless, prefix="backbone.").ours()
+        assert "norm.weight" in detect(headless, prefix="").ours()
         assert "norm3.weight" in detect(headless, scheme="mmdet").ours()
-        assert "norm.weight" in detect(headless, scheme="mmpretrain").ours()
 
     def test_two_forms_of_one_name_are_told_apart_by_the_prefix(self):
         state = convert(mvit_state({"classifier"}), "mmpretrain").state
         headless = {key: value for key, value in state.items() if not key.startswith("head")}
-        message = r"contradict each other: mmpretrain, mmpretrain; name the one it is by prefix='' or 'backbone\.'"
+        message = r"contradict each other: mmpretrain; name the one it is by prefix='' or 'backbone\.'"
         with pytest.raises(CheckpointMismatchError, match=message):
             detect(headless)
         assert "norm.weight" in detect(headless, prefix="").ours()
         assert "norm3.weight" in detect(headless, prefix="backbone.").ours()
+
+    def test_shapes_tell_two_forms_that_have_the_same_names(self):
+        """The authors keep an absolute position as a map in dense code, and flat in the classifier."""
+        state = MAKE["swin"](absolute_position=True, pretrain_img_size=32).state_dict()
+        trunk = {key: value for key, value in state.items() if not key.startswith("norm")}
+        flat = convert(trunk | {"norm.weight": torch.ones(32), "norm.bias": torch.ones(32)}, "official").state
+        assert flat["absolute_pos_embed"].shape == (1, 64, 8)
+        dense = convert(state, "official").state
+        assert dense["absolute_pos_embed"].shape == (1, 8, 8, 8)
+        for theirs in (flat, dense):
+            bare = {key: value for key, value in theirs.items() if not key.startswith("norm")}
+            assert torch.equal(detect(bare).ours()["absolute_pos_embed.table"], state["absolute_pos_embed.table"])
+
+    def test_a_single_stage_has_no_merging_to_be_told_by(self):
+        state = Swin({"embed_dims": 8, "depths": (2,), "num_heads": (1,)}, out_indices=(0,), window_size=4).state_dict()
+        for name in ("official", "mmdet", "vitdense"):
+            assert same(convert(convert(state, name).state, "vitdense").state, state)
+
+    def test_names_of_first_releases_are_read_and_not_written(self):
+        state = classifier("swin")
+        old = convert(state, "mmpretrain").state
+        for name in ("weight", "bias"):
+            old[f"backbone.norm.{name}"] = old.pop(f"backbone.norm3.{name}")
+        old["backbone.stages.0.blocks.1.attn.attn_mask"] = torch.zeros(4, 16, 16)
+        assert detect(old).scheme.name == "mmpretrain"
+        assert same(convert(old, "vitdense").state, state)
+        assert convert(old, "mmpretrain").state.keys() == convert(state, "mmpretrain").state.keys()
+        mmseg = convert(state, "mmdet").state | {"backbone.stages.0.blocks.1.attn_mask": torch.zeros(4, 16, 16)}
+        assert same(convert(mmseg, "vitdense").state, state)
 
     def test_two_that_agree_are_no_contradiction(self):
         trunk = {key: v for key, v in classifier("swin").items() if not key.startswith(("norm", "head"))}

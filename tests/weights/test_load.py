@@ -278,7 +278,7 @@ WRONG = {  # what is wrong: how the file is made, the options it is loaded with,
         {},
         r"\(77, 2\), expected \[\(2w - 1\)\^2, heads\].*square windows only",
     ),
-    "no tensors": (lambda s, p: file_of({}, p), {}, "no tensors in the checkpoint"),
+    "no tensors": (lambda s, p: file_of({}, p), {}, "no tensors by name in the checkpoint"),
     "a folder": (folder, {}, "is a folder, not a file"),
     "unreachable host": (lambda s, p: "http://127.0.0.1:9/swin.pth", {}, r"swin\.pth cannot be fetched.*give its path"),
 }
@@ -304,6 +304,45 @@ def test_the_file_that_is_spoilt_above_is_good(tmp_path):
     target = make(init_cfg={"type": "Pretrained", "checkpoint": str(path), "sha256": digest[:12]})
     target.init_weights()
     assert target.load_report.scheme == "official"
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({0: torch.ones(1)}, None),  # not a name: none of the tensors
+        ({TABLE: torch.ones(49, 2).to_sparse()}, "sparse, quantised or without content"),
+        ({TABLE: torch.ones(49, 2, device="meta")}, "sparse, quantised or without content"),
+        ({TABLE: torch.ones(())}, r"shape \(\), expected \[\(2w - 1\)"),
+        ({BLOCK + "norm1.weight": torch.ones(16, dtype=torch.int64)}, r"1 of another type: stages\.1"),
+        ({BLOCK + "norm1.weight": torch.ones(16, dtype=torch.complex64)}, r"1 of another type: stages\.1"),
+        ({BLOCK + "norm1.weight": torch.full((16,), 1e300, dtype=torch.float64)}, "1 with NaN or infinity"),
+        ({BLOCK + "norm1.weight": torch.ones(16).half()}, None),
+    ],
+)
+def test_tensors_that_are_no_weights(odd, message):
+    state, target = official(make()) | odd, make()
+    before = snapshot(target)
+    if message is None:
+        assert load_pretrained(target, state).share > 0.98
+        return
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(target, state)
+    assert unchanged(target, before)
+
+
+def test_swin_v2_takes_no_weights_of_another_window_of_pretraining():
+    """Only the buffers of a checkpoint tell it; the parameters fit any."""
+    arch = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
+    options = {"out_indices": (0, 1), "window_size": 8}
+    state = SwinV2(arch, **options).state_dict()
+    theirs = convert(state, "official", windows=[8], pretrained_windows=[8, 4]).state
+    with pytest.raises(
+        CheckpointMismatchError, match=r"4x4 in stage 1, the model expects 8x8.*pretrained_window_sizes"
+    ):
+        load_pretrained(SwinV2(arch, **options), theirs)
+    assert load_pretrained(SwinV2(arch, pretrained_window_sizes=(8, 4), **options), theirs).share == 1
+    wider = SwinV2(arch, out_indices=(0, 1), window_size=(16, 12), pretrained_window_sizes=(8, 4))
+    assert load_pretrained(wider, theirs).share == 1
 
 
 def test_match_exactly_excuses_only_what_is_named():

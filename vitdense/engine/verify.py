@@ -50,6 +50,18 @@ class Trial:
     shapes: list[tuple[int, int]]
 
 
+def unusual(ours: Mapping[str, Tensor]) -> str:
+    """What a checkpoint has that a trial does not build, if anything."""
+    proj, fc1 = ours["patch_embed.proj.weight"], ours["stages.0.blocks.0.mlp.fc1.weight"]
+    has = {
+        f"images of {proj.shape[1]} channels": proj.shape[1] != 3,
+        "an MLP that is not 4 times as wide": fc1.shape[0] != 4 * fc1.shape[1],
+        "no bias of queries, keys and values": not any(".attn.q_bias" in k or ".attn.qkv.bias" in k for k in ours),
+        "absolute positions": "absolute_pos_embed.table" in ours,
+    }
+    return ", ".join(what for what, is_so in has.items() if is_so)
+
+
 def without_norms(model: nn.Module, ours: Mapping[str, Tensor]) -> nn.Module:
     """One of our backbones, filled from a state dict by our names, without its output norms."""
     for i in model.out_indices:
@@ -116,10 +128,11 @@ def build_peer(family: str, scheme: Scheme, state: Mapping[str, Tensor], like: L
     found = {key: find_rule(key, scheme.rules) for key in state}
     model = PEERS[family][scheme.name].build(like)
     beside = re.compile(f"{CLASSIFIER}|{OUTPUT_NORMS}")
+    ours = {key: rule.targets[0].fill(values) for key, (rule, _, values) in found.items()}
     trunk = {
         key.removeprefix("backbone."): value
         for key, value in state.items()
-        if not beside.fullmatch(found[key][0].targets[0].fill(found[key][2]))
+        if not beside.fullmatch(ours[key]) and not ours[key].endswith("attn_mask")  # of one image size
     }
     theirs = {name: x.shape for name, x in model.named_parameters() if not re.match(r"(norm\d*|head)\.", name)}
     buffers = {name for name, _ in model.named_buffers()}
@@ -151,7 +164,9 @@ def verify(
         CheckpointMismatchError: The maps differ by more than rounding.
     """
     family = converted.found.family
-    if family == "mvit":
+    if odd := unusual(converted.ours):
+        trial = f"the checkpoint has {odd}, which it does not build"
+    elif family == "mvit":
         trial = mvit_trial(converted.ours)
     else:
         trial = swin_trial(family, converted.ours, window_sizes, pretrained)

@@ -88,11 +88,24 @@ def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, in
     return (offsets.sign() * (1 + offsets.abs()).log2() / math.log2(8)).to(torch.get_default_dtype())
 
 
+def window_of_offsets(table: Tensor) -> tuple[int, int]:
+    """The pretraining window (h, w) in tokens that `log_spaced_offsets` made a table for; 1 where it has one token.
+
+    Args:
+        table: ``[1, 2 h - 1, 2 w - 1, 2]``.
+    """
+    _, rows, columns, _ = table.shape
+    farthest = (2 ** (math.log2(8) * table[0, -1, -1].double()) - 1).tolist()  # 8 (side - 1) / (pretraining side - 1)
+    sides = ((rows + 1) // 2, (columns + 1) // 2)
+    return tuple(round(1 + 8 * (side - 1) / far) if side > 1 else 1 for side, far in zip(sides, farthest))
+
+
 def axis_index(num_queries: int, num_keys: int) -> Tensor:
     """Row of a decomposed table for every query and key along an axis, which may differ in number (MViTv2 section 3.1).
 
     Both are placed on the finer of the two grids; query i and key j then read row
-    ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, rounded towards zero, of a table of ``2 max(q, k) - 1``.
+    ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, computed in float32 and rounded towards zero as by the
+    authors, of a table of ``2 max(q, k) - 1``.
 
     Returns:
         ``[num_queries, num_keys]``, int64.

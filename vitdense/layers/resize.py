@@ -109,7 +109,8 @@ def resize_relative_position(table: Tensor, length: int) -> Tensor:
     """
     if table.shape[0] == length:
         return table
-    y = F.interpolate(table.float().T[None], size=length, mode="linear", align_corners=False)  # [1, d, length]
+    y = table.to(torch.promote_types(table.dtype, torch.float32)).T[None]  # [1, d, L]
+    y = F.interpolate(y, size=length, mode="linear", align_corners=False)  # [1, d, length]
     return y[0].T.to(table.dtype)  # [length, d]
 
 

@@ -14,7 +14,7 @@ from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.weights.detect import LISTED, Found, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import find_rule, reverse
-from vitdense.weights.sources import REBUILT, SCHEMES, Scheme
+from vitdense.weights.sources import OUTPUT_NORMS, REBUILT, SCHEMES, Scheme
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
 WHOLE = ("vitdense", "mmdet", "official", "detectron2")  # schemes in which whole detectors and segmentors are kept
@@ -42,14 +42,19 @@ class Converted:
     dropped: list[str]
     left_out: list[str]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is of a detector or segmentor, and stays one."""
+        return bool(self.found.rest) and not self.left_out
+
     def __str__(self) -> str:
-        lines = [
-            f"{self.found.family}: {self.found.scheme.name} -> {self.scheme.name} names, {len(self.state)} tensors",
-            f"  {len(self.dropped)} that are rebuilt left out: {', '.join(self.dropped[:3])}, ..." * bool(self.dropped),
-            f"  {len(self.left_out)} beside the backbone left out: {', '.join(self.left_out[:3])}, ..."
-            * bool(self.left_out),
-        ]
-        return "\n".join(filter(None, lines))
+        names = f"{self.found.scheme.name} -> {self.scheme.name} names"
+        lines = [f"{self.found.family}: {names}, {len(self.state)} tensors"]
+        left = {"that are rebuilt": self.dropped, "beside the backbone": self.left_out}
+        for what, keys in left.items():
+            if keys:
+                lines.append(f"  {len(keys)} {what} left out: {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}")
+        return "\n".join(lines)
 
 
 def convert(
@@ -59,6 +64,7 @@ def convert(
     scheme: str | None = None,
     windows: Sequence[int] | None = None,
     pretrained_windows: Sequence[int] | None = None,
+    drop_output_norms: bool = False,
 ) -> Converted:
     """Rename a checkpoint of any known scheme into another.
 
@@ -73,12 +79,15 @@ def convert(
         windows: For the buffers of Swin V2, whose parameters do not tell its windows: sides in tokens, one or one per
             stage. Not needed where the checkpoint holds the buffers.
         pretrained_windows: Likewise, where the coordinates are relative to another window.
+        drop_output_norms: Leave out the norms of a dense backbone, which classifiers have no names for.
 
     Raises:
         CheckpointMismatchError: Not a known checkpoint, or it holds what the scheme has no place for.
     """
     found = detect(unwrap(checkpoint), prefix=prefix, scheme=scheme)
     ours = found.ours()
+    if drop_output_norms:
+        ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
     forms = [row for row in SCHEMES[found.family] if row.name == to]
     if not forms:
         names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[found.family]))
@@ -89,7 +98,7 @@ def convert(
     def without_place(form: Scheme) -> list[str]:
         names = form.names_for_rules(ours)
         rules = reverse(form.rules)
-        return [key for key in ours if not find_rule(names[key], rules) or (key in rebuilt and not form.buffers)]
+        return [key for key in ours if not find_rule(names[key], rules)]
 
     target = min(forms, key=lambda form: len(without_place(form)))
     dropped = without_place(target)
@@ -97,12 +106,13 @@ def convert(
     if lost:
         raise CheckpointMismatchError(
             f"the {to} scheme of the {found.family} family has no names for {len(lost)} tensors: "
-            f"{', '.join(lost[:LISTED])}; convert to vitdense, which has, or leave them out of the checkpoint"
+            f"{', '.join(lost[:LISTED])}; convert to vitdense, which has"
+            + ("; or leave out the output norms by --drop-output-norms" if re.fullmatch(OUTPUT_NORMS, lost[0]) else "")
         )
     kept = {key: value for key, value in ours.items() if key not in dropped}
-    if target.buffers:
-        kept |= _buffers(kept, target, windows, pretrained_windows)
-    whole = bool(found.rest) and to in WHOLE
+    kept |= _buffers(kept, target, windows, pretrained_windows)
+    # The rest of a detectron2 model has names that only detectron2 knows.
+    whole = bool(found.rest) and to in (WHOLE if found.prefix == "backbone." else ("detectron2",))
     start = found.prefix if whole else target.prefix
     backbone = target.from_ours(kept)
     state = {start + key: value for key, value in backbone.items()} | (found.rest if whole else {})

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
@@ -49,7 +50,12 @@ class Found:
     def faults(self) -> list[str]:
         """Keys that the scheme does not know, and keys it cannot be without."""
         unknown = [key for key in self.state if find_rule(key, self.scheme.rules) is None]
-        return unknown + [f"{key} (absent)" for key in self.scheme.needs if key not in self.state]
+        return unknown + [f"{key} (absent)" for key in self.lacks()]
+
+    def lacks(self) -> list[str]:
+        """Keys that it cannot be without, if it merges patches at all."""
+        merges = any(".downsample." in key for key in self.state)
+        return [key for key in self.scheme.needs if merges and key not in self.state]
 
 
 def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
@@ -61,11 +67,17 @@ def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
     for wrapper in WRAPPERS:
         if isinstance(checkpoint.get(wrapper), Mapping):
             checkpoint = checkpoint[wrapper]
-    state = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}
+    state = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor) and isinstance(key, str)}
     if not state:
         raise CheckpointMismatchError(
-            f"no tensors in the checkpoint; its keys are {list(checkpoint)[:LISTED]}, expected parameters by name, "
-            f"plain or under one of {', '.join(WRAPPERS)}"
+            f"no tensors by name in the checkpoint; its keys are {list(checkpoint)[:LISTED]}, expected parameters by "
+            f"name, plain or under one of {', '.join(WRAPPERS)}"
+        )
+    odd = [key for key, value in state.items() if value.layout != torch.strided or value.is_meta or value.is_quantized]
+    if odd:
+        raise CheckpointMismatchError(
+            f"{len(odd)} tensors are sparse, quantised or without content, expected dense ones: "
+            f"{', '.join(odd[:LISTED])}"
         )
     if all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): value for key, value in state.items()}
@@ -108,10 +120,12 @@ def detect(
     fits = [found for found in fits if not found.rest] or fits
     if fits and all(found.meaning() == fits[0].meaning() for found in fits[1:]):
         return fits[0]
+    if len(readable := [found for found in fits if _is_readable(found)]) == 1:
+        return readable[0]
     if fits:
         raise CheckpointMismatchError(
             f"the keys fit more than one naming scheme, and these contradict each other: "
-            f"{', '.join(found.scheme.name for found in fits)}; name the one it is by {_choice(fits)}"
+            f"{', '.join(dict.fromkeys(found.scheme.name for found in fits))}; name the one it is by {_choice(fits)}"
         )
     everywhere = [(found, found.faults()) for found in candidates(SCHEMES)]
     nearest, faults = min(everywhere, key=lambda pair: len(pair[1]) / max(len(pair[0].state), 1))
@@ -129,11 +143,11 @@ def detect(
 
 
 def _choice(fits: Sequence[Found]) -> str:
-    """What tells candidates apart: their names, or the prefixes of two forms of one name."""
-    by_name = len({found.scheme.name for found in fits}) > 1
-    what = "scheme" if by_name else "prefix"
-    values = " or ".join(repr(found.scheme.name if by_name else found.prefix) for found in fits)
-    return f"{what}={values}, in a config init_cfg=dict(type='Pretrained', checkpoint=..., {what}=...)"
+    """What tells candidates apart: their prefixes, if those of one prefix agree; else their names."""
+    first = {found.prefix: found.meaning() for found in reversed(fits)}
+    what = "prefix" if len(first) > 1 and all(found.meaning() == first[found.prefix] for found in fits) else "scheme"
+    values = dict.fromkeys(repr(found.prefix if what == "prefix" else found.scheme.name) for found in fits)
+    return f"{what}={' or '.join(values)}, in a config init_cfg=dict(type='Pretrained', checkpoint=..., {what}=...)"
 
 
 def _names(families: Sequence[str]) -> list[str]:
@@ -141,8 +155,16 @@ def _names(families: Sequence[str]) -> list[str]:
 
 
 def _fits(found: Found) -> bool:
-    rules = found.scheme.rules
-    return all(key in found.state for key in found.scheme.needs) and all(find_rule(key, rules) for key in found.state)
+    return not found.lacks() and all(find_rule(key, found.scheme.rules) for key in found.state)
+
+
+def _is_readable(found: Found) -> bool:
+    """Whether the shapes are those of the scheme: the number of axes of a position embedding tells two forms apart."""
+    try:
+        found.ours()
+    except CheckpointMismatchError:
+        return False
+    return True
 
 
 def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
 from vitdense.weights.detect import LISTED, Found, detect, sizes, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
@@ -88,7 +89,12 @@ def match_exactly(
         "missing": [key for key in targets if key not in state],
         "left over": [key for key in state if key not in targets],
         "of another shape": [key for key in targets if key in state and targets[key].shape != state[key].shape],
-        "with NaN or infinity": [key for key, value in state.items() if not _is_finite(value)],
+        "of another type": [
+            key for key, x in state.items() if key in targets and _is_real(targets[key]) != _is_real(x)
+        ],
+        "with NaN or infinity": [
+            key for key, x in state.items() if not _is_finite(x.to(targets[key].dtype) if key in targets else x)
+        ],
     }
     excused = {key for keys in faults.values() for key in keys if any(re.fullmatch(p, key) for p in fresh)}
     faults = {what: [key for key in keys if key not in excused] for what, keys in faults.items()}
@@ -106,15 +112,22 @@ def match_exactly(
     return {key: value for key, value in state.items() if key not in excused}
 
 
+def _is_real(x: Tensor) -> bool:
+    return x.dtype.is_floating_point
+
+
 def _is_finite(x: Tensor) -> bool:
-    if not x.is_floating_point() or x.numel() == 0:
+    if not _is_real(x) or x.numel() == 0:
         return True
     return all(bool(bound.isfinite()) for bound in x.aminmax())  # one pass, nothing allocated
 
 
-def _transfer(found: Found, targets: Mapping[str, Tensor], report: LoadReport, rule: str) -> dict[str, Tensor]:
+def _transfer(
+    found: Found, model: nn.Module, targets: Mapping[str, Tensor], report: LoadReport, rule: str
+) -> dict[str, Tensor]:
     """The backbone of a checkpoint by our names at the model's resolution, without what it may hold beyond it."""
     renamed = found.ours()
+    _check_pretraining_windows(model, renamed)
     left_out = re.compile("|".join((CLASSIFIER, REBUILT, OUTPUT_NORMS)))
     state = {}
     for key, value in renamed.items():
@@ -127,6 +140,20 @@ def _transfer(found: Found, targets: Mapping[str, Tensor], report: LoadReport, r
         else:
             state[key] = value
     return state
+
+
+def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
+    """Swin V2's parameters fit any windows; where a checkpoint tells those it was trained with, they must be ours."""
+    for key, table in renamed.items():
+        if not key.endswith(".relative_coords_table"):
+            continue
+        theirs, ours = window_of_offsets(table), window_of_offsets(model.get_buffer(key))
+        if table.shape[1] > 1 and theirs != ours:
+            raise CheckpointMismatchError(
+                f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
+                f"the model expects {ours[0]}x{ours[1]} there: set pretrained_window_sizes, one for each stage, such "
+                f"as (16, 16, 16, 8) for window 16 trained at 256 pixels"
+            )
 
 
 def _finish(report: LoadReport, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -173,7 +200,7 @@ def load_pretrained(
     found = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
     report = LoadReport(source, found.scheme.name)
     targets = model.state_dict()
-    state = _transfer(found, targets, report, resize)
+    state = _transfer(found, model, targets, report, resize)
     # A classification checkpoint has no output norm at all; one that has some must have all that are needed.
     has_norms = any(re.fullmatch(OUTPUT_NORMS, key) for key in (*state, *report.dropped))
     try:
@@ -221,7 +248,7 @@ def fit_whole(
         found = detect(state, (module.family,), prefix=start)
         report.scheme = found.scheme.name
         part = LoadReport(source, report.scheme)
-        ours = _transfer(found, module.state_dict(), part, resize)
+        ours = _transfer(found, module, module.state_dict(), part, resize)
         state = {**found.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.dropped += [start + key for key in part.dropped]
@@ -254,7 +281,7 @@ def adopt(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
     found = detect(part, (model.family,), prefix)
     if found.scheme.name == "vitdense":
         return
-    ours = _transfer(found, targets, LoadReport("state dict", found.scheme.name), "bicubic")
+    ours = _transfer(found, model, targets, LoadReport("state dict", found.scheme.name), "bicubic")
     for key in part:
         del state[key]
     state.update({prefix + key: value for key, value in ours.items()})

@@ -34,12 +34,14 @@ class Rule:
         ours: Pattern or patterns of this project.
         change: What becomes of the tensors; None leaves them as they are.
         optional: Those of several patterns of a side that may be absent; they stand last.
+        written: Whether files of the scheme are to hold such keys; if not, some do, and they are read.
     """
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
     change: Change | None = None
     optional: tuple[str, ...] = ()
+    written: bool = True
 
     @cached_property
     def sources(self) -> tuple["Pattern", ...]:
@@ -138,8 +140,8 @@ def find_rule(key: str, rules: tuple[Rule, ...]) -> tuple[Rule, int, tuple] | No
 
 @cache
 def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The same table from our names to theirs."""
-    return tuple(rule.reversed() for rule in rules)
+    """The same table from our names to theirs, of what is written."""
+    return tuple(rule.reversed() for rule in rules if rule.written)
 
 
 def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Tensor]:

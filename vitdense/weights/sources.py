@@ -7,7 +7,7 @@ dict, and beside them those of `CLASSIFIER` and `REBUILT`: what a checkpoint may
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ class Scheme:
     Attributes:
         name: Whose names they are.
         rules: Their rename table.
-        needs: Keys without which it is not this scheme: they tell schemes apart whose names look alike.
-        buffers: Whether its files hold buffers that are rebuilt from the window; if not, they may.
+        needs: Keys without which it is not this scheme, if it merges patches at all: they tell schemes apart whose
+            names look alike.
         prefix: What users of the scheme's files expect before the names of a backbone alone.
         wrapper: The entry of a torch file under which they expect the tensors; None for the file itself.
         layout: What lies between the rules and our names; None where the rules lead to our names.
@@ -39,7 +39,6 @@ class Scheme:
     name: str
     rules: tuple[Rule, ...]
     needs: tuple[str, ...] = ()
-    buffers: bool = True
     prefix: str = ""
     wrapper: str | None = None
     layout: Layout | None = None
@@ -91,14 +90,28 @@ def square_table(x: Tensor) -> Tensor:
     Raises:
         CheckpointMismatchError: No square window has so many rows.
     """
-    side = math.isqrt(x.shape[0])
-    if x.ndim != 2 or side * side != x.shape[0] or side % 2 == 0:
+    side = math.isqrt(x.shape[0]) if x.ndim == 2 else 0
+    if side % 2 == 0 or side * side != x.shape[0]:
         raise CheckpointMismatchError(
             f"a relative_position_bias_table has shape {tuple(x.shape)}, expected [(2w - 1)^2, heads]: flat tables "
             f"are read as those of square windows only, for they do not tell height from width; under vitdense's "
             f"names a table carries its window"
         )
     return x.unflatten(0, (side, side))  # [2w-1, 2w-1, heads]
+
+
+def flat_table(x: Tensor) -> Tensor:
+    """The inverse of `square_table`.
+
+    Raises:
+        CheckpointMismatchError: The window is not square, which no reader of the flat table would know.
+    """
+    if x.shape[0] != x.shape[1]:
+        raise CheckpointMismatchError(
+            f"a table of a {(x.shape[0] + 1) // 2}x{(x.shape[1] + 1) // 2} window cannot be written flat, for it would "
+            f"be read as another window's; only vitdense's names carry both sides"
+        )
+    return x.flatten(0, 1)  # [(2w-1)^2, heads]
 
 
 def dense_position(x: Tensor) -> Tensor:
@@ -152,7 +165,7 @@ def without_time(x: Tensor) -> Tensor:
 
 
 UNFOLD = Change(from_unfold, to_unfold)
-TABLE = Change(square_table, lambda x: x.flatten(0, 1))
+TABLE = Change(square_table, flat_table)
 DENSE_POSITION = Change(dense_position, lambda x: x.permute(0, 3, 1, 2).contiguous())
 FLAT_POSITION = Change(flat_position, lambda x: x.flatten(1, 2))
 CLASS_POSITION = Change(position_with_class, join_position)
@@ -171,7 +184,11 @@ def _same(*names: str) -> tuple[Rule, ...]:
 
 
 def _prefixed(prefix: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    return tuple(Rule(prefix + rule.theirs, rule.ours, rule.change) for rule in rules)
+    return tuple(replace(rule, theirs=prefix + rule.theirs) for rule in rules)
+
+
+def _read_only(*rules: Rule) -> tuple[Rule, ...]:
+    return tuple(replace(rule, written=False) for rule in rules)
 
 
 def _stem(proj: str = "patch_embed.proj", norm: str = "patch_embed.norm") -> tuple[Rule, ...]:
@@ -185,17 +202,17 @@ def _block(path: str, attn: str = "attn", fc1: str = "mlp.fc1", fc2: str = "mlp.
     return tuple(Rule(f"{path}{theirs}.*", f"{ours}{name}.*") for theirs, name in names.items())
 
 
-def _v1(attn: str, flat_index: bool = False) -> tuple[Rule, ...]:
+def _v1(attn: str, index: Change | None = None) -> tuple[Rule, ...]:
     """Attention of Swin V1; `attn` is its path."""
     ours = "stages.{i}.blocks.{j}.attn."
     return (
         Rule(f"{attn}qkv.*", f"{ours}qkv.*"),
         Rule(f"{attn}relative_position_bias_table", f"{ours}bias.relative_position_bias_table", TABLE),
-        Rule(f"{attn}relative_position_index", f"{ours}bias.index", FLAT_INDEX if flat_index else None),
+        Rule(f"{attn}relative_position_index", f"{ours}bias.index", index),
     )
 
 
-def _v2(attn: str, flat_index: bool = False, joint_bias: bool = False) -> tuple[Rule, ...]:
+def _v2(attn: str, index: Change | None = None, joint_bias: bool = False) -> tuple[Rule, ...]:
     """Attention of Swin V2; `attn` is its path."""
     ours = "stages.{i}.blocks.{j}.attn."
     q, v = f"{ours}q_bias", f"{ours}v_bias"
@@ -206,7 +223,7 @@ def _v2(attn: str, flat_index: bool = False, joint_bias: bool = False) -> tuple[
         Rule(f"{attn}logit_scale", f"{ours}logit_scale"),
         Rule(f"{attn}cpb_mlp.*", f"{ours}bias.cpb_mlp.*"),
         Rule(f"{attn}relative_coords_table", f"{ours}bias.relative_coords_table"),
-        Rule(f"{attn}relative_position_index", f"{ours}bias.index", FLAT_INDEX if flat_index else None),
+        Rule(f"{attn}relative_position_index", f"{ours}bias.index", index),
     )
 
 
@@ -240,7 +257,8 @@ def _timm(attention: tuple[Rule, ...]) -> Scheme:
     head = (*_same("norm.*"), Rule("head.fc.*", "head.*"))
     # Merging stands at the start of the next stage, under its index.
     merge = _merge("layers.{i+1}.downsample.")
-    return Scheme("timm", (*_stem(), *_block("layers.{i}.blocks.{j}."), *attention, *merge, *head), buffers=False)
+    attention = tuple(replace(rule, written=not re.fullmatch(REBUILT, rule.ours)) for rule in attention)
+    return Scheme("timm", (*_stem(), *_block("layers.{i}.blocks.{j}."), *attention, *merge, *head))
 
 
 def _torchvision(attention: tuple[Rule, ...]) -> Scheme:
@@ -258,9 +276,18 @@ def _mm(attention: tuple[Rule, ...], merge: tuple[Rule, ...]) -> tuple[Rule, ...
     return (*_stem("patch_embed.projection"), *block, *attention, *merge)
 
 
-def _mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> Scheme:
+def _mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[Scheme, Scheme]:
+    """A classifier, whose norm is the last stage's output norm, and a dense backbone."""
     head = (Rule("backbone.norm3.*", "norm.*"), Rule("head.fc.*", "head.*"))
-    return Scheme("mmpretrain", (*_prefixed("backbone.", trunk), *head), wrapper="state_dict", layout=layout)
+    old = _read_only(  # of its first releases
+        Rule("backbone.norm.*", "norm.*"),
+        Rule("backbone.stages.{i}.blocks.{j}.attn.attn_mask", "stages.{i}.blocks.{j}.attn_mask"),
+    )
+    classifier = (*_prefixed("backbone.", trunk), *head, *old)
+    return (
+        Scheme("mmpretrain", classifier, wrapper="state_dict", layout=layout),
+        Scheme("mmpretrain", (*trunk, *_same("norm{i}.*")), prefix="backbone.", wrapper="state_dict", layout=layout),
+    )
 
 
 def _own(*names: str, beside: tuple[str, ...] = ("patch_embed.norm.*", "stages.{i}.downsample.*")) -> Scheme:
@@ -268,7 +295,7 @@ def _own(*names: str, beside: tuple[str, ...] = ("patch_embed.norm.*", "stages.{
     block = ("norm1.*", "norm2.*", "attn.qkv.*", "attn.proj.*", "mlp.*", *names)
     blocks = (f"stages.{{i}}.blocks.{{j}}.{name}" for name in block)
     everywhere = ("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "norm.*", "head.*")
-    return Scheme("vitdense", _same(*everywhere, *blocks, *beside), buffers=False, wrapper="state_dict")
+    return Scheme("vitdense", _same(*everywhere, *blocks, *beside), wrapper="state_dict")
 
 
 _MM_V1 = _mm(_v1("stages.{i}.blocks.{j}.attn.w_msa."), _merge("stages.{i}.downsample.", UNFOLD, UNFOLD))
@@ -276,18 +303,19 @@ SWIN = (
     _own("attn.bias.relative_position_bias_table"),
     *_official(_v1("layers.{i}.blocks.{j}.attn.")),
     _timm(_v1("layers.{i}.blocks.{j}.attn.")),
-    _torchvision(_v1("features.{2i+1}.{j}.attn.", flat_index=True)),
+    _torchvision(_v1("features.{2i+1}.{j}.attn.", FLAT_INDEX)),
     Scheme(
         "mmdet",  # and mmseg, and mmpretrain's backbone when dense; classifiers come out of mmdet's own converter
         (
             *_MM_V1,
-            *_same("norm{i}.*", "norm.*", "head.*", "stages.{i}.blocks.{j}.attn_mask"),
+            *_same("norm{i}.*", "norm.*", "head.*"),
+            *_read_only(*_same("stages.{i}.blocks.{j}.attn_mask")),
             Rule("absolute_pos_embed", "absolute_pos_embed.table", FLAT_POSITION),
         ),
         prefix="backbone.",
         wrapper="state_dict",
     ),
-    _mmpretrain(_MM_V1),
+    *_mmpretrain(_MM_V1),
 )
 
 # Merging stands at the start of the next stage; V2's norm comes after the reduction, in no neighbour's order.
@@ -299,9 +327,8 @@ SWIN_V2 = (
     _own("attn.q_bias", "attn.v_bias", "attn.logit_scale", "attn.bias.cpb_mlp.*", "norm3.*"),
     *_official(_v2("layers.{i}.blocks.{j}.attn.")),
     _timm(_v2("layers.{i}.blocks.{j}.attn.")),
-    _torchvision(_v2("features.{2i+1}.{j}.attn.", flat_index=True, joint_bias=True)),
-    _mmpretrain(_MM_V2),
-    Scheme("mmpretrain", (*_MM_V2, *_same("norm{i}.*")), prefix="backbone.", wrapper="state_dict"),
+    _torchvision(_v2("features.{2i+1}.{j}.attn.", FLAT_INDEX, joint_bias=True)),
+    *_mmpretrain(_MM_V2),
 )
 
 
@@ -442,8 +469,7 @@ MVIT = (
         ),
         layout=BY_BRANCH,
     ),
-    _mmpretrain(_MM_MVIT, FLAT),
-    Scheme("mmpretrain", (*_MM_MVIT, *_same("norm{i}.*")), prefix="backbone.", wrapper="state_dict", layout=FLAT),
+    *_mmpretrain(_MM_MVIT, FLAT),
 )
 
 SCHEMES: dict[str, tuple[Scheme, ...]] = {"swin": SWIN, "swin_v2": SWIN_V2, "mvit": MVIT}
