@@ -12,6 +12,7 @@ from mmengine.registry import DATASETS as ROOT_DATASETS
 from mmengine.registry import HOOKS as ROOT_HOOKS
 from mmengine.registry import METRICS as ROOT_METRICS
 from mmengine.registry import MODELS as ROOT_MODELS
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as ROOT_OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.registry import TRANSFORMS as ROOT_TRANSFORMS
 from mmengine.registry import Registry
 
@@ -33,3 +34,4 @@ DATA_SAMPLERS = _child(ROOT_DATA_SAMPLERS, mmcv="engine.seeded")
 TRANSFORMS = _child(ROOT_TRANSFORMS, mmcv="engine.seeded")
 METRICS = _child(ROOT_METRICS, mmdet="engine.metrics")
 HOOKS = _child(ROOT_HOOKS, mmengine="engine.hooks")
+OPTIM_WRAPPER_CONSTRUCTORS = _child(ROOT_OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")

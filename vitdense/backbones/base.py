@@ -141,6 +141,15 @@ class Backbone(BaseModule):
         norms = [getattr(self, f"norm{i}") for i in self.out_indices if i < n]
         return [*self.stem_modules(), *self.stage_modules()[:n], *norms]
 
+    def layers(self) -> list[list[nn.Module]]:
+        """Modules by depth, for learning rates that differ by it: the stem, then every block; what leads from one stage
+        to the next counts to the block before it. Output norms are in none."""
+        layers = [self.stem_modules()]
+        for stage in self.stage_modules():
+            layers += [[block] for block in stage.blocks]
+            layers[-1] += [part for name, part in stage.named_children() if name != "blocks"]
+        return layers
+
     def output(self, x: Tensor, stage: int) -> Tensor:
         """Normalised map of a stage for the outside: ``[B, H, W, C]`` to contiguous ``[B, C, H, W]``."""
         return getattr(self, f"norm{stage}")(x).permute(0, 3, 1, 2).contiguous()  # [B, C, H, W]

@@ -1,0 +1,106 @@
+import logging
+
+import pytest
+from mmengine.logging import MMLogger
+from mmengine.optim import build_optim_wrapper
+from torch import nn
+
+from vitdense.backbones import MViT, Swin, SwinV2
+
+SIZES = {"embed_dims": 8, "depths": (1, 2)}
+MAKE = {
+    "swin": lambda **options: Swin({**SIZES, "num_heads": (1, 2)}, out_indices=(0, 1), **options),
+    "swin_v2": lambda **options: SwinV2({**SIZES, "num_heads": (1, 2)}, out_indices=(0, 1), **options),
+    "mvit": lambda **options: MViT({**SIZES, "num_heads": 1}, out_indices=(0, 1), pretrain_img_size=64, **options),
+}
+every = pytest.mark.parametrize("family", MAKE)
+
+
+class Detector(nn.Module):
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+        self.neck = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+
+
+def build(model, **paramwise):
+    cfg = {
+        "type": "OptimWrapper",
+        "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5},
+        "constructor": "vitdense.LayerDecayOptimWrapperConstructor",
+        "paramwise_cfg": paramwise,
+    }
+    groups = build_optim_wrapper(model, cfg).optimizer.param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    settings = {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(settings)  # each once
+    return settings, groups
+
+
+@every
+def test_learning_rates_shrink_towards_the_image(family):
+    model = Detector(MAKE[family]())
+    settings, _ = build(model, layer_decay_rate=0.5)
+    assert settings.keys() == {name for name, _ in model.named_parameters()}
+    places = {"stages.0.blocks.0.": 3, "stages.1.blocks.0.": 2, "stages.1.blocks.1.": 1, "patch_embed.": 4}
+    for name, (lr, decay) in settings.items():
+        power = next((n for start, n in places.items() if name.startswith(f"backbone.{start}")), 0)
+        power = 3 if "stages.0.downsample" in name else power  # with the block before it
+        assert lr == pytest.approx(0.1 * 0.5**power), name
+        assert decay == 0.5
+    assert settings["backbone.norm0.weight"][0] == settings["neck.0.weight"][0] == 0.1
+
+
+@every
+def test_the_rules_of_the_default_constructor_hold_and_multiply(family):
+    model = Detector(MAKE[family](frozen_stages=0))
+    keys = {"neck.0": {"lr_mult": 10.0}, "blocks.1.mlp": {"lr_mult": 2.0, "decay_mult": 0.1}}
+    settings, groups = build(model, layer_decay_rate=0.5, norm_decay_mult=0.0, custom_keys=keys)
+    assert not any(name.startswith("backbone.patch_embed") for name in settings)  # frozen: not in the optimiser
+    assert settings["neck.0.weight"] == (pytest.approx(1.0), 0.5)
+    assert settings["neck.1.weight"] == (0.1, 0.0)
+    assert settings["backbone.stages.1.blocks.1.mlp.fc1.weight"] == (pytest.approx(0.1), pytest.approx(0.05))
+    assert settings["backbone.stages.1.blocks.0.norm1.weight"] == (pytest.approx(0.025), 0.0)
+    norms = {name for name, _ in settings.items() if ".norm" in name and "attn" not in name}
+    assert all(settings[name][1] == 0 for name in norms)
+    assert len(groups) < 14  # few, not one per parameter
+
+
+def test_without_decay_it_is_the_default_constructor():
+    model = Detector(MAKE["swin"]())
+    settings, _ = build(model)
+    assert set(settings.values()) == {(0.1, 0.5)}
+    theirs = build_optim_wrapper(
+        model, {"type": "OptimWrapper", "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5}}
+    )
+    assert sum(len(g["params"]) for g in theirs.optimizer.param_groups) == len(settings)
+    build(nn.Linear(2, 2))  # any model
+
+
+def test_the_groups_are_logged_as_one_table():
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(handler)
+    try:
+        build(Detector(MAKE["swin"]()), layer_decay_rate=0.5, norm_decay_mult=0.0)
+    finally:
+        logger.removeHandler(handler)
+    (message,) = messages  # and no line per parameter
+    lines = message.splitlines()[2:]
+    assert lines[0].split()[:5] == ["stem", "x", "0.0625", "x", "1"]
+    assert lines[-1].split()[0] == "rest"
+    counted = sum(int(line.split()[-2]) for line in lines)
+    assert counted == len(list(Detector(MAKE["swin"]()).parameters()))
+
+
+@pytest.mark.parametrize("rate", [0, 1.5, "0.7"])
+def test_a_rate_that_is_none_is_an_error(rate):
+    with pytest.raises(ValueError, match="layer_decay_rate: got"):
+        build(Detector(MAKE["swin"]()), layer_decay_rate=rate)
+
+
+def test_a_model_without_layers_has_nothing_to_decay():
+    with pytest.raises(ValueError, match="without a backbone of vitdense"):
+        build(nn.Linear(2, 2), layer_decay_rate=0.7)

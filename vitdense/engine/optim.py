@@ -1,0 +1,100 @@
+"""Optimiser groups: layer-wise learning-rate decay for every backbone of this project."""
+
+import logging
+from collections.abc import Sequence
+
+from mmengine.logging import MMLogger
+from mmengine.optim import DefaultOptimWrapperConstructor
+from torch import nn
+
+from vitdense.backbones import Backbone
+from vitdense.registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """mmengine's constructor with learning rates that shrink towards the image, and one table instead of a line per
+    parameter.
+
+    With L blocks, the stem learns at ``rate ** (L + 1)`` of the learning rate, block i at ``rate ** (L - i)`` counted
+    from 0, all else (output norms, necks, heads) at the full rate: detectron2's formula for ViTDet. What the default
+    constructor does is kept: ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)``, whose factors multiply with
+    those of the layers; frozen parameters stay out.
+
+    Args:
+        optim_wrapper_cfg: As for the default constructor.
+        paramwise_cfg: As for the default constructor, and `layer_decay_rate`, in (0, 1]; 1 when left out.
+
+    Raises:
+        ValueError: `layer_decay_rate` is no such number, or below 1 for a model without a backbone of this project.
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
+        options = dict(paramwise_cfg or {})
+        self.rate = options.pop("layer_decay_rate", 1.0)
+        if not isinstance(self.rate, (int, float)) or not 0 < self.rate <= 1:
+            raise ValueError(f"layer_decay_rate: got {self.rate!r}, expected a number above 0, up to 1 (no decay)")
+        # Not empty, so that the groups are always made here.
+        super().__init__(optim_wrapper_cfg, {"bypass_duplicate": True, **options})
+
+    def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
+        """Add the groups of a model; see the default constructor, which calls this again for every module."""
+        if prefix:
+            super().add_params(params, module, prefix, **kwargs)
+            return
+        logger = MMLogger.get_current_instance()
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # of the default constructor's line per parameter
+        try:
+            single: list[dict] = []
+            super().add_params(single, module, prefix, **kwargs)
+        finally:
+            logger.setLevel(level)
+        layers = layer_factors(module, self.rate)
+        merged: dict[tuple, dict] = {}
+        for group in single:
+            (parameter,) = group["params"]
+            layer, factor = layers.get(id(parameter), ("rest", 1.0))
+            group["lr"] = group.get("lr", self.base_lr) * factor
+            options = {key: value for key, value in group.items() if key != "params"}
+            same = merged.setdefault((layer, *sorted(options.items())), {**options, "params": [], "layer": layer})
+            same["params"].append(parameter)
+        params.extend(merged.values())
+        logger.info(f"optimiser groups:\n{table(params, self.base_lr, self.base_wd)}")
+
+
+def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]:
+    """Name of the layer and factor of the learning rate, by the ``id`` of every parameter of a backbone's layers.
+
+    Raises:
+        ValueError: The model has no backbone of this project, though there is something to decay.
+    """
+    backbones = [part for part in model.modules() if isinstance(part, Backbone)]
+    if rate < 1 and not backbones:
+        raise ValueError(
+            f"layer_decay_rate: got {rate} for a model without a backbone of vitdense, whose layers it would need; "
+            f"leave it out"
+        )
+    factors = {}
+    for backbone in backbones:
+        layers = backbone.layers()
+        for i, modules in enumerate(layers):
+            name = "stem" if i == 0 else f"block {i - 1}"
+            for part in modules:
+                for parameter in part.parameters():
+                    factors[id(parameter)] = name, rate ** (len(layers) - i)
+    return factors
+
+
+def table(groups: Sequence[dict], base_lr: float, base_wd: float | None) -> str:
+    """Groups as text, in order: layer, factors of learning rate and weight decay, tensors and parameters."""
+    lines = [f"{'layer':10} {'lr':>8} {'decay':>8} {'tensors':>8} {'params (M)':>11}"]
+    for group in groups:
+        decay = group.get("weight_decay", base_wd)
+        factor = "-" if not base_wd else f"x {decay / base_wd:.3g}"
+        count = sum(parameter.numel() for parameter in group["params"])
+        lines.append(
+            f"{group['layer']:10} {'x {:.3g}'.format(group['lr'] / base_lr):>8} {factor:>8} "
+            f"{len(group['params']):8} {count / 1e6:11.3f}"
+        )
+    return "\n".join(lines)
