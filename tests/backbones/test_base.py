@@ -8,7 +8,7 @@ import torch
 from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
-from vitdense.backbones import Swin
+from vitdense.backbones import MViT, Swin
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
 
@@ -24,6 +24,14 @@ class Detector(nn.Module):
 
 def same(a, b):
     return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_also_an_mvit_whose_names_tell_no_stage():
+    source, target = Detector(), Detector()
+    for model in (source, target):
+        model.backbone = MViT({**ARCH, "num_heads": 1}, out_indices=(0, 1), pretrain_img_size=64)
+    target.load_state_dict(convert(source.state_dict(), "detectron2").state, strict=True)
+    assert same(source, target)
 
 
 @pytest.mark.parametrize("scheme", ["mmdet", "official", "vitdense"])

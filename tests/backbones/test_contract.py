@@ -234,9 +234,9 @@ def test_resolves_by_scope_from_mmdet_and_mmseg(scope, repo):
     assert done.stdout.strip().endswith("vitdense.backbones.swin")
 
 
-def _ddp_steps(rank: int, options: dict) -> None:
+def _ddp_steps(rank: int, family: str, options: dict) -> None:
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(BACKBONES["swin"](**options).train())
+    model = nn.parallel.DistributedDataParallel(BACKBONES[family](**options).train())
     for step in range(2):
         torch.manual_seed(10 * rank + step)
         sum(out.square().mean() for out in model(torch.randn(1, 3, 40, 56))).backward()
@@ -250,8 +250,9 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
     """Two steps of DDP, which raises when a parameter it waits for gets no gradient, or gets it twice."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
-        _ddp_steps(rank, options)
+    for family in ("swin", "swin_v2", "mvit"):
+        for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
+            _ddp_steps(rank, family, options)
     torch.distributed.barrier()
     # Nothing is torn down: destroying the group can wait for ever on the CPU, and the process ends here.
     sys.stdout.flush()

@@ -63,7 +63,20 @@ def test_the_rules_of_the_default_constructor_hold_and_multiply(family):
     assert settings["backbone.stages.1.blocks.0.norm1.weight"] == (pytest.approx(0.025), 0.0)
     norms = {name for name, _ in settings.items() if ".norm" in name and "attn" not in name}
     assert all(settings[name][1] == 0 for name in norms)
-    assert len(groups) < 14  # few, not one per parameter
+    assert len({(g["layer"], g["lr"], g["weight_decay"]) for g in groups}) == len(groups)  # none twice
+
+
+@every
+def test_stages_behind_the_last_output_do_not_count(family):
+    """They are kept but not trained: the last block that is learns at the same rate whatever follows it."""
+    backbone = {"swin": Swin, "swin_v2": SwinV2, "mvit": MViT}[family]
+    heads = 1 if family == "mvit" else (1, 2, 4)
+    options = {"pretrain_img_size": 64} if family == "mvit" else {}
+    arch = {"embed_dims": 8, "depths": (1, 2, 2), "num_heads": heads}
+    settings, _ = build(Detector(backbone(arch, out_indices=(0, 1), **options)), layer_decay_rate=0.5)
+    assert settings["backbone.stages.1.blocks.1.mlp.fc1.weight"][0] == pytest.approx(0.05)
+    assert settings["backbone.patch_embed.proj.weight"][0] == pytest.approx(0.1 * 0.5**4)
+    assert not any(name.startswith("backbone.stages.2") for name in settings)
 
 
 def test_without_decay_it_is_the_default_constructor():
@@ -103,5 +116,14 @@ def test_a_rate_that_is_none_is_an_error(rate):
 
 
 def test_a_model_without_layers_has_nothing_to_decay():
+    with pytest.raises(ValueError, match=r"optimizer\.lr: got none, expected the learning rate"):
+        build_optim_wrapper(
+            nn.Linear(2, 2),
+            {
+                "type": "OptimWrapper",
+                "optimizer": {"type": "AdamW"},
+                "constructor": "vitdense.LayerDecayOptimWrapperConstructor",
+            },
+        )
     with pytest.raises(ValueError, match="without a backbone of vitdense"):
         build(nn.Linear(2, 2), layer_decay_rate=0.7)

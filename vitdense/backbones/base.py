@@ -143,9 +143,9 @@ class Backbone(BaseModule):
 
     def layers(self) -> list[list[nn.Module]]:
         """Modules by depth, for learning rates that differ by it: the stem, then every block; what leads from one stage
-        to the next counts to the block before it. Output norms are in none."""
+        to the next counts to the block before it. Output norms are in none, nor what stands behind the last output."""
         layers = [self.stem_modules()]
-        for stage in self.stage_modules():
+        for stage in self.stage_modules()[: self.out_indices[-1] + 1]:
             layers += [[block] for block in stage.blocks]
             layers[-1] += [part for name, part in stage.named_children() if name != "blocks"]
         return layers

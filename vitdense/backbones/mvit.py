@@ -128,7 +128,8 @@ class PooledAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised map ``[B, H, W, C]`` to ``[B, ceil(H / q_stride), ceil(W / q_stride), dim_attn]``."""
         strides = {"q": self.spec.q_stride, "k": self.spec.kv_stride, "v": self.spec.kv_stride}
-        # One after the other, each pooled before the next is made: the map is whole here, and each part large.
+        # One after the other, each pooled before the next is made: the map is whole here, and each part large. So the
+        # weights are read off `qkv`, which is not itself called.
         parts = zip(strides.items(), self.qkv.weight.chunk(3), self.qkv.bias.chunk(3))
         q, k, v = (self.pool(F.linear(x, *part), *item) for item, *part in parts)  # [B, h, w, C'] each
         y = (self.attend_windows if self.spec.window else self.attend_map)(q, k, v)  # [B, h, w, C']

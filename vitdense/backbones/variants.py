@@ -5,6 +5,16 @@ from dataclasses import MISSING, dataclass, fields
 from typing import TypeVar
 
 
+def check_sizes(embed_dims: int, depths: tuple[int, ...]) -> None:
+    """Raise a ValueError unless the channels of the first stage and the blocks of every stage are numbers above 0."""
+    if not isinstance(embed_dims, int) or embed_dims < 1:
+        raise ValueError(f"arch: embed_dims is {embed_dims!r}, expected a number of channels")
+    if not isinstance(depths, tuple) or not depths or not all(isinstance(n, int) and n > 0 for n in depths):
+        raise ValueError(
+            f"arch: depths is {depths!r}, expected a number of blocks for every stage, such as (2, 2, 6, 2)"
+        )
+
+
 @dataclass(frozen=True)
 class SwinArch:
     """Sizes of a Swin: channels of stage 0 (they double per stage), blocks and heads per stage."""
@@ -14,6 +24,7 @@ class SwinArch:
     num_heads: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        check_sizes(self.embed_dims, self.depths)
         if len(self.depths) != len(self.num_heads):
             raise ValueError(
                 f"arch: depths {self.depths} and num_heads {self.num_heads} must name the same number of stages"
@@ -81,6 +92,7 @@ class MViTArch:
     residual_pooling: bool = True
 
     def __post_init__(self) -> None:
+        check_sizes(self.embed_dims, self.depths)
         if not isinstance(self.num_heads, int) or self.num_heads < 1:
             raise ValueError(
                 f"arch: num_heads is {self.num_heads!r}, expected the number of the first stage; it doubles per stage"

@@ -26,7 +26,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg: As for the default constructor, and `layer_decay_rate`, in (0, 1]; 1 when left out.
 
     Raises:
-        ValueError: `layer_decay_rate` is no such number, or below 1 for a model without a backbone of this project.
+        ValueError: `layer_decay_rate` is no such number, or below 1 for a model without a backbone of this project; or
+            the optimiser has no learning rate.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -36,6 +37,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             raise ValueError(f"layer_decay_rate: got {self.rate!r}, expected a number above 0, up to 1 (no decay)")
         # Not empty, so that the groups are always made here.
         super().__init__(optim_wrapper_cfg, {"bypass_duplicate": True, **options})
+        if self.base_lr is None:
+            raise ValueError("optimizer.lr: got none, expected the learning rate that the layers take their parts of")
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
         """Add the groups of a model; see the default constructor, which calls this again for every module."""
@@ -56,8 +59,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             (parameter,) = group["params"]
             layer, factor = layers.get(id(parameter), ("rest", 1.0))
             group["lr"] = group.get("lr", self.base_lr) * factor
-            options = {key: value for key, value in group.items() if key != "params"}
-            same = merged.setdefault((layer, *sorted(options.items())), {**options, "params": [], "layer": layer})
+            # The factors of custom keys are in lr and weight_decay already.
+            options = {key: value for key, value in group.items() if key not in ("params", "lr_mult", "decay_mult")}
+            same = merged.setdefault((layer, repr(sorted(options.items()))), {**options, "params": [], "layer": layer})
             same["params"].append(parameter)
         params.extend(merged.values())
         logger.info(f"optimiser groups:\n{table(params, self.base_lr, self.base_wd)}")
@@ -92,9 +96,7 @@ def table(groups: Sequence[dict], base_lr: float, base_wd: float | None) -> str:
     for group in groups:
         decay = group.get("weight_decay", base_wd)
         factor = "-" if not base_wd else f"x {decay / base_wd:.3g}"
+        rate = f"x {group['lr'] / base_lr:.3g}" if base_lr else "-"
         count = sum(parameter.numel() for parameter in group["params"])
-        lines.append(
-            f"{group['layer']:10} {'x {:.3g}'.format(group['lr'] / base_lr):>8} {factor:>8} "
-            f"{len(group['params']):8} {count / 1e6:11.3f}"
-        )
+        lines.append(f"{group['layer']:10} {rate:>8} {factor:>8} {len(group['params']):8} {count / 1e6:11.3f}")
     return "\n".join(lines)

@@ -80,5 +80,7 @@ def _attend_folded(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Te
     places = torch.cat([rows, columns], dim=-1).expand(*k.shape[:2], -1, -1)  # [B, heads, h*w, h + w]
     q = torch.cat([q * scale, along_h, along_w], dim=-1)  # [B, heads, Nq, d + h + w]
     k = torch.cat([k, places], dim=-1)  # [B, heads, h*w, d + h + w]
-    # Fused kernels want values as long as keys.
-    return attend(q, k, F.pad(v, (0, h + w)), scale=1.0)[..., : v.shape[-1]]  # [B, heads, Nq, d]
+    # Fused kernels want values as long as keys, and a length that is a multiple of 8; zeros change nothing.
+    length = -(-q.shape[-1] // 8) * 8
+    q, k, padded = (F.pad(x, (0, length - x.shape[-1])) for x in (q, k, v))
+    return attend(q, k, padded, scale=1.0)[..., : v.shape[-1]]  # [B, heads, Nq, d]

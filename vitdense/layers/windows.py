@@ -17,7 +17,7 @@ def pad_to(size: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Windows:
-    """How the tokens of a map of one size lie in windows: made once per stage, used by all its blocks.
+    """How the tokens of a map of one size lie in windows.
 
     Attributes:
         size: Map (h, w) in tokens.
