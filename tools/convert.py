@@ -45,6 +45,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.dst.suffix not in SUFFIXES:
         parser.error(f"dst: got {args.dst.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
+    if 0 in (args.window_size or ()):
+        parser.error("--window-size: got 0, expected tokens above 0")
     with clear_errors():
         source = read(args.src, MMENGINE_GLOBALS, sha256=args.sha256, allow_pickle=args.allow_pickle)
         windows = args.window_size, args.pretrained_window_size

@@ -55,6 +55,7 @@ def test_what_cannot_be_converted_is_a_message_and_no_file(tmp_path):
     assert "--window-size 8" in run(tmp_path / "v2.pth", dst, "--to", "official", status=2)
     args = tmp_path / "v2.pth", dst, "--to", "official", "--window-size"
     assert "windows: got 2, [4, 4], expected one, or one for each stage" in run(*args, 4, 4, status=2)
+    assert "--window-size: got 0, expected tokens above 0" in run(*args, 0, status=2)
     assert "ending in one of .safetensors" in run(tmp_path / "v2.pth", tmp_path / "x.onnx", "--to", "timm", status=2)
     assert not dst.exists()
 

@@ -104,7 +104,7 @@ def mvit_trial(ours: Mapping[str, Tensor]) -> Trial | str:
     """MViT at the size it was trained on, with global attention and, as ours are, without class token; or why no other
     project's model can be compared."""
     told = sizes("mvit", ours)
-    if told["pool"] != "conv" or told["absolute_position"]:
+    if told["pool"] != "conv":
         return "it has no MViT v1 with the authors' poolings"
     row = MViTArch(**told)
     if not row.relative_position:

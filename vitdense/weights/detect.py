@@ -1,4 +1,5 @@
-"""Which family and naming scheme a checkpoint is of: from its keys alone, and never guessed."""
+"""Which family and naming scheme a checkpoint is of, never guessed: from its keys, and where two forms of a scheme have
+the same ones, from the shapes."""
 
 import math
 import re

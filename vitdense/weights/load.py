@@ -125,7 +125,7 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _transfer(
-    found: Found, model: nn.Module, targets: Mapping[str, Tensor], report: LoadReport, rule: str
+    found: Found, model: nn.Module, targets: Mapping[str, Tensor], report: LoadReport, rule: str = "bicubic"
 ) -> dict[str, Tensor]:
     """The backbone of a checkpoint by our names at the model's resolution, without what it may hold beyond it."""
     renamed = found.ours()
@@ -223,7 +223,6 @@ def fit_whole(
     checkpoint: Mapping,
     fresh: Sequence[str] = (),
     source: str = "state dict",
-    resize: str = "bicubic",
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor; the model is not changed.
 
@@ -235,7 +234,6 @@ def fit_whole(
         checkpoint: What the file holds.
         fresh: See `match_exactly`.
         source: Where it is from, for the report.
-        resize: See `load_pretrained`.
 
     Raises:
         CheckpointMismatchError: The checkpoint does not fit exactly.
@@ -250,7 +248,7 @@ def fit_whole(
         found = detect(state, (module.family,), prefix=start)
         report.scheme = found.scheme.name
         part = LoadReport(source, report.scheme)
-        ours = _transfer(found, module, module.state_dict(), part, resize)
+        ours = _transfer(found, module, module.state_dict(), part)
         state = {**found.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.dropped += [start + key for key in part.dropped]
@@ -283,7 +281,7 @@ def adopt(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
     found = detect(part, (model.family,), prefix)
     if found.scheme.name == "vitdense":
         return
-    ours = _transfer(found, model, targets, LoadReport("state dict", found.scheme.name), "bicubic")
+    ours = _transfer(found, model, targets, LoadReport("state dict", found.scheme.name))
     for key in part:
         del state[key]
     state.update({prefix + key: value for key, value in ours.items()})
