@@ -17,18 +17,19 @@ from mmengine.registry import TRANSFORMS as ROOT_TRANSFORMS
 from mmengine.registry import Registry
 
 
-def _child(parent: Registry, **locations: str) -> Registry:
+def _child(parent: Registry, **locations: str | tuple[str, ...]) -> Registry:
     """A registry of scope vitdense, filled on first use by importing each module whose needed package is installed.
 
     Args:
         parent: mmengine's registry of the same kind.
-        **locations: Package that is needed = module to import, relative to vitdense.
+        **locations: Package that is needed = module or modules to import, relative to vitdense.
     """
-    here = [f"vitdense.{module}" for needs, module in locations.items() if find_spec(needs)]
+    modules = {needs: (names,) if isinstance(names, str) else names for needs, names in locations.items()}
+    here = [f"vitdense.{name}" for needs, names in modules.items() if find_spec(needs) for name in names]
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
 
-MODELS = _child(ROOT_MODELS, mmengine="backbones", mmdet="heads")
+MODELS = _child(ROOT_MODELS, mmengine=("backbones", "necks"), mmdet="heads")
 DATASETS = _child(ROOT_DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg")
 DATA_SAMPLERS = _child(ROOT_DATA_SAMPLERS, mmcv="engine.seeded")
 TRANSFORMS = _child(ROOT_TRANSFORMS, mmcv="engine.seeded")

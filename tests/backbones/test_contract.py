@@ -1,6 +1,7 @@
 """What every backbone owes mmdet and mmseg. A new family is a new row of BACKBONES."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import torch
 from conftest import relative_error
 from torch import nn
 
-from vitdense.backbones import MViT, Swin, SwinV2
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
 
 
 def with_random_norms(model):
@@ -46,6 +47,7 @@ class Row:
 
 
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
+VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
 BACKBONES = {
     "swin": Row(Swin, NANO),
@@ -82,7 +84,35 @@ BACKBONES = {
         {"pretrain_img_size": 64},
         eps=1e-6,
     ),
+    "vit": Row(ViT, VIT, {"pretrain_img_size": 64}, eps=1e-6),
+    # Its first three blocks attend in windows of 2x3 tokens.
+    "vit, windows, relative positions": Row(
+        ViT,
+        VIT,
+        {
+            "pretrain_img_size": 64,
+            "window_size": (2, 3),
+            "global_indices": (3,),
+            "relative_position": True,
+            "img_size": 96,
+        },
+        eps=1e-6,
+    ),
+    "vit, distilled, parallel, hMLP, LayerScale": Row(
+        ViT,
+        {**VIT, "distilled": True, "layer_scale": 0.5},
+        {"pretrain_img_size": 48, "stem": "hmlp", "parallel": 2},
+        eps=1e-6,
+    ),
+    "vit, hMLP with LN, constant drop path": Row(
+        ViT,
+        {**VIT, "token_position": False, "constant_drop_path": True},
+        {"pretrain_img_size": 64, "stem": "hmlp_ln"},
+        eps=1e-6,
+    ),
 }
+ATTENTION = re.compile(r"\.attn1?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
+STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
 
 
@@ -126,15 +156,31 @@ def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_sta
 
 
 @every
+@pytest.mark.parametrize("frozen_stages", [-1, 1])
+def test_attention_only_fine_tuning(make, frozen_stages):
+    """Attention, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work on."""
+    model = make(finetune="attention", frozen_stages=frozen_stages, drop_path_rate=0.5, with_cp=True).train()
+    whole = make(frozen_stages=frozen_stages)
+    expected = {name for name, p in whole.named_parameters() if p.requires_grad and ATTENTION.search(name)}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == expected
+    assert any(".attn." in name for name in expected)
+    x = torch.randn(4, 3, 72, 104)
+    sum(out.square().mean() for out in model(x)).backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == expected
+    assert not torch.equal(model(x)[-1], model(x)[-1])  # drop path
+    assert not any(isinstance(m, nn.BatchNorm2d) and m.training for m in model.modules())
+
+
+@every
 def test_frozen_stages_in_mmdets_sense(make):
     """Stem, then whole stages with their merging and output norm; from the constructor on; train() returns self."""
     model = make(frozen_stages=2, drop_path_rate=0.5)
     assert model.train() is model
     for name, parameter in model.named_parameters():
-        frozen = name.startswith(("patch_embed.", "absolute_pos_embed.", "stages.0.", "stages.1.", "norm0.", "norm1."))
+        frozen = name.startswith((*STEM, "stages.0.", "stages.1.", "blocks.0.", "blocks.1.", "norm0.", "norm1."))
         assert parameter.requires_grad is not frozen, name
-    assert not any(m.training for m in model.stages[1].modules())
-    assert all(m.training for m in model.stages[2].modules())
+    assert not any(m.training for m in model.stage_modules()[1].modules())
+    assert all(m.training for m in model.stage_modules()[2].modules())
     x = torch.randn(4, 3, 64, 64)
     assert torch.equal(model(x)[1], model(x)[1])  # no drop path in frozen stages
     assert not torch.equal(model(x)[2], model(x)[2])
@@ -213,7 +259,8 @@ def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
     model = make()
     assert {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)} == {make.eps}
     drawn = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
-    drawn += [p for name, p in model.named_parameters() if name.endswith(("table", "rel_pos_h", "rel_pos_w"))]
+    names = ("table", "rel_pos_h", "rel_pos_w", "_token", "_position")
+    drawn += [p for name, p in model.named_parameters() if name.endswith(names)]
     for tensor in drawn:
         assert tensor.std().item() == pytest.approx(0.02, abs=0.08 / tensor.numel() ** 0.5)  # more than five sigma
 
@@ -250,7 +297,7 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
     """Two steps of DDP, which raises when a parameter it waits for gets no gradient, or gets it twice."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    for family in ("swin", "swin_v2", "mvit"):
+    for family in ("swin", "swin_v2", "mvit", "vit"):
         for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
             _ddp_steps(rank, family, options)
     torch.distributed.barrier()

@@ -1,5 +1,6 @@
 """What all backbones share: the contract with mmdet and mmseg, freezing, output norms, initialisation."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pickle import UnpicklingError
@@ -9,6 +10,7 @@ from mmengine.dist import barrier, get_rank
 from mmengine.logging import HistoryBuffer, MMLogger
 from mmengine.model import BaseModule
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.weights.load import LoadReport, adopt, load_pretrained
@@ -24,7 +26,11 @@ def _log_statistic(owner: type, name: str) -> Callable:
 
 # What mmengine saves beside tensors and numbers; see `vitdense.weights.read.read`.
 MMENGINE_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"))
-PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle")
+PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier")
+
+# What trains by `finetune`, as regular expressions of parameter names; all else is frozen. "Three things" section 4
+# adapts the attention and the position embeddings; output norms are in no checkpoint of a classifier, so they train.
+FINETUNE = {"attention": r".+\.attn1?\..+|absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"}
 
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
@@ -89,6 +95,7 @@ class Backbone(BaseModule):
         strides: Sequence[int],
         out_indices: Sequence[int],
         frozen_stages: int,
+        finetune: str | None,
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
     ) -> None:
         """Add an output norm ``norm{i}`` per index, declare the outputs, and freeze.
@@ -98,10 +105,11 @@ class Backbone(BaseModule):
             strides: Stride of every stage in pixels.
             out_indices: Stages to return, ascending.
             frozen_stages: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
+            finetune: Of `FINETUNE`, or None to train all. What `frozen_stages` freezes stays frozen.
             norm: Makes an output norm from its channels.
 
         Raises:
-            ValueError: An index or a number of stages that does not exist.
+            ValueError: An index, a number of stages or a mode that does not exist.
         """
         n = len(dims)
         indices = tuple(out_indices)
@@ -109,6 +117,8 @@ class Backbone(BaseModule):
             raise ValueError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
         if not -1 <= frozen_stages <= n:
             raise ValueError(f"frozen_stages: got {frozen_stages}, expected -1 (none) to {n} (all stages)")
+        if finetune not in (None, *FINETUNE):
+            raise ValueError(f"finetune: got {finetune!r}, expected None (all) or one of {', '.join(FINETUNE)}")
         self.out_indices = indices
         self.frozen_stages = frozen_stages
         self.out_channels = tuple(dims[i] for i in indices)
@@ -120,6 +130,9 @@ class Backbone(BaseModule):
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
         for module in (*self.frozen_modules(), *self.unused_modules()):
             module.requires_grad_(False)
+        for name, parameter in self.named_parameters():
+            if finetune and not re.fullmatch(FINETUNE[finetune], name):
+                parameter.requires_grad_(False)
 
     def stem_modules(self) -> list[nn.Module]:
         """Modules before the first stage."""
@@ -152,12 +165,17 @@ class Backbone(BaseModule):
 
     def output(self, x: Tensor, stage: int) -> Tensor:
         """Normalised map of a stage for the outside: ``[B, H, W, C]`` to contiguous ``[B, C, H, W]``."""
-        return getattr(self, f"norm{stage}")(x).permute(0, 3, 1, 2).contiguous()  # [B, C, H, W]
+        return self.output_norm(stage)(x).permute(0, 3, 1, 2).contiguous()  # [B, C, H, W]
+
+    def output_norm(self, stage: int) -> nn.Module:
+        """The norm of an output."""
+        return getattr(self, f"norm{stage}")
 
     def train(self, mode: bool = True) -> "Backbone":
-        """As in torch, but frozen parts stay in eval mode (drop path stays off there)."""
+        """As in torch, but frozen stages and frozen batch norms stay in eval mode (no drop path, no new statistics)."""
         super().train(mode)
-        for module in self.frozen_modules():
+        frozen = [m for m in self.modules() if isinstance(m, _BatchNorm) and not m.weight.requires_grad]
+        for module in (*self.frozen_modules(), *frozen):
             module.eval()
         return self
 
@@ -165,7 +183,8 @@ class Backbone(BaseModule):
         """Load ``init_cfg=dict(type='Pretrained', checkpoint=...)`` exactly, or raise.
 
         Beside `checkpoint` it may hold what else `load_pretrained` takes: `prefix`, `scheme`, `resize`, `sha256`,
-        `allow_pickle`. Without `init_cfg` the weights stay as the constructor made them (truncated normal, std 0.02).
+        `allow_pickle`, `keep_classifier`. Without `init_cfg` the weights stay as the constructor made them (truncated
+        normal, std 0.02).
 
         Raises:
             CheckpointNotFoundError: There is no such file.

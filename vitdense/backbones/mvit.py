@@ -252,6 +252,7 @@ class MViT(Backbone):
             size of the position tables.
         out_indices: Stages to return.
         frozen_stages: -1 nothing, 0 the patch embedding, n also the first n stages and their output norms.
+        finetune: ``'attention'`` trains attention, positions and output norms only; None trains all.
         with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
 
@@ -271,6 +272,7 @@ class MViT(Backbone):
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
+        finetune: str | None = None,
         with_cp: bool = False,
         init_cfg: dict | None = None,
     ) -> None:
@@ -298,6 +300,7 @@ class MViT(Backbone):
             strides=[4 * 2**i for i in range(len(sizes.depths))],
             out_indices=out_indices,
             frozen_stages=frozen_stages,
+            finetune=finetune,
             norm=LayerNorm,
         )
 

@@ -173,6 +173,7 @@ class SwinTrunk(Backbone):
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid that embedding has.
         out_indices: Stages to return.
         frozen_stages: See `Backbone.finish`.
+        finetune: See `Backbone.finish`.
         with_cp: Recompute activations in the backward pass.
         init_cfg: See `Backbone.init_weights`.
 
@@ -192,6 +193,7 @@ class SwinTrunk(Backbone):
         pretrain_img_size: int | Sequence[int],
         out_indices: Sequence[int],
         frozen_stages: int,
+        finetune: str | None,
         with_cp: bool,
         init_cfg: dict | None,
     ) -> None:
@@ -213,7 +215,7 @@ class SwinTrunk(Backbone):
         )
         self.apply(init_transformer)
         strides = [patch_size * 2**i for i in range(len(dims))]
-        self.finish(dims, strides, out_indices, frozen_stages)
+        self.finish(dims, strides, out_indices, frozen_stages, finetune)
 
     def stem_modules(self) -> list[nn.Module]:
         return [self.patch_embed, self.absolute_pos_embed]
@@ -260,6 +262,7 @@ class Swin(SwinTrunk):
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
         out_indices: Stages to return.
         frozen_stages: -1 nothing, 0 the patch embedding, n also the first n stages and their output norms.
+        finetune: ``'attention'`` trains attention, positions and output norms only; None trains all.
         with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
 
@@ -284,6 +287,7 @@ class Swin(SwinTrunk):
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
+        finetune: str | None = None,
         with_cp: bool = False,
         init_cfg: dict | None = None,
     ) -> None:
@@ -299,6 +303,7 @@ class Swin(SwinTrunk):
             pretrain_img_size=pretrain_img_size,
             out_indices=out_indices,
             frozen_stages=frozen_stages,
+            finetune=finetune,
             with_cp=with_cp,
             init_cfg=init_cfg,
         )

@@ -156,6 +156,7 @@ class SwinV2(SwinTrunk):
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
         out_indices: Stages to return.
         frozen_stages: -1 nothing, 0 the patch embedding, n also the first n stages and their output norms.
+        finetune: ``'attention'`` trains attention, positions and output norms only; None trains all.
         with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
 
@@ -178,6 +179,7 @@ class SwinV2(SwinTrunk):
         pretrain_img_size: int | Sequence[int] = 256,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
+        finetune: str | None = None,
         with_cp: bool = False,
         init_cfg: dict | None = None,
     ) -> None:
@@ -195,6 +197,7 @@ class SwinV2(SwinTrunk):
             pretrain_img_size=pretrain_img_size,
             out_indices=out_indices,
             frozen_stages=frozen_stages,
+            finetune=finetune,
             with_cp=with_cp,
             init_cfg=init_cfg,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from typing import TypeVar
 
 
@@ -123,6 +124,62 @@ MVIT = {
         absolute_position=True,
         residual_pooling=False,
     ),
+}
+
+
+@dataclass(frozen=True)
+class ViTArch:
+    """Sizes of a plain ViT, the same in every block.
+
+    Attributes:
+        embed_dims: Channels.
+        depth: Blocks.
+        num_heads: Attention heads.
+        patch_size: Patch side and stride in pixels.
+        distilled: Whether there is a distillation token beside the class token (DeiT section 4).
+        token_position: Whether these tokens have position embeddings.
+        layer_scale: Initial value of a learned factor per channel on every residual branch; None for no factors.
+        constant_drop_path: Stochastic depth of all blocks alike; otherwise linear from 0.
+    """
+
+    embed_dims: int
+    depth: int
+    num_heads: int
+    patch_size: int = 16
+    distilled: bool = False
+    token_position: bool = True
+    layer_scale: float | None = None
+    constant_drop_path: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("embed_dims", "depth", "num_heads", "patch_size"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                raise ValueError(f"arch: {name} is {value!r}, expected a number above 0")
+        if self.embed_dims % self.num_heads:
+            raise ValueError(f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads")
+
+
+_deit3 = partial(ViTArch, token_position=False, layer_scale=1e-4, constant_drop_path=True)
+VIT = {
+    # ViT Table 1; tiny and small are of "How to train your ViT?" (Steiner et al.), Table 1.
+    "vit_tiny": ViTArch(192, 12, 3),
+    "vit_small": ViTArch(384, 12, 6),
+    "vit_base": ViTArch(768, 12, 12),
+    "vit_large": ViTArch(1024, 24, 16),
+    "vit_huge": ViTArch(1280, 32, 16, patch_size=14),
+    # DeiT Table 1.
+    "deit_tiny": ViTArch(192, 12, 3),
+    "deit_small": ViTArch(384, 12, 6),
+    "deit_base": ViTArch(768, 12, 12),
+    "deit_tiny_distilled": ViTArch(192, 12, 3, distilled=True),
+    "deit_small_distilled": ViTArch(384, 12, 6, distilled=True),
+    "deit_base_distilled": ViTArch(768, 12, 12, distilled=True),
+    # DeiT III and the authors' code: positions of patches only, LayerScale.
+    "deit3_small": _deit3(384, 12, 6),
+    "deit3_medium": _deit3(512, 12, 8),
+    "deit3_base": _deit3(768, 12, 12),
+    "deit3_large": _deit3(1024, 24, 16),
+    "deit3_huge": _deit3(1280, 32, 16, patch_size=14),
 }
 
 Arch = TypeVar("Arch")

@@ -1,7 +1,7 @@
 """Patch embedding and merging on maps of any size. Inside, maps are ``[B, H, W, C]``."""
 
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
+from timm.layers import LayerNorm2d, trunc_normal_
 from torch import Tensor, nn
 
 
@@ -11,6 +11,12 @@ def init_transformer(module: nn.Module) -> None:
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def whole_patches(x: Tensor, patch_size: int) -> Tensor:
+    """An image ``[B, C, H, W]`` padded with zeros right and bottom to multiples of the patch."""
+    h, w = x.shape[-2:]
+    return F.pad(x, (0, -w % patch_size, 0, -h % patch_size)) if h % patch_size or w % patch_size else x
 
 
 class PatchEmbed(nn.Module):
@@ -31,11 +37,36 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/p), ceil(W/p), C]``."""
-        p = self.patch_size
-        h, w = x.shape[-2:]
-        if h % p or w % p:
-            x = F.pad(x, (0, -w % p, 0, -h % p))
-        return self.norm(self.proj(x).permute(0, 2, 3, 1))  # [B, h, w, C]
+        x = self.proj(whole_patches(x, self.patch_size))  # [B, C, h, w]
+        return self.norm(x.permute(0, 2, 3, 1))  # [B, h, w, C]
+
+
+class HierarchicalStem(nn.Module):
+    """Patches of 16x16 pixels in three steps of 4x4, 2x2 and 2x2: the hMLP stem ("Three things" section 5).
+
+    No step sees across the border of a patch, so that masking patches before it and masking tokens behind it are the
+    same.
+
+    Args:
+        in_channels: Image channels.
+        dim: Channels of the result; a multiple of 4.
+        norm: ``'BN'`` as published, or ``'LN'``, which does not mix the images of a batch.
+    """
+
+    patch_size = 16
+    norms = {"BN": nn.BatchNorm2d, "LN": LayerNorm2d}  # noqa: RUF012
+
+    def __init__(self, in_channels: int, dim: int, norm: str) -> None:
+        super().__init__()
+        steps, channels = [], in_channels
+        for width, side in ((dim // 4, 4), (dim // 4, 2), (dim, 2)):
+            steps += [nn.Conv2d(channels, width, side, stride=side), self.norms[norm](width), nn.GELU()]
+            channels = width
+        self.proj = nn.Sequential(*steps[:-1])  # no activation behind the last norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/16), ceil(W/16), C]``."""
+        return self.proj(whole_patches(x, self.patch_size)).permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
 class OverlapPatchEmbed(nn.Module):

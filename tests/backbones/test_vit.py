@@ -1,0 +1,403 @@
+import math
+
+import pytest
+import torch
+from conftest import relative_error
+from torch import nn
+from torch.nn import functional as F
+
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
+from vitdense.backbones.variants import VIT, ViTArch
+from vitdense.backbones.vit import BlockSpec, ViTBlock, ends_of_quarters, plan
+from vitdense.layers.windows import Windows
+from vitdense.report import macs, num_params
+
+NANO = {"embed_dims": 32, "depth": 4, "num_heads": 2}
+
+
+def randomise(model):
+    for parameter in model.parameters():  # norms and biases too: 1 and 0 would hide a swap
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+# The definition
+
+
+def by_hand(norm, x):
+    """LayerNorm of tokens ``[N, C]`` from its definition, with the epsilon of the ViT authors."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight + norm.bias
+
+
+def attention_by_hand(attention, x, size, window):
+    """Attention of tokens ``[N, C]`` query by query: all to all, or inside windows of the zero-padded map."""
+    heads, (n, c) = attention.num_heads, x.shape
+    d = c // heads
+    h, w = size
+    wh, ww = window or size
+    cells = {(y, z): x[y * w + z] for y in range(h) for z in range(w)} if window else None
+    out = torch.zeros(n, c, dtype=x.dtype)
+    for i in range(n):
+        if window is None:
+            keys = [(j, x[j]) for j in range(n)]
+        else:
+            top, left = i // w // wh * wh, i % w // ww * ww
+            keys = [
+                ((y, z), cells.get((y, z), torch.zeros(c, dtype=x.dtype)))  # padding: seen, and not normalised
+                for y in range(top, top + wh)
+                for z in range(left, left + ww)
+            ]
+        weight, bias = attention.qkv.weight, attention.qkv.bias
+        q = (weight @ x[i] + bias)[:c].view(heads, d)
+        for head in range(heads):
+            logits, values = [], []
+            for place, key in keys:
+                k, v = (weight @ key + bias)[c:].view(2, heads, d)[:, head]
+                logit = q[head] @ k / math.sqrt(d)
+                if attention.bias is not None:
+                    y, z = place if window else (place // w, place % w)
+                    rows, columns = attention.bias.rel_pos_h, attention.bias.rel_pos_w
+                    logit = logit + q[head] @ rows[i // w - y + (len(rows) - 1) // 2]
+                    logit = logit + q[head] @ columns[i % w - z + (len(columns) - 1) // 2]
+                logits.append(logit)
+                values.append(v)
+            share = torch.stack(logits).softmax(0)
+            out[i, head * d : (head + 1) * d] = sum(s * v for s, v in zip(share, values))
+    return out @ attention.proj.weight.T + attention.proj.bias
+
+
+def block_by_hand(block, x, size, window):
+    """A block of tokens ``[N, C]``: branches of a kind read the same tokens and are added up."""
+
+    def mlp(layer, y):
+        y = y @ layer.fc1.weight.T + layer.fc1.bias
+        y = y * 0.5 * (1 + torch.erf(y / math.sqrt(2)))  # the exact GELU
+        return y @ layer.fc2.weight.T + layer.fc2.bias
+
+    def of(name):
+        return getattr(block, name, None)
+
+    for layer, norm, gamma, function in (
+        ("attn", "norm1", "gamma_1", lambda a, y: attention_by_hand(a, y, size, window)),
+        ("mlp", "norm2", "gamma_2", mlp),
+    ):
+        first = function(of(layer), by_hand(of(norm), x))
+        total = x + (first if of(gamma) is None else of(gamma) * first)
+        if of(f"{layer}1") is not None:
+            second = function(of(f"{layer}1"), by_hand(of(f"{norm}1"), x))
+            total = total + (second if of(f"{gamma}_1") is None else of(f"{gamma}_1") * second)
+        x = total
+    return x
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("layer_scale", [None, 0.5])
+@pytest.mark.parametrize(
+    ("size", "window", "table"),
+    [((3, 4), None, None), ((3, 4), None, (3, 4)), ((3, 5), (2, 3), None), ((3, 5), (2, 3), (2, 3))],
+    ids=["global", "global, relative", "windows that pad", "windows that pad, relative"],
+)
+def test_a_block_is_the_definition(size, window, table, layer_scale, parallel):
+    torch.manual_seed(0)
+    spec = BlockSpec(8, 2, window, table, layer_scale, drop_path=0.0)
+    block = randomise(ViTBlock(spec, 2.0, parallel)).double()
+    extra = 2 if window is None and table is None else 0  # tokens beside the map
+    x = torch.randn(2, extra + size[0] * size[1], 8, dtype=torch.float64)
+    windows = Windows.plan(size, window, (0, 0), x.device) if window else None
+    with torch.no_grad():
+        got = block(x, size, windows)
+        want = torch.stack([block_by_hand(block, row, size, window) for row in x])
+    torch.testing.assert_close(got, want)
+
+
+def test_windows_as_large_as_the_map_are_global_attention():
+    torch.manual_seed(0)
+    options = {"pretrain_img_size": 64, "relative_position": True, "img_size": (64, 96)}
+    whole = randomise(ViT(NANO, **options)).eval()
+    cut = ViT(NANO, window_size=(4, 6), **options).eval()
+    cut.load_state_dict(whole.state_dict())
+    x = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        for a, b in zip(cut(x), whole(x), strict=True):
+            assert relative_error(a, b) < 1e-5
+
+
+def test_a_patch_comes_out_where_it_went_in():
+    """Branches that add nothing leave the patch embedding: the map is not shifted by the tokens before it."""
+    model = ViT({**NANO, "distilled": True}, pretrain_img_size=64, out_indices=(3,), out_norm="none").eval()
+    for block in model.blocks:
+        nn.init.zeros_(block.attn.proj.weight)
+        nn.init.zeros_(block.mlp.fc2.weight)
+    a = torch.zeros(1, 3, 48, 80)
+    b = a.clone()
+    b[:, :, 16:32, 48:64] = 1
+    with torch.no_grad():
+        difference = (model(a)[0] - model(b)[0]).abs().sum(1)[0]  # [3, 5]
+    assert difference.nonzero().tolist() == [[1, 3]]
+
+
+def test_the_tokens_are_put_out_under_the_same_norm():
+    torch.manual_seed(0)
+    model = randomise(ViT({**NANO, "distilled": True}, pretrain_img_size=64, output_cls_token=True)).eval()
+    x = torch.randn(2, 3, 50, 70)
+    with torch.no_grad():
+        outs = model(x)
+        plain = model.eval()
+        plain.output_cls_token = False
+        maps = plain(x)
+        tokens = model.tokens(model.absolute_pos_embed(model.patch_embed(x)).flatten(1, 2))
+        tokens = model.norm0(model.blocks[0](tokens, (4, 5), None))  # [B, 2 + 20, C]
+    assert [[tuple(part.shape) for part in out] for out in outs] == [[(2, 32, 4, 5), (2, 32), (2, 32)]] * 4
+    assert all(torch.equal(out[0], only) for out, only in zip(outs, maps))
+    torch.testing.assert_close(torch.stack(outs[0][1:], 1), tokens[:, :2])
+    torch.testing.assert_close(outs[0][0].flatten(2).transpose(1, 2), tokens[:, 2:])
+
+
+def test_the_final_norm_stands_behind_the_last_block_alone():
+    torch.manual_seed(0)
+    final = randomise(ViT(NANO, pretrain_img_size=64, out_norm="final")).eval()
+    bare = ViT(NANO, pretrain_img_size=64, out_norm="none").eval()
+    bare.load_state_dict({key: value for key, value in final.state_dict().items() if not key.startswith("norm.")})
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        *firsts, last = final(x)
+        *others, raw = bare(x)
+    assert all(torch.equal(a, b) for a, b in zip(firsts, others, strict=True))
+    want = F.layer_norm(raw.permute(0, 2, 3, 1), (32,), final.norm.weight, final.norm.bias, 1e-6).permute(0, 3, 1, 2)
+    torch.testing.assert_close(last, want)
+
+
+# The hMLP stem
+
+
+@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
+def test_the_hmlp_stem_keeps_patches_apart(stem):
+    """Its defining property: masking patches of the image is masking tokens behind the stem."""
+    torch.manual_seed(0)
+    stem = randomise(ViT(NANO, stem=stem).patch_embed)
+    for module in stem.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    stem.eval()
+    image = torch.randn(2, 3, 96, 64)
+    masked = torch.rand(2, 6, 4) < 0.5
+    pixels = masked.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None]  # [B, 1, H, W]
+    with torch.no_grad():
+        of_masked = stem(torch.where(pixels, torch.randn(()), image))
+        whole = stem(image)
+    assert torch.equal(of_masked[~masked], whole[~masked])
+    assert not torch.isclose(of_masked[masked], whole[masked]).any(-1).all()
+
+
+def test_the_frozen_hmlp_stem_keeps_its_statistics():
+    x = torch.randn(2, 3, 64, 64)
+    for options, moves in (({}, True), ({"frozen_stages": 0}, False), ({"finetune": "attention"}, False)):
+        model = ViT(NANO, stem="hmlp", pretrain_img_size=64, **options).train()
+        before = model.patch_embed.proj[1].running_mean.clone()
+        model(x)
+        assert torch.equal(before, model.patch_embed.proj[1].running_mean) is not moves
+
+
+# Position embeddings
+
+
+def test_positions_are_resized_to_the_map_and_not_to_a_square():
+    model = ViT(NANO, pretrain_img_size=(64, 96))
+    assert model.absolute_pos_embed.table.shape == (1, 4, 6, 32)
+    got = model.absolute_pos_embed.at((5, 3))
+    want = F.interpolate(model.absolute_pos_embed.table.permute(0, 3, 1, 2), (5, 3), mode="bicubic")
+    assert torch.equal(got, want.permute(0, 2, 3, 1))
+    assert model.absolute_pos_embed.at((4, 6)) is model.absolute_pos_embed.table
+
+
+def test_deit3_positions_leave_the_class_token_alone():
+    model = ViT({**NANO, "token_position": False}, pretrain_img_size=64)
+    assert [name for name, _ in model.tokens.named_parameters()] == ["cls_token"]
+    assert [name for name, _ in ViT({**NANO, "distilled": True}).tokens.named_parameters()] == [
+        "cls_token",
+        "cls_position",
+        "dist_token",
+        "dist_position",
+    ]
+
+
+# Plan and totals
+
+
+@pytest.mark.parametrize(
+    ("depth", "ends"),
+    [(12, (2, 5, 8, 11)), (24, (5, 11, 17, 23)), (32, (7, 15, 23, 31)), (4, (0, 1, 2, 3)), (2, (0, 1)), (1, (0,))],
+)
+def test_ends_of_quarters_are_vitdets_global_blocks(depth, ends):
+    assert ends_of_quarters(depth) == ends
+
+
+def test_plan_of_vitdet():
+    blocks = plan(VIT["vit_base"], (14, 14), (2, 5, 8, 11), (64, 64), drop_path_rate=0.1)
+    assert [i for i, block in enumerate(blocks) if block.window is None] == [2, 5, 8, 11]
+    assert [block.table for block in blocks] == [block.window or (64, 64) for block in blocks]
+    assert [block.drop_path for block in blocks] == pytest.approx(torch.linspace(0, 0.1, 12).tolist())
+    tables = [
+        block.attn.bias.rel_pos_h.shape for block in ViT("vit_tiny", window_size=14, relative_position=True).blocks
+    ]
+    assert tables == [(127, 64) if i in (2, 5, 8, 11) else (27, 64) for i in range(12)]
+
+
+def test_drop_path_of_deit3_is_the_same_in_all_blocks_and_its_branches_are_scaled():
+    blocks = plan(VIT["deit3_small"], None, (), None, drop_path_rate=0.3)
+    assert {block.drop_path for block in blocks} == {0.3}
+    block = ViT("deit3_small").blocks[0]
+    assert torch.equal(block.gamma_1, torch.full((384,), 1e-4))
+    assert torch.equal(block.gamma_2, torch.full((384,), 1e-4))
+    assert ViT("deit_small").blocks[0].gamma_1 is None
+
+
+def test_parallel_branches_are_dropped_each_on_its_own():
+    torch.manual_seed(0)
+    spec = BlockSpec(8, 2, None, None, None, drop_path=0.5)
+    block = ViTBlock(spec, 2.0, 2).train()
+    for branch, value in ((block.attn, 1.0), (block.attn1, 2.0)):
+        nn.init.zeros_(branch.proj.weight)
+        nn.init.constant_(branch.proj.bias, value)
+    x = torch.zeros(256, 1, 8)
+    seen = block.add("attn", "norm1", "gamma_1", x, (1, 1), None)[:, 0, 0]
+    assert set(seen.tolist()) == {0.0, 2.0, 4.0, 6.0}  # each branch twice as large where it is kept
+
+
+# Classifiers of 1000 classes: REFERENCE 4; a distilled one has two heads.
+PUBLISHED = [
+    ("deit_tiny", 5.717, 1.3, 0.05),
+    ("deit_small", 22.05, 4.6, 0.05),
+    ("deit_small_distilled", 22.44, 4.6, 0.05),
+    ("deit_base", 86.57, 17.5, 0.1),
+    ("vit_large", 304.33, 61.6, 0.1),
+    ("deit3_medium", 38.85, 8.0, 0.05),
+    ("deit3_large", 304.38, 61.6, 0.1),
+    ("deit3_huge", 632.13, 167.4, 0.2),
+]
+
+
+@pytest.mark.parametrize(("arch", "millions", "billions", "rounding"), PUBLISHED)
+def test_published_totals(arch, millions, billions, rounding):
+    with torch.device("meta"), torch.no_grad():
+        model = ViT(arch, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    heads = (model.out_channels[-1] + 1) * 1000 * (2 if VIT[arch].distilled else 1)
+    assert (num_params(model) + heads) / 1e6 == pytest.approx(millions, abs=0.005 + 1e-5 * millions)
+    assert (cost + heads) / 1e9 == pytest.approx(billions, abs=rounding)
+
+
+def test_totals_of_vitdet():
+    """REFERENCE 7: 85.9 M and 482.8 G at 1024 pixels. Ours are the projections of padding less: 0.8 %."""
+    with torch.device("meta"), torch.no_grad():
+        model = ViT("vit_base", window_size=14, relative_position=True, out_norm="none").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 1024, 1024)))
+    assert num_params(model) / 1e6 == pytest.approx(85.9, abs=0.05)
+    of_padding = 8 * (70 * 70 - 64 * 64) * 768**2
+    assert (cost + of_padding) / 1e9 == pytest.approx(482.8, abs=0.1)
+
+
+# Fine-tuning
+
+
+def saved_bytes(model, x):
+    """Bytes that autograd keeps for the backward pass, each storage once, without the parameters."""
+    own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outs = model(x)
+    assert outs
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep(parallel):
+    """Of an MLP only what its own gradient needs: the hidden map before GELU, not behind it, and no inputs."""
+    x = torch.randn(2, 3, 64, 64)
+    options = {"pretrain_img_size": 64, "drop_path_rate": 0.0, "parallel": parallel}
+    full, attention = (
+        saved_bytes(ViT(NANO, finetune=finetune, **options).train(), x) for finetune in (None, "attention")
+    )
+    tokens = 2 * (1 + 16) * 4  # images, tokens, bytes of a number
+    inputs_of_two_linears = NANO["depth"] * parallel * tokens * (32 + 4 * 32)
+    assert full - attention >= inputs_of_two_linears
+
+
+def test_what_trains_in_attention_only_fine_tuning():
+    """The list of the README, by name; of a parallel model both branches, of which the authors' code misses one."""
+
+    def trained(model):
+        return {
+            name.replace("stages.0.blocks.0.", "").replace("blocks.0.", "")
+            for name, p in model.named_parameters()
+            if p.requires_grad and not any(f".{i}." in name for i in range(1, 4))
+        }
+
+    linear = {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
+    vit = {"absolute_pos_embed.table", "tokens.cls_position", "norm0.weight", "norm0.bias"}
+    vit |= {f"{attn}.{name}" for attn in ("attn", "attn1") for name in linear}
+    norms = {f"norm{i}.{name}" for i in range(4) for name in ("weight", "bias")}
+    swin = {f"attn.{name}" for name in linear} | norms
+    v2 = swin - {"attn.qkv.bias"} | {"attn.q_bias", "attn.v_bias", "attn.logit_scale"}
+    v2 |= {"attn.bias.cpb_mlp.0.weight", "attn.bias.cpb_mlp.0.bias"}  # and cpb_mlp.2.weight
+    mvit = swin | {"attn.bias.rel_pos_h", "attn.bias.rel_pos_w"}
+    mvit |= {f"attn.pool_{x}.weight" for x in "qkv"} | {f"attn.norm_{x}.{n}" for x in "qkv" for n in ("weight", "bias")}
+    only = {"finetune": "attention"}
+    sizes = {"embed_dims": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
+    assert trained(ViT({**NANO, "depth": 1}, parallel=2, **only)) == vit
+    assert trained(Swin(sizes, **only)) == swin | {"attn.bias.relative_position_bias_table"}
+    assert trained(SwinV2(sizes, **only)) == v2
+    assert trained(MViT({**sizes, "num_heads": 1}, **only)) == mvit
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stem": "mlp"}, "stem: got 'mlp', expected one of 'patch', 'hmlp', 'hmlp_ln'"),
+        ({"stem": "hmlp", "patch_size": 8}, "got patches of 8 and 32 channels, expected patches of 16 pixels"),
+        ({"parallel": 3}, "parallel: got 3, expected one of 1, 2"),
+        ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
+        ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
+        ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),
+        ({"output_cls_token": True, "window_size": 2}, "output_cls_token: with windows"),
+        ({"output_cls_token": True, "relative_position": True}, "output_cls_token: with windows"),
+        ({"window_size": 0}, "window_size: got 0"),
+        ({"pretrain_img_size": 8}, "pretrain_img_size: got 8x8, expected at least one patch of 16"),
+        ({"finetune": "mlp"}, "finetune: got 'mlp', expected None .all. or one of attention"),
+        ({"out_indices": (3, 4)}, "out_indices: got .3, 4., expected ascending stages from 0 to 3"),
+        ({"frozen_stages": 5}, "frozen_stages: got 5"),
+    ],
+)
+def test_bad_options_are_told(options, message):
+    with pytest.raises(ValueError, match=message):
+        ViT(NANO, **options)
+
+
+@pytest.mark.parametrize(
+    "arch",
+    ["deit_huge", {**NANO, "num_heads": 5}, {**NANO, "depth": 0}, {**NANO, "patch_size": 0}, {"embed_dims": 32}],
+)
+def test_bad_archs_are_told(arch):
+    with pytest.raises(ValueError, match="arch: "):
+        ViT(arch)
+
+
+def test_every_arch_builds():
+    with torch.device("meta"):
+        for name, arch in VIT.items():
+            model = ViT(name)
+            assert isinstance(arch, ViTArch)
+            assert model.out_strides == (arch.patch_size,) * 4
+            assert len(model.layers()) == arch.depth + 1

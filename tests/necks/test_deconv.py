@@ -1,0 +1,135 @@
+import pytest
+import torch
+from torch import nn
+
+from vitdense.backbones import ViT
+from vitdense.necks import DeconvPyramid
+from vitdense.necks.deconv import DESIGNS
+from vitdense.report import macs, num_params
+
+every = pytest.mark.parametrize("design", DESIGNS)
+WIDTHS = {"vitdet": (8, 16, 32, 32), "beit": (32,) * 4, "light": (32,) * 4}
+
+
+@every
+@pytest.mark.parametrize("num_maps", [1, 4])
+@pytest.mark.parametrize("size", [(4, 6), (3, 5), (1, 1)])
+def test_four_strides_from_one_or_four_maps(design, num_maps, size):
+    neck = DeconvPyramid([32] * num_maps, design).eval()
+    with torch.no_grad():
+        outs = neck([torch.randn(2, 32, *size) for _ in range(num_maps)])
+    h, w = size
+    sizes = [(4 * h, 4 * w), (2 * h, 2 * w), (h, w), (-(-h // 2), -(-w // 2))]
+    assert neck.out_channels == WIDTHS[design]
+    assert [tuple(out.shape) for out in outs] == [(2, c, *s) for c, s in zip(WIDTHS[design], sizes)]
+
+
+@every
+def test_every_parameter_gets_a_gradient_and_levels_read_their_own_map(design):
+    neck = DeconvPyramid([32] * 4, design).train()
+    maps = [torch.randn(2, 32, 4, 6, requires_grad=True) for _ in range(4)]
+    outs = neck(maps)
+    for i, out in enumerate(outs):
+        grads = torch.autograd.grad(out.square().sum(), maps, retain_graph=True, allow_unused=True)
+        assert [grad is not None for grad in grads] == [j == i for j in range(4)]
+    sum(out.square().mean() for out in outs).backward()
+    assert all(p.grad is not None for p in neck.parameters())
+
+
+def transposed(x, weight, bias):
+    """Transposed convolution of 2x2 with stride 2 by definition: every pixel becomes a patch. ``[B, D, h, w]``."""
+    patches = torch.einsum("bdhw,dckl->bchkwl", x, weight)  # [B, C, h, 2, w, 2]
+    return patches.flatten(2, 3).flatten(3, 4) + bias[:, None, None]
+
+
+@every
+def test_the_levels_are_the_documented_layers(design):
+    """Written out: one enlargement, or two with a norm over the channels, or of the batch, and GELU between."""
+    torch.manual_seed(0)
+    neck = DeconvPyramid(8, design).double().train()
+    for parameter in neck.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    with torch.no_grad():
+        outs = neck([x])
+
+        def dense(layer):  # a depthwise weight as a dense one
+            return torch.diag_embed(layer.weight[:, 0].permute(1, 2, 0)).permute(2, 3, 0, 1) if design == "light" else (
+                layer.weight
+            )  # fmt: skip
+
+        up, norm, gelu, again = neck.levels[0]
+        y = transposed(x, dense(up), up.bias)  # [B, C, 2h, 2w]
+        axes, eps = ((1,), 1e-6) if design == "vitdet" else ((0, 2, 3), 1e-5)
+        y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, unbiased=False, keepdim=True) + eps).sqrt()
+        y = nn.functional.gelu(y * norm.weight[:, None, None] + norm.bias[:, None, None])
+        torch.testing.assert_close(outs[0], transposed(y, dense(again), again.bias))
+        (once,) = neck.levels[1]
+        torch.testing.assert_close(outs[1], transposed(x, dense(once), once.bias))
+    assert isinstance(gelu, nn.GELU)
+    assert torch.equal(outs[2], x)
+    for i in range(2):
+        for j in range(3):
+            assert torch.equal(outs[3][:, :, i, j], x[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].amax((2, 3)))
+
+
+def test_vitdets_levels_have_one_width_and_five_are_what_an_fpn_gives():
+    neck = DeconvPyramid(32, "vitdet", out_channels=16, num_outs=5).eval()
+    assert neck.out_channels == (16,) * 5
+    with torch.no_grad():
+        outs = neck([torch.randn(1, 32, 4, 7)])
+    assert [tuple(out.shape[1:]) for out in outs] == [(16, 16, 28), (16, 8, 14), (16, 4, 7), (16, 2, 4), (16, 1, 2)]
+    assert torch.equal(outs[4], outs[3][:, :, ::2, ::2])
+    assert not any(conv.bias is not None for conv in neck.convs.modules() if isinstance(conv, nn.Conv2d))
+    means = outs[0].mean(1)
+    assert means.abs().max() < 1e-5  # the last is a LayerNorm over the channels
+
+
+@pytest.mark.parametrize(
+    ("design", "millions", "billions"), [("vitdet", 0.66, 3.5), ("beit", 1.77, 14.2), ("light", 0.01, 0.0)]
+)
+def test_the_documented_costs_at_800x1280(design, millions, billions):
+    with torch.device("meta"):
+        neck = DeconvPyramid(384, design).eval()
+        _, cost = macs(lambda: neck([torch.empty(1, 384, 50, 80)]))
+    assert round(num_params(neck) / 1e6, 2) == millions
+    assert round(cost / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_channels": [32, 32]}, "in_channels: got .32, 32., expected one number, or four"),
+        ({"in_channels": [32, 32, 32, 64]}, "expected one number, or four that are the same"),
+        ({"in_channels": 30}, "multiple of 4"),
+        ({"in_channels": 32, "design": "fpn"}, "design: got 'fpn', expected one of vitdet, beit, light"),
+        ({"in_channels": 32, "num_outs": 5}, "num_outs: got 5, expected 4, or more together with out_channels"),
+        ({"in_channels": 32, "num_outs": 3}, "num_outs: got 3"),
+    ],
+)
+def test_bad_options_are_told(options, message):
+    with pytest.raises(ValueError, match=message):
+        DeconvPyramid(**options)
+
+
+def test_another_number_of_maps_is_told():
+    with pytest.raises(ValueError, match="got 4 maps, expected 1"):
+        DeconvPyramid(32)([torch.randn(1, 32, 2, 2)] * 4)
+
+
+def test_it_feeds_mmdets_fpn_by_a_list_of_necks():
+    pytest.importorskip("mmdet")
+    from mmdet.registry import MODELS
+    from mmengine.registry import init_default_scope
+
+    init_default_scope("mmdet")
+    neck = MODELS.build(
+        [
+            {"type": "vitdense.DeconvPyramid", "in_channels": [32] * 4, "design": "light"},
+            {"type": "FPN", "in_channels": [32] * 4, "out_channels": 16, "num_outs": 5},
+        ]
+    ).eval()
+    arch = {"embed_dims": 32, "depth": 4, "num_heads": 2}
+    with torch.no_grad():
+        outs = neck(ViT(arch, pretrain_img_size=64).eval()(torch.randn(1, 3, 70, 100)))
+    assert [tuple(out.shape[1:]) for out in outs] == [(16, 20, 28), (16, 10, 14), (16, 5, 7), (16, 3, 4), (16, 2, 2)]

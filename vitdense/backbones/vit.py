@@ -1,0 +1,353 @@
+"""Plain vision transformers for dense prediction.
+
+ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021) and DeiT III (Touvron et al., ECCV 2022), with
+windows as in ViTDet (Li et al., ECCV 2022), and with the parallel blocks, the hMLP stem and the attention-only
+fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+from vitdense.backbones.base import Backbone, as_pair, run
+from vitdense.backbones.variants import VIT, ViTArch, find_arch
+from vitdense.layers.attention import attend, attend_decomposed
+from vitdense.layers.bias import DecomposedBias
+from vitdense.layers.blocks import HierarchicalStem, PatchEmbed, init_transformer
+from vitdense.layers.position import AbsolutePosition, ExtraTokens
+from vitdense.layers.windows import Windows
+from vitdense.registry import MODELS
+
+LayerNorm = partial(nn.LayerNorm, eps=1e-6)
+STEMS = {"patch": None, "hmlp": "BN", "hmlp_ln": "LN"}
+OUT_NORMS = ("each", "final", "none")
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One block. Window and grid are (h, w) in tokens.
+
+    Attributes:
+        dim: Channels.
+        num_heads: Attention heads.
+        window: None attends globally.
+        table: The grid whose relative positions it has a table for; None for no relative positions.
+        layer_scale: Initial value of the factors on its branches; None for no factors.
+        drop_path: Stochastic depth.
+    """
+
+    dim: int
+    num_heads: int
+    window: tuple[int, int] | None
+    table: tuple[int, int] | None
+    layer_scale: float | None
+    drop_path: float
+
+
+def ends_of_quarters(depth: int) -> tuple[int, ...]:
+    """The last block of every quarter: where ViTDet attends globally, and where dense work taps a plain ViT."""
+    return tuple(dict.fromkeys(max(depth * quarter // 4, 1) - 1 for quarter in (1, 2, 3, 4)))
+
+
+def plan(
+    arch: ViTArch,
+    window: tuple[int, int] | None,
+    global_indices: Sequence[int],
+    table: tuple[int, int] | None,
+    drop_path_rate: float,
+) -> list[BlockSpec]:
+    """Every block of a ViT in order.
+
+    Args:
+        arch: Sizes.
+        window: Of all blocks but those of `global_indices`; None for global attention everywhere.
+        global_indices: Blocks without windows.
+        table: Grid of the relative positions of blocks without windows (the others have those of their window); None
+            for no relative positions.
+        drop_path_rate: Of the last block, linear from 0, or of all (`ViTArch.constant_drop_path`).
+    """
+    windows = [None if i in global_indices else window for i in range(arch.depth)]
+    return [
+        BlockSpec(
+            dim=arch.embed_dims,
+            num_heads=arch.num_heads,
+            window=of_block,
+            table=table and (of_block or table),
+            layer_scale=arch.layer_scale,
+            drop_path=drop_path_rate * (1 if arch.constant_drop_path else i / max(arch.depth - 1, 1)),
+        )
+        for i, of_block in enumerate(windows)
+    ]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (ViT section 3.1), in windows where the block has one (ViTDet section 3).
+
+    Args:
+        spec: The block.
+    """
+
+    def __init__(self, spec: BlockSpec) -> None:
+        super().__init__()
+        self.num_heads, self.window = spec.num_heads, spec.window
+        head_dim = spec.dim // spec.num_heads
+        self.scale = head_dim**-0.5
+        self.qkv = nn.Linear(spec.dim, 3 * spec.dim)
+        self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
+        self.proj = nn.Linear(spec.dim, spec.dim)
+
+    def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
+        """Attend among all tokens, or within the windows of the map that they are.
+
+        Args:
+            x: ``[B, N, C]``: with windows or relative positions N is h * w, row-major.
+            size: Map (h, w) in tokens.
+            windows: How it is cut; None for global attention. Padding stands before qkv: a padded token's key and value
+                are the bias, and it is seen like any other, as in the authors' code.
+
+        Returns:
+            ``[B, N, C]``.
+        """
+        if windows is not None:
+            x = windows.partition(x.unflatten(1, size))  # [B*nW, n, C]
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, N, d] each
+        if self.bias is None:
+            y = attend(q, k, v)  # [B, heads, N, d]
+        else:
+            grid = self.window or size
+            along = (part.flatten(2, 3) for part in self.bias(q.unflatten(2, grid), grid))  # [B, heads, N, h or w] each
+            y = attend_decomposed(q, k, v, *along, self.scale)  # [B, heads, N, d]
+        y = y.transpose(1, 2).flatten(2)  # [B, N, C]
+        return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
+
+
+class ViTBlock(nn.Module):
+    """Attention, then an MLP, each on normalised branches: one of each, or two side by side ("Three things" section 3).
+
+    The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1.
+
+    Args:
+        spec: The block.
+        mlp_ratio: Hidden width of the MLPs over `spec.dim`.
+        parallel: Branches of each kind.
+    """
+
+    def __init__(self, spec: BlockSpec, mlp_ratio: float, parallel: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.parallel = parallel
+        for n in range(parallel):
+            tail = str(n or "")
+            self.add_module(f"norm1{tail}", LayerNorm(spec.dim))
+            self.add_module(f"attn{tail}", Attention(spec))
+            self.add_module(f"norm2{tail}", LayerNorm(spec.dim))
+            self.add_module(f"mlp{tail}", Mlp(spec.dim, int(spec.dim * mlp_ratio)))
+            for kind in ("gamma_1", "gamma_2"):
+                scale = None if spec.layer_scale is None else nn.Parameter(torch.full((spec.dim,), spec.layer_scale))
+                self.register_parameter(kind + f"_{n}" * (n > 0), scale)
+        self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
+        """``[B, N, C]`` to the same; see `Attention`."""
+        x = self.add("attn", "norm1", "gamma_1", x, size, windows)
+        return self.add("mlp", "norm2", "gamma_2", x)
+
+    def add(self, layer: str, norm: str, gamma: str, x: Tensor, *args: object) -> Tensor:
+        """`x` plus its branches of one kind, which all read the same `x` and are dropped each on its own."""
+        y = x
+        for n in range(self.parallel):
+            tail = str(n or "")
+            branch = getattr(self, layer + tail)(getattr(self, norm + tail)(x), *args)  # [B, N, C]
+            scale = getattr(self, gamma + f"_{n}" * (n > 0))
+            y = y + self.drop_path(branch if scale is None else scale * branch)
+        return y
+
+
+@MODELS.register_module()
+class ViT(Backbone):
+    """ViT, DeiT or DeiT III: maps of one stride, that of the patches, from an image of any size.
+
+    The image is padded right and bottom to whole patches; position embeddings are resized bicubically to the map. The
+    class token attends and is attended, and is no part of the maps. A backbone with windows or relative positions has
+    none, as ViTDet: then those of a checkpoint are left out.
+
+    Args:
+        arch: ``'deit_tiny'``, ``'deit_small'``, ``'deit_base'``, each also with ``'_distilled'``; ``'vit_tiny'``,
+            ``'vit_small'``, ``'vit_base'``, ``'vit_large'``, ``'vit_huge'``; ``'deit3_small'``, ``'deit3_medium'``,
+            ``'deit3_base'``, ``'deit3_large'``, ``'deit3_huge'``; or a dict of the fields of `ViTArch`.
+        in_channels: Image channels.
+        patch_size: Patch side and stride in pixels; the arch's when None (16, or 14 for huge).
+        stem: ``'patch'``, one convolution; ``'hmlp'`` or ``'hmlp_ln'``, the hMLP stem with BN or LN, for patches of 16.
+        parallel: 1, or 2 for two attention, then two MLP branches side by side in every block.
+        window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
+            everywhere. ViTDet: 14.
+        global_indices: Blocks without windows; the last of every quarter when None, as ViTDet.
+        relative_position: Whether attention has decomposed relative positions, as ViTDet.
+        img_size: Image size in pixels, one int or (h, w), of training: the relative positions of global blocks have
+            its grid. Other images are as good: the tables are resized.
+        mlp_ratio: Hidden width of the MLPs over their input.
+        drop_path_rate: Stochastic depth of the last block, linear from 0; of all blocks in DeiT III.
+        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the position embeddings have.
+        out_indices: Blocks whose maps to return, counted from 0; the last of every quarter when None.
+        out_norm: ``'each'``: a LayerNorm for every output, fresh, for no checkpoint of a classifier has them;
+            ``'final'``: the checkpoint's own norm on the last block's map; ``'none'``.
+        output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
+            ``[B, C]`` under the same norm.
+        frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
+        finetune: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4; both
+            branches when parallel, where the authors' code trains the first alone); None trains all.
+        with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
+        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
+
+    Raises:
+        ValueError: An unknown arch, stem or norm, or options that do not fit together.
+    """
+
+    family = "vit"
+
+    def __init__(
+        self,
+        arch: str | Mapping = "deit_small",
+        in_channels: int = 3,
+        patch_size: int | None = None,
+        stem: str = "patch",
+        parallel: int = 1,
+        window_size: int | Sequence[int] | None = None,
+        global_indices: Sequence[int] | None = None,
+        relative_position: bool = False,
+        img_size: int | Sequence[int] = 1024,
+        mlp_ratio: float = 4.0,
+        drop_path_rate: float = 0.1,
+        pretrain_img_size: int | Sequence[int] = 224,
+        out_indices: Sequence[int] | None = None,
+        out_norm: str = "each",
+        output_cls_token: bool = False,
+        frozen_stages: int = -1,
+        finetune: str | None = None,
+        with_cp: bool = False,
+        init_cfg: dict | None = None,
+    ) -> None:
+        super().__init__(init_cfg=init_cfg)
+        sizes = find_arch(arch, VIT)
+        if patch_size is not None:
+            sizes = replace(sizes, patch_size=patch_size)
+        patch, depth, dim = sizes.patch_size, sizes.depth, sizes.embed_dims
+        quarters = ends_of_quarters(depth)
+        has_tokens = window_size is None and not relative_position
+        self._check_options(sizes, stem, parallel, global_indices, out_norm, output_cls_token and not has_tokens)
+        self.output_cls_token = output_cls_token
+        self.with_cp = with_cp
+
+        def grid(image: int | Sequence[int], name: str) -> tuple[int, int]:
+            h, w = as_pair(image, name)
+            if h < patch or w < patch:
+                raise ValueError(f"{name}: got {h}x{w}, expected at least one patch of {patch} pixels")
+            return h // patch, w // patch
+
+        self.patch_embed = (
+            PatchEmbed(in_channels, dim, patch, norm=False)
+            if stem == "patch"
+            else HierarchicalStem(in_channels, dim, STEMS[stem])
+        )
+        self.absolute_pos_embed = AbsolutePosition(grid(pretrain_img_size, "pretrain_img_size"), dim)
+        self.tokens = ExtraTokens(dim, sizes.distilled, sizes.token_position) if has_tokens else None
+        specs = plan(
+            sizes,
+            None if window_size is None else as_pair(window_size, "window_size"),
+            quarters if global_indices is None else global_indices,
+            grid(img_size, "img_size") if relative_position else None,
+            drop_path_rate,
+        )
+        self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
+        self.norm = LayerNorm(dim) if out_norm == "final" else None
+        self.apply(init_transformer)
+        self.finish(
+            dims=[dim] * depth,
+            strides=[patch] * depth,
+            out_indices=quarters if out_indices is None else out_indices,
+            frozen_stages=frozen_stages,
+            finetune=finetune,
+            norm=LayerNorm if out_norm == "each" else lambda dim: nn.Identity(),
+        )
+        if self.norm is not None and self.out_indices[-1] != depth - 1:
+            raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
+
+    @staticmethod
+    def _check_options(
+        sizes: ViTArch,
+        stem: str,
+        parallel: int,
+        global_indices: Sequence[int] | None,
+        out_norm: str,
+        wants_missing_tokens: bool,
+    ) -> None:
+        for name, got, known in (
+            ("stem", stem, STEMS),
+            ("parallel", parallel, (1, 2)),
+            ("out_norm", out_norm, OUT_NORMS),
+        ):
+            if got not in known:
+                raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
+        if stem != "patch" and (sizes.patch_size != HierarchicalStem.patch_size or sizes.embed_dims % 4):
+            raise ValueError(
+                f"stem={stem!r}: got patches of {sizes.patch_size} and {sizes.embed_dims} channels, expected patches "
+                f"of {HierarchicalStem.patch_size} pixels and a multiple of 4 channels"
+            )
+        if wrong := [i for i in global_indices or () if not 0 <= i < sizes.depth]:
+            raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {sizes.depth - 1}")
+        if wants_missing_tokens:
+            raise ValueError(
+                "output_cls_token: with windows or relative positions there is no class token; leave it False"
+            )
+
+    def stem_modules(self) -> list[nn.Module]:
+        tokens = [self.tokens] if self.tokens is not None else []
+        return [self.patch_embed, self.absolute_pos_embed, *tokens]
+
+    def stage_modules(self) -> nn.ModuleList:
+        return self.blocks
+
+    def unused_modules(self) -> list[nn.Module]:
+        return list(self.blocks[self.out_indices[-1] + 1 :])
+
+    def frozen_modules(self) -> list[nn.Module]:
+        everything = self.frozen_stages == len(self.blocks) and self.norm is not None
+        return [*super().frozen_modules(), *([self.norm] if everything else [])]
+
+    def layers(self) -> list[list[nn.Module]]:
+        return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
+
+    def output_norm(self, stage: int) -> nn.Module:
+        is_final = self.norm is not None and stage == len(self.blocks) - 1
+        return self.norm if is_final else super().output_norm(stage)
+
+    def forward(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
+        """Image ``[B, 3, H, W]`` to one map ``[B, C, ceil(H/p), ceil(W/p)]`` per index of `out_indices`, with its
+        tokens ``[B, C]`` where `output_cls_token`."""
+        x = self.absolute_pos_embed(self.patch_embed(x))  # [B, h, w, C]
+        size = (x.shape[1], x.shape[2])
+        x = x.flatten(1, 2)  # [B, h*w, C]
+        x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
+        layouts: dict[tuple[int, int] | None, Windows | None] = {None: None}  # by window: made once for all blocks
+        outs = []
+        for i, block in enumerate(self.blocks[: self.out_indices[-1] + 1]):
+            window = block.spec.window
+            if window not in layouts:
+                layouts[window] = Windows.plan(size, window, (0, 0), x.device)
+            x = run(block, x, size, layouts[window], with_cp=self.with_cp and self.training)  # [B, E + h*w, C]
+            if i in self.out_indices:
+                outs.append(self.split(x, size, i))
+        return tuple(outs)
+
+    def split(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
+        """The map of all tokens ``[B, E + h*w, C]`` behind its norm, ``[B, C, h, w]``, and on request the E others."""
+        extra = 0 if self.tokens is None else len(self.tokens)
+        out = self.output(x[:, extra:].unflatten(1, size), index)  # [B, C, h, w]
+        if not self.output_cls_token:
+            return out
+        return out, *self.output_norm(index)(x[:, :extra]).unbind(1)  # E of [B, C]

@@ -1,0 +1,144 @@
+"""From the one stride of a plain ViT to the strides 4, 8, 16 and 32 that FPN and UperNet take, by transposed
+convolutions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch.nn.functional as F
+from mmengine.model import BaseModule
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+from vitdense.registry import MODELS
+
+STEPS = (2, 1, 0, -1)  # of a level from the map's stride, in powers of two: strides 4, 8, 16, 32 from 16
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a map is enlarged.
+
+    Attributes:
+        width: Channels behind an enlargement over those before it.
+        depthwise: Whether every channel is enlarged on its own.
+        norm: Stands with a GELU between two enlargements: from channels to a module.
+    """
+
+    width: float
+    depthwise: bool
+    norm: Callable[[int], nn.Module]
+
+
+DESIGNS = {
+    "vitdet": Design(0.5, False, LayerNorm2d),
+    "beit": Design(1, False, nn.BatchNorm2d),
+    "light": Design(1, True, nn.BatchNorm2d),
+}
+
+
+@MODELS.register_module()
+class DeconvPyramid(BaseModule):
+    """Four maps of strides 4, 8, 16 and 32 from one of stride 16, or from four of them, a level from each.
+
+    A map is enlarged by transposed convolutions of 2x2 with stride 2, two with a norm and GELU between them for
+    stride 4, one for stride 8; it is taken as it is for stride 16, and max-pooled by 2 for stride 32, of odd sizes with
+    the last row and column alone. From patches of another size p the strides are p/4, p/2, p and 2p. With D input
+    channels the designs have
+
+    ============  ===============  =================================  ==================================  ============
+    design        widths           layers                             source                              cost, D = 384
+    ============  ===============  =================================  ==================================  ============
+    ``'vitdet'``  D/4, D/2, D, D   dense, LayerNorm                   ViTDet section 3, simple feature    0.66 M, 3.5 G
+                                                                      pyramid
+    ``'beit'``    D, D, D, D       dense, BatchNorm                   BEiT and XCiT, segmentation code    1.77 M, 14.2 G
+    ``'light'``   D, D, D, D       depthwise, BatchNorm               this project                        0.01 M, 0.0 G
+    ============  ===============  =================================  ==================================  ============
+
+    (parameters and multiply-adds at 800x1280). Swin's Tables 2 and 3 compare with a DeiT-S whose maps are made "by
+    deconvolution layers". Those layers were never released. ``'light'`` is a reconstruction: of the designs tried it is
+    the one whose totals match the four published ones (Cascade Mask R-CNN 80 M and 889 G, UperNet 52 M and 1099 G);
+    that it is the authors' is an inference from totals.
+
+    Args:
+        in_channels: Channels of every map, one int or one per map, all the same.
+        design: See above.
+        out_channels: Bring every level to this many channels by 1x1 and 3x3 convolutions, each with a LayerNorm and
+            without an activation, as ViTDet, which has no FPN behind it; None leaves the widths above for an FPN or
+            UperNet, which has its own.
+        num_outs: Levels. More than four need `out_channels`; each is every second pixel of the one before it, as in
+            FPN.
+        init_cfg: Of mmengine.
+
+    Attributes:
+        out_channels: Channels of every output.
+
+    Raises:
+        ValueError: An unknown design, or numbers that do not fit together.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Sequence[int],
+        design: str = "vitdet",
+        out_channels: int | None = None,
+        num_outs: int = 4,
+        init_cfg: dict | None = None,
+    ) -> None:
+        super().__init__(init_cfg=init_cfg)
+        channels = (in_channels,) if isinstance(in_channels, int) else tuple(in_channels)
+        if len(channels) not in (1, len(STEPS)) or len(set(channels)) != 1:
+            raise ValueError(f"in_channels: got {in_channels}, expected one number, or four that are the same")
+        if design not in DESIGNS:
+            raise ValueError(f"design: got {design!r}, expected one of {', '.join(DESIGNS)}")
+        if num_outs < len(STEPS) or (num_outs > len(STEPS) and out_channels is None):
+            raise ValueError(f"num_outs: got {num_outs}, expected 4, or more together with out_channels")
+        self.num_maps, self.num_outs = len(channels), num_outs
+        dim, kind = channels[0], DESIGNS[design]
+        if design == "vitdet" and dim % 4:
+            raise ValueError(f"in_channels: got {dim}, expected a multiple of 4, for 'vitdet' halves them twice")
+        self.levels = nn.ModuleList(_level(dim, step, kind) for step in STEPS)
+        widths = [int(dim * kind.width ** max(step, 0)) for step in STEPS]
+        self.convs = nn.ModuleList(_to_width(width, out_channels) for width in widths) if out_channels else None
+        self.out_channels = (out_channels,) * num_outs if out_channels else tuple(widths)
+
+    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Maps ``[B, D, h, w]``, one or four, to ``[B, C_i, h_i, w_i]`` of sizes 4, 2, 1 and 1/2 (rounded up) times
+        those of the input.
+
+        Raises:
+            ValueError: Another number of maps.
+        """
+        if len(maps) != self.num_maps:
+            raise ValueError(
+                f"DeconvPyramid: got {len(maps)} maps, expected {self.num_maps}: as many as in_channels; set the "
+                f"backbone's out_indices to that number"
+            )
+        maps = tuple(maps) * (len(STEPS) // self.num_maps)
+        outs = [level(x) for level, x in zip(self.levels, maps)]
+        if self.convs is not None:
+            outs = [conv(x) for conv, x in zip(self.convs, outs)]
+        for _ in range(self.num_outs - len(STEPS)):
+            outs.append(F.max_pool2d(outs[-1], 1, stride=2))  # [B, C, ceil(h/2), ceil(w/2)]
+        return tuple(outs)
+
+
+def _level(dim: int, step: int, design: Design) -> nn.Module:
+    """The layers that bring a map to one level; see `STEPS`."""
+    if step < 0:
+        return nn.MaxPool2d(2**-step, ceil_mode=True)
+    layers: list[nn.Module] = []
+    for n in range(step):
+        width = int(dim * design.width)
+        groups = dim if design.depthwise else 1
+        layers += [design.norm(dim), nn.GELU()] * (n > 0)
+        layers += [nn.ConvTranspose2d(dim, width, 2, stride=2, groups=groups)]
+        dim = width
+    return nn.Sequential(*layers)
+
+
+def _to_width(dim: int, width: int) -> nn.Module:
+    conv = partial(nn.Conv2d, bias=False)
+    return nn.Sequential(
+        conv(dim, width, 1), LayerNorm2d(width), conv(width, width, 3, padding=1), LayerNorm2d(width)
+    )  # [B, width, h, w]
