@@ -10,6 +10,7 @@ RULES = {  # folder: (vitdense packages it may import, may it import mm*)
     "layers": ({"layers"}, False),
     "weights": ({"files", "layers", "weights"}, False),
     "backbones": ({"layers", "weights", "backbones", "registry"}, True),
+    "necks": ({"layers", "necks", "registry"}, True),
 }
 
 

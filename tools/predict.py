@@ -1,4 +1,8 @@
-"""Detect on images: pictures with boxes, masks and scores, and COCO-format JSON."""
+"""Predict on images.
+
+Of a detector: pictures with boxes, masks and scores, and COCO-format JSON. Of a segmentor: pictures with the classes
+and a legend, and label maps.
+"""
 
 from pathlib import Path
 
@@ -15,7 +19,9 @@ def main() -> None:
     parser.add_argument("checkpoint", help="checkpoint file, or a work folder for its latest")
     parser.add_argument("images", nargs="+", type=Path, help="image files")
     parser.add_argument("--out-dir", type=Path, help="default <work folder>/predictions")
-    parser.add_argument("--score-thr", type=float, default=0.3, help="do not draw detections below this score")
+    parser.add_argument(
+        "--score-thr", type=float, default=0.3, help="do not draw detections below this score (detectors only)"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     with clear_errors():

@@ -168,7 +168,7 @@ def test_attention_only_fine_tuning(make, frozen_stages):
     sum(out.square().mean() for out in model(x)).backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == expected
     assert not torch.equal(model(x)[-1], model(x)[-1])  # drop path
-    assert not any(isinstance(m, nn.BatchNorm2d) and m.training for m in model.modules())
+    assert not any(isinstance(m, nn.SyncBatchNorm) and m.training for m in model.modules())
 
 
 @every

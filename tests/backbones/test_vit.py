@@ -177,7 +177,7 @@ def test_the_hmlp_stem_keeps_patches_apart(stem):
     torch.manual_seed(0)
     stem = randomise(ViT(NANO, stem=stem).patch_embed)
     for module in stem.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.SyncBatchNorm):
             nn.init.normal_(module.running_mean)
             nn.init.uniform_(module.running_var, 0.5, 2)
     stem.eval()

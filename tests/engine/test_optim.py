@@ -5,7 +5,7 @@ from mmengine.logging import MMLogger
 from mmengine.optim import build_optim_wrapper
 from torch import nn
 
-from vitdense.backbones import MViT, Swin, SwinV2
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
 
 SIZES = {"embed_dims": 8, "depths": (1, 2)}
 MAKE = {
@@ -77,6 +77,35 @@ def test_stages_behind_the_last_output_do_not_count(family):
     assert settings["backbone.stages.1.blocks.1.mlp.fc1.weight"][0] == pytest.approx(0.05)
     assert settings["backbone.patch_embed.proj.weight"][0] == pytest.approx(0.1 * 0.5**4)
     assert not any(name.startswith("backbone.stages.2") for name in settings)
+
+
+def test_a_plain_vit_learns_as_in_detectron2():
+    """Factor ``rate ** (L + 1 - id)`` with id 0 for what makes the tokens, i + 1 for block i, L + 1 for the rest."""
+    vit = ViT({"embed_dims": 8, "depth": 12, "num_heads": 2, "distilled": True}, parallel=2, out_norm="final")
+    settings, _ = build(Detector(vit), layer_decay_rate=0.7, norm_decay_mult=0.0)
+
+    def layer(name):
+        if name.startswith(("backbone.patch_embed.", "backbone.absolute_pos_embed.", "backbone.tokens.")):
+            return 0
+        return int(name.split(".")[2]) + 1 if name.startswith("backbone.blocks.") else 13
+
+    assert {layer(name) for name in settings} == set(range(14))
+    for name, (lr, decay) in settings.items():
+        assert lr == pytest.approx(0.1 * 0.7 ** (13 - layer(name))), name
+        assert decay == (0.0 if ".norm" in name or name.startswith("backbone.norm") or "neck.1" in name else 0.5), name
+
+
+@pytest.mark.parametrize(
+    "constructor", ["vitdense.LayerDecayOptimWrapperConstructor", "DefaultOptimWrapperConstructor"]
+)
+def test_what_attention_only_fine_tuning_freezes_stays_out_of_the_optimiser(kind):
+    model = Detector(ViT({"embed_dims": 8, "depth": 2, "num_heads": 2}, finetune="attention"))
+    cfg = {"type": "OptimWrapper", "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5}}
+    cfg |= {"constructor": f"{kind}OptimWrapperConstructor", "paramwise_cfg": {"norm_decay_mult": 0.0}}
+    groups = build_optim_wrapper(model, cfg).optimizer.param_groups
+    there = {id(p) for group in groups for p in group["params"]}
+    assert there == {id(p) for p in model.parameters() if p.requires_grad}
+    assert len(there) < len(list(model.parameters()))
 
 
 def test_without_decay_it_is_the_default_constructor():

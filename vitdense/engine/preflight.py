@@ -11,6 +11,7 @@ from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS
 
 from vitdense.engine.config import ConfigError
+from vitdense.engine.label_maps import check_label_maps
 
 # Heads that predict the classes of the data set. Others (a semantic branch beside a detector) have their own.
 CLASS_HEADS = ("bbox_head", "mask_head", "decode_head", "auxiliary_head")
@@ -24,13 +25,13 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
         splits: Among ``train``, ``val`` and ``test``.
 
     Raises:
-        ConfigError: A file or folder is missing, the classes are not those of the annotation file, or a head has
-            another number of classes.
+        ConfigError: A file or folder is missing, the classes are not those of the annotation file, a head has
+            another number of classes, or the values of label maps do not fit the settings.
     """
     drawn = False
     for split in splits:
         loader = cfg.get(f"{split}_dataloader")
-        for dataset in _datasets(loader["dataset"]) if loader else ():
+        for dataset in leaf_datasets(loader["dataset"]) if loader else ():
             drawn |= _check_dataset(f"{split}_dataloader", dataset, cfg)
         evaluators = cfg.get(f"{split}_evaluator") or []
         for evaluator in evaluators if isinstance(evaluators, (list, tuple)) else [evaluators]:
@@ -39,14 +40,14 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
                 raise ConfigError(f"{split}_evaluator: ann_file {ann_file} is not there; name the data set's own")
 
 
-def _datasets(dataset: dict) -> Iterator[dict]:
-    """The data sets inside wrappers (repeated, balanced, concatenated)."""
+def leaf_datasets(dataset: dict) -> Iterator[dict]:
+    """The configs of the data sets inside wrappers (repeated, balanced, concatenated)."""
     inner = dataset.get("datasets", [dataset["dataset"]] if "dataset" in dataset else None)
     if inner is None:
         yield dataset
     else:
         for part in inner:
-            yield from _datasets(part)
+            yield from leaf_datasets(part)
 
 
 def _check_dataset(where: str, dataset: dict, cfg: Config) -> bool:
@@ -72,6 +73,8 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> bool:
             _check_categories(where, root / ann_file, tuple(classes))
     if classes is not None:
         _check_heads(cfg.model, len(classes), f"{where}: the data set has {len(classes)} classes")
+    if not drawn and not elsewhere and cfg.get("default_scope") == "mmseg":
+        check_label_maps(where, dataset, kind, cfg)
     return drawn
 
 

@@ -50,11 +50,11 @@ class HierarchicalStem(nn.Module):
     Args:
         in_channels: Image channels.
         dim: Channels of the result; a multiple of 4.
-        norm: ``'BN'`` as published, or ``'LN'``, which does not mix the images of a batch.
+        norm: ``'BN'`` (SyncBN) as published, or ``'LN'``, which does not mix the images of a batch.
     """
 
     patch_size = 16
-    norms = {"BN": nn.BatchNorm2d, "LN": LayerNorm2d}  # noqa: RUF012
+    norms = {"BN": nn.SyncBatchNorm, "LN": LayerNorm2d}  # noqa: RUF012
 
     def __init__(self, in_channels: int, dim: int, norm: str) -> None:
         super().__init__()

@@ -32,8 +32,8 @@ class Design:
 
 DESIGNS = {
     "vitdet": Design(0.5, False, LayerNorm2d),
-    "beit": Design(1, False, nn.BatchNorm2d),
-    "light": Design(1, True, nn.BatchNorm2d),
+    "beit": Design(1, False, nn.SyncBatchNorm),
+    "light": Design(1, True, nn.SyncBatchNorm),
 }
 
 
@@ -51,8 +51,8 @@ class DeconvPyramid(BaseModule):
     ============  ===============  =================================  ==================================  ============
     ``'vitdet'``  D/4, D/2, D, D   dense, LayerNorm                   ViTDet section 3, simple feature    0.66 M, 3.5 G
                                                                       pyramid
-    ``'beit'``    D, D, D, D       dense, BatchNorm                   BEiT and XCiT, segmentation code    1.77 M, 14.2 G
-    ``'light'``   D, D, D, D       depthwise, BatchNorm               this project                        0.01 M, 0.0 G
+    ``'beit'``    D, D, D, D       dense, SyncBN                      BEiT and XCiT, segmentation code    1.77 M, 14.2 G
+    ``'light'``   D, D, D, D       depthwise, SyncBN                  this project                        0.01 M, 0.0 G
     ============  ===============  =================================  ==================================  ============
 
     (parameters and multiply-adds at 800x1280). Swin's Tables 2 and 3 compare with a DeiT-S whose maps are made "by

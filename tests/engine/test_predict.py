@@ -1,0 +1,147 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+from vitdense.datasets.shapes import CLASSES, PALETTE, draw_image
+from vitdense.engine.build import build_model
+from vitdense.engine.config import ConfigError
+from vitdense.engine.predict import Segmentation, load_model, predict
+
+pytest.importorskip("mmseg")
+NAMES = ["background", *CLASSES]
+COLOURS = [(0, 0, 0), *PALETTE]
+
+
+@pytest.fixture
+def cfg():
+    pipeline = [
+        dict(type="LoadImageFromFile"),
+        dict(type="Resize", scale=(128, 64), keep_ratio=True),
+        dict(type="LoadAnnotations"),
+        dict(type="PackSegInputs"),
+    ]
+    backbone = dict(arch=dict(embed_dims=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1)))
+    head = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3], channels=8, pool_scales=(1, 2), num_classes=9)
+    return Config(
+        dict(
+            default_scope="mmseg",
+            test_dataloader=dict(dataset=dict(type="RepeatDataset", times=1, dataset=dict(pipeline=pipeline))),
+            model=dict(
+                type="EncoderDecoder",
+                data_preprocessor=dict(
+                    type="SegDataPreProcessor", mean=[127.5] * 3, std=[60.0] * 3, test_cfg=dict(size_divisor=32)
+                ),
+                backbone=dict(
+                    type="vitdense.Swin", init_cfg=dict(type="Pretrained", checkpoint="gone.pth"), **backbone
+                ),
+                decode_head=dict(type="UPerHead", norm_cfg=dict(type="SyncBN"), **head),
+                test_cfg=dict(mode="whole"),
+            ),
+        )
+    )
+
+
+@pytest.fixture
+def checkpoint(cfg, tmp_path):
+    """Saves random weights beside what a checkpoint says of itself."""
+    cfg.model.backbone.init_cfg = None
+    state = build_model(cfg).state_dict()
+
+    def save(**meta):
+        torch.save({"meta": meta, "state_dict": state}, tmp_path / "model.pth")
+        return str(tmp_path / "model.pth")
+
+    return save
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Two drawn images of different shapes."""
+    paths = [tmp_path / "wide.png", tmp_path / "tall.jpg"]
+    for i, (path, size) in enumerate(zip(paths, [(64, 128), (120, 72)])):
+        Image.fromarray(draw_image(np.random.default_rng(i), size)[0]).save(path)
+    return paths
+
+
+def test_a_segmentor_gives_pictures_with_a_legend_and_label_maps(cfg, checkpoint, images, tmp_path):
+    out = tmp_path / "out"
+    path = checkpoint(dataset_meta=dict(classes=NAMES, palette=COLOURS))
+    assert predict(cfg, path, images, out) == out
+    files = sorted(str(p.relative_to(out)) for p in out.rglob("*.*"))
+    assert files == ["labels/tall.png", "labels/wide.png", "tall.jpg", "wide.png"]
+    assert cfg.model.backbone.init_cfg is None
+    from mmseg.apis import inference_model
+
+    model = load_model(cfg, path, "cpu")
+    model.cfg.test_pipeline = list(cfg.test_dataloader.dataset.dataset.pipeline)
+    for image in images:
+        label_map = Image.open(out / "labels" / f"{image.stem}.png")
+        labels = np.array(label_map)
+        assert label_map.mode == "L"
+        want = inference_model(model, str(image)).pred_sem_seg.data[0].numpy()
+        np.testing.assert_array_equal(labels, want)
+        assert len(np.unique(labels)) > 1
+        width, height = Image.open(image).size
+        picture = np.array(Image.open(out / image.name))
+        assert labels.shape == (height, width)
+        assert picture.shape[0] >= height
+        assert picture.shape[1] > width
+    largest = np.bincount(np.array(Image.open(out / "labels/wide.png")).ravel()).argmax()
+    legend = np.array(Image.open(out / "wide.png"))[:, 128:].reshape(-1, 3)
+    assert (legend == COLOURS[largest]).all(1).sum() > 100
+
+
+def test_classes_without_a_palette_and_by_the_names_of_old_checkpoints(cfg, checkpoint, images, tmp_path):
+    for i, meta in enumerate(
+        [
+            dict(dataset_meta=dict(classes=NAMES)),
+            dict(dataset_meta=dict(classes=NAMES, palette="random")),
+            dict(CLASSES=NAMES, PALETTE=None),
+        ]
+    ):
+        predict(cfg, checkpoint(**meta), images[:1], tmp_path / str(i))
+    pictures = {(tmp_path / str(i) / "wide.png").read_bytes() for i in range(3)}
+    assert len(pictures) == 1
+
+
+def test_more_than_256_classes_take_16_bits(cfg, checkpoint, images, tmp_path):
+    model = load_model(cfg, checkpoint(dataset_meta=dict(classes=NAMES)), "cpu")
+    model.num_classes, model.dataset_meta = 300, dict(classes=[str(i) for i in range(300)])
+    segmentation = Segmentation(model, tmp_path / "many")
+    labels = np.full((64, 128), 299)
+    segmentation.labels = lambda image: labels
+    segmentation.add(images[0])
+    np.testing.assert_array_equal(np.array(Image.open(tmp_path / "many/labels/wide.png")), labels)
+
+
+def test_outputs_that_would_overwrite_one_another_or_the_images(cfg, checkpoint, images, tmp_path):
+    images.append(images[0].with_suffix(".bmp"))
+    Image.open(images[0]).save(images[2])
+    for wrong, out, message in (
+        (images, "out", r"wide.png and .*wide.bmp would both be written to .*out/labels/wide.png; run them apart"),
+        (images[:2], ".", "would overwrite the images in"),
+        ([tmp_path / "none.jpg"], "out", "1 of 1 images are not files"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            predict(cfg, "not asked for", wrong, tmp_path / out)
+    cfg.default_scope = "mmpretrain"
+    with pytest.raises(ConfigError, match="got default_scope='mmpretrain', expected one of mmdet, mmseg"):
+        predict(cfg, "not asked for", images, tmp_path)
+
+
+def test_a_checkpoint_without_classes_or_with_too_few_is_refused(cfg, checkpoint, images, tmp_path):
+    with pytest.raises(ConfigError, match=r"does not name its classes \(meta.dataset_meta\)"):
+        load_model(cfg, checkpoint(), "cpu")
+    with pytest.raises(ValueError, match=r"names 1 classes, .*decode_head has 9"):
+        predict(cfg, checkpoint(dataset_meta=dict(classes=["one"])), images, tmp_path / "out")
+
+
+def test_neither_framework_is_imported_before_it_is_needed():
+    code = "import sys, vitdense.engine.predict; print({'mmdet', 'mmseg', 'pycocotools'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+
+from vitdense.draw import PAPER, class_shares, distinct_colours, overlay, with_legend
+
+PALETTE = [(200, 0, 0), (0, 100, 0), (0, 0, 50)]
+
+
+@pytest.fixture
+def image():
+    return np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def labels():
+    """Class 0 to the left, 2 to the right, the lowest rows ignored."""
+    labels = np.zeros((40, 60), int)
+    labels[:, 30:] = 2
+    labels[30:] = 255
+    return labels
+
+
+def test_overlay_blends_inside_and_is_full_along_borders(image, labels):
+    before = image.copy()
+    got = overlay(image, labels, PALETTE, alpha=0.25)
+    assert got.dtype == np.uint8
+    for columns, colour in ((slice(0, 29), PALETTE[0]), (slice(31, 60), PALETTE[2])):
+        want = np.round(0.75 * image[:29, columns] + 0.25 * np.array(colour))
+        np.testing.assert_array_equal(got[:29, columns], want)
+    assert (got[:30, 29] == PALETTE[0]).all()
+    assert (got[:30, 30] == PALETTE[2]).all()
+    np.testing.assert_array_equal(image, before)
+
+
+def test_overlay_leaves_ignored_pixels_as_they_are(image, labels):
+    np.testing.assert_array_equal(overlay(image, labels, PALETTE)[30:], image[30:])
+    many = distinct_colours(256)
+    assert (overlay(image, np.full((40, 60), 255), many, alpha=1, ignore=None) == many[255]).all()
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_overlay_at_the_ends_of_alpha(image, alpha):
+    labels = np.ones((40, 60), np.uint8)
+    np.testing.assert_array_equal(
+        overlay(image, labels, PALETTE, alpha), np.full_like(image, PALETTE[1]) if alpha else image
+    )
+
+
+def test_overlay_refuses_what_it_cannot_draw(image, labels):
+    with pytest.raises(ValueError, match="got 7, expected 0 to 2: the palette has 3 colours"):
+        overlay(image, np.where(labels == 2, 7, labels), PALETTE)
+    with pytest.raises(ValueError, match=r"got shape \(40, 59\), expected that of the image, \(40, 60\)"):
+        overlay(image, labels[:, 1:], PALETTE)
+    with pytest.raises(ValueError, match="alpha: got 2"):
+        overlay(image, labels, PALETTE, alpha=2)
+
+
+def test_shares_are_of_all_pixels(labels):
+    np.testing.assert_allclose(class_shares(labels, 3), [0.375, 0, 0.375])
+
+
+def swatches(legend):
+    """The colours of a legend's swatches from top to bottom: the first pixel in every row of them that is no paper."""
+    column = legend[:, np.flatnonzero((legend != PAPER).any((0, 2)))[0] + 3]
+    drawn = [tuple(int(v) for v in pixel) for pixel in column if tuple(pixel) != PAPER]
+    return [colour for i, colour in enumerate(drawn) if colour in PALETTE and colour != drawn[i - 1]]
+
+
+def test_the_legend_lists_present_classes_the_largest_first(image):
+    got = with_legend(image, ["disc", "ring", "bar"], PALETTE, [0.2, 0, 0.7])
+    np.testing.assert_array_equal(got[:40, :60], image)
+    assert swatches(got[:, 60:]) == [PALETTE[2], PALETTE[0]]
+    three = with_legend(image, ["disc", "ring", "bar"], PALETTE, [0.2, 0.1, 0.7])
+    assert swatches(three[:, 60:]) == [PALETTE[2], PALETTE[0], PALETTE[1]]
+    np.testing.assert_array_equal(with_legend(image, ["disc"], PALETTE[:1], [0.0]), image)
+    with pytest.raises(ValueError, match="as many colours and shares as names, got 3, 1, 2"):
+        with_legend(image, ["disc", "ring"], PALETTE, [1.0])
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (96, 96), (100, 900), (900, 100), (1080, 1920)])
+@pytest.mark.parametrize("name", ["x", "a class of the longest name that anyone would ever give to a class of things"])
+def test_the_legend_only_adds_to_the_size_and_cuts_nothing(shape, name):
+    picture = np.full((*shape, 3), 7, np.uint8)
+    got = with_legend(picture, [name], PALETTE[:1], [1.0])
+    assert got.shape[0] >= shape[0]
+    assert got.shape[1] > shape[1]
+    legend = got[:, shape[1] :]
+    edge = np.concatenate([legend[0], legend[-1], legend[:, -1]])  # nothing runs over it
+    assert (edge == PAPER).all()
+    np.testing.assert_array_equal(got[: shape[0], : shape[1]], picture)
+
+
+def test_a_longer_name_makes_a_wider_legend(image):
+    widths = [with_legend(image, [n * "m"], PALETTE[:1], [1.0]).shape[1] for n in (1, 10, 100)]
+    assert widths[2] - widths[1] > 8 * (widths[1] - widths[0]) > 0
+
+
+@pytest.mark.parametrize("side", [64, 600])
+def test_a_long_list_ends_with_the_number_of_those_left_out(side, monkeypatch):
+    from PIL import ImageDraw
+
+    written = []
+    draw_text = ImageDraw.ImageDraw.text
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw,
+        "text",
+        lambda self, at, text, **kw: (written.append(text), draw_text(self, at, text, **kw)),
+    )
+    shares = np.arange(150, 0, -1) / 11325
+    got = with_legend(
+        np.zeros((side, side, 3), np.uint8), [f"class {i}" for i in range(150)], distinct_colours(150), shares
+    )
+    names, percents = written[::2], written[1::2]
+    shown = len(names) - 1
+    assert 10 < shown < 40
+    assert names == [*(f"class {i}" for i in range(shown)), f"and {150 - shown} more"]
+    assert percents[0] == "1.3 %"
+    assert percents[-1] == f"{100 * shares[shown:].sum():.1f} %"
+    assert got.shape[0] < max(side + 1, 400)
+
+
+def test_colours_are_distinct_and_always_the_same():
+    colours = distinct_colours(150)
+    assert colours.shape == (150, 3)
+    np.testing.assert_array_equal(colours[:11], distinct_colours(11))
+    apart = np.abs(colours[:20, None].astype(int) - colours[:20]).sum(-1) + 999 * np.eye(20, dtype=int)
+    assert apart.min() > 50
+    assert len({tuple(c) for c in colours.tolist()}) == 150
+    assert distinct_colours(0).shape == (0, 3)

@@ -1,0 +1,145 @@
+"""Predictions as pictures: arrays in, arrays out."""
+
+import colorsys
+import math
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+MIN_TEXT = 13  # pixels; smaller letters cannot be read
+MIN_LINES = 12  # of a legend: beside a smaller picture it is longer than that, rather than empty
+TEXT_SHARE = 38  # side of a square picture over the height of its letters
+CONTOUR_SHARE = 600  # side of a square picture over the width of a contour on either side of a border
+PAPER, INK, FAINT = (255, 255, 255), (30, 30, 30), (110, 110, 110)
+
+
+def distinct_colours(count: int) -> np.ndarray:
+    """Colours for classes that have none, always the same: hues by the golden ratio, neighbours differ in lightness.
+
+    Returns:
+        [count, 3] uint8 RGB.
+    """
+    lightness = (0.55, 0.38, 0.72)
+    colours = [colorsys.hls_to_rgb(i * 0.618034 % 1, lightness[i % 3], 0.75) for i in range(count)]
+    return np.round(255 * np.array(colours).reshape(count, 3)).astype(np.uint8)
+
+
+def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """The share of all pixels that each class has.
+
+    Args:
+        labels: [H, W] integers; what is not below `num_classes` counts for no class.
+        num_classes: Number of classes.
+
+    Returns:
+        [num_classes], each in [0, 1].
+    """
+    return np.bincount(labels.ravel(), minlength=num_classes)[:num_classes] / labels.size
+
+
+def overlay(
+    image: np.ndarray,
+    labels: np.ndarray,
+    palette: Sequence | np.ndarray,
+    alpha: float = 0.5,
+    ignore: int | None = 255,
+) -> np.ndarray:
+    """Classes over an image: each region in the colour of its class, along its border in the full one.
+
+    Args:
+        image: [H, W, 3] uint8 RGB.
+        labels: [H, W] integers, class indices.
+        palette: [classes, 3] RGB, 0 to 255.
+        alpha: Weight of the colours, 0 (only the contours) to 1 (only the colours).
+        ignore: Label whose pixels stay as they are; None: there is no such.
+
+    Returns:
+        [H, W, 3] uint8 RGB.
+
+    Raises:
+        ValueError: The shapes differ, `alpha` is not in [0, 1] or a label has no colour.
+    """
+    palette = np.asarray(palette, dtype=np.uint8).reshape(-1, 3)
+    if image.shape != (*labels.shape, 3):
+        raise ValueError(f"labels: got shape {labels.shape}, expected that of the image, {image.shape[:2]}")
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha: got {alpha}, expected 0 to 1")
+    drawn = np.ones(labels.shape, bool) if ignore is None else labels != ignore
+    unknown = np.unique(labels[drawn & ((labels < 0) | (labels >= len(palette)))])
+    if unknown.size:
+        raise ValueError(
+            f"labels: got {', '.join(map(str, unknown[:10]))}, expected 0 to {len(palette) - 1}: the palette has "
+            f"{len(palette)} colours; give the classes and the palette of the data set the labels are of"
+        )
+    colours = palette[np.where(drawn, labels, 0)]  # [H, W, 3]
+    mixed = np.round((1 - alpha) * image + alpha * colours).astype(np.uint8)
+    mixed = np.where(_borders(labels)[..., None], colours, mixed)
+    return np.where(drawn[..., None], mixed, image)
+
+
+def _borders(labels: np.ndarray) -> np.ndarray:
+    """[H, W]: whether a pixel is near one of another label."""
+    width = max(1, round(math.sqrt(labels.size) / CONTOUR_SHARE))
+    kernel = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
+    values = labels.astype(np.uint16)  # which OpenCV takes
+    return cv2.dilate(values, kernel) != cv2.erode(values, kernel)
+
+
+def with_legend(
+    picture: np.ndarray, names: Sequence[str], colours: Sequence | np.ndarray, shares: Sequence[float] | np.ndarray
+) -> np.ndarray:
+    """A picture with a legend to its right: colour, name and share of the classes that are present, the largest first.
+
+    Names are never cut: the result is as wide as they need. Of more classes than lines that fit, the smallest are
+    counted in the last line.
+
+    Args:
+        picture: [H, W, 3] uint8 RGB.
+        names: Of the classes.
+        colours: [classes, 3] RGB, 0 to 255.
+        shares: [classes], 0 to 1; classes of share 0 are left out.
+
+    Returns:
+        [H', W', 3] uint8 RGB, H' >= H, W' > W, the picture at the top left; the picture itself if no class is present.
+
+    Raises:
+        ValueError: `names`, `colours` and `shares` differ in length.
+    """
+    if not len(names) == len(colours) == len(shares):
+        raise ValueError(
+            f"expected as many colours and shares as names, got {len(colours)}, {len(shares)}, {len(names)}"
+        )
+    present = [i for i in np.argsort(-np.asarray(shares), kind="stable") if shares[i] > 0]
+    if not present:
+        return picture
+    height, width = picture.shape[:2]
+    text = max(MIN_TEXT, round(math.sqrt(height * width) / TEXT_SHARE))  # height of the letters; all else follows it
+    line, margin, swatch = round(1.6 * text), text, round(1.2 * text)
+    room = max(MIN_LINES, (height - 2 * margin) // line)
+    shown = present if len(present) <= room else present[: room - 1]
+    rows = [(" ".join(str(names[i]).split()), tuple(int(c) for c in colours[i]), shares[i]) for i in shown]
+    if len(shown) < len(present):
+        rest = present[len(shown) :]
+        rows.append((f"and {len(rest)} more", None, sum(shares[i] for i in rest)))
+
+    font = ImageFont.load_default(text)
+    x_name = width + margin + swatch + text // 2
+    x_end = x_name + math.ceil(max(font.getlength(name) for name, _, _ in rows))
+    x_end += text + math.ceil(max(font.getlength(_percent(share)) for _, _, share in rows))  # right end of the shares
+    page = Image.new("RGB", (x_end + margin, max(height, 2 * margin + line * len(rows))), PAPER)
+    page.paste(Image.fromarray(picture), (0, 0))
+    draw = ImageDraw.Draw(page)
+    for i, (name, colour, share) in enumerate(rows):
+        top, middle = margin + i * line, margin + i * line + line // 2
+        if colour is not None:
+            corner = (width + margin, top + (line - swatch) // 2)
+            draw.rectangle((*corner, corner[0] + swatch, corner[1] + swatch), fill=colour, outline=FAINT)
+        draw.text((x_name, middle), name, fill=INK if colour is not None else FAINT, font=font, anchor="lm")
+        draw.text((x_end, middle), _percent(share), fill=FAINT, font=font, anchor="rm")
+    return np.asarray(page)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
