@@ -12,16 +12,37 @@ CONFIGS = sorted(REPO.glob("configs/*.py"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_config_builds_and_neck_fits_the_backbone(path):
+def test_config_builds_and_its_parts_fit(path):
     cfg = load_config(path)
+    if cfg.default_scope == "mmseg":
+        pytest.importorskip("mmseg")
     with torch.device("meta"):
         model = build_model(cfg).eval()
         maps = model.extract_feat(torch.empty(1, 3, 97, 161))
-    assert list(model.backbone.out_channels) == cfg.model.neck.in_channels
-    assert len(maps) == cfg.model.neck.num_outs
+    if cfg.default_scope == "mmseg":
+        widths = [x.shape[1] for x in maps]
+        heads = cfg.model.decode_head, cfg.model.auxiliary_head
+        assert heads[0].in_channels == [widths[i] for i in heads[0].in_index]
+        assert heads[1].in_channels == widths[heads[1].in_index]
+        assert [head.num_classes for head in heads] == 2 * [num_classes(cfg)]
+        assert model.decode_head(maps).shape == (1, num_classes(cfg), *maps[0].shape[2:])
+    else:
+        necks = cfg.model.neck if isinstance(cfg.model.neck, list) else [cfg.model.neck]
+        widths = necks[0].in_channels
+        assert list(model.backbone.out_channels) == (widths if isinstance(widths, list) else [widths])
+        assert len(maps) == necks[-1].num_outs
     assert cfg.custom_imports.imports[0] == "vitdense"  # before anything that imports mmcv.ops
     assert cfg.model.data_preprocessor.bgr_to_rgb
     assert cfg.model.data_preprocessor.mean == [123.675, 116.28, 103.53]
+
+
+def num_classes(cfg):
+    """Of the training data."""
+    from mmengine.registry import DATASETS
+
+    dataset = cfg.train_dataloader.dataset
+    with DATASETS.switch_scope_and_registry("mmseg") as registry:
+        return len(dataset.get("metainfo", registry.get(dataset.type).METAINFO)["classes"])
 
 
 @pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("cascade_swin")], ids=lambda path: path.stem)
@@ -227,3 +248,133 @@ def test_the_two_demos_differ_in_their_backbone_alone():
     for cfg in (swin, mvit):
         del cfg["model"]["backbone"], cfg["optim_wrapper"]["paramwise_cfg"], cfg["work_dir"]
     assert swin == mvit
+
+
+# All but one, whose recipe is MAE's.
+ADE20K = [path for path in CONFIGS if path.stem.endswith("_ade20k") and path.stem != "upernet_vit_b_ade20k"]
+
+
+@pytest.mark.parametrize("path", ADE20K, ids=lambda path: path.stem)
+def test_recipe_of_the_swin_authors_for_segmentation(path):
+    cfg = load_config(path)
+    assert cfg.train_cfg == {"type": "IterBasedTrainLoop", "max_iters": 160000, "val_interval": 16000}
+    assert cfg.optim_wrapper.optimizer == {"type": "AdamW", "lr": 6e-5, "betas": (0.9, 0.999), "weight_decay": 0.01}
+    assert cfg.auto_scale_lr.base_batch_size == 8 * cfg.train_dataloader.batch_size == 16
+    head, auxiliary = cfg.model.decode_head, cfg.model.auxiliary_head
+    assert (head.channels, head.dropout_ratio, head.norm_cfg.type, head.align_corners) == (512, 0.1, "SyncBN", False)
+    assert (auxiliary.channels, auxiliary.num_convs, auxiliary.loss_decode.loss_weight) == (256, 1, 0.4)
+    assert cfg.model.test_cfg == {"mode": "whole"}
+    assert cfg.model.data_preprocessor.size == cfg.train_pipeline[4].crop_size == (512, 512)
+
+
+def test_learning_rate_of_the_segmentation_schedule():
+    """Chained as mmengine chains them, on a schedule a hundredth as long."""
+    from mmengine.optim import LinearLR, PolyLR
+
+    warmup, decay = (dict(item) for item in load_config(REPO / "configs/upernet_swin_t_ade20k.py").param_scheduler)
+    assert (warmup.pop("type"), warmup.pop("begin"), warmup.pop("end")) == ("LinearLR", 0, 1500)
+    assert (decay.pop("type"), decay.pop("begin"), decay.pop("end")) == ("PolyLR", 1500, 160000)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=6e-5)
+    schedulers = LinearLR(optimizer, begin=0, end=15, **warmup), PolyLR(optimizer, begin=15, end=1600, **decay)
+    rates = []
+    for _ in range(1600):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    assert rates[0] == pytest.approx(6e-11)
+    assert max(rates) == rates[15] == pytest.approx(6e-5)
+    assert rates[15 + 1585 // 2] == pytest.approx(3e-5, rel=2e-3)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("path", ADE20K, ids=lambda path: path.stem)
+def test_what_decays_in_the_segmentation_recipe(path):
+    cfg = load_config(path)
+    model = build_model(cfg)
+    tables = ("absolute_pos_embed", "backbone.tokens.", "relative_position_bias_table", "cpb_mlp", "logit_scale", "rel_pos_")
+    norms = {
+        f"{name}.{leaf}"
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm))
+        for leaf in ("weight", "bias")
+    }
+    found = decays(model, cfg)
+    assert norms <= found.keys()
+    for name, decay in found.items():  # by the kind of module: mmseg's batch norms are not called so
+        assert decay == (0 if name in norms or any(key in name for key in tables) else 0.01), name
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "drop_path", "weights"),
+    [
+        ("swin_t", "tiny", 0.3, "swin_tiny_patch4_window7_224.pth"),
+        ("swin_s", "small", 0.3, "swin_small_patch4_window7_224.pth"),
+        ("swin_b", "base", 0.3, "swin_base_patch4_window7_224.pth"),
+        ("swinv2_t", "tiny", 0.3, "swinv2_tiny_patch4_window8_256.pth"),
+        ("mvitv2_t", "v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
+    ],
+)
+def test_weights_and_drop_path_of_the_ade20k_configs(name, arch, drop_path, weights):
+    backbone = load_config(REPO / f"configs/upernet_{name}_ade20k.py").model.backbone
+    assert (backbone.arch, backbone.drop_path_rate) == (arch, drop_path)
+    assert backbone.init_cfg.checkpoint.endswith("/" + weights)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """An image of 360x480 and its label map, each class in a place of its own, as a data set gives it to a pipeline."""
+    mmcv = pytest.importorskip("mmcv")
+    pytest.importorskip("mmseg")
+    import numpy as np
+    from mmengine.registry import init_default_scope
+
+    init_default_scope("mmseg")
+    folder = tmp_path_factory.mktemp("pair")
+    labels = np.add.outer(np.arange(360) // 90 * 3, np.arange(480) // 160).astype(np.uint8)  # 12 blocks, 0 to 11
+    mmcv.imwrite(np.repeat(20 * labels[..., None], 3, axis=2), str(folder / "image.png"))
+    mmcv.imwrite(labels, str(folder / "labels.png"))
+    files = {"img_path": str(folder / "image.png"), "seg_map_path": str(folder / "labels.png")}
+    return {**files, "sample_idx": 0, "seg_fields": []}, labels
+
+
+def steps(cfg, pipeline, **settings):
+    """A pipeline as a data set with these settings runs it on a sample."""
+    from mmengine.dataset import Compose
+
+    compose = Compose(pipeline)
+    return lambda sample: compose({"label_map": None, **settings, **sample, "seg_fields": []})
+
+
+def test_training_crops_keep_image_and_labels_together(pair):
+    sample, _ = pair
+    for name, size, reduce in (("upernet_swin_t_ade20k", 512, True), ("upernet_swin_nano_camvid", 288, False)):
+        cfg = load_config(REPO / f"configs/{name}.py")
+        pipeline = [step for step in cfg.train_dataloader.dataset.pipeline if step.type != "PhotoMetricDistortion"]
+        run = steps(cfg, pipeline, reduce_zero_label=reduce)
+        for _ in range(4):
+            out = run(sample)
+            image, labels = out["inputs"], out["data_samples"].gt_sem_seg.data[0]
+            assert image.shape[1:] == labels.shape
+            assert max(labels.shape) <= size
+            values = labels + 1 if reduce else labels
+            seen = labels != 255
+            agree = (image[0] - 20 * values).abs()[seen] < 10  # linear against nearest: not at the seams
+            assert agree.float().mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("name", "short_sides"),
+    [("upernet_swin_t_ade20k", [256, 384, 512, 640, 768, 896]), ("upernet_swin_nano_camvid", [270, 360, 450])],
+)
+def test_scales_and_flips_of_test_time_augmentation(pair, name, short_sides):
+    sample, raw = pair
+    cfg = load_config(REPO / f"configs/{name}.py")
+    reduce = name.endswith("ade20k")
+    out = steps(cfg, cfg.tta_pipeline, reduce_zero_label=reduce)(sample)
+    assert [image.shape[1] for image in out["inputs"]] == [side for side in short_sides for _ in range(2)]
+    assert [found.flip for found in out["data_samples"]] == [False, True] * len(short_sides)
+    for plain, flipped in zip(out["inputs"][::2], out["inputs"][1::2]):
+        assert torch.equal(plain.flip(2), flipped)
+    for found in out["data_samples"]:  # what is compared with has the size and the sides of the file
+        assert torch.equal(found.gt_sem_seg.data[0], (torch.from_numpy(raw).long() - int(reduce)) % 256)

@@ -29,17 +29,36 @@ def test_macs_of_a_linear_layer_a_convolution_and_attention():
         ("cascade_mvitv2_b_coco", 103.15, 811.9),
         ("cascade_mvitv2_l_coco", 265.1, 1470.5),
         ("mask_rcnn_mvitv2_t_coco", 43.68, 277.6),
+        ("cascade_deit_s_coco", 79.8, 888.3),
     ],
 )
 def test_published_totals_at_800x1280(repo, name, params_m, gmacs):
+    assert_totals(repo / f"configs/{name}.py", (800, 1280), params_m, gmacs)
+
+
+@pytest.mark.parametrize(
+    ("name", "params_m", "gmacs"),
+    [("swin_t", 59.94, 944.4), ("swin_s", 81.26, 1037.4), ("swin_b", 121.28, 1187.4), ("deit_s", 51.8, 1097.8)],
+)
+def test_published_totals_of_segmentors_at_512x2048(repo, name, params_m, gmacs):
+    pytest.importorskip("mmseg")
+    rows = assert_totals(repo / f"configs/upernet_{name}_ade20k.py", (512, 2048), params_m, gmacs)
+    neck = ["neck"] if name == "deit_s" else []
+    assert [row.name for row in rows] == ["backbone", *neck, "decode_head", "auxiliary_head (training only)"]
+    assert rows[-1].params > 0 == rows[-1].macs  # it does not run at test time
+
+
+def assert_totals(path, shape, params_m, gmacs):
+    """Count the model of a config, whole and to half a per cent; its rows."""
     pytest.importorskip("mmdet")
     with torch.device("meta"):
-        model = build_model(load_config(repo / f"configs/{name}.py")).eval()
-    rows = count(model, (800, 1280))
+        model = build_model(load_config(path)).eval()
+    rows = count(model, shape)
     assert rows[0].name == "backbone"
     assert sum(row.params for row in rows) == sum(p.numel() for p in model.parameters())
     assert sum(row.params for row in rows) / 1e6 == pytest.approx(params_m, abs=0.05)
     assert sum(row.macs for row in rows) / 1e9 == pytest.approx(gmacs, rel=0.005)
+    return rows
 
 
 def test_table_ends_with_the_total():

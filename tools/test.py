@@ -16,9 +16,10 @@ def main() -> None:
     add_run_arguments(parser)
     parser.add_argument("checkpoint", help="checkpoint file, or a work folder for its latest")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the metrics to this file")
+    parser.add_argument("--tta", action="store_true", help="merge predictions at the config's scales and flips")
     args = parser.parse_args()
     with clear_errors():
-        metrics = test(config_of(args), args.checkpoint)
+        metrics = test(config_of(args), args.checkpoint, args.tta)
     if not is_main_process():
         return
     if args.out:

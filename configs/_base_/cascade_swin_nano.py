@@ -1,17 +1,12 @@
 """The Swin authors' Cascade Mask R-CNN, small in every part, to train on two CPU cores in minutes."""
 
-_base_ = "cascade_mask_rcnn.py"
+_base_ = ["cascade_mask_rcnn.py", "swin_nano.py"]
 
 width = 32  # channels of FPN and heads
 norm = dict(type="SyncBN", requires_grad=True)  # also in FPN and mask heads: from scratch they learn much faster
 roi_head = _base_.model.roi_head
 model = dict(
-    backbone=dict(
-        arch=dict(_delete_=True, embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)),
-        window_size=8,  # divides the maps of a 256-pixel image
-        drop_path_rate=0.0,
-        init_cfg=dict(type="Xavier", layer="Linear", distribution="uniform"),  # std 0.02 is too small for 32 channels
-    ),
+    backbone=dict(_delete_=True, **_base_.swin_nano),
     neck=dict(in_channels=[32, 64, 128, 256], out_channels=width, num_outs=5, norm_cfg=norm),
     rpn_head=dict(in_channels=width, feat_channels=width, anchor_generator=dict(scales=[4])),
     roi_head=dict(

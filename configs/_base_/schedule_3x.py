@@ -13,6 +13,7 @@ optim_wrapper = dict(
     paramwise_cfg=dict(
         custom_keys=dict(
             absolute_pos_embed=dict(decay_mult=0.0),
+            tokens=dict(decay_mult=0.0),  # of a ViT
             relative_position_bias_table=dict(decay_mult=0.0),
             cpb_mlp=dict(decay_mult=0.0),  # Swin V2's, like the next
             logit_scale=dict(decay_mult=0.0),

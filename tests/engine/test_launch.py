@@ -1,9 +1,16 @@
+from unittest.mock import MagicMock
+
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from vitdense.backbones import Swin
+from vitdense.engine import launch
+from vitdense.engine.build import build_model
+from vitdense.engine.config import ConfigError, load_config
 from vitdense.engine.launch import clear_errors
+from vitdense.weights.errors import CheckpointMismatchError
 
 
 def ending(function, capsys):
@@ -28,3 +35,70 @@ def test_other_errors_keep_their_trace():
         int("x")
     with pytest.raises(KeyError), clear_errors():
         {}["x"]
+
+
+@pytest.fixture
+def segmentor(repo, tmp_path):
+    """A function that makes the config of a segmentor on four images of 96 pixels; and a checkpoint of it."""
+    pytest.importorskip("mmseg")
+
+    def make(**options):
+        cfg = load_config(repo / "configs/upernet_swin_nano_shapes.py", work_dir=str(tmp_path / "work"))
+        cfg.test_dataloader.update(num_workers=0, persistent_workers=False)
+        draw = dict(num_train=1, num_val=4, image_size=(96, 96))
+        cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
+        cfg.merge_from_dict(options)
+        return cfg
+
+    checkpoint = tmp_path / "random.pth"
+    model = build_model(make())
+    model.init_weights()
+    torch.nn.init.normal_(model.decode_head.conv_seg.weight)
+    torch.save({"meta": {}, "state_dict": model.state_dict()}, checkpoint)
+    return make, str(checkpoint)
+
+
+def varied(ratios, flips):
+    """A pipeline of test-time augmentation."""
+    scales = [dict(type="Resize", scale_factor=ratio, keep_ratio=True) for ratio in ratios]
+    flips = [dict(type="RandomFlip", prob=prob) for prob in flips]
+    last = [[dict(type="LoadAnnotations")], [dict(type="PackSegInputs")]]
+    return [dict(type="LoadImageFromFile"), dict(type="TestTimeAug", transforms=[scales, flips, *last])]
+
+
+def test_augmentation_of_one_unchanged_image_is_the_plain_test(segmentor):
+    make, checkpoint = segmentor
+    plain = launch.test(make(), checkpoint)
+    assert 0 < plain["mIoU"] < 100
+    assert launch.test(make(tta_pipeline=varied([1.0], [0.0])), checkpoint, tta=True) == plain
+    # Its predictions flipped back lie where the image's own do, or it would score as chance does.
+    flipped = launch.test(make(tta_pipeline=varied([1.0], [1.0])), checkpoint, tta=True)
+    assert flipped["aAcc"] == pytest.approx(plain["aAcc"], rel=0.2)
+    assert flipped != plain
+
+
+def test_augmented_tests_load_exactly_and_fetch_no_pretraining(segmentor, tmp_path):
+    make, checkpoint = segmentor
+    nowhere = {"model.backbone.init_cfg": dict(type="Pretrained", checkpoint="nowhere.pth")}
+    launch.test(make(**nowhere), checkpoint, tta=True)
+    (report,) = tmp_path.glob("work/*/load_report.txt")
+    assert "0 dropped on purpose, 0 fresh; 100.00 % of the parameters filled" in report.read_text()
+    assert "  loaded backbone.patch_embed." in report.read_text()
+    with pytest.raises(CheckpointMismatchError, match=r"of another shape: decode_head\.conv_seg\.weight"):
+        launch.test(make(**{"model.decode_head.channels": 16}), checkpoint, tta=True)
+
+
+@pytest.mark.parametrize("absent", ["tta_pipeline", "tta_model"])
+def test_augmentation_that_the_config_does_not_describe_is_an_error(segmentor, absent):
+    make, checkpoint = segmentor
+    with pytest.raises(ConfigError, match=f"--tta: the config has no {absent}; add for a segmentor"):
+        launch.test(make(**{absent: None}), checkpoint, tta=True)
+
+
+def test_data_sets_inside_wrappers_are_augmented(segmentor, monkeypatch):
+    make, checkpoint = segmentor
+    cfg = make()
+    cfg.test_dataloader.dataset = dict(type="ConcatDataset", datasets=2 * [cfg.test_dataloader.dataset])
+    monkeypatch.setattr(launch, "_runner", MagicMock())
+    launch.test(cfg, checkpoint, tta=True)
+    assert [part.pipeline for part in cfg.test_dataloader.dataset.datasets] == 2 * [cfg.tta_pipeline]

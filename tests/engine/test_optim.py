@@ -95,9 +95,7 @@ def test_a_plain_vit_learns_as_in_detectron2():
         assert decay == (0.0 if ".norm" in name or name.startswith("backbone.norm") or "neck.1" in name else 0.5), name
 
 
-@pytest.mark.parametrize(
-    "constructor", ["vitdense.LayerDecayOptimWrapperConstructor", "DefaultOptimWrapperConstructor"]
-)
+@pytest.mark.parametrize("kind", ["vitdense.LayerDecay", "Default"])
 def test_what_attention_only_fine_tuning_freezes_stays_out_of_the_optimiser(kind):
     model = Detector(ViT({"embed_dims": 8, "depth": 2, "num_heads": 2}, finetune="attention"))
     cfg = {"type": "OptimWrapper", "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5}}

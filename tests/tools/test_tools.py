@@ -14,7 +14,7 @@ from conftest import REPO
 
 pytest.importorskip("mmdet")
 
-# The demo's config, made tiny: 12 + 4 images of 96 pixels, six iterations.
+# The demos' configs, made tiny: 12 + 4 images of 96 pixels, six iterations.
 CONFIG = "configs/cascade_swin_nano_shapes.py"
 SHRINK = """
 _base_ = {base!r}
@@ -23,12 +23,17 @@ data_root = {root!r}
 train_dataloader = dict(batch_size=2, dataset=dict(data_root=data_root, draw=draw))
 val_dataloader = dict(batch_size=2, dataset=dict(data_root=data_root, draw=draw))
 test_dataloader = val_dataloader
-val_evaluator = dict(ann_file=data_root + "annotations/instances_val.json")
-test_evaluator = val_evaluator
 train_cfg = dict(max_iters=6, val_interval=6)
 param_scheduler = [dict(type="LinearLR", start_factor=0.1, by_epoch=False, begin=0, end=6)]
-default_hooks = dict(checkpoint=dict(interval=3, save_best="coco/bbox_mAP"), logger=dict(interval=1))
+default_hooks = dict(checkpoint=dict(interval=3, save_best={best!r}), logger=dict(interval=1))
 model = dict(backbone=dict(drop_path_rate=0.3))  # so that resuming must restore the randomness of the model too
+"""
+OF_DETECTORS = """
+val_evaluator = dict(ann_file=data_root + "annotations/instances_val.json")
+test_evaluator = val_evaluator
+"""
+OF_SEGMENTORS = """
+model.update(data_preprocessor=dict(size=(96, 96)))
 """
 
 
@@ -53,7 +58,8 @@ def tiny(tmp_path_factory) -> Path:
     """A config beside which everything of this module lies."""
     folder = tmp_path_factory.mktemp("tiny")
     config = folder / "tiny.py"
-    config.write_text(SHRINK.format(base=str(REPO / CONFIG), root=f"{folder}/shapes/"))
+    shrunk = SHRINK.format(base=str(REPO / CONFIG), root=f"{folder}/shapes/", best="coco/bbox_mAP")
+    config.write_text(shrunk + OF_DETECTORS)
     return config
 
 
@@ -72,6 +78,15 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     from vitdense.weights.read import read
 
     return read(path, allow=MMENGINE_GLOBALS)["state_dict"]
+
+
+def assert_went_on_alike(whole: Path, resumed: Path) -> None:
+    """From iteration 3 to 6, an uninterrupted and a resumed run."""
+    want, got = weights(whole / "iter_6.pth"), weights(resumed / "iter_6.pth")
+    assert want.keys() == got.keys()
+    assert [key for key in want if not torch.equal(want[key], got[key])] == []
+    start = weights(whole / "iter_3.pth")
+    assert not all(torch.equal(want[key], start[key]) for key in want)  # it did go on
 
 
 def test_a_killed_and_resumed_run_reaches_the_same_weights_bit_for_bit(tiny, trained):
@@ -93,11 +108,7 @@ def test_a_killed_and_resumed_run_reaches_the_same_weights_bit_for_bit(tiny, tra
     assert not (folder / "iter_6.pth").exists()
     done = tool("train", tiny, "--work-dir", folder, "--resume")
     assert "resumed epoch: 0, iter: 3" in done.stdout + done.stderr
-    want, got = weights(trained / "iter_6.pth"), weights(folder / "iter_6.pth")
-    assert want.keys() == got.keys()
-    assert [key for key in want if not torch.equal(want[key], got[key])] == []
-    start = weights(trained / "iter_3.pth")
-    assert not all(torch.equal(want[key], start[key]) for key in want)  # it did go on
+    assert_went_on_alike(trained, folder)
 
 
 def test_test_reports_box_and_mask_ap_also_where_nothing_is_found(tiny, trained):
@@ -137,10 +148,11 @@ def test_predict_writes_pictures_and_coco_json(tiny, trained):
         (["train", "configs/cascade_swin_t_coco.py", "--cfg-options", "data_root=/nowhere"], "/nowhere/annotations"),
         (["train", "{tiny}", "--resume", "nothing.pth"], "checkpoint nothing.pth is not there"),
         (["test", "{tiny}", "nothing.pth"], "checkpoint nothing.pth is not there"),
+        (["test", "{tiny}", "{trained}", "--tta"], "the config has no tta_pipeline and no tta_model"),
         (["predict", "{tiny}", "{trained}", "nothing.jpg"], "1 of 1 images are not files: nothing.jpg"),
         (["test", "configs/nothing.py", "x.pth"], "nothing.py is not a file"),
     ],
-    ids=["classes", "data", "resume", "checkpoint", "image", "config"],
+    ids=["classes", "data", "resume", "checkpoint", "tta", "image", "config"],
 )
 def test_what_a_user_can_mend_ends_in_one_message(tiny, trained, command, message):
     name, *args = [part.format(tiny=tiny, trained=trained) for part in command]
@@ -180,73 +192,43 @@ def test_benchmark_compares_with_a_peer():
     assert all(r["times_faster"] > 0 and set(r["peak_mib"]) == {"vitdense", "mmdet"} for r in results)
 
 
-SEGMENTOR = """
-_base_ = {base!r}
-default_scope = "mmseg"
-data_root = {root!r}
-pipeline = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
-train_dataloader = dict(
-    batch_size=2,
-    num_workers=0,
-    sampler=dict(type="InfiniteSampler", shuffle=True),
-    dataset=dict(
-        type="vitdense.ShapesSegDataset",
-        data_root=data_root,
-        draw=dict(num_train=12, num_val=4, image_size=(96, 96)),
-        data_prefix=dict(img_path="train", seg_map_path="semantic/train"),
-        pipeline=pipeline,
-    ),
-)
-val_dataloader = dict(
-    batch_size=1,
-    num_workers=0,
-    sampler=dict(type="DefaultSampler", shuffle=False),
-    dataset=dict(
-        type="vitdense.ShapesSegDataset",
-        data_root=data_root,
-        draw=dict(num_train=12, num_val=4, image_size=(96, 96)),
-        data_prefix=dict(img_path="val", seg_map_path="semantic/val"),
-        pipeline=pipeline,
-    ),
-)
-test_dataloader = val_dataloader
-val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
-test_evaluator = val_evaluator
-model = dict(
-    type="EncoderDecoder",
-    data_preprocessor=dict(type="SegDataPreProcessor", size=(96, 96), mean=[127.5] * 3, std=[127.5] * 3),
-    backbone=dict(type="vitdense.Swin", arch=dict(embed_dims=8, depths=(1, 1), num_heads=(1, 1)), out_indices=(0, 1)),
-    decode_head=dict(
-        type="FCNHead",
-        in_channels=16,
-        in_index=1,
-        channels=8,
-        num_convs=1,
-        concat_input=False,
-        num_classes=9,
-        norm_cfg=dict(type="SyncBN"),
-        loss_decode=dict(type="CrossEntropyLoss"),
-    ),
-    train_cfg=dict(),
-    test_cfg=dict(mode="whole"),
-)
-train_cfg = dict(type="IterBasedTrainLoop", max_iters=2, val_interval=2)
-val_cfg = dict(type="ValLoop")
-test_cfg = dict(type="TestLoop")
-default_hooks = dict(checkpoint=dict(by_epoch=False))
-log_processor = dict(by_epoch=False)
-optim_wrapper = dict(type="OptimWrapper", optimizer=dict(type="AdamW", lr=1e-3))
-"""
-
-
-def test_the_same_tools_serve_a_segmentor(tiny, trained):
+@pytest.fixture(scope="module")
+def segmentor(tiny) -> Path:
+    """The config of a segmentor on the same images."""
     pytest.importorskip("mmseg")
     config = tiny.parent / "segmentor.py"
-    base = str(REPO / "configs/_base_/runtime.py")
-    config.write_text(SEGMENTOR.format(base=base, root=f"{tiny.parent}/shapes/"))
-    folder = tiny.parent / "segmentor"
-    done = tool("train", config, "--work-dir", folder)
+    base = str(REPO / "configs/upernet_swin_nano_shapes.py")
+    config.write_text(SHRINK.format(base=base, root=f"{tiny.parent}/shapes/", best="mIoU") + OF_SEGMENTORS)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained_segmentor(segmentor) -> Path:
+    """Work folder of an uninterrupted run."""
+    folder = segmentor.parent / "segmentor"
+    done = tool("train", segmentor, "--work-dir", folder)
     assert "mIoU:" in done.stdout + done.stderr
-    assert "mIoU" in tool("test", config, folder, "--work-dir", folder).stdout
-    options = ["--work-dir", folder, "--cfg-options", "model.decode_head.num_classes=8"]
-    assert "the data set has 9 classes" in tool("train", config, *options, status=2).stderr
+    return folder
+
+
+def test_a_resumed_run_of_a_segmentor_reaches_the_same_weights_bit_for_bit(segmentor, trained_segmentor):
+    folder = segmentor.parent / "segmentor_resumed"
+    tool("train", segmentor, "--work-dir", folder, "--resume", trained_segmentor / "iter_3.pth")
+    assert_went_on_alike(trained_segmentor, folder)
+
+
+def test_a_segmentor_is_tested_with_test_time_augmentation_whole_and_in_windows(segmentor, trained_segmentor):
+    windows = ["mode=slide", "crop_size=(64,64)", "stride=(32,32)"]
+    options = ["--cfg-options", *(f"model.test_cfg.{option}" for option in windows)]
+    out = segmentor.parent / "metrics.json"
+    command = ["test", segmentor, trained_segmentor, "--work-dir", segmentor.parent / "tested", "--out", out]
+    found = {}
+    for name, more in {"whole": [], "tta": ["--tta"], "windows": ["--tta", *options]}.items():
+        assert "mIoU" in tool(*command, *more).stdout
+        found[name] = tuple(json.loads(out.read_text()).values())
+    assert len(set(found.values())) == 3, found  # each does something
+
+
+def test_a_segmentor_of_other_classes_than_the_data_is_refused(segmentor):
+    options = ["--work-dir", segmentor.parent / "wrong", "--cfg-options", "model.decode_head.num_classes=8"]
+    assert "the data set has 9 classes" in tool("train", segmentor, *options, status=2).stderr

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from mmengine.dist import get_rank, master_only
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
+from mmengine.model import BaseTTAModel, is_model_wrapper
 
 from vitdense.files import whole_file
 from vitdense.registry import HOOKS
@@ -64,6 +64,8 @@ class ExactLoadHook(Hook):
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        if isinstance(model, BaseTTAModel):
+            model = model.module  # as mmengine does: checkpoints know nothing of test-time augmentation
         # In place of the file's tensors, for mmengine loads what stands there after this hook.
         checkpoint["state_dict"], report = fit_whole(
             model, checkpoint, self.fresh, source=str(runner._load_from or "checkpoint")

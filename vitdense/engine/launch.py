@@ -15,7 +15,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from vitdense._finder import ops_in_use
 from vitdense.datasets.shapes import ShapesError
 from vitdense.engine.config import ConfigError
-from vitdense.engine.preflight import check
+from vitdense.engine.preflight import check, leaf_datasets
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.sources import NAMED
 
@@ -84,25 +84,46 @@ def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_
     _runner(cfg).train()
 
 
-def test(cfg: Config, checkpoint: str) -> dict[str, float]:
+def test(cfg: Config, checkpoint: str, tta: bool = False) -> dict[str, float]:  # noqa: PT028  no test of pytest
     """Evaluate a checkpoint on the test data of a config.
 
+    Args:
+        cfg: From `load_config`.
+        checkpoint: See `find_checkpoint`.
+        tta: Test-time augmentation: ``tta_pipeline`` varies every image, ``tta_model`` merges the predictions.
+
     Raises:
-        ConfigError: See `check`.
+        ConfigError: See `check`; or `tta`, and the config has no ``tta_pipeline`` or ``tta_model``.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     cfg.load_from = find_checkpoint(checkpoint)
     check(cfg, ("test",))
-    return _runner(cfg).test()
+    if tta:
+        _augment_tests(cfg)
+    return {name: float(value) for name, value in _runner(cfg).test().items()}  # mmseg's are of numpy
+
+
+def _augment_tests(cfg: Config) -> None:
+    """Wrap the model of a config for test-time augmentation, and give its test data the pipeline for that."""
+    if absent := [key for key in ("tta_pipeline", "tta_model") if not cfg.get(key)]:
+        raise ConfigError(
+            f"--tta: the config has no {' and no '.join(absent)}; add for a segmentor "
+            f"tta_model=dict(type='SegTTAModel') and a tta_pipeline that loads the image and varies it in a "
+            f"dict(type='TestTimeAug', transforms=[...]), as configs/_base_/seg_data.py has it; or drop the flag"
+        )
+    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
+        dataset.pipeline = cfg.tta_pipeline
+    cfg.model = dict(cfg.tta_model, module=cfg.model)
 
 
 def _runner(cfg: Config) -> Runner:
     """mmengine's runner of a config; its log says which ops are in use."""
     if cfg.launcher != "none":
         _needs_gpu(f"--launcher {cfg.launcher}")
-    if cfg.get("load_from") and "backbone" in cfg.model:
-        cfg.model.backbone.init_cfg = None  # the checkpoint holds the backbone too: do not fetch its pretraining
+    model = cfg.model.get("module", cfg.model)  # of test-time augmentation
+    if cfg.get("load_from") and "backbone" in model:
+        model.backbone.init_cfg = None  # the checkpoint holds the backbone too: do not fetch its pretraining
     runner = Runner.from_cfg(cfg)
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
     return runner

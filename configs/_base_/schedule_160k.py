@@ -1,0 +1,28 @@
+"""The Swin authors' schedule for segmentation: 160000 iterations at a total batch of 16 (8 GPUs x 2)."""
+
+max_iters = 160000
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=max_iters, val_interval=16000)
+val_cfg = dict(type="ValLoop")
+test_cfg = dict(type="TestLoop")
+param_scheduler = [
+    dict(type="LinearLR", start_factor=1e-6, by_epoch=False, begin=0, end=1500),
+    dict(type="PolyLR", power=1.0, eta_min=0.0, by_epoch=False, begin=1500, end=max_iters),
+]
+optim_wrapper = dict(
+    type="OptimWrapper",
+    optimizer=dict(type="AdamW", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
+    paramwise_cfg=dict(
+        norm_decay_mult=0.0,
+        custom_keys=dict(
+            absolute_pos_embed=dict(decay_mult=0.0),
+            tokens=dict(decay_mult=0.0),  # of a ViT
+            relative_position_bias_table=dict(decay_mult=0.0),
+            cpb_mlp=dict(decay_mult=0.0),  # Swin V2's, like the next
+            logit_scale=dict(decay_mult=0.0),
+            rel_pos_h=dict(decay_mult=0.0),  # MViT's, like the next
+            rel_pos_w=dict(decay_mult=0.0),
+        ),
+    ),
+)
+# --auto-scale-lr multiplies lr by (actual total batch) / 16.
+auto_scale_lr = dict(enable=False, base_batch_size=16)

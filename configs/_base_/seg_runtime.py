@@ -1,0 +1,10 @@
+"""Runtime of segmentation configs, whose schedules count iterations."""
+
+_base_ = "runtime.py"
+
+default_scope = "mmseg"
+default_hooks = dict(checkpoint=dict(by_epoch=False, interval=4000, save_best="mIoU"))
+visualizer = dict(type="SegLocalVisualizer", vis_backends=[dict(type="LocalVisBackend")], name="visualizer")
+log_processor = dict(by_epoch=False)
+randomness = dict(seed=0)
+tta_model = dict(type="SegTTAModel")  # for tools/test.py --tta, with the tta_pipeline of the data set

@@ -1,0 +1,31 @@
+"""UPerNet, DeiT-Ti and the light deconvolution neck on CamVid: minutes on two CPU cores.
+
+python tools/train.py configs/upernet_deit_t_camvid.py --cfg-options data_root=/path/to/camvid
+    model.backbone.finetune=attention   # trains attention and positions of the backbone alone
+    model.backbone.init_cfg=None        # from scratch
+"""
+
+_base_ = ["_base_/upernet.py", "_base_/camvid.py", "_base_/schedule_nano.py", "_base_/seg_runtime_short.py"]
+
+max_iters = 800
+width = 64  # channels of both heads
+model = dict(
+    data_preprocessor=dict(size=(288, 288)),
+    backbone=dict(
+        _delete_=True,
+        type="vitdense.ViT",
+        arch="deit_tiny",
+        drop_path_rate=0.1,
+        init_cfg=dict(type="Pretrained", checkpoint="timm://deit_tiny_patch16_224.fb_in1k"),
+    ),
+    neck=dict(type="vitdense.DeconvPyramid", in_channels=[192] * 4, design="light"),
+    decode_head=dict(in_channels=[192] * 4, channels=width, num_classes=11),
+    auxiliary_head=dict(in_channels=192, channels=width, num_classes=11),
+)
+train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
+param_scheduler = [_base_.param_scheduler[0], dict(_base_.param_scheduler[1], end=max_iters)]
+optim_wrapper = dict(
+    constructor="vitdense.LayerDecayOptimWrapperConstructor",  # logs the groups; layer_decay_rate would set the decay
+    optimizer=dict(lr=3e-4),
+    paramwise_cfg=dict(custom_keys=dict(absolute_pos_embed=dict(decay_mult=0.0), tokens=dict(decay_mult=0.0))),
+)

@@ -1,0 +1,14 @@
+"""UPerNet, Swin-T, 160k iterations: published 44.51 mIoU, 45.81 with flips and six scales, on ADE20K val (59.94 M,
+944.4 G at 512x2048).
+
+torchrun --nproc-per-node 8 tools/train.py configs/upernet_swin_t_ade20k.py --launcher pytorch
+"""
+
+_base_ = ["_base_/upernet.py", "_base_/ade20k.py", "_base_/schedule_160k.py", "_base_/seg_runtime.py"]
+
+release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
+model = dict(
+    backbone=dict(
+        init_cfg=dict(type="Pretrained", checkpoint=release + "swin_tiny_patch4_window7_224.pth"),
+    )
+)

@@ -1,0 +1,15 @@
+"""UPerNet, Swin V2-T with window 8, 160k iterations: no result is published.
+
+torchrun --nproc-per-node 8 tools/train.py configs/upernet_swinv2_t_ade20k.py --launcher pytorch
+"""
+
+_base_ = "upernet_swin_t_ade20k.py"
+
+release = "https://github.com/SwinTransformer/storage/releases/download/v2.0.0/"
+model = dict(
+    backbone=dict(
+        type="vitdense.SwinV2",
+        window_size=8,  # as in pretraining at 256 pixels, whose last map was 8x8
+        init_cfg=dict(checkpoint=release + "swinv2_tiny_patch4_window8_256.pth"),
+    )
+)
