@@ -148,9 +148,10 @@ def learning_rates(cfg, epoch_length):
     [
         ("cascade_mvitv2_t_coco", 36, 1.6e-4, 1875, (52500, 62500)),  # the authors' 67500 iterations
         ("cascade_mvitv2_l_coco", 50, 1e-4, 100, (5000 * 163889 // 184375, 5000 * 177546 // 184375)),
+        ("cascade_vit_b_coco", 100, 1e-4, 100, (10000 * 163889 // 184375, 10000 * 177546 // 184375)),
     ],
 )
-def test_schedule_of_the_mvit_authors(name, epochs, lr, epoch_length, steps):
+def test_schedule_of_the_mvit_and_vitdet_authors(name, epochs, lr, epoch_length, steps):
     cfg = load_config(REPO / f"configs/{name}.py")
     assert cfg.train_cfg.max_epochs == epochs
     rates = list(learning_rates(cfg, epoch_length))
@@ -250,6 +251,40 @@ def test_the_two_demos_differ_in_their_backbone_alone():
     assert swin == mvit
 
 
+def test_recipe_of_vitdet():
+    """Windows of 14 but for four blocks, a simple pyramid, LayerNorm in the heads, rates that shrink by 0.7 a block."""
+    from mmengine.optim import build_optim_wrapper
+    from timm.layers import LayerNorm2d
+
+    cfg = load_config(REPO / "configs/cascade_vit_b_coco.py")
+    model = build_model(cfg)
+    blocks = model.backbone.blocks
+    assert [i for i, block in enumerate(blocks) if block.spec.window is None] == [2, 5, 8, 11]
+    assert {block.spec.window for block in blocks} == {None, (14, 14)}
+    assert [len(block.attn.bias.rel_pos_h) for block in blocks[1:3]] == [27, 127]
+    assert model.neck.out_channels == (256,) * 5
+    heads = [head.shared_convs for head in model.roi_head.bbox_head] + [model.roi_head.mask_head.convs]
+    assert all(isinstance(conv.norm, LayerNorm2d) for convs in heads for conv in convs)
+    groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
+    settings = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        block = int(name.split(".")[2]) if name.startswith("backbone.blocks.") else -1 if "backbone" in name else 12
+        is_norm = isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.LayerNorm)
+        decay = 0 if is_norm or "absolute_pos_embed" in name else 0.1
+        assert settings[id(parameter)] == (pytest.approx(1e-4 * 0.7 ** (12 - block)), decay), name
+    assert cfg.auto_scale_lr.base_batch_size == 64
+    (pad,) = (step for step in cfg.test_dataloader.dataset.pipeline if step.type == "Pad")
+    assert pad.size == (1024, 1024)
+
+
+def test_recipe_of_mae_for_segmentation():
+    cfg = load_config(REPO / "configs/upernet_vit_b_ade20k.py")
+    assert cfg.model.test_cfg == {"mode": "slide", "crop_size": (512, 512), "stride": (341, 341)}
+    assert cfg.optim_wrapper.optimizer == {"type": "AdamW", "lr": 1e-4, "betas": (0.9, 0.999), "weight_decay": 0.05}
+    assert cfg.optim_wrapper.paramwise_cfg.layer_decay_rate == 0.65
+    assert cfg.model.backbone.out_indices == (3, 5, 7, 11)
+
+
 # All but one, whose recipe is MAE's.
 ADE20K = [path for path in CONFIGS if path.stem.endswith("_ade20k") and path.stem != "upernet_vit_b_ade20k"]
 
@@ -292,7 +327,14 @@ def test_learning_rate_of_the_segmentation_schedule():
 def test_what_decays_in_the_segmentation_recipe(path):
     cfg = load_config(path)
     model = build_model(cfg)
-    tables = ("absolute_pos_embed", "backbone.tokens.", "relative_position_bias_table", "cpb_mlp", "logit_scale", "rel_pos_")
+    tables = (
+        "absolute_pos_embed",
+        "backbone.tokens.",
+        "relative_position_bias_table",
+        "cpb_mlp",
+        "logit_scale",
+        "rel_pos_",
+    )
     norms = {
         f"{name}.{leaf}"
         for name, module in model.named_modules()

@@ -212,6 +212,15 @@ def test_positions_are_resized_to_the_map_and_not_to_a_square():
     assert model.absolute_pos_embed.at((4, 6)) is model.absolute_pos_embed.table
 
 
+@pytest.mark.parametrize(("patch", "grid"), [(8, (7, 9)), (14, (4, 5)), (16, (4, 5)), (32, (2, 3))])
+def test_any_patch_size(patch, grid):
+    model = ViT(NANO, patch_size=patch, pretrain_img_size=96, out_indices=(3,)).eval()
+    assert model.out_strides == (patch,)
+    assert model.absolute_pos_embed.table.shape == (1, 96 // patch, 96 // patch, 32)
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 50, 70))[0].shape == (1, 32, *grid)
+
+
 def test_deit3_positions_leave_the_class_token_alone():
     model = ViT({**NANO, "token_position": False}, pretrain_img_size=64)
     assert [name for name, _ in model.tokens.named_parameters()] == ["cls_token"]
