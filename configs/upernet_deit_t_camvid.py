@@ -7,10 +7,11 @@ python tools/train.py configs/upernet_deit_t_camvid.py --cfg-options data_root=/
 
 _base_ = ["_base_/upernet.py", "_base_/camvid.py", "_base_/schedule_nano.py", "_base_/seg_runtime_short.py"]
 
-max_iters = 800
+max_iters = 1000
 width = 64  # channels of both heads
+crop_size = (256, 256)
 model = dict(
-    data_preprocessor=dict(size=(288, 288)),
+    data_preprocessor=dict(size=crop_size),
     backbone=dict(
         _delete_=True,
         type="vitdense.ViT",
@@ -22,10 +23,23 @@ model = dict(
     decode_head=dict(in_channels=[192] * 4, channels=width, num_classes=11),
     auxiliary_head=dict(in_channels=192, channels=width, num_classes=11),
 )
+train_pipeline = [
+    dict(step, crop_size=crop_size) if step.type == "RandomCrop" else step for step in _base_.train_pipeline
+]
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
 param_scheduler = [_base_.param_scheduler[0], dict(_base_.param_scheduler[1], end=max_iters)]
+head = dict(lr_mult=3.0)  # starts from nothing
 optim_wrapper = dict(
     constructor="vitdense.LayerDecayOptimWrapperConstructor",  # logs the groups; layer_decay_rate would set the decay
     optimizer=dict(lr=3e-4),
-    paramwise_cfg=dict(custom_keys=dict(absolute_pos_embed=dict(decay_mult=0.0), tokens=dict(decay_mult=0.0))),
+    paramwise_cfg=dict(
+        custom_keys=dict(
+            absolute_pos_embed=dict(decay_mult=0.0),
+            tokens=dict(decay_mult=0.0),
+            neck=head,
+            decode_head=head,
+            auxiliary_head=head,
+        )
+    ),
 )

@@ -5,6 +5,9 @@
 MViT is compared in two ways. Against mmdet ours has hybrid windows, as for detection, and its rival is mmdet's Swin of
 the same size: another model, of about the same cost. Against timm and mmpretrain, whose MViTs attend globally and take
 square images of the size they are built for, ours is built and attends likewise: the same model.
+
+ViT's maps are those of the last blocks of all quarters, before any norm, of the same model in timm, mmpretrain or
+mmseg. Theirs is built for the shape, ours for 224x224 pixels as in dense work: it resizes its positions.
 """
 
 import argparse
@@ -20,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.backbones import MViT, Swin, SwinV2
-from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
+from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT
 from vitdense.peers import PEERS, Like, Peer
 from vitdense.report import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.weights.convert import convert
@@ -31,29 +34,33 @@ DROP_PATH = 0.1  # of both
 
 
 class Family(NamedTuple):
-    """How a family is timed: its class, its sizes, its window in tokens, its default peer, and whose names a file of
-    its dense backbone has for ``--mode load``."""
+    """How a family is timed: its class, its sizes and the default one, its window in tokens, its default peer, and
+    whose names a file of its dense backbone has for ``--mode load``."""
 
     make: type[nn.Module]
     sizes: dict
+    arch: str
     window: int
     peer: str
     file_names: str
 
 
 FAMILIES = {
-    "swin": Family(Swin, SWIN, 7, "mmdet", "official"),
-    "swin_v2": Family(SwinV2, SWIN_V2, 8, "timm", "official"),
-    "mvit": Family(MViT, MVIT, 0, "mmdet", "detectron2"),
+    "swin": Family(Swin, SWIN, "tiny", 7, "mmdet", "official"),
+    "swin_v2": Family(SwinV2, SWIN_V2, "tiny", 8, "timm", "official"),
+    "mvit": Family(MViT, MVIT, "v2_tiny", 0, "mmdet", "detectron2"),
+    "vit": Family(ViT, VIT, "deit_small", 0, "timm", "official"),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="swin", choices=FAMILIES)
-    parser.add_argument("--arch", help="size of the backbone; default the smallest")
+    parser.add_argument("--arch", help="size of the backbone; default the smallest, deit_small for ViT")
     parser.add_argument("--window", type=int, help="Swin's, in tokens; default 7 for Swin, 8 for Swin V2")
-    parser.add_argument("--peer", help=f"default timm for Swin V2, else mmdet; {', '.join(PEERS['swin'])}")
+    parser.add_argument(
+        "--peer", help=f"default timm for Swin V2 and ViT, else mmdet; {', '.join(PEERS['swin'])}, mmseg"
+    )
     parser.add_argument("--mode", default=["eval", "train"], nargs="+", choices=["eval", "train", "load"])
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1344), metavar=("H", "W"))
     parser.add_argument("--batch", type=int, default=1)
@@ -64,7 +71,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON per mode")
     args = parser.parse_args()
     family = FAMILIES[args.family]
-    args.arch, name = args.arch or next(iter(family.sizes)), args.peer or family.peer
+    args.arch, name = args.arch or family.arch, args.peer or family.peer
     if args.arch not in family.sizes:
         parser.error(f"--arch: got {args.arch}, expected one of {', '.join(family.sizes)} for {args.family}")
     torch.set_num_threads(args.threads)
@@ -75,7 +82,7 @@ def main() -> None:
         parser.error(str(error))
     for mode in args.mode:
         if mode == "load":
-            report(args, mode, "torch", loading(ours, family.file_names))
+            report(args, mode, "torch", loading(ours, family.file_names, args.window or family.window))
         else:
             report(args, mode, name, running(args, mode, name, ours, peer.build(like), peer))
 
@@ -90,12 +97,20 @@ def pair(family: Family, args: argparse.Namespace, name: str) -> tuple[nn.Module
     known = [*peers, "mmdet"] if args.family == "mvit" else list(peers)
     if name not in known:
         raise ValueError(f"--peer: got {name}, expected one of {', '.join(known)} for {args.family}")
+    if args.window and not family.window:
+        raise ValueError(f"--window: it is Swin's, {args.family} has none to set; leave it out")
+    if args.family == "vit":
+        like = Like(family.sizes[args.arch], shape, drop_path_rate=DROP_PATH)
+        patch = like.arch.patch_size
+        if shape[0] % patch or shape[1] % patch:
+            raise ValueError(f"--shape: got {shape[0]}x{shape[1]}, expected multiples of a patch, {patch}, for {name}")
+        if lacks := peers[name].lacks(like):
+            raise ValueError(f"--peer, --arch: {name} has no model with {lacks}, as {args.arch}; take --peer timm")
+        return ViT(args.arch, out_norm="none", drop_path_rate=DROP_PATH), peers[name], like
     if args.family != "mvit":
         window = args.window or family.window
         ours = family.make(args.arch, window_size=window, drop_path_rate=DROP_PATH)
         return ours, peers[name], Like(family.sizes[args.arch], shape, window, drop_path_rate=DROP_PATH)
-    if args.window:
-        raise ValueError("--window: MViT's windows are the grids of its pretraining; leave it out")
     if name == "mmdet":
         size = args.arch.removeprefix("v2_")
         if size not in SWIN:
@@ -125,13 +140,12 @@ def running(
     return steps
 
 
-def loading(ours: nn.Module, names: str) -> dict[str, Callable[[], None]]:
+def loading(ours: nn.Module, names: str, window: int) -> dict[str, Callable[[], None]]:
     """Our loader on a file under the authors' names, and torch's on one of the same tensors under the model's."""
     folder = tempfile.TemporaryDirectory()
     file, bare = Path(folder.name, "theirs.pth"), Path(folder.name, "bare.pth")
     state = ours.state_dict()
-    window = ours.stages[0].blocks[0].spec.window
-    torch.save({"model": convert(state, names, windows=window and [window[0]]).state}, file)
+    torch.save({"model": convert(state, names, windows=[window] if window else None).state}, file)
     torch.save(state, bare)
 
     def load() -> None:

@@ -24,7 +24,7 @@ def tokens(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("src", help="file, address or short name: whatever init_cfg's checkpoint may be")
-    parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}")
+    parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}; .npz for google's names")
     parser.add_argument("--to", required=True, choices=NAMES, help="whose names it gets")
     parser.add_argument("--verify", action="store_true", help="run both models on random images and compare")
     parser.add_argument("--prefix", help="of the backbone's keys in SRC; default: the usual ones are found")
@@ -40,6 +40,11 @@ def main() -> None:
     parser.add_argument(
         "--drop-output-norms", action="store_true", help="of a dense backbone, for classifiers have no names for them"
     )
+    parser.add_argument(
+        "--drop-classifier",
+        action="store_true",
+        help="leave out what those names have no place for of a classifier, MAE's decoder and tokens beside the map",
+    )
     parser.add_argument("--sha256", help="of SRC, at least its first 8 digits")
     parser.add_argument("--allow-pickle", action="store_true", help="run the code in SRC: only if you trust it")
     args = parser.parse_args()
@@ -50,13 +55,15 @@ def main() -> None:
     with clear_errors():
         source = read(args.src, MMENGINE_GLOBALS, sha256=args.sha256, allow_pickle=args.allow_pickle)
         windows = args.window_size, args.pretrained_window_size
-        converted = convert(source, args.to, args.prefix, args.scheme, *windows, args.drop_output_norms)
+        converted = convert(
+            source, args.to, args.prefix, args.scheme, *windows, args.drop_output_norms, args.drop_classifier
+        )
         print(converted)
         for verdict in verify(converted, *windows) if args.verify else ():
             print(verdict)
         # Detectors name their classes there.
         extra = {"meta": source["meta"]} if converted.is_whole and "meta" in source else None
-        if extra and args.dst.suffix == ".safetensors":
+        if extra and args.dst.suffix in (".safetensors", ".npz"):
             print(f"  meta, which names the classes, left out: {args.dst.name} holds tensors alone; .pth would keep it")
         save(converted.state, args.dst, "state_dict" if converted.is_whole else converted.scheme.wrapper, extra)
         print(args.dst)

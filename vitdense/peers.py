@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitdense.backbones.vit import ends_of_quarters
+
 
 @dataclass(frozen=True)
 class Like:
@@ -23,6 +25,7 @@ class Like:
         window: Swin's, side in tokens.
         pretrained: Swin V2's window sides of pretraining per stage in tokens, 0 for `window`.
         drop_path_rate: Of the last block.
+        parallel: ViT's branches of each kind in a block.
     """
 
     arch: Any
@@ -30,6 +33,7 @@ class Like:
     window: int = 0
     pretrained: tuple[int, ...] = (0, 0, 0, 0)
     drop_path_rate: float = 0.0
+    parallel: int = 1
 
     @property
     def stages(self) -> dict[str, list[int]]:
@@ -47,12 +51,14 @@ class Peer:
         maps: From the model and an image ``[B, 3, H, W]`` to the map ``[B, C_i, H_i, W_i]`` of every stage before any
             output norm. May change the model.
         run: The same as users of the project run it, for timing.
+        lacks: What of a model to be built it does not have, if anything.
     """
 
     package: str
     build: Callable[[Like], nn.Module]
     maps: Callable[[nn.Module, Tensor], Sequence[Tensor]]
     run: Callable[[nn.Module, Tensor], Sequence[Tensor]]
+    lacks: Callable[[Like], str] = lambda like: ""
 
     @property
     def is_installed(self) -> bool:
@@ -173,6 +179,84 @@ def _timm_mvit(like: Like) -> nn.Module:
     return MultiScaleVit(sizes, like.shape, num_classes=10, drop_path_rate=like.drop_path_rate)
 
 
+def _timm_vit(like: Like) -> nn.Module:
+    from timm.models.deit import VisionTransformerDistilled
+    from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
+
+    arch = like.arch
+    return (VisionTransformerDistilled if arch.distilled else VisionTransformer)(
+        img_size=like.shape,
+        patch_size=arch.patch_size,
+        embed_dim=arch.embed_dims,
+        depth=arch.depth,
+        num_heads=arch.num_heads,
+        init_values=arch.layer_scale,
+        no_embed_class=not arch.token_position,
+        drop_path_rate=like.drop_path_rate,
+        num_classes=10,
+        block_fn=ParallelThingsBlock if like.parallel == 2 else Block,
+        dynamic_img_size=True,  # takes any image of whole patches
+    )
+
+
+def _mmpretrain_vit(like: Like) -> nn.Module:
+    from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
+
+    arch = like.arch
+    return (DistilledVisionTransformer if arch.distilled else VisionTransformer)(
+        {
+            "embed_dims": arch.embed_dims,
+            "num_layers": arch.depth,
+            "num_heads": arch.num_heads,
+            "feedforward_channels": 4 * arch.embed_dims,
+        },
+        img_size=like.shape,
+        patch_size=arch.patch_size,
+        out_indices=list(ends_of_quarters(arch.depth)),
+        out_type="featmap",
+        drop_path_rate=like.drop_path_rate,
+        layer_scale_init_value=arch.layer_scale or 0.0,
+    )
+
+
+def _mmseg_vit(like: Like) -> nn.Module:
+    from mmseg.models.backbones import VisionTransformer
+
+    arch = like.arch
+    return VisionTransformer(
+        img_size=like.shape,
+        patch_size=arch.patch_size,
+        embed_dims=arch.embed_dims,
+        num_layers=arch.depth,
+        num_heads=arch.num_heads,
+        out_indices=list(ends_of_quarters(arch.depth)),
+        drop_path_rate=like.drop_path_rate,
+        norm_cfg={"type": "LN", "eps": 1e-6},  # 1e-5 by its default, 1e-6 in all its configs
+        patch_bias=True,  # it has none by default, and drops that of a checkpoint
+        final_norm=True,
+    )
+
+
+def _mmpretrain_vit_lacks(like: Like) -> str:
+    lacks = {
+        "parallel blocks": like.parallel > 1,
+        # Its DeiT3 feeds the first norm of a block to the MLP too: its features are not those of the authors.
+        "tokens without positions, whose DeiT III computes something else": not like.arch.token_position,
+    }
+    return ", ".join(what for what, is_so in lacks.items() if is_so)
+
+
+def _mmseg_vit_lacks(like: Like) -> str:
+    arch = like.arch
+    lacks = {
+        "parallel blocks": like.parallel > 1,
+        "tokens without positions": not arch.token_position,
+        "a distillation token": arch.distilled,
+        "LayerScale": arch.layer_scale is not None,
+    }
+    return ", ".join(what for what, is_so in lacks.items() if is_so)
+
+
 def _mm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     for i in model.out_indices:
         setattr(model, f"norm{i}", nn.Identity())
@@ -181,6 +265,16 @@ def _mm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def _timm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     return model.forward_intermediates(x, intermediates_only=True)
+
+
+def _timm_vit_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    indices = list(ends_of_quarters(len(model.blocks)))
+    return model.forward_intermediates(x, indices=indices, intermediates_only=True)
+
+
+def _mm_vit_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.ln1 = nn.Identity()  # behind the last block
+    return list(model(x))
 
 
 def _torchvision_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -230,6 +324,12 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme
     "mvit": {
         "mmpretrain": Peer("mmpretrain", _mmpretrain_mvit, _block_maps, _block_maps),
         "timm": Peer("timm", _timm_mvit, _timm_maps, _timm_maps),
+    },
+    # Built for an image size: their position embeddings have its grid. The maps are of the last blocks of all quarters.
+    "vit": {
+        "timm": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps),
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, _mmpretrain_vit_lacks),
+        "mmseg": Peer("mmseg", _mmseg_vit, _mm_vit_maps, _call, _mmseg_vit_lacks),
     },
 }
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitdense.backbones import MViT, Swin
+from vitdense.backbones import MViT, Swin, ViT
 from vitdense.engine.verify import verify
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
@@ -42,7 +42,7 @@ V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "res
 def converted_mvit(to, image=64, **arch):
     model = MViT({"embed_dims": 8, "depths": (1, 2, 2, 1), "num_heads": 1, **arch}, pretrain_img_size=image)
     state = {key: torch.randn_like(v) / 10 for key, v in model.state_dict().items() if not key.startswith("norm")}
-    return convert(state | {"cls_token": torch.randn(1, 1, 8)} if to == "timm" else state, to)
+    return convert(state | {"tokens.cls_token": torch.randn(1, 1, 8)} if to == "timm" else state, to)
 
 
 @pytest.mark.parametrize("growth", ["attention", "mlp"])
@@ -69,6 +69,70 @@ def test_tables_of_mvit_that_are_swapped_are_an_error():
 )
 def test_an_mvit_that_the_other_project_does_not_have_is_said(options, message):
     (verdict,) = verify(converted_mvit("timm", **options))
+    assert verdict.errors is None
+    assert message in str(verdict)
+
+
+VIT = {"embed_dims": 192, "depth": 4, "num_heads": 3}
+
+
+def converted_vit(to, arch=(), image=64, **options):
+    model = ViT({**VIT, **dict(arch)}, pretrain_img_size=image, out_norm="none", **options)
+    beside = {"norm.weight": torch.ones(192), "norm.bias": torch.ones(192), "decoder_pred.bias": torch.ones(1)}
+    state = {key: torch.randn_like(v) / 10 if v.is_floating_point() else v for key, v in model.state_dict().items()}
+    return convert(state | beside, to, drop_classifier=True)
+
+
+DISTILLED = {"arch": {"distilled": True}}
+DEIT3 = {"arch": {"token_position": False, "layer_scale": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [
+        *((to, {}) for to in ("timm", "mmpretrain", "mmseg")),
+        *((to, DISTILLED) for to in ("timm", "mmpretrain")),
+        ("timm", DEIT3),
+        ("timm", {**DEIT3, "parallel": 2, "image": 96}),
+    ],
+)
+def test_a_vit_at_the_size_its_positions_tell(to, options):
+    pytest.importorskip(to)
+    (verdict,) = verify(converted_vit(to, **options))
+    assert verdict.errors[(options.get("image", 64),) * 2] < 1e-5
+
+
+def test_a_vit_of_the_authors_is_run_in_timm_where_that_has_their_names():
+    def published(**options):
+        state = converted_vit("official", image=32, **options).state
+        return {key: value for key, value in state.items() if not key.startswith("decoder")}
+
+    assert [verdict.scheme for verdict in verify(convert(published(), "google"))] == ["timm", "google"]
+    (verdict,) = verify(convert(published(), "timm"))
+    assert verdict.errors[32, 32] < 1e-5
+    verdicts = verify(convert(published(**DEIT3), "timm"))  # they call LayerScale otherwise
+    assert [verdict.scheme for verdict in verdicts] == ["official", "timm"]
+
+
+def test_a_vit_whose_branches_are_swapped_is_an_error():
+    done = converted_vit("timm", **DEIT3)
+    first, second = "blocks.1.ls1.gamma", "blocks.1.ls2.gamma"
+    done.backbone[first], done.backbone[second] = done.backbone[second], done.backbone[first]
+    with pytest.raises(CheckpointMismatchError, match=r"verify timm: .*64x64.*nothing was written$"):
+        verify(done)
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "message"),
+    [
+        ("mmpretrain", DEIT3, "mmpretrain has no model with tokens without positions, whose DeiT III computes"),
+        ("official", {"stem": "hmlp"}, "its code is not a package"),
+        ("timm", {"arch": {"embed_dims": 48}}, "do not tell the heads of a width that is not published, 48"),
+        ("timm", {"window_size": 2}, "it has a class token, and the checkpoint has none"),
+    ],
+)
+def test_a_vit_that_the_other_project_does_not_have_is_said(to, options, message):
+    (verdict,) = verify(converted_vit(to, **options))
     assert verdict.errors is None
     assert message in str(verdict)
 

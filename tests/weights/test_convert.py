@@ -2,21 +2,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitdense.backbones import MViT, Swin, SwinV2
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
+from vitdense.backbones.variants import VIT
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.weights.convert import convert, save
-from vitdense.weights.detect import detect, sizes, windows
+from vitdense.weights.detect import detect, options, sizes, vit_arch, windows
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
 from vitdense.weights.sources import SCHEMES
 
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2), "num_heads": (1, 2, 4)}
 MVIT_ARCH = {"embed_dims": 8, "depths": (1, 3, 2), "num_heads": 1}
+VIT_ARCH = {"embed_dims": 192, "depth": 3, "num_heads": 3}  # of a width whose heads are known, as google's names need
 V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
 MAKE = {
     "swin": lambda **options: Swin(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
     "swin_v2": lambda **options: SwinV2(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
     "mvit": lambda **arch: MViT({**MVIT_ARCH, **arch}, out_indices=(0, 1, 2), pretrain_img_size=32),
+    "vit": lambda **options: ViT({**VIT_ARCH, **options.pop("arch", {})}, pretrain_img_size=64, **options),
 }
 NAMES = {family: list(dict.fromkeys(row.name for row in rows)) for family, rows in SCHEMES.items()}
 
@@ -48,8 +51,8 @@ def test_every_direction_and_back_is_bit_equal_with_the_classifier(family, first
 
 BESIDE = {  # what may stand beside the trunk of an MViT
     "classifier": {"norm.weight": (32,), "norm.bias": (32,), "head.weight": (10, 32), "head.bias": (10,)},
-    "class token": {"cls_token": (1, 1, 8)},
-    "its position": {"absolute_pos_embed.class_token": (1, 1, 8)},  # of v1
+    "class token": {"tokens.cls_token": (1, 1, 8)},
+    "its position": {"tokens.cls_position": (1, 1, 8)},  # of v1
     "output norms": {},  # they have the names of our backbone
 }
 KEEPS = {  # what every form of every scheme keeps of it
@@ -138,7 +141,7 @@ MVIT_FAULTS = {
     ),
     "positions of no square": (
         lambda s: s.update({"pos_embed": torch.ones(1, 7, 8)}),
-        r"position embedding has shape \(1, 6, 8\), expected \[1, h \* h, C\]",
+        r"position embedding has shape \(1, 7, 8\), expected \[1, h \* h, C\]",
     ),
     "positions of one axis": (
         lambda s: s.update({"pos_embed": torch.ones(7)}),
@@ -176,10 +179,188 @@ def test_the_skip_has_no_name_in_timm_where_the_width_is_missing():
         convert(state, "timm")
 
 
-DENSE = {"swin": ("official", "mmdet"), "swin_v2": ("official", "mmpretrain"), "mvit": ("detectron2", "mmpretrain")}
+# What a checkpoint of a plain ViT may have: the model that has it, and what stands beside the model's own.
+VIT_PARTS = {
+    "class token": ({}, {}),  # and its position
+    "distillation": (
+        {"arch": {"distilled": True}},
+        {"head_dist.weight": (10, 192), "head_dist.bias": (10,)},
+    ),
+    "no positions of tokens": ({"arch": {"token_position": False}}, {}),
+    "layer scale": ({"arch": {"layer_scale": 1.0}}, {}),
+    "parallel": ({"parallel": 2}, {}),
+    "hmlp": ({"stem": "hmlp"}, {}),
+    "relative": ({"window_size": 2, "relative_position": True, "img_size": 64}, {"tokens.cls_position": (1, 1, 192)}),
+    "output norms": ({"out_norm": "each"}, {}),
+    "norm": ({}, {"norm.weight": (192,), "norm.bias": (192,)}),
+    "head": ({}, {"head.weight": (10, 192), "head.bias": (10,)}),
+    "pooled": ({}, {"fc_norm.weight": (192,), "fc_norm.bias": (192,)}),
+    "pre-logits": ({}, {"pre_logits.weight": (192, 192), "pre_logits.bias": (192,)}),
+    "decoder": (
+        {},
+        {
+            **{"mask_token": (1, 1, 32), "decoder_pos_embed": (1, 17, 32), "decoder_blocks.1.norm1.weight": (32,)},
+            **{"decoder_embed.weight": (32, 192), "decoder_norm.bias": (32,), "decoder_pred.bias": (768,)},
+        },
+    ),
+}
+VIT_KEEPS = {  # what every form of every scheme keeps of it
+    "vitdense": [set(VIT_PARTS)],
+    "official": [set(VIT_PARTS) - {"relative", "output norms", "pre-logits"}],
+    "timm": [
+        {"class token", "distillation", "no positions of tokens", "layer scale", *more, "norm", "head", "pooled"}
+        for more in ((), ("parallel",))
+    ],
+    "mmseg": [{"class token", "no positions of tokens", "norm"}],
+    "mmpretrain": [
+        {"class token", "distillation", "no positions of tokens", "layer scale", "norm", "head", "pooled", "pre-logits"}
+    ],
+    "google": [{"class token", "no positions of tokens", "norm", "head", "pre-logits"}],
+    "detectron2": [{"relative"}],
+}
+VIT_KINDS = {  # of checkpoints, by what they have
+    "a ViT": {"class token", "norm", "head"},
+    "a ViT with pre-logits": {"class token", "norm", "head", "pre-logits"},
+    "a backbone": {"class token"},
+    "a backbone with its norm": {"class token", "norm"},
+    "a distilled DeiT": {"class token", "distillation", "norm", "head"},
+    "a DeiT III": {"class token", "no positions of tokens", "layer scale", "norm", "head"},
+    "a parallel DeiT": {"class token", "no positions of tokens", "parallel", "layer scale", "norm", "head"},
+    "a parallel DeiT without LayerScale": {"class token", "no positions of tokens", "parallel", "norm", "head"},
+    "an hMLP stem": {"class token", "no positions of tokens", "hmlp", "layer scale", "norm", "head"},
+    "an MAE": {"class token", "norm", "decoder"},
+    "a fine-tuned MAE": {"class token", "pooled", "head"},
+    "a ViTDet": {"relative"},
+    "ours for dense work": {"class token", "output norms"},
+}
 
 
-@pytest.mark.parametrize("family", SCHEMES)
+def vit_state(parts, out_norm="none"):
+    """A checkpoint by our names with the parts named."""
+    options, beside = {"out_norm": out_norm, "arch": {}}, {}
+    for part in parts:
+        of_model, of_file = VIT_PARTS[part]
+        options |= {**of_model, "arch": options["arch"] | of_model.get("arch", {})}
+        beside |= of_file
+    with torch.device("meta"):  # drawn below
+        model = MAKE["vit"](**options)
+    state = {
+        key: torch.randn(x.shape) if x.is_floating_point() else torch.tensor(7) for key, x in model.state_dict().items()
+    }
+    return state | {key: torch.randn(shape) for key, shape in beside.items()}
+
+
+def keeps(scheme, kind):
+    return any(VIT_KINDS[kind] <= parts for parts in VIT_KEEPS[scheme])
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [(k, a, b) for k in VIT_KINDS for a in NAMES["vit"] for b in NAMES["vit"] if keeps(a, k) and keeps(b, k)],
+)
+def test_every_direction_of_vit_and_back_is_bit_equal_with_all_that_both_keep(kind, first, second):
+    state = vit_state(VIT_KINDS[kind])
+    original = convert(state, first)
+    assert original.found.scheme.name == "vitdense"
+    there = convert({"model": original.state}, second)
+    # Without LayerScale or parallel blocks, the authors', timm's and detectron2's names are the same.
+    assert there.found.scheme.name in (first, "official" if first in ("timm", "detectron2") else first)
+    back = convert(there.state, first)
+    assert same(back.state, original.state)
+    assert same(convert(there.state, "vitdense").state, state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"), [(kind, scheme) for kind in VIT_KINDS for scheme in NAMES["vit"] if not keeps(scheme, kind)]
+)
+def test_what_a_scheme_of_vit_does_not_keep_is_an_error(kind, scheme):
+    with pytest.raises(CheckpointMismatchError, match=rf"the {scheme} scheme of the vit family has no names for"):
+        convert(vit_state(VIT_KINDS[kind]), scheme)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "left"),
+    [
+        ("a ViT", "mmseg", {"head.weight", "head.bias"}),
+        ("an MAE", "mmpretrain", set(VIT_PARTS["decoder"][1])),
+        ("a ViT", "detectron2", {"tokens.cls_token", "norm.weight", "norm.bias", "head.weight", "head.bias"}),
+    ],
+)
+def test_what_belongs_to_the_classifier_can_be_left_out(kind, scheme, left):
+    state = vit_state(VIT_KINDS[kind])
+    with pytest.raises(CheckpointMismatchError, match=r"or leave them out by --drop-classifier"):
+        convert(state, scheme)
+    done = convert(state, scheme, drop_classifier=True)
+    assert set(done.left_out) == left
+    assert f"{len(left)} beside the backbone left out" in str(done)
+    assert same(convert(done.state, "vitdense").state, {key: x for key, x in state.items() if key not in left})
+
+
+@pytest.mark.parametrize("scheme", ["mmseg", "google"])
+def test_a_distillation_token_is_never_left_out_where_there_are_tokens(scheme):
+    state = vit_state(VIT_KINDS["a distilled DeiT"])
+    with pytest.raises(CheckpointMismatchError, match=r"no names for 2 tensors: tokens\.dist_token, tokens\.dist_pos"):
+        convert(state, scheme, drop_classifier=True)
+
+
+def test_googles_names_need_the_number_of_heads():
+    state = ViT({"embed_dims": 48, "depth": 1, "num_heads": 3}, out_norm="none").state_dict()
+    with pytest.raises(CheckpointMismatchError, match="one of width 48 has: known are the widths 192, 384, 512, 768"):
+        convert(state, "google")
+    state = convert(vit_state({"class token"}), "google").state
+    state["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"] = torch.ones(192, 192)
+    with pytest.raises(CheckpointMismatchError, match=r"shape \(192, 192\), expected the axes \[in, heads, d\]"):
+        convert(state, "vitdense")
+
+
+@pytest.mark.parametrize("prefix", ["", "params/", "opt/target/"])
+@pytest.mark.parametrize("release", ["vit", "big_vision"])
+def test_names_of_both_of_googles_releases_are_read_below_any_prefix(release, prefix):
+    state = vit_state({"class token", "norm", "head"})
+    theirs = convert(state, "google").state
+    if release == "big_vision":
+        new = {"Attention_1/": "Attention_0/", "LayerNorm_2/": "LayerNorm_1/", "MlpBlock_3/": "MlpBlock_0/"}
+        new["Transformer/posembed_input/"] = ""
+        for old, name in new.items():
+            theirs = {key.replace(old, name): value for key, value in theirs.items()}
+    below = {prefix + key: value for key, value in theirs.items()}
+    below |= {"opt/state/step": torch.ones(())} if prefix == "opt/target/" else {}
+    assert same(convert(below, "vitdense").state, state)
+    assert same(detect(below, prefix=prefix).ours(), state)
+    assert same(detect(below, prefix=prefix.rstrip("/") + "/" if prefix else "").ours(), state)
+
+
+def test_the_bias_that_mmsegs_patches_do_not_have_by_default_is_zero():
+    state = convert(vit_state({"class token"}), "mmseg").state
+    bare = {key: value for key, value in state.items() if key != "patch_embed.projection.bias"}
+    ours = convert(bare, "vitdense").state
+    assert torch.equal(ours["patch_embed.proj.bias"], torch.zeros(192))
+    assert same(convert(ours, "mmseg").state, bare)
+    bare.pop("patch_embed.projection.weight")
+    bare["patch_embed.projection.bias"] = torch.ones(192)
+    with pytest.raises(CheckpointMismatchError, match=r"projection\.bias also needs patch_embed\.projection\.weight"):
+        convert(bare, "vitdense")
+
+
+def test_a_plain_vit_is_not_taken_for_an_mvit():
+    """All its keys may be those of an MViT; but each of that pools, or changes its width somewhere."""
+    for parts in ({"class token"}, {"class token", "norm"}, {"relative"}):
+        names = "detectron2" if "relative" in parts else "official"
+        state = convert(vit_state(parts), names).state
+        assert detect(state).family == "vit"
+        with pytest.raises(CheckpointMismatchError, match="that is a plain ViT, not an MViT"):
+            detect(state, ["mvit"]).ours()
+    assert detect(convert(mvit_state(set(), growth="mlp", **V1), "official").state).family == "mvit"
+
+
+DENSE = {
+    "swin": ("official", "mmdet"),
+    "swin_v2": ("official", "mmpretrain"),
+    "mvit": ("detectron2", "mmpretrain"),
+}
+
+
+@pytest.mark.parametrize("family", DENSE)
 def test_dense_backbones_keep_their_output_norms(family):
     state = {key: torch.randn_like(value) for key, value in MAKE[family]().state_dict().items()}
     for to in (*DENSE[family], "vitdense"):
@@ -235,10 +416,18 @@ def test_a_detector_stays_whole_where_the_scheme_has_detectors():
 
 def test_mmdet_and_detectron2_get_the_prefix_without_which_they_load_nothing():
     assert all(key.startswith("backbone.") for key in convert(classifier("swin"), "mmdet").state)
+    head = {"roi_heads.box_head.fc1.bias": torch.ones(1)}
+    state = convert(vit_state({"relative"}), "detectron2").state
+    assert all(key.startswith("backbone.net.") for key in state)
+    head["backbone.simfp_2.0.bias"] = torch.ones(1)
+    whole = convert(state | head, "detectron2")
+    assert whole.state.keys() == (state | head).keys()
+    assert whole.is_whole
+    assert convert(state | head, "vitdense").left_out == list(head)
+    del head["backbone.simfp_2.0.bias"]
     state = convert(mvit_state({"output norms"}), "detectron2").state
     assert all(key.startswith("backbone.bottom_up.") for key in state)
     assert "backbone.bottom_up.scale2_norm.weight" in state
-    head = {"roi_heads.box_head.fc1.bias": torch.ones(1)}
     assert convert(state | head, "detectron2").state.keys() == (state | head).keys()
     alone = convert(state | head, "vitdense")  # no other project knows detectron2's heads
     assert "norm0.weight" in alone.state
@@ -259,14 +448,41 @@ def test_the_sizes_are_read_off_the_parameters():
     assert found == {**MVIT_ARCH, "growth": "mlp", **V1, "num_heads": 0}  # which no parameter tells
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin"])
+@pytest.mark.parametrize("name", VIT)
+def test_every_published_vit_is_told_by_its_parameters(name):
+    with torch.device("meta"):
+        model = ViT(name, out_norm="none")
+    told = sizes("vit", model.state_dict())
+    arch = vars(VIT[name])
+    assert told == {key: arch[key] for key in told}
+    same_sizes = {other for other, row in VIT.items() if row == VIT[name]}  # vit_tiny is deit_tiny
+    assert vit_arch(told) in same_sizes
+
+
+def test_the_options_of_a_vit_are_told_by_its_parameters():
+    plain = {"stem": "patch", "parallel": 1, "relative_position": False}
+    for changed in ({}, {"stem": "hmlp"}, {"stem": "hmlp_ln", "parallel": 2}, {"relative_position": True}):
+        model = MAKE["vit"](out_norm="none", **changed)
+        assert options("vit", model.state_dict()) == {**plain, **changed}
+        told = {"patch_size": 16, "distilled": False, "token_position": model.tokens is not None, "layer_scale": None}
+        assert sizes("vit", model.state_dict()) == {**VIT_ARCH, **told}
+    assert options("swin", MAKE["swin"]().state_dict()) == {}
+    assert vit_arch({**VIT_ARCH, **told}) is None
+    heads = sizes("vit", ViT({"embed_dims": 48, "depth": 1, "num_heads": 3}).state_dict())["num_heads"]
+    assert heads == 0  # no parameter tells
+    told = ViT({"embed_dims": 48, "depth": 1, "num_heads": 2}, relative_position=True, img_size=32).state_dict()
+    assert sizes("vit", told)["num_heads"] == 2
+    assert sizes("vit", {})["embed_dims"] == 0  # damaged
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin", ".npz"])
 def test_files_are_whole_or_not_there(tmp_path, suffix):
     done = convert(classifier("swin"), "mmdet")
     path = tmp_path / f"a{suffix}"
     save(done.state, path, done.scheme.wrapper, {"meta": {"classes": ["cat"]}})
     saved = read(path)
-    if suffix == ".safetensors":
-        assert same(load_file(path), done.state)
+    if suffix in (".safetensors", ".npz"):
+        assert same(load_file(path) if suffix == ".safetensors" else saved, done.state)
     else:
         assert saved["meta"] == {"classes": ["cat"]}
         saved = saved["state_dict"]
@@ -278,6 +494,8 @@ def test_files_are_whole_or_not_there(tmp_path, suffix):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     with pytest.raises(ValueError, match=r"a\.onnx, expected a name ending in"):
         save(done.state, tmp_path / "a.onnx")
+    with pytest.raises(ValueError, match=r"a\.npz: got tensors of bfloat16, which numpy does not have"):
+        save({"a": torch.ones(1, dtype=torch.bfloat16)}, tmp_path / "a.npz")
 
 
 def test_a_window_that_is_not_square_is_not_written_flat():
@@ -357,6 +575,8 @@ class TestDetection:
             convert(classifier("swin_v2"), "mmdet")
 
     def test_what_is_no_backbone_at_all(self):
-        message = "not a checkpoint of the swin or swin_v2 or mvit family in a known naming scheme; the nearest is"
+        message = (
+            "not a checkpoint of the swin or swin_v2 or mvit or vit family in a known naming scheme; the nearest is"
+        )
         with pytest.raises(CheckpointMismatchError, match=message):
             detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)})

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vitdense.backbones import MViT, Swin, SwinV2
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
@@ -147,7 +147,7 @@ def test_what_belongs_to_the_class_token_is_dropped_and_named():
     arch = {"growth": "mlp", "pool": "max", "relative_position": False, "absolute_position": True}
     source, target = make_mvit(**arch), make_mvit(image=96, **arch)
     ours = {key: value for key, value in source.state_dict().items() if not key.startswith("norm")}
-    beside = {"cls_token": torch.randn(1, 1, 8), "absolute_pos_embed.class_token": torch.randn(1, 1, 8)}
+    beside = {"tokens.cls_token": torch.randn(1, 1, 8), "tokens.cls_position": torch.randn(1, 1, 8)}
     state = convert(ours | beside | {"norm.weight": torch.ones(16), "head.weight": torch.ones(3, 16)}, "official").state
     assert state["pos_embed"].shape == (1, 1 + 16 * 16, 8)
     report = load_pretrained(target, {"model_state": state})
@@ -167,6 +167,158 @@ def test_an_incomplete_mvit_is_refused(gone, message):
     state = convert(make_mvit().state_dict(), "detectron2").state
     with pytest.raises(CheckpointMismatchError, match=message):
         load_pretrained(make_mvit(), {key: value for key, value in state.items() if gone not in key})
+
+
+VIT = {"embed_dims": 192, "depth": 1, "num_heads": 3}
+
+
+def make_vit(image=64, arch=(), **options):
+    return ViT({**VIT, **dict(arch)}, pretrain_img_size=image, **{"out_norm": "none", **options})
+
+
+PLAIN = ({}, {})
+DISTILLED = ({"distilled": True}, {})
+DEIT3 = ({"token_position": False, "layer_scale": 1e-4}, {})
+PARALLEL = ({}, {"parallel": 2})
+HMLP = ({}, {"stem": "hmlp"})
+HMLP_LN = ({}, {"stem": "hmlp_ln"})
+WRONG_VITS = {  # what the file is of, what it is loaded into, and the error
+    "distilled into plain": (
+        DISTILLED,
+        PLAIN,
+        r"2 left over: tokens\.dist_\w+, tokens\.dist_\w+\. .*\'distilled\': True.*the arch that fits",
+    ),
+    "plain into distilled": (
+        PLAIN,
+        DISTILLED,
+        r"2 missing: tokens\.dist_token.*'distilled': False.*the arch that fits",
+    ),
+    "DeiT III into DeiT": (
+        DEIT3,
+        PLAIN,
+        r"1 missing: tokens\.cls_position; 2 left over: blocks\.0\.gamma_1.*'token_position': False, 'layer_scale': 0",
+    ),
+    "DeiT into DeiT III": (PLAIN, DEIT3, r"2 missing: blocks\.0\.gamma_1.*1 left over: tokens\.cls_position"),
+    "parallel into plain": (
+        PARALLEL,
+        PLAIN,
+        r"left over: blocks\.0\.norm11.*It has .*'parallel': 2.*give parallel=2\.",
+    ),
+    "plain into parallel": (
+        PLAIN,
+        PARALLEL,
+        r"missing: blocks\.0\.norm11.*the model .*'parallel': 2.*give parallel=1\.",
+    ),
+    "hMLP into patch": (
+        HMLP,
+        PLAIN,
+        r"2 missing: patch_embed\.proj\.weight.*proj\.1\.running_mean.*give stem='hmlp'\.",
+    ),
+    "patch into hMLP": (PLAIN, HMLP, r"missing: patch_embed\.proj\.0\.weight.*2 left over.*give stem='patch'\."),
+    "hMLP into hMLP with LN": (HMLP, HMLP_LN, r"9 left over: patch_embed\.proj\.1\.running_mean.*give stem='hmlp'\."),
+    "relative positions into none": (
+        ({}, {"relative_position": True, "img_size": 64}),
+        ({}, {"window_size": 2}),
+        r"2 left over: blocks\.0\.attn\.bias\.rel_pos_h.*give relative_position=True\.",
+    ),
+}
+
+
+@pytest.mark.parametrize("scheme", ["vitdense", "official"])
+@pytest.mark.parametrize("what", WRONG_VITS)
+def test_a_vit_of_another_kind_is_refused_with_a_hint_and_the_model_left_untouched(what, scheme):
+    (arch, options), (other_arch, other_options), message = WRONG_VITS[what]
+    if "relative" in what:
+        scheme = "vitdense"
+    state = convert(make_vit(arch=arch, **options).state_dict(), scheme).state
+    target = make_vit(arch=other_arch, **other_options)
+    before = snapshot(target)
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(target, state)
+    assert unchanged(target, before)
+    assert load_pretrained(make_vit(arch=arch, **options), state).share == 1
+
+
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        ({"distilled": True}, "deit_tiny_distilled"),
+        ({}, "vit_tiny"),
+        ({"embed_dims": 384, "num_heads": 6, "token_position": False, "layer_scale": 1.0}, "deit3_small"),
+    ],
+)
+def test_the_published_arch_that_a_checkpoint_is_of_is_named(arch, name):
+    with torch.device("meta"):
+        shapes = ViT({**VIT, "depth": 12, **arch}, out_norm="none", pretrain_img_size=32).state_dict()
+    state = {key: torch.zeros(value.shape) for key, value in shapes.items()}
+    with pytest.raises(CheckpointMismatchError, match=rf"give arch='{name}'\."):
+        load_pretrained(make_vit(), state)
+
+
+def test_tokens_are_dropped_where_the_model_has_none_and_relative_positions_are_fresh_where_the_file_has_none():
+    """As ViTDet is started from MAE's pretraining."""
+    source = make_vit()
+    beside = {"norm.weight": torch.ones(192), "mask_token": torch.ones(1, 1, 8), "decoder_pred.bias": torch.ones(768)}
+    state = convert(source.state_dict() | beside, "official").state
+    options = {"relative_position": True, "window_size": 2, "img_size": 64, "out_norm": "each"}
+    target = make_vit(**options)
+    report = load_pretrained(target, {"model": state})
+    assert set(report.dropped) == {"tokens.cls_token", "tokens.cls_position", *beside}
+    assert report.fresh == [f"blocks.0.attn.bias.rel_pos_{axis}" for axis in "hw"] + ["norm0.weight", "norm0.bias"]
+    own = {key: value for key, value in target.state_dict().items() if not key.startswith("norm")}
+    own.pop("blocks.0.attn.bias.rel_pos_w")
+    with pytest.raises(CheckpointMismatchError, match=r"1 missing: blocks\.0\.attn\.bias\.rel_pos_w"):
+        load_pretrained(make_vit(**options), own)
+
+
+def test_positions_and_relative_positions_of_a_vit_are_resized():
+    options = {"relative_position": True, "parallel": 2}
+    source, target = make_vit(img_size=64, **options), make_vit(image=(96, 80), img_size=96, **options)
+    report = load_pretrained(target, source.state_dict())
+    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", "1") for axis in "hw"}
+    assert report.resized == {"absolute_pos_embed.table": ((1, 4, 4, 192), (1, 6, 5, 192)), **tables}
+
+
+def test_flat_positions_that_may_be_of_the_models_own_grid_are_not_guessed():
+    source = make_vit(image=(64, 256))
+    with pytest.raises(CheckpointMismatchError, match="positions of a grid of 4x16 cannot be written flat"):
+        convert(source.state_dict(), "official")
+    state = convert(make_vit(image=128).state_dict(), "official").state
+    target = make_vit(image=(64, 256))
+    before = snapshot(target)
+    with pytest.raises(CheckpointMismatchError, match=r"64 flat positions .* of 8x8, or of 4x16 .*pretrain_img_size"):
+        load_pretrained(target, state)
+    assert unchanged(target, before)
+    # Under our names a table carries its grid.
+    assert load_pretrained(target, source.state_dict()).resized == {}
+    assert len(load_pretrained(target, make_vit(image=128).state_dict()).resized) == 1
+
+
+HEAD = {"norm.weight": (192,), "fc_norm.bias": (192,), "head.bias": (3,), "head_dist.bias": (3,)}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_classifier_is_kept_where_asked_for(tmp_path, keep):
+    beside = {key: torch.randn(shape) for key, shape in HEAD.items()}
+    others = {"mask_token": torch.ones(1, 1, 8)}
+    state = convert(make_vit().state_dict() | beside | others, "official").state
+    file_of(state, tmp_path / "c.pth")
+    options = {"keep_classifier": True} if keep else {}
+    for out_norm, own in (("none", set()), ("final", {"norm.weight"})):
+        if own:
+            file_of(state | {"norm.bias": torch.zeros(192)}, tmp_path / "c.pth")
+        target = make_vit(
+            init_cfg={"type": "Pretrained", "checkpoint": str(tmp_path / "c.pth"), **options}, out_norm=out_norm
+        )
+        target.init_weights()
+        report = target.load_report
+        assert set(report.dropped) == (beside.keys() | others) - own
+        assert report.classifier.keys() == (beside.keys() - own if keep else set())
+        assert all(torch.equal(value, beside[key]) for key, value in report.classifier.items())
+        assert "classifier=" not in repr(report)
+    swin = official(make())
+    report = load_pretrained(make(), swin, keep_classifier=keep)
+    assert set(report.classifier) == ({"norm.weight", "head.weight"} if keep else set())
 
 
 def test_the_report_names_everything(tmp_path):

@@ -574,3 +574,15 @@ def test_the_hugging_face_hub_and_timm_models_from_it(tmp_path, server):
         assert f"{what} cannot be fetched from the Hugging Face hub" in line
         assert "HF_HUB_OFFLINE" in line
         assert "give its path" in line
+
+
+def test_every_named_checkpoint_is_one_that_its_host_knows():
+    timm, models = pytest.importorskip("timm"), pytest.importorskip("torchvision.models")
+    for name, address in fetch.NAMED.items():
+        host, _, model = address.partition("://")
+        if host == "timm":
+            assert timm.is_model_pretrained(model), name
+            assert fetch.timm_address(model).startswith("hf://timm/"), name
+        else:
+            assert host == "torchvision"
+            assert model in models.list_models(), name

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from vitdense.weights.changes import NO_KEY_BIAS, PATCH_BIAS, TOKEN_POSITION, from_unfold, to_unfold
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import Change, Rule, find_rule, relabel, rename, reverse
-from vitdense.weights.sources import CLASS_POSITION, NO_KEY_BIAS, SCHEMES, from_unfold, to_unfold
+from vitdense.weights.sources import SCHEMES
 
 RULES = (
     Rule("layers.{i}.blocks.{j}.norm.*", "stages.{i}.b.{j}.norm.*"),
@@ -61,16 +62,41 @@ def test_two_keys_of_one_meaning_and_half_of_a_joint_tensor_are_errors():
         rename({"q.7": torch.ones(1)}, reverse(RULES))
 
 
-@pytest.mark.parametrize("tokens", [9, 10])
-def test_the_optional_part_of_a_joint_tensor_is_there_where_its_shape_says_so(tokens):
-    rules = (Rule("pos", ("table", "slot"), CLASS_POSITION, optional=("slot",)),)
-    state = {"pos": torch.randn(1, tokens, 2)}
+@pytest.mark.parametrize("extra", [0, 1, 2])
+@pytest.mark.parametrize("side", [1, 2, 3, 14])
+def test_the_optional_parts_of_a_joint_tensor_are_there_where_its_shape_says_so(side, extra):
+    names = ("table", "cls", "dist")
+    rules = (Rule("pos", names, TOKEN_POSITION, optional=names[1:]),)
+    state = {"pos": torch.randn(1, extra + side * side, 2)}
     parts = rename(state, rules)
-    assert parts.keys() == ({"table", "slot"} if tokens == 10 else {"table"})
-    assert torch.equal(parts["table"][0, 1, 0], state["pos"][0, tokens - 9 + 3])
+    assert tuple(parts) == names[: 1 + extra]
+    assert parts["table"].shape == (1, side, side, 2)
+    assert torch.equal(parts["table"][0, -1, -1], state["pos"][0, -1])
+    for row, name in enumerate(names[1 : 1 + extra]):
+        assert torch.equal(parts[name][0, 0], state["pos"][0, row])
     assert torch.equal(rename(parts, reverse(rules))["pos"], state["pos"])
-    with pytest.raises(CheckpointMismatchError, match="slot also needs table"):
-        rename({"slot": torch.ones(1, 1, 2)}, reverse(rules))
+
+
+def test_parts_of_a_joint_tensor_that_are_missing_or_too_many_are_errors():
+    names = ("table", "cls", "dist")
+    rules = (Rule("pos", names, TOKEN_POSITION, optional=names[1:]),)
+    with pytest.raises(CheckpointMismatchError, match="cls also needs table"):
+        rename({"cls": torch.ones(1, 1, 2)}, reverse(rules))
+    with pytest.raises(CheckpointMismatchError, match="table, dist also needs cls"):
+        rename({"table": torch.ones(1, 2, 2, 2), "dist": torch.ones(1, 1, 2)}, reverse(rules))
+    fewer = (Rule("pos", names[:2], TOKEN_POSITION, optional=names[1:2]),)
+    with pytest.raises(CheckpointMismatchError, match="pos holds 3 parts, expected at most 2: table, cls"):
+        rename({"pos": torch.ones(1, 6, 2)}, fewer)
+    with pytest.raises(CheckpointMismatchError, match="grid of 2x8 cannot be written flat"):
+        rename({"table": torch.ones(1, 2, 8, 2)}, reverse(rules))
+
+
+def test_no_bias_of_patches_is_one_of_zero():
+    weight = torch.randn(4, 3, 2, 2)
+    (_, bias), with_one = PATCH_BIAS.forward(weight), (weight, torch.ones(4))
+    assert torch.equal(bias, torch.zeros(4))
+    assert len(PATCH_BIAS.inverse(weight, bias)) == 1
+    assert PATCH_BIAS.inverse(*PATCH_BIAS.forward(*with_one)) == with_one
 
 
 def test_a_layout_that_gives_two_keys_one_name_is_an_error():

@@ -11,17 +11,19 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from vitdense.backbones import MViT, Swin, SwinV2
-from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, MViTArch
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
+from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT, MViTArch, ViTArch
 from vitdense.peers import PEERS, Like, raw_maps, relative_errors
 from vitdense.report import num_params
-from vitdense.weights.convert import convert
+from vitdense.weights.convert import convert, save
 from vitdense.weights.load import load_pretrained
 
+PARALLEL = {"embed_dims": 192, "depth": 6, "num_heads": 3, "token_position": False, "layer_scale": 1.0}
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 2), "num_heads": 1}
 # Our model by family and size, and what its peers are built like. At 448 (512 for V2) pixels, with windows of 7 (8),
 # every map of a Swin is of several whole windows: there all agree, also the classification codes, which do not shift on
-# a map that is one window. MViT's codes for classification attend globally, at the size of pretraining only.
+# a map that is one window. MViT's codes for classification attend globally, at the size of pretraining only. ViTs agree
+# at any size of whole patches, but for how they resize their positions to it.
 MODELS = {
     ("swin", "tiny"): (lambda: Swin("tiny"), Like(SWIN["tiny"], (448, 448), 7)),
     ("swin_v2", "tiny"): (lambda: SwinV2("tiny"), Like(SWIN_V2["tiny"], (512, 512), 8)),
@@ -31,7 +33,22 @@ MODELS = {
         lambda: MViT({**NANO, "growth": "mlp"}, window="global", pretrain_img_size=96),
         Like(MViTArch(**NANO, growth="mlp"), (96, 96)),
     ),
+    **{
+        ("vit", name): (lambda name=name, **options: ViT(name, out_norm="none", **options), Like(VIT[name], (224, 224)))
+        for name in ("deit_tiny", "deit_small_distilled", "deit3_small", "vit_base")
+    },
+    ("vit", "parallel deit3"): (
+        lambda **options: ViT(PARALLEL, parallel=2, out_norm="none", **options),
+        Like(ViTArch(**PARALLEL), (224, 224), parallel=2),
+    ),
 }
+ROWS = [
+    (family, size, scheme)
+    for family, size in MODELS
+    for scheme, peer in PEERS[family].items()
+    # The largest is run once: it differs from others in numbers only.
+    if not peer.lacks(MODELS[family, size][1]) and (size != "vit_base" or scheme == "timm")
+]
 TABLE: list[str] = []
 
 
@@ -68,10 +85,16 @@ def randomise(model):
     return model
 
 
-def state_of(peer, scheme):
+def state_of(peer, family, scheme):
     """As a file of that project holds it."""
     prefix = "backbone." if scheme in ("mmdet", "mmpretrain") else ""
     state = {prefix + key: value for key, value in peer.state_dict().items()}
+    if family == "vit" and scheme == "mmpretrain":
+        heads = ("head", "head_dist") if "backbone.dist_token" in state else ("head",)
+        shapes = {
+            f"head.layers.{head}.{name}": s for head in heads for name, s in (("weight", (10, 8)), ("bias", (10,)))
+        }
+        return state | {name: torch.randn(shape) for name, shape in shapes.items()}
     if scheme == "mmpretrain":  # a classifier: its norm is the last output norm, its head stands beside the backbone
         state = {key: value for key, value in state.items() if not key.startswith(("backbone.norm0", "backbone.norm1"))}
         state = {key: value for key, value in state.items() if not key.startswith("backbone.norm2")}
@@ -80,16 +103,29 @@ def state_of(peer, scheme):
     return state
 
 
-@pytest.mark.parametrize(("family", "size", "scheme"), [(f, size, s) for f, size in MODELS for s in PEERS[f]])
+def errors_at_another_size(make, ours, theirs, peer, state, scheme):
+    """Positions are resized as the image comes: mm's codes do it as ours, timm's as our loader by timm's rule."""
+    shape = (160, 256)
+    if scheme == "timm":
+        ours = make(pretrain_img_size=shape).eval()
+        report = load_pretrained(ours, state, resize="timm")
+        assert list(report.resized) == ["absolute_pos_embed.table"]
+    x = torch.randn(1, 3, *shape)
+    with torch.no_grad():
+        return relative_errors(raw_maps(ours, x)[-1:], peer.maps(theirs, x)[-1:])
+
+
+@pytest.mark.parametrize(("family", "size", "scheme"), ROWS)
 def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_convert_back(family, size, scheme):
     peer = PEERS[family][scheme]
     pytest.importorskip(peer.package)
     make, like = MODELS[family, size]
     theirs = randomise(peer.build(like))
-    state = state_of(theirs, scheme)
+    state = state_of(theirs, family, scheme)
     ours = without_output_norms(make())
     report = load_pretrained(ours, {"state_dict": state})
-    assert report.scheme == scheme
+    # Without LayerScale timm's ViTs have the authors' names.
+    assert report.scheme in (scheme, *(["official"] if (family, scheme) == ("vit", "timm") else []))
     assert report.share == 1
     x = torch.randn(1, 3, *like.shape)
     with torch.no_grad():
@@ -101,7 +137,54 @@ def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_conve
     for key, value in state.items():
         same = torch.allclose if key.endswith("relative_coords_table") else torch.equal  # made anew, in float64
         assert same(back[key], value), key
+    if family == "vit":
+        errors += errors_at_another_size(make, ours, theirs, peer, state, scheme)
+        assert max(errors) < 1e-5, errors
     add_row(family, scheme, f"{size}, {num_params(theirs) / 1e6:.1f} M random", errors, report.share, "bit-equal")
+
+
+@pytest.mark.parametrize("image", [64, 96])
+def test_googles_names_are_those_that_timm_reads(tmp_path, image):
+    """No model of Google's is installed; timm has a reader of its archives. It also resizes, but bilinearly."""
+    VisionTransformer = pytest.importorskip("timm.models.vision_transformer").VisionTransformer
+    arch = {"embed_dims": 192, "depth": 2, "num_heads": 3}
+    ours = randomise(ViT(arch, pretrain_img_size=image, out_norm="final"))
+    head = {"head.weight": torch.randn(10, 192), "head.bias": torch.randn(10)}
+    converted = convert(ours.state_dict() | head, "google")
+    save(converted.state, tmp_path / "google.npz")
+    theirs = VisionTransformer(image, 16, embed_dim=192, depth=2, num_heads=3, num_classes=10).eval()
+    theirs.load_pretrained(tmp_path / "google.npz")
+    x = torch.randn(2, 3, image, image)
+    with torch.no_grad():
+        (got,), want = ours(x)[-1:], theirs.forward_features(x)[:, 1:]
+        assert torch.equal(theirs.head.weight, head["head.weight"])
+    error = relative_error(got.flatten(2).transpose(1, 2), want)
+    assert error < 1e-5
+    back = ViT(arch, pretrain_img_size=image, out_norm="final")
+    report = load_pretrained(back, tmp_path / "google.npz", keep_classifier=True)
+    assert report.scheme == "google"
+    assert report.share == 1
+    assert all(torch.equal(value, ours.state_dict()[key]) for key, value in back.state_dict().items())
+    assert torch.equal(report.classifier["head.weight"], head["head.weight"])
+    add_row("vit", "google", f"archive read by timm, {image} pixels", [error], report.share, "bit-equal")
+
+
+def test_published_weights_classify_as_in_timm(shared_data):
+    """The class token, the norm and, kept in the report, the head of a real checkpoint."""
+    path = shared_data / "weights" / "deit_tiny_patch16_224.safetensors"
+    theirs = pytest.importorskip("timm").create_model("deit_tiny_patch16_224").eval()
+    theirs.load_state_dict(load_file(path))
+    ours = ViT("deit_tiny", out_norm="final", output_cls_token=True).eval()
+    report = load_pretrained(ours, path, keep_classifier=True)
+    assert report.share == 1
+    assert set(report.dropped) == set(report.classifier) == {"head.weight", "head.bias"}
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        _, token = ours(x)[-1]
+        logits = token @ report.classifier["head.weight"].T + report.classifier["head.bias"]
+        error = relative_error(logits, theirs(x))
+    assert error < 1e-5
+    add_row("vit", report.scheme, "published DeiT-Ti, its logits", [error], report.share, "")
 
 
 def test_the_output_norms_of_mmpretrains_mvit_reach_the_next_stage():
@@ -175,3 +258,37 @@ def test_golden_files_of_the_authors(shared_data, name):
         same = torch.allclose if key.endswith("relative_coords_table") else torch.equal
         assert same(value, state[key]), key
     add_row(model.family, scheme, f"golden {name}", worst.values(), report.share, "bit-equal")
+
+
+DEIT3 = {"token_position": False, "layer_scale": 1e-4}
+VIT_GOLDEN = {  # what our model is to have
+    "deit3_layerscale": (DEIT3, {}),
+    "deit3_hmlp_stem": (DEIT3, {"stem": "hmlp"}),
+    "deit_parallel_x2": ({"token_position": False}, {"parallel": 2}),
+    "deit_parallel_x2_layerscale": (DEIT3, {"parallel": 2}),
+    "deit_distilled": ({"distilled": True}, {}),
+}
+
+
+@pytest.mark.parametrize("name", VIT_GOLDEN)
+def test_golden_files_of_the_vits(shared_data, name):
+    tensors = load_file(shared_data / "golden" / f"{name}.safetensors")
+    state = {key.removeprefix("sd."): value for key, value in tensors.items() if key.startswith("sd.")}
+    arch, options = VIT_GOLDEN[name]
+    arch = {"embed_dims": 48, "depth": 4, "num_heads": 3, **arch}
+    model = ViT(arch, out_norm="final", output_cls_token=True, **options).eval()
+    report = load_pretrained(model, {"model": state})
+    assert (report.scheme, report.share, report.resized, report.fresh) == ("official", 1, {}, [])
+    with torch.no_grad():
+        out, *tokens = model(tensors["in.0"])[-1]
+    if name == "deit_distilled":
+        pairs = list(zip(tokens, (tensors["out.0.0"], tensors["out.0.1"]), strict=True))
+    else:
+        (cls,) = tokens
+        pairs = [(torch.cat([cls[:, None], out.flatten(2).transpose(1, 2)], 1), tensors["out.0.0"])]  # [B, 1+196, C]
+    errors = [relative_error(got, want) for got, want in pairs]
+    assert max(errors) < 1e-5, errors
+    back = convert(convert(state, "vitdense").state, "official").state
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[key], state[key]) for key in state)
+    add_row("vit", "official", f"golden {name}", errors, report.share, "bit-equal")

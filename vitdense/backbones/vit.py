@@ -98,6 +98,8 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5
         self.qkv = nn.Linear(spec.dim, 3 * spec.dim)
         self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
+        for table in self.bias.parameters() if self.bias is not None else ():
+            nn.init.zeros_(table)  # as ViTDet: weights pretrained without relative positions start as they were
         self.proj = nn.Linear(spec.dim, spec.dim)
 
     def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:

@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from vitdense.backbones import MViT, Swin, SwinV2
-from vitdense.backbones.variants import MViTArch, SwinArch, SwinV2Arch
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
+from vitdense.backbones.variants import MViTArch, SwinArch, SwinV2Arch, ViTArch
 from vitdense.peers import PEERS, Like, raw_maps, relative_errors, swin_shapes
 from vitdense.weights.convert import Converted, of_stage
-from vitdense.weights.detect import sizes, windows
+from vitdense.weights.detect import Found, options, sizes, windows
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import load_pretrained
 from vitdense.weights.rename import find_rule
-from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, REBUILT, Scheme
+from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS, Scheme
 
+HEADS = r"(norm\d*|ln\d|head|head_dist)\."  # of classifiers and of outputs, as the other projects name them
 LARGEST = 1e-4  # relative difference; float32 rounding stays a hundred times below
 
 
@@ -50,14 +51,20 @@ class Trial:
     shapes: list[tuple[int, int]]
 
 
-def unusual(ours: Mapping[str, Tensor]) -> str:
+def unusual(family: str, ours: Mapping[str, Tensor]) -> str:
     """What a checkpoint has that a trial does not build, if anything."""
-    proj, fc1 = ours["patch_embed.proj.weight"], ours["stages.0.blocks.0.mlp.fc1.weight"]
+    if "patch_embed.proj.0.weight" in ours:
+        return "the hMLP stem"
+    proj, fc1 = (
+        next(value for key, value in ours.items() if key.endswith(end))
+        for end in ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
+    )
     has = {
         f"images of {proj.shape[1]} channels": proj.shape[1] != 3,
         "an MLP that is not 4 times as wide": fc1.shape[0] != 4 * fc1.shape[1],
         "no bias of queries, keys and values": not any(".attn.q_bias" in k or ".attn.qkv.bias" in k for k in ours),
-        "absolute positions": "absolute_pos_embed.table" in ours,
+        "absolute positions": family != "vit" and "absolute_pos_embed.table" in ours,
+        "relative positions": family == "vit" and any(".bias.rel_pos_h" in k for k in ours),
     }
     return ", ".join(what for what, is_so in has.items() if is_so)
 
@@ -119,22 +126,42 @@ def mvit_trial(ours: Mapping[str, Tensor]) -> Trial | str:
     return Trial(without_norms(model, ours), Like(row, shape), [shape])
 
 
+def vit_trial(ours: Mapping[str, Tensor]) -> Trial | str:
+    """ViT at the size it was trained on; or why no other project's model can be compared."""
+    told = sizes("vit", ours)
+    if not told["num_heads"]:
+        return f"the parameters do not tell the heads of a width that is not published, {told['embed_dims']}"
+    if "tokens.cls_token" not in ours:
+        return "it has a class token, and the checkpoint has none"
+    row, parallel = ViTArch(**told), options("vit", ours)["parallel"]
+    shape = tuple(side * row.patch_size for side in ours["absolute_pos_embed.table"].shape[1:3])
+    model = ViT(vars(row), parallel=parallel, out_norm="none", pretrain_img_size=shape)
+    return Trial(without_norms(model, ours), Like(row, shape, parallel=parallel), [shape])
+
+
 def build_peer(family: str, scheme: Scheme, state: Mapping[str, Tensor], like: Like) -> nn.Module:
     """The backbone of the project whose names a state dict has, filled with it, in eval mode.
+
+    Args:
+        family: Of the state dict.
+        scheme: Its names.
+        state: Of a backbone, with whatever may stand beside.
+        like: What it is to be built like.
 
     Raises:
         CheckpointMismatchError: The project's model has other parameters.
     """
     found = {key: find_rule(key, scheme.rules) for key in state}
     model = PEERS[family][scheme.name].build(like)
-    beside = re.compile(f"{CLASSIFIER}|{OUTPUT_NORMS}")
+    # The others are built without tokens.
+    beside = re.compile("|".join((CLASSIFIER, PRETRAINING, OUTPUT_NORMS) + (TOKENS,) * (family != "vit")))
     ours = {key: rule.targets[0].fill(values) for key, (rule, _, values) in found.items()}
     trunk = {
         key.removeprefix("backbone."): value
         for key, value in state.items()
         if not beside.fullmatch(ours[key]) and not ours[key].endswith("attn_mask")  # of one image size
     }
-    theirs = {name: x.shape for name, x in model.named_parameters() if not re.match(r"(norm\d*|head)\.", name)}
+    theirs = {name: x.shape for name, x in model.named_parameters() if not re.match(HEADS, name)}
     buffers = {name for name, _ in model.named_buffers()}
     given = {name: x.shape for name, x in trunk.items() if name not in buffers}
     if faults := sorted({name for name, _ in theirs.items() ^ given.items()}):
@@ -144,6 +171,19 @@ def build_peer(family: str, scheme: Scheme, state: Mapping[str, Tensor], like: L
     model.load_state_dict(trunk, strict=False)
     model.eval()
     return model
+
+
+def runnable(family: str, scheme: Scheme, state: Mapping[str, Tensor]) -> Scheme:
+    """The scheme, or one of a project that can be run and takes these names for the same: without LayerScale, timm's
+    ViTs have the authors' names."""
+    if scheme.name in PEERS[family]:
+        return scheme
+    wanted = Found(family, scheme, "", state, {}).meaning()
+    for row in SCHEMES[family]:
+        found = Found(family, row, "", state, {})
+        if row.name in PEERS[family] and not found.faults() and found.meaning() == wanted:
+            return row
+    return scheme
 
 
 @torch.no_grad()
@@ -164,14 +204,21 @@ def verify(
         CheckpointMismatchError: The maps differ by more than rounding.
     """
     family = converted.found.family
-    if odd := unusual(converted.ours):
+    if odd := unusual(family, converted.ours):
         trial = f"the checkpoint has {odd}, which it does not build"
     elif family == "mvit":
         trial = mvit_trial(converted.ours)
+    elif family == "vit":
+        trial = vit_trial(converted.ours)
     else:
         trial = swin_trial(family, converted.ours, window_sizes, pretrained)
-    sides = {converted.found.scheme.name: (converted.found.scheme, converted.found.state)}
-    sides[converted.scheme.name] = converted.scheme, converted.backbone
+    sides = {}
+    for scheme, state in (
+        (converted.found.scheme, converted.found.state),
+        (converted.scheme, converted.backbone),
+    ):
+        scheme = runnable(family, scheme, state)
+        sides[scheme.name] = scheme, state
     verdicts = []
     for name, (scheme, state) in sides.items():
         peer = PEERS[family].get(name)
@@ -184,6 +231,9 @@ def verify(
         if isinstance(trial, str):
             verdicts.append(Verdict(name, None, trial))
             continue
+        if lacks := peer.lacks(trial.like):
+            verdicts.append(Verdict(name, None, f"{peer.package} has no model with {lacks}"))
+            continue
         errors = {}
         for shape in trial.shapes:
             x = torch.randn(1, 3, *shape)
@@ -191,8 +241,8 @@ def verify(
             errors[shape] = max(relative_errors(raw_maps(trial.ours, x), peer.maps(theirs, x)))
         if max(errors.values()) > LARGEST:
             raise CheckpointMismatchError(
-                f"{Verdict(name, errors)}: the checkpoint does not mean the same to both; at most {LARGEST} expected. "
-                f"Check --window-size and --pretrained-window-size; nothing was written"
+                f"{Verdict(name, errors)}: the checkpoint does not mean the same to both; at most {LARGEST} expected, "
+                f"nothing was written" + "; check --window-size and --pretrained-window-size" * ("swin" in family)
             )
         verdicts.append(Verdict(name, errors))
     return verdicts

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -14,10 +15,16 @@ from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.weights.detect import LISTED, Found, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import find_rule, reverse
-from vitdense.weights.sources import OUTPUT_NORMS, REBUILT, SCHEMES, Scheme
+from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS, Scheme
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
-WHOLE = ("vitdense", "mmdet", "official", "detectron2")  # schemes in which whole detectors and segmentors are kept
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # of files to write
+# Schemes in which whole detectors and segmentors are kept, by what stands before their backbones. The rest of a
+# detectron2 model has names that only detectron2 knows.
+WHOLE = {
+    "backbone.": ("vitdense", "mmdet", "mmseg", "official", "detectron2"),
+    "backbone.bottom_up.": ("detectron2",),
+    "backbone.net.": ("detectron2",),
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Converted:
         backbone: The backbone by the new names.
         state: All its tensors by the new names, prefixes included.
         dropped: Tensors that the new scheme has no place for and that are rebuilt, by our names.
-        left_out: Tensors of a detector, for which the new scheme has no names.
+        left_out: Tensors of a detector or of a classifier, for which the new scheme has no names.
     """
 
     found: Found
@@ -45,7 +52,7 @@ class Converted:
     @property
     def is_whole(self) -> bool:
         """Whether it is of a detector or segmentor, and stays one."""
-        return bool(self.found.rest) and not self.left_out
+        return bool(self.found.rest) and self.found.rest.keys() <= self.state.keys()
 
     def __str__(self) -> str:
         names = f"{self.found.scheme.name} -> {self.scheme.name} names"
@@ -65,6 +72,7 @@ def convert(
     windows: Sequence[int] | None = None,
     pretrained_windows: Sequence[int] | None = None,
     drop_output_norms: bool = False,
+    drop_classifier: bool = False,
 ) -> Converted:
     """Rename a checkpoint of any known scheme into another.
 
@@ -80,6 +88,8 @@ def convert(
             stage. Not needed where the checkpoint holds the buffers.
         pretrained_windows: Likewise, where the coordinates are relative to another window.
         drop_output_norms: Leave out the norms of a dense backbone, which classifiers have no names for.
+        drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and of
+            the tokens beside the map if it has none.
 
     Raises:
         CheckpointMismatchError: Not a known checkpoint, or it holds what the scheme has no place for.
@@ -101,22 +111,29 @@ def convert(
         return [key for key in ours if not find_rule(names[key], rules)]
 
     target = min(forms, key=lambda form: len(without_place(form)))
-    dropped = without_place(target)
-    lost = [key for key in dropped if key not in rebuilt]
-    if lost:
+    absent = without_place(target)
+    has_tokens = find_rule("tokens.cls_token", reverse(target.rules)) is not None
+    beside = "|".join((CLASSIFIER, PRETRAINING) if has_tokens else (CLASSIFIER, PRETRAINING, TOKENS))
+    left_out = [key for key in absent if drop_classifier and re.fullmatch(beside, key)]
+    dropped = [key for key in absent if key in rebuilt]
+    if lost := [key for key in absent if key not in (*left_out, *dropped)]:
+        hints = {
+            OUTPUT_NORMS: "leave out the output norms by --drop-output-norms",
+            beside: "leave them out by --drop-classifier",
+        }
+        hint = [f"; or {hint}" for pattern, hint in hints.items() if re.fullmatch(pattern, lost[0])]
         raise CheckpointMismatchError(
             f"the {to} scheme of the {found.family} family has no names for {len(lost)} tensors: "
-            f"{', '.join(lost[:LISTED])}; convert to vitdense, which has"
-            + ("; or leave out the output norms by --drop-output-norms" if re.fullmatch(OUTPUT_NORMS, lost[0]) else "")
+            f"{', '.join(lost[:LISTED])}; convert to vitdense, which has{''.join(hint)}"
         )
-    kept = {key: value for key, value in ours.items() if key not in dropped}
+    absent = set(absent)
+    kept = {key: value for key, value in ours.items() if key not in absent}
     kept |= _buffers(kept, target, windows, pretrained_windows)
-    # The rest of a detectron2 model has names that only detectron2 knows.
-    whole = bool(found.rest) and to in (WHOLE if found.prefix == "backbone." else ("detectron2",))
+    whole = bool(found.rest) and to in WHOLE.get(found.prefix, ())
     start = found.prefix if whole else target.prefix
     backbone = target.from_ours(kept)
     state = {start + key: value for key, value in backbone.items()} | (found.rest if whole else {})
-    return Converted(found, target, ours, backbone, state, dropped, left_out=[] if whole else list(found.rest))
+    return Converted(found, target, ours, backbone, state, dropped, [*left_out, *(() if whole else found.rest)])
 
 
 def of_stage(values: Sequence[int], stage: int) -> int:
@@ -176,19 +193,23 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
 
     Args:
         state: Tensors by name.
-        path: Its suffix is one of `SUFFIXES`; all but the first mean a torch file.
+        path: Its suffix is one of `SUFFIXES`; all but the first and the last mean a torch file.
         wrapper: Entry of a torch file that holds the tensors; None for the file itself.
         extra: Further entries of a wrapped torch file.
 
     Raises:
-        ValueError: Another suffix.
+        ValueError: Another suffix, or numbers of a type that numpy does not have in an ``.npz`` archive.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     # Own memory each: a part of a tensor would be saved with the whole of it.
     state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+    if path.suffix == ".npz" and any(value.dtype == torch.bfloat16 for value in state.values()):
+        raise ValueError(f"{path.name}: got tensors of bfloat16, which numpy does not have; write .safetensors")
     with whole_file(path) as scratch:
         if path.suffix == ".safetensors":
             save_file(state, scratch)
+        elif path.suffix == ".npz":
+            np.savez(scratch, **{key: value.cpu().numpy() for key, value in state.items()})
         else:
             torch.save({wrapper: state, **(extra or {})} if wrapper else state, scratch)

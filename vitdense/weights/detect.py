@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitdense.layers.blocks import HierarchicalStem
+from vitdense.weights.changes import FLAT_POSITION, TOKEN_POSITION, VIT_SIZES
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import find_rule
 from vitdense.weights.sources import SCHEMES, Scheme
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema")
-PREFIXES = ("backbone.bottom_up.", "backbone.")  # of detectron2's and of mm's whole models
+# Of detectron2's and of mm's whole models, and of training states and parameters of JAX.
+PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "opt/target/", "params/")
 LISTED = 20  # keys in a message
 
 
@@ -44,9 +47,17 @@ class Found:
         """What every key is taken for: equal where two schemes do not contradict each other."""
         found = {key: find_rule(key, self.scheme.rules) for key in self.state}
         return {
-            self.prefix + key: (tuple(target.fill(values) for target in rule.targets), rule.change)
+            self.prefix + key: (
+                tuple(target.fill(values) for target in rule.targets if target.text not in rule.optional),
+                rule.change,
+            )
             for key, (rule, _, values) in found.items()
         }
+
+    def has_flat_positions(self) -> bool:
+        """Whether its absolute positions do not tell height from width."""
+        found = (find_rule(key, self.scheme.rules) for key in self.state)
+        return any(rule.change in (FLAT_POSITION, TOKEN_POSITION) for rule, _, _ in found)
 
     def faults(self) -> list[str]:
         """Keys that the scheme does not know, and keys it cannot be without."""
@@ -119,11 +130,11 @@ def detect(
     fits = [found for found in candidates(families) if _fits(found)]
     # One that explains every key of the file is better than one that takes some for heads and necks.
     fits = [found for found in fits if not found.rest] or fits
-    if fits and all(found.meaning() == fits[0].meaning() for found in fits[1:]):
+    if fits and not _contradict(fits):
         return fits[0]
-    if len(readable := [found for found in fits if _is_readable(found)]) == 1:
+    if (readable := [found for found in fits if _is_readable(found)]) and not _contradict(readable):
         return readable[0]
-    if fits:
+    if fits := readable or fits:
         raise CheckpointMismatchError(
             f"the keys fit more than one naming scheme, and these contradict each other: "
             f"{', '.join(dict.fromkeys(found.scheme.name for found in fits))}; name the one it is by {_choice(fits)}"
@@ -141,6 +152,10 @@ def detect(
         + (f" under the prefix {nearest.prefix!r}" if nearest.prefix else "")
         + f", which does not know {len(faults)} of {len(nearest.state)} keys: {', '.join(faults[:LISTED])}"
     )
+
+
+def _contradict(fits: Sequence[Found]) -> bool:
+    return any(found.meaning() != fits[0].meaning() for found in fits[1:])
 
 
 def _choice(fits: Sequence[Found]) -> str:
@@ -170,7 +185,9 @@ def _is_readable(found: Found) -> bool:
 
 def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:
     """Ways to see a backbone in a state dict: its prefix, its tensors without it, and the rest."""
-    starts = ("", *PREFIXES) if prefix is None else (prefix.rstrip(".") + "." if prefix else "",)
+    starts = (
+        ("", *PREFIXES) if prefix is None else (prefix if prefix.endswith(("/", ".")) or not prefix else f"{prefix}.",)
+    )
     parts = []
     for start in starts:
         part = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
@@ -190,6 +207,8 @@ BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)")
 def sizes(family: str, ours: Mapping[str, Tensor]) -> dict[str, object]:
     """What the parameters of a backbone by our names tell of its arch: fields of the family's row in
     `vitdense.backbones.variants`, of a damaged checkpoint as far as they go."""
+    if family == "vit":
+        return _vit_sizes(ours)
     depths: dict[int, int] = {}
     for key in ours:
         if found := BLOCK.fullmatch(key):
@@ -234,6 +253,71 @@ def _mvit_sizes(ours: Mapping[str, Tensor], width: int) -> dict[str, object]:
         "absolute_position": "absolute_pos_embed.table" in ours,
         "residual_pooling": is_conv,
     }
+
+
+def _vit_sizes(ours: Mapping[str, Tensor]) -> dict[str, object]:
+    """The heads, which only relative positions tell, are those of the published model of this width, or 0. LayerScale
+    has the value that DeiT III initialises it with; whether the stochastic depth is constant, nothing tells."""
+    shapes = {key: tuple(value.shape) for key, value in ours.items()}
+    patch = shapes.get("patch_embed.proj.weight", ())
+    width = (patch or shapes.get("patch_embed.proj.6.weight") or (0,))[0]  # that of the last step of an hMLP
+    blocks = (int(found[1]) for key in ours if (found := re.match(r"blocks\.(\d+)\.", key)))
+    per_head = next((shape[-1] for key, shape in shapes.items() if key.endswith(".bias.rel_pos_h") and shape), 0)
+    return {
+        "embed_dims": width,
+        "depth": max(blocks, default=-1) + 1,
+        "num_heads": width // per_head if per_head else VIT_SIZES.get(width, ("", 0, 0))[2],
+        "patch_size": patch[-1] if patch else HierarchicalStem.patch_size,
+        "distilled": "tokens.dist_token" in ours,
+        "token_position": "tokens.cls_position" in ours,
+        "layer_scale": 1e-4 if "blocks.0.gamma_1" in ours else None,
+    }
+
+
+def options(family: str, ours: Mapping[str, Tensor]) -> dict[str, object]:
+    """What the parameters of a backbone by our names tell of its constructor's arguments beside the arch."""
+    if family != "vit":
+        return {}
+    is_patch = "patch_embed.proj.weight" in ours
+    return {
+        "stem": "patch" if is_patch else "hmlp" if "patch_embed.proj.1.running_mean" in ours else "hmlp_ln",
+        "parallel": 2 if "blocks.0.attn1.qkv.weight" in ours else 1,
+        "relative_position": any(key.endswith(".bias.rel_pos_h") for key in ours),
+    }
+
+
+VIT_KINDS = {  # name of the arch by what the checkpoint has, and the sizes there are
+    (False, True, None): ("vit_{}", ("tiny", "small", "base", "large", "huge")),
+    (True, True, None): ("deit_{}_distilled", ("tiny", "small", "base")),
+    (False, False, 1e-4): ("deit3_{}", ("small", "medium", "base", "large", "huge")),
+}
+
+
+def vit_arch(told: Mapping[str, object]) -> str | None:
+    """The name of the ViT of these sizes, if it has one."""
+    name, depth, heads = VIT_SIZES.get(told["embed_dims"], ("", 0, 0))
+    patch = 14 if name == "huge" else 16
+    form, names = VIT_KINDS.get((told["distilled"], told["token_position"], told["layer_scale"]), ("", ()))
+    fits = (told["depth"], told["num_heads"], told["patch_size"]) == (depth, heads, patch)
+    return form.format(name) if fits and name in names else None
+
+
+def advice(family: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> str:
+    """How a checkpoint and a model of a family, both by our names, differ in what their parameters tell, and what to do
+    about it; nothing if in nothing."""
+    told, has = (sizes(family, state) for state in (theirs, ours))
+    beside = {name: value for name, value in options(family, theirs).items() if value != options(family, ours)[name]}
+    if beside.get("relative_position") is False:
+        del beside["relative_position"]  # that may be fresh
+    if told == has and not beside:
+        return ""
+    arch = vit_arch(told) if family == "vit" else None
+    give = [f"arch={arch!r}" if arch else "the arch that fits"] if told != has else []
+    give += [f"{name}={value!r}" for name, value in beside.items()]
+    return (
+        f" It has {told | beside}, the model {has | {name: options(family, ours)[name] for name in beside}}: "
+        f"give {' and '.join(give)}."
+    )
 
 
 def windows(ours: Mapping[str, Tensor]) -> tuple[tuple[int, int], ...]:

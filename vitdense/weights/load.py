@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
-from vitdense.weights.detect import LISTED, Found, detect, sizes, unwrap
+from vitdense.weights.detect import LISTED, Found, advice, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
-from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, REBUILT
+from vitdense.weights.sources import CLASSIFIER, FRESH, OUTPUT_NORMS, PRETRAINING, REBUILT, TOKENS
 
 
 @dataclass
@@ -28,6 +28,8 @@ class LoadReport:
         dropped: Tensors of the checkpoint that were left out on purpose, by our names.
         fresh: Tensors of the model that keep their initial values on purpose.
         share: Elements filled over all elements of the model's state dict.
+        classifier: Of what was dropped, the tensors of the classifier by our names (``norm.*``, ``fc_norm.*``,
+            ``pre_logits.*``, ``head.*``, ``head_dist.*``), where they were to be kept.
     """
 
     source: str
@@ -37,6 +39,7 @@ class LoadReport:
     dropped: list[str] = field(default_factory=list)
     fresh: list[str] = field(default_factory=list)
     share: float = 0.0
+    classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return (
@@ -61,13 +64,13 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
         target: The model's tensor of that name.
         rule: See `vitdense.layers.resize`. Decomposed tables are resized linearly whatever it says, as all do.
     """
-    if value.ndim != target.ndim or value.shape[-1] != target.shape[-1]:
+    if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
         return value
     if key.endswith(".relative_position_bias_table"):
         return resize_bias_table(value, tuple((side + 1) // 2 for side in target.shape[:2]), rule)
     if key == "absolute_pos_embed.table":
         return resize_grid(value, tuple(target.shape[1:3]), rule)
-    if key.endswith((".attn.bias.rel_pos_h", ".attn.bias.rel_pos_w")):
+    if key.endswith((".bias.rel_pos_h", ".bias.rel_pos_w")):
         return resize_relative_position(value, target.shape[0])
     return value
 
@@ -125,12 +128,22 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _transfer(
-    found: Found, model: nn.Module, targets: Mapping[str, Tensor], report: LoadReport, rule: str = "bicubic"
+    found: Found,
+    model: nn.Module,
+    targets: Mapping[str, Tensor],
+    report: LoadReport,
+    rule: str = "bicubic",
+    keep_classifier: bool = False,
 ) -> dict[str, Tensor]:
     """The backbone of a checkpoint by our names at the model's resolution, without what it may hold beyond it."""
     renamed = found.ours()
     _check_pretraining_windows(model, renamed)
-    left_out = re.compile("|".join((CLASSIFIER, REBUILT, OUTPUT_NORMS)))
+    _check_grid(found, renamed, targets)
+    patterns = [CLASSIFIER, PRETRAINING, REBUILT, OUTPUT_NORMS]
+    # A model with tokens needs just those of the checkpoint: without one of them, its features are others.
+    if not any(re.fullmatch(TOKENS, key) for key in targets):
+        patterns.append(TOKENS)
+    left_out = re.compile("|".join(patterns))
     state = {}
     for key, value in renamed.items():
         if key in targets:
@@ -139,9 +152,27 @@ def _transfer(
                 report.resized[key] = tuple(value.shape), tuple(state[key].shape)
         elif left_out.fullmatch(key):
             report.dropped.append(key)
+            if keep_classifier and re.fullmatch(CLASSIFIER, key):
+                report.classifier[key] = value
         else:
             state[key] = value
     return state
+
+
+def _check_grid(found: Found, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    """Flat positions are read as those of a square; where they may as well be those of the model's own grid, neither is
+    guessed: 144 of them are of 12x12 patches, resized to 8x18, or of 8x18 as they are."""
+    key = "absolute_pos_embed.table"
+    if key not in renamed or key not in targets or not found.has_flat_positions():
+        return
+    (h, w), (height, width) = renamed[key].shape[1:3], targets[key].shape[1:3]
+    if (h, w) != (height, width) and h * w == height * width:
+        raise CheckpointMismatchError(
+            f"the {h * w} flat positions of the checkpoint are of a grid of {h}x{w}, or of {height}x{width} as the "
+            f"model's, and do not tell which: set pretrain_img_size to the square image that it was trained on (other "
+            f"images are as good: positions are resized as the image comes); or if it was {height}x{width}, save them "
+            f"under our name {key}, as [1, {height}, {width}, C], among the others by our names (tools/convert.py)"
+        )
 
 
 def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
@@ -174,6 +205,7 @@ def load_pretrained(
     sha256: str | None = None,
     allow_pickle: bool = False,
     allow: Sequence = (),
+    keep_classifier: bool = False,
 ) -> LoadReport:
     """Fill a backbone from a checkpoint of any known naming scheme, exactly.
 
@@ -186,6 +218,7 @@ def load_pretrained(
         sha256: See `read`.
         allow_pickle: See `read`.
         allow: See `read`.
+        keep_classifier: Keep the dropped tensors of the classifier in the report.
 
     Returns:
         What was loaded, resized, dropped and left fresh.
@@ -202,16 +235,18 @@ def load_pretrained(
     found = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
     report = LoadReport(source, found.scheme.name)
     targets = model.state_dict()
-    state = _transfer(found, model, targets, report, resize)
+    state = _transfer(found, model, targets, report, resize, keep_classifier)
     # A classification checkpoint has no output norm at all; one that has some must have all that are needed.
-    has_norms = any(re.fullmatch(OUTPUT_NORMS, key) for key in (*state, *report.dropped))
+    given = (*state, *report.dropped)
+    fresh = [
+        pattern
+        for pattern in FRESH.get(model.family, (OUTPUT_NORMS,))
+        if not any(re.fullmatch(pattern, key) for key in given)
+    ]
     try:
-        state = match_exactly(targets, state, () if has_norms else (OUTPUT_NORMS,))
+        state = match_exactly(targets, state, fresh)
     except CheckpointMismatchError as error:
-        hint = f"It is {source} under {found.scheme.name} names."
-        theirs, ours = (sizes(model.family, x) for x in (state, targets))
-        if theirs != ours:
-            hint += f" It has {theirs}, the model {ours}: give the arch that fits."
+        hint = f"It is {source} under {found.scheme.name} names.{advice(model.family, state, targets)}"
         raise CheckpointMismatchError(f"{error} {hint}") from None
     _finish(report, targets, state)
     model.load_state_dict({**targets, **state}, strict=True)

@@ -171,12 +171,21 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         raise CheckpointMismatchError(f"{len(unknown)} keys that no rename rule knows: {', '.join(unknown)}")
     renamed: dict[str, Tensor] = {}
     for (rule, values), keys in groups.items():
-        needed = [part for part, pattern in enumerate(rule.sources) if pattern.text not in rule.optional]
-        absent = [rule.sources[part].fill(values) for part in needed if part not in keys]
+        # Optional ones may be absent from the end only: by their order they are told from each other.
+        absent = [
+            pattern.fill(values)
+            for part, pattern in enumerate(rule.sources)
+            if part not in keys and (pattern.text not in rule.optional or part < max(keys))
+        ]
         if absent:
             raise CheckpointMismatchError(f"{', '.join(keys.values())} also needs {', '.join(absent)}")
         tensors = rule.apply(*(state[keys[part]] for part in sorted(keys)))
-        assert 0 <= len(rule.targets) - len(tensors) <= len(rule.optional), f"{rule.theirs} gave {len(tensors)} tensors"
+        if len(tensors) > len(rule.targets):
+            names = ", ".join(pattern.fill(values) for pattern in rule.targets)
+            raise CheckpointMismatchError(
+                f"{', '.join(keys.values())} holds {len(tensors)} parts, expected at most {len(rule.targets)}: {names}"
+            )
+        assert len(rule.targets) - len(tensors) <= len(rule.optional), f"{rule.theirs} gave {len(tensors)} tensors"
         for pattern, tensor in zip(rule.targets, tensors):
             new = pattern.fill(values)
             if new in renamed:

@@ -1,25 +1,45 @@
 """Published checkpoints as tables: the naming schemes of every family, and weights by name.
 
 A scheme's rules lead from its names to ours and back, without loss. Our names are those of the model's own state
-dict, and beside them those of `CLASSIFIER` and `REBUILT`: what a checkpoint may hold that a backbone does not.
+dict, and beside them those of `CLASSIFIER`, `PRETRAINING`, `TOKENS` and `REBUILT`: what a checkpoint may hold that a
+backbone does not.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
+from vitdense.weights.changes import (
+    CONV_KERNEL,
+    DENSE_KERNEL,
+    DENSE_POSITION,
+    FLAT_INDEX,
+    FLAT_POSITION,
+    NO_KEY_BIAS,
+    NO_TIME,
+    OUT_KERNEL,
+    PATCH_BIAS,
+    QKV_BIAS,
+    QKV_KERNEL,
+    TABLE,
+    TOKEN_POSITION,
+    UNFOLD,
+)
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import Change, Layout, Rule, relabel, rename, reverse
 
-# What may be left over, and why: of a classifier; rebuilt from the window or the image size.
-CLASSIFIER = r"(norm|head)\..+|cls_token|absolute_pos_embed\.class_token"
+# What may be left over, and why: of a classifier; of masked autoencoding; of tokens beside the map, where the model has
+# none; rebuilt from the window or the image size.
+CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist)\..+"
+PRETRAINING = r"mask_token|decoder_.+"
+TOKENS = r"tokens\..+"
 REBUILT = r".+\.attn\.bias\.(index|relative_coords_table)|.+\.attn_mask"
 # Output norms: absent from every classification checkpoint, and more or fewer by `out_indices`.
 OUTPUT_NORMS = r"norm\d+\..+"
+# What a checkpoint may lack, but then all of it: ViTDet gives its relative positions to models pretrained without.
+FRESH = {"vit": (OUTPUT_NORMS, r".+\.attn1?\.bias\.rel_pos_[hw]")}
 
 
 @dataclass(frozen=True)
@@ -63,120 +83,6 @@ class Scheme:
     def from_ours(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `to_ours`."""
         return rename(relabel(ours, self.names_for_rules(ours)), reverse(self.rules))
-
-
-def from_unfold(x: Tensor) -> Tensor:
-    """Reorder the input of a patch merging from ``nn.Unfold`` order to the authors'.
-
-    Unfold lists channel c and neighbour k (2 * row + column) at ``4 c + k``; the authors' code lists neighbour
-    blocks (0, 0), (1, 0), (0, 1), (1, 1) of all channels each. mmdet, mmseg and mmpretrain use the former.
-
-    Args:
-        x: ``[out, 4 C]`` weight or ``[4 C]`` norm parameter.
-    """
-    blocks = x.unflatten(-1, (-1, 4))[..., [0, 2, 1, 3]]  # [..., C, 4]
-    return blocks.transpose(-1, -2).flatten(-2)  # [..., 4*C]
-
-
-def to_unfold(x: Tensor) -> Tensor:
-    """The inverse of `from_unfold`."""
-    blocks = x.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :]  # [..., 4, C]
-    return blocks.transpose(-1, -2).flatten(-2)  # [..., 4*C]
-
-
-def square_table(x: Tensor) -> Tensor:
-    """Flat bias table ``[(2w - 1)^2, heads]`` of a square window to ours, ``[2w - 1, 2w - 1, heads]``.
-
-    Raises:
-        CheckpointMismatchError: No square window has so many rows.
-    """
-    side = math.isqrt(x.shape[0]) if x.ndim == 2 else 0
-    if side % 2 == 0 or side * side != x.shape[0]:
-        raise CheckpointMismatchError(
-            f"a relative_position_bias_table has shape {tuple(x.shape)}, expected [(2w - 1)^2, heads]: flat tables "
-            f"are read as those of square windows only, for they do not tell height from width; under vitdense's "
-            f"names a table carries its window"
-        )
-    return x.unflatten(0, (side, side))  # [2w-1, 2w-1, heads]
-
-
-def flat_table(x: Tensor) -> Tensor:
-    """The inverse of `square_table`.
-
-    Raises:
-        CheckpointMismatchError: The window is not square, which no reader of the flat table would know.
-    """
-    if x.shape[0] != x.shape[1]:
-        raise CheckpointMismatchError(
-            f"a table of a {(x.shape[0] + 1) // 2}x{(x.shape[1] + 1) // 2} window cannot be written flat, for it would "
-            f"be read as another window's; only vitdense's names carry both sides"
-        )
-    return x.flatten(0, 1)  # [(2w-1)^2, heads]
-
-
-def dense_position(x: Tensor) -> Tensor:
-    """Absolute position embedding of the authors' dense code, ``[1, C, h, w]``, to ours, ``[1, h, w, C]``."""
-    if x.ndim != 4:
-        raise CheckpointMismatchError(
-            f"absolute_pos_embed has shape {tuple(x.shape)}, expected [1, C, h, w] beside the names of a dense backbone"
-        )
-    return x.permute(0, 2, 3, 1).contiguous()  # [1, h, w, C]
-
-
-def flat_position(x: Tensor) -> Tensor:
-    """Absolute position embedding of the authors' classifier, ``[1, h * w, C]`` of a square image, to ours."""
-    side = math.isqrt(x.shape[1]) if x.ndim == 3 else 0
-    if side == 0 or side * side != x.shape[1]:
-        raise CheckpointMismatchError(
-            f"the absolute position embedding has shape {tuple(x.shape)}, expected [1, h * h, C]: flat positions are "
-            f"read as those of a square image only, for they do not tell height from width"
-        )
-    return x.unflatten(1, (side, side))  # [1, h, w, C]
-
-
-def position_with_class(x: Tensor) -> tuple[Tensor, ...]:
-    """As `flat_position`, of ``[1, 1 + h * w, C]``, whose first row is the class token's: the map, and that row if any.
-
-    No two squares but 0 and 1 are neighbours, so that the number of rows tells whether it is there.
-    """
-    has_class = x.ndim == 3 and math.isqrt(x.shape[1]) ** 2 != x.shape[1]
-    return (flat_position(x[:, 1:]), x[:, :1]) if has_class else (flat_position(x),)
-
-
-def join_position(table: Tensor, of_class: Tensor | None = None) -> Tensor:
-    """The inverse of `position_with_class`."""
-    flat = table.flatten(1, 2)  # [1, h*w, C]
-    return flat if of_class is None else torch.cat([of_class, flat], dim=1)  # [1, 1+h*w, C]
-
-
-def without_time(x: Tensor) -> Tensor:
-    """Weight of a convolution over time and space, ``[out, in, 1, h, w]``, as one over space; others as they are.
-
-    Raises:
-        CheckpointMismatchError: It spans several moments.
-    """
-    if x.ndim != 5:
-        return x
-    if x.shape[2] != 1:
-        raise CheckpointMismatchError(
-            f"a convolution has a weight of shape {tuple(x.shape)}, expected one moment in time: it is of a video model"
-        )
-    return x.squeeze(2)  # [out, in, h, w]
-
-
-UNFOLD = Change(from_unfold, to_unfold)
-TABLE = Change(square_table, flat_table)
-DENSE_POSITION = Change(dense_position, lambda x: x.permute(0, 3, 1, 2).contiguous())
-FLAT_POSITION = Change(flat_position, lambda x: x.flatten(1, 2))
-CLASS_POSITION = Change(position_with_class, join_position)
-NO_TIME = Change(without_time, lambda x: x)  # what reads them with a time axis also reads them without
-# torchvision keeps the index of a window flat.
-FLAT_INDEX = Change(lambda x: x.unflatten(0, (math.isqrt(x.numel()), -1)), lambda x: x.flatten())
-# torchvision's V2 keeps a bias for keys that it sets to zero in every forward pass.
-NO_KEY_BIAS = Change(
-    lambda x: (x.chunk(3)[0].clone(), x.chunk(3)[2].clone()),
-    lambda q, v: torch.cat([q, torch.zeros_like(q), v]),
-)
 
 
 def _same(*names: str) -> tuple[Rule, ...]:
@@ -357,8 +263,11 @@ def stages_of_blocks(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Names by stages for blocks numbered throughout: of one attention width in a stage, of twice that in the next.
 
     Raises:
-        CheckpointMismatchError: A block is missing between others, or its width is missing or another.
+        CheckpointMismatchError: A block is missing between others, or its width is missing or another; or they are the
+            blocks of a plain ViT.
     """
+    if not any(re.fullmatch(r"blocks\.\d+\.(attn\.pool_.|proj)\..+", key) for key in state):
+        raise CheckpointMismatchError("no block pools or changes its width: that is a plain ViT, not an MViT")
     found = {key: (int(match[1]), match[2]) for key in state if (match := re.fullmatch(r"blocks\.(\d+)\.(.+)", key))}
     _check_numbers("block", (n for n, _ in found.values()))
     places: list[str] = []
@@ -431,12 +340,13 @@ def _mvit(block: str, skips: tuple[str, ...] = ("proj",), proj: str = "patch_emb
     )
 
 
-_MVIT_POSITION = Rule(
-    "pos_embed",
-    ("absolute_pos_embed.table", "absolute_pos_embed.class_token"),
-    CLASS_POSITION,
-    optional=("absolute_pos_embed.class_token",),
-)
+def _position(*of_tokens: str, theirs: str = "pos_embed") -> Rule:
+    """Flat positions, in front those of the tokens named, which may be absent."""
+    return Rule(theirs, ("absolute_pos_embed.table", *of_tokens), TOKEN_POSITION, optional=of_tokens)
+
+
+_CLASS_POSITION = _position("tokens.cls_position")
+_CLASS_TOKEN = Rule("cls_token", "tokens.cls_token")
 _MM_MVIT = (
     *_mvit("blocks.{i}.", proj="patch_embed.projection"),
     Rule("pos_embed", "absolute_pos_embed.table", FLAT_POSITION),
@@ -446,17 +356,17 @@ MVIT = (
         *(f"attn.pool_{x}.weight" for x in "qkv"),
         *(f"attn.norm_{x}.*" for x in "qkv"),
         *("attn.bias.rel_pos_h", "attn.bias.rel_pos_w", "proj.*"),
-        beside=("absolute_pos_embed.class_token", "cls_token"),
+        beside=("tokens.cls_token", "tokens.cls_position"),
     ),
     Scheme(
         "official",
-        (*_mvit("blocks.{i}."), _MVIT_POSITION, *_same("norm.*", "cls_token"), Rule("head.projection.*", "head.*")),
+        (*_mvit("blocks.{i}."), _CLASS_POSITION, _CLASS_TOKEN, *_same("norm.*"), Rule("head.projection.*", "head.*")),
         wrapper="model_state",
         layout=FLAT,
     ),
     Scheme(
         "detectron2",  # a backbone only; it reads the authors' classifiers as they are
-        (*_mvit("blocks.{i}."), _MVIT_POSITION, Rule("scale{i+2}_norm.*", "norm{i}.*")),
+        (*_mvit("blocks.{i}."), _CLASS_POSITION, Rule("scale{i+2}_norm.*", "norm{i}.*")),
         prefix="backbone.bottom_up.",
         wrapper="model",
         layout=FLAT,
@@ -465,17 +375,166 @@ MVIT = (
         "timm",
         (
             *_mvit("stages.{i}.blocks.{j}.", SKIPS),
-            *(_MVIT_POSITION, *_same("norm.*", "cls_token"), Rule("head.fc.*", "head.*")),
+            *(_CLASS_POSITION, _CLASS_TOKEN, *_same("norm.*"), Rule("head.fc.*", "head.*")),
         ),
         layout=BY_BRANCH,
     ),
     *_mmpretrain(_MM_MVIT, FLAT),
 )
 
-SCHEMES: dict[str, tuple[Scheme, ...]] = {"swin": SWIN, "swin_v2": SWIN_V2, "mvit": MVIT}
+
+def _vit_block(names: Mapping[str, str], path: str = "blocks.{i}.", branch: int = 0) -> tuple[Rule, ...]:
+    """Attention and MLP of a ViT's block, of parallel ones the first or second of each.
+
+    Args:
+        names: Patterns inside the block where they differ from ours.
+        path: Of a block.
+        branch: Counted from 0.
+    """
+    rules = []
+    for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"):
+        layer, dot, part = name.partition(".")
+        ours = f"{layer}{branch or ''}{dot}{part}.*"
+        rules.append(Rule(path + names.get(name, ours), "blocks.{i}." + ours))
+    return tuple(rules)
+
+
+def _layer_scale(first: str, second: str, path: str = "blocks.{i}.", branch: int = 0) -> tuple[Rule, ...]:
+    """LayerScale of attention and MLP; see `_vit_block`."""
+    tail = f"_{branch}" * (branch > 0)
+    return Rule(path + first, f"blocks.{{i}}.gamma_1{tail}"), Rule(path + second, f"blocks.{{i}}.gamma_2{tail}")
+
+
+def _timm_branch(n: int) -> tuple[Rule, ...]:
+    """One of timm's parallel attentions and MLPs."""
+    attention, mlp = f"attns.{n}.", f"ffns.{n}."
+    names = {"norm1": f"{attention}norm.*", "norm2": f"{mlp}norm.*"}
+    names |= {name: f"{attention}{name}.*" for name in ("attn.qkv", "attn.proj")}
+    names |= {name: f"{mlp}{name}.*" for name in ("mlp.fc1", "mlp.fc2")}
+    return *_vit_block(names, branch=n), *_layer_scale(f"{attention}ls.gamma", f"{mlp}ls.gamma", branch=n)
+
+
+def _google(attention: int, mlp: int, norm2: int, position: str) -> Scheme:
+    """Names of Google's JAX code, whose numbers of layers in a block differ between its releases."""
+    block, ours = "Transformer/encoderblock_{i}/", "blocks.{i}."
+    attend = f"{block}MultiHeadDotProductAttention_{attention}/"
+
+    def norm(theirs: str, ours: str) -> tuple[Rule, ...]:
+        return Rule(f"{theirs}/scale", f"{ours}.weight"), Rule(f"{theirs}/bias", f"{ours}.bias")
+
+    def linear(theirs: str, ours: str, kernel: Change = DENSE_KERNEL) -> tuple[Rule, ...]:
+        return Rule(f"{theirs}/kernel", f"{ours}.weight", kernel), Rule(f"{theirs}/bias", f"{ours}.bias")
+
+    def qkv(what: str) -> tuple[str, ...]:
+        return tuple(f"{attend}{name}/{what}" for name in ("query", "key", "value"))
+
+    return Scheme(
+        "google",
+        (
+            *linear("embedding", "patch_embed.proj", CONV_KERNEL),
+            Rule("cls", "tokens.cls_token"),
+            _position("tokens.cls_position", theirs=position),
+            *norm(f"{block}LayerNorm_0", f"{ours}norm1"),
+            Rule(qkv("kernel"), f"{ours}attn.qkv.weight", QKV_KERNEL),
+            Rule(qkv("bias"), f"{ours}attn.qkv.bias", QKV_BIAS),
+            *linear(f"{attend}out", f"{ours}attn.proj", OUT_KERNEL),
+            *norm(f"{block}LayerNorm_{norm2}", f"{ours}norm2"),
+            *(rule for n in (0, 1) for rule in linear(f"{block}MlpBlock_{mlp}/Dense_{n}", f"{ours}mlp.fc{n + 1}")),
+            *norm("Transformer/encoder_norm", "norm"),
+            *linear("pre_logits", "pre_logits"),
+            *linear("head", "head"),
+        ),
+    )
+
+
+_VIT_TOKENS = (
+    _CLASS_TOKEN,
+    Rule("dist_token", "tokens.dist_token"),
+    _position("tokens.cls_position", "tokens.dist_position"),
+)
+# MViT's head has other names below `head`, which tells the two apart.
+_VIT_HEAD = _same("norm.*", "fc_norm.*", "head.weight", "head.bias", "head_dist.*")
+_VIT_BLOCKS = (  # with parallel branches
+    *(*_vit_block({}), *_layer_scale("gamma_1", "gamma_2")),
+    *(*_vit_block({}, branch=1), *_layer_scale("gamma_1_1", "gamma_2_1", branch=1)),
+)
+_MAE = _same(
+    "mask_token", "decoder_pos_embed", "decoder_blocks.{i}.*", *(f"decoder_{x}.*" for x in ("embed", "norm", "pred"))
+)
+_VIT_PATCH = _same("patch_embed.proj.weight", "patch_embed.proj.bias")
+_TIMM_VIT = (*_VIT_PATCH, *_VIT_TOKENS, *_VIT_HEAD, *_read_only(Rule("pre_logits.fc.*", "pre_logits.*")))
+_MM_BLOCK = {"norm1": "ln1.*", "norm2": "ln2.*", "mlp.fc1": "ffn.layers.0.0.*", "mlp.fc2": "ffn.layers.1.*"}
+_MMPRETRAIN_VIT = (
+    *_VIT_TOKENS,
+    *(Rule(f"patch_embed.projection.{name}", f"patch_embed.proj.{name}") for name in ("weight", "bias")),
+    *_vit_block(_MM_BLOCK, "layers.{i}."),
+    *_layer_scale("attn.gamma1.weight", "ffn.gamma2.weight", "layers.{i}."),
+    *(Rule("ln1.*", "norm.*"), Rule("ln2.*", "fc_norm.*")),
+)
+VIT = (
+    Scheme(
+        "vitdense",
+        (
+            *_same("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "pre_logits.*"),
+            *_same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
+            *(*_VIT_BLOCKS, *_VIT_HEAD, *_MAE),
+            *_same(*(f"blocks.{{i}}.attn{n}.bias.rel_pos_{axis}" for n in ("", "1") for axis in "hw")),
+        ),
+        wrapper="state_dict",
+    ),
+    Scheme(
+        "official",  # DeiT, DeiT III with parallel blocks and the hMLP stem, and MAE with its decoder
+        (*_same("patch_embed.proj.*"), *_VIT_TOKENS, *_VIT_BLOCKS, *_VIT_HEAD, *_MAE),
+        wrapper="model",
+    ),
+    Scheme("timm", (*_TIMM_VIT, *_vit_block({}), *_layer_scale("ls1.gamma", "ls2.gamma"))),
+    Scheme("timm", (*_TIMM_VIT, *_timm_branch(0), *_timm_branch(1))),
+    Scheme(
+        "mmseg",
+        (
+            *(_CLASS_TOKEN, _CLASS_POSITION, Rule("ln1.*", "norm.*")),
+            Rule(
+                ("patch_embed.projection.weight", "patch_embed.projection.bias"),
+                ("patch_embed.proj.weight", "patch_embed.proj.bias"),
+                PATCH_BIAS,
+                optional=("patch_embed.projection.bias",),
+            ),
+            *_vit_block(
+                {**_MM_BLOCK, "attn.qkv": "attn.attn.in_proj_*", "attn.proj": "attn.attn.out_proj.*"}, "layers.{i}."
+            ),
+        ),
+        wrapper="state_dict",
+    ),
+    Scheme(
+        "mmpretrain",
+        (
+            *_prefixed("backbone.", _MMPRETRAIN_VIT),
+            *(Rule(f"head.layers.{name}.*", f"{name}.*") for name in ("head_dist", "pre_logits")),
+            *(Rule(f"head.layers.head.{name}", f"head.{name}") for name in ("weight", "bias")),
+        ),
+        wrapper="state_dict",
+    ),
+    Scheme("mmpretrain", _MMPRETRAIN_VIT, prefix="backbone.", wrapper="state_dict"),
+    _google(attention=1, mlp=3, norm2=2, position="Transformer/posembed_input/pos_embedding"),
+    _google(attention=0, mlp=0, norm2=1, position="pos_embedding"),  # of big_vision
+    Scheme(
+        "detectron2",  # ViTDet: a backbone only, without class token, but with the positions of models that had one
+        (
+            *(*_VIT_PATCH, _CLASS_POSITION, *_vit_block({})),
+            *(
+                Rule(f"blocks.{{i}}.attn.{name}", f"blocks.{{i}}.attn.bias.{name}")
+                for name in ("rel_pos_h", "rel_pos_w")
+            ),
+        ),
+        prefix="backbone.net.",
+        wrapper="model",
+    ),
+)
+
+SCHEMES: dict[str, tuple[Scheme, ...]] = {"swin": SWIN, "swin_v2": SWIN_V2, "mvit": MVIT, "vit": VIT}
 
 # Weights by name: `init_cfg=dict(type='Pretrained', checkpoint='swin_t.ms_in1k')`.
-_sizes = {"t": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
+_sizes = {"t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large", "h": "huge"}
 NAMED: dict[str, str] = {
     # The authors' release, as timm hosts it. ImageNet-1K, or 22K where the name says so.
     **{f"swin_{s}.ms_in1k": f"timm://swin_{_sizes[s]}_patch4_window7_224.ms_in1k" for s in "tsb"},
@@ -488,6 +547,28 @@ NAMED: dict[str, str] = {
     # token, which dense prediction leaves out. mvitv2_l.fb_in1k is of the arch v2_large_in1k.
     **{f"mvitv2_{s}.fb_in1k": f"timm://mvitv2_{_sizes[s]}.fb_in1k" for s in "tsbl"},
     **{f"mvitv2_{s}.fb_inw21k": f"timm://mvitv2_{_sizes[s]}_cls.fb_inw21k" for s in "blh"},
+    # The authors' releases, as timm hosts them: DeiT, DeiT III, "How to train your ViT?", MAE's pretraining.
+    **{f"deit_{s}.fb_in1k": f"timm://deit_{_sizes[s]}_patch16_224.fb_in1k" for s in "tsb"},
+    **{f"deit_{s}_distilled.fb_in1k": f"timm://deit_{_sizes[s]}_distilled_patch16_224.fb_in1k" for s in "tsb"},
+    "deit_b_384.fb_in1k": "timm://deit_base_patch16_384.fb_in1k",
+    "deit_b_distilled_384.fb_in1k": "timm://deit_base_distilled_patch16_384.fb_in1k",
+    **{
+        f"deit3_{s}{image}.{data}": f"timm://deit3_{_sizes[s]}_patch{14 if s == 'h' else 16}{image or '_224'}.{data}"
+        for image, sizes in (("", "smblh"), ("_384", "sbl"))
+        for s in sizes
+        for data in ("fb_in1k", "fb_in22k_ft_in1k")
+    },
+    **{
+        f"vit_{s}{image}.{data}": f"timm://vit_{_sizes[s]}_patch16{image or '_224'}.{data}"
+        for data, image, sizes in (
+            ("augreg_in21k", "", "tsbl"),
+            ("augreg_in21k_ft_in1k", "", "tsbl"),
+            ("augreg_in21k_ft_in1k", "_384", "tsbl"),
+            ("augreg_in1k", "", "sb"),
+        )
+        for s in sizes
+    },
+    **{f"vit_{s}.mae": f"timm://vit_{_sizes[s]}_patch{14 if s == 'h' else 16}_224.mae" for s in "blh"},
     # Trained by torchvision.
     **{f"swin_{s}.tv_in1k": f"torchvision://swin_{s}" for s in "tsb"},
     **{f"swinv2_{s}_w8.tv_in1k": f"torchvision://swin_v2_{s}" for s in "tsb"},
