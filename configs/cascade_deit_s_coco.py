@@ -20,3 +20,4 @@ model = dict(
         dict(type="FPN", in_channels=[384] * 4, out_channels=256, num_outs=5),
     ],
 )
+optim_wrapper = dict(paramwise_cfg=dict(norm_decay_mult=0.0))  # the neck's are not called so

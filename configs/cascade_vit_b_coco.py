@@ -6,8 +6,9 @@ torchrun --nnodes 8 --nproc-per-node 8 tools/train.py configs/cascade_vit_b_coco
 
 _base_ = ["_base_/cascade_mvitv2.py", "_base_/coco_lsj.py", "_base_/schedule_vitdet.py", "_base_/det_runtime.py"]
 
-norm = dict(type="vitdense.LN2d")
+norm = dict(type="vitdense.LN2d", eps=1e-6)
 model = dict(
+    data_preprocessor=dict(pad_size_divisor=1024),  # squares also in tests, padded with the mean
     backbone=dict(
         _delete_=True,
         type="vitdense.ViT",
@@ -33,15 +34,9 @@ model = dict(
         mask_head=dict(norm_cfg=norm),
     ),
 )
-# As in training, images are padded to a square.
-load, _, *rest = _base_.test_pipeline
 test_pipeline = [
-    load,
-    dict(type="Resize", scale=_base_.image_size, keep_ratio=True),
-    dict(type="Pad", size=_base_.image_size, pad_val=dict(img=(128, 128, 128))),
-    *rest,
+    dict(step, scale=_base_.image_size) if step.type == "Resize" else step for step in _base_.test_pipeline
 ]
-del load, _, rest
 train_dataloader = dict(batch_size=1)
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader

@@ -8,6 +8,7 @@ torchrun --nproc-per-node 8 tools/train.py configs/upernet_deit_s_ade20k.py --la
 _base_ = ["_base_/upernet.py", "_base_/ade20k.py", "_base_/schedule_160k.py", "_base_/seg_runtime.py"]
 
 model = dict(
+    data_preprocessor=dict(test_cfg=dict(size_divisor=32)),  # whole patches; mmseg cuts the padding off again
     backbone=dict(
         _delete_=True,
         type="vitdense.ViT",

@@ -11,7 +11,8 @@ max_iters = 1000
 width = 64  # channels of both heads
 crop_size = (256, 256)
 model = dict(
-    data_preprocessor=dict(size=crop_size),
+    # Images to test are padded to whole patches; mmseg cuts the padding off again.
+    data_preprocessor=dict(size=crop_size, test_cfg=dict(size_divisor=32)),
     backbone=dict(
         _delete_=True,
         type="vitdense.ViT",

@@ -1,7 +1,7 @@
 """UPerNet, ViT-B with MAE weights and the deconvolution of BEiT, 160k iterations, tested in windows of 512 pixels: the
 recipe of mmseg's MAE config, whose ViT-B (48.13 mIoU, 48.70 with flips and six scales) also has relative positions.
 
-torchrun --nproc-per-node 8 tools/train.py configs/upernet_vit_b_ade20k.py --launcher pytorch
+torchrun --nproc-per-node 8 tools/train.py configs/upernet_vit_b_ade20k.py --launcher pytorch --amp
 """
 
 _base_ = ["_base_/upernet.py", "_base_/ade20k.py", "_base_/schedule_160k.py", "_base_/seg_runtime.py"]
@@ -24,5 +24,5 @@ model = dict(
 optim_wrapper = dict(
     constructor="vitdense.LayerDecayOptimWrapperConstructor",
     optimizer=dict(lr=1e-4, weight_decay=0.05),
-    paramwise_cfg=dict(layer_decay_rate=0.65),
+    paramwise_cfg=dict(layer_decay_rate=0.65, bias_decay_mult=0.0),
 )

@@ -1,5 +1,7 @@
 """Every shipped config loads, builds and passes the checks that need no data."""
 
+import re
+
 import pytest
 import torch
 from conftest import REPO
@@ -67,13 +69,18 @@ def test_rpn_loss_of_mask_and_cascade_mask_rcnn():
     ]
 
 
-def decays(model, cfg):
-    """Weight decay of every trained parameter, by name."""
+def rates_and_decays(model, cfg):
+    """Learning rate and weight decay of every trained parameter, by name."""
     from mmengine.optim import build_optim_wrapper
 
     groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
-    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-    return {name: decay[id(p)] for name, p in model.named_parameters()}
+    settings = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    return {name: settings[id(p)] for name, p in model.named_parameters()}
+
+
+def decays(model, cfg):
+    """Weight decay of every trained parameter, by name."""
+    return {name: decay for name, (_, decay) in rates_and_decays(model, cfg).items()}
 
 
 @pytest.mark.parametrize("name", ["cascade_swin_t_coco", "cascade_swinv2_t_coco"])
@@ -253,7 +260,6 @@ def test_the_two_demos_differ_in_their_backbone_alone():
 
 def test_recipe_of_vitdet():
     """Windows of 14 but for four blocks, a simple pyramid, LayerNorm in the heads, rates that shrink by 0.7 a block."""
-    from mmengine.optim import build_optim_wrapper
     from timm.layers import LayerNorm2d
 
     cfg = load_config(REPO / "configs/cascade_vit_b_coco.py")
@@ -265,24 +271,74 @@ def test_recipe_of_vitdet():
     assert model.neck.out_channels == (256,) * 5
     heads = [head.shared_convs for head in model.roi_head.bbox_head] + [model.roi_head.mask_head.convs]
     assert all(isinstance(conv.norm, LayerNorm2d) for convs in heads for conv in convs)
-    groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
-    settings = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
+    settings = rates_and_decays(model, cfg)
+    for name, _ in model.named_parameters():
         block = int(name.split(".")[2]) if name.startswith("backbone.blocks.") else -1 if "backbone" in name else 12
         is_norm = isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.LayerNorm)
         decay = 0 if is_norm or "absolute_pos_embed" in name else 0.1
-        assert settings[id(parameter)] == (pytest.approx(1e-4 * 0.7 ** (12 - block)), decay), name
+        assert settings[name] == (pytest.approx(1e-4 * 0.7 ** (12 - block)), decay), name
     assert cfg.auto_scale_lr.base_batch_size == 64
-    (pad,) = (step for step in cfg.test_dataloader.dataset.pipeline if step.type == "Pad")
-    assert pad.size == (1024, 1024)
+    assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-6}
+    assert cfg.model.data_preprocessor.pad_size_divisor == 1024
+    (resize,) = (step for step in cfg.test_dataloader.dataset.pipeline if step.type == "Resize")
+    assert resize.scale == (1024, 1024)
 
 
 def test_recipe_of_mae_for_segmentation():
     cfg = load_config(REPO / "configs/upernet_vit_b_ade20k.py")
     assert cfg.model.test_cfg == {"mode": "slide", "crop_size": (512, 512), "stride": (341, 341)}
-    assert cfg.optim_wrapper.optimizer == {"type": "AdamW", "lr": 1e-4, "betas": (0.9, 0.999), "weight_decay": 0.05}
-    assert cfg.optim_wrapper.paramwise_cfg.layer_decay_rate == 0.65
     assert cfg.model.backbone.out_indices == (3, 5, 7, 11)
+    model = build_model(cfg)
+    settings = rates_and_decays(model, cfg)
+    for name, parameter in model.named_parameters():
+        block = int(name.split(".")[2]) if name.startswith("backbone.blocks.") else -1 if "backbone" in name else 12
+        decay = 0 if parameter.ndim == 1 or name.startswith(("backbone.absolute", "backbone.tokens")) else 0.05
+        assert settings[name] == (pytest.approx(1e-4 * 0.65 ** (12 - block)), decay), name
+
+
+VIT_SEGMENTORS = [
+    path
+    for path in CONFIGS
+    if path.stem.startswith("upernet") and load_config(path).model.backbone.type == "vitdense.ViT"
+]
+
+
+@pytest.mark.parametrize("path", VIT_SEGMENTORS, ids=lambda path: path.stem)
+def test_a_vit_segments_whole_patches(path):
+    """It pads images to them, and the logits are stretched to the image: unless images come padded, and are cut."""
+    cfg = load_config(path)
+    sides = cfg.model.test_cfg.get("crop_size") or [cfg.model.data_preprocessor.test_cfg.size_divisor]
+    assert all(side % 32 == 0 for side in sides)
+
+
+def test_padded_images_are_cut_again(pair):
+    """An image of 360 rows, padded to 384: the labels of a model that repeats its input's are the image's."""
+    from mmengine.dataset import pseudo_collate
+    from mmseg.structures import SegDataSample
+
+    sample, labels = pair
+    cfg = load_config(REPO / "configs/upernet_deit_t_camvid.py")
+    model = build_model(cfg).eval()
+    seen = []
+
+    def repeat(inputs, metas):
+        seen.append(tuple(inputs.shape[2:]))
+        raw = inputs[:, :1] * 58.395 + 123.675  # [B, 1, H, W], 20 times the label
+        return -(raw - 20 * torch.arange(12).view(1, 12, 1, 1)).abs()  # [B, 12, H, W], largest at it
+
+    model.encode_decode = repeat
+    for pipeline in (cfg.test_dataloader.dataset.pipeline, cfg.tta_pipeline):
+        batch = pseudo_collate([steps(cfg, pipeline, reduce_zero_label=False)(sample)])
+        views = zip(batch["inputs"], batch["data_samples"]) if isinstance(batch["inputs"][0], tuple | list) else [
+            (batch["inputs"], batch["data_samples"])
+        ]  # fmt: skip
+        for inputs, samples in views:
+            with torch.no_grad():
+                (out,) = model.test_step({"inputs": list(inputs), "data_samples": list(samples)})
+            assert isinstance(out, SegDataSample)
+            agree = (out.pred_sem_seg.data[0] == torch.from_numpy(labels)).float().mean()
+            assert agree > 0.97  # resizing blurs the seams
+    assert {side % 32 for shape in seen for side in shape} == {0}
 
 
 # All but one, whose recipe is MAE's.
@@ -420,3 +476,25 @@ def test_scales_and_flips_of_test_time_augmentation(pair, name, short_sides):
         assert torch.equal(plain.flip(2), flipped)
     for found in out["data_samples"]:  # what is compared with has the size and the sides of the file
         assert torch.equal(found.gt_sem_seg.data[0], (torch.from_numpy(raw).long() - int(reduce)) % 256)
+
+
+PYTHON = re.findall(r"```python\n(.*?)```", (REPO / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", PYTHON, ids=range(len(PYTHON)))
+def test_what_the_readme_tells_to_write_into_a_config_works(text):
+    """A backbone that builds, and a neck for its channels."""
+    from mmengine.registry import MODELS
+
+    written: dict = {}
+    exec(text, written)
+    model = written["model"]
+    backbone = {key: value for key, value in model["backbone"].items() if key not in ("_delete_", "init_cfg")}
+    neck = model["neck"]
+    with torch.device("meta"):
+        built = MODELS.build(backbone)
+    widths = neck["in_channels"] if isinstance(neck, dict) else neck[0]["in_channels"]
+    assert list(built.out_channels) == widths
+    if isinstance(neck, list):
+        with torch.device("meta"), torch.no_grad(), MODELS.switch_scope_and_registry("mmdet") as registry:
+            assert len(registry.build(neck).eval()(built.eval()(torch.empty(1, 3, 64, 96)))) == neck[-1]["num_outs"]

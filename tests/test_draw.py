@@ -57,6 +57,7 @@ def test_overlay_refuses_what_it_cannot_draw(image, labels):
 
 def test_shares_are_of_all_pixels(labels):
     np.testing.assert_allclose(class_shares(labels, 3), [0.375, 0, 0.375])
+    np.testing.assert_allclose(class_shares(np.array([[-1, 0], [1, 7]]), 2), [0.25, 0.25])
 
 
 def swatches(legend):

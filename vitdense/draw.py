@@ -30,13 +30,14 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """The share of all pixels that each class has.
 
     Args:
-        labels: [H, W] integers; what is not below `num_classes` counts for no class.
+        labels: [H, W] integers; what is not from 0 to `num_classes` - 1 counts for no class.
         num_classes: Number of classes.
 
     Returns:
         [num_classes], each in [0, 1].
     """
-    return np.bincount(labels.ravel(), minlength=num_classes)[:num_classes] / labels.size
+    known = labels[(labels >= 0) & (labels < num_classes)]
+    return np.bincount(known, minlength=num_classes) / labels.size
 
 
 def overlay(
@@ -59,11 +60,13 @@ def overlay(
         [H, W, 3] uint8 RGB.
 
     Raises:
-        ValueError: The shapes differ, `alpha` is not in [0, 1] or a label has no colour.
+        ValueError: The shapes differ, `alpha` is not in [0, 1], or labels are no integers or have no colour.
     """
     palette = np.asarray(palette, dtype=np.uint8).reshape(-1, 3)
     if image.shape != (*labels.shape, 3):
         raise ValueError(f"labels: got shape {labels.shape}, expected that of the image, {image.shape[:2]}")
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"labels: got {labels.dtype}, expected integers, the indices of classes")
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha: got {alpha}, expected 0 to 1")
     drawn = np.ones(labels.shape, bool) if ignore is None else labels != ignore

@@ -224,8 +224,13 @@ def test_checkpointing_changes_nothing(make, frozen_stages):
     plain, saving = (make(with_cp=cp, frozen_stages=frozen_stages).train() for cp in (False, True))
     saving.load_state_dict(plain.state_dict())
     x = torch.randn(1, 3, 72, 104)
+    calls = {}
     for model in (plain, saving):
+        last = model.stage_modules()[-1]
+        block = last.blocks[-1] if hasattr(last, "blocks") else last
+        block.register_forward_pre_hook(lambda *_, model=model: calls.update({model: calls.get(model, 0) + 1}))
         sum(out.square().mean() for out in model(x)).backward()
+    assert (calls[plain], calls[saving]) == (1, 2)
     for (name, p), q in zip(plain.named_parameters(), saving.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), name
         if p.grad is not None:
@@ -301,7 +306,8 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
     """Two steps of DDP, which raises when a parameter it waits for gets no gradient, or gets it twice."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    for family in ("swin", "swin_v2", "mvit", "vit"):
+    vits = [name for name in BACKBONES if name.startswith("vit")]
+    for family in ("swin", "swin_v2", "mvit", *vits):
         for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
             _ddp_steps(rank, family, options)
     torch.distributed.barrier()

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from conftest import relative_error
+from timm.layers import LayerNorm2d
 from torch import nn
 from torch.nn import functional as F
 
@@ -168,7 +169,43 @@ def test_the_final_norm_stands_behind_the_last_block_alone():
     torch.testing.assert_close(last, want)
 
 
+def test_the_final_norm_is_frozen_with_the_last_block_and_when_attention_alone_trains():
+    def norm(**options):
+        model = ViT(NANO, out_norm="final", pretrain_img_size=64, **options).train()
+        loss = sum(out.square().mean() for out in model(torch.randn(1, 3, 32, 48)))
+        if loss.requires_grad:
+            loss.backward()
+        assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+        return {p.requires_grad for p in model.norm.parameters()}, model.train().norm.training
+
+    assert norm(frozen_stages=4) == ({False}, False)
+    assert norm(frozen_stages=3) == ({True}, True)
+    assert norm(finetune="attention") == ({False}, True)
+
+
 # The hMLP stem
+
+
+@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
+def test_the_hmlp_stem_is_the_definition(stem):
+    """Every patch on its own, as matrices: 4x4 pixels, 2x2 of these, 2x2 of those; a norm behind each, GELU between."""
+    torch.manual_seed(0)
+    layers = randomise(ViT(NANO, stem=stem).patch_embed).double().proj
+    kind = nn.SyncBatchNorm if stem == "hmlp" else LayerNorm2d
+    assert [type(layer) for layer in layers] == [nn.Conv2d, kind, nn.GELU] * 2 + [nn.Conv2d, kind]
+    x = torch.randn(2, 3, 32, 48, dtype=torch.float64)
+    y = x
+    for i, side in ((0, 4), (3, 2), (6, 2)):
+        conv, norm = layers[i], layers[i + 1]
+        b, c, h, w = y.shape
+        y = y.view(b, c, h // side, side, w // side, side)  # [B, c, h, side, w, side]
+        y = torch.einsum("bchkwl,dckl->bdhw", y, conv.weight) + conv.bias[:, None, None]
+        axes, eps = ((0, 2, 3), 1e-5) if stem == "hmlp" else ((1,), 1e-6)
+        y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, unbiased=False, keepdim=True) + eps).sqrt()
+        y = y * norm.weight[:, None, None] + norm.bias[:, None, None]
+        y = F.gelu(y) if i < 6 else y
+    with torch.no_grad():
+        torch.testing.assert_close(layers.train()(x), y)
 
 
 @pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
@@ -380,6 +417,9 @@ def test_what_trains_in_attention_only_fine_tuning():
         ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
         ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
         ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),
+        ({"global_indices": (3,)}, "global_indices: got .3,. without a window_size"),
+        ({"global_indices": 3, "window_size": 2}, "expected lists of blocks"),
+        ({"out_indices": 3}, "expected lists of blocks"),
         ({"output_cls_token": True, "window_size": 2}, "output_cls_token: with windows"),
         ({"output_cls_token": True, "relative_position": True}, "output_cls_token: with windows"),
         ({"window_size": 0}, "window_size: got 0"),

@@ -46,6 +46,24 @@ def test_a_change_of_the_weights_is_seen(position, change):
     assert before.dtype != after.dtype or not torch.equal(before, after)
 
 
+@pytest.mark.parametrize("how", ["data", "assign"])
+def test_a_table_in_the_memory_of_an_old_one_is_another(position, how):
+    with torch.no_grad():
+        for i in range(10):
+            if how == "data":
+                position.table.data = position.table.data * 2
+                position.table.data = position.table.data * 2
+            else:
+                position.load_state_dict({"table": torch.full((1, 3, 4, 8), float(i))}, assign=True)
+            assert torch.equal(position.at((5, 7)), expected(position, (5, 7))), i
+
+
+def test_a_model_built_in_inference_mode_runs():
+    with torch.inference_mode():
+        position = AbsolutePosition((3, 4), 8).eval()
+        assert position.at((5, 7)).shape == (1, 5, 7, 8)
+
+
 def test_gradients_flow_and_nothing_is_kept_in_training(position):
     for mode in (True, False):
         position.train(mode)

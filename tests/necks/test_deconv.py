@@ -81,8 +81,25 @@ def test_vitdets_levels_have_one_width_and_five_are_what_an_fpn_gives():
     assert [tuple(out.shape[1:]) for out in outs] == [(16, 16, 28), (16, 8, 14), (16, 4, 7), (16, 2, 4), (16, 1, 2)]
     assert torch.equal(outs[4], outs[3][:, :, ::2, ::2])
     assert not any(conv.bias is not None for conv in neck.convs.modules() if isinstance(conv, nn.Conv2d))
-    means = outs[0].mean(1)
-    assert means.abs().max() < 1e-5  # the last is a LayerNorm over the channels
+
+
+def test_what_brings_vitdets_levels_to_one_width():
+    """1x1 and 3x3 convolutions without a bias, a LayerNorm over the channels behind each, no activation."""
+    torch.manual_seed(0)
+    neck = DeconvPyramid(8, "vitdet", out_channels=4).double()
+    for parameter in neck.parameters():
+        nn.init.normal_(parameter)
+
+    def norm(x, layer):
+        x = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-6).sqrt()
+        return x * layer.weight[:, None, None] + layer.bias[:, None, None]
+
+    x = torch.randn(1, 8, 3, 5, dtype=torch.float64)
+    with torch.no_grad():
+        first, norm1, second, norm2 = neck.convs[2]
+        want = norm(torch.einsum("bchw,dc->bdhw", x, first.weight[:, :, 0, 0]), norm1)
+        want = norm(nn.functional.conv2d(want, second.weight, padding=1), norm2)
+        torch.testing.assert_close(neck([x])[2], want)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +116,11 @@ def test_the_documented_costs_at_800x1280(design, millions, billions):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"in_channels": [32, 32]}, "in_channels: got .32, 32., expected one number, or four"),
-        ({"in_channels": [32, 32, 32, 64]}, "expected one number, or four that are the same"),
+        ({"in_channels": [32, 32]}, "got .32, 32., None; expected numbers above 0, in_channels one, or four"),
+        ({"in_channels": [32, 32, 32, 64]}, "one, or four that are the same"),
+        ({"in_channels": 0}, "got 0, None; expected numbers above 0"),
+        ({"in_channels": [32.0] * 4}, "expected numbers above 0"),
+        ({"in_channels": 32, "out_channels": 0}, "got 32, 0; expected numbers above 0"),
         ({"in_channels": 30}, "multiple of 4"),
         ({"in_channels": 32, "design": "fpn"}, "design: got 'fpn', expected one of vitdet, beit, light"),
         ({"in_channels": 32, "num_outs": 5}, "num_outs: got 5, expected 4, or more together with out_channels"),
@@ -112,9 +132,14 @@ def test_bad_options_are_told(options, message):
         DeconvPyramid(**options)
 
 
-def test_another_number_of_maps_is_told():
+def test_other_maps_are_told():
+    neck, x = DeconvPyramid(32), torch.randn(1, 32, 2, 2)
     with pytest.raises(ValueError, match="got 4 maps, expected 1"):
-        DeconvPyramid(32)([torch.randn(1, 32, 2, 2)] * 4)
+        neck([x] * 4)
+    with pytest.raises(ValueError, match=r"got \(1, 16, 2, 2\), expected maps \[B, 32, h, w\]"):
+        neck([x[:, :16]])
+    with pytest.raises(ValueError, match=r"got a tuple, expected maps .*output_cls_token False"):
+        neck([(x, x[:, :, 0, 0])])
 
 
 def test_it_feeds_mmdets_fpn_by_a_list_of_necks():

@@ -197,12 +197,12 @@ class ViT(Backbone):
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the position embeddings have.
         out_indices: Blocks whose maps to return, counted from 0; the last of every quarter when None.
         out_norm: ``'each'``: a LayerNorm for every output, fresh, for no checkpoint of a classifier has them;
-            ``'final'``: the checkpoint's own norm on the last block's map; ``'none'``.
+            ``'final'``: the checkpoint's own norm on the last block's map, none on others; ``'none'``.
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
             ``[B, C]`` under the same norm.
         frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
-        finetune: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4; both
-            branches when parallel, where the authors' code trains the first alone); None trains all.
+        finetune: ``'attention'`` trains attention, positions and fresh output norms only ("Three things" section 4;
+            both branches when parallel, where the authors' code trains the first alone); None trains all.
         with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
 
@@ -241,7 +241,14 @@ class ViT(Backbone):
         patch, depth, dim = sizes.patch_size, sizes.depth, sizes.embed_dims
         quarters = ends_of_quarters(depth)
         has_tokens = window_size is None and not relative_position
-        self._check_options(sizes, stem, parallel, global_indices, out_norm, output_cls_token and not has_tokens)
+        if isinstance(global_indices, int) or isinstance(out_indices, int):
+            raise ValueError(
+                f"global_indices, out_indices: got {global_indices}, {out_indices}; expected lists of blocks or None"
+            )
+        has_windows = window_size is not None
+        self._check_options(
+            sizes, stem, parallel, has_windows, global_indices, out_norm, output_cls_token and not has_tokens
+        )
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
 
@@ -284,6 +291,7 @@ class ViT(Backbone):
         sizes: ViTArch,
         stem: str,
         parallel: int,
+        has_windows: bool,
         global_indices: Sequence[int] | None,
         out_norm: str,
         wants_missing_tokens: bool,
@@ -300,6 +308,8 @@ class ViT(Backbone):
                 f"stem={stem!r}: got patches of {sizes.patch_size} and {sizes.embed_dims} channels, expected patches "
                 f"of {HierarchicalStem.patch_size} pixels and a multiple of 4 channels"
             )
+        if global_indices is not None and not has_windows:
+            raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
         if wrong := [i for i in global_indices or () if not 0 <= i < sizes.depth]:
             raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {sizes.depth - 1}")
         if wants_missing_tokens:

@@ -24,7 +24,7 @@ class AbsolutePosition(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.empty(1, *grid, dim))
         trunc_normal_(self.table, std=0.02)
-        self._resized: dict[tuple, Tensor] = {}
+        self._resized: dict[tuple, tuple[Tensor, Tensor]] = {}  # by table and size: the table and what became of it
 
     def forward(self, x: Tensor) -> Tensor:
         """Adds the embedding to ``x`` ``[B, H, W, C]``."""
@@ -33,14 +33,16 @@ class AbsolutePosition(nn.Module):
     def at(self, size: tuple[int, int]) -> Tensor:
         """The embedding of a map (H, W), ``[1, H, W, C]``."""
         has_gradient = torch.is_grad_enabled() and self.table.requires_grad
-        if self.training or has_gradient or torch.compiler.is_compiling():
+        cannot_tell = torch.compiler.is_compiling() or self.table.is_inference()  # whether it was changed
+        if self.training or has_gradient or cannot_tell:
             return resize_grid(self.table, size)
         key = (*size, self.table._version, self.table.data_ptr(), self.table.dtype, self.table.device)
         if key not in self._resized:
             if len(self._resized) == CACHED_SIZES:
                 self._resized.pop(next(iter(self._resized)))  # the oldest
-            self._resized[key] = resize_grid(self.table.detach(), size)
-        return self._resized[key]
+            source = self.table.detach()  # kept too, so that no other table gets its address, which is in the key
+            self._resized[key] = source, resize_grid(source, size)
+        return self._resized[key][1]
 
     def train(self, mode: bool = True) -> "AbsolutePosition":
         """As in torch; forgets what was resized."""
