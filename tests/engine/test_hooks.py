@@ -10,6 +10,7 @@ from torch import nn
 from vitdense.engine.build import build_model
 from vitdense.engine.config import load_config
 from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.load import fit_whole
 
 pytest.importorskip("mmdet")
 
@@ -112,31 +113,58 @@ def test_another_number_of_classes_needs_a_word(published, tmp_path, fresh):
     assert not torch.equal(runner.model.backbone.norm1.weight, before)
 
 
+def segmentor(backbone, head, **options):
+    """A segmentor of mmseg with random weights."""
+    from mmseg.models import EncoderDecoder
+
+    options = {"channels": 16, "num_classes": 5, "dropout_ratio": 0.0, "norm_cfg": {"type": "BN"}, **options}
+    with DefaultScope.overwrite_default_scope("mmseg"):
+        model = EncoderDecoder(backbone=backbone, decode_head={"type": head, **options}, test_cfg={"mode": "whole"})
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, std=0.1, mean=float("bn" in name))
+    nn.Module.eval(model)
+    nn.Module.eval(model.backbone)
+    return model
+
+
+@torch.no_grad()
+def logits(model, image):
+    return model.encode_decode(image, [{"img_shape": image.shape[2:]}])
+
+
 def test_a_whole_segmentor_of_mmseg_loads_and_segments_the_same():
-    mmseg = pytest.importorskip("mmseg.models")
-    from vitdense.weights.load import fit_whole
-
-    def segmentor(backbone):
-        head = {"in_channels": [16, 32, 64, 128], "in_index": [0, 1, 2, 3], "channels": 16, "num_classes": 5}
-        with DefaultScope.overwrite_default_scope("mmseg"):
-            model = mmseg.EncoderDecoder(
-                backbone=backbone,
-                decode_head={"type": "UPerHead", "dropout_ratio": 0.0, "norm_cfg": {"type": "BN"}, **head},
-                test_cfg={"mode": "whole"},
-            )
-        for name, parameter in model.named_parameters():
-            nn.init.normal_(parameter, std=0.1, mean=float("bn" in name))
-        nn.Module.eval(model)
-        nn.Module.eval(model.backbone)
-        return model
-
+    pytest.importorskip("mmseg")
     depths = {"depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
-    theirs = segmentor({"type": "SwinTransformer", "embed_dims": 16, "window_size": 7, **depths})
-    ours = segmentor({"type": "vitdense.Swin", "arch": {"embed_dims": 16, **depths}})
+    head = {"head": "UPerHead", "in_channels": [16, 32, 64, 128], "in_index": [0, 1, 2, 3]}
+    theirs = segmentor({"type": "SwinTransformer", "embed_dims": 16, "window_size": 7, **depths}, **head)
+    ours = segmentor({"type": "vitdense.Swin", "arch": {"embed_dims": 16, **depths}}, **head)
     state, report = fit_whole(ours, {"state_dict": theirs.state_dict()})
     ours.load_state_dict(state, strict=True)
     assert report.share == 1
+    assert all(key.endswith("attn.bias.index") for key in report.dropped)
     image = torch.randn(1, 3, 97, 131)
-    with torch.no_grad():
-        got, want = (model.encode_decode(image, [{"img_shape": image.shape[2:]}]) for model in (ours, theirs))
-    assert relative_error(got, want) < 1e-5
+    assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
+
+
+def test_a_whole_segmentor_with_a_final_norm_fits_none_without_it():
+    pytest.importorskip("mmseg")
+    sizes = {"patch_size": 16, "embed_dims": 48, "num_heads": 3}
+    theirs, ours, lacking = (
+        segmentor(backbone, "FCNHead", in_channels=48, in_index=0, num_convs=1)
+        for backbone in (
+            {"type": "VisionTransformer", "img_size": 64, "num_layers": 2, "out_indices": [1], "final_norm": True,
+             "norm_cfg": {"type": "LN", "eps": 1e-6}, "patch_bias": True, **sizes},
+            *({"type": "vitdense.ViT", "arch": {**sizes, "depth": 2}, "pretrain_img_size": 64, "out_indices": [1],
+               "out_norm": norm} for norm in ("final", "none")),
+        )
+    )  # fmt: skip
+    checkpoint = {"state_dict": theirs.state_dict()}
+    state, report = fit_whole(ours, dict(checkpoint))
+    assert (report.scheme, report.share, report.dropped) == ("mmseg", 1, [])
+    ours.load_state_dict(state, strict=True)
+    image = torch.randn(1, 3, 64, 96)
+    assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
+    with pytest.raises(
+        CheckpointMismatchError, match=r"2 left over: backbone\.norm\.weight, backbone\.norm\.bias\. Give"
+    ):
+        fit_whole(lacking, checkpoint)

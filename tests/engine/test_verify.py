@@ -9,9 +9,17 @@ from vitdense.weights.errors import CheckpointMismatchError
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
 
 
+def draw(state):
+    """Random weights with which every part is seen in the maps: smaller ones of queries and keys attend evenly."""
+    return {
+        key: torch.randn_like(x) / (1 if key.endswith("qkv.weight") else 10) if x.is_floating_point() else x
+        for key, x in state.items()
+    }
+
+
 def converted(to):
     state = Swin(ARCH, window_size=4).state_dict()
-    return convert({k: torch.randn_like(v) / 10 for k, v in state.items() if not k.startswith("norm")}, to)
+    return convert(draw({key: x for key, x in state.items() if not key.startswith("norm")}), to)
 
 
 def test_maps_that_differ_are_an_error():
@@ -41,7 +49,7 @@ V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "res
 
 def converted_mvit(to, image=64, **arch):
     model = MViT({"embed_dims": 8, "depths": (1, 2, 2, 1), "num_heads": 1, **arch}, pretrain_img_size=image)
-    state = {key: torch.randn_like(v) / 10 for key, v in model.state_dict().items() if not key.startswith("norm")}
+    state = draw({key: x for key, x in model.state_dict().items() if not key.startswith("norm")})
     return convert(state | {"tokens.cls_token": torch.randn(1, 1, 8)} if to == "timm" else state, to)
 
 
@@ -79,8 +87,7 @@ VIT = {"embed_dims": 192, "depth": 4, "num_heads": 3}
 def converted_vit(to, arch=(), image=64, **options):
     model = ViT({**VIT, **dict(arch)}, pretrain_img_size=image, out_norm="none", **options)
     beside = {"norm.weight": torch.ones(192), "norm.bias": torch.ones(192), "decoder_pred.bias": torch.ones(1)}
-    state = {key: torch.randn_like(v) / 10 if v.is_floating_point() else v for key, v in model.state_dict().items()}
-    return convert(state | beside, to, drop_classifier=True)
+    return convert(draw(model.state_dict()) | beside, to, drop_classifier=True)
 
 
 DISTILLED = {"arch": {"distilled": True}}
@@ -112,6 +119,29 @@ def test_a_vit_of_the_authors_is_run_in_timm_where_that_has_their_names():
     assert verdict.errors[32, 32] < 1e-5
     verdicts = verify(convert(published(**DEIT3), "timm"))  # they call LayerScale otherwise
     assert [verdict.scheme for verdict in verdicts] == ["official", "timm"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        converted,
+        converted_mvit,
+        converted_vit,
+        lambda to: converted_vit(to, **DISTILLED),
+        lambda to: converted_vit(to, **DEIT3),
+        lambda to: converted_vit(to, **DEIT3, parallel=2),
+    ],
+)
+def test_queries_and_keys_that_are_swapped_are_an_error(make):
+    pytest.importorskip("timm")
+    done = make("timm")
+    assert max(verify(done)[0].errors.values()) < 1e-5
+    for key, value in done.backbone.items():
+        if ".qkv." in key:
+            q, k, v = value.chunk(3)
+            done.backbone[key] = torch.cat([k, q, v])
+    with pytest.raises(CheckpointMismatchError, match=r"verify timm: .*nothing was written"):
+        verify(done)
 
 
 def test_a_vit_whose_branches_are_swapped_is_an_error():

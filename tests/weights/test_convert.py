@@ -1,3 +1,6 @@
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -5,10 +8,13 @@ from safetensors.torch import load_file
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.backbones.variants import VIT
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
-from vitdense.weights.convert import convert, save
-from vitdense.weights.detect import detect, options, sizes, vit_arch, windows
+from vitdense.weights import changes
+from vitdense.weights import convert as convert_module
+from vitdense.weights.convert import SUFFIXES, convert, save
+from vitdense.weights.detect import detect
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
+from vitdense.weights.sizes import options, sizes, vit_arch, windows
 from vitdense.weights.sources import SCHEMES
 
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2), "num_heads": (1, 2, 4)}
@@ -327,7 +333,49 @@ def test_names_of_both_of_googles_releases_are_read_below_any_prefix(release, pr
     below |= {"opt/state/step": torch.ones(())} if prefix == "opt/target/" else {}
     assert same(convert(below, "vitdense").state, state)
     assert same(detect(below, prefix=prefix).ours(), state)
-    assert same(detect(below, prefix=prefix.rstrip("/") + "/" if prefix else "").ours(), state)
+    assert same(detect(below, prefix=prefix.rstrip("/")).ours(), state)
+
+
+def test_positions_of_a_class_token_tell_which_release_of_googles_names_to_write():
+    """Its models add positions to the patches alone only in the later one."""
+    with_position, without = {"class token"}, {"class token", "no positions of tokens"}
+    for parts, key, rows in (
+        (with_position, "Transformer/posembed_input/pos_embedding", 17),
+        (without, "params/pos_embedding", 16),
+    ):
+        state = vit_state(parts)
+        theirs = convert(state, "google").state
+        assert theirs[key].shape == (1, rows, 192)
+        assert same(convert(theirs, "vitdense").state, state)
+
+
+def test_the_grid_that_flat_positions_are_read_as_is_said():
+    for parts, text in (
+        ({"class token"}, "17 positions read as a grid of 4x4 and of 1 token"),
+        ({"class token", "distillation"}, "18 positions read as a grid of 4x4 and of 2 tokens"),
+        ({"class token", "no positions of tokens"}, "16 positions read as a grid of 4x4"),
+    ):
+        theirs = convert(vit_state(parts), "official")
+        assert "read as" not in str(theirs)  # ours carry their grid
+        assert str(convert(theirs.state, "vitdense")).splitlines()[1].strip() == text
+
+
+def test_heads_that_other_names_would_lose_are_not_converted(monkeypatch):
+    state = ViT({"embed_dims": 48, "depth": 1, "num_heads": 3}, out_norm="none", pretrain_img_size=64).state_dict()
+    with pytest.raises(CheckpointMismatchError, match="nothing tells how many one of width 48 has"):
+        convert(state, "google")
+    with monkeypatch.context() as patch:
+        patch.setitem(changes.VIT_SIZES, 48, ("nano", 1, 3))
+        theirs = convert(state, "google").state
+        assert same(convert(theirs, "vitdense").state, state)
+        patch.setitem(changes.VIT_SIZES, 48, ("nano", 1, 6))
+        with pytest.raises(CheckpointMismatchError, match=r"has 3 heads of a width of 48, .* published models have 6"):
+            convert(theirs, "vitdense")
+    message = (
+        r"blocks\.0\.attn has 3 heads of a width of 48, .* have none: .* to a model of an arch with these num_heads"
+    )
+    with pytest.raises(CheckpointMismatchError, match=message):
+        convert(theirs, "vitdense")
 
 
 def test_the_bias_that_mmsegs_patches_do_not_have_by_default_is_zero():
@@ -475,8 +523,8 @@ def test_the_options_of_a_vit_are_told_by_its_parameters():
     assert sizes("vit", {})["embed_dims"] == 0  # damaged
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin", ".npz"])
-def test_files_are_whole_or_not_there(tmp_path, suffix):
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_files_are_whole_or_not_there(tmp_path, monkeypatch, suffix):
     done = convert(classifier("swin"), "mmdet")
     path = tmp_path / f"a{suffix}"
     save(done.state, path, done.scheme.wrapper, {"meta": {"classes": ["cat"]}})
@@ -488,14 +536,31 @@ def test_files_are_whole_or_not_there(tmp_path, suffix):
         saved = saved["state_dict"]
     assert same(saved, done.state)
     before = path.read_bytes()
-    with pytest.raises(RuntimeError, match="disk"):
-        save({"a": Unsaveable()}, path)
+
+    def write_a_little(*args, **kwargs):
+        file = next(x for x in args if isinstance(x, Path))
+        file.write_bytes(b"abc")
+        started.append(file)
+        raise OSError("the disk is full")
+
+    started = []
+    for module, name in ((np, "savez"), (torch, "save"), (convert_module, "save_file")):
+        monkeypatch.setattr(module, name, write_a_little)
+    with pytest.raises(OSError, match="disk"):
+        save({"a": torch.ones(1)}, path)
+    assert len(started) == 1
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_file_of_another_kind_or_of_numbers_that_it_cannot_hold_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"a\.onnx, expected a name ending in"):
-        save(done.state, tmp_path / "a.onnx")
-    with pytest.raises(ValueError, match=r"a\.npz: got tensors of bfloat16, which numpy does not have"):
-        save({"a": torch.ones(1, dtype=torch.bfloat16)}, tmp_path / "a.npz")
+        save({"a": torch.ones(1)}, tmp_path / "a.onnx")
+    state = {"a": torch.ones(1).bfloat16(), "b": torch.ones(1).to(torch.float8_e4m3fn), "c": torch.ones(1)}
+    with pytest.raises(ValueError, match=r"a\.npz: got tensors of bfloat16, float8_e4m3fn, which numpy does not have"):
+        save(state, tmp_path / "a.npz")
+    assert not list(tmp_path.iterdir())
+    save(state, tmp_path / "a.safetensors")
 
 
 def test_a_window_that_is_not_square_is_not_written_flat():
@@ -510,11 +575,6 @@ def test_output_norms_can_be_left_out():
     state = MAKE["swin"]().state_dict()
     done = convert(state, "timm", drop_output_norms=True)
     assert same(convert(done.state, "vitdense").state, {k: v for k, v in state.items() if not k.startswith("norm")})
-
-
-class Unsaveable(torch.Tensor):
-    def detach(self):
-        raise RuntimeError("the disk is full")
 
 
 class TestDetection:
@@ -580,3 +640,8 @@ class TestDetection:
         )
         with pytest.raises(CheckpointMismatchError, match=message):
             detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)})
+
+    @pytest.mark.parametrize("family", SCHEMES)
+    def test_of_two_that_are_equally_near_the_wanted_one_is_named(self, family):
+        with pytest.raises(CheckpointMismatchError, match=rf"the nearest is 'vitdense' of {family}"):
+            detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)}, [family])

@@ -1,4 +1,5 @@
 import hashlib
+import re
 
 import pytest
 import torch
@@ -228,8 +229,8 @@ WRONG_VITS = {  # what the file is of, what it is loaded into, and the error
 @pytest.mark.parametrize("what", WRONG_VITS)
 def test_a_vit_of_another_kind_is_refused_with_a_hint_and_the_model_left_untouched(what, scheme):
     (arch, options), (other_arch, other_options), message = WRONG_VITS[what]
-    if "relative" in what:
-        scheme = "vitdense"
+    if "relative" in what and scheme == "official":
+        scheme = "detectron2"
     state = convert(make_vit(arch=arch, **options).state_dict(), scheme).state
     target = make_vit(arch=other_arch, **other_options)
     before = snapshot(target)
@@ -286,12 +287,124 @@ def test_flat_positions_that_may_be_of_the_models_own_grid_are_not_guessed():
     state = convert(make_vit(image=128).state_dict(), "official").state
     target = make_vit(image=(64, 256))
     before = snapshot(target)
-    with pytest.raises(CheckpointMismatchError, match=r"64 flat positions .* of 8x8, or of 4x16 .*pretrain_img_size"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"65 flat .* of 8x8 and 1 token, or of 4x16 and 1 token as .*pretrain_img_size"
+    ):
         load_pretrained(target, state)
     assert unchanged(target, before)
     # Under our names a table carries its grid.
     assert load_pretrained(target, source.state_dict()).resized == {}
     assert len(load_pretrained(target, make_vit(image=128).state_dict()).resized) == 1
+
+
+CLASS_ALONE = {"token_position": False}
+AMBIGUOUS = {  # the file, by whose names, our model, and the error; none where the file can only be of a square
+    "patches, or patches and the class token": (
+        make_vit(224, CLASS_ALONE), "official", make_vit((208, 240), window_size=2),
+        "the 196 flat positions .* of 14x14, or of 13x15 and 1 token as",
+    ),
+    "a token that has no position, or has": (
+        make_vit(224, CLASS_ALONE), "timm", make_vit((208, 240), CLASS_ALONE),
+        "the 196 flat positions .* of 14x14, or of 13x15 and 1 token as",
+    ),
+    "a token, or two": (
+        make_vit(224), "official", make_vit((208, 240), window_size=2),
+        "the 197 flat positions .* of 14x14 and 1 token, or of 13x15 and 2 tokens as",
+    ),
+    "nobody's second token": (make_vit(224), "mmseg", make_vit((208, 240)), None),
+    "the model's own grid": (make_vit(224, CLASS_ALONE), "official", make_vit(224, CLASS_ALONE), None),
+    "patches of Swin": (
+        make(absolute_position=True, pretrain_img_size=48), "mmdet",
+        make(absolute_position=True, pretrain_img_size=(32, 72)),
+        "the 144 flat positions .* of 12x12, or of 8x18 as",
+    ),
+    "Swin, which has no token": (
+        make(absolute_position=True, pretrain_img_size=56), "mmdet",
+        make(absolute_position=True, pretrain_img_size=(52, 60)), None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", AMBIGUOUS)
+def test_flat_positions_that_may_be_of_another_number_of_tokens_are_not_guessed(what):
+    source, scheme, target, message = AMBIGUOUS[what]
+    state, before = convert(source.state_dict(), scheme).state, snapshot(target)
+    if message is None:
+        report = load_pretrained(target, state)
+        assert bool(report.resized) == (source.absolute_pos_embed.table.shape != target.absolute_pos_embed.table.shape)
+        return
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(target, state)
+    assert unchanged(target, before)
+
+
+def of_other_heads(state, names=("query", "key", "value", "out")):
+    """Google's kernels with twice the heads, of half the length."""
+
+    def split(key, x):
+        layer = key.split("/")[-2:][0]
+        if layer not in names or key.endswith("out/bias"):
+            return x
+        if layer == "out":
+            return x.reshape(2 * x.shape[0], -1, x.shape[2])
+        return x.reshape(*x.shape[:-2], 2 * x.shape[-2], -1)
+
+    return {key: split(key, x) for key, x in state.items()}
+
+
+def test_the_heads_that_googles_kernels_tell_must_be_the_models():
+    source = make_vit()
+    state = convert(source.state_dict(), "google").state
+    target, fitting = make_vit(), make_vit(arch={"num_heads": 6})
+    before = snapshot(target)
+    with pytest.raises(CheckpointMismatchError, match=r"blocks\.0\.attn has 6 heads in .*, the model 3: give"):
+        load_pretrained(target, of_other_heads(state))
+    with pytest.raises(CheckpointMismatchError, match=r"blocks\.0\.attn has 3 or 6 heads"):
+        load_pretrained(target, of_other_heads(state, ("out",)))
+    for what, shape in (("query", r"\(192, 6, 32\), \(192, 3, 64\)"), ("value", r"\(192, 3, 64\), \(192, 6, 32\)")):
+        with pytest.raises(CheckpointMismatchError, match=rf"queries, keys and values .* {shape}.*, expected the same"):
+            load_pretrained(target, of_other_heads(state, (what,)))
+    assert unchanged(target, before)
+    assert load_pretrained(fitting, of_other_heads(state)).share == 1
+    assert unchanged(fitting, source.state_dict())  # nothing but the number of heads is another
+
+
+def test_a_mask_token_alone_is_dropped():
+    """As the authors' DINOv2 has it, under timm's names."""
+    source = make_vit(arch={"layer_scale": 1.0})
+    state = convert(source.state_dict(), "timm").state
+    assert "blocks.0.ls1.gamma" in state
+    target = make_vit(arch={"layer_scale": 1.0})
+    report = load_pretrained(target, state | {"mask_token": torch.ones(1, 192)})
+    assert (report.scheme, report.dropped, report.share) == ("timm", ["mask_token"], 1)
+
+
+@pytest.mark.parametrize("key", ["head.fc.weight", "head.layers.other.weight", "head_aux.weight"])
+def test_a_classifier_is_kept_under_any_name_or_its_names_are_said(key):
+    state = convert(make_vit().state_dict(), "mmpretrain").state | {key: torch.ones(10, 192)}
+    assert all(name.startswith(("backbone.", "head")) for name in state)
+    if key == "head.fc.weight":
+        assert torch.equal(
+            load_pretrained(make_vit(), state, keep_classifier=True).classifier["head.weight"], state[key]
+        )
+        return
+    assert load_pretrained(make_vit(), state).share == 1
+    with pytest.raises(CheckpointMismatchError, match=rf"keep_classifier: state dict has {key}, which may be"):
+        load_pretrained(make_vit(), state, keep_classifier=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        (make(), "patch_embed.proj.weight"),
+        (make_vit(), "patch_embed.proj.weight"),
+        (SwinV2(NANO, out_indices=(0, 1)), "stages.0.blocks.0.attn.logit_scale"),
+        *((make_mvit(), f"stages.{name}") for name in ("0.blocks.0.attn.norm_q.weight", "1.blocks.0.attn.qkv.weight")),
+    ],
+)
+def test_a_scalar_in_place_of_a_weight_is_a_clear_error(model, key):
+    with pytest.raises(CheckpointMismatchError, match=rf"1 of another shape: {re.escape(key)} \(\), expected"):
+        load_pretrained(model, model.state_dict() | {key: torch.ones(())})
 
 
 HEAD = {"norm.weight": (192,), "fc_norm.bias": (192,), "head.bias": (3,), "head_dist.bias": (3,)}
@@ -400,7 +513,7 @@ WRONG = {  # what is wrong: how the file is made, the options it is loaded with,
     "wrong prefix": (
         file_of,
         {"prefix": "encoder"},
-        r"no key starts with 'encoder\.'; the first are.*leave prefix out",
+        r"no key starts with 'encoder\.' or 'encoder/'; the first are.*leave prefix out",
     ),
     "key missing": (
         spoilt(lambda s: s.pop(BLOCK + "norm1.weight")),
@@ -510,9 +623,9 @@ def test_match_exactly_excuses_only_what_is_named():
 
 
 class Detector(torch.nn.Module):
-    def __init__(self, **options):
+    def __init__(self, backbone=None, **options):
         super().__init__()
-        self.backbone = make(**options)
+        self.backbone = make(**options) if backbone is None else backbone
         self.head = torch.nn.Linear(2, 2)
 
 
@@ -538,3 +651,49 @@ def test_a_whole_detector_fits_with_a_backbone_of_any_names(scheme, prefix):
         target, {key: v for key, v in checkpoint.items() if not key.endswith("head.bias")}, fresh=[r"head\..*"]
     )
     assert report.fresh == ["head.bias"]
+
+
+NOT_OF_THE_MODEL = {  # what whole model, by whose names, is to fill which other, and what of it has no place there
+    "the final norm of mmseg": (make_vit(out_norm="final"), "mmseg", make_vit(), ["norm.weight", "norm.bias"]),
+    "output norms": (make_vit(out_norm="each"), "vitdense", make_vit(), ["norm0.weight", "norm0.bias"]),
+    "the norm of one output": (make(), "vitdense", make(out_indices=(1,)), ["norm0.weight", "norm0.bias"]),
+    "the same by other names": (make(), "mmdet", make(out_indices=(1,)), ["norm0.weight", "norm0.bias"]),
+    "the class token": (make_vit(), "vitdense", make_vit(window_size=2), ["tokens.cls_token", "tokens.cls_position"]),
+    "the same without position": (make_vit(arch=DEIT3[0]), "timm", make_vit(arch={"layer_scale": 1.0}, window_size=2),
+                                  ["tokens.cls_token"]),
+}  # fmt: skip
+
+
+def whole(source, scheme):
+    """A detector's checkpoint, its backbone under the names of a scheme."""
+    part = {f"backbone.{key}": value for key, value in convert(source.state_dict(), scheme).backbone.items()}
+    return part | {f"head.{key}": value for key, value in Detector(source).head.state_dict().items()}
+
+
+@pytest.mark.parametrize("what", NOT_OF_THE_MODEL)
+def test_nothing_of_a_whole_model_is_dropped_that_its_features_depend_on(what):
+    source, scheme, target, left = NOT_OF_THE_MODEL[what]
+    state, model = whole(source, scheme), Detector(target)
+    listed = ", ".join(f"backbone\\.{re.escape(key)}" for key in left)
+    with pytest.raises(CheckpointMismatchError, match=rf"{len(left)} left over: {listed}\. .*or be left out.*fresh="):
+        fit_whole(model, state)
+    _, report = fit_whole(model, state, fresh=[rf"backbone\.{re.escape(key)}" for key in left])
+    assert report.share == 1
+    with pytest.raises(RuntimeError, match=rf'Unexpected key.*"backbone\.{re.escape(left[0])}"'):
+        model.load_state_dict(state, strict=True)
+    # A backbone alone may be of a classifier, or of a model with other outputs.
+    assert set(left) <= set(load_pretrained(target, state, prefix="backbone").dropped)
+
+
+def test_what_of_a_whole_model_is_rebuilt_or_stands_for_nothing_is_dropped():
+    swin = whole(make(), "mmdet") | {"backbone.stages.0.blocks.0.attn_mask": torch.zeros(4, 16, 16)}
+    assert any(key.endswith("relative_position_index") for key in swin)
+    options = {"relative_position": True, "window_size": 2, "img_size": 64}
+    vitdet = convert(make_vit(**options).state_dict() | {"tokens.cls_position": torch.ones(1, 1, 192)}, "detectron2")
+    assert vitdet.backbone["pos_embed"].shape == (1, 17, 192)  # of a token that it does not have
+    vitdet = {f"backbone.{key}": value for key, value in vitdet.backbone.items()}
+    vitdet |= {f"head.{key}": value for key, value in Detector().head.state_dict().items()}
+    for model, state, number in ((Detector(), swin, 4), (Detector(make_vit(**options)), vitdet, 1)):
+        _, report = fit_whole(model, state)
+        assert (report.share, len(report.dropped)) == (1, number)
+        model.load_state_dict(state, strict=True)

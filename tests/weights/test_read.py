@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -20,8 +21,11 @@ import torch
 from conftest import REPO
 from safetensors.torch import save_file
 
+from vitdense.backbones import ViT
 from vitdense.weights import fetch
+from vitdense.weights import read as read_module
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.weights.load import load_pretrained
 from vitdense.weights.read import read
 
 KINDS = ("zip.pth", "legacy.pt", "torch.pkl", "safe.safetensors", "arrays.npz", "detectron2.pkl")
@@ -586,3 +590,47 @@ def test_every_named_checkpoint_is_one_that_its_host_knows():
         else:
             assert host == "torchvision"
             assert model in models.list_models(), name
+
+
+SMALL = {"img_size": 32, "embed_dim": 64, "depth": 1, "num_heads": 2}  # of a ViT of timm
+
+
+class TestViTsOfTimm:
+    """What they compute is told by the model that timm builds of them, not by their parameters."""
+
+    def test_rotary_positions_are_refused_although_the_names_are_those_of_deit_3(self, tmp_path, monkeypatch):
+        timm = pytest.importorskip("timm")
+        model = timm.create_model("vit_small_patch16_rope_ape_224", **SMALL)
+        options = {"arch": {"embed_dims": 64, "depth": 1, "num_heads": 2, "token_position": False, "layer_scale": 1.0}}
+        ours = ViT(**options, out_norm="none", pretrain_img_size=32)
+        assert load_pretrained(ours, model.state_dict()).share == 1  # of its file alone nobody can tell
+        monkeypatch.setattr(read_module, "find", lambda address, sha256: write(tmp_path / "a.pth"))
+        monkeypatch.setattr(timm, "create_model", lambda name, **options: model)
+        with pytest.raises(CheckpointMismatchError, match=r"timm://test_vit has rotary positions, .* which no param"):
+            read("timm://test_vit")
+
+    @pytest.mark.parametrize(
+        ("options", "hidden"),
+        [
+            ({}, ""),
+            ({"act_layer": "quick_gelu"}, "an activation other than the exact GELU"),
+            ({"act_layer": "gelu_tanh"}, "an activation other than the exact GELU"),
+            ({"act_layer": partial(torch.nn.GELU, approximate="tanh")}, "an activation other than the exact GELU"),
+            ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, "norms of another eps than 1e-6"),
+            ({"block_fn": "ResPostBlock"}, "blocks of another kind"),
+            ({"embed_dim": 192, "num_heads": 6}, "other heads than the 3 of its width"),
+            ({"embed_dim": 192, "num_heads": 3, "block_fn": "ParallelThingsBlock"}, ""),
+        ],
+    )
+    def test_what_no_parameter_shows_is_said(self, options, hidden):
+        vits = pytest.importorskip("timm.models.vision_transformer")
+        if "block_fn" in options:
+            options = {**options, "block_fn": getattr(vits, options["block_fn"])}
+        assert read_module.hidden_in_timm(vits.VisionTransformer(**{**SMALL, **options})) == hidden
+
+    def test_every_named_vit_is_taken(self):
+        timm = pytest.importorskip("timm")
+        models = {address.removeprefix("timm://").partition(".")[0] for address in fetch.NAMED.values()}
+        for name in sorted(name for name in models if name.startswith(("vit", "deit"))):
+            with torch.device("meta"):
+                assert read_module.hidden_in_timm(timm.create_model(name)) == "", name

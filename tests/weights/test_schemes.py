@@ -1,7 +1,9 @@
 """Every naming scheme, proved by running the model it belongs to: random weights of each, through the production
 loader, give the features of that model, and convert back bit by bit. The module prints the table (`pytest -s`)."""
 
+import copy
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -73,15 +75,26 @@ def without_output_norms(model):
 
 def randomise(model):
     for name, parameter in model.named_parameters():  # norms and biases too: 1 and 0 would hide a swap
-        if "rel_pos" in name or "pool_" in name:  # of MViT: smaller ones would not be seen in its maps
-            nn.init.normal_(parameter, std=0.5)
-        else:
-            nn.init.normal_(parameter, mean=2.3 if name.endswith("logit_scale") else 0.0, std=0.05)
+        # With smaller ones attention would be so even that neither they nor queries and keys were seen in the maps.
+        is_seen_in_attention = re.search(r"rel_pos|pool_|norm_[qkv]|(qkv\.|in_proj_)weight$", name) is not None
+        # LayerScale near 0 would hide its branch.
+        mean = 2.3 if name.endswith("logit_scale") else 1.0 if "gamma" in name else 0.0
+        nn.init.normal_(parameter, mean, std=1.0 if is_seen_in_attention else 0.05)
     for module in model.modules():
         if hasattr(module, "logit_scale") and getattr(module.qkv, "bias", None) is not None:
             # torchvision keeps a bias for keys that it never uses: the one thing that comes back as zero.
             module.qkv.bias.data.chunk(3)[1].zero_()
     model.eval()  # returns None in mmdet
+    return model
+
+
+@torch.no_grad()
+def without_keys(model):
+    """Every query meets the same key. (MViT adds its queries to the result as well.)"""
+    model = copy.deepcopy(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith((".qkv.weight", ".qkv.bias")):
+            parameter.chunk(3)[1].zero_()
     return model
 
 
@@ -130,7 +143,9 @@ def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_conve
     x = torch.randn(1, 3, *like.shape)
     with torch.no_grad():
         errors = relative_errors(raw_maps(ours, x), peer.maps(theirs, x))
+        even = relative_errors(raw_maps(without_keys(ours), x), peer.maps(theirs, x))
     assert max(errors) < 1e-5, errors
+    assert min(even) > 1e-3, even  # a fault of queries or keys would be seen in every map
     here = convert(state, "vitdense")
     back = convert(here.state, scheme, windows=[like.window]).state
     assert back.keys() == state.keys()
@@ -143,16 +158,21 @@ def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_conve
     add_row(family, scheme, f"{size}, {num_params(theirs) / 1e6:.1f} M random", errors, report.share, "bit-equal")
 
 
-@pytest.mark.parametrize("image", [64, 96])
-def test_googles_names_are_those_that_timm_reads(tmp_path, image):
-    """No model of Google's is installed; timm has a reader of its archives. It also resizes, but bilinearly."""
+@pytest.mark.parametrize(
+    ("image", "token_position", "prefix"), [(64, True, ""), (96, True, ""), (96, False, "params/")]
+)
+def test_googles_names_are_those_that_timm_reads(tmp_path, image, token_position, prefix):
+    """No model of Google's is installed; timm has a reader of its archives, those of big_vision, whose class token has
+    no position, among them. It also resizes, but bilinearly."""
     VisionTransformer = pytest.importorskip("timm.models.vision_transformer").VisionTransformer
-    arch = {"embed_dims": 192, "depth": 2, "num_heads": 3}
+    arch = {"embed_dims": 192, "depth": 2, "num_heads": 3, "token_position": token_position}
     ours = randomise(ViT(arch, pretrain_img_size=image, out_norm="final"))
     head = {"head.weight": torch.randn(10, 192), "head.bias": torch.randn(10)}
     converted = convert(ours.state_dict() | head, "google")
+    assert all(key.startswith(prefix) for key in converted.state)
     save(converted.state, tmp_path / "google.npz")
-    theirs = VisionTransformer(image, 16, embed_dim=192, depth=2, num_heads=3, num_classes=10).eval()
+    options = {"num_classes": 10, "no_embed_class": not token_position}
+    theirs = VisionTransformer(image, 16, embed_dim=192, depth=2, num_heads=3, **options).eval()
     theirs.load_pretrained(tmp_path / "google.npz")
     x = torch.randn(2, 3, image, image)
     with torch.no_grad():

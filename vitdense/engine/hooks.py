@@ -48,7 +48,7 @@ class ExactLoadHook(Hook):
     `init_cfg` are written to ``load_report.txt`` beside the log.
 
     Args:
-        fresh: Regular expressions of parameters that may be absent or of another shape in the checkpoint, such as
+        fresh: Regular expressions of parameters that may be absent, left over or of another shape, such as
             ``r'roi_head\\.bbox_head\\..*fc_(cls|reg)\\..*'`` to fine-tune on other classes. They keep their fresh
             weights.
 

@@ -11,10 +11,11 @@ from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.backbones.variants import MViTArch, SwinArch, SwinV2Arch, ViTArch
 from vitdense.peers import PEERS, Like, raw_maps, relative_errors, swin_shapes
 from vitdense.weights.convert import Converted, of_stage
-from vitdense.weights.detect import Found, options, sizes, windows
+from vitdense.weights.detect import Found
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import load_pretrained
 from vitdense.weights.rename import find_rule
+from vitdense.weights.sizes import options, sizes, windows
 from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS, Scheme
 
 HEADS = r"(norm\d*|ln\d|head|head_dist)\."  # of classifiers and of outputs, as the other projects name them

@@ -1,6 +1,7 @@
 """What rename rules do to tensors, each with its inverse: layouts in which projects keep the same numbers."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -162,6 +163,14 @@ def _check_axes(x: Tensor, axes: str) -> None:
         )
 
 
+def _check_alike(parts: Sequence[Tensor]) -> None:
+    if len({x.shape for x in parts}) > 1:
+        raise CheckpointMismatchError(
+            f"queries, keys and values under google's names have the shapes "
+            f"{', '.join(str(tuple(x.shape)) for x in parts)}, expected the same"
+        )
+
+
 def _heads(width: int) -> int:
     if width not in VIT_SIZES:
         raise CheckpointMismatchError(
@@ -175,6 +184,7 @@ def join_kernels(*kernels: Tensor) -> Tensor:
     """Queries', keys' and values' ``[in, heads, d]`` of JAX as one weight ``[3 * heads * d, in]``."""
     for x in kernels:
         _check_axes(x, "in, heads, d")
+    _check_alike(kernels)
     return torch.cat([x.flatten(1).T for x in kernels])
 
 
@@ -187,6 +197,7 @@ def join_biases(*biases: Tensor) -> Tensor:
     """Queries', keys' and values' ``[heads, d]`` of JAX as one ``[3 * heads * d]``."""
     for x in biases:
         _check_axes(x, "heads, d")
+    _check_alike(biases)
     return torch.cat([x.flatten() for x in biases])
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitdense.files import whole_file
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
+from vitdense.weights.changes import VIT_SIZES
 from vitdense.weights.detect import LISTED, Found, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import find_rule, reverse
@@ -57,6 +58,11 @@ class Converted:
     def __str__(self) -> str:
         names = f"{self.found.scheme.name} -> {self.scheme.name} names"
         lines = [f"{self.found.family}: {names}, {len(self.state)} tensors"]
+        if flat := self.found.flat_positions():
+            h, w = self.ours["absolute_pos_embed.table"].shape[1:3]
+            beside = flat[0] - h * w
+            with_tokens = f" and of {beside} token{'s' * (beside > 1)}" if beside else ""
+            lines.append(f"  {flat[0]} positions read as a grid of {h}x{w}{with_tokens}")
         left = {"that are rebuilt": self.dropped, "beside the backbone": self.left_out}
         for what, keys in left.items():
             if keys:
@@ -96,6 +102,7 @@ def convert(
     """
     found = detect(unwrap(checkpoint), prefix=prefix, scheme=scheme)
     ours = found.ours()
+    _check_heads(found, ours)
     if drop_output_norms:
         ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
     forms = [row for row in SCHEMES[found.family] if row.name == to]
@@ -110,7 +117,7 @@ def convert(
         rules = reverse(form.rules)
         return [key for key in ours if not find_rule(names[key], rules)]
 
-    target = min(forms, key=lambda form: len(without_place(form)))
+    target = min(forms, key=lambda form: (len(without_place(form)), not form.suits(ours)))
     absent = without_place(target)
     has_tokens = find_rule("tokens.cls_token", reverse(target.rules)) is not None
     beside = "|".join((CLASSIFIER, PRETRAINING) if has_tokens else (CLASSIFIER, PRETRAINING, TOKENS))
@@ -134,6 +141,20 @@ def convert(
     backbone = target.from_ours(kept)
     state = {start + key: value for key, value in backbone.items()} | (found.rest if whole else {})
     return Converted(found, target, ours, backbone, state, dropped, [*left_out, *(() if whole else found.rest)])
+
+
+def _check_heads(found: Found, ours: Mapping[str, Tensor]) -> None:
+    """Names of others cannot carry the heads that Google's kernels tell, unless the width tells them as well."""
+    for attention, told in found.heads().items():
+        width = ours[f"{attention}.qkv.weight"].shape[1] if f"{attention}.qkv.weight" in ours else 0
+        known = VIT_SIZES.get(width, ("", 0, 0))[2]
+        if told != {known}:
+            raise CheckpointMismatchError(
+                f"{attention} has {' or '.join(map(str, sorted(told)))} heads of a width of {width}, where the "
+                f"published models have {known or 'none'}: other names do not carry them, and the converted file would "
+                f"be read as any other; give the file as it is to a model of an arch with these num_heads, which "
+                f"checks them"
+            )
 
 
 def of_stage(values: Sequence[int], stage: int) -> int:
@@ -188,6 +209,14 @@ def _buffers(
     return made
 
 
+def _is_in_numpy(dtype: torch.dtype) -> bool:
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
 def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, extra: Mapping | None = None) -> None:
     """Write tensors to a file, whole or not at all.
 
@@ -204,8 +233,10 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
         raise ValueError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     # Own memory each: a part of a tensor would be saved with the whole of it.
     state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
-    if path.suffix == ".npz" and any(value.dtype == torch.bfloat16 for value in state.values()):
-        raise ValueError(f"{path.name}: got tensors of bfloat16, which numpy does not have; write .safetensors")
+    lacking = {value.dtype for value in state.values() if not _is_in_numpy(value.dtype)}
+    if path.suffix == ".npz" and lacking:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in lacking))
+        raise ValueError(f"{path.name}: got tensors of {names}, which numpy does not have; write .safetensors")
     with whole_file(path) as scratch:
         if path.suffix == ".safetensors":
             save_file(state, scratch)

@@ -10,10 +10,15 @@ from torch import Tensor, nn
 
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
-from vitdense.weights.detect import LISTED, Found, advice, detect, unwrap
+from vitdense.weights.detect import LISTED, Found, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
+from vitdense.weights.sizes import advice
 from vitdense.weights.sources import CLASSIFIER, FRESH, OUTPUT_NORMS, PRETRAINING, REBUILT, TOKENS
+
+# What the checkpoint of a backbone alone may hold that the model does not; that of a whole model holds what it needs.
+BESIDE_A_BACKBONE = (CLASSIFIER, PRETRAINING, REBUILT, OUTPUT_NORMS)
+BESIDE_A_PART = (REBUILT,)
 
 
 @dataclass
@@ -134,16 +139,14 @@ def _transfer(
     report: LoadReport,
     rule: str = "bicubic",
     keep_classifier: bool = False,
+    beside: Sequence[str] = BESIDE_A_BACKBONE,
 ) -> dict[str, Tensor]:
-    """The backbone of a checkpoint by our names at the model's resolution, without what it may hold beyond it."""
+    """The backbone of a checkpoint by our names at the model's resolution, without what it may hold `beside` it."""
     renamed = found.ours()
     _check_pretraining_windows(model, renamed)
     _check_grid(found, renamed, targets)
-    patterns = [CLASSIFIER, PRETRAINING, REBUILT, OUTPUT_NORMS]
-    # A model with tokens needs just those of the checkpoint: without one of them, its features are others.
-    if not any(re.fullmatch(TOKENS, key) for key in targets):
-        patterns.append(TOKENS)
-    left_out = re.compile("|".join(patterns))
+    _check_heads(found, model)
+    left_out = re.compile("|".join((*beside, *_unused_tokens(renamed, targets, beside))))
     state = {}
     for key, value in renamed.items():
         if key in targets:
@@ -159,19 +162,54 @@ def _transfer(
     return state
 
 
+def _unused_tokens(
+    renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], beside: Sequence[str]
+) -> tuple[str, ...]:
+    """Patterns of the tokens of a checkpoint that may be left out.
+
+    A model with tokens needs just those of the checkpoint: without one of them, its features are others. A backbone
+    without may start from one that was pretrained with them. A whole model without was trained without: only
+    detectron2's ViTDet keeps the position of a token that it does not have.
+    """
+    if any(re.fullmatch(TOKENS, key) for key in targets):
+        return ()
+    if CLASSIFIER in beside:
+        return (TOKENS,)
+    return () if "tokens.cls_token" in renamed else (r"tokens\.cls_position",)
+
+
+def _check_heads(found: Found, model: nn.Module) -> None:
+    """Only Google's kernels tell the heads, which change no shape of ours: where they do, they must be the model's."""
+    modules = dict(model.named_modules())
+    for name, told in found.heads().items():
+        if name in modules and told != {modules[name].num_heads}:
+            raise CheckpointMismatchError(
+                f"{name} has {' or '.join(map(str, sorted(told)))} heads in the checkpoint, the model "
+                f"{modules[name].num_heads}: give the arch that fits, its num_heads"
+            )
+
+
 def _check_grid(found: Found, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-    """Flat positions are read as those of a square; where they may as well be those of the model's own grid, neither is
-    guessed: 144 of them are of 12x12 patches, resized to 8x18, or of 8x18 as they are."""
+    """Flat positions are read as those of a square and of as many tokens as are over; where they may as well be those
+    of the model's own grid, neither is guessed: 144 of them are of 12x12 patches, resized to 8x18, or of 8x18 as they
+    are; 196 of 14x14 patches, or of 13x15 and the class token."""
     key = "absolute_pos_embed.table"
-    if key not in renamed or key not in targets or not found.has_flat_positions():
+    flat = found.flat_positions()
+    if key not in renamed or key not in targets or flat is None:
         return
+    rows, tokens = flat
     (h, w), (height, width) = renamed[key].shape[1:3], targets[key].shape[1:3]
-    if (h, w) != (height, width) and h * w == height * width:
+    if (h, w) != (height, width) and rows - height * width in tokens:
+
+        def and_tokens(n: int) -> str:
+            return f" and {n} token{'s' * (n > 1)}" if n else ""
+
         raise CheckpointMismatchError(
-            f"the {h * w} flat positions of the checkpoint are of a grid of {h}x{w}, or of {height}x{width} as the "
-            f"model's, and do not tell which: set pretrain_img_size to the square image that it was trained on (other "
-            f"images are as good: positions are resized as the image comes); or if it was {height}x{width}, save them "
-            f"under our name {key}, as [1, {height}, {width}, C], among the others by our names (tools/convert.py)"
+            f"the {rows} flat positions of the checkpoint are of a grid of {h}x{w}{and_tokens(rows - h * w)}, or of "
+            f"{height}x{width}{and_tokens(rows - height * width)} as the model's, and do not tell which: set "
+            f"pretrain_img_size to the square image that it was trained on (other images are as good: positions are "
+            f"resized as the image comes); or if it was {height}x{width}, save them under our name {key}, as "
+            f"[1, {height}, {width}, C], among the others by our names (tools/convert.py)"
         )
 
 
@@ -225,7 +263,8 @@ def load_pretrained(
 
     Raises:
         CheckpointNotFoundError: There is no such file.
-        CheckpointMismatchError: A key is unknown, missing, left over, of another shape or not finite.
+        CheckpointMismatchError: A key is unknown, missing, left over, of another shape or not finite; or the checkpoint
+            tells heads, a grid or windows of pretraining that are not the model's; or has a head that cannot be kept.
     """
     if isinstance(checkpoint, Mapping):
         source = "state dict"
@@ -233,6 +272,11 @@ def load_pretrained(
         source = str(checkpoint)
         checkpoint = read(checkpoint, allow, sha256=sha256, allow_pickle=allow_pickle)
     found = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
+    if keep_classifier and (unknown := [key for key in found.rest if key.startswith("head")]):
+        raise CheckpointMismatchError(
+            f"keep_classifier: {source} has {', '.join(unknown[:LISTED])}, which may be of a classifier, and which "
+            f"the {found.scheme.name} scheme does not know; leave keep_classifier out, or name them as that scheme does"
+        )
     report = LoadReport(source, found.scheme.name)
     targets = model.state_dict()
     state = _transfer(found, model, targets, report, resize, keep_classifier)
@@ -283,7 +327,7 @@ def fit_whole(
         found = detect(state, (module.family,), prefix=start)
         report.scheme = found.scheme.name
         part = LoadReport(source, report.scheme)
-        ours = _transfer(found, module, module.state_dict(), part)
+        ours = _transfer(found, module, module.state_dict(), part, beside=BESIDE_A_PART)
         state = {**found.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.dropped += [start + key for key in part.dropped]
@@ -291,7 +335,7 @@ def fit_whole(
         targets,
         state,
         fresh,
-        "Give the config it was trained with; to fine-tune, name what may stay fresh: "
+        "Give the config it was trained with; to fine-tune, name what may stay fresh or be left out: "
         "custom_hooks=[dict(type='vitdense.ExactLoadHook', fresh=[...])]",
     )
     _finish(report, targets, state)
@@ -316,7 +360,8 @@ def adopt(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
     found = detect(part, (model.family,), prefix)
     if found.scheme.name == "vitdense":
         return
-    ours = _transfer(found, model, targets, LoadReport("state dict", found.scheme.name))
+    report = LoadReport("state dict", found.scheme.name)
+    ours = _transfer(found, model, targets, report, beside=BESIDE_A_PART)
     for key in part:
         del state[key]
     state.update({prefix + key: value for key, value in ours.items()})

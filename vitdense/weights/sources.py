@@ -54,6 +54,8 @@ class Scheme:
         prefix: What users of the scheme's files expect before the names of a backbone alone.
         wrapper: The entry of a torch file under which they expect the tensors; None for the file itself.
         layout: What lies between the rules and our names; None where the rules lead to our names.
+        token_position: Whether its models give the class token a position, where that alone tells two forms apart in
+            which to write; None if they may or may not.
     """
 
     name: str
@@ -62,6 +64,12 @@ class Scheme:
     prefix: str = ""
     wrapper: str | None = None
     layout: Layout | None = None
+    token_position: bool | None = None
+
+    def suits(self, ours: Mapping[str, Tensor]) -> bool:
+        """Whether its models have the class token of a state dict by our names as that has it."""
+        is_free = self.token_position is None or "tokens.cls_token" not in ours
+        return is_free or self.token_position == ("tokens.cls_position" in ours)
 
     def to_ours(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state dict of this scheme by our names.
@@ -414,8 +422,9 @@ def _timm_branch(n: int) -> tuple[Rule, ...]:
     return *_vit_block(names, branch=n), *_layer_scale(f"{attention}ls.gamma", f"{mlp}ls.gamma", branch=n)
 
 
-def _google(attention: int, mlp: int, norm2: int, position: str) -> Scheme:
-    """Names of Google's JAX code, whose numbers of layers in a block differ between its releases."""
+def _google(attention: int, mlp: int, norm2: int, position: str, token_position: bool, prefix: str = "") -> Scheme:
+    """Names of Google's JAX code, whose releases differ in the numbers of layers in a block, and in whether the class
+    token has a position."""
     block, ours = "Transformer/encoderblock_{i}/", "blocks.{i}."
     attend = f"{block}MultiHeadDotProductAttention_{attention}/"
 
@@ -444,6 +453,8 @@ def _google(attention: int, mlp: int, norm2: int, position: str) -> Scheme:
             *linear("pre_logits", "pre_logits"),
             *linear("head", "head"),
         ),
+        prefix=prefix,
+        token_position=token_position,
     )
 
 
@@ -462,7 +473,11 @@ _MAE = _same(
     "mask_token", "decoder_pos_embed", "decoder_blocks.{i}.*", *(f"decoder_{x}.*" for x in ("embed", "norm", "pred"))
 )
 _VIT_PATCH = _same("patch_embed.proj.weight", "patch_embed.proj.bias")
-_TIMM_VIT = (*_VIT_PATCH, *_VIT_TOKENS, *_VIT_HEAD, *_read_only(Rule("pre_logits.fc.*", "pre_logits.*")))
+_TIMM_VIT = (
+    *(*_VIT_PATCH, *_VIT_TOKENS, *_VIT_HEAD),
+    # The second is of DINOv2 as its authors have it.
+    *_read_only(Rule("pre_logits.fc.*", "pre_logits.*"), *_same("mask_token")),
+)
 _MM_BLOCK = {"norm1": "ln1.*", "norm2": "ln2.*", "mlp.fc1": "ffn.layers.0.0.*", "mlp.fc2": "ffn.layers.1.*"}
 _MMPRETRAIN_VIT = (
     *_VIT_TOKENS,
@@ -511,12 +526,13 @@ VIT = (
             *_prefixed("backbone.", _MMPRETRAIN_VIT),
             *(Rule(f"head.layers.{name}.*", f"{name}.*") for name in ("head_dist", "pre_logits")),
             *(Rule(f"head.layers.head.{name}", f"head.{name}") for name in ("weight", "bias")),
+            *_read_only(Rule("head.fc.*", "head.*")),  # of its plain linear head
         ),
         wrapper="state_dict",
     ),
     Scheme("mmpretrain", _MMPRETRAIN_VIT, prefix="backbone.", wrapper="state_dict"),
-    _google(attention=1, mlp=3, norm2=2, position="Transformer/posembed_input/pos_embedding"),
-    _google(attention=0, mlp=0, norm2=1, position="pos_embedding"),  # of big_vision
+    _google(1, 3, 2, "Transformer/posembed_input/pos_embedding", token_position=True),
+    _google(0, 0, 1, "pos_embedding", token_position=False, prefix="params/"),  # of big_vision
     Scheme(
         "detectron2",  # ViTDet: a backbone only, without class token, but with the positions of models that had one
         (
