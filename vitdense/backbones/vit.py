@@ -240,15 +240,19 @@ class ViT(Backbone):
             sizes = replace(sizes, patch_size=patch_size)
         patch, depth, dim = sizes.patch_size, sizes.depth, sizes.embed_dims
         quarters = ends_of_quarters(depth)
-        has_tokens = window_size is None and not relative_position
+        window = None if window_size is None else as_pair(window_size, "window_size")
+        has_tokens = window is None and not relative_position
         if isinstance(global_indices, int) or isinstance(out_indices, int):
             raise ValueError(
                 f"global_indices, out_indices: got {global_indices}, {out_indices}; expected lists of blocks or None"
             )
-        has_windows = window_size is not None
-        self._check_options(
-            sizes, stem, parallel, has_windows, global_indices, out_norm, output_cls_token and not has_tokens
-        )
+        if global_indices is not None and window is None:
+            raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
+        if output_cls_token and not has_tokens:
+            raise ValueError(
+                "output_cls_token: with windows or relative positions there is no class token; leave it False"
+            )
+        self._check_options(sizes, stem, parallel, global_indices or (), out_norm)
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
 
@@ -267,7 +271,7 @@ class ViT(Backbone):
         self.tokens = ExtraTokens(dim, sizes.distilled, sizes.token_position) if has_tokens else None
         specs = plan(
             sizes,
-            None if window_size is None else as_pair(window_size, "window_size"),
+            window,
             quarters if global_indices is None else global_indices,
             grid(img_size, "img_size") if relative_position else None,
             drop_path_rate,
@@ -287,15 +291,7 @@ class ViT(Backbone):
             raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
 
     @staticmethod
-    def _check_options(
-        sizes: ViTArch,
-        stem: str,
-        parallel: int,
-        has_windows: bool,
-        global_indices: Sequence[int] | None,
-        out_norm: str,
-        wants_missing_tokens: bool,
-    ) -> None:
+    def _check_options(sizes: ViTArch, stem: str, parallel: int, global_indices: Sequence[int], out_norm: str) -> None:
         for name, got, known in (
             ("stem", stem, STEMS),
             ("parallel", parallel, (1, 2)),
@@ -308,14 +304,8 @@ class ViT(Backbone):
                 f"stem={stem!r}: got patches of {sizes.patch_size} and {sizes.embed_dims} channels, expected patches "
                 f"of {HierarchicalStem.patch_size} pixels and a multiple of 4 channels"
             )
-        if global_indices is not None and not has_windows:
-            raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
-        if wrong := [i for i in global_indices or () if not 0 <= i < sizes.depth]:
+        if wrong := [i for i in global_indices if not 0 <= i < sizes.depth]:
             raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {sizes.depth - 1}")
-        if wants_missing_tokens:
-            raise ValueError(
-                "output_cls_token: with windows or relative positions there is no class token; leave it False"
-            )
 
     def stem_modules(self) -> list[nn.Module]:
         tokens = [self.tokens] if self.tokens is not None else []
