@@ -5,7 +5,7 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.backbones.base import MMENGINE_GLOBALS
-from vitdense.engine.launch import clear_errors
+from vitdense.engine.launch import exit_on_user_error
 from vitdense.engine.verify import verify
 from vitdense.weights.convert import SUFFIXES, convert, save
 from vitdense.weights.read import read
@@ -52,7 +52,7 @@ def main() -> None:
         parser.error(f"dst: got {args.dst.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     if 0 in (args.window_size or ()):
         parser.error("--window-size: got 0, expected tokens above 0")
-    with clear_errors():
+    with exit_on_user_error():
         source = read(args.src, MMENGINE_GLOBALS, sha256=args.sha256, allow_pickle=args.allow_pickle)
         windows = args.window_size, args.pretrained_window_size
         converted = convert(

@@ -7,7 +7,7 @@ import torch
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.engine.arguments import config_of, make_parser
 from vitdense.engine.build import build_model
-from vitdense.engine.launch import clear_errors
+from vitdense.engine.launch import exit_on_user_error
 from vitdense.report import Row, count, table
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1280), metavar=("H", "W"), help="image size")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
     args = parser.parse_args()
-    with clear_errors():
+    with exit_on_user_error():
         cfg = config_of(args)
         with torch.device("meta"):
             model = build_model(cfg).eval()

@@ -10,7 +10,7 @@ import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.engine.arguments import config_of, make_parser
-from vitdense.engine.launch import clear_errors, find_checkpoint
+from vitdense.engine.launch import exit_on_user_error, find_checkpoint
 from vitdense.engine.predict import predict
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    with clear_errors():
+    with exit_on_user_error():
         cfg = config_of(args)
         out_dir = args.out_dir or Path(cfg.work_dir) / "predictions"
         checkpoint = find_checkpoint(args.checkpoint)

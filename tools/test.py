@@ -7,8 +7,8 @@ from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.engine.arguments import add_run_arguments, config_of, make_parser
-from vitdense.engine.launch import clear_errors, test
-from vitdense.files import whole_file
+from vitdense.engine.launch import exit_on_user_error, test
+from vitdense.files import atomic_write
 
 
 def main() -> None:
@@ -18,12 +18,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the metrics to this file")
     parser.add_argument("--tta", action="store_true", help="merge predictions at the config's scales and flips")
     args = parser.parse_args()
-    with clear_errors():
+    with exit_on_user_error():
         metrics = test(config_of(args), args.checkpoint, args.tta)
     if not is_main_process():
         return
     if args.out:
-        with whole_file(args.out) as scratch:
+        with atomic_write(args.out) as scratch:
             scratch.write_text(json.dumps(metrics, indent=2) + "\n")
     for name, value in metrics.items():
         print(f"{name:24} {value:.4f}")

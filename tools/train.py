@@ -2,7 +2,7 @@
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.engine.arguments import add_run_arguments, config_of, make_parser
-from vitdense.engine.launch import clear_errors, train
+from vitdense.engine.launch import exit_on_user_error, train
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
         "--auto-scale-lr", action="store_true", help="scale the learning rate to the actual total batch size"
     )
     args = parser.parse_args()
-    with clear_errors():
+    with exit_on_user_error():
         train(config_of(args), args.amp, args.resume, args.auto_scale_lr)
 
 

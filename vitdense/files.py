@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to; renamed to `path` when the block ends well, else removed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

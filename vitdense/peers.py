@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitdense.backbones.vit import ends_of_quarters
+from vitdense.backbones.vit import default_out_indices
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _mmpretrain_vit(like: Like) -> nn.Module:
         },
         img_size=like.shape,
         patch_size=arch.patch_size,
-        out_indices=list(ends_of_quarters(arch.depth)),
+        out_indices=list(default_out_indices(arch.depth)),
         out_type="featmap",
         drop_path_rate=like.drop_path_rate,
         layer_scale_init_value=arch.layer_scale or 0.0,
@@ -229,7 +229,7 @@ def _mmseg_vit(like: Like) -> nn.Module:
         embed_dims=arch.embed_dims,
         num_layers=arch.depth,
         num_heads=arch.num_heads,
-        out_indices=list(ends_of_quarters(arch.depth)),
+        out_indices=list(default_out_indices(arch.depth)),
         drop_path_rate=like.drop_path_rate,
         norm_cfg={"type": "LN", "eps": 1e-6},  # 1e-5 by its default, 1e-6 in all its configs
         patch_bias=True,  # it has none by default, and drops that of a checkpoint
@@ -268,7 +268,7 @@ def _timm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _timm_vit_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
-    indices = list(ends_of_quarters(len(model.blocks)))
+    indices = list(default_out_indices(len(model.blocks)))
     return model.forward_intermediates(x, indices=indices, intermediates_only=True)
 
 

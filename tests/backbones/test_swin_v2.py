@@ -120,7 +120,7 @@ def call(attention, x):
     """The module on a map, with the windows and the mask that a stage would give it."""
     spec, size = attention.spec, x.shape[1:3]
     args = size, spec.window, spec.shift
-    mask = shift_mask(*args, x.dtype, x.device, attention.masked) if any(spec.shift) else None
+    mask = shift_mask(*args, x.dtype, x.device, attention.mask_value) if any(spec.shift) else None
     return attention(x, Windows.plan(*args, x.device), mask)
 
 
@@ -195,7 +195,7 @@ def test_gradients_of_attention_on_a_map_that_pads(shift):
 
     def function(x, weight, q_bias, logit_scale):
         parameters = {"qkv.weight": weight, "q_bias": q_bias, "logit_scale": logit_scale}
-        mask = shift_mask((3, 3), (2, 2), shift, x.dtype, x.device, attention.masked) if any(shift) else None
+        mask = shift_mask((3, 3), (2, 2), shift, x.dtype, x.device, attention.mask_value) if any(shift) else None
         windows = Windows.plan((3, 3), (2, 2), shift, x.device)
         return torch.func.functional_call(attention, parameters, (x, windows, mask))
 
@@ -214,7 +214,7 @@ def test_half_precision_of_large_activations(dtype, tolerance, grad, cast):
     x = 1000 * torch.randn(1, 5, 7, 32)
     with torch.set_grad_enabled(grad):
         want = call(attention, x)
-        _, k, _ = attention.split(x.flatten(1, 2))
+        _, k, _ = attention.project_qkv(x.flatten(1, 2))
         assert (F.linear(x, attention.qkv.weight).to(dtype) ** 2).sum(-1).isinf().any() == (dtype == torch.float16)
         if cast == "autocast":
             with torch.autocast("cpu", dtype):
@@ -235,7 +235,7 @@ def test_gradients_are_finite_on_a_map_that_pads(dtype):
         assert parameter.grad.isfinite().all(), name
     # A padded key is the zero vector: its direction is taken to have no slope, for none that float16 holds is right.
     x = torch.zeros(1, 2, 4, dtype=dtype, requires_grad=True)
-    _, k, _ = attention.split(x)
+    _, k, _ = attention.project_qkv(x)
     k.sum().backward()
     assert not k.any()
     assert not x.grad.any()
@@ -252,13 +252,13 @@ def test_the_mask_leaves_nothing_of_a_masked_pair_in_the_worst_case(dtype):
         bias = 16 * (sign[:, 0] > 0).float()  # [4]
         q, k, v = (t.to(dtype) for t in (100 * u.expand(1, 1, 4, 8), u * sign, torch.eye(4)[None, None]))
         masked = {}
-        for value in (CosineWindowAttention.masked, -100.0):
+        for value in (CosineWindowAttention.mask_value, -100.0):
             mask = shift_mask((2, 2), (2, 2), (1, 1), dtype, u.device, value)
             assert mask.isfinite().all()
             for with_grad in (False, True):  # the fused and the composite body of `attend`
                 share = attend(q, k, v, (bias + mask).requires_grad_(with_grad), scale=1.0)[0, 0, own]
                 masked.setdefault(value, []).append(1 - share[own].float())
-        assert masked[CosineWindowAttention.masked] == [0, 0]
+        assert masked[CosineWindowAttention.mask_value] == [0, 0]
         assert min(masked[-100.0]) > 0.9
 
 
@@ -277,7 +277,7 @@ def test_a_stage_uses_that_mask():
     other = x.clone()
     other[0, 1:, :, 1:] += 1
     assert torch.equal(stage(x)[0, 0, 0], stage(other)[0, 0, 0])
-    block.attn.masked = -100.0
+    block.attn.mask_value = -100.0
     assert not torch.equal(stage(x)[0, 0, 0], stage(other)[0, 0, 0])
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.backbones.variants import VIT, ViTArch
-from vitdense.backbones.vit import BlockSpec, ViTBlock, ends_of_quarters, plan
+from vitdense.backbones.vit import BlockSpec, ViTBlock, default_out_indices, plan
 from vitdense.layers.windows import Windows
 from vitdense.report import macs, num_params
 
@@ -277,7 +277,7 @@ def test_deit3_positions_leave_the_class_token_alone():
     [(12, (2, 5, 8, 11)), (24, (5, 11, 17, 23)), (32, (7, 15, 23, 31)), (4, (0, 1, 2, 3)), (2, (0, 1)), (1, (0,))],
 )
 def test_ends_of_quarters_are_vitdets_global_blocks(depth, ends):
-    assert ends_of_quarters(depth) == ends
+    assert default_out_indices(depth) == ends
 
 
 def test_plan_of_vitdet():

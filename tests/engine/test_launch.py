@@ -9,12 +9,12 @@ from vitdense.backbones import Swin
 from vitdense.engine import launch
 from vitdense.engine.build import build_model
 from vitdense.engine.config import ConfigError, load_config
-from vitdense.engine.launch import clear_errors
+from vitdense.engine.launch import exit_on_user_error
 from vitdense.weights.errors import CheckpointMismatchError
 
 
 def ending(function, capsys):
-    with pytest.raises(SystemExit) as ended, clear_errors():
+    with pytest.raises(SystemExit) as ended, exit_on_user_error():
         function()
     assert ended.value.code == 2
     return capsys.readouterr().err
@@ -31,9 +31,9 @@ def test_an_output_that_cannot_be_written_is_a_message(capsys, tmp_path):
 
 
 def test_other_errors_keep_their_trace():
-    with pytest.raises(ValueError, match="invalid literal"), clear_errors():
+    with pytest.raises(ValueError, match="invalid literal"), exit_on_user_error():
         int("x")
-    with pytest.raises(KeyError), clear_errors():
+    with pytest.raises(KeyError), exit_on_user_error():
         {}["x"]
 
 

@@ -11,8 +11,8 @@ from vitdense.layers.bias import (
     DecomposedBias,
     LogCpbBias,
     TableBias,
-    axis_index,
     log_spaced_offsets,
+    relative_index_1d,
     relative_position_index,
 )
 
@@ -103,7 +103,7 @@ def exact_row(i, j, q, k):
     [(56, 14, 107), (14, 28, 53), (50, 13, 95), (7, 14, 25), (5, 3, 7), (14, 14, 26), (1, 1, 0), (1, 4, 3), (4, 1, 3)],
 )
 def test_axis_index_places_both_on_the_finer_grid(q, k, last):
-    index = axis_index(q, k)
+    index = relative_index_1d(q, k)
     assert index.tolist() == [[exact_row(i, j, q, k) for j in range(k)] for i in range(q)]
     assert 2 * max(q, k) - 1 > last
     # Query 0 and the last key, and the other way round.
@@ -118,8 +118,8 @@ def test_axis_index_is_rounded_in_float32(q, k):
         [int(np.float32(i) - np.float32(j) * np.float32(step) + np.float32((k - 1) * step)) for j in range(k)]
         for i in range(q)
     ]
-    assert axis_index(q, k).tolist() == rows
-    more = torch.tensor([[exact_row(i, j, q, k) for j in range(k)] for i in range(q)]) - axis_index(q, k)
+    assert relative_index_1d(q, k).tolist() == rows
+    more = torch.tensor([[exact_row(i, j, q, k) for j in range(k)] for i in range(q)]) - relative_index_1d(q, k)
     assert set(more.unique().tolist()) == {0, 1}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from vitdense.weights.load import LoadReport, adopt, load_pretrained
+from vitdense.weights.load import LoadReport, load_pretrained, remap_keys_in_place
 from vitdense.weights.sources import NAMED
 
 
@@ -45,7 +45,7 @@ def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
     return pair
 
 
-def run(function: Callable[..., Tensor], *args: Any, with_cp: bool) -> Tensor:
+def maybe_checkpoint(function: Callable[..., Tensor], *args: Any, with_cp: bool) -> Tensor:
     """Call `function`, recomputing its activations in the backward pass when `with_cp`.
 
     Non-reentrant, so that gradients flow also when no input needs one (a frozen stem) and under DDP.
@@ -54,7 +54,7 @@ def run(function: Callable[..., Tensor], *args: Any, with_cp: bool) -> Tensor:
 
 
 @contextmanager
-def first_rank_first(checkpoint: str) -> Iterator[None]:
+def main_process_first(checkpoint: str) -> Iterator[None]:
     """Let the first process read a checkpoint that has to be fetched; the others then find it in the cache."""
     # By the name, not by a look at the disk: that may differ from rank to rank.
     fetched = "://" in checkpoint or checkpoint in NAMED
@@ -67,15 +67,16 @@ def first_rank_first(checkpoint: str) -> Iterator[None]:
             barrier()
 
 
-def _adopt(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    adopt(model, state, prefix)
+def _remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    remap_keys_in_place(model, state, prefix)
 
 
 class Backbone(BaseModule):
     """Base of all backbones: a trunk of stages with one normalised output map each.
 
-    A subclass sets the trunk up, then calls `finish`; it implements `stem_modules` and `stage_modules` (what
-    `frozen_stages` counts), `unused_modules` and `forward`, which returns a tuple of ``[B, C_i, H_i, W_i]``.
+    A subclass sets the trunk up, then calls `build_outputs_and_freeze`; it implements `stem_modules` and
+    `stage_modules` (what `frozen_stages` counts), `unused_modules` and `forward`, which returns a tuple of
+    ``[B, C_i, H_i, W_i]``.
 
     Attributes:
         family: Name of the checkpoint family in `vitdense.weights.sources`.
@@ -89,7 +90,7 @@ class Backbone(BaseModule):
     out_strides: tuple[int, ...]
     load_report: LoadReport | None = None
 
-    def finish(
+    def build_outputs_and_freeze(
         self,
         dims: Sequence[int],
         strides: Sequence[int],
@@ -126,7 +127,7 @@ class Backbone(BaseModule):
         for i in indices:
             self.add_module(f"norm{i}", norm(dims[i]))
         # Wherever the model is part of a whole one: also mmengine's own loading, which is not strict, gets our names.
-        self.register_load_state_dict_pre_hook(_adopt)
+        self.register_load_state_dict_pre_hook(_remap_keys_in_place)
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
         for module in (*self.frozen_modules(), *self.unused_modules()):
             module.requires_grad_(False)
@@ -203,7 +204,7 @@ class Backbone(BaseModule):
                 f"init_cfg: got {sorted(options)} beside type='Pretrained', expected checkpoint and any of "
                 f"{', '.join(PRETRAINED_OPTIONS)}"
             )
-        with first_rank_first(options["checkpoint"]):
+        with main_process_first(options["checkpoint"]):
             self.load_report = load_pretrained(self, allow=MMENGINE_GLOBALS, **options)
         MMLogger.get_current_instance().info(f"{type(self).__name__}: {self.load_report}")
         self._is_init = True

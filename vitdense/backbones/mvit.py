@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, as_pair, run
+from vitdense.backbones.base import Backbone, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import MVIT, MViTArch, find_arch
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
@@ -228,7 +228,7 @@ class MViTStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]`` to ``[B, ceil(H/2), ceil(W/2), C']``, in the first stage to ``[B, H, W, C']``."""
         for block in self.blocks:
-            x = run(block, x, with_cp=self.with_cp and self.training)
+            x = maybe_checkpoint(block, x, with_cp=self.with_cp and self.training)
         return x
 
 
@@ -295,7 +295,7 @@ class MViT(Backbone):
             for i in range(len(sizes.depths))
         )
         self.apply(init_transformer)
-        self.finish(
+        self.build_outputs_and_freeze(
             dims=[stage.blocks[-1].spec.dim_out for stage in self.stages],
             strides=[4 * 2**i for i in range(len(sizes.depths))],
             out_indices=out_indices,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, as_pair, run
+from vitdense.backbones.base import Backbone, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import SWIN, SwinArch, find_arch
 from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
@@ -64,7 +64,7 @@ class WindowAttention(nn.Module):
     """
 
     scale: float | None = None  # of the logits, see `attend`
-    masked = -100.0  # logit that keeps two tokens apart
+    mask_value = -100.0  # logit that keeps two tokens apart
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         super().__init__()
@@ -86,12 +86,12 @@ class WindowAttention(nn.Module):
         """
         # Padding stands before qkv: a padded token's key and value are the bias, and it is seen like any other.
         x = windows.partition(x)  # [B*nW, N, C]
-        q, k, v = self.split(x)  # [B*nW, heads, N, d] each
+        q, k, v = self.project_qkv(x)  # [B*nW, heads, N, d] each
         x = attend(q, k, v, self.logit_bias(mask, x.shape[0]), self.scale)  # [B*nW, heads, N, d]
         x = x.transpose(1, 2).flatten(2)  # [B*nW, N, C]
         return self.proj(windows.unpartition(x))  # [B, H, W, C]
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[B*nW, heads, N, d]`` of tokens ``[B*nW, N, C]``."""
         qkv = self.qkv(x).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
         return qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B*nW, heads, N, d] each
@@ -153,9 +153,9 @@ class SwinStage(nn.Module):
             if shift not in layouts:
                 mask = None
                 if any(shift):
-                    mask = shift_mask(size, window, shift, x.dtype, x.device, block.attn.masked)  # [nW, 1, N, N]
+                    mask = shift_mask(size, window, shift, x.dtype, x.device, block.attn.mask_value)  # [nW, 1, N, N]
                 layouts[shift] = Windows.plan(size, window, shift, x.device), mask
-            x = run(block, x, *layouts[shift], with_cp=self.with_cp and self.training)
+            x = maybe_checkpoint(block, x, *layouts[shift], with_cp=self.with_cp and self.training)
         return x
 
 
@@ -172,8 +172,8 @@ class SwinTrunk(Backbone):
         absolute_position: Whether to add an absolute position embedding.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid that embedding has.
         out_indices: Stages to return.
-        frozen_stages: See `Backbone.finish`.
-        finetune: See `Backbone.finish`.
+        frozen_stages: See `Backbone.build_outputs_and_freeze`.
+        finetune: See `Backbone.build_outputs_and_freeze`.
         with_cp: Recompute activations in the backward pass.
         init_cfg: See `Backbone.init_weights`.
 
@@ -215,7 +215,7 @@ class SwinTrunk(Backbone):
         )
         self.apply(init_transformer)
         strides = [patch_size * 2**i for i in range(len(dims))]
-        self.finish(dims, strides, out_indices, frozen_stages, finetune)
+        self.build_outputs_and_freeze(dims, strides, out_indices, frozen_stages, finetune)
 
     def stem_modules(self) -> list[nn.Module]:
         return [self.patch_embed, self.absolute_pos_embed]

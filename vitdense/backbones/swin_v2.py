@@ -84,7 +84,7 @@ class CosineWindowAttention(WindowAttention):
     scale = 1.0  # the queries carry each head's own
     # Logits reach 100 + 16 above and 100 below zero, so that -100 does not keep tokens apart: two of them may differ by
     # 216. The exponential of -1e4 is 0 in every precision, and float16, whose range ends at 65504, holds it.
-    masked = -1e4
+    mask_value = -1e4
 
     def __init__(self, spec: BlockSpecV2) -> None:
         super().__init__(spec, qkv_bias=False, relative_bias=False)
@@ -93,7 +93,7 @@ class CosineWindowAttention(WindowAttention):
         self.logit_scale = nn.Parameter(torch.full((spec.num_heads, 1, 1), math.log(10)))
         self.bias = LogCpbBias(spec.window, spec.num_heads, spec.pretrained_window)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Unit queries times their head's scale, unit keys, and values: each ``[B*nW, heads, N, d]``."""
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])  # [3*C]
         qkv = F.linear(x, self.qkv.weight, bias).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]

@@ -13,7 +13,7 @@ import torch
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, as_pair, run
+from vitdense.backbones.base import Backbone, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
@@ -48,7 +48,7 @@ class BlockSpec:
     drop_path: float
 
 
-def ends_of_quarters(depth: int) -> tuple[int, ...]:
+def default_out_indices(depth: int) -> tuple[int, ...]:
     """The last block of every quarter: where ViTDet attends globally, and where dense work taps a plain ViT."""
     return tuple(dict.fromkeys(max(depth * quarter // 4, 1) - 1 for quarter in (1, 2, 3, 4)))
 
@@ -239,7 +239,7 @@ class ViT(Backbone):
         if patch_size is not None:
             sizes = replace(sizes, patch_size=patch_size)
         patch, depth, dim = sizes.patch_size, sizes.depth, sizes.embed_dims
-        quarters = ends_of_quarters(depth)
+        quarters = default_out_indices(depth)
         window = None if window_size is None else as_pair(window_size, "window_size")
         has_tokens = window is None and not relative_position
         if isinstance(global_indices, int) or isinstance(out_indices, int):
@@ -279,7 +279,7 @@ class ViT(Backbone):
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
         self.norm = LayerNorm(dim) if out_norm == "final" else None
         self.apply(init_transformer)
-        self.finish(
+        self.build_outputs_and_freeze(
             dims=[dim] * depth,
             strides=[patch] * depth,
             out_indices=quarters if out_indices is None else out_indices,
@@ -341,12 +341,14 @@ class ViT(Backbone):
             window = block.spec.window
             if window not in layouts:
                 layouts[window] = Windows.plan(size, window, (0, 0), x.device)
-            x = run(block, x, size, layouts[window], with_cp=self.with_cp and self.training)  # [B, E + h*w, C]
+            x = maybe_checkpoint(
+                block, x, size, layouts[window], with_cp=self.with_cp and self.training
+            )  # [B, E + h*w, C]
             if i in self.out_indices:
-                outs.append(self.split(x, size, i))
+                outs.append(self.to_feature_map(x, size, i))
         return tuple(outs)
 
-    def split(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
+    def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
         """The map of all tokens ``[B, E + h*w, C]`` behind its norm, ``[B, C, h, w]``, and on request the E others."""
         extra = 0 if self.tokens is None else len(self.tokens)
         out = self.output(x[:, extra:].unflatten(1, size), index)  # [B, C, h, w]

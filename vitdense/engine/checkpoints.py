@@ -7,7 +7,7 @@ from typing import Any
 
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 
-from vitdense.backbones.base import MMENGINE_GLOBALS, first_rank_first
+from vitdense.backbones.base import MMENGINE_GLOBALS, main_process_first
 from vitdense.weights.read import read
 
 
@@ -25,7 +25,7 @@ def load_from_vitdense(filename: str, map_location: Any = None) -> dict:
     """
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
-    with first_rank_first(filename):
+    with main_process_first(filename):
         return read(filename, allow=MMENGINE_GLOBALS, map_location=map_location)
 
 

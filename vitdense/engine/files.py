@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mmengine.fileio import LocalBackend, register_backend
 
-from vitdense.files import whole_file
+from vitdense.files import atomic_write
 
 
 class AtomicLocalBackend(LocalBackend):
@@ -14,7 +14,7 @@ class AtomicLocalBackend(LocalBackend):
     """
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
-        with whole_file(filepath) as scratch:
+        with atomic_write(filepath) as scratch:
             scratch.write_bytes(obj)
 
 

@@ -10,7 +10,7 @@ from mmengine.dist import get_rank, master_only
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 
-from vitdense.files import whole_file
+from vitdense.files import atomic_write
 from vitdense.registry import HOOKS
 from vitdense.weights.load import LoadReport, fit_whole
 
@@ -86,5 +86,5 @@ class ExactLoadHook(Hook):
     def _write(self, runner) -> None:
         reports = [module.load_report for module in runner.model.modules() if getattr(module, "load_report", None)]
         if reports := [*reports, *self.reports]:
-            with whole_file(Path(runner.log_dir) / "load_report.txt") as scratch:
+            with atomic_write(Path(runner.log_dir) / "load_report.txt") as scratch:
                 scratch.write_text("\n".join(report.details() for report in reports) + "\n")

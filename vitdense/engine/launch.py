@@ -27,7 +27,7 @@ USER_ERRORS = (
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
+def exit_on_user_error() -> Iterator[None]:
     """End the program with exit status 2 and one message where the user can mend the cause.
 
     That is so for `USER_ERRORS`, and for any `ValueError` that this package itself raises.

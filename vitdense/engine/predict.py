@@ -21,7 +21,7 @@ from vitdense.engine.build import build_model
 from vitdense.engine.config import ConfigError
 from vitdense.engine.label_maps import loads_labels
 from vitdense.engine.preflight import leaf_datasets
-from vitdense.files import whole_file
+from vitdense.files import atomic_write
 from vitdense.weights.load import fit_whole
 from vitdense.weights.read import read
 
@@ -101,7 +101,7 @@ class Detection:
         self.result["images"].append({"id": image_id, "file_name": image.name, "height": height, "width": width})
         self.result["annotations"] += annotations(sample, image_id, first_id)
         (picture,) = self.outputs(self.out_dir, image)
-        with whole_file(picture) as scratch:
+        with atomic_write(picture) as scratch:
             self.visualizer.add_datasample(
                 image.stem,
                 mmcv.imread(str(image), channel_order="rgb"),
@@ -113,7 +113,7 @@ class Detection:
 
     def finish(self) -> Path:
         out_file = self.out_dir / "predictions.json"
-        with whole_file(out_file) as scratch:
+        with atomic_write(out_file) as scratch:
             scratch.write_text(json.dumps(self.result))
         return out_file
 
@@ -161,7 +161,7 @@ class Segmentation:
 
 def _write(path: Path, picture: np.ndarray) -> None:
     """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16; JPEG at a quality that keeps letters and edges clean."""
-    with whole_file(path) as scratch:
+    with atomic_write(path) as scratch:
         Image.fromarray(picture).save(scratch, quality=95, subsampling=0)
 
 

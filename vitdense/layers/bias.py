@@ -28,7 +28,7 @@ def relative_position_index(window: tuple[int, int]) -> Tensor:
     return (h[:, None] - h + wh - 1) * (2 * ww - 1) + (w[:, None] - w + ww - 1)  # [wh*ww, wh*ww]
 
 
-def at_pairs(table: Tensor, index: Tensor) -> Tensor:
+def gather_bias(table: Tensor, index: Tensor) -> Tensor:
     """What a table says of every pair of tokens.
 
     Args:
@@ -64,7 +64,7 @@ class TableBias(nn.Module):
     def forward(self) -> Tensor:
         """Returns ``[1, heads, wh * ww, wh * ww]``."""
         table = self.relative_position_bias_table.flatten(0, 1)  # [(2wh-1)(2ww-1), heads]
-        return at_pairs(table, self.index)  # [1, heads, wh*ww, wh*ww]
+        return gather_bias(table, self.index)  # [1, heads, wh*ww, wh*ww]
 
 
 def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, int]) -> Tensor:
@@ -100,7 +100,7 @@ def window_of_offsets(table: Tensor) -> tuple[int, int]:
     return tuple(round(1 + 8 * (side - 1) / far) if side > 1 else 1 for side, far in zip(sides, farthest))
 
 
-def axis_index(num_queries: int, num_keys: int) -> Tensor:
+def relative_index_1d(num_queries: int, num_keys: int) -> Tensor:
     """Row of a decomposed table for every query and key along an axis, which may differ in number (MViTv2 section 3.1).
 
     Both are placed on the finer of the two grids; query i and key j then read row
@@ -143,15 +143,15 @@ class DecomposedBias(nn.Module):
         Returns:
             ``[B, heads, h, w, h']`` and ``[B, heads, h, w, w']``.
         """
-        rows = self.at(self.rel_pos_h, q.shape[2], keys[0]).to(q.dtype)  # [h, h', d]
-        columns = self.at(self.rel_pos_w, q.shape[3], keys[1]).to(q.dtype)  # [w, w', d]
+        rows = self.relative_embeddings(self.rel_pos_h, q.shape[2], keys[0]).to(q.dtype)  # [h, h', d]
+        columns = self.relative_embeddings(self.rel_pos_w, q.shape[3], keys[1]).to(q.dtype)  # [w, w', d]
         return torch.einsum("bnhwd,hkd->bnhwk", q, rows), torch.einsum("bnhwd,wkd->bnhwk", q, columns)
 
     @staticmethod
-    def at(table: Tensor, num_queries: int, num_keys: int) -> Tensor:
+    def relative_embeddings(table: Tensor, num_queries: int, num_keys: int) -> Tensor:
         """The rows of a table for every pair along an axis, ``[q, k, d]``; of another length, it is resized."""
         table = resize_relative_position(table, 2 * max(num_queries, num_keys) - 1)
-        return table[axis_index(num_queries, num_keys).to(table.device)]  # [q, k, d]
+        return table[relative_index_1d(num_queries, num_keys).to(table.device)]  # [q, k, d]
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager:
@@ -190,4 +190,4 @@ class LogCpbBias(nn.Module):
             x = F.linear(x.to(dtype), hidden.weight.to(dtype), hidden.bias.to(dtype)).relu()  # [(2wh-1)(2ww-1), 512]
             x = F.linear(x, out.weight.to(dtype))  # [(2wh-1)(2ww-1), heads]
             # Before the gathering, for there are far fewer offsets than pairs.
-            return at_pairs(16 * x.sigmoid(), self.index)  # [1, heads, wh*ww, wh*ww]
+            return gather_bias(16 * x.sigmoid(), self.index)  # [1, heads, wh*ww, wh*ww]

@@ -13,7 +13,7 @@ def init_transformer(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def whole_patches(x: Tensor, patch_size: int) -> Tensor:
+def pad_to_multiple(x: Tensor, patch_size: int) -> Tensor:
     """An image ``[B, C, H, W]`` padded with zeros right and bottom to multiples of the patch."""
     h, w = x.shape[-2:]
     return F.pad(x, (0, -w % patch_size, 0, -h % patch_size)) if h % patch_size or w % patch_size else x
@@ -37,7 +37,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/p), ceil(W/p), C]``."""
-        x = self.proj(whole_patches(x, self.patch_size))  # [B, C, h, w]
+        x = self.proj(pad_to_multiple(x, self.patch_size))  # [B, C, h, w]
         return self.norm(x.permute(0, 2, 3, 1))  # [B, h, w, C]
 
 
@@ -66,7 +66,7 @@ class HierarchicalStem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/16), ceil(W/16), C]``."""
-        return self.proj(whole_patches(x, self.patch_size)).permute(0, 2, 3, 1)  # [B, h, w, C]
+        return self.proj(pad_to_multiple(x, self.patch_size)).permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
 class OverlapPatchEmbed(nn.Module):
@@ -86,7 +86,7 @@ class OverlapPatchEmbed(nn.Module):
         return self.proj(x).permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
-def side_by_side(x: Tensor) -> Tensor:
+def merge_2x2(x: Tensor) -> Tensor:
     """2x2 neighbours of a map as channels, in the authors' order: (row, column) (0, 0), (1, 0), (0, 1), (1, 1).
 
     Args:
@@ -116,7 +116,7 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 2 C]``."""
-        return self.reduction(self.norm(side_by_side(x)))  # [B, h, w, 2*C]
+        return self.reduction(self.norm(merge_2x2(x)))  # [B, h, w, 2*C]
 
 
 class PostNormMerging(nn.Module):
@@ -133,4 +133,4 @@ class PostNormMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 2 C]``."""
-        return self.norm(self.reduction(side_by_side(x)))  # [B, h, w, 2*C]
+        return self.norm(self.reduction(merge_2x2(x)))  # [B, h, w, 2*C]

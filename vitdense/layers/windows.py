@@ -49,28 +49,28 @@ class Windows:
             device: Of the index tensors.
         """
         (h, w), (hp, wp), (wh, ww) = size, pad_to(size, window), window
-        places = torch.arange(hp * wp, device=device).view(hp // wh, wp // ww, wh, ww)  # of the windows, in order
-        places = places.transpose(1, 2).reshape(hp, wp).roll(shift, dims=(0, 1))  # [Hp, Wp], by token of the padded map
-        scatter = places[:h, :w].flatten()  # [h*w]
-        padding = torch.cat([places[h:].flatten(), places[:h, w:].flatten()])  # [Hp*Wp - h*w]
+        slots = torch.arange(hp * wp, device=device).view(hp // wh, wp // ww, wh, ww)  # of the windows, in order
+        slots = slots.transpose(1, 2).reshape(hp, wp).roll(shift, dims=(0, 1))  # [Hp, Wp], by token of the padded map
+        scatter = slots[:h, :w].flatten()  # [h*w]
+        padding = torch.cat([slots[h:].flatten(), slots[:h, w:].flatten()])  # [Hp*Wp - h*w]
         gather = torch.zeros(hp * wp, dtype=torch.long, device=device)
         gather[scatter] = torch.arange(h * w, device=device)
         return cls(size, gather, scatter, padding, wh * ww)
 
     def partition(self, x: Tensor) -> Tensor:
         """Map ``[B, h, w, C]`` to windows ``[B * nW, N, C]``; padding is zero."""
-        x = _Move.apply(x.flatten(1, 2), self.gather, self.padding, self.scatter, None)  # [B, nW*N, C]
+        x = _PermuteTokens.apply(x.flatten(1, 2), self.gather, self.padding, self.scatter, None)  # [B, nW*N, C]
         return x.view(-1, self.tokens, x.shape[-1])  # [B*nW, N, C]
 
     def unpartition(self, windows: Tensor) -> Tensor:
         """Windows ``[B * nW, N, C]`` to the map ``[B, h, w, C]``, padding dropped."""
         x = windows.view(-1, self.gather.numel(), windows.shape[-1])  # [B, nW*N, C]
-        x = _Move.apply(x, self.scatter, None, self.gather, self.padding)  # [B, h*w, C]
+        x = _PermuteTokens.apply(x, self.scatter, None, self.gather, self.padding)  # [B, h*w, C]
         return x.unflatten(1, self.size)  # [B, h, w, C]
 
 
-class _Move(Function):
-    """Rows ``x[:, index]``, with zeros at the places `blank`; the gradient is the same with the inverse.
+class _PermuteTokens(Function):
+    """Rows ``x[:, index]``, with zeros at the slots `pad_slots`; the gradient is the same with the inverse.
 
     Every row has at most one place, so that the gradient is a gather too; autograd's own is a slow, atomic sum. One
     pass over the data, where padding, rolling and cutting would be three.
@@ -78,16 +78,21 @@ class _Move(Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: Tensor, index: Tensor, blank: Tensor | None, inverse: Tensor, inverse_blank: Tensor | None
+        ctx: FunctionCtx,
+        x: Tensor,
+        index: Tensor,
+        pad_slots: Tensor | None,
+        inverse: Tensor,
+        inverse_pads: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(index, blank, inverse, inverse_blank)
+        ctx.save_for_backward(index, pad_slots, inverse, inverse_pads)
         y = x.index_select(1, index)
-        return y if blank is None or blank.numel() == 0 else y.index_fill_(1, blank, 0)
+        return y if pad_slots is None or pad_slots.numel() == 0 else y.index_fill_(1, pad_slots, 0)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        index, blank, inverse, inverse_blank = ctx.saved_tensors
-        return _Move.apply(grad, inverse, inverse_blank, index, blank), None, None, None, None
+        index, pad_slots, inverse, inverse_pads = ctx.saved_tensors
+        return _PermuteTokens.apply(grad, inverse, inverse_pads, index, pad_slots), None, None, None, None
 
 
 def shift_mask(
@@ -96,7 +101,7 @@ def shift_mask(
     shift: tuple[int, int],
     dtype: torch.dtype,
     device: torch.device,
-    masked: float = -100.0,
+    mask_value: float = -100.0,
 ) -> Tensor:
     """The additive mask that keeps tokens apart which only the cyclic shift made neighbours.
 
@@ -113,7 +118,7 @@ def shift_mask(
         masked: Value for a masked pair. Swin V1 uses -100, not minus infinity.
 
     Returns:
-        ``[nW, 1, N, N]``, 0 or `masked`; the same for every image of a batch.
+        ``[nW, 1, N, N]``, 0 or `mask_value`; the same for every image of a batch.
     """
 
     def bands(size: int, window: int, shift: int) -> Tensor:  # -> [n, window], values 0, 1, 2
@@ -124,4 +129,4 @@ def shift_mask(
     labels = 3 * rows[:, None, :, None] + cols[None, :, None, :]  # [nH, nW, wh, ww]
     labels = labels.flatten(2).flatten(0, 1)  # [nH*nW, N]
     apart = labels[:, None, :] != labels[:, :, None]  # [nH*nW, N, N]
-    return torch.zeros(apart.shape, dtype=dtype, device=device).masked_fill_(apart, masked)[:, None]
+    return torch.zeros(apart.shape, dtype=dtype, device=device).masked_fill_(apart, mask_value)[:, None]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitdense.files import whole_file
+from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.weights.changes import VIT_SIZES
 from vitdense.weights.detect import LISTED, Found, detect, unwrap
@@ -237,7 +237,7 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
     if path.suffix == ".npz" and lacking:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in lacking))
         raise ValueError(f"{path.name}: got tensors of {names}, which numpy does not have; write .safetensors")
-    with whole_file(path) as scratch:
+    with atomic_write(path) as scratch:
         if path.suffix == ".safetensors":
             save_file(state, scratch)
         elif path.suffix == ".npz":

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
-from vitdense.files import whole_file
+from vitdense.files import atomic_write
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.formats import one_line, refuse_web_page
 from vitdense.weights.sources import NAMED
@@ -73,7 +73,7 @@ def download(address: str, sha256: str | None = None) -> Path:
         logger.warning("the host of %s is gone: fetching %s instead", asked, address)
     try:
         # Whoever ends first of several processes puts the file there, the others replace it by the same.
-        with whole_file(path) as scratch:
+        with atomic_write(path) as scratch:
             digest = _fetch(address, scratch)
             _check_digest(digest, sha256, address, "correct sha256, or ask who publishes the file")
             mend = "its name says so; fetch it again, or if you trust it as it is, download it and give its path"

@@ -17,8 +17,8 @@ from vitdense.weights.sizes import advice
 from vitdense.weights.sources import CLASSIFIER, FRESH, OUTPUT_NORMS, PRETRAINING, REBUILT, TOKENS
 
 # What the checkpoint of a backbone alone may hold that the model does not; that of a whole model holds what it needs.
-BESIDE_A_BACKBONE = (CLASSIFIER, PRETRAINING, REBUILT, OUTPUT_NORMS)
-BESIDE_A_PART = (REBUILT,)
+IGNORED_FOR_BACKBONE = (CLASSIFIER, PRETRAINING, REBUILT, OUTPUT_NORMS)
+IGNORED_FOR_WHOLE_MODEL = (REBUILT,)
 
 
 @dataclass
@@ -139,7 +139,7 @@ def _transfer(
     report: LoadReport,
     rule: str = "bicubic",
     keep_classifier: bool = False,
-    beside: Sequence[str] = BESIDE_A_BACKBONE,
+    beside: Sequence[str] = IGNORED_FOR_BACKBONE,
 ) -> dict[str, Tensor]:
     """The backbone of a checkpoint by our names at the model's resolution, without what it may hold `beside` it."""
     renamed = found.ours()
@@ -327,7 +327,7 @@ def fit_whole(
         found = detect(state, (module.family,), prefix=start)
         report.scheme = found.scheme.name
         part = LoadReport(source, report.scheme)
-        ours = _transfer(found, module, module.state_dict(), part, beside=BESIDE_A_PART)
+        ours = _transfer(found, module, module.state_dict(), part, beside=IGNORED_FOR_WHOLE_MODEL)
         state = {**found.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.dropped += [start + key for key in part.dropped]
@@ -342,7 +342,7 @@ def fit_whole(
     return state, report
 
 
-def adopt(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
+def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
     """Give the part of a state dict that is a backbone's our names, in place, if it has another project's.
 
     Args:
@@ -361,7 +361,7 @@ def adopt(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
     if found.scheme.name == "vitdense":
         return
     report = LoadReport("state dict", found.scheme.name)
-    ours = _transfer(found, model, targets, report, beside=BESIDE_A_PART)
+    ours = _transfer(found, model, targets, report, beside=IGNORED_FOR_WHOLE_MODEL)
     for key in part:
         del state[key]
     state.update({prefix + key: value for key, value in ours.items()})
