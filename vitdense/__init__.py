@@ -1,6 +1,6 @@
 """Vision-transformer backbones for dense prediction; importing it makes `mmcv.ops` importable without a compiler."""
 
-from vitdense._finder import install as _install_ops
+from vitdense.ops.finder import install as _install_ops
 
 __version__ = "0.1.0"
 
