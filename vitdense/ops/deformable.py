@@ -182,7 +182,7 @@ def _as_output_map(name: str, tensor: Tensor, channels: int, size: torch.Size) -
     if tensor.shape[1] != channels or tensor.shape[2:].numel() < size.numel():
         raise ValueError(
             f"modulated deformable convolution: {name} has shape {tuple(tensor.shape)}, expected {channels} channels "
-            f"and a map of at least {size[0]} x {size[1]}, the output's; compute it from a map that is not smaller"
+            f"and at least the {size[0]} x {size[1]} positions of the output; compute it from a map that is not smaller"
         )
     return tensor.flatten(1)[:, : channels * size.numel()].unflatten(1, (channels, *size))
 

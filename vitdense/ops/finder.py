@@ -62,7 +62,7 @@ def ops_in_use() -> OpsInUse:
 
 
 class _Finder:
-    """Meta path finder for the one name `mmcv._ext`; `mmcv` itself is found as ever."""
+    """Meta path finder for the one name `mmcv._ext`; `mmcv` itself is found as usual."""
 
     @staticmethod
     def find_spec(fullname: str, path=None, target=None):
@@ -124,7 +124,7 @@ class _CompiledLoader:
             except (ImportError, OSError) as error:
                 self.failure = error
         if self.failure is None:
-            # From here on the module is as if this finder had never been: reload and inspection use its own loader.
+            # Reload and inspection use the extension's own loader from here on.
             module.__loader__ = module.__spec__.loader = self.loader
             logger.info("mmcv ops: compiled, %s", module.__spec__.origin)
             return
@@ -138,7 +138,7 @@ class _CompiledLoader:
             BUILD_COMMAND,
         )
         for name in [name for name in vars(module) if name not in ("__name__", "__package__", "__builtins__")]:
-            delattr(module, name)  # leave nothing half-executed behind, `__file__` above all
+            delattr(module, name)  # what a half-executed module left, above all `__file__`
         module.__spec__ = _stand_in_spec(f"the compiled {origin} does not load")
         module.__loader__ = module.__spec__.loader
         module.__loader__.exec_module(module)
