@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,7 +197,7 @@ def test_command_is_accepted(words, tmp_path, monkeypatch, capsys):
     elif words[:3] == ["python", "-m", "pytest"]:
         assert (REPO / words[3]).is_file()
     elif words[:2] == ["pip", "install"]:
-        extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        extras = re.findall(r"^(\w+) = \[$", (REPO / "pyproject.toml").read_text(), re.M)
         assert all(extra in extras for word in words for extra in re.findall(r"\[(.+)\]", word))
         assert all((REPO / word).is_file() for word in words if word.endswith(".txt"))
     elif words[0] == "make":
@@ -240,16 +239,13 @@ def run_tool(path, args, tmp_path, monkeypatch):
         stand_in("loading")
         stand_in("report")
     monkeypatch.setattr(sys, "argv", [path, *args])
-    try:
-        with torch.device("meta") if name == "benchmark" else contextlib.nullcontext():
-            module.main()
-    except SystemExit as error:
-        assert not error.code, f"{path} {args} ends with {error.code}"
+    with torch.device("meta") if name == "benchmark" else contextlib.nullcontext():
+        module.main()  # raises SystemExit where the arguments or the config are wrong
     if name in ("train", "test", "predict"):
         (cfg, *_), _ = calls[-1]
         original = module.config_of.__globals__["load_config"](REPO / args[0])
         for option in (arg.partition("=")[0] for arg in args if re.match(r"[\w.]+=", arg)):
-            parent, _, key = option.rpartition(".")
+            parent, _, _ = option.rpartition(".")
             assert get(original, parent) is not None, option
             assert str(get(cfg, option)) in " ".join(args).replace("\\\\", "\\"), option
     else:
@@ -334,7 +330,9 @@ def test_every_family_and_size_of_the_model_table_is_in_the_readme():
 
 
 def test_naming_schemes_of_the_docs_are_those_of_the_code():
-    table = {cells[0].strip("`"): re.findall(r"`(\w+)`", cells[1]) for cells in rows("docs/weights.md", "Naming schemes")}
+    table = {
+        cells[0].strip("`"): re.findall(r"`(\w+)`", cells[1]) for cells in rows("docs/weights.md", "Naming schemes")
+    }
     assert {family: {*names} for family, names in table.items()} == {
         family: {scheme.name for scheme in schemes} for family, schemes in SCHEMES.items()
     }

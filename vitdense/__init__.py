@@ -7,7 +7,7 @@ the package also makes `mmcv.ops` importable without a compiler; it imports neit
 from importlib import import_module
 from typing import Any
 
-from vitdense._finder import install as _install_ops
+from vitdense.ops.finder import install as _install_ops
 
 __version__ = "0.2.0"
 _LAZY = {  # name: the module that has it, imported when the name is first used

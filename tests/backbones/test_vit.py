@@ -308,8 +308,10 @@ def test_parallel_branches_are_dropped_each_on_its_own():
     for branch, value in ((block.attn, 1.0), (block.attn1, 2.0)):
         nn.init.zeros_(branch.proj.weight)
         nn.init.constant_(branch.proj.bias, value)
-    x = torch.zeros(256, 1, 8)
-    seen = block.add("attn", "norm1", "gamma_1", x, (1, 1), None)[:, 0, 0]
+    for branch in (block.mlp, block.mlp1):
+        nn.init.zeros_(branch.fc2.weight)
+        nn.init.zeros_(branch.fc2.bias)
+    seen = block(torch.zeros(256, 1, 8), (1, 1), None)[:, 0, 0]
     assert set(seen.tolist()) == {0.0, 2.0, 4.0, 6.0}  # each branch twice as large where it is kept
 
 

@@ -12,10 +12,10 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
-from vitdense._finder import ops_in_use
 from vitdense.datasets.shapes import ShapesError
 from vitdense.engine.config import ConfigError
 from vitdense.engine.preflight import check, leaf_datasets
+from vitdense.ops import ops_in_use
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.sources import NAMED
 
