@@ -35,7 +35,7 @@ def load(drawn):
     return lambda split: coco.COCO(str(drawn / f"annotations/instances_{split}.json"))
 
 
-def test_same_bytes_whatever_the_workers(drawn, tmp_path):
+def test_files_do_not_depend_on_the_number_of_workers(drawn, tmp_path):
     assert content(drawn) == content(shapes.draw_dataset(tmp_path / "again", **SMALL, workers=1))
 
 
@@ -108,7 +108,7 @@ def test_cover_has_the_area_of_the_outline(name):
     assert cover.sum() == pytest.approx(shapes._area(outline) * 40**2, rel=0.04)
 
 
-def test_a_drawn_set_is_left_alone(drawn):
+def test_drawn_set_is_not_drawn_again(drawn):
     times = {p: p.stat().st_mtime_ns for p in drawn.rglob("*")}
     shapes.draw_dataset(drawn, **SMALL, log=lambda line: pytest.fail(line))
     assert {p: p.stat().st_mtime_ns for p in drawn.rglob("*")} == times
@@ -155,7 +155,7 @@ def test_interrupted_drawing_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_of_processes_that_draw_together_the_first_to_rename_wins(tmp_path):
+def test_first_to_rename_wins_among_simultaneous_drawings(tmp_path):
     start = Barrier(3)  # each has seen that there is no set before the first one draws
     small = {**SMALL, "num_train": 2, "num_val": 1, "log": lambda _: start.wait(60), "workers": 1}
     with ThreadPoolExecutor(3) as pool:
@@ -221,7 +221,7 @@ def test_loads_through_mmdet(tmp_path, load):
             )
 
 
-def test_empty_images_go_when_the_config_says_so(drawn):
+def test_filter_empty_gt_drops_empty_images(drawn):
     kept = detection_set(drawn, draw=SMALL, filter_cfg={"filter_empty_gt": True})
     assert len(kept) == SMALL["num_train"] - 1
 

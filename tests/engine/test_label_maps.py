@@ -111,7 +111,7 @@ def test_histogram_has_the_share_of_each_value(maps):
         check(segmentation(maps(range(0, 80, 2), [0]), 4), ("train",))
 
 
-def test_the_loader_of_label_maps_is_found_inside_other_steps(maps):
+def test_label_loader_inside_test_time_augmentation_is_found(maps):
     cfg = segmentation(maps([0, 1, 2]), 2)
     steps = cfg.train_dataloader.dataset.pipeline
     cfg.train_dataloader.dataset.pipeline = [steps[0], dict(type="TestTimeAug", transforms=[[steps[1]], [steps[2]]])]
@@ -146,7 +146,7 @@ def test_unreadable_label_map_names_the_file(maps, decoder):
         check(cfg, ("train",))
 
 
-def test_label_maps_of_a_list_and_of_a_choice_of_classes(maps):
+def test_label_maps_of_a_file_list_and_of_chosen_classes(maps):
     root = maps([0, 1], [150], [0, 149])
     (root / "good.txt").write_text("0000\n0002\n")
     check(segmentation(root, 150, ann_file="good.txt"), ("train",))
