@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from vitdense.models import find_model
 from vitdense.weights.load import LoadReport, load_pretrained, remap_keys_in_place
-from vitdense.weights.sources import NAMED
 
 
 def _log_statistic(owner: type, name: str) -> Callable:
@@ -57,7 +57,7 @@ def maybe_checkpoint(function: Callable[..., Tensor], *args: Any, with_cp: bool)
 def main_process_first(checkpoint: str) -> Iterator[None]:
     """Let the first process read a checkpoint that has to be fetched; the others then find it in the cache."""
     # By the name, not by a look at the disk: that may differ from rank to rank.
-    fetched = "://" in checkpoint or checkpoint in NAMED
+    fetched = "://" in checkpoint or find_model(checkpoint) is not None
     if fetched and get_rank() > 0:
         barrier()
     try:
@@ -79,7 +79,7 @@ class Backbone(BaseModule):
     ``[B, C_i, H_i, W_i]``.
 
     Attributes:
-        family: Name of the checkpoint family in `vitdense.weights.sources`.
+        family: Name of the checkpoint family in `vitdense.weights.families`.
         out_channels: Channels of each output.
         out_strides: Stride of each output in pixels.
         load_report: What loading `init_cfg` did; None when nothing was loaded.
