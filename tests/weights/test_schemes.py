@@ -17,7 +17,7 @@ from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT, MViTArch, ViTArch
 from vitdense.peers import PEERS, Like, raw_maps, relative_errors
 from vitdense.report import num_params
-from vitdense.weights.convert import convert, save
+from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
 
 PARALLEL = {"embed_dims": 192, "depth": 6, "num_heads": 3, "token_position": False, "layer_scale": 1.0}
@@ -158,37 +158,6 @@ def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_conve
     add_row(family, scheme, f"{size}, {num_params(theirs) / 1e6:.1f} M random", errors, report.share, "bit-equal")
 
 
-@pytest.mark.parametrize(
-    ("image", "token_position", "prefix"), [(64, True, ""), (96, True, ""), (96, False, "params/")]
-)
-def test_googles_names_are_those_that_timm_reads(tmp_path, image, token_position, prefix):
-    """No model of Google's is installed; timm has a reader of its archives, those of big_vision, whose class token has
-    no position, among them. It also resizes, but bilinearly."""
-    VisionTransformer = pytest.importorskip("timm.models.vision_transformer").VisionTransformer
-    arch = {"embed_dims": 192, "depth": 2, "num_heads": 3, "token_position": token_position}
-    ours = randomise(ViT(arch, pretrain_img_size=image, out_norm="final"))
-    head = {"head.weight": torch.randn(10, 192), "head.bias": torch.randn(10)}
-    converted = convert(ours.state_dict() | head, "google")
-    assert all(key.startswith(prefix) for key in converted.state)
-    save(converted.state, tmp_path / "google.npz")
-    options = {"num_classes": 10, "no_embed_class": not token_position}
-    theirs = VisionTransformer(image, 16, embed_dim=192, depth=2, num_heads=3, **options).eval()
-    theirs.load_pretrained(tmp_path / "google.npz")
-    x = torch.randn(2, 3, image, image)
-    with torch.no_grad():
-        (got,), want = ours(x)[-1:], theirs.forward_features(x)[:, 1:]
-        assert torch.equal(theirs.head.weight, head["head.weight"])
-    error = relative_error(got.flatten(2).transpose(1, 2), want)
-    assert error < 1e-5
-    back = ViT(arch, pretrain_img_size=image, out_norm="final")
-    report = load_pretrained(back, tmp_path / "google.npz", keep_classifier=True)
-    assert report.scheme == "google"
-    assert report.share == 1
-    assert all(torch.equal(value, ours.state_dict()[key]) for key, value in back.state_dict().items())
-    assert torch.equal(report.classifier["head.weight"], head["head.weight"])
-    add_row("vit", "google", f"archive read by timm, {image} pixels", [error], report.share, "bit-equal")
-
-
 def test_published_weights_classify_as_in_timm(shared_data):
     """The class token, the norm and, kept in the report, the head of a real checkpoint."""
     path = shared_data / "weights" / "deit_tiny_patch16_224.safetensors"
@@ -197,7 +166,7 @@ def test_published_weights_classify_as_in_timm(shared_data):
     ours = ViT("deit_tiny", out_norm="final", output_cls_token=True).eval()
     report = load_pretrained(ours, path, keep_classifier=True)
     assert report.share == 1
-    assert set(report.dropped) == set(report.classifier) == {"head.weight", "head.bias"}
+    assert set(report.ignored) == set(report.classifier) == {"head.weight", "head.bias"}
     x = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         _, token = ours(x)[-1]
@@ -298,7 +267,7 @@ def test_golden_files_of_the_vits(shared_data, name):
     arch = {"embed_dims": 48, "depth": 4, "num_heads": 3, **arch}
     model = ViT(arch, out_norm="final", output_cls_token=True, **options).eval()
     report = load_pretrained(model, {"model": state})
-    assert (report.scheme, report.share, report.resized, report.fresh) == ("official", 1, {}, [])
+    assert (report.scheme, report.share, report.resized, report.kept_at_init) == ("official", 1, {}, [])
     with torch.no_grad():
         out, *tokens = model(tensors["in.0"])[-1]
     if name == "deit_distilled":

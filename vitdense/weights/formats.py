@@ -105,9 +105,8 @@ def _kind(path: Path) -> str:
     if head[:1] == b"\x80" or path.suffix == ".pkl":
         return "pickle"
     raise CheckpointMismatchError(
-        f"{path} ({path.stat().st_size} bytes) is not a checkpoint: it begins with {head[:32]!r}; expected a torch file, "
-        f"safetensors, or a pickle of numpy arrays. A web page or a git-lfs pointer only leads to the file: download the "
-        f"file itself"
+        f"{path} ({path.stat().st_size} bytes) is not a checkpoint: it begins with {head[:32]!r}; expected a torch "
+        f"file, safetensors, or a pickle of numpy arrays; a web page or a git-lfs pointer only leads to the file"
     )
 
 

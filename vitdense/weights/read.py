@@ -88,18 +88,18 @@ def read(
     load = partial(read_file, allow=MMENGINE_GLOBALS if allow is None else allow, allow_pickle=allow_pickle)
     if name.startswith("timm://"):
         model = name.removeprefix("timm://")
-        state = load(find(timm_address(model), sha256, load))
+        state = fetch(timm_address(model), sha256, load)
         return place(_under_timm_names(model, state), map_location, name)
-    return load(find(name, sha256, load), map_location=map_location)
+    return fetch(name, sha256, partial(load, map_location=map_location))
 
 
-def find(checkpoint: str, sha256: str | None = None, check: Callable[[Path], Any] = read_file) -> Path:
-    """The file of a path or address, downloaded if necessary, its digest checked.
+def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
+    """Content of the file of a path or address, downloaded if necessary, its digest checked.
 
     Args:
         checkpoint: Path or address.
         sha256: See `read`.
-        check: See `download`.
+        load: Reads a file.
 
     Raises:
         CheckpointNotFoundError: It is not there, or cannot be reached.
@@ -107,9 +107,9 @@ def find(checkpoint: str, sha256: str | None = None, check: Callable[[Path], Any
     """
     scheme = checkpoint.partition("://")[0] if "://" in checkpoint else ""
     if scheme == "torchvision":
-        return download(_torchvision_address(checkpoint), sha256, check)
+        return download(_torchvision_address(checkpoint), sha256, load)
     if scheme in ("http", "https"):
-        return download(checkpoint, sha256, check)
+        return download(checkpoint, sha256, load)
     if scheme == "hf":
         path = _hub_file(checkpoint)
     elif scheme:
@@ -119,17 +119,17 @@ def find(checkpoint: str, sha256: str | None = None, check: Callable[[Path], Any
     else:
         path = _local_file(checkpoint)
     _check_digest(path, sha256, str(path))
-    return path
+    return load(path)
 
 
-def download(address: str, sha256: str | None = None, check: Callable[[Path], Any] = read_file) -> Path:
-    """Download a file into torch's cache of checkpoints, unless it is there, and return its path.
+def download(address: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
+    """Content of the file of an address, which is downloaded into torch's cache of checkpoints unless it is there.
 
     Args:
         address: Of the file.
         sha256: See `read`. Otherwise a digest in the file's name is checked.
-        check: Called with the path of a downloaded file; the file is kept only if this does not raise. (A connection
-            may end early without an error.)
+        load: Reads a file. A downloaded file is kept only if it can be read: a connection may end early without an
+            error.
 
     Raises:
         CheckpointNotFoundError: The address cannot be reached.
@@ -143,7 +143,7 @@ def download(address: str, sha256: str | None = None, check: Callable[[Path], An
     path = Path(torch.hub.get_dir()) / "checkpoints" / folder / name
     if path.is_file():
         _check_digest(path, sha256, str(path))
-        return path
+        return load(path)
     if source != address:
         logger.warning("the host of %s is gone: downloading %s instead", address, source)
     try:
@@ -151,7 +151,7 @@ def download(address: str, sha256: str | None = None, check: Callable[[Path], An
         with atomic_write(path) as scratch:
             torch.hub.download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
             _check_digest(scratch, sha256 or digest_in_name(name), source)
-            check(scratch)
+            return load(scratch)
     except CheckpointMismatchError as error:
         raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
     except (OSError, http.client.HTTPException) as error:
@@ -160,7 +160,6 @@ def download(address: str, sha256: str | None = None, check: Callable[[Path], An
             f"there is a network and give its path, or train from scratch with "
             f"--cfg-options model.backbone.init_cfg=None"
         ) from error
-    return path
 
 
 def digest_in_name(name: str) -> str | None:

@@ -21,7 +21,7 @@ def without_time(x: Tensor) -> Tensor:
         return x
     if x.shape[2] != 1:
         raise CheckpointMismatchError(
-            f"a convolution weight has shape {tuple(x.shape)}, expected 1 frame in the third axis: this is a video model"
+            f"a convolution weight has shape {tuple(x.shape)}, expected 1 frame (third axis): this is a video model"
         )
     return x.squeeze(2)  # [out, in, h, w]
 
