@@ -8,8 +8,8 @@ from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine.launch import exit_on_user_error
 from vitdense.engine.verify import verify
 from vitdense.weights.convert import SUFFIXES, convert, save
-from vitdense.weights.read import read
 from vitdense.weights.families import SCHEMES
+from vitdense.weights.read import read
 
 NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
 

@@ -329,7 +329,7 @@ class Attribute:
 def test_checkpoint_of_mmengines_runner_without_its_log_history(tmp_path):
     """mmengine saves log buffers beside the weights. Reading needs no mmengine: stand-ins take their place."""
     runner = pytest.importorskip("mmengine.runner")
-    from mmengine.logging import HistoryBuffer, MessageHub
+    from mmengine.logging import HistoryBuffer
     from mmengine.model import BaseModel
 
     class Net(BaseModel):
@@ -366,7 +366,7 @@ def test_checkpoint_of_mmengines_runner_without_its_log_history(tmp_path):
     real = (HistoryBuffer, (getattr, "builtins.getattr"))
     history = read(tmp_path / "epoch_1.pth", allow=real)["message_hub"]["log_scalars"]["train/loss"]
     assert history.data[0].shape == (2,)
-    assert MessageHub.get_instance("log_history").get_scalar("train/loss").current() == history.current()
+    assert engine.message_hub.get_scalar("train/loss").current() == history.current()
 
 
 @pytest.mark.parametrize("owner", [torch.Tensor, LogHistory])

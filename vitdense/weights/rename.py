@@ -78,9 +78,6 @@ def _as_tuple(x: object) -> tuple:
     return x if isinstance(x, tuple) else (x,)
 
 
-NUMBER = re.compile(r"\d+")
-
-
 class Pattern:
     """One form of keys, such as ``features.{2i+1}.{j}.norm1.*``."""
 
@@ -89,10 +86,9 @@ class Pattern:
     def __init__(self, text: str) -> None:
         self.text = text
         self.indices = [(name, int(a or 1), int(b or 0)) for a, name, b in self.INDEX.findall(text)]
-        literals = self.INDEX.split(text)[::4]  # what stands between the indices
+        literals = self.INDEX.split(text)[::4]  # the text between the indices
         literals = [re.escape(part).replace(r"\*", "(.+)") for part in literals]
         self.regex = re.compile(r"(0|[1-9]\d*)".join(literals))
-        self.regex_of_form = re.compile("0".join(NUMBER.sub("0", part) for part in literals))
 
     def match(self, key: str) -> tuple[tuple[str, int | str], ...] | None:
         """Values of the indices and of the tail by name, sorted, if `key` has this form."""
@@ -116,23 +112,13 @@ class Pattern:
 
 
 @cache
-def _candidates(form: str, rules: tuple[Rule, ...]) -> list[tuple[Rule, int]]:
-    """Rules that a key may match, each with the number of its pattern. `form` is the key with every number set to 0:
-    hundreds of keys have a few dozen forms."""
-    return [
-        (rule, part)
-        for rule in rules
-        for part, pattern in enumerate(rule.sources)
-        if pattern.regex_of_form.fullmatch(form)
-    ]
-
-
 def find_rule(key: str, rules: tuple[Rule, ...]) -> tuple[Rule, int, tuple] | None:
     """The one rule that knows `key`, the number of its pattern, and the values of the indices; None if no rule does."""
     found = [
         (rule, part, values)
-        for rule, part in _candidates(NUMBER.sub("0", key), rules)
-        if (values := rule.sources[part].match(key)) is not None
+        for rule in rules
+        for part, pattern in enumerate(rule.sources)
+        if (values := pattern.match(key)) is not None
     ]
     assert len(found) <= 1, f"{key} matches {[rule.theirs for rule, _, _ in found]}"  # an error in the table
     return found[0] if found else None

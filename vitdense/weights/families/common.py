@@ -79,34 +79,35 @@ def mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[S
     )
 
 
-def square_grid(x: Tensor) -> Tensor:
-    """A flat position embedding ``[1, h * h, C]`` of a square image as a grid ``[1, h, h, C]``.
+def square(axis: int, what: str) -> Transform:
+    """Between a flat table of a square grid and ours, which has an axis for the height and one for the width.
 
-    Raises:
-        CheckpointMismatchError: No square image has so many patches.
+    Args:
+        axis: The flat axis, followed by the channels.
+        what: Name of the table, for error messages.
     """
-    side = math.isqrt(x.shape[1]) if x.ndim == 3 else 0
-    if side == 0 or side * side != x.shape[1]:
-        raise CheckpointMismatchError(
-            f"the absolute position embedding has shape {tuple(x.shape)}, expected [1, h * h, C]: a flat embedding is "
-            f"read as a square grid only; for another grid, save it as absolute_pos_embed.table [1, h, w, C] with "
-            f"vitdense names"
-        )
-    return x.unflatten(1, (side, side))  # [1, h, h, C]
+
+    def unflatten(x: Tensor) -> Tensor:
+        side = math.isqrt(x.shape[axis]) if x.ndim == axis + 2 else 0
+        if side == 0 or side * side != x.shape[axis]:
+            raise CheckpointMismatchError(
+                f"the {what} has shape {tuple(x.shape)}, expected a square number of rows: a flat table is read as "
+                f"that of a square only; for another grid, save it with vitdense names, which keep height and width"
+            )
+        return x.unflatten(axis, (side, side))
+
+    def flatten(x: Tensor) -> Tensor:
+        if x.shape[axis] != x.shape[axis + 1]:
+            raise CheckpointMismatchError(
+                f"the {what} of shape {tuple(x.shape)} cannot be written flat: readers take it for that of a square; "
+                f"convert to vitdense names, which keep height and width"
+            )
+        return x.flatten(axis, axis + 1)
+
+    return Transform(unflatten, flatten)
 
 
-def flatten_grid(x: Tensor) -> Tensor:
-    """The inverse of `square_grid`.
-
-    Raises:
-        CheckpointMismatchError: The grid is not square, so that no reader could restore it.
-    """
-    if x.shape[1] != x.shape[2]:
-        raise CheckpointMismatchError(
-            f"the position embedding of a {x.shape[1]}x{x.shape[2]} grid cannot be written flat: readers take it for a "
-            f"square; convert to vitdense names, which keep the grid"
-        )
-    return x.flatten(1, 2)  # [1, h*h, C]
+FLAT_POSITION = square(1, "absolute position embedding")  # [1, h * h, C] and [1, h, h, C]
 
 
 def split_position(x: Tensor) -> tuple[Tensor, ...]:
@@ -117,15 +118,14 @@ def split_position(x: Tensor) -> tuple[Tensor, ...]:
     """
     rows = x.shape[1] if x.ndim == 3 else 0
     extra = next((n for n in (0, 1, 2) if rows > n and math.isqrt(rows - n) ** 2 == rows - n), 0)
-    return square_grid(x[:, extra:] if extra else x), *x[:, :extra].split(1, dim=1)[:extra]
+    return FLAT_POSITION.forward(x[:, extra:] if extra else x), *x[:, :extra].split(1, dim=1)[:extra]
 
 
 def join_position(table: Tensor, *of_tokens: Tensor) -> Tensor:
     """The inverse of `split_position`."""
-    return torch.cat([*of_tokens, flatten_grid(table)], dim=1)  # [1, E+h*h, C]
+    return torch.cat([*of_tokens, FLAT_POSITION.inverse(table)], dim=1)  # [1, E+h*h, C]
 
 
-FLAT_POSITION = Transform(square_grid, flatten_grid)
 TOKEN_POSITION = Transform(split_position, join_position)
 
 

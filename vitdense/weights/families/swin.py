@@ -5,17 +5,7 @@ import re
 
 from torch import Tensor
 
-from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families.common import (
-    REBUILT,
-    Family,
-    flatten_grid,
-    mmpretrain,
-    own,
-    read_only,
-    same,
-    square_grid,
-)
+from vitdense.weights.families.common import FLAT_POSITION, REBUILT, Family, mmpretrain, own, read_only, same, square
 from vitdense.weights.rename import Rule, Scheme, Transform
 
 
@@ -38,46 +28,16 @@ def to_unfold(x: Tensor) -> Tensor:
     return blocks.transpose(-1, -2).flatten(-2)  # [..., 4*C]
 
 
-def square_table(x: Tensor) -> Tensor:
-    """Flat bias table ``[(2w - 1)^2, heads]`` of a square window as ours, ``[2w - 1, 2w - 1, heads]``.
-
-    Raises:
-        CheckpointMismatchError: No square window has so many rows.
-    """
-    side = math.isqrt(x.shape[0]) if x.ndim == 2 else 0
-    if side % 2 == 0 or side * side != x.shape[0]:
-        raise CheckpointMismatchError(
-            f"a relative_position_bias_table has shape {tuple(x.shape)}, expected [(2w - 1)^2, heads]: a flat table is "
-            f"read as that of a square window only; for another window, save it as [2h - 1, 2w - 1, heads] with "
-            f"vitdense names"
-        )
-    return x.unflatten(0, (side, side))  # [2w-1, 2w-1, heads]
-
-
-def flat_table(x: Tensor) -> Tensor:
-    """The inverse of `square_table`.
-
-    Raises:
-        CheckpointMismatchError: The window is not square, so that no reader could restore it.
-    """
-    if x.shape[0] != x.shape[1]:
-        raise CheckpointMismatchError(
-            f"the bias table of a {(x.shape[0] + 1) // 2}x{(x.shape[1] + 1) // 2} window cannot be written flat: "
-            f"readers take it for a square window; convert to vitdense names, which keep both sides"
-        )
-    return x.flatten(0, 1)  # [(2w-1)^2, heads]
-
-
 def position_grid(x: Tensor) -> Tensor:
     """The position embedding of the authors' dense code, ``[1, C, h, w]``, or of their classifier, ``[1, h * h, C]``,
     as ours, ``[1, h, w, C]``. Both codes use the same key."""
-    return x.permute(0, 2, 3, 1).contiguous() if x.ndim == 4 else square_grid(x)  # [1, h, w, C]
+    return x.permute(0, 2, 3, 1).contiguous() if x.ndim == 4 else FLAT_POSITION.forward(x)  # [1, h, w, C]
 
 
 UNFOLD = Transform(from_unfold, to_unfold)
-TABLE = Transform(square_table, flat_table)
-POSITION_MAP = Transform(position_grid, lambda x: x.permute(0, 3, 1, 2).contiguous())
-FLAT_POSITION = Transform(position_grid, flatten_grid)
+TABLE = square(0, "relative_position_bias_table")  # [(2w - 1)^2, heads] and [2w - 1, 2w - 1, heads]
+DENSE_POSITION = Transform(position_grid, lambda x: x.permute(0, 3, 1, 2).contiguous())
+CLASSIFIER_POSITION = Transform(position_grid, FLAT_POSITION.inverse)
 # torchvision keeps the index of a window flat.
 FLAT_INDEX = Transform(lambda x: x.unflatten(0, (math.isqrt(x.numel()), -1)), lambda x: x.flatten())
 
@@ -107,8 +67,8 @@ def official(attention: tuple[Rule, ...]) -> tuple[Scheme, Scheme]:
     trunk = (*stem(), *block("layers.{i}.blocks.{j}."), *attention, *merge("layers.{i}.downsample."))
     mask = Rule("layers.{i}.blocks.{j}.attn_mask", "stages.{i}.blocks.{j}.attn_mask")
     position, ours = "absolute_pos_embed", "absolute_pos_embed.table"
-    classifier = (*trunk, mask, *same("norm.*", "head.*"), Rule(position, ours, FLAT_POSITION))
-    dense = (*trunk, *same("norm{i}.*"), Rule(position, ours, POSITION_MAP))
+    classifier = (*trunk, mask, *same("norm.*", "head.*"), Rule(position, ours, CLASSIFIER_POSITION))
+    dense = (*trunk, *same("norm{i}.*"), Rule(position, ours, DENSE_POSITION))
     # timm has the same names for blocks, but no downsample in layer 0. A model of one stage has no downsample at all.
     marker = r"(layers\.0\.downsample|norm0)\..+"
     return tuple(Scheme("official", rules, marker, wrapper="model") for rules in (classifier, dense))
