@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import vitdense.__main__ as main
-from vitdense._finder import OpsInUse
+from vitdense.ops import OpsInUse
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import vitdense
-from vitdense._finder import BUILD_COMMAND, OpsInUse, ops_in_use
+from vitdense.ops import BUILD_COMMAND, OpsInUse, ops_in_use
 
 
 class Package(NamedTuple):

@@ -12,11 +12,11 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
-from vitdense._finder import ops_in_use
 from vitdense.datasets.shapes import ShapesError
 from vitdense.engine.config import ConfigError
 from vitdense.engine.preflight import check, leaf_datasets
 from vitdense.models import find_model
+from vitdense.ops import ops_in_use
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 
 # Faults a user can mend: their message says all, a stack trace would only hide it.
