@@ -8,8 +8,8 @@ from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine.launch import exit_on_user_error
 from vitdense.engine.verify import verify
 from vitdense.weights.convert import SUFFIXES, convert, save
+from vitdense.weights.families import SCHEMES
 from vitdense.weights.read import read
-from vitdense.weights.sources import SCHEMES
 
 NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
 
@@ -24,7 +24,7 @@ def tokens(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("src", help="file, address or short name: whatever init_cfg's checkpoint may be")
-    parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}; .npz for google's names")
+    parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--to", required=True, choices=NAMES, help="whose names it gets")
     parser.add_argument("--verify", action="store_true", help="run both models on random images and compare")
     parser.add_argument("--prefix", help="of the backbone's keys in SRC; default: the usual ones are found")
@@ -63,7 +63,7 @@ def main() -> None:
             print(verdict)
         # Detectors name their classes there.
         extra = {"meta": source["meta"]} if converted.is_whole and "meta" in source else None
-        if extra and args.dst.suffix in (".safetensors", ".npz"):
+        if extra and args.dst.suffix == ".safetensors":
             print(f"  meta, which names the classes, left out: {args.dst.name} holds tensors alone; .pth would keep it")
         save(converted.state, args.dst, "state_dict" if converted.is_whole else converted.scheme.wrapper, extra)
         print(args.dst)

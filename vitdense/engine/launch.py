@@ -15,9 +15,9 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from vitdense.datasets.shapes import ShapesError
 from vitdense.engine.config import ConfigError
 from vitdense.engine.preflight import check, leaf_datasets
+from vitdense.models import find_model
 from vitdense.ops import ops_in_use
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.weights.sources import NAMED
 
 # Faults a user can mend: their message says all, a stack trace would only hide it.
 USER_ERRORS = (
@@ -151,7 +151,7 @@ def find_checkpoint(checkpoint: str) -> str:
         CheckpointNotFoundError: It is neither, or the folder holds none.
     """
     path = Path(checkpoint)
-    if "://" in checkpoint or (checkpoint in NAMED and not path.exists()):
+    if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()):
         return checkpoint
     latest = latest_checkpoint(path) if path.is_dir() else checkpoint
     if latest is None or not Path(latest).is_file():

@@ -13,10 +13,10 @@ from vitdense.peers import PEERS, Like, raw_maps, relative_errors, swin_shapes
 from vitdense.weights.convert import Converted, of_stage
 from vitdense.weights.detect import Found
 from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.families import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS
 from vitdense.weights.load import load_pretrained
-from vitdense.weights.rename import find_rule
+from vitdense.weights.rename import Scheme, find_rule
 from vitdense.weights.sizes import options, sizes, windows
-from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS, Scheme
 
 HEADS = r"(norm\d*|ln\d|head|head_dist)\."  # of classifiers and of outputs, as the other projects name them
 LARGEST = 1e-4  # relative difference; float32 rounding stays a hundred times below
