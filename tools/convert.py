@@ -6,7 +6,6 @@ from pathlib import Path
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from peers import comparable, find
 from verify import verify
-from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine.launch import exit_on_user_error
 from vitdense.weights.convert import SUFFIXES, convert, save
 from vitdense.weights.read import read
@@ -68,7 +67,7 @@ def main() -> None:
             parser.error(f"--verify: {error}; name the model that SRC is a checkpoint of: --verify swin_tiny")
         windows, trained = windows or [spec.window], trained or spec.pretrained
     with exit_on_user_error():
-        source = read(args.src, MMENGINE_GLOBALS, sha256=args.sha256, allow_pickle=args.allow_pickle)
+        source = read(args.src, sha256=args.sha256, allow_pickle=args.allow_pickle)
         converted = convert(
             source, args.to, args.prefix, args.scheme, windows, trained, args.drop_output_norms, args.drop_classifier
         )

@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitdense import backbones
-from vitdense.backbones.base import as_pair
-from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT, find_arch
+from vitdense.backbones.base import Backbone, as_pair
 from vitdense.backbones.vit import default_out_indices
 from vitdense.models import Model, find_model, near_names
 
@@ -44,7 +43,7 @@ class PeerSpec:
 
     @property
     def stages(self) -> dict[str, list[int]]:
-        """The arguments that all Swins name aspec."""
+        """The arguments that all Swins name alike."""
         return {"depths": list(self.arch.depths), "num_heads": list(self.arch.num_heads)}
 
 
@@ -309,6 +308,7 @@ def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
 
 _MVIT = ("max pooling", "absolute positions", "images that are not square")
 _VIT = ("windows", "images that are not whole patches")
+_MM_VIT = (*_VIT, "parallel blocks", "tokens without positions")
 PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first is the default baseline
     "swin": {
         "mmdet": Peer("mmdet", _mmdet_swin, _mm_maps, _call),
@@ -333,58 +333,45 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
         # another way.
         "official": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, (*_VIT, "LayerScale", "parallel blocks")),
         # The first norm of a block in mmpretrain's DeiT III also feeds the MLP: its features are not the authors'.
-        "mmpretrain": Peer(
-            "mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, (*_VIT, "parallel blocks", "tokens without positions")
-        ),
-        "mmseg": Peer(
-            "mmseg",
-            _mmseg_vit,
-            _mm_vit_maps,
-            _call,
-            (*_VIT, "parallel blocks", "tokens without positions", "a distillation token", "LayerScale"),
-        ),
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, _MM_VIT),
+        "mmseg": Peer("mmseg", _mmseg_vit, _mm_vit_maps, _call, (*_MM_VIT, "a distillation token", "LayerScale")),
     },
 }
-
-
-SIZES = {"swin": SWIN, "swin_v2": SWIN_V2, "mvit": MVIT, "vit": VIT}
-# Arguments with which our class computes what the peers do, by family, from the image (h, w).
-AS_PEERS: dict[str, Callable[[tuple[int, int]], dict[str, Any]]] = {
-    "mvit": lambda shape: {"window": "global", "pretrain_img_size": shape},
-    "vit": lambda shape: {"out_norm": "none"},
-}
-IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "parallel"}  # our options that a spec has
+AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # arguments of ours with which it is their model
+# Our arguments that a spec expresses; those of no peer are all others.
+IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "parallel"}
 
 
 def comparable(
     row: Model, shape: tuple[int, int] | None = None, drop_path_rate: float = 0.0
-) -> tuple[backbones.Backbone, PeerSpec]:
+) -> tuple[Backbone, PeerSpec]:
     """One of our models with random weights, set to compute what its peers do, and what these are built from.
 
     Args:
-        row: Of the model table. A window is one int.
-        shape: Image (h, w) in pixels. None for one at which all peers agree: with windows, every map has several whole
-            ones; without, it is the image of pretraining.
+        row: Of the model table. Its windows, if any, are square.
+        shape: Image (h, w) in pixels. None for one at which all peers agree: for Swin, every map has several whole
+            windows; for others, it is the image of pretraining.
         drop_path_rate: Of the last block of both.
     """
     make = getattr(backbones, row.family)
-    arch = find_arch(row.arch, SIZES[make.family])
     options = {name: parameter.default for name, parameter in signature(make).parameters.items()} | dict(row.options)
+    image = as_pair(shape or options["pretrain_img_size"], "shape")
+    as_peers = {"pretrain_img_size": image, "drop_path_rate": drop_path_rate, **AS_PEERS.get(make.family, {})}
+    model = make(row.arch, **{**row.options, **as_peers}).eval()
     window, pretrained = options.get("window_size") or 0, options.get("pretrained_window_sizes") or 0
-    if shape is None and make.family.startswith("swin"):
-        side = 4 * 2 ** (len(arch.depths) - 1) * window
-        shape = (2 * side, 3 * side)
+    if shape is None and make.family in ("swin", "swin_v2"):
+        side = 4 * 2 ** (len(model.arch.depths) - 1) * window
+        image = (2 * side, 3 * side)
     spec = PeerSpec(
-        arch=arch,
-        shape=as_pair(shape or options["pretrain_img_size"], "shape"),
-        window=window,
-        pretrained=(pretrained,) * 4 if isinstance(pretrained, int) else tuple(pretrained),
-        drop_path_rate=drop_path_rate,
-        parallel=options.get("parallel", 1),
-        others={name: value for name, value in row.options.items() if name not in IN_SPEC},
+        model.arch,
+        image,
+        window,
+        (pretrained,) * 4 if isinstance(pretrained, int) else tuple(pretrained),
+        drop_path_rate,
+        options.get("parallel", 1),
+        {name: value for name, value in row.options.items() if name not in IN_SPEC},
     )
-    as_peers = AS_PEERS.get(make.family, lambda shape: {})(spec.shape)
-    return make(row.arch, **{**row.options, **as_peers, "drop_path_rate": drop_path_rate}).eval(), spec
+    return model, spec
 
 
 def find(name: str) -> Model:
