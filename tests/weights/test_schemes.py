@@ -119,10 +119,10 @@ def state_of(peer, family, scheme):
     return state
 
 
-def errors_at_another_size(make, ours, theirs, peer, state, scheme):
+def errors_at_another_size(make, ours, theirs, peer, state):
     """Positions are resized as the image comes: mm's codes do it as ours, timm's as our loader by timm's rule."""
     shape = (160, 256)
-    if scheme == "timm":
+    if peer.package == "timm":
         ours = make(pretrain_img_size=shape).eval()
         report = load_pretrained(ours, state, resize="timm")
         assert list(report.resized) == ["absolute_pos_embed.table"]
@@ -156,7 +156,7 @@ def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_conve
         same = torch.allclose if key.endswith("relative_coords_table") else torch.equal  # made anew, in float64
         assert same(back[key], value), key
     if family == "vit":
-        errors += errors_at_another_size(make, ours, theirs, peer, state, scheme)
+        errors += errors_at_another_size(make, ours, theirs, peer, state)
         assert max(errors) < 1e-5, errors
     add_row(family, scheme, f"{size}, {num_params(theirs) / 1e6:.1f} M random", errors, report.share, "bit-equal")
 
