@@ -1,5 +1,6 @@
 """Shared fixtures. Importing vitdense first makes mmcv importable without a compiler."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import vitdense  # noqa: F401
 
 REPO = Path(__file__).parents[1]
+PARITY_TABLE: list[str] = []  # printed at the end of a run with `pytest -s`
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +34,15 @@ def shared_data() -> Path:
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Frobenius norm of the difference over that of `want`."""
     return float((got - want).norm() / want.norm())
+
+
+def add_row(family: str, scheme: str, source: str, errors: Iterable[float], share: float, back: str) -> None:
+    """A row of the parity table: what was compared, its errors per output, the share of loaded values, the way back."""
+    errors = ", ".join(f"{e:.1e}" for e in errors)
+    PARITY_TABLE.append(f"{family:8} {scheme:12} {source:43} {errors:38} {100 * share:6.2f} %  {back}")
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    if PARITY_TABLE and config.getoption("capture") == "no":
+        header = f"{'family':8} {'names':12} {'from':43} {'relative error per output':38} {'loaded':>8}  back"
+        terminalreporter.write_line("\n".join([header, *PARITY_TABLE]))
