@@ -97,9 +97,14 @@ def of_authors(model):
 
 
 def of_timm(name):
-    with torch.device("meta"):  # drawing random numbers takes seconds
-        state = timm.create_model(name).state_dict()
-    return {key: torch.full(value.shape, 0.01) for key, value in state.items()}
+    return timm.create_model(name).state_dict()
+
+
+@pytest.fixture
+def constant_weights(monkeypatch):
+    """Drawing random weights takes seconds, and nothing here depends on them."""
+    for draw in ("uniform_", "normal_", "erfinv_"):
+        monkeypatch.setattr(torch.Tensor, draw, lambda tensor, *args, **kwargs: tensor.fill_(0.02))
 
 
 @pytest.fixture
@@ -128,7 +133,7 @@ def run(code, namespace):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != TOY_PAGE], ids=lambda page: page.name)
-def test_python_blocks_run_and_print_what_the_page_shows(page, no_downloads):
+def test_python_blocks_run_and_print_what_the_page_shows(page, constant_weights, no_downloads):
     """The blocks of a page share their names, as for a reader who runs them one after the other."""
     namespace = {}
     found = [block for block in blocks(page) if block.language in ("python", "text") and not block.is_config]
@@ -183,7 +188,7 @@ def commands():
 
 
 @pytest.mark.parametrize("words", commands())
-def test_command_is_accepted(words, tmp_path, monkeypatch, capsys):
+def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, capsys):
     tool = next((i for i, word in enumerate(words) if re.fullmatch(r"tools/\w+\.py", word)), None)
     if tool is not None:
         assert words[0] in ("python", "torchrun")
@@ -238,8 +243,6 @@ def run_tool(path, args, tmp_path, monkeypatch):
         stand_in("loading")
         stand_in("report")
     monkeypatch.setattr(sys, "argv", [path, *args])
-    for draw in ("uniform_", "normal_", "erfinv_"):  # random weights, which take seconds and are not used
-        monkeypatch.setattr(torch.Tensor, draw, lambda tensor, *args, **kwargs: tensor)
     module.main()  # raises SystemExit where the arguments or the config are wrong
     if name in ("train", "test", "predict"):
         (cfg, *_), _ = calls[-1]
