@@ -2,12 +2,12 @@
 
 from importlib import import_module
 
-from vitdense.backbones import variants
+from vitdense.backbones.variants import FAMILIES as BACKBONES
 from vitdense.weights.families.common import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, TOKENS, Family
 from vitdense.weights.rename import Scheme
 
 FAMILIES: dict[str, Family] = {
-    name: getattr(import_module(f"{__name__}.{name}"), name.upper()) for name in variants.FAMILIES.values()
+    name: getattr(import_module(f"{__name__}.{name}"), name.upper()) for name in BACKBONES.values()
 }
 SCHEMES: dict[str, tuple[Scheme, ...]] = {name: family.schemes for name, family in FAMILIES.items()}
 
