@@ -7,8 +7,7 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from torch import nn
 
-from vitdense.engine.build import build_model
-from vitdense.engine.config import load_config
+from vitdense.engine.config import build_model, load_config
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import fit_whole
 
