@@ -84,10 +84,11 @@ def test_torchvision_names_of_existing_configs_keep_their_weights(tmp_path, monk
 
 def test_the_first_process_fetches_and_the_others_wait(monkeypatch):
     events = []
-    monkeypatch.setattr(base, "barrier", lambda: events.append("barrier"))
+    monkeypatch.setattr(base.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(base.distributed, "barrier", lambda: events.append("barrier"))
     monkeypatch.setattr(checkpoints, "read", lambda *args, **kwargs: events.append("read") or {})
     for rank, expected in ((0, ["read", "barrier"]), (1, ["barrier", "read"])):
-        monkeypatch.setattr(base, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(base.distributed, "get_rank", lambda rank=rank: rank)
         read_checkpoint("https://host/a.pth")
         assert events == expected
         events.clear()
@@ -98,7 +99,7 @@ def test_the_first_process_fetches_and_the_others_wait(monkeypatch):
     def fail(*args, **kwargs):
         raise CheckpointNotFoundError
 
-    monkeypatch.setattr(base, "get_rank", lambda: 0)
+    monkeypatch.setattr(base.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(checkpoints, "read", fail)
     with pytest.raises(CheckpointNotFoundError):
         read_checkpoint("https://host/a.pth")

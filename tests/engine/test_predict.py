@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitdense.datasets.shapes import CLASSES, PALETTE, draw_image
 from vitdense.engine.config import ConfigError, build_model
-from vitdense.engine.predict import Segmentation, UnreadableImageError, list_images, load_model, predict, read_image
+from vitdense.engine.predict import Segmentation, list_images, load_model, predict, read_image
 
 pytest.importorskip("mmseg")
 NAMES = ["background", *CLASSES]
@@ -123,14 +123,15 @@ def test_outputs_that_would_overwrite_one_another_or_the_images(cfg, checkpoint,
     images.append(images[0].with_suffix(".bmp"))
     Image.open(images[0]).save(images[2])
     for wrong, out, message in (
-        (images, "out", r"wide.png and .*wide.bmp would both be written to .*out/labels/wide.png; run them apart"),
-        (images[:2], ".", "would overwrite the images in"),
-        ([tmp_path / "none.jpg"], "out", "1 of 1 images are not files"),
+        (images, "out", "several images.*wide"),
+        (images[:2], ".", "--out-dir.*overwrite the images"),
+        (images[:2], "../" + tmp_path.name, "--out-dir.*overwrite the images"),
+        ([tmp_path / "none.jpg"], "out", r"none\.jpg"),
     ):
         with pytest.raises(ConfigError, match=message):
             predict(cfg, "not asked for", wrong, tmp_path / out)
     cfg.default_scope = "mmpretrain"
-    with pytest.raises(ConfigError, match="got default_scope='mmpretrain', expected one of mmdet, mmseg"):
+    with pytest.raises(ConfigError, match="default_scope='mmpretrain'"):
         predict(cfg, "not asked for", images, tmp_path)
 
 
@@ -158,7 +159,7 @@ def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, i
 
 def test_read_image(images, unreadable):
     for image in unreadable:
-        with pytest.raises(UnreadableImageError, match=image.name):
+        with pytest.raises(ValueError, match=image.name):
             read_image(image)
     np.testing.assert_array_equal(read_image(images[0]), np.array(Image.open(images[0])))  # RGB
 

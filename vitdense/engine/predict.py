@@ -1,6 +1,7 @@
 """Predict on image files: pictures, and the predictions as data, of detectors (mmdet) and segmentors (mmseg)."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -59,7 +60,7 @@ def _dataset_meta(meta: Mapping) -> dict | None:
 
 
 class Task:
-    """What both tasks share. Each adds `outputs`, the files that one image gets, `add` and `finish`."""
+    """What both tasks share. Each defines `add` and `finish`."""
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
         self.model, self.out_dir = model, out_dir
@@ -85,16 +86,11 @@ class Detection(Task):
         self.visualizer.dataset_meta = model.dataset_meta
         self.predictions = CocoPredictions(self.classes, self.dataset)
 
-    @staticmethod
-    def outputs(out_dir: Path, image: Path) -> tuple[Path, ...]:
-        return (out_dir / image.name,)
-
     def add(self, image: Path, pixels: np.ndarray) -> None:
         """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and draw its picture."""
         sample = self.infer(image)
         self.predictions.add(image, sample)
-        (picture,) = self.outputs(self.out_dir, image)
-        with atomic_write(picture) as scratch:
+        with atomic_write(self.out_dir / image.name) as scratch:
             self.visualizer.add_datasample(
                 image.stem, pixels, sample, draw_gt=False, pred_score_thr=self.score_thr, out_file=str(scratch)
             )
@@ -122,18 +118,14 @@ class Segmentation(Task):
         fits = palette is not None and not isinstance(palette, str) and len(palette) == len(self.classes)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.classes))
 
-    @staticmethod
-    def outputs(out_dir: Path, image: Path) -> tuple[Path, ...]:
-        return out_dir / image.name, out_dir / "labels" / f"{image.stem}.png"
-
     def add(self, image: Path, pixels: np.ndarray) -> None:
         """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and write its picture and label map."""
         labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # of a sigmoid they are floats
-        picture, label_map = self.outputs(self.out_dir, image)
         over = draw.overlay(pixels, labels, self.palette, ignore=None)
         shares = draw.class_shares(labels, len(self.classes))
-        _write(picture, draw.with_legend(over, self.classes, self.palette, shares))
-        _write(label_map, labels.astype(np.uint8 if len(self.classes) <= 256 else np.uint16))
+        _write(self.out_dir / image.name, draw.with_legend(over, self.classes, self.palette, shares))
+        label_map = labels.astype(np.uint8 if len(self.classes) <= 256 else np.uint16)
+        _write(self.out_dir / "labels" / f"{image.stem}.png", label_map)
 
     def finish(self) -> Path:
         """The folder to look at."""
@@ -144,9 +136,6 @@ def _write(path: Path, picture: np.ndarray) -> None:
     """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16; JPEG at a quality that keeps letters and edges clean."""
     with atomic_write(path) as scratch:
         Image.fromarray(picture).save(scratch, quality=95, subsampling=0)
-
-
-TASKS = {"mmdet": Detection, "mmseg": Segmentation}  # by default_scope
 
 
 def predict(
@@ -175,17 +164,17 @@ def predict(
             another or the images; see `load_model`. Also, once the other images are done: images cannot be read.
     """
     scope = cfg.get("default_scope", "mmdet")
-    if scope not in TASKS:
-        raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected one of {', '.join(TASKS)}")
+    if scope not in ("mmdet", "mmseg"):
+        raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected mmdet or mmseg")
     images = list_images(images)
-    _check_outputs({image: TASKS[scope].outputs(out_dir, image) for image in images})
+    _check_outputs(images, out_dir, with_label_maps=scope == "mmseg")
     model = load_model(cfg, checkpoint, device)
     task = Detection(model, out_dir, score_thr) if scope == "mmdet" else Segmentation(model, out_dir)
     unreadable = []
     for image in track_iter_progress(images):
         try:
             pixels = read_image(image)
-        except UnreadableImageError as error:
+        except ValueError as error:
             print(f"\n{error}", file=sys.stderr)
             unreadable.append(str(image))
         else:
@@ -217,37 +206,28 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(images))
 
 
-class UnreadableImageError(ValueError):
-    """A file is empty, truncated or no image."""
-
-
 def read_image(path: Path) -> np.ndarray:
     """The pixels of an image file: [H, W, 3] uint8 RGB.
 
     Raises:
-        UnreadableImageError: See there.
+        ValueError: The file is empty, truncated or no image.
     """
     try:
         with suppress(UnidentifiedImageError), Image.open(path) as image:
             image.load()  # refuses a truncated file, whose rest OpenCV fills with grey
         pixels = mmcv.imread(str(path), channel_order="rgb")
     except Exception as error:  # decoders raise whatever they stumble over
-        raise UnreadableImageError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
     if pixels is None:
-        raise UnreadableImageError(f"{path} cannot be read: empty, or not an image that OpenCV can decode")
+        raise ValueError(f"{path} cannot be read: empty, or not an image that OpenCV can decode")
     return pixels
 
 
-def _check_outputs(outputs: Mapping[Path, Sequence[Path]]) -> None:
-    """Every output must be a file of its own, and none an image. `outputs`: by image."""
-    inputs = {image.resolve() for image in outputs}
-    taken: dict[Path, Path] = {}
-    for image, files in outputs.items():
-        for output in files:
-            if output.resolve() in inputs:
-                raise ConfigError(
-                    f"the pictures would overwrite the images in {output.parent}; choose another --out-dir"
-                )
-            if output in taken:
-                raise ConfigError(f"{taken[output]} and {image} would both be written to {output}; run them apart")
-            taken[output] = image
+def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool) -> None:
+    """No output may overwrite an image or another output; a label map has the stem of its image."""
+    folders = {out_dir.resolve(), (out_dir / "labels").resolve()}
+    if any(image.parent.resolve() in folders for image in images):
+        raise ConfigError(f"--out-dir: the outputs would overwrite the images in {out_dir}; choose another folder")
+    counts = Counter(image.stem if with_label_maps else image.name for image in images)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(f"several images would be written to the same file; run them apart: {', '.join(twice[:10])}")
