@@ -6,8 +6,7 @@ import pytest
 import torch
 from conftest import REPO
 
-from vitdense.engine.build import build_model
-from vitdense.engine.config import load_config
+from vitdense.engine.config import build_model, load_config
 
 pytest.importorskip("mmdet")
 CONFIGS = sorted(REPO.glob("configs/*.py"))

@@ -20,7 +20,7 @@ def labels():
     return labels
 
 
-def test_overlay_blends_inside_and_is_full_along_borders(image, labels):
+def test_overlay_blends_regions_and_is_opaque_along_borders(image, labels):
     before = image.copy()
     got = overlay(image, labels, PALETTE, alpha=0.25)
     assert got.dtype == np.uint8
@@ -32,30 +32,30 @@ def test_overlay_blends_inside_and_is_full_along_borders(image, labels):
     np.testing.assert_array_equal(image, before)
 
 
-def test_overlay_leaves_ignored_pixels_as_they_are(image, labels):
+def test_overlay_leaves_ignored_pixels_unchanged(image, labels):
     np.testing.assert_array_equal(overlay(image, labels, PALETTE)[30:], image[30:])
     many = distinct_colours(256)
     assert (overlay(image, np.full((40, 60), 255), many, alpha=1, ignore=None) == many[255]).all()
 
 
 @pytest.mark.parametrize("alpha", [0, 1])
-def test_overlay_at_the_ends_of_alpha(image, alpha):
+def test_overlay_with_alpha_0_and_1(image, alpha):
     labels = np.ones((40, 60), np.uint8)
     np.testing.assert_array_equal(
         overlay(image, labels, PALETTE, alpha), np.full_like(image, PALETTE[1]) if alpha else image
     )
 
 
-def test_overlay_refuses_what_it_cannot_draw(image, labels):
-    with pytest.raises(ValueError, match="got 7, expected 0 to 2: the palette has 3 colours"):
+def test_overlay_refuses_unknown_labels_other_shapes_and_alpha(image, labels):
+    with pytest.raises(ValueError, match=r"labels: got 7\b.*palette"):
         overlay(image, np.where(labels == 2, 7, labels), PALETTE)
-    with pytest.raises(ValueError, match=r"got shape \(40, 59\), expected that of the image, \(40, 60\)"):
+    with pytest.raises(ValueError, match=r"labels: .*\(40, 59\).*\(40, 60\)"):
         overlay(image, labels[:, 1:], PALETTE)
-    with pytest.raises(ValueError, match="alpha: got 2"):
+    with pytest.raises(ValueError, match="alpha"):
         overlay(image, labels, PALETTE, alpha=2)
 
 
-def test_shares_are_of_all_pixels(labels):
+def test_class_shares_are_of_all_pixels(labels):
     np.testing.assert_allclose(class_shares(labels, 3), [0.375, 0, 0.375])
     np.testing.assert_allclose(class_shares(np.array([[-1, 0], [1, 7]]), 2), [0.25, 0.25])
 
@@ -67,20 +67,20 @@ def swatches(legend):
     return [colour for i, colour in enumerate(drawn) if colour in PALETTE and colour != drawn[i - 1]]
 
 
-def test_the_legend_lists_present_classes_the_largest_first(image):
+def test_legend_lists_present_classes_by_share(image):
     got = with_legend(image, ["disc", "ring", "bar"], PALETTE, [0.2, 0, 0.7])
     np.testing.assert_array_equal(got[:40, :60], image)
     assert swatches(got[:, 60:]) == [PALETTE[2], PALETTE[0]]
     three = with_legend(image, ["disc", "ring", "bar"], PALETTE, [0.2, 0.1, 0.7])
     assert swatches(three[:, 60:]) == [PALETTE[2], PALETTE[0], PALETTE[1]]
     np.testing.assert_array_equal(with_legend(image, ["disc"], PALETTE[:1], [0.0]), image)
-    with pytest.raises(ValueError, match="as many colours and shares as names, got 3, 1, 2"):
+    with pytest.raises(ValueError, match="colours and shares"):
         with_legend(image, ["disc", "ring"], PALETTE, [1.0])
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (96, 96), (100, 900), (900, 100), (1080, 1920)])
 @pytest.mark.parametrize("name", ["x", "a class of the longest name that anyone would ever give to a class of things"])
-def test_the_legend_only_adds_to_the_size_and_cuts_nothing(shape, name):
+def test_legend_keeps_the_picture_and_cuts_no_text(shape, name):
     picture = np.full((*shape, 3), 7, np.uint8)
     got = with_legend(picture, [name], PALETTE[:1], [1.0])
     assert got.shape[0] >= shape[0]
@@ -91,13 +91,13 @@ def test_the_legend_only_adds_to_the_size_and_cuts_nothing(shape, name):
     np.testing.assert_array_equal(got[: shape[0], : shape[1]], picture)
 
 
-def test_a_longer_name_makes_a_wider_legend(image):
+def test_legend_is_as_wide_as_the_longest_name(image):
     widths = [with_legend(image, [n * "m"], PALETTE[:1], [1.0]).shape[1] for n in (1, 10, 100)]
     assert widths[2] - widths[1] > 8 * (widths[1] - widths[0]) > 0
 
 
 @pytest.mark.parametrize("side", [64, 600])
-def test_a_long_list_ends_with_the_number_of_those_left_out(side, monkeypatch):
+def test_long_legend_sums_up_the_smallest_classes_in_its_last_line(side, monkeypatch):
     from PIL import ImageDraw
 
     written = []
@@ -120,7 +120,7 @@ def test_a_long_list_ends_with_the_number_of_those_left_out(side, monkeypatch):
     assert got.shape[0] < max(side + 1, 400)
 
 
-def test_colours_are_distinct_and_always_the_same():
+def test_distinct_colours_are_distinct_and_reproducible():
     colours = distinct_colours(150)
     assert colours.shape == (150, 3)
     np.testing.assert_array_equal(colours[:11], distinct_colours(11))

@@ -1,6 +1,5 @@
 """`python -m vitdense`: right about this environment, and alive in any other."""
 
-import importlib.metadata
 import re
 import subprocess
 import sys
@@ -10,121 +9,128 @@ from pathlib import Path
 import pytest
 
 import vitdense.__main__ as main
-from vitdense._finder import OpsInUse
+from vitdense.ops import OpsInUse
 
 ROOT = Path(__file__).parents[1]
+REQUIRED = ("torch", "torchvision", "timm", "safetensors")
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """The distributions that metadata lookup finds; no package is really imported, whatever `broken` names raises."""
-    versions = {package.distributions[0]: package.minimum for package in main.PACKAGES}
-    versions["torch"] = "2.11.0+cu128"
-    broken: dict[str, Exception] = {}
-
-    def version(name: str) -> str:
-        if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
+def environment(monkeypatch):
+    """Installed versions (module -> distribution -> version) and the errors that importing a module raises."""
+    versions = {p.module: dict([p.requirement.split(">=")]) for p in main.PACKAGES}
+    versions["torch"] = {"torch": "2.11.0+cu128"}
+    errors: dict[str, Exception] = {}
 
     def import_module(name: str):
-        if name in broken:
-            raise broken[name]
-        return types.ModuleType(name)
+        if name in errors:
+            raise errors[name]
 
-    monkeypatch.setattr(main.importlib.metadata, "version", version)
-    fake = types.SimpleNamespace(metadata=importlib.metadata, import_module=import_module)
-    monkeypatch.setattr(main, "importlib", fake)
+    monkeypatch.setattr(main, "_installed_versions", lambda: versions)
+    monkeypatch.setattr(main, "importlib", types.SimpleNamespace(import_module=import_module))
     monkeypatch.setattr(main, "_try_torchvision", lambda: None)
-    monkeypatch.setattr(main, "_devices", lambda: ("CPU, 2 threads", "cuda:0 Some GPU, 24 GiB"))
+    monkeypatch.setattr(main, "_devices", lambda: ["CPU, 2 threads", "cuda:0 Some GPU, 24 GiB"])
+    monkeypatch.setattr(main, "ops_in_use", lambda: OpsInUse("compiled", "somewhere"))
+    return types.SimpleNamespace(versions=versions, errors=errors)
+
+
+@pytest.fixture
+def report(environment, capsys):
+    """Runs the report: exit status, the rows of the table, the lines of help."""
+
+    def run() -> tuple[int, str, str]:
+        status = main.main()
+        table, _, help_lines = capsys.readouterr().out.partition("\n\n")
+        return status, table, help_lines
+
+    return run
+
+
+def test_complete_environment_is_ready(report):
+    status, table, help_lines = report()
+    assert status == 0
+    assert help_lines.splitlines() == ["Ready."]
+    for text in ("2.11.0+cu128", "onedl-mmdetection", "Some GPU, 24 GiB", "compiled (somewhere)"):
+        assert text in table
+
+
+@pytest.mark.parametrize("package", main.PACKAGES, ids=lambda package: package.module)
+def test_missing_package_has_one_line_with_the_command(environment, report, package):
+    environment.versions[package.module] = {}
+    status, table, help_lines = report()
+    assert re.search(rf"^{package.module} +not installed$", table, re.M)
+    assert len(help_lines.splitlines()) == 2
+    assert help_lines.startswith(f"{package.module} is not installed")
+    assert ("torchvision==0.26.*" if package.module == "torchvision" else package.requirement) in help_lines
+    assert status == (package.module in REQUIRED)
+
+
+def test_without_any_package():
+    command = [sys.executable, "-S", "-m", "vitdense"]  # -S: no site-packages
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert len(re.findall(r"^\w+ is not installed .*: pip install ", done.stdout, re.M)) == len(main.PACKAGES)
+    assert all(name in done.stdout.splitlines()[-1] for name in REQUIRED)
+
+
+def test_stand_in_has_the_command_that_compiles_the_ops(report, monkeypatch):
     monkeypatch.setattr(main, "ops_in_use", lambda: OpsInUse("stand-in", "vitdense on torchvision"))
-    return types.SimpleNamespace(versions=versions, broken=broken)
+    status, _, help_lines = report()
+    assert status == 0
+    assert main.BUILD_COMMAND in help_lines
 
 
-def test_all_there(installed, capsys):
-    assert main.main() == 0
-    out = capsys.readouterr().out
-    assert main.collect().problems == ()
-    assert out.strip().endswith("Ready.")
-    for text in ("2.11.0+cu128", "onedl-mmdetection", "Some GPU, 24 GiB", "stand-in"):
-        assert text in out
+def test_torchvision_of_another_torch_names_the_one_to_install(environment, report):
+    environment.errors["torchvision"] = RuntimeError("operator torchvision::nms does not exist")
+    status, _, help_lines = report()
+    assert status == 1
+    assert "operator torchvision::nms does not exist" in help_lines
+    assert '"torchvision==0.26.*"' in help_lines
 
 
-def test_without_mm(installed, capsys):
-    for name in [name for name in installed.versions if "mm" in name and name != "timm"]:
-        del installed.versions[name]
-    assert main.main() == 1  # mmengine is needed
-    out = capsys.readouterr().out
-    assert 'pip install "onedl-mmdetection>=3.5.1"' in out
-    assert 'pip install "vitdense[mm]"' in out
-    assert re.search(r"mmcv ops +mmcv not installed", out)
-
-
-def test_nothing_installed(installed, capsys):
-    installed.versions.clear()
-    assert main.main() == 1
-    assert main.collect().devices == ()
-    assert 'pip install "torch>=2.6"' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("missing", "code"), [("timm", 1), ("onedl-mmengine", 1), ("onedl-mmcv", 0), ("pycocotools", 0)]
-)
-def test_exit_code_is_about_what_backbones_need(installed, capsys, missing, code):
-    del installed.versions[missing]
-    assert main.main() == code
-    assert missing in capsys.readouterr().out
-
-
-def test_torchvision_of_another_torch(installed):
-    installed.broken["torchvision"] = RuntimeError("operator torchvision::nms does not exist")
-    report = main.collect()
-    (problem,) = report.problems
-    assert "operator torchvision::nms does not exist" in problem.what
-    assert '"torchvision==0.26.*"' in problem.command
-    assert not report.ready
-    assert problem.command in main.format_report(report)
-
-
-def test_torchvision_that_fails_on_first_use(installed, monkeypatch):
+def test_torchvision_that_fails_on_first_use(report, monkeypatch):
     def fails():
         raise NotImplementedError("Could not run 'torchvision::nms' with arguments from the 'CUDA' backend.\nmore")
 
     monkeypatch.setattr(main, "_try_torchvision", fails)
-    (problem,) = main.collect().problems
-    assert "'CUDA' backend.; it has to be" in problem.what
+    status, _, help_lines = report()
+    assert status == 1
+    assert "'CUDA' backend.)" in help_lines
 
 
-def test_upstream_old_and_doubled_distributions(installed):
-    del installed.versions["onedl-mmcv"]
-    installed.versions["mmcv"] = "2.1.0"
-    assert main.collect().problems == ()
-    installed.versions["onedl-mmcv"] = "2.3.6"
-    (problem,) = main.collect().problems
-    assert problem.command == 'pip uninstall -y onedl-mmcv mmcv && pip install "onedl-mmcv>=2.3.6"'
-    del installed.versions["mmcv"]
-    installed.versions["onedl-mmcv"] = "2.3.6rc1"  # a candidate is taken for its release
-    assert main.collect().problems == ()
-    installed.versions["onedl-mmcv"] = "2.2.9"
-    assert "older than 2.3.6" in main.collect().problems[0].what
+def test_two_distributions_of_one_package(environment, report):
+    environment.versions["mmcv"] = {"onedl-mmcv": "2.3.6", "mmcv": "2.1.0"}
+    assert 'pip uninstall -y onedl-mmcv mmcv && pip install "onedl-mmcv>=2.3.6"' in report()[2]
 
 
-def test_a_broken_package_is_reported_not_raised(installed):
-    del installed.versions["onedl-mmdetection"]
-    installed.versions["mmdet"] = "3.3.0"
-    installed.broken["mmdet"] = AssertionError("MMCV==2.3.6 is used but incompatible")
-    (problem,) = main.collect().problems
-    assert "MMCV==2.3.6 is used but incompatible" in problem.what
-    assert problem.command == 'pip uninstall -y mmdet && pip install "onedl-mmdetection>=3.5.1"'
+@pytest.mark.parametrize(
+    ("name", "version", "old"),
+    [
+        ("onedl-mmcv", "2.2.9", True),
+        ("onedl-mmcv", "2.3.6rc1", False),
+        ("onedl-mmcv", "2.10", False),
+        ("mmcv", "2.1.0", False),
+    ],
+)
+def test_versions_older_than_the_minimum(environment, report, name, version, old):
+    environment.versions["mmcv"] = {name: version}
+    assert ("mmcv is older than 2.3.6" in report()[2]) == old
+
+
+def test_broken_package_is_reported_not_raised(environment, report):
+    environment.versions["mmdet"] = {"mmdet": "3.3.0"}
+    environment.errors["mmdet"] = AssertionError("MMCV==2.3.6 is used but incompatible")
+    status, _, help_lines = report()
+    assert status == 0
+    assert "MMCV==2.3.6 is used but incompatible" in help_lines
+    assert 'pip uninstall -y mmdet && pip install "onedl-mmdetection>=3.5.1"' in help_lines
 
 
 def test_table_agrees_with_the_package_metadata():
     text = (ROOT / "pyproject.toml").read_text()
-    declared = dict(re.findall(r'"([\w-]+)>=([\d.]+)",', text))
-    extra = dict(re.findall(r'"([\w-]+)>=([\d.]+)",', text.split("mm = [")[1].split("]")[0]))
+    needed, extras = text.split("[project.optional-dependencies]")
     for package in main.PACKAGES:
-        assert declared[package.distributions[0]] == package.minimum
-        assert (package.distributions[0] in extra) == package.extra
+        assert f'"{package.requirement}"' in (needed if package.required else extras)
 
 
 def test_run_here():

@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitdense.engine.build import build_model
-from vitdense.engine.config import load_config
+from vitdense.engine.config import build_model, load_config
 from vitdense.report import Row, alternate, count, macs, median_ratio, peak_memory, table
 
 

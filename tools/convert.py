@@ -4,18 +4,18 @@ import argparse
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.backbones.base import MMENGINE_GLOBALS
+from peers import comparable, find
+from verify import verify
 from vitdense.engine.launch import exit_on_user_error
-from vitdense.engine.verify import verify
 from vitdense.weights.convert import SUFFIXES, convert, save
+from vitdense.weights.families import SCHEMES
 from vitdense.weights.read import read
-from vitdense.weights.sources import SCHEMES
 
 NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
 
 
 def tokens(text: str) -> int:
-    """A window side of the command line; 0 stands for the window itself in pretraining."""
+    """A window side on the command line; 0 stands for the window itself in pretraining."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected tokens as whole numbers")
     return int(text)
@@ -23,10 +23,17 @@ def tokens(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("src", help="file, address or short name: whatever init_cfg's checkpoint may be")
-    parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}; .npz for google's names")
+    parser.add_argument("src", help="file, address or name of the model table: whatever init_cfg's checkpoint may be")
+    parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--to", required=True, choices=NAMES, help="whose names it gets")
-    parser.add_argument("--verify", action="store_true", help="run both models on random images and compare")
+    parser.add_argument(
+        "--verify",
+        nargs="?",
+        const="",
+        metavar="MODEL",
+        help="run our model and those of the other projects on a random image and compare; MODEL, a name of "
+        "vitdense.list_models(), is what SRC is a checkpoint of; default: SRC, where that is such a name",
+    )
     parser.add_argument("--prefix", help="of the backbone's keys in SRC; default: the usual ones are found")
     parser.add_argument("--scheme", choices=NAMES, help="whose names SRC has; default: it is detected")
     for flag, what in (("window-size", "windows"), ("pretrained-window-size", "windows of pretraining")):
@@ -35,7 +42,7 @@ def main() -> None:
             type=tokens,
             nargs="+",
             metavar="N",
-            help=f"Swin V2's {what} in tokens, one or one per stage, where SRC does not tell them",
+            help=f"Swin V2's {what} in tokens, one or one per stage, where neither SRC nor MODEL tells them",
         )
     parser.add_argument(
         "--drop-output-norms", action="store_true", help="of a dense backbone, for classifiers have no names for them"
@@ -52,18 +59,24 @@ def main() -> None:
         parser.error(f"dst: got {args.dst.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     if 0 in (args.window_size or ()):
         parser.error("--window-size: got 0, expected tokens above 0")
+    windows, trained = args.window_size, args.pretrained_window_size
+    if args.verify is not None:
+        try:
+            model, spec = comparable(find(args.verify or args.src))
+        except ValueError as error:
+            parser.error(f"{error}; name the model that SRC is a checkpoint of: --verify MODEL")
+        windows, trained = windows or [spec.window], trained or spec.pretrained
     with exit_on_user_error():
-        source = read(args.src, MMENGINE_GLOBALS, sha256=args.sha256, allow_pickle=args.allow_pickle)
-        windows = args.window_size, args.pretrained_window_size
+        source = read(args.src, sha256=args.sha256, allow_pickle=args.allow_pickle)
         converted = convert(
-            source, args.to, args.prefix, args.scheme, *windows, args.drop_output_norms, args.drop_classifier
+            source, args.to, args.prefix, args.scheme, windows, trained, args.drop_output_norms, args.drop_classifier
         )
         print(converted)
-        for verdict in verify(converted, *windows) if args.verify else ():
-            print(verdict)
+        for result in verify(converted, model, spec) if args.verify is not None else ():
+            print(result)
         # Detectors name their classes there.
         extra = {"meta": source["meta"]} if converted.is_whole and "meta" in source else None
-        if extra and args.dst.suffix in (".safetensors", ".npz"):
+        if extra and args.dst.suffix == ".safetensors":
             print(f"  meta, which names the classes, left out: {args.dst.name} holds tensors alone; .pth would keep it")
         save(converted.state, args.dst, "state_dict" if converted.is_whole else converted.scheme.wrapper, extra)
         print(args.dst)

@@ -5,8 +5,7 @@ import json
 import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.arguments import config_of, make_parser
-from vitdense.engine.build import build_model
+from vitdense.engine.config import build_model, config_of, make_parser
 from vitdense.engine.launch import exit_on_user_error
 from vitdense.report import Row, count, table
 
@@ -23,11 +22,13 @@ def main() -> None:
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1280), metavar=("H", "W"), help="image size")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
     args = parser.parse_args()
+    if min(args.shape) < 1:
+        parser.error(f"--shape: got {args.shape[0]} {args.shape[1]}, expected a height and width of at least 1 pixel")
     with exit_on_user_error():
         cfg = config_of(args)
         with torch.device("meta"):
             model = build_model(cfg).eval()
-    rows = count(model, tuple(args.shape))
+        rows = count(model, tuple(args.shape))
     if args.json:
         print(json.dumps({**as_json(rows), "backbone": as_json(rows[:1])}))
     else:

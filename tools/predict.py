@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.arguments import config_of, make_parser
+from vitdense.engine.config import config_of, make_parser
 from vitdense.engine.launch import exit_on_user_error, find_checkpoint
 from vitdense.engine.predict import predict
 
@@ -17,7 +17,7 @@ from vitdense.engine.predict import predict
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("checkpoint", help="checkpoint file, or a work folder for its latest")
-    parser.add_argument("images", nargs="+", type=Path, help="image files")
+    parser.add_argument("images", nargs="+", type=Path, help="image files, and folders of them")
     parser.add_argument("--out-dir", type=Path, help="default <work folder>/predictions")
     parser.add_argument(
         "--score-thr", type=float, default=0.3, help="do not draw detections below this score (detectors only)"

@@ -6,7 +6,7 @@ from pathlib import Path
 from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.arguments import add_run_arguments, config_of, make_parser
+from vitdense.engine.config import add_run_arguments, config_of, make_parser
 from vitdense.engine.launch import exit_on_user_error, test
 from vitdense.files import atomic_write
 

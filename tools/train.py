@@ -1,14 +1,20 @@
 """Train a detector or a segmentor from a config."""
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.arguments import add_run_arguments, config_of, make_parser
-from vitdense.engine.launch import exit_on_user_error, train
+from vitdense.engine.config import add_run_arguments, config_of, make_parser
+from vitdense.engine.launch import AMP_DTYPES, exit_on_user_error, train
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     add_run_arguments(parser)
-    parser.add_argument("--amp", action="store_true", help="automatic mixed precision (needs an accelerator)")
+    parser.add_argument(
+        "--amp",
+        nargs="?",
+        const="float16",
+        choices=AMP_DTYPES,
+        help="automatic mixed precision in this data type, float16 without one; needs a GPU",
+    )
     parser.add_argument(
         "--resume",
         nargs="?",

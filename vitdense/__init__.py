@@ -1,7 +1,30 @@
-"""Vision-transformer backbones for dense prediction; importing it makes `mmcv.ops` importable without a compiler."""
+"""Vision-transformer backbones for dense prediction.
 
-from vitdense._finder import install as _install_ops
+`create` builds a backbone by name; in configs of mmdet and mmseg the classes are ``type='vitdense.Swin'``. Importing
+the package also makes `mmcv.ops` importable without a compiler; it imports neither torch nor any package of mm.
+"""
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import Any
+
+from vitdense.ops.finder import install as _install_ops
+
+__version__ = "0.2.0"
+_LAZY = {  # name: the module that has it, imported when the name is first used
+    **dict.fromkeys(("create", "list_models"), "vitdense.models"),
+    **dict.fromkeys(("MViT", "Swin", "SwinV2", "ViT"), "vitdense.backbones"),
+    "DeconvPyramid": "vitdense.necks",
+}
+__all__ = [*_LAZY]
 
 _install_ops()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'vitdense' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -9,14 +9,14 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 MIN_TEXT = 13  # pixels; smaller letters cannot be read
-MIN_LINES = 12  # of a legend: beside a smaller picture it is longer than that, rather than empty
+MIN_LINES = 12  # of a legend, even where the picture is lower
 TEXT_SHARE = 38  # side of a square picture over the height of its letters
-CONTOUR_SHARE = 600  # side of a square picture over the width of a contour on either side of a border
+CONTOUR_SHARE = 600  # side of a square picture over the width of a contour on each side of a border
 PAPER, INK, FAINT = (255, 255, 255), (30, 30, 30), (110, 110, 110)
 
 
 def distinct_colours(count: int) -> np.ndarray:
-    """Colours for classes that have none, always the same: hues by the golden ratio, neighbours differ in lightness.
+    """Fixed colours for classes without a palette: hues by the golden ratio, neighbours differ in lightness.
 
     Returns:
         [count, 3] uint8 RGB.
@@ -27,10 +27,10 @@ def distinct_colours(count: int) -> np.ndarray:
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """The share of all pixels that each class has.
+    """The share of all pixels per class.
 
     Args:
-        labels: [H, W] integers; what is not from 0 to `num_classes` - 1 counts for no class.
+        labels: [H, W] integers; labels outside 0 to `num_classes` - 1 count for no class.
         num_classes: Number of classes.
 
     Returns:
@@ -47,14 +47,14 @@ def overlay(
     alpha: float = 0.5,
     ignore: int | None = 255,
 ) -> np.ndarray:
-    """Classes over an image: each region in the colour of its class, along its border in the full one.
+    """Blend the colour of each pixel's class over an image; along borders between classes it is opaque.
 
     Args:
         image: [H, W, 3] uint8 RGB.
         labels: [H, W] integers, class indices.
         palette: [classes, 3] RGB, 0 to 255.
         alpha: Weight of the colours, 0 (only the contours) to 1 (only the colours).
-        ignore: Label whose pixels stay as they are; None: there is no such.
+        ignore: Label whose pixels stay as they are, if any.
 
     Returns:
         [H, W, 3] uint8 RGB.
@@ -86,21 +86,21 @@ def _borders(labels: np.ndarray) -> np.ndarray:
     """[H, W]: whether a pixel is near one of another label."""
     width = max(1, round(math.sqrt(labels.size) / CONTOUR_SHARE))
     kernel = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
-    values = labels.astype(np.uint16)  # which OpenCV takes
+    values = labels.astype(np.uint16)  # OpenCV takes no int64
     return cv2.dilate(values, kernel) != cv2.erode(values, kernel)
 
 
 def with_legend(
     picture: np.ndarray, names: Sequence[str], colours: Sequence | np.ndarray, shares: Sequence[float] | np.ndarray
 ) -> np.ndarray:
-    """A picture with a legend to its right: colour, name and share of the classes that are present, the largest first.
+    """Add a legend to the right: colour, name and share of the classes that are present, the largest first.
 
-    Names are never cut: the result is as wide as they need. Of more classes than lines that fit, the smallest are
-    counted in the last line.
+    The result is as wide as the longest name needs. If more classes are present than lines fit, the last line sums up
+    the smallest.
 
     Args:
         picture: [H, W, 3] uint8 RGB.
-        names: Of the classes.
+        names: Names of the classes.
         colours: [classes, 3] RGB, 0 to 255.
         shares: [classes], 0 to 1; classes of share 0 are left out.
 
@@ -120,17 +120,18 @@ def with_legend(
     height, width = picture.shape[:2]
     text = max(MIN_TEXT, round(math.sqrt(height * width) / TEXT_SHARE))  # height of the letters; all else follows it
     line, margin, swatch = round(1.6 * text), text, round(1.2 * text)
-    room = max(MIN_LINES, (height - 2 * margin) // line)
-    shown = present if len(present) <= room else present[: room - 1]
-    rows = [(" ".join(str(names[i]).split()), tuple(int(c) for c in colours[i]), shares[i]) for i in shown]
-    if len(shown) < len(present):
-        rest = present[len(shown) :]
-        rows.append((f"and {len(rest)} more", None, sum(shares[i] for i in rest)))
+    num_lines = max(MIN_LINES, (height - 2 * margin) // line)
+    shown = present if len(present) <= num_lines else present[: num_lines - 1]
+    rest = present[len(shown) :]
+    rows = [(" ".join(str(names[i]).split()), tuple(int(c) for c in colours[i]), _percent(shares[i])) for i in shown]
+    if rest:
+        rows.append((f"and {len(rest)} more", None, _percent(sum(shares[i] for i in rest))))
 
     font = ImageFont.load_default(text)
+    name_width = math.ceil(max(font.getlength(name) for name, _, _ in rows))
+    share_width = math.ceil(max(font.getlength(share) for _, _, share in rows))
     x_name = width + margin + swatch + text // 2
-    x_end = x_name + math.ceil(max(font.getlength(name) for name, _, _ in rows))
-    x_end += text + math.ceil(max(font.getlength(_percent(share)) for _, _, share in rows))  # right end of the shares
+    x_end = x_name + name_width + text + share_width  # right end of the shares
     page = Image.new("RGB", (x_end + margin, max(height, 2 * margin + line * len(rows))), PAPER)
     page.paste(Image.fromarray(picture), (0, 0))
     draw = ImageDraw.Draw(page)
@@ -140,7 +141,7 @@ def with_legend(
             corner = (width + margin, top + (line - swatch) // 2)
             draw.rectangle((*corner, corner[0] + swatch, corner[1] + swatch), fill=colour, outline=FAINT)
         draw.text((x_name, middle), name, fill=INK if colour is not None else FAINT, font=font, anchor="lm")
-        draw.text((x_end, middle), _percent(share), fill=FAINT, font=font, anchor="rm")
+        draw.text((x_end, middle), share, fill=FAINT, font=font, anchor="rm")
     return np.asarray(page)
 
 

@@ -1,38 +1,57 @@
-"""Registries of the scope ``vitdense``, children of mmengine's root.
+"""The registries of the scope ``vitdense``, children of mmengine's root, and what is registered in them.
 
-``type='vitdense.Swin'`` makes mmengine import this module and then the `locations` below, from the mmdet and the
-mmseg scope alike. Only mmengine is imported here; a location that needs mmdet or mmseg is listed when that is
-installed, so that a user of one need not own the other.
+``type='vitdense.Swin'`` makes mmengine import this module, then the `locations` below, from the mmdet and from the
+mmseg scope alike. A location that needs mmdet or mmseg is listed only where that is installed, so that a user of one
+need not own the other.
 """
 
+import logging
 from importlib.util import find_spec
 
-from mmengine.registry import DATA_SAMPLERS as ROOT_DATA_SAMPLERS
-from mmengine.registry import DATASETS as ROOT_DATASETS
-from mmengine.registry import HOOKS as ROOT_HOOKS
-from mmengine.registry import METRICS as ROOT_METRICS
-from mmengine.registry import MODELS as ROOT_MODELS
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as ROOT_OPTIM_WRAPPER_CONSTRUCTORS
-from mmengine.registry import TRANSFORMS as ROOT_TRANSFORMS
+from mmengine import registry as root
+from mmengine.logging import MMLogger
+from mmengine.model import initialize
 from mmengine.registry import Registry
+from timm.layers import LayerNorm2d
+
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
+from vitdense.module import Module
+from vitdense.necks import DeconvPyramid
 
 
-def _child(parent: Registry, **locations: str | tuple[str, ...]) -> Registry:
+def _child(parent: Registry, **locations: str) -> Registry:
     """A registry of scope vitdense, filled on first use by importing each module whose needed package is installed.
 
     Args:
         parent: mmengine's registry of the same kind.
-        **locations: Package that is needed = module or modules to import, relative to vitdense.
+        **locations: Package that is needed = module to import, relative to vitdense.
     """
-    modules = {needs: (names,) if isinstance(names, str) else names for needs, names in locations.items()}
-    here = [f"vitdense.{name}" for needs, names in modules.items() if find_spec(needs) for name in names]
+    here = [f"vitdense.{module}" for needs, module in locations.items() if find_spec(needs)]
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
 
-MODELS = _child(ROOT_MODELS, mmengine=("backbones", "necks"), mmdet="heads")
-DATASETS = _child(ROOT_DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg")
-DATA_SAMPLERS = _child(ROOT_DATA_SAMPLERS, mmcv="engine.seeded")
-TRANSFORMS = _child(ROOT_TRANSFORMS, mmcv="engine.seeded")
-METRICS = _child(ROOT_METRICS, mmdet="engine.metrics")
-HOOKS = _child(ROOT_HOOKS, mmengine="engine.hooks")
-OPTIM_WRAPPER_CONSTRUCTORS = _child(ROOT_OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")
+MODELS = _child(root.MODELS, mmdet="heads")
+DATASETS = _child(root.DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg")
+DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmcv="engine.seeded")
+TRANSFORMS = _child(root.TRANSFORMS, mmcv="engine.seeded")
+METRICS = _child(root.METRICS, mmdet="engine.metrics")
+HOOKS = _child(root.HOOKS, mmengine="engine.hooks")
+OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")
+
+for _module in (MViT, Swin, SwinV2, ViT, DeconvPyramid):
+    MODELS.register_module(module=_module)
+# LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
+MODELS.register_module(name="LN2d", module=LayerNorm2d)
+
+
+class _ToCurrentLogger(logging.Handler):
+    """Repeats records in mmengine's current logger, so that the log of a run says what the backbones loaded."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        MMLogger.get_current_instance().log(record.levelno, record.getMessage())
+
+
+# Trunks and necks know nothing of mmengine: its initialisers and its log reach them from here.
+Module.initialize = staticmethod(initialize)
+logging.getLogger("vitdense.backbones").setLevel(logging.INFO)
+logging.getLogger("vitdense.backbones").addHandler(_ToCurrentLogger())

@@ -1,4 +1,4 @@
-"""mmengine's loading goes through ours, where `vitdense.engine` is imported."""
+"""mmengine's loading and saving of checkpoints through ours."""
 
 import os
 import subprocess
@@ -10,18 +10,26 @@ import torch
 
 pytest.importorskip("mmengine")
 from conftest import REPO
+from mmengine.fileio import get_file_backend
 from mmengine.logging import HistoryBuffer
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
 from mmengine.runner.checkpoint import CheckpointLoader, load_checkpoint
 from safetensors.torch import save_file
 
-import vitdense.engine  # noqa: F401
 from vitdense.backbones import base
-from vitdense.backbones.base import MMENGINE_GLOBALS
 from vitdense.engine import checkpoints
+from vitdense.engine.checkpoints import RUN_GLOBALS, install_loader, read_checkpoint
+from vitdense.engine.hooks import ExactLoadHook
 from vitdense.engine.launch import find_checkpoint
-from vitdense.weights import fetch
+from vitdense.weights import read as read_module
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.read import read
+
+
+@pytest.fixture
+def installed():
+    install_loader()
 
 
 class Malicious:
@@ -29,13 +37,13 @@ class Malicious:
         return exec, ("raise SystemExit('ran')",)
 
 
-def test_a_pickle_with_code_is_refused_by_mmengine_too(tmp_path):
+def test_mmengine_refuses_a_pickle_with_code(tmp_path, installed):
     torch.save({"state_dict": {"weight": torch.ones(1)}, "x": Malicious()}, tmp_path / "bad.pth")
     with pytest.raises(CheckpointMismatchError, match=r"without running code from it.*GLOBAL \S*exec was not"):
         load_checkpoint(torch.nn.Linear(1, 1), str(tmp_path / "bad.pth"))
 
 
-def test_mmengine_loads_what_we_read_and_keeps_versions_and_devices(tmp_path):
+def test_mmengine_loads_what_we_read_and_keeps_versions_and_devices(tmp_path, installed):
     source, target = torch.nn.BatchNorm2d(2), torch.nn.BatchNorm2d(2)
     torch.nn.init.normal_(source.weight)
     torch.save({"state_dict": source.state_dict(), "meta": {"seed": np.int64(3)}}, tmp_path / "a.pth")
@@ -49,25 +57,27 @@ def test_mmengine_loads_what_we_read_and_keeps_versions_and_devices(tmp_path):
         assert saved.get("state_dict", saved)["weight"].device.type == "meta"
 
 
-def test_what_is_not_there_is_said_by_us():
-    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth is not a file"):
+def test_missing_checkpoint_is_our_error(installed):
+    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth"):
         CheckpointLoader.load_checkpoint("nowhere.pth")
 
 
-def test_other_prefixes_keep_their_loaders():
-    loader = CheckpointLoader._get_checkpoint_loader
+def test_other_prefixes_keep_their_loaders(installed):
+    def loader(filename):
+        return CheckpointLoader._get_checkpoint_loader(filename).__name__
+
     for ours in ("a.pth", "https://h/a.pth", "timm://m", "hf://o/r/f", "torchvision://swin_t"):
-        assert loader(ours) is checkpoints.load_from_vitdense
+        assert loader(ours) == "load_from_vitdense"
     for theirs in ("open-mmlab://resnet50", "mmcls://m", "s3://b/a.pth", "petrel://b/a.pth", "modelzoo://resnet50"):
-        assert loader(theirs) is not checkpoints.load_from_vitdense
+        assert loader(theirs) != "load_from_vitdense"
 
 
 def test_torchvision_names_of_existing_configs_keep_their_weights(tmp_path, monkeypatch):
     asked = []
     torch.save({"a": torch.ones(1)}, tmp_path / "a.pth")
-    monkeypatch.setattr(fetch, "download", lambda address, sha256=None: asked.append(address) or tmp_path / "a.pth")
+    monkeypatch.setattr(read_module, "download", lambda address, *_: asked.append(address) or {"a": torch.ones(1)})
     for name in ("resnet50", "resnet50.imagenet1k_v2", "swin_t", "swin_t.imagenet1k_v1"):
-        CheckpointLoader.load_checkpoint(f"torchvision://{name}")
+        read_checkpoint(f"torchvision://{name}")
     files = [address.rsplit("/", 1)[1] for address in asked]
     assert files == ["resnet50-0676ba61.pth", "resnet50-11ad3fa6.pth", "swin_t-704ceda3.pth", "swin_t-704ceda3.pth"]
 
@@ -78,10 +88,10 @@ def test_the_first_process_fetches_and_the_others_wait(monkeypatch):
     monkeypatch.setattr(checkpoints, "read", lambda *args, **kwargs: events.append("read") or {})
     for rank, expected in ((0, ["read", "barrier"]), (1, ["barrier", "read"])):
         monkeypatch.setattr(base, "get_rank", lambda rank=rank: rank)
-        checkpoints.load_from_vitdense("https://host/a.pth")
+        read_checkpoint("https://host/a.pth")
         assert events == expected
         events.clear()
-        checkpoints.load_from_vitdense("a.pth")
+        read_checkpoint("a.pth")
         assert events == ["read"]
         events.clear()
 
@@ -91,18 +101,54 @@ def test_the_first_process_fetches_and_the_others_wait(monkeypatch):
     monkeypatch.setattr(base, "get_rank", lambda: 0)
     monkeypatch.setattr(checkpoints, "read", fail)
     with pytest.raises(CheckpointNotFoundError):
-        checkpoints.load_from_vitdense("https://host/a.pth")
+        read_checkpoint("https://host/a.pth")
     assert events == ["barrier"]  # the others do not wait for ever
 
 
-def test_without_the_import_mmengine_stays_as_it_is():
+def test_importing_the_hooks_leaves_mmengines_loader_and_making_one_replaces_it():
     code = (
-        "import vitdense, vitdense.backbones; from mmengine.runner.checkpoint import CheckpointLoader as c; "
+        "import vitdense.engine, vitdense.engine.hooks as h; "
+        "from mmengine.runner.checkpoint import CheckpointLoader as c; "
+        "print(c._get_checkpoint_loader('a.pth').__name__); h.ExactLoadHook(); "
         "print(c._get_checkpoint_loader('a.pth').__name__)"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stdout.strip() == "load_from_local", done.stderr
+    assert done.stdout.split()[-2:] == ["load_from_local", "load_from_vitdense"], done.stderr
+
+
+class Model(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, *args, **kwargs):
+        raise NotImplementedError
+
+
+class Custom:
+    """What a user's hook may put into the message hub."""
+
+
+def test_custom_object_in_the_message_hub_needs_allow_pickle_of_the_hook(tmp_path):
+    path = str(tmp_path / "run.pth")
+    model = Model()
+    torch.save({"state_dict": model.state_dict(), "message_hub": {"runtime_info": {"mine": Custom()}}}, path)
+    install_loader()
+    with pytest.raises(CheckpointMismatchError, match=r"vitdense\.ExactLoadHook', allow_pickle=True"):
+        CheckpointLoader.load_checkpoint(path)
+    ExactLoadHook(allow_pickle=True)
+    assert isinstance(CheckpointLoader.load_checkpoint(path)["message_hub"]["runtime_info"]["mine"], Custom)
+    install_loader()  # as the tools do, before the Runner makes its hooks
+    for option in (True, False):
+        hook = dict(type="vitdense.ExactLoadHook", allow_pickle=option)
+        name = f"custom_object_{option}"
+        runner = Runner(model, str(tmp_path), custom_hooks=[hook], load_from=path, experiment_name=name)
+        if option:
+            runner.load_or_resume()
+        else:
+            with pytest.raises(CheckpointMismatchError, match="allow_pickle"):
+                runner.load_or_resume()
 
 
 class Attribute:
@@ -115,22 +161,33 @@ class Attribute:
         return self.call
 
 
-def test_mmengine_checkpoints_are_read_and_their_getattr_reaches_log_buffers_only(tmp_path):
+def test_log_history_is_restored_and_its_getattr_reaches_log_buffers_only(tmp_path):
     buffer = HistoryBuffer([1.0, 2.0], [1, 1])
     torch.save({"message_hub": buffer, "meta": {"seed": np.int64(3)}}, tmp_path / "run.pth")
     with pytest.raises(CheckpointMismatchError, match="without running code"):
-        read(tmp_path / "run.pth")
-    saved = read(tmp_path / "run.pth", allow=MMENGINE_GLOBALS)
+        read(tmp_path / "run.pth", allow=())
+    saved = read_checkpoint(str(tmp_path / "run.pth"))
+    assert type(saved["message_hub"]) is HistoryBuffer
     assert saved["message_hub"].mean() == 1.5
     torch.save({"x": Attribute(torch.Tensor, "numpy")}, tmp_path / "bad.pth")
     with pytest.raises(CheckpointMismatchError, match="asks for 'numpy'"):
-        read(tmp_path / "bad.pth", allow=(*MMENGINE_GLOBALS, torch.Tensor))
+        read(tmp_path / "bad.pth", allow=(*RUN_GLOBALS, torch.Tensor))
 
 
 def test_names_of_weights_and_addresses_pass_through(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    name = next(iter(fetch.NAMED))
+    name = "swin_t.ms_in1k"
     assert [find_checkpoint(c) for c in (name, "hf://o/r/a.pth")] == [name, "hf://o/r/a.pth"]
     (tmp_path / name).mkdir()  # a work folder of that name comes first
     with pytest.raises(CheckpointNotFoundError):
         find_checkpoint(name)
+
+
+def test_failed_save_keeps_the_old_checkpoint(tmp_path):
+    backend = get_file_backend(backend_args={"backend": "vitdense.atomic"})
+    path = tmp_path / "c.pth"
+    backend.put(b"old", str(path))
+    with pytest.raises(TypeError):
+        backend.put("not bytes", str(path))
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pth"]

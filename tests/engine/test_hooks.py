@@ -7,8 +7,7 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from torch import nn
 
-from vitdense.engine.build import build_model
-from vitdense.engine.config import load_config
+from vitdense.engine.config import build_model, load_config
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import fit_whole
 
@@ -74,7 +73,7 @@ def test_mmdets_whole_detector_loads_through_load_from_and_detects_the_same(publ
     (path,) = tmp_path.glob("*/load_report.txt")
     report = path.read_text()
     assert "(mmdet names)" in report.splitlines()[0]
-    assert "100.00 % of the parameters filled" in report.splitlines()[0]
+    assert "100.00 % of the parameters loaded" in report.splitlines()[0]
     assert "  loaded backbone.stages.0.blocks.0.attn.qkv.weight" in report
     assert "  dropped backbone.stages.0.blocks.0.attn.bias.index" in report
 
@@ -141,7 +140,7 @@ def test_a_whole_segmentor_of_mmseg_loads_and_segments_the_same():
     state, report = fit_whole(ours, {"state_dict": theirs.state_dict()})
     ours.load_state_dict(state, strict=True)
     assert report.share == 1
-    assert all(key.endswith("attn.bias.index") for key in report.dropped)
+    assert all(key.endswith("attn.bias.index") for key in report.ignored)
     image = torch.randn(1, 3, 97, 131)
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
 
@@ -160,7 +159,7 @@ def test_a_whole_segmentor_with_a_final_norm_fits_none_without_it():
     )  # fmt: skip
     checkpoint = {"state_dict": theirs.state_dict()}
     state, report = fit_whole(ours, dict(checkpoint))
-    assert (report.scheme, report.share, report.dropped) == ("mmseg", 1, [])
+    assert (report.scheme, report.share, report.ignored) == ("mmseg", 1, [])
     ours.load_state_dict(state, strict=True)
     image = torch.randn(1, 3, 64, 96)
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5

@@ -4,7 +4,6 @@ from mmengine.config import Config
 from PIL import Image
 
 from vitdense.engine.config import ConfigError
-from vitdense.engine.label_maps import MAPS_READ
 from vitdense.engine.preflight import check
 
 
@@ -64,112 +63,113 @@ def test_label_maps_that_fit(maps, values, num_classes, options):
 
 
 @pytest.mark.parametrize(
-    ("values", "num_classes", "options", "fault", "fits"),
+    ("values", "num_classes", "options", "outside"),
     [
-        (
-            range(151),
-            150,
-            {},
-            "hold 150, which no class",
-            ["reduce_zero_label=True", "num_classes=151", "ignore_index"],
-        ),
-        (range(13), 11, {}, "hold 11-12, which no class", ["num_classes=13"]),
-        ([*range(14), 255], 11, {"reduce_zero_label": True}, "hold 12-13, which no class", ["num_classes=13"]),
-        ([*range(11), 11], 11, {}, "hold 11, which", ["reduce_zero_label=True", "num_classes=12", "ignore_index=11"]),
-        ([0, 1, 200], 2, {}, "hold 200, which", ["ignore_index=200"]),
-        ([0, 1, 128, 200], 2, {}, "hold 128, 200, which", []),
-        ([0, 1, 255], 2, {"head": {"ignore_index": 9}}, "hold 255, which", ["ignore_index=255"]),
-        ([0, 1, 300], 45, {}, "hold 300, which .*8 bits alone", []),  # 44 in the 8 bits that mmseg reads
-        (range(11), 11, {"reduce_zero_label": True}, "start at class 0", ["reduce_zero_label=False"]),
-        ([0, 1, 255], 2, {"reduce_zero_label": True, "split": "val"}, "start at class 0", ["reduce_zero_label=False"]),
-        ([255], 11, {}, "have no pixel with a label", []),
-        ([0], 11, {"reduce_zero_label": True}, "have no pixel with a label", ["reduce_zero_label=False"]),
-        ([0, 255], 2, {}, "hold 0 and 255 alone.* write 1 in place of 255", []),
+        (range(151), 150, {}, "150"),
+        (range(13), 11, {}, "11, 12"),
+        ([*range(14), 255], 11, {"reduce_zero_label": True}, "12, 13"),
+        ([0, 1, 255], 2, {"head": {"ignore_index": 9}}, "255"),
+        ([0, 1, 300], 45, {}, "300"),  # 44 in the 8 bits that mmseg reads
     ],
 )
-def test_label_maps_that_do_not_fit_name_the_settings_that_do(maps, values, num_classes, options, fault, fits):
-    root = maps(values, dtype=np.uint16 if max(values) > 255 else np.uint8)
-    cfg = segmentation(root, num_classes, **options)
-    with pytest.raises(ConfigError, match=f"label maps {fault}.* in 1 of 1 maps.*0000.png") as raised:
-        check(cfg, ("train", "val"))
-    _, found, advice = str(raised.value).partition("What fits: ")
-    assert bool(found) == bool(fits)
-    parts = advice.split("; or ") if found else []
-    assert len(parts) == len(fits)
-    assert all(part.startswith(fit) for part, fit in zip(parts, fits))
-    assert found or "No setting fits" in str(raised.value)
+def test_values_without_class_are_refused(maps, values, num_classes, options, outside):
+    root = maps([0, 1], values, dtype=np.uint16 if max(values) > 255 else np.uint8)
+    with pytest.raises(ConfigError, match=rf"hold {outside} \(first in .*0001.png.* 0 \(.*num_classes={num_classes},"):
+        check(segmentation(root, num_classes, **options), ("train", "val"))
 
 
-def test_the_histogram_shows_runs_with_their_shares(maps):
-    with pytest.raises(ConfigError, match=r"raw values 0 \(50 %\), 3-4 \(50 %\) in 2 of 2 maps, 4 first in .*0001.png"):
+@pytest.mark.parametrize(
+    ("values", "num_classes", "options"),
+    [(range(11), 11, {}), ([0, 1, 255], 2, {"split": "val"})],
+)
+def test_reduce_zero_label_that_takes_out_a_class_is_refused(maps, values, num_classes, options):
+    with pytest.raises(ConfigError, match=r"Got raw values 0 \(.*reduce_zero_label=False"):
+        check(segmentation(maps(values), num_classes, reduce_zero_label=True, **options), ("train", "val"))
+
+
+@pytest.mark.parametrize(
+    ("values", "fix"),
+    [([0, 1, 2, 7], r"hold 7 .*Got raw values 0 \("), ([0, 1, 2, 6], r"Got raw values 0 \(.*reduce_zero_label=True")],
+)
+def test_unlabelled_pixels_taken_for_class_0_are_refused(maps, values, fix):
+    root, loveda = maps(values), dict(type="LoveDADataset", metainfo=None, img_suffix=".jpg")  # classes 1 to 7
+    check(segmentation(root, 7, **loveda), ("train",))
+    with pytest.raises(ConfigError, match=fix):
+        check(segmentation(root, 7, **loveda, reduce_zero_label=False), ("train",))
+
+
+def test_labels_that_were_moved_down_beforehand_pass_without_reduce_zero_label(maps):
+    root = maps([0, 1, 6, 255])
+    loveda = dict(type="LoveDADataset", metainfo=None, img_suffix=".jpg", reduce_zero_label=False)
+    check(segmentation(root, 7, **loveda), ("train",))
+
+
+def test_histogram_has_the_share_of_each_value(maps):
+    with pytest.raises(ConfigError, match=r"raw values 0 \(50 %\), 3 \(25 %\), 4 \(25 %\) in 2 of 2 maps"):
         check(segmentation(maps([0, 0, 0, 3], [0, 3, 4, 4]), 4), ("train",))
-    with pytest.raises(ConfigError, match=r"0 \(.*, 14 \(.*, \.\.\. 4 runs \.\.\., 24 \(.*, 38 \("):
-        check(segmentation(maps(range(0, 40, 2), [0]), 4), ("train",))
+    with pytest.raises(ConfigError, match=r" 0 \(.*, 18 \(.*, \.\.\. 20 more \.\.\., 60 \(.*, 78 \("):
+        check(segmentation(maps(range(0, 80, 2), [0]), 4), ("train",))
 
 
-def test_the_loader_of_label_maps_is_found_inside_other_steps(maps):
+def test_label_loader_inside_test_time_augmentation_is_found(maps):
     cfg = segmentation(maps([0, 1, 2]), 2)
     steps = cfg.train_dataloader.dataset.pipeline
     cfg.train_dataloader.dataset.pipeline = [steps[0], dict(type="TestTimeAug", transforms=[[steps[1]], [steps[2]]])]
-    with pytest.raises(ConfigError, match="hold 2, which no class"):
+    with pytest.raises(ConfigError, match="hold 2 "):
         check(cfg, ("train",))
 
 
-def test_a_rare_last_class_is_looked_for_in_more_maps(maps):
-    contents = [[0, 1, 2] for _ in range(2 * MAPS_READ)]
-    contents[1] = [0, 1, 2, 3]  # not among those read at first
-    check(segmentation(maps(*contents), 3, reduce_zero_label=True), ("train",))
+@pytest.mark.parametrize("pixels", [np.random.default_rng(0).integers(0, 255, (4, 4, 3)), np.ones((4, 4, 3))])
+def test_label_maps_of_three_channels_name_the_file_and_its_shape(maps, pixels):
+    with pytest.raises(ConfigError, match=r"0000.png.*\(4, 4, 3\)"):
+        check(segmentation(maps(pixels), 3), ("train",))
 
 
-def test_label_maps_of_one_channel_only(maps):
-    colours = np.random.default_rng(0).integers(0, 255, (4, 4, 3))
-    with pytest.raises(
-        ConfigError, match=r"0000.png has shape \(4, 4, 3\) and type uint8.*index of each pixel's colour"
-    ):
-        check(segmentation(maps(colours), 3), ("train",))
-    with pytest.raises(ConfigError, match="Its channels are alike: save the first alone"):
-        check(segmentation(maps(np.ones((4, 4, 3))), 3), ("train",))
+def test_missing_label_map_names_the_file_and_the_setting(maps):
+    with pytest.raises(ConfigError, match=r"0000_labels.png.* seg_map_suffix"):
+        check(segmentation(maps([0, 1]), 2, seg_map_suffix="_labels.png"), ("train",))
 
 
-def test_label_maps_that_are_not_there(maps):
+def test_data_set_without_images_names_the_setting(maps):
+    with pytest.raises(ConfigError, match="empty: img_suffix"):
+        check(segmentation(maps([0, 1]), 2, img_suffix=".jpeg"), ("train",))
+
+
+@pytest.mark.parametrize("decoder", ["pillow", "cv2"])
+def test_unreadable_label_map_names_the_file(maps, decoder):
     root = maps([0, 1], [0, 1])
-    with pytest.raises(ConfigError, match=r"0000.jpg has no label map .*0000_labels.png; seg_map_suffix"):
-        check(segmentation(root, 2, seg_map_suffix="_labels.png"), ("train",))
-    with pytest.raises(ConfigError, match="the data set is empty"):
-        check(segmentation(root, 2, img_suffix=".jpeg"), ("train",))
     (root / "maps/0001.png").write_bytes(b"nothing")
     check(segmentation(root, 2, indices=1), ("train",))
-    with pytest.raises(ConfigError, match=r"0001.png cannot be read \(UnidentifiedImageError"):
-        check(segmentation(root, 2), ("train",))
+    cfg = segmentation(root, 2)
+    cfg.train_dataloader.dataset.pipeline[1].imdecode_backend = decoder
+    with pytest.raises(ConfigError, match=r"0001.png cannot be read"):
+        check(cfg, ("train",))
 
 
-def test_label_maps_of_a_list_and_of_a_choice_of_classes(maps):
+def test_label_maps_of_a_file_list_and_of_chosen_classes(maps):
     root = maps([0, 1], [150], [0, 149])
     (root / "good.txt").write_text("0000\n0002\n")
     check(segmentation(root, 150, ann_file="good.txt"), ("train",))
     ade = dict(type="ADE20KDataset", ann_file="good.txt")
     check(segmentation(root, 2, **ade, metainfo={"classes": ["wall", "rug"]}), ("train",))  # others are ignored
-    with pytest.raises(ConfigError, match="no pixel with a label"):
-        check(segmentation(root, 2, **ade, metainfo={"classes": ["sky", "rug"]}), ("train",))
 
 
 ADE = {"type": "ADE20KDataset", "metainfo": None}
 
 
 @pytest.mark.parametrize("split", ["training", "validation"])
-def test_ade20k_counts_from_one(shared_data, split):
+def test_ade20k_maps_need_reduce_zero_label(shared_data, split):
     pytest.importorskip("mmseg")
     root, prefixes = shared_data / "ade/ADEChallengeData2016", (f"images/{split}", f"annotations/{split}")
     check(segmentation(root, 150, prefixes, **ADE), ("train",))
-    with pytest.raises(ConfigError, match=r"have 0 for unlabelled pixels.*What fits: reduce_zero_label=True") as raised:
+    with pytest.raises(ConfigError, match="reduce_zero_label=True"):
         check(segmentation(root, 150, prefixes, **ADE, reduce_zero_label=False), ("train",))
-    assert "num_classes=151" not in str(raised.value)  # the type of the data set has its classes
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_camvid_counts_from_zero(shared_data, split):
+def test_camvid_maps_refuse_reduce_zero_label(shared_data, split):
     pytest.importorskip("mmseg")
     root, prefixes = shared_data / "camvid", (f"images/{split}", f"annotations/{split}")
     check(segmentation(root, 11, prefixes, split=split), ("train", "val"))
-    with pytest.raises(ConfigError, match=r"start at class 0.*What fits: reduce_zero_label=False"):
+    with pytest.raises(ConfigError, match="reduce_zero_label=False"):
         check(segmentation(root, 11, prefixes, split=split, reduce_zero_label=True), ("train", "val"))

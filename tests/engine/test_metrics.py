@@ -1,4 +1,6 @@
 import json
+import runpy
+import sys
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 pytest.importorskip("mmdet")
 from pycocotools import mask as rle
 
+from vitdense.engine import metrics
 from vitdense.engine.metrics import CocoMetric, FasterCocoMetric
 
 SIZE = 64
@@ -99,3 +102,18 @@ def test_nothing_predicted_is_zero_with_all_keys(kind, ground_truth):
 def test_a_subset_is_scored_against_its_own_images(kind, ground_truth):
     """Perfect predictions on two of six images: AP 1, not a third."""
     assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
+
+
+@pytest.mark.parametrize("missing", ["faster-coco-eval", "FasterCocoMetric of mmdet"])
+def test_faster_metric_falls_back_to_pycocotools_with_one_line(missing, ground_truth, monkeypatch):
+    if missing == "faster-coco-eval":
+        monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    else:
+        monkeypatch.delattr(metrics.mmdet_metrics, "FasterCocoMetric")
+    monkeypatch.setattr(metrics.METRICS, "_module_dict", {})
+    kind = runpy.run_path(metrics.__file__)["FasterCocoMetric"]
+    messages = []
+    monkeypatch.setattr(metrics.MMLogger.get_current_instance(), "info", messages.append)
+    assert evaluate(kind, ground_truth, range(6), noise=4) == evaluate(CocoMetric, ground_truth, range(6), noise=4)
+    assert not issubclass(kind, FasterCocoMetric.__mro__[2])
+    assert sum("pycocotools" in message for message in messages) == 1

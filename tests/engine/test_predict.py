@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +9,8 @@ from mmengine.config import Config
 from PIL import Image
 
 from vitdense.datasets.shapes import CLASSES, PALETTE, draw_image
-from vitdense.engine.build import build_model
-from vitdense.engine.config import ConfigError
-from vitdense.engine.predict import Segmentation, load_model, predict
+from vitdense.engine.config import ConfigError, build_model
+from vitdense.engine.predict import Segmentation, UnreadableImageError, list_images, load_model, predict, read_image
 
 pytest.importorskip("mmseg")
 NAMES = ["background", *CLASSES]
@@ -113,10 +113,10 @@ def test_more_than_256_classes_take_16_bits(cfg, checkpoint, images, tmp_path):
     model = load_model(cfg, checkpoint(dataset_meta=dict(classes=NAMES)), "cpu")
     model.num_classes, model.dataset_meta = 300, dict(classes=[str(i) for i in range(300)])
     segmentation = Segmentation(model, tmp_path / "many")
-    labels = np.full((64, 128), 299)
-    segmentation.labels = lambda image: labels
-    segmentation.add(images[0])
-    np.testing.assert_array_equal(np.array(Image.open(tmp_path / "many/labels/wide.png")), labels)
+    labels = torch.full((1, 64, 128), 299)
+    segmentation.infer = lambda image: SimpleNamespace(pred_sem_seg=SimpleNamespace(data=labels))
+    segmentation.add(images[0], read_image(images[0]))
+    np.testing.assert_array_equal(np.array(Image.open(tmp_path / "many/labels/wide.png")), labels[0].numpy())
 
 
 def test_outputs_that_would_overwrite_one_another_or_the_images(cfg, checkpoint, images, tmp_path):
@@ -132,6 +132,48 @@ def test_outputs_that_would_overwrite_one_another_or_the_images(cfg, checkpoint,
     cfg.default_scope = "mmpretrain"
     with pytest.raises(ConfigError, match="got default_scope='mmpretrain', expected one of mmdet, mmseg"):
         predict(cfg, "not asked for", images, tmp_path)
+
+
+@pytest.fixture
+def unreadable(images):
+    """Files that are not images, and ones that are cut off; by name."""
+    folder = images[0].parent
+    content = {"empty.jpg": b"", "text.png": b"not an image"}
+    content |= {f"cut_{path.name}": path.read_bytes()[: path.stat().st_size // 2] for path in images}
+    for name, data in content.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in content]
+
+
+def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, images, unreadable, tmp_path, capsys):
+    out = tmp_path / "out"
+    path = checkpoint(dataset_meta=dict(classes=NAMES, palette=COLOURS))
+    with pytest.raises(ConfigError) as error:
+        predict(cfg, path, [*unreadable, *images], out)
+    assert sorted(p.name for p in out.glob("*.*")) == ["tall.jpg", "wide.png"]
+    told = capsys.readouterr().err
+    assert all(str(image) in told and str(image) in str(error.value) for image in unreadable)
+    assert not any(str(image) in str(error.value) for image in images)
+
+
+def test_read_image(images, unreadable):
+    for image in unreadable:
+        with pytest.raises(UnreadableImageError, match=image.name):
+            read_image(image)
+    np.testing.assert_array_equal(read_image(images[0]), np.array(Image.open(images[0])))  # RGB
+
+
+def test_folders_stand_for_their_images(images, tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "UPPER.JPG").write_bytes(b"")
+    assert list_images([tmp_path]) == sorted(images)
+    assert list_images([images[1], tmp_path / "sub", tmp_path]) == [images[1], tmp_path / "sub/UPPER.JPG", images[0]]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ConfigError, match="none"):
+        list_images([tmp_path / "none"])
+    with pytest.raises(ConfigError, match="gone"):
+        list_images([tmp_path / "gone"])
 
 
 def test_a_checkpoint_without_classes_or_with_too_few_is_refused(cfg, checkpoint, images, tmp_path):

@@ -32,7 +32,7 @@ def test_a_good_config_passes(cfg):
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (("cat", "dog", "redfox"), r"1 of 3 classes are not categories.*'redfox' .did you mean 'red fox'"),
+        (("cat", "dog", "redfox"), r"redfox.*red fox.*metainfo"),
         (("dog", "cat", "red fox"), "another order.*'cat', 'dog', 'red fox'"),
         (("cat", "dog"), r"the data set has 2 classes, but model\.roi_head\.bbox_head\.num_classes is 3"),
     ],
@@ -52,14 +52,14 @@ def test_every_head_of_a_cascade_is_checked(repo):
 
 
 @pytest.mark.parametrize("gone", ["train2017", "annotations/instances_train2017.json"])
-def test_missing_data_says_what_was_looked_for_and_how_to_put_it_there(cfg, tmp_path, gone):
+def test_missing_data_names_the_path_and_the_option(cfg, tmp_path, gone):
     (tmp_path / gone).rename(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=rf"{gone} is not there; .*--cfg-options data_root="):
         check(cfg, ("train",))
     check(cfg, ("val",))
 
 
-def test_the_evaluators_file_and_a_class_list_in_a_file(cfg, tmp_path):
+def test_evaluator_file_and_class_list_in_a_file(cfg, tmp_path):
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
     cfg.val_dataloader.dataset.metainfo.classes = str(tmp_path / "classes.txt")
     check(cfg, ("val",))
@@ -76,7 +76,7 @@ def test_data_sets_inside_wrappers_are_checked(cfg):
         check(cfg, ("train",))
 
 
-def test_an_annotation_file_that_is_none(cfg, tmp_path):
+def test_annotation_file_that_is_not_coco(cfg, tmp_path):
     (tmp_path / "annotations/instances_val2017.json").write_text("[1, 2]")
-    with pytest.raises(ConfigError, match="not a COCO annotation file"):
+    with pytest.raises(ConfigError, match=r"instances_val2017\.json"):
         check(cfg, ("val",))

@@ -6,7 +6,6 @@ from vitdense.layers.position import AbsolutePosition
 from vitdense.layers.resize import (
     resize_bias_table,
     resize_grid,
-    resize_position_embedding,
     resize_relative_position,
 )
 
@@ -25,19 +24,15 @@ def test_bias_table_is_plain_bicubic(old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), [((14, 14), (24, 40)), ((24, 40), (14, 14)), ((6, 10), (10, 6))])
-@pytest.mark.parametrize("num_extra", [0, 1, 2])
-def test_absolute_position_is_plain_bicubic_and_extra_tokens_stay(old, new, num_extra):
+def test_absolute_position_is_plain_bicubic(old, new):
     """Image 224 to 384x640 at patches of 16, and back."""
-    embedding = torch.randn(1, num_extra + old[0] * old[1], 5)
-    grid = embedding[:, num_extra:].transpose(1, 2).reshape(1, 5, *old)
-    want = F.interpolate(grid, size=new, mode="bicubic").flatten(2).transpose(1, 2)
-    got = resize_position_embedding(embedding, old, new, num_extra)
-    assert torch.equal(got[:, num_extra:], want)
-    assert torch.equal(got[:, :num_extra], embedding[:, :num_extra])
-    assert torch.equal(resize_position_embedding(embedding, old, old, num_extra), embedding)
+    grid = torch.randn(1, *old, 5)
+    want = F.interpolate(grid.permute(0, 3, 1, 2), size=new, mode="bicubic").permute(0, 2, 3, 1)
+    assert torch.equal(resize_grid(grid, new), want)
+    assert resize_grid(grid, old) is grid
 
 
-@pytest.mark.parametrize("rule", ["bicubic", "timm", "mmpretrain"])
+@pytest.mark.parametrize("rule", ["bicubic", "timm"])
 @pytest.mark.parametrize(("old", "new"), WINDOWS)
 def test_constants_are_preserved_and_a_transposed_table_comes_out_transposed(old, new, rule):
     constant = resize_bias_table(torch.full((*sides(old), 3), 0.75), new, rule)
@@ -97,42 +92,17 @@ def test_rule_of_timm_is_timms(old, new):
     table = torch.randn(*sides(old), 3)
     want = resize_rel_pos_bias_table(table.permute(2, 0, 1), new, (3, *sides(new))).permute(1, 2, 0)
     torch.testing.assert_close(resize_bias_table(table, new, "timm"), want, rtol=0, atol=1e-5)
-    embedding = torch.randn(1, 1 + old[0] * old[1], 5)
-    want = resample_abs_pos_embed(embedding, list(new), list(old), num_prefix_tokens=1)
-    assert torch.equal(resize_position_embedding(embedding, old, new, 1, "timm"), want)
-
-
-@pytest.mark.parametrize(("old", "new"), [(7, 12), (12, 7), (8, 16)])
-def test_rule_of_mmpretrain_is_a_spline_through_geometric_positions(old, new):
-    """mmpretrain calls scipy's interp2d, which scipy has removed and names RectBivariateSpline in its place."""
-    interpolate = pytest.importorskip("scipy.interpolate")
-    table = torch.randn(2 * old - 1, 2 * old - 1, 2)
-    low, high = 1.01, 1.5
-    while high - low > 1e-6:
-        q = (low + high) / 2
-        low, high = (low, q) if sum(q**i for i in range(old - 1)) > new - 1 else (q, high)
-    right = [sum(q**j for j in range(i + 1)) for i in range(old - 1)]
-    x = [-v for v in reversed(right)] + [0.0, *right]
-    wanted = torch.arange(2 * new - 1) - (new - 1.0)
-    want = [
-        interpolate.RectBivariateSpline(x, x, table[..., c].numpy(), kx=3, ky=3, s=0)(wanted, wanted) for c in (0, 1)
-    ]
-    want = torch.stack([torch.from_numpy(w) for w in want], -1).float()
-    torch.testing.assert_close(resize_bias_table(table, (new, new), "mmpretrain"), want, rtol=0, atol=1e-4)
+    grid = torch.randn(1, *old, 5)
+    want = resample_abs_pos_embed(grid.flatten(1, 2), list(new), list(old), num_prefix_tokens=0)
+    assert torch.equal(resize_grid(grid, new, "timm").flatten(1, 2), want)
 
 
 def test_the_rules_differ_and_an_unknown_one_is_refused():
     table = torch.linspace(-1, 1, 13)[:, None, None].expand(13, 13, 1).contiguous()
-    plain, timm, mmpretrain = (resize_bias_table(table, (12, 12), rule) for rule in ("bicubic", "timm", "mmpretrain"))
+    plain, timm = (resize_bias_table(table, (12, 12), rule) for rule in ("bicubic", "timm"))
     assert (plain - timm).norm() / plain.norm() > 0.1
-    assert (timm - mmpretrain).norm() / plain.norm() > 1e-3
-    with pytest.raises(ValueError, match="got 'cubic', expected one of bicubic, timm, mmpretrain"):
+    with pytest.raises(ValueError, match="resize: got 'cubic'"):
         resize_bias_table(table, (12, 12), "cubic")
-
-
-def test_an_embedding_of_another_grid_is_refused():
-    with pytest.raises(ValueError, match="197 tokens, but a grid of 14x14 with 2 extra tokens has 198"):
-        resize_position_embedding(torch.zeros(1, 197, 3), (14, 14), (7, 7), num_extra=2)
 
 
 def test_absolute_position_is_resized_to_the_map_it_meets():

@@ -1,25 +1,21 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
-from vitdense.backbones.variants import VIT
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
-from vitdense.weights import changes
 from vitdense.weights import convert as convert_module
 from vitdense.weights.convert import SUFFIXES, convert, save
 from vitdense.weights.detect import detect
 from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.families import SCHEMES
 from vitdense.weights.read import read
-from vitdense.weights.sizes import options, sizes, vit_arch, windows
-from vitdense.weights.sources import SCHEMES
 
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2), "num_heads": (1, 2, 4)}
 MVIT_ARCH = {"embed_dims": 8, "depths": (1, 3, 2), "num_heads": 1}
-VIT_ARCH = {"embed_dims": 192, "depth": 3, "num_heads": 3}  # of a width whose heads are known, as google's names need
+VIT_ARCH = {"embed_dims": 192, "depth": 3, "num_heads": 3}
 V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
 MAKE = {
     "swin": lambda **options: Swin(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
@@ -44,14 +40,14 @@ def same(a, b):
 @pytest.mark.parametrize(
     ("family", "first", "second"), [(f, a, b) for f in ("swin", "swin_v2") for a in NAMES[f] for b in NAMES[f]]
 )
-def test_every_direction_and_back_is_bit_equal_with_the_classifier(family, first, second):
+def test_every_conversion_and_back_is_bit_equal_with_the_classifier(family, first, second):
     options = {"windows": [4]}
     original = convert(classifier(family), first, **options)
-    assert original.found.scheme.name == "vitdense"
+    assert original.match.scheme.name == "vitdense"
     there = convert(original.state, second, **options)
-    assert there.found.scheme.name == first
+    assert there.match.scheme.name == first
     back = convert({"model": there.state}, first, **options)
-    assert back.found.scheme.name == second
+    assert back.match.scheme.name == second
     assert same(back.state, original.state)
 
 
@@ -83,24 +79,24 @@ def mvit_state(parts, **arch):
 
 @pytest.mark.parametrize("arch", [{}, {"growth": "mlp"}, {"growth": "mlp", **V1}], ids=["attention", "mlp", "v1"])
 @pytest.mark.parametrize(("first", "second"), [(a, b) for a in NAMES["mvit"] for b in NAMES["mvit"]])
-def test_every_direction_of_mvit_and_back_is_bit_equal_with_all_that_both_keep(first, second, arch):
+def test_every_conversion_of_mvit_and_back_is_bit_equal(first, second, arch):
     parts = max((a & b for a in KEEPS[first] for b in KEEPS[second]), key=len)
     if "absolute_position" not in arch:
         parts = parts - {"its position"}
     state = mvit_state(parts, **arch)
     original = convert(state, first)
-    assert original.found.scheme.name == "vitdense"
+    assert original.match.scheme.name == "vitdense"
     there = convert({"model_state": original.state}, second)
     # detectron2's trunk has the authors' names: where its norms are missing, it is taken for theirs.
     trunk_alone = first == "detectron2" and "output norms" not in parts
-    assert there.found.scheme.name == ("official" if trunk_alone else first)
+    assert there.match.scheme.name == ("official" if trunk_alone else first)
     back = convert(there.state, first)
     assert same(back.state, original.state)
     assert same(convert(there.state, "vitdense").state, state)
 
 
 @pytest.mark.parametrize(("first", "part"), [("mmpretrain", "class token"), ("detectron2", "classifier")])
-def test_what_a_scheme_of_mvit_does_not_keep_is_an_error(first, part):
+def test_tensors_without_a_name_in_an_mvit_scheme_are_an_error(first, part):
     key = next(iter(BESIDE[part])).replace(".", r"\.")
     with pytest.raises(CheckpointMismatchError, match=rf"the {first} scheme .* has no names for .*{key}"):
         convert(mvit_state({"classifier", part}), first)
@@ -110,7 +106,7 @@ def test_what_a_scheme_of_mvit_does_not_keep_is_an_error(first, part):
     ("growth", "blocks", "numbers"),
     [("attention", ["1.blocks.0", "2.blocks.0"], [1, 4]), ("mlp", ["0.blocks.0", "1.blocks.2"], [0, 3])],
 )
-def test_the_skip_of_an_mvit_block_is_called_by_its_branch_in_timm_only(growth, blocks, numbers):
+def test_timm_names_the_skip_by_its_branch(growth, blocks, numbers):
     state = mvit_state(set(), growth=growth)
     branch = {"attention": "attn", "mlp": "mlp"}[growth]
     found = {key for key in convert(state, "timm").state if "shortcut" in key and key.endswith(".weight")}
@@ -118,46 +114,43 @@ def test_the_skip_of_an_mvit_block_is_called_by_its_branch_in_timm_only(growth, 
     assert {f"blocks.{n}.proj.weight" for n in numbers} <= convert(state, "official").state.keys()
 
 
-def test_convolutions_with_a_time_axis_are_read_where_it_is_one_moment_long():
+def test_convolutions_over_one_frame_are_read_and_over_several_refused():
     state = mvit_state({"classifier"})
     videos = {key: x[:, :, None] if x.ndim == 4 else x for key, x in convert(state, "official").state.items()}
     assert sum(x.ndim == 5 for x in videos.values()) == 1 + 6 * 3
     assert same(convert(videos, "vitdense").state, state)
     videos["blocks.4.attn.pool_k.weight"] = torch.ones(8, 1, 3, 3, 3)
-    with pytest.raises(CheckpointMismatchError, match=r"\(8, 1, 3, 3, 3\), expected one moment.*video"):
+    with pytest.raises(CheckpointMismatchError, match=r"\(8, 1, 3, 3, 3\)"):
         convert(videos, "vitdense")
 
 
-MVIT_FAULTS = {
-    "a block is missing": (
-        lambda s: [s.pop(k) for k in list(s) if k.startswith("blocks.2.")],
-        "has block 3, but block 2 is",
-    ),
+MVIT_FAULTS = {  # how a checkpoint is spoilt, and what the error names
+    "a block is missing": (lambda s: [s.pop(k) for k in list(s) if k.startswith("blocks.2.")], r"blocks\.2\."),
     "no attention weights": (
         lambda s: [s.pop(k) for k in list(s) if k.endswith("qkv.weight")],
-        r"blocks\.0\.attn\.qkv\.weight is missing .* where the width changes",
+        r"missing key blocks\.0\.attn\.qkv\.weight",
     ),
     "a scalar": (
         lambda s: s.update({"blocks.1.attn.qkv.weight": torch.ones(())}),
-        r"blocks\.1\.attn\.qkv\.weight has shape \(\), expected \[3 \* C, C'\]",
+        r"blocks\.1\.attn\.qkv\.weight has shape \(\)",
     ),
     "a width that is not twice": (
         lambda s: s.update({"blocks.4.attn.qkv.weight": torch.ones(3 * 24, 16)}),
-        r"blocks\.4\.attn\.qkv\.weight is of an attention of width 24 behind one of 16, expected the same width",
+        r"blocks\.4\.attn\.qkv\.weight has width 24 after width 16",
     ),
     "positions of no square": (
         lambda s: s.update({"pos_embed": torch.ones(1, 7, 8)}),
-        r"position embedding has shape \(1, 7, 8\), expected \[1, h \* h, C\]",
+        r"position embedding has shape \(1, 7, 8\)",
     ),
     "positions of one axis": (
         lambda s: s.update({"pos_embed": torch.ones(7)}),
-        r"has shape \(7,\), expected \[1, h \* h",
+        r"position embedding has shape \(7,\)",
     ),
 }
 
 
 @pytest.mark.parametrize("what", MVIT_FAULTS)
-def test_an_mvit_whose_stages_cannot_be_told_is_a_clear_error(what):
+def test_mvit_without_clear_stages_is_refused(what):
     state = convert(mvit_state({"classifier"}), "official").state
     spoil, message = MVIT_FAULTS[what]
     spoil(state)
@@ -168,20 +161,20 @@ def test_an_mvit_whose_stages_cannot_be_told_is_a_clear_error(what):
 @pytest.mark.parametrize(
     ("gone", "message"),
     [
-        ("stages.1.", "has stage 2, but stage 1 is missing"),
-        ("stages.1.blocks.1.", "has stage 1, block 2, but stage 1, block 1 is missing"),
+        ("stages.1.", r"stages\.2\.blocks\.0"),
+        ("stages.1.blocks.1.", r"stages\.1\.blocks\.2"),
     ],
 )
-def test_blocks_cannot_be_numbered_where_one_is_missing(gone, message):
+def test_blocks_are_not_renumbered_if_one_is_missing(gone, message):
     state = {key: value for key, value in mvit_state({"classifier"}).items() if not key.startswith(gone)}
     with pytest.raises(CheckpointMismatchError, match=message):
         convert(state, "official")
 
 
-def test_the_skip_has_no_name_in_timm_where_the_width_is_missing():
+def test_timms_name_of_the_skip_needs_the_attention_width():
     state = mvit_state({"classifier"})
     state.pop("stages.1.blocks.0.attn.qkv.weight")
-    with pytest.raises(CheckpointMismatchError, match=r"stages\.1\.blocks\.0\.attn\.qkv\.weight is missing"):
+    with pytest.raises(CheckpointMismatchError, match=r"missing key stages\.1\.blocks\.0\.attn\.qkv\.weight"):
         convert(state, "timm")
 
 
@@ -221,7 +214,6 @@ VIT_KEEPS = {  # what every form of every scheme keeps of it
     "mmpretrain": [
         {"class token", "distillation", "no positions of tokens", "layer scale", "norm", "head", "pooled", "pre-logits"}
     ],
-    "google": [{"class token", "no positions of tokens", "norm", "head", "pre-logits"}],
     "detectron2": [{"relative"}],
 }
 VIT_KINDS = {  # of checkpoints, by what they have
@@ -264,13 +256,13 @@ def keeps(scheme, kind):
     ("kind", "first", "second"),
     [(k, a, b) for k in VIT_KINDS for a in NAMES["vit"] for b in NAMES["vit"] if keeps(a, k) and keeps(b, k)],
 )
-def test_every_direction_of_vit_and_back_is_bit_equal_with_all_that_both_keep(kind, first, second):
+def test_every_conversion_of_vit_and_back_is_bit_equal(kind, first, second):
     state = vit_state(VIT_KINDS[kind])
     original = convert(state, first)
-    assert original.found.scheme.name == "vitdense"
+    assert original.match.scheme.name == "vitdense"
     there = convert({"model": original.state}, second)
     # Without LayerScale or parallel blocks, the authors', timm's and detectron2's names are the same.
-    assert there.found.scheme.name in (first, "official" if first in ("timm", "detectron2") else first)
+    assert there.match.scheme.name in (first, "official" if first in ("timm", "detectron2") else first)
     back = convert(there.state, first)
     assert same(back.state, original.state)
     assert same(convert(there.state, "vitdense").state, state)
@@ -279,7 +271,7 @@ def test_every_direction_of_vit_and_back_is_bit_equal_with_all_that_both_keep(ki
 @pytest.mark.parametrize(
     ("kind", "scheme"), [(kind, scheme) for kind in VIT_KINDS for scheme in NAMES["vit"] if not keeps(scheme, kind)]
 )
-def test_what_a_scheme_of_vit_does_not_keep_is_an_error(kind, scheme):
+def test_tensors_without_a_name_in_a_vit_scheme_are_an_error(kind, scheme):
     with pytest.raises(CheckpointMismatchError, match=rf"the {scheme} scheme of the vit family has no names for"):
         convert(vit_state(VIT_KINDS[kind]), scheme)
 
@@ -292,93 +284,24 @@ def test_what_a_scheme_of_vit_does_not_keep_is_an_error(kind, scheme):
         ("a ViT", "detectron2", {"tokens.cls_token", "norm.weight", "norm.bias", "head.weight", "head.bias"}),
     ],
 )
-def test_what_belongs_to_the_classifier_can_be_left_out(kind, scheme, left):
+def test_classifier_can_be_left_out(kind, scheme, left):
     state = vit_state(VIT_KINDS[kind])
-    with pytest.raises(CheckpointMismatchError, match=r"or leave them out by --drop-classifier"):
+    with pytest.raises(CheckpointMismatchError, match="--drop-classifier"):
         convert(state, scheme)
     done = convert(state, scheme, drop_classifier=True)
     assert set(done.left_out) == left
-    assert f"{len(left)} beside the backbone left out" in str(done)
+    assert f"{len(left)} other tensors left out" in str(done)
     assert same(convert(done.state, "vitdense").state, {key: x for key, x in state.items() if key not in left})
 
 
-@pytest.mark.parametrize("scheme", ["mmseg", "google"])
-def test_a_distillation_token_is_never_left_out_where_there_are_tokens(scheme):
+@pytest.mark.parametrize("scheme", ["mmseg"])
+def test_distillation_token_is_not_left_out_of_a_scheme_with_tokens(scheme):
     state = vit_state(VIT_KINDS["a distilled DeiT"])
     with pytest.raises(CheckpointMismatchError, match=r"no names for 2 tensors: tokens\.dist_token, tokens\.dist_pos"):
         convert(state, scheme, drop_classifier=True)
 
 
-def test_googles_names_need_the_number_of_heads():
-    state = ViT({"embed_dims": 48, "depth": 1, "num_heads": 3}, out_norm="none").state_dict()
-    with pytest.raises(CheckpointMismatchError, match="one of width 48 has: known are the widths 192, 384, 512, 768"):
-        convert(state, "google")
-    state = convert(vit_state({"class token"}), "google").state
-    state["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"] = torch.ones(192, 192)
-    with pytest.raises(CheckpointMismatchError, match=r"shape \(192, 192\), expected the axes \[in, heads, d\]"):
-        convert(state, "vitdense")
-
-
-@pytest.mark.parametrize("prefix", ["", "params/", "opt/target/"])
-@pytest.mark.parametrize("release", ["vit", "big_vision"])
-def test_names_of_both_of_googles_releases_are_read_below_any_prefix(release, prefix):
-    state = vit_state({"class token", "norm", "head"})
-    theirs = convert(state, "google").state
-    if release == "big_vision":
-        new = {"Attention_1/": "Attention_0/", "LayerNorm_2/": "LayerNorm_1/", "MlpBlock_3/": "MlpBlock_0/"}
-        new["Transformer/posembed_input/"] = ""
-        for old, name in new.items():
-            theirs = {key.replace(old, name): value for key, value in theirs.items()}
-    below = {prefix + key: value for key, value in theirs.items()}
-    below |= {"opt/state/step": torch.ones(())} if prefix == "opt/target/" else {}
-    assert same(convert(below, "vitdense").state, state)
-    assert same(detect(below, prefix=prefix).ours(), state)
-    assert same(detect(below, prefix=prefix.rstrip("/")).ours(), state)
-
-
-def test_positions_of_a_class_token_tell_which_release_of_googles_names_to_write():
-    """Its models add positions to the patches alone only in the later one."""
-    with_position, without = {"class token"}, {"class token", "no positions of tokens"}
-    for parts, key, rows in (
-        (with_position, "Transformer/posembed_input/pos_embedding", 17),
-        (without, "params/pos_embedding", 16),
-    ):
-        state = vit_state(parts)
-        theirs = convert(state, "google").state
-        assert theirs[key].shape == (1, rows, 192)
-        assert same(convert(theirs, "vitdense").state, state)
-
-
-def test_the_grid_that_flat_positions_are_read_as_is_said():
-    for parts, text in (
-        ({"class token"}, "17 positions read as a grid of 4x4 and of 1 token"),
-        ({"class token", "distillation"}, "18 positions read as a grid of 4x4 and of 2 tokens"),
-        ({"class token", "no positions of tokens"}, "16 positions read as a grid of 4x4"),
-    ):
-        theirs = convert(vit_state(parts), "official")
-        assert "read as" not in str(theirs)  # ours carry their grid
-        assert str(convert(theirs.state, "vitdense")).splitlines()[1].strip() == text
-
-
-def test_heads_that_other_names_would_lose_are_not_converted(monkeypatch):
-    state = ViT({"embed_dims": 48, "depth": 1, "num_heads": 3}, out_norm="none", pretrain_img_size=64).state_dict()
-    with pytest.raises(CheckpointMismatchError, match="nothing tells how many one of width 48 has"):
-        convert(state, "google")
-    with monkeypatch.context() as patch:
-        patch.setitem(changes.VIT_SIZES, 48, ("nano", 1, 3))
-        theirs = convert(state, "google").state
-        assert same(convert(theirs, "vitdense").state, state)
-        patch.setitem(changes.VIT_SIZES, 48, ("nano", 1, 6))
-        with pytest.raises(CheckpointMismatchError, match=r"has 3 heads of a width of 48, .* published models have 6"):
-            convert(theirs, "vitdense")
-    message = (
-        r"blocks\.0\.attn has 3 heads of a width of 48, .* have none: .* to a model of an arch with these num_heads"
-    )
-    with pytest.raises(CheckpointMismatchError, match=message):
-        convert(theirs, "vitdense")
-
-
-def test_the_bias_that_mmsegs_patches_do_not_have_by_default_is_zero():
+def test_missing_patch_bias_of_mmseg_is_zero():
     state = convert(vit_state({"class token"}), "mmseg").state
     bare = {key: value for key, value in state.items() if key != "patch_embed.projection.bias"}
     ours = convert(bare, "vitdense").state
@@ -390,14 +313,14 @@ def test_the_bias_that_mmsegs_patches_do_not_have_by_default_is_zero():
         convert(bare, "vitdense")
 
 
-def test_a_plain_vit_is_not_taken_for_an_mvit():
-    """All its keys may be those of an MViT; but each of that pools, or changes its width somewhere."""
+def test_plain_vit_is_not_taken_for_an_mvit():
+    """An MViT may have all its keys; but some block of an MViT pools, or changes its width."""
     for parts in ({"class token"}, {"class token", "norm"}, {"relative"}):
         names = "detectron2" if "relative" in parts else "official"
         state = convert(vit_state(parts), names).state
         assert detect(state).family == "vit"
-        with pytest.raises(CheckpointMismatchError, match="that is a plain ViT, not an MViT"):
-            detect(state, ["mvit"]).ours()
+        with pytest.raises(CheckpointMismatchError, match="expected a checkpoint of the mvit family, got one of vit"):
+            detect(state, ["mvit"])
     assert detect(convert(mvit_state(set(), growth="mlp", **V1), "official").state).family == "mvit"
 
 
@@ -420,7 +343,7 @@ def test_dense_backbones_keep_their_output_norms(family):
         convert(state, "timm")
 
 
-def test_buffers_are_made_where_the_scheme_keeps_them():
+def test_buffers_are_made_for_schemes_that_keep_them():
     state = classifier("swin")
     block = "layers.0.blocks.1.attn."
     made = convert(state, "official").state
@@ -439,7 +362,7 @@ def test_buffers_are_made_where_the_scheme_keeps_them():
         convert(state, "official", windows=[4, 4])
 
 
-def test_buffers_of_the_image_size_are_left_out_where_there_is_no_place_for_them():
+def test_attention_masks_are_left_out_of_schemes_without_them():
     state = convert(classifier("swin"), "official").state
     state["layers.0.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
     assert convert(state, "official").state.keys() == state.keys()
@@ -448,7 +371,7 @@ def test_buffers_of_the_image_size_are_left_out_where_there_is_no_place_for_them
     assert "attn_mask" in str(done) or "attn.bias.index" in str(done)
 
 
-def test_a_detector_stays_whole_where_the_scheme_has_detectors():
+def test_detector_stays_whole_in_schemes_of_detectors():
     state = {f"backbone.{key}": value for key, value in MAKE["swin"]().state_dict().items()}
     heads = {"neck.lateral_convs.0.conv.weight": torch.ones(1), "roi_head.fc.bias": torch.ones(2)}
     there = convert({"state_dict": state | heads, "meta": {}}, "mmdet")
@@ -458,11 +381,11 @@ def test_a_detector_stays_whole_where_the_scheme_has_detectors():
     stripped = {key: value for key, value in (state | heads).items() if ".norm" not in key.split("blocks")[0]}
     alone = convert(stripped, "torchvision")
     assert alone.left_out == list(heads)
-    assert "2 beside the backbone left out: neck" in str(alone)
+    assert "2 other tensors left out: neck" in str(alone)
     assert not any(key.startswith("backbone.") for key in alone.state)
 
 
-def test_mmdet_and_detectron2_get_the_prefix_without_which_they_load_nothing():
+def test_mmdet_and_detectron2_get_their_prefix():
     assert all(key.startswith("backbone.") for key in convert(classifier("swin"), "mmdet").state)
     head = {"roi_heads.box_head.fc1.bias": torch.ones(1)}
     state = convert(vit_state({"relative"}), "detectron2").state
@@ -482,55 +405,14 @@ def test_mmdet_and_detectron2_get_the_prefix_without_which_they_load_nothing():
     assert alone.left_out == list(head)
 
 
-def test_the_sizes_are_read_off_the_parameters():
-    assert sizes("swin", classifier("swin")) == ARCH
-    assert windows(classifier("swin")) == ((4, 4),) * 3
-    arch = {**ARCH, "depths": (1, 4, 1), "extra_norm_every": 2}
-    state = SwinV2(arch, out_indices=(0, 1, 2)).state_dict()
-    assert sizes("swin_v2", state) == arch
-    assert windows(state) == ()
-    for growth in ("attention", "mlp"):
-        told = {"pool": "conv", "relative_position": True, "absolute_position": False, "residual_pooling": True}
-        assert sizes("mvit", mvit_state(set(), growth=growth)) == {**MVIT_ARCH, "growth": growth, **told}
-    found = sizes("mvit", mvit_state(set(), growth="mlp", **V1))
-    assert found == {**MVIT_ARCH, "growth": "mlp", **V1, "num_heads": 0}  # which no parameter tells
-
-
-@pytest.mark.parametrize("name", VIT)
-def test_every_published_vit_is_told_by_its_parameters(name):
-    with torch.device("meta"):
-        model = ViT(name, out_norm="none")
-    told = sizes("vit", model.state_dict())
-    arch = vars(VIT[name])
-    assert told == {key: arch[key] for key in told}
-    same_sizes = {other for other, row in VIT.items() if row == VIT[name]}  # vit_tiny is deit_tiny
-    assert vit_arch(told) in same_sizes
-
-
-def test_the_options_of_a_vit_are_told_by_its_parameters():
-    plain = {"stem": "patch", "parallel": 1, "relative_position": False}
-    for changed in ({}, {"stem": "hmlp"}, {"stem": "hmlp_ln", "parallel": 2}, {"relative_position": True}):
-        model = MAKE["vit"](out_norm="none", **changed)
-        assert options("vit", model.state_dict()) == {**plain, **changed}
-        told = {"patch_size": 16, "distilled": False, "token_position": model.tokens is not None, "layer_scale": None}
-        assert sizes("vit", model.state_dict()) == {**VIT_ARCH, **told}
-    assert options("swin", MAKE["swin"]().state_dict()) == {}
-    assert vit_arch({**VIT_ARCH, **told}) is None
-    heads = sizes("vit", ViT({"embed_dims": 48, "depth": 1, "num_heads": 3}).state_dict())["num_heads"]
-    assert heads == 0  # no parameter tells
-    told = ViT({"embed_dims": 48, "depth": 1, "num_heads": 2}, relative_position=True, img_size=32).state_dict()
-    assert sizes("vit", told)["num_heads"] == 2
-    assert sizes("vit", {})["embed_dims"] == 0  # damaged
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_files_are_whole_or_not_there(tmp_path, monkeypatch, suffix):
+def test_files_are_written_atomically(tmp_path, monkeypatch, suffix):
     done = convert(classifier("swin"), "mmdet")
     path = tmp_path / f"a{suffix}"
     save(done.state, path, done.scheme.wrapper, {"meta": {"classes": ["cat"]}})
     saved = read(path)
-    if suffix in (".safetensors", ".npz"):
-        assert same(load_file(path) if suffix == ".safetensors" else saved, done.state)
+    if suffix == ".safetensors":
+        assert same(load_file(path), done.state)
     else:
         assert saved["meta"] == {"classes": ["cat"]}
         saved = saved["state_dict"]
@@ -544,7 +426,7 @@ def test_files_are_whole_or_not_there(tmp_path, monkeypatch, suffix):
         raise OSError("the disk is full")
 
     started = []
-    for module, name in ((np, "savez"), (torch, "save"), (convert_module, "save_file")):
+    for module, name in ((torch, "save"), (convert_module, "save_file")):
         monkeypatch.setattr(module, name, write_a_little)
     with pytest.raises(OSError, match="disk"):
         save({"a": torch.ones(1)}, path)
@@ -553,20 +435,16 @@ def test_files_are_whole_or_not_there(tmp_path, monkeypatch, suffix):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_file_of_another_kind_or_of_numbers_that_it_cannot_hold_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"a\.onnx, expected a name ending in"):
+def test_unknown_suffix_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.onnx"):
         save({"a": torch.ones(1)}, tmp_path / "a.onnx")
-    state = {"a": torch.ones(1).bfloat16(), "b": torch.ones(1).to(torch.float8_e4m3fn), "c": torch.ones(1)}
-    with pytest.raises(ValueError, match=r"a\.npz: got tensors of bfloat16, float8_e4m3fn, which numpy does not have"):
-        save(state, tmp_path / "a.npz")
     assert not list(tmp_path.iterdir())
-    save(state, tmp_path / "a.safetensors")
 
 
-def test_a_window_that_is_not_square_is_not_written_flat():
+def test_table_of_a_window_that_is_not_square_is_not_written_flat():
     """A table of 2x14 has as many rows as one of 5x5, and would be read as that."""
     state = Swin(ARCH, out_indices=(0, 1, 2), window_size=(2, 14)).state_dict()
-    with pytest.raises(CheckpointMismatchError, match="a table of a 2x14 window cannot be written flat"):
+    with pytest.raises(CheckpointMismatchError, match=r"\(3, 27, 1\)"):
         convert(state, "official")
     assert same(convert(state, "vitdense").state, state)
 
@@ -584,19 +462,21 @@ class TestDetection:
             assert detect(convert(state, name).state).scheme.name == name
 
     @pytest.mark.parametrize(
-        ("state", "names"), [(classifier("swin"), "mmdet, mmpretrain"), (mvit_state({"classifier"}), "mmpretrain")]
+        ("state", "names"),
+        [(classifier("swin"), ["mmdet", "mmpretrain"]), (mvit_state({"classifier"}), ["mmpretrain"])],
     )
-    def test_two_that_contradict_each_other_are_never_guessed(self, state, names):
-        """mmpretrain's last norm is its classifiers', that of the same name in a dense backbone is an output's."""
+    def test_ambiguous_schemes_are_refused_and_prefix_decides(self, state, names):
+        """mmpretrain's last norm is that of its classifier; a dense backbone has an output norm of the same name."""
         state = convert(state, "mmpretrain").state
         headless = {key: value for key, value in state.items() if not key.startswith("head")}
-        with pytest.raises(CheckpointMismatchError, match=f"contradict each other: {names}; name the one it is by pre"):
+        with pytest.raises(CheckpointMismatchError, match=r"scheme=\.\.\., prefix=\.\.\.") as error:
             detect(headless)
+        assert all(f"scheme='{name}' with prefix='backbone.'" in str(error.value) for name in names)
         assert "norm.weight" in detect(headless, prefix="").ours()
         assert "norm3.weight" in detect(headless, prefix="backbone.").ours()
 
-    def test_shapes_tell_two_forms_that_have_the_same_names(self):
-        """The authors keep an absolute position as a map in dense code, and flat in the classifier."""
+    def test_official_positions_are_read_flat_and_as_a_map(self):
+        """The authors' dense code and their classifier have the same key for them."""
         state = MAKE["swin"](absolute_position=True, pretrain_img_size=32).state_dict()
         trunk = {key: value for key, value in state.items() if not key.startswith("norm")}
         flat = convert(trunk | {"norm.weight": torch.ones(32), "norm.bias": torch.ones(32)}, "official").state
@@ -607,12 +487,12 @@ class TestDetection:
             bare = {key: value for key, value in theirs.items() if not key.startswith("norm")}
             assert torch.equal(detect(bare).ours()["absolute_pos_embed.table"], state["absolute_pos_embed.table"])
 
-    def test_a_single_stage_has_no_merging_to_be_told_by(self):
+    def test_single_stage_without_merging_is_detected(self):
         state = Swin({"embed_dims": 8, "depths": (2,), "num_heads": (1,)}, out_indices=(0,), window_size=4).state_dict()
         for name in ("official", "mmdet", "vitdense"):
             assert same(convert(convert(state, name).state, "vitdense").state, state)
 
-    def test_names_of_first_releases_are_read_and_not_written(self):
+    def test_legacy_names_are_read_and_not_written(self):
         state = classifier("swin")
         old = convert(state, "mmpretrain").state
         for name in ("weight", "bias"):
@@ -624,7 +504,7 @@ class TestDetection:
         mmseg = convert(state, "mmdet").state | {"backbone.stages.0.blocks.1.attn_mask": torch.zeros(4, 16, 16)}
         assert same(convert(mmseg, "vitdense").state, state)
 
-    def test_two_that_agree_are_no_contradiction(self):
+    def test_two_schemes_that_agree_are_not_ambiguous(self):
         trunk = {key: v for key, v in classifier("swin").items() if not key.startswith(("norm", "head"))}
         assert detect(convert(trunk, "official").state).scheme.name == "official"
 
@@ -635,13 +515,10 @@ class TestDetection:
             convert(classifier("swin_v2"), "mmdet")
 
     def test_what_is_no_backbone_at_all(self):
-        message = (
-            "not a checkpoint of the swin or swin_v2 or mvit or vit family in a known naming scheme; the nearest is"
-        )
-        with pytest.raises(CheckpointMismatchError, match=message):
+        with pytest.raises(CheckpointMismatchError, match=r"swin or swin_v2 or mvit or vit family.*conv1\.weight"):
             detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)})
 
     @pytest.mark.parametrize("family", SCHEMES)
-    def test_of_two_that_are_equally_near_the_wanted_one_is_named(self, family):
-        with pytest.raises(CheckpointMismatchError, match=rf"the nearest is 'vitdense' of {family}"):
+    def test_nearest_scheme_is_of_the_wanted_family(self, family):
+        with pytest.raises(CheckpointMismatchError, match=rf"nearest scheme is 'vitdense' of {family}\b"):
             detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)}, [family])

@@ -22,13 +22,13 @@ from conftest import REPO
 from safetensors.torch import save_file
 
 from vitdense.backbones import ViT
-from vitdense.weights import fetch
+from vitdense.models import MODELS, Model
 from vitdense.weights import read as read_module
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.load import load_pretrained
-from vitdense.weights.read import read
+from vitdense.weights.read import LogHistory, read
 
-KINDS = ("zip.pth", "legacy.pt", "torch.pkl", "safe.safetensors", "arrays.npz", "detectron2.pkl")
+KINDS = ("zip.pth", "legacy.pt", "torch.pkl", "safe.safetensors", "detectron2.pkl")
 
 
 def tensors():
@@ -47,8 +47,6 @@ def write(path, state=None):
     arrays = {key: value.numpy() for key, value in state.items()}
     if path.suffix == ".safetensors":
         save_file(state, path)
-    elif path.suffix == ".npz":
-        np.savez(path, **arrays)
     elif path.name.startswith("detectron2"):
         path.write_bytes(pickle.dumps({"model": arrays, "__author__": "somebody", "matching_heuristics": True}))
     else:
@@ -135,7 +133,7 @@ def test_every_kind_of_file_gives_the_same_tensors(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_content_says_the_kind_not_the_name(tmp_path, name):
+def test_content_decides_the_kind_not_the_name(tmp_path, name):
     write(tmp_path / name).rename(tmp_path / "weights.bin")
     assert_same(inner(read(tmp_path / "weights.bin")), tensors())
 
@@ -164,7 +162,7 @@ def test_plain_pickles_of_arrays_of_every_protocol(tmp_path, protocol):
     assert got["names"] == ["x", "yz"]
 
 
-def test_a_pickle_of_python_2(tmp_path):
+def test_pickle_of_python_2(tmp_path):
     raw = np.array([1.5, -2], np.float32).tobytes()
     parts = (
         b"\x80\x02}U\x01wcnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R",
@@ -175,7 +173,7 @@ def test_a_pickle_of_python_2(tmp_path):
     assert read(tmp_path / "a.pkl")["w"].tolist() == [1.5, -2]
 
 
-def test_where_tensors_go(tmp_path):
+def test_map_location(tmp_path):
     assert inner(read(write(tmp_path / "a.pth"), map_location="meta"))["b"].device.type == "meta"
     assert inner(read(tmp_path / "a.pth", map_location=lambda storage, where: storage))["b"].device.type == "cpu"
     write(tmp_path / "a.safetensors")
@@ -190,37 +188,26 @@ def test_where_tensors_go(tmp_path):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
-def test_a_file_that_was_cut_off_is_named(tmp_path, name, share):
+def test_truncated_file_is_named(tmp_path, name, share):
     path = write(tmp_path / name)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    what = "truncated or damaged" if share else r"is empty \(0 bytes\)"
-    with pytest.raises(CheckpointMismatchError, match=rf"{path} .*{what}.* again"):
+    with pytest.raises(CheckpointMismatchError, match=str(path)):
         read(path)
 
 
-def test_damage_inside_is_named(tmp_path):
-    path = write(tmp_path / "a.npz")
-    content = bytearray(path.read_bytes())
-    content[400] ^= 255
-    path.write_bytes(content)
-    with pytest.raises(CheckpointMismatchError, match="truncated or damaged"):
-        read(path)
-
-
-NOT_WEIGHTS = {
+NOT_WEIGHTS = {  # content, and what the error names
     "random": (np.random.default_rng(5).bytes(4000), "is not a checkpoint: it begins with"),
     "random.pkl": (np.random.default_rng(5).bytes(4000), "truncated or damaged"),
     "random.safetensors": (np.random.default_rng(5).bytes(4000), "truncated or damaged"),
-    "text": (b"hello world", "is not a checkpoint: it begins with b'hello world'"),
-    "page": (b"\n<!DOCTYPE html><html>Sign in</html>", "is a web page, not weights"),
-    "denied": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "is a web page, not weights"),
-    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
+    "text": (b"hello world", "b'hello world'"),
+    "page": (b"\n<!DOCTYPE html><html>Sign in</html>", "<!DOCTYPE html>"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git-lfs"),
 }
 
 
 @pytest.mark.parametrize("name", NOT_WEIGHTS)
-def test_files_that_hold_something_else(tmp_path, name):
+def test_files_that_are_not_weights(tmp_path, name):
     content, message = NOT_WEIGHTS[name]
     path = tmp_path / (name if "." in name else f"{name}.pth")
     path.write_bytes(content)
@@ -228,44 +215,39 @@ def test_files_that_hold_something_else(tmp_path, name):
         read(path)
 
 
-def test_archives_and_files_without_a_dict_of_tensors(tmp_path):
+def test_files_without_a_dict_of_tensors(tmp_path):
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         archive.writestr("holiday.jpg", b"")
-    with pytest.raises(CheckpointMismatchError, match=r"no checkpoint: it holds holiday\.jpg"):
+    with pytest.raises(CheckpointMismatchError, match=r"photos\.zip"):
         read(tmp_path / "photos.zip")
     torch.save(torch.ones(2), tmp_path / "tensor.pth")
     with pytest.raises(CheckpointMismatchError, match="holds a Tensor, expected a dict"):
         read(tmp_path / "tensor.pth")
-    np.savez(tmp_path / "odd.npz", when=np.array(["2026-01-01"], dtype="datetime64[D]"))
-    with pytest.raises(CheckpointMismatchError, match="when is an array of type datetime64"):
-        read(tmp_path / "odd.npz")
 
 
-def test_what_is_not_there(tmp_path):
-    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth is not a file.*init_cfg=None"):
+def test_missing_files_and_unknown_names(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth is neither a file nor a name.*init_cfg=None"):
         read(tmp_path / "nowhere.pth")
-    with pytest.raises(CheckpointNotFoundError, match="is a folder, not a file; give the path of a file"):
-        read(tmp_path)
-    write(tmp_path / "epoch_3.pth")
-    with pytest.raises(CheckpointNotFoundError, match=r"is a folder, not a file; it holds epoch_3\.pth"):
+    with pytest.raises(CheckpointNotFoundError, match="is a folder"):
         read(tmp_path)
     with pytest.raises(CheckpointNotFoundError, match=r"got ftp://, expected one of https://.*timm://"):
         read("ftp://host/a.pth")
+    with pytest.raises(CheckpointNotFoundError, match=r"swin_t\.ms_in1k"):
+        read("swin_t.ms_in1x")
+    with pytest.raises(CheckpointNotFoundError, match="no weights of this model were published"):
+        read("swinv2_giant")
 
 
-def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root
-    with pytest.raises(CheckpointNotFoundError, match=r"a\.pth may not be read by this user"):
-        read(write(tmp_path / "a.pth"))
-
-
-def test_names(tmp_path, monkeypatch):
-    monkeypatch.setitem(fetch.NAMED, "nano.ours", str(write(tmp_path / "nano.pth")))
+def test_names_of_the_model_table(tmp_path, monkeypatch):
+    path = write(tmp_path / "nano.pth")
+    row = Model("nano.ours", "nano", "Swin", "tiny", str(path), sha256=sha256(path)[:12])
+    monkeypatch.setitem(MODELS, "nano.ours", row)
     monkeypatch.chdir(tmp_path)
     assert_same(inner(read("nano.ours")), tensors())
-    with pytest.raises(CheckpointNotFoundError, match=r"did you mean the named weights nano\.ours"):
-        read("nano.our")
-    write(tmp_path / "arrays.npz").rename(tmp_path / "nano.ours")  # a file of that name comes first
+    write(tmp_path / "other.pth", {"b": torch.ones(1)}).rename(path)
+    with pytest.raises(CheckpointMismatchError, match=sha256(path)[:12]):  # the row's digest is checked
+        read("nano.ours")
+    write(tmp_path / "own.safetensors").rename(tmp_path / "nano.ours")  # a file of that name comes first
     assert "state_dict" not in read("nano.ours")
 
 
@@ -284,26 +266,22 @@ class Malicious:
 
 def malicious(path, proof):
     holds = {"model": {"a": np.ones(1)}, "x": Malicious(proof)}
-    if path.suffix == ".npz":
-        np.savez(path, a=np.ones(1), x=np.array([Malicious(proof)], dtype=object))
-    elif path.name.startswith("detectron2"):
+    if path.name.startswith("detectron2"):
         path.write_bytes(pickle.dumps(holds))
     else:
         torch.save(holds, path, _use_new_zipfile_serialization="legacy" not in path.name)
     return path
 
 
-@pytest.mark.parametrize("name", ["zip.pth", "legacy.pt", "torch.pkl", "detectron2.pkl", "arrays.npz"])
-def test_code_runs_only_when_asked_to(tmp_path, name):
+@pytest.mark.parametrize("name", ["zip.pth", "legacy.pt", "torch.pkl", "detectron2.pkl"])
+def test_code_runs_only_with_allow_pickle(tmp_path, name):
     proof = tmp_path / "ran"
     path = malicious(tmp_path / name, proof)
-    asked = "array x is a pickle" if name == "arrays.npz" else rf"{os.mkdir.__module__}\.mkdir"
-    with pytest.raises(CheckpointMismatchError, match=f"without running code from it.*{asked}.*allow_pickle=True"):
+    with pytest.raises(CheckpointMismatchError, match=rf"{os.mkdir.__module__}\.mkdir.*allow_pickle=True"):
         read(path)
     assert not proof.exists()
-    if name != "arrays.npz":  # whose objects are no weights either way
-        assert torch.equal(torch.as_tensor(read(path, allow_pickle=True)["model"]["a"]), torch.ones(1).double())
-        assert proof.exists()
+    assert torch.equal(torch.as_tensor(read(path, allow_pickle=True)["model"]["a"]), torch.ones(1).double())
+    assert proof.exists()
 
 
 @pytest.mark.parametrize(
@@ -331,14 +309,74 @@ def test_plain_pickles_reach_no_memory_and_no_other_function(tmp_path, call):
         read(tmp_path / "a.pkl")
 
 
-def test_what_is_allowed_is_read(tmp_path):
+def test_allowed_types_are_read(tmp_path):
     torch.save({"when": struct.Struct}, tmp_path / "a.pth")
-    with pytest.raises(CheckpointMismatchError, match=r"GLOBAL _struct\.Struct was not an allowed"):
+    with pytest.raises(CheckpointMismatchError, match=r"_struct\.Struct"):
         read(tmp_path / "a.pth")
     assert read(tmp_path / "a.pth", allow=[struct.Struct])["when"] is struct.Struct
 
 
-def test_a_whole_model_may_be_opted_in_but_is_no_checkpoint(tmp_path):
+class Attribute:
+    """Pickles as getattr of an object and a name."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return getattr, self.arguments
+
+
+def test_checkpoint_of_mmengines_runner_without_its_log_history(tmp_path):
+    """mmengine saves log buffers beside the weights. Reading needs no mmengine: stand-ins take their place."""
+    runner = pytest.importorskip("mmengine.runner")
+    from mmengine.logging import HistoryBuffer
+    from mmengine.model import BaseModel
+
+    class Net(BaseModel):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, inputs, data_samples, mode):
+            return {"loss": (self.layer(inputs) - data_samples).square().mean()}
+
+    data = [(torch.ones(1), torch.zeros(1))] * 2
+    net = Net()
+    engine = runner.Runner(
+        net,
+        work_dir=str(tmp_path),
+        train_dataloader={
+            "dataset": data,
+            "sampler": {"type": "DefaultSampler", "shuffle": False},
+            "collate_fn": {"type": "default_collate"},
+            "batch_size": 1,
+        },
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}},
+        experiment_name="log_history",
+        default_scope="mmengine",
+    )
+    engine.train()
+    saved = read(tmp_path / "epoch_1.pth")
+    assert_same(saved["state_dict"], {key: value.detach() for key, value in net.state_dict().items()})
+    scalars = saved["message_hub"]["log_scalars"]
+    assert "train/loss" in scalars
+    assert {type(value) for value in scalars.values()} == {LogHistory}
+    # A resumed run needs the real classes.
+    real = (HistoryBuffer, (getattr, "builtins.getattr"))
+    history = read(tmp_path / "epoch_1.pth", allow=real)["message_hub"]["log_scalars"]["train/loss"]
+    assert history.data[0].shape == (2,)
+    assert engine.message_hub.get_scalar("train/loss").current() == history.current()
+
+
+@pytest.mark.parametrize("owner", [torch.Tensor, LogHistory])
+def test_getattr_of_a_checkpoint_reaches_only_log_buffers(tmp_path, owner):
+    torch.save({"x": Attribute(owner, "__init__")}, tmp_path / "bad.pth")
+    with pytest.raises(CheckpointMismatchError, match="without running code"):
+        read(tmp_path / "bad.pth")
+
+
+def test_pickled_module_is_no_checkpoint(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
     with pytest.raises(CheckpointMismatchError, match=r"torch\.nn\.modules\.linear\.Linear"):
         read(tmp_path / "model.pth")
@@ -350,15 +388,15 @@ def test_a_whole_model_may_be_opted_in_but_is_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["", "abcdef1", "abcdefgh", "0" * 65, "sha256:abcdef12"])
-def test_what_is_no_digest_is_said_before_anything_is_read(wrong):
-    with pytest.raises(ValueError, match="expected 8 to 64 hex digits"):
+def test_sha256_that_is_no_digest_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"sha256: .* 8 to 64 hex digits"):
         read("nowhere.pth", sha256=wrong)
 
 
-def test_the_digest_is_checked_before_the_file_is_read(tmp_path):
+def test_digest_is_checked_before_the_file_is_read(tmp_path):
     path = malicious(tmp_path / "a.pth", tmp_path / "ran")
     got = sha256(path)[:10]
-    with pytest.raises(CheckpointMismatchError, match=f"digest begins with {got}, expected {'0' * 10}"):
+    with pytest.raises(CheckpointMismatchError, match=f"begins with {got}, expected {'0' * 10}"):
         read(path, sha256="0" * 10, allow_pickle=True)
     assert not (tmp_path / "ran").exists()
 
@@ -377,14 +415,14 @@ def test_the_digest_is_checked_before_the_file_is_read(tmp_path):
     ],
 )
 def test_digests_in_file_names(name, digest):
-    assert fetch.digest_in_name(name) == digest
+    assert read_module.digest_in_name(name) == digest
 
 
 # --- addresses
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_addresses_are_fetched_once(tmp_path, server, cache, name):
+def test_addresses_are_downloaded_once(tmp_path, server, cache, name):
     path = write(tmp_path / name)
     address = server.serve(f"/models/{name}", path.read_bytes())
     assert_same(inner(read(address, sha256=sha256(path))), tensors())
@@ -398,7 +436,7 @@ def test_addresses_are_fetched_once(tmp_path, server, cache, name):
 
 def test_files_of_the_same_name_are_kept_apart_and_a_query_is_no_name(tmp_path, server, cache):
     first = server.serve("/one/model.pth", write(tmp_path / "a.pth").read_bytes())
-    second = server.serve("/two/model.pth?download=true", write(tmp_path / "b.npz").read_bytes())
+    second = server.serve("/two/model.pth?download=true", write(tmp_path / "b.safetensors").read_bytes())
     assert "state_dict" in read(first)
     assert "state_dict" not in read(second)
     assert sorted(p.name for p in cache.rglob("*.*")) == ["model.pth", "model.pth"]
@@ -408,36 +446,38 @@ def kept(cache):
     return [p for p in cache.rglob("*") if p.is_file()]
 
 
-def test_a_download_with_another_digest_is_not_kept(tmp_path, server, cache):
+def test_download_with_another_digest_is_not_kept(tmp_path, server, cache):
     path = write(tmp_path / "a.pth")
     address = server.serve("/a.pth", path.read_bytes())
-    with pytest.raises(CheckpointMismatchError, match=rf"digest begins with {sha256(path)[:8]}, expected abcdef12"):
+    with pytest.raises(CheckpointMismatchError, match=rf"begins with {sha256(path)[:8]}, expected abcdef12"):
         read(address, sha256="abcdef12")
     address = server.serve("/a-abcdef12.pth", path.read_bytes())
-    with pytest.raises(CheckpointMismatchError, match="expected abcdef12; its name says so; fetch it again"):
+    with pytest.raises(CheckpointMismatchError, match=r"a-abcdef12\.pth begins with .* expected abcdef12"):
         read(address)
     assert kept(cache) == []
     for name in (f"/a-{sha256(path)[:8]}.pth", "/a-20210725.pth"):
         assert_same(inner(read(server.serve(name, path.read_bytes()))), tensors())
 
 
-def test_a_web_page_in_place_of_weights_is_not_kept(server, cache):
-    with pytest.raises(CheckpointMismatchError, match=r"/a\.pth is a web page, not weights"):
+def test_download_that_is_no_checkpoint_is_not_kept(tmp_path, server, cache):
+    with pytest.raises(CheckpointMismatchError, match=r"/a\.pth is not kept: .*<html>"):
         read(server.serve("/a.pth", b"<html><body>moved</body></html>"))
+    path = malicious(tmp_path / "code.pth", tmp_path / "ran")
+    address = server.serve("/code.pth", path.read_bytes())
+    with pytest.raises(CheckpointMismatchError, match="allow_pickle=True"):
+        read(address)
     assert kept(cache) == []
+    assert "model" in read(address, allow_pickle=True)
 
 
 def test_addresses_that_cannot_be_reached(tmp_path, server, cache, monkeypatch):
-    with pytest.raises(CheckpointNotFoundError, match=r"other\.pth cannot be fetched.*404.*give its path") as e:
+    with pytest.raises(CheckpointNotFoundError, match=r"other\.pth cannot be downloaded.*404") as e:
         read(f"http://{server.host}/other.pth")
     assert isinstance(e.value.__cause__, OSError)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         with pytest.raises(CheckpointNotFoundError, match="Connection refused"):
             read(f"http://127.0.0.1:{closed.getsockname()[1]}/a.pth")
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(CheckpointNotFoundError, match="timed out"):
-        read(f"http://127.0.0.1:{silent.getsockname()[1]}/a.pth")
 
     def no_name(*args, **kwargs):
         raise socket.gaierror(-2, "Name or service not known")
@@ -448,26 +488,28 @@ def test_addresses_that_cannot_be_reached(tmp_path, server, cache, monkeypatch):
     assert kept(cache) == []
 
 
-def test_a_download_that_ends_early_is_not_kept(tmp_path, server, cache):
-    address = server.serve("/a.pth", write(tmp_path / "a.pth").read_bytes())
-    server.headers = {"Content-Length": str(10**6), "Connection": "close"}
-    with pytest.raises(CheckpointNotFoundError, match=r"ended after \d+ of 1000000 bytes"):
+@pytest.mark.parametrize("name", KINDS)
+def test_download_that_ends_early_is_not_kept(tmp_path, server, cache, name):
+    content = write(tmp_path / name).read_bytes()
+    address = server.serve(f"/{name}", content[:-20])
+    server.headers = {"Content-Length": str(len(content)), "Connection": "close"}
+    with pytest.raises(CheckpointMismatchError, match=rf"/{name} is not kept"):
         read(address)
     assert kept(cache) == []
 
 
-def test_downloads_at_once_leave_one_whole_file(tmp_path, server, cache):
+def test_concurrent_downloads_leave_one_whole_file(tmp_path, server, cache):
     content = write(tmp_path / "a.pth").read_bytes()
     address = server.serve("/a.pth", content)
     with ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(fetch.download, [address] * 16))
-    assert [path.read_bytes() == content for path in paths] == [True]
-    assert kept(cache) == list(paths)
+        for saved in pool.map(read_module.download, [address] * 16):
+            assert_same(inner(saved), tensors())
+    assert [path.read_bytes() == content for path in kept(cache)] == [True]
 
 
-def test_a_host_that_is_gone_is_replaced_by_its_mirror(tmp_path, server, cache, monkeypatch, caplog):
-    assert fetch.MIRRORS == {"download.openmmlab.com": "mmassets.onedl.ai"}
-    monkeypatch.setitem(fetch.MIRRORS, "download.openmmlab.com", server.host)
+def test_mirror_of_a_host_that_is_gone(tmp_path, server, cache, monkeypatch, caplog):
+    assert read_module.MIRRORS == {"download.openmmlab.com": "mmassets.onedl.ai"}
+    monkeypatch.setitem(read_module.MIRRORS, "download.openmmlab.com", server.host)
     server.serve("/mmdetection/v2.0/a.pth", write(tmp_path / "a.pth").read_bytes())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -483,17 +525,17 @@ def test_a_host_that_is_gone_is_replaced_by_its_mirror(tmp_path, server, cache, 
 def test_torchvision_knows_the_addresses(tmp_path, monkeypatch, cache):
     asked = []
 
-    def fake(address, sha256=None):
+    def fake(address, sha256, load):
         asked.append(address)
-        return write(tmp_path / "a.pth")
+        return load(write(tmp_path / "a.pth"))
 
-    monkeypatch.setattr(fetch, "download", fake)
+    monkeypatch.setattr(read_module, "download", fake)
     assert_same(inner(read("torchvision://swin_t")), tensors())
     read("torchvision://resnet50.imagenet1k_v1")
     assert [address.rsplit("/", 1)[1] for address in asked] == ["swin_t-704ceda3.pth", "resnet50-0676ba61.pth"]
-    with pytest.raises(CheckpointNotFoundError, match="no model 'swin_tt'; did you mean swin_t"):
+    with pytest.raises(CheckpointNotFoundError, match="swin_tt"):
         read("torchvision://swin_tt")
-    with pytest.raises(CheckpointNotFoundError, match="has weights IMAGENET1K_V1, DEFAULT; got V9"):
+    with pytest.raises(CheckpointNotFoundError, match="V9"):
         read("torchvision://swin_t.v9")
 
 
@@ -559,11 +601,11 @@ def test_the_hugging_face_hub_and_timm_models_from_it(tmp_path, server):
     )
     got = ask_hub(hub, f"http://{server.host}", *addresses, *wrong)
     assert got[:4] == expected
-    assert got[4].startswith("not found checkpoint hf://somebody/nets/other.pth cannot be fetched")
+    assert got[4].startswith("not found checkpoint hf://somebody/nets/other.pth cannot be downloaded")
     assert "404" in got[4]
     assert "expected hf://owner/repo/path/in/repo" in got[5]
     assert got[6].startswith("CheckpointMismatchError the file of timm://test_vit2.r160_in1k does not fit")
-    assert "did you mean test_vit" in got[7]
+    assert "timm://test_vitt.r160_in1k" in got[7]
     server.stop()
     asked = [line for line in server.asked if "test_vit.r160" in line]
     assert [line.split()[0] for line in asked] == ["HEAD", "GET"]  # the second time it was in the cache
@@ -575,18 +617,20 @@ def test_the_hugging_face_hub_and_timm_models_from_it(tmp_path, server):
         again[4:], ("nets/own.safetensors", "test_convnext.r160_in1k/model.safetensors"), strict=True
     ):
         assert line.startswith("not found checkpoint hf://")
-        assert f"{what} cannot be fetched from the Hugging Face hub" in line
+        assert f"{what} cannot be downloaded from the Hugging Face hub" in line
         assert "HF_HUB_OFFLINE" in line
         assert "give its path" in line
 
 
-def test_every_named_checkpoint_is_one_that_its_host_knows():
+def test_weights_of_every_row_are_known_to_their_host():
     timm, models = pytest.importorskip("timm"), pytest.importorskip("torchvision.models")
-    for name, address in fetch.NAMED.items():
-        host, _, model = address.partition("://")
+    for name, row in MODELS.items():
+        if row.weights is None:
+            continue
+        host, _, model = row.weights.partition("://")
         if host == "timm":
             assert timm.is_model_pretrained(model), name
-            assert fetch.timm_address(model).startswith("hf://timm/"), name
+            assert read_module.timm_address(model).startswith("hf://timm/"), name
         else:
             assert host == "torchvision"
             assert model in models.list_models(), name
@@ -604,7 +648,7 @@ class TestViTsOfTimm:
         options = {"arch": {"embed_dims": 64, "depth": 1, "num_heads": 2, "token_position": False, "layer_scale": 1.0}}
         ours = ViT(**options, out_norm="none", pretrain_img_size=32)
         assert load_pretrained(ours, model.state_dict()).share == 1  # of its file alone nobody can tell
-        monkeypatch.setattr(read_module, "find", lambda address, sha256: write(tmp_path / "a.pth"))
+        monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
         monkeypatch.setattr(timm, "create_model", lambda name, **options: model)
         with pytest.raises(CheckpointMismatchError, match=r"timm://test_vit has rotary positions, .* which no param"):
             read("timm://test_vit")
@@ -616,21 +660,20 @@ class TestViTsOfTimm:
             ({"act_layer": "quick_gelu"}, "an activation other than the exact GELU"),
             ({"act_layer": "gelu_tanh"}, "an activation other than the exact GELU"),
             ({"act_layer": partial(torch.nn.GELU, approximate="tanh")}, "an activation other than the exact GELU"),
-            ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, "norms of another eps than 1e-6"),
+            ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, "norms with an eps other than 1e-6"),
             ({"block_fn": "ResPostBlock"}, "blocks of another kind"),
-            ({"embed_dim": 192, "num_heads": 6}, "other heads than the 3 of its width"),
             ({"embed_dim": 192, "num_heads": 3, "block_fn": "ParallelThingsBlock"}, ""),
         ],
     )
-    def test_what_no_parameter_shows_is_said(self, options, hidden):
+    def test_differences_that_no_parameter_shows_are_named(self, options, hidden):
         vits = pytest.importorskip("timm.models.vision_transformer")
         if "block_fn" in options:
             options = {**options, "block_fn": getattr(vits, options["block_fn"])}
         assert read_module.hidden_in_timm(vits.VisionTransformer(**{**SMALL, **options})) == hidden
 
-    def test_every_named_vit_is_taken(self):
+    def test_every_vit_of_the_table_is_accepted(self):
         timm = pytest.importorskip("timm")
-        models = {address.removeprefix("timm://").partition(".")[0] for address in fetch.NAMED.values()}
+        models = {row.weights.removeprefix("timm://").partition(".")[0] for row in MODELS.values() if row.weights}
         for name in sorted(name for name in models if name.startswith(("vit", "deit"))):
             with torch.device("meta"):
                 assert read_module.hidden_in_timm(timm.create_model(name)) == "", name

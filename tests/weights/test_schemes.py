@@ -10,35 +10,38 @@ from conftest import add_row, relative_error
 from safetensors.torch import load_file
 from torch import nn
 
+from peers import PEERS, PeerSpec, raw_maps, relative_errors
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT, MViTArch, ViTArch
-from vitdense.peers import PEERS, Like, raw_maps, relative_errors
 from vitdense.report import num_params
-from vitdense.weights.convert import convert, save
+from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
 
 PARALLEL = {"embed_dims": 192, "depth": 6, "num_heads": 3, "token_position": False, "layer_scale": 1.0}
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 2), "num_heads": 1}
-# Our model by family and size, and what its peers are built like. At 448 (512 for V2) pixels, with windows of 7 (8),
+# Our model by family and size, and what its peers are built from. At 448 (512 for V2) pixels, with windows of 7 (8),
 # every map of a Swin is of several whole windows: there all agree, also the classification codes, which do not shift on
 # a map that is one window. MViT's codes for classification attend globally, at the size of pretraining only. ViTs agree
 # at any size of whole patches, but for how they resize their positions to it.
 MODELS = {
-    ("swin", "tiny"): (lambda: Swin("tiny"), Like(SWIN["tiny"], (448, 448), 7)),
-    ("swin_v2", "tiny"): (lambda: SwinV2("tiny"), Like(SWIN_V2["tiny"], (512, 512), 8)),
-    ("mvit", "v2_tiny"): (lambda: MViT("v2_tiny", window="global"), Like(MVIT["v2_tiny"], (224, 224))),
-    ("mvit", "v2_small"): (lambda: MViT("v2_small", window="global"), Like(MVIT["v2_small"], (224, 224))),
+    ("swin", "tiny"): (lambda: Swin("tiny"), PeerSpec(SWIN["tiny"], (448, 448), 7)),
+    ("swin_v2", "tiny"): (lambda: SwinV2("tiny"), PeerSpec(SWIN_V2["tiny"], (512, 512), 8)),
+    ("mvit", "v2_tiny"): (lambda: MViT("v2_tiny", window="global"), PeerSpec(MVIT["v2_tiny"], (224, 224))),
+    ("mvit", "v2_small"): (lambda: MViT("v2_small", window="global"), PeerSpec(MVIT["v2_small"], (224, 224))),
     ("mvit", "mlp growth"): (
         lambda: MViT({**NANO, "growth": "mlp"}, window="global", pretrain_img_size=96),
-        Like(MViTArch(**NANO, growth="mlp"), (96, 96)),
+        PeerSpec(MViTArch(**NANO, growth="mlp"), (96, 96)),
     ),
     **{
-        ("vit", name): (lambda name=name, **options: ViT(name, out_norm="none", **options), Like(VIT[name], (224, 224)))
+        ("vit", name): (
+            lambda name=name, **options: ViT(name, out_norm="none", **options),
+            PeerSpec(VIT[name], (224, 224)),
+        )
         for name in ("deit_tiny", "deit_small_distilled", "deit3_small", "vit_base")
     },
     ("vit", "parallel deit3"): (
         lambda **options: ViT(PARALLEL, parallel=2, out_norm="none", **options),
-        Like(ViTArch(**PARALLEL), (224, 224), parallel=2),
+        PeerSpec(ViTArch(**PARALLEL), (224, 224), parallel=2),
     ),
 }
 ROWS = [
@@ -46,7 +49,7 @@ ROWS = [
     for family, size in MODELS
     for scheme, peer in PEERS[family].items()
     # The largest is run once: it differs from others in numbers only.
-    if not peer.lacks(MODELS[family, size][1]) and (size != "vit_base" or scheme == "timm")
+    if not peer.unsupported_features(MODELS[family, size][1]) and (size != "vit_base" or scheme == "timm")
 ]
 
 
@@ -100,10 +103,10 @@ def state_of(peer, family, scheme):
     return state
 
 
-def errors_at_another_size(make, ours, theirs, peer, state, scheme):
+def errors_at_another_size(make, ours, theirs, peer, state):
     """Positions are resized as the image comes: mm's codes do it as ours, timm's as our loader by timm's rule."""
     shape = (160, 256)
-    if scheme == "timm":
+    if peer.package == "timm":
         ours = make(pretrain_img_size=shape).eval()
         report = load_pretrained(ours, state, resize="timm")
         assert list(report.resized) == ["absolute_pos_embed.table"]
@@ -116,61 +119,30 @@ def errors_at_another_size(make, ours, theirs, peer, state, scheme):
 def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_convert_back(family, size, scheme):
     peer = PEERS[family][scheme]
     pytest.importorskip(peer.package)
-    make, like = MODELS[family, size]
-    theirs = randomise(peer.build(like))
+    make, spec = MODELS[family, size]
+    theirs = randomise(peer.build(spec))
     state = state_of(theirs, family, scheme)
     ours = without_output_norms(make())
     report = load_pretrained(ours, {"state_dict": state})
     # Without LayerScale timm's ViTs have the authors' names.
     assert report.scheme in (scheme, *(["official"] if (family, scheme) == ("vit", "timm") else []))
     assert report.share == 1
-    x = torch.randn(1, 3, *like.shape)
+    x = torch.randn(1, 3, *spec.shape)
     with torch.no_grad():
         errors = relative_errors(raw_maps(ours, x), peer.maps(theirs, x))
         even = relative_errors(raw_maps(without_keys(ours), x), peer.maps(theirs, x))
     assert max(errors) < 1e-5, errors
     assert min(even) > 1e-3, even  # a fault of queries or keys would be seen in every map
     here = convert(state, "vitdense")
-    back = convert(here.state, scheme, windows=[like.window]).state
+    back = convert(here.state, scheme, windows=[spec.window]).state
     assert back.keys() == state.keys()
     for key, value in state.items():
         same = torch.allclose if key.endswith("relative_coords_table") else torch.equal  # made anew, in float64
         assert same(back[key], value), key
     if family == "vit":
-        errors += errors_at_another_size(make, ours, theirs, peer, state, scheme)
+        errors += errors_at_another_size(make, ours, theirs, peer, state)
         assert max(errors) < 1e-5, errors
     add_row(family, scheme, f"{size}, {num_params(theirs) / 1e6:.1f} M random", errors, report.share, "bit-equal")
-
-
-@pytest.mark.parametrize(
-    ("image", "token_position", "prefix"), [(64, True, ""), (96, True, ""), (96, False, "params/")]
-)
-def test_googles_names_are_those_that_timm_reads(tmp_path, image, token_position, prefix):
-    """No model of Google's is installed; timm has a reader of its archives, those of big_vision, whose class token has
-    no position, among them. It also resizes, but bilinearly."""
-    VisionTransformer = pytest.importorskip("timm.models.vision_transformer").VisionTransformer
-    arch = {"embed_dims": 192, "depth": 2, "num_heads": 3, "token_position": token_position}
-    ours = randomise(ViT(arch, pretrain_img_size=image, out_norm="final"))
-    head = {"head.weight": torch.randn(10, 192), "head.bias": torch.randn(10)}
-    converted = convert(ours.state_dict() | head, "google")
-    assert all(key.startswith(prefix) for key in converted.state)
-    save(converted.state, tmp_path / "google.npz")
-    options = {"num_classes": 10, "no_embed_class": not token_position}
-    theirs = VisionTransformer(image, 16, embed_dim=192, depth=2, num_heads=3, **options).eval()
-    theirs.load_pretrained(tmp_path / "google.npz")
-    x = torch.randn(2, 3, image, image)
-    with torch.no_grad():
-        (got,), want = ours(x)[-1:], theirs.forward_features(x)[:, 1:]
-        assert torch.equal(theirs.head.weight, head["head.weight"])
-    error = relative_error(got.flatten(2).transpose(1, 2), want)
-    assert error < 1e-5
-    back = ViT(arch, pretrain_img_size=image, out_norm="final")
-    report = load_pretrained(back, tmp_path / "google.npz", keep_classifier=True)
-    assert report.scheme == "google"
-    assert report.share == 1
-    assert all(torch.equal(value, ours.state_dict()[key]) for key, value in back.state_dict().items())
-    assert torch.equal(report.classifier["head.weight"], head["head.weight"])
-    add_row("vit", "google", f"archive read by timm, {image} pixels", [error], report.share, "bit-equal")
 
 
 def test_published_weights_classify_as_in_timm(shared_data):
@@ -181,7 +153,7 @@ def test_published_weights_classify_as_in_timm(shared_data):
     ours = ViT("deit_tiny", out_norm="final", output_cls_token=True).eval()
     report = load_pretrained(ours, path, keep_classifier=True)
     assert report.share == 1
-    assert set(report.dropped) == set(report.classifier) == {"head.weight", "head.bias"}
+    assert set(report.ignored) == set(report.classifier) == {"head.weight", "head.bias"}
     x = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         _, token = ours(x)[-1]
@@ -192,7 +164,7 @@ def test_published_weights_classify_as_in_timm(shared_data):
 
 
 def test_the_output_norms_of_mmpretrains_mvit_reach_the_next_stage():
-    """Why `vitdense.peers` builds it with the last output alone; ours do not depend on which maps are asked for."""
+    """Why `peers` builds it with the last output alone; ours do not depend on which maps are asked for."""
     backbones = pytest.importorskip("mmpretrain.models.backbones")
     sizes = {"embed_dims": 8, "num_layers": 2, "num_heads": 1, "downscale_indices": [1]}
     dense, last = (randomise(backbones.MViT(sizes, 64, out_scales=scales)) for scales in ([0, 1], [1]))

@@ -1,9 +1,15 @@
-"""Backbones for dense prediction, registered under the scope ``vitdense``."""
+"""Backbones for dense prediction: plain torch modules, one file per family."""
 
-from vitdense.backbones.base import Backbone
-from vitdense.backbones.mvit import MViT
-from vitdense.backbones.swin import Swin
-from vitdense.backbones.swin_v2 import SwinV2
-from vitdense.backbones.vit import ViT
+from importlib import import_module
+from typing import Any
 
-__all__ = ["Backbone", "MViT", "Swin", "SwinV2", "ViT"]
+# Imported on first use: `vitdense.weights` needs the sizes of `vitdense.backbones.variants`, and backbones need
+# weights.
+_LAZY = {"Backbone": "base", "MViT": "mvit", "Swin": "swin", "SwinV2": "swin_v2", "ViT": "vit"}
+__all__ = [*_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'vitdense.backbones' has no attribute {name!r}")
+    return getattr(import_module(f"vitdense.backbones.{_LAZY[name]}"), name)

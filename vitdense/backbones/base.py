@@ -1,35 +1,27 @@
-"""What all backbones share: the contract with mmdet and mmseg, freezing, output norms, initialisation."""
+"""What all backbones share: outputs, freezing, activation checkpointing, loading."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pickle import UnpicklingError
+from pathlib import Path
 from typing import Any
 
-from mmengine.dist import barrier, get_rank
-from mmengine.logging import HistoryBuffer, MMLogger
-from mmengine.model import BaseModule
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from vitdense.models import Model, find_model
+from vitdense.module import Module
 from vitdense.weights.load import LoadReport, load_pretrained, remap_keys_in_place
-from vitdense.weights.sources import NAMED
 
+logger = logging.getLogger(__name__)
 
-def _log_statistic(owner: type, name: str) -> Callable:
-    """Stands for `getattr` in a checkpoint: mmengine's log buffers name their own methods by it, nothing else may."""
-    if owner is not HistoryBuffer:
-        raise UnpicklingError(f"the checkpoint asks for {name!r} of {owner!r}, which only code would need")
-    return getattr(owner, name)
+PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier", "map_location")
 
-
-# What mmengine saves beside tensors and numbers; see `vitdense.weights.read.read`.
-MMENGINE_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"))
-PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier")
-
-# What trains by `finetune`, as regular expressions of parameter names; all else is frozen. "Three things" section 4
-# adapts the attention and the position embeddings; output norms are in no checkpoint of a classifier, so they train.
+# What trains by `finetune`, as regular expressions of parameter names; everything else is frozen. "Three things"
+# section 4 adapts the attention and the position embeddings. Output norms are in no classifier's checkpoint: they
+# train.
 FINETUNE = {"attention": r".+\.attn1?\..+|absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"}
 
 
@@ -54,41 +46,59 @@ def maybe_checkpoint(function: Callable[..., Tensor], *args: Any, with_cp: bool)
 
 
 @contextmanager
-def main_process_first(checkpoint: str) -> Iterator[None]:
-    """Let the first process read a checkpoint that has to be fetched; the others then find it in the cache."""
-    # By the name, not by a look at the disk: that may differ from rank to rank.
-    fetched = "://" in checkpoint or checkpoint in NAMED
-    if fetched and get_rank() > 0:
-        barrier()
+def main_process_first(checkpoint: str | Path) -> Iterator[None]:
+    """Let rank 0 read a checkpoint first that has to be downloaded; the other ranks then find it in the cache."""
+    # Decided by the name, not by a look at the disk, which may differ from rank to rank.
+    name = str(checkpoint)
+    is_remote = "://" in name or find_model(name) is not None
+    wait = is_remote and distributed.is_available() and distributed.is_initialized()
+    if wait and distributed.get_rank() > 0:
+        distributed.barrier()
     try:
         yield
     finally:
-        if fetched and get_rank() == 0:
-            barrier()
+        if wait and distributed.get_rank() == 0:
+            distributed.barrier()
 
 
 def _remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     remap_keys_in_place(model, state, prefix)
 
 
-class Backbone(BaseModule):
-    """Base of all backbones: a trunk of stages with one normalised output map each.
+class Backbone(Module):
+    """Base of all backbones: stages with one normalised output map each.
 
-    A subclass sets the trunk up, then calls `build_outputs_and_freeze`; it implements `stem_modules` and
+    A subclass builds its modules, then calls `build_outputs_and_freeze`. It implements `stem_modules` and
     `stage_modules` (what `frozen_stages` counts), `unused_modules` and `forward`, which returns a tuple of
     ``[B, C_i, H_i, W_i]``.
 
+    Arguments that every subclass has:
+
+    - `arch`: A name of `vitdense.backbones.variants`, or a dict of the fields of that table's rows.
+    - `in_channels`: Image channels.
+    - `mlp_ratio`: Hidden width of the MLPs over their input.
+    - `drop_path_rate`: Stochastic depth of the last block; it grows linearly from 0 at the first.
+    - `out_indices`: Stages to return, ascending.
+    - `frozen_stages`: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
+    - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4); None
+      trains everything.
+    - `with_cp`: Recompute activations in the backward pass: less memory, more time, the same gradients.
+    - `init_cfg`: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises; see `init_weights`.
+
     Attributes:
-        family: Name of the checkpoint family in `vitdense.weights.sources`.
+        family: Name of the family in `vitdense.weights.families`.
+        arch: Its row of `vitdense.backbones.variants`.
         out_channels: Channels of each output.
         out_strides: Stride of each output in pixels.
         load_report: What loading `init_cfg` did; None when nothing was loaded.
+        cfg: Row of the model table that the weights are from, or None: what they expect of an image.
     """
 
     family: str
     out_channels: tuple[int, ...]
     out_strides: tuple[int, ...]
     load_report: LoadReport | None = None
+    cfg: Model | None = None
 
     def build_outputs_and_freeze(
         self,
@@ -104,9 +114,9 @@ class Backbone(BaseModule):
         Args:
             dims: Channels of every stage.
             strides: Stride of every stage in pixels.
-            out_indices: Stages to return, ascending.
-            frozen_stages: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
-            finetune: Of `FINETUNE`, or None to train all. What `frozen_stages` freezes stays frozen.
+            out_indices: See the class.
+            frozen_stages: See the class.
+            finetune: See the class. What `frozen_stages` freezes stays frozen.
             norm: Makes an output norm from its channels.
 
         Raises:
@@ -126,7 +136,7 @@ class Backbone(BaseModule):
         self.out_strides = tuple(strides[i] for i in indices)
         for i in indices:
             self.add_module(f"norm{i}", norm(dims[i]))
-        # Wherever the model is part of a whole one: also mmengine's own loading, which is not strict, gets our names.
+        # Also when the backbone is a part of a detector, whose `load_state_dict` then accepts other naming schemes.
         self.register_load_state_dict_pre_hook(_remap_keys_in_place)
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
         for module in (*self.frozen_modules(), *self.unused_modules()):
@@ -144,7 +154,7 @@ class Backbone(BaseModule):
         raise NotImplementedError
 
     def unused_modules(self) -> list[nn.Module]:
-        """Modules behind the last output: kept, so that checkpoints load exactly, but neither run nor trained."""
+        """Modules after the last output: kept, so that checkpoints load exactly, but neither run nor trained."""
         raise NotImplementedError
 
     def frozen_modules(self) -> list[nn.Module]:
@@ -156,8 +166,10 @@ class Backbone(BaseModule):
         return [*self.stem_modules(), *self.stage_modules()[:n], *norms]
 
     def layers(self) -> list[list[nn.Module]]:
-        """Modules by depth, for learning rates that differ by it: the stem, then every block; what leads from one stage
-        to the next counts to the block before it. Output norms are in none, nor what stands behind the last output."""
+        """Modules by depth, for layer-wise learning-rate decay: the stem, then every block.
+
+        A downsampling layer belongs to the block before it. Output norms and unused modules are in no layer.
+        """
         layers = [self.stem_modules()]
         for stage in self.stage_modules()[: self.out_indices[-1] + 1]:
             layers += [[block] for block in stage.blocks]
@@ -165,7 +177,7 @@ class Backbone(BaseModule):
         return layers
 
     def output(self, x: Tensor, stage: int) -> Tensor:
-        """Normalised map of a stage for the outside: ``[B, H, W, C]`` to contiguous ``[B, C, H, W]``."""
+        """Output map of a stage: norm, then ``[B, H, W, C]`` to contiguous ``[B, C, H, W]``."""
         return self.output_norm(stage)(x).permute(0, 3, 1, 2).contiguous()  # [B, C, H, W]
 
     def output_norm(self, stage: int) -> nn.Module:
@@ -183,9 +195,9 @@ class Backbone(BaseModule):
     def init_weights(self) -> None:
         """Load ``init_cfg=dict(type='Pretrained', checkpoint=...)`` exactly, or raise.
 
-        Beside `checkpoint` it may hold what else `load_pretrained` takes: `prefix`, `scheme`, `resize`, `sha256`,
-        `allow_pickle`, `keep_classifier`. Without `init_cfg` the weights stay as the constructor made them (truncated
-        normal, std 0.02).
+        `checkpoint` is a file, an address or a name of the model table. `init_cfg` may also hold the other arguments of
+        `load_pretrained`: `prefix`, `scheme`, `resize`, `sha256`, `allow_pickle`, `keep_classifier`, `map_location`.
+        Without `init_cfg` the weights stay as the constructor made them (truncated normal, std 0.02).
 
         Raises:
             CheckpointNotFoundError: There is no such file.
@@ -197,14 +209,15 @@ class Backbone(BaseModule):
             super().init_weights()
             return
         if len(cfgs) > 1:
-            raise ValueError(f"init_cfg: got Pretrained beside others ({cfgs}); it fills everything, so give it alone")
+            raise ValueError(f"init_cfg: got Pretrained with others ({cfgs}); it fills everything, so give it alone")
         options = {key: value for key, value in cfgs[0].items() if key != "type"}
         if not {"checkpoint"} <= set(options) <= {"checkpoint", *PRETRAINED_OPTIONS}:
             raise ValueError(
-                f"init_cfg: got {sorted(options)} beside type='Pretrained', expected checkpoint and any of "
+                f"init_cfg: got {sorted(options)} with type='Pretrained', expected checkpoint and any of "
                 f"{', '.join(PRETRAINED_OPTIONS)}"
             )
         with main_process_first(options["checkpoint"]):
-            self.load_report = load_pretrained(self, allow=MMENGINE_GLOBALS, **options)
-        MMLogger.get_current_instance().info(f"{type(self).__name__}: {self.load_report}")
-        self._is_init = True
+            self.load_report = load_pretrained(self, **options)
+        logger.info("%s: %s", type(self).__name__, self.load_report)
+        self.cfg = find_model(str(options["checkpoint"]))
+        self.is_init = True

@@ -1,7 +1,7 @@
 """MViTv2 (Li et al., CVPR 2022) with hybrid window attention, and MViT v1 (Fan et al., ICCV 2021), for dense work.
 
-Follows the authors' detection code: windows are cut after pooling and norm, so that the pooling sees across their
-borders; padded keys are zero and visible; the class token of classifiers is left out.
+Follows the authors' detection code: windows are cut after pooling and norm, so that the pooling sees across window
+borders; padded keys are zero and visible; the class token of classifiers is ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,6 @@ from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import OverlapPatchEmbed, init_transformer
 from vitdense.layers.position import AbsolutePosition
 from vitdense.layers.windows import Windows
-from vitdense.registry import MODELS
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 WINDOWS = ("hybrid", "global", "window")
@@ -28,7 +27,7 @@ KV_STRIDE = 4  # of the first stage; half of it per stage (section 4.1)
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block: where it stands and its sizes. Grid and window are (h, w) in tokens of its input.
+    """One block. Grid and window are (h, w) in tokens of its input.
 
     Attributes:
         stage: Counted from 0.
@@ -60,7 +59,7 @@ def plan(arch: MViTArch, window: str, grid: tuple[int, int], drop_path_rate: flo
 
     With hybrid windows the last block of every stage but the first is global, and pools its keys and values twice as
     far, except in the last stage (section 3.3 and the authors' detection code). A window is the pretraining grid of
-    the block's input, so that it shrinks behind a stage's first block.
+    the block's input, so that it is smaller after a stage's first block.
 
     Args:
         arch: Sizes.
@@ -118,7 +117,6 @@ class PooledAttention(nn.Module):
         self.proj = nn.Linear(spec.dim_attn, spec.dim_attn)
         if arch.pool == "conv":
             for name in "qkv":
-                # Shared by all heads.
                 self.add_module(f"pool_{name}", nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False))
                 self.add_module(f"norm_{name}", LayerNorm(dim))
         finer = min(spec.q_stride, spec.kv_stride)
@@ -128,8 +126,8 @@ class PooledAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised map ``[B, H, W, C]`` to ``[B, ceil(H / q_stride), ceil(W / q_stride), dim_attn]``."""
         strides = {"q": self.spec.q_stride, "k": self.spec.kv_stride, "v": self.spec.kv_stride}
-        # One after the other, each pooled before the next is made: the map is whole here, and each part large. So the
-        # weights are read off `qkv`, which is not itself called.
+        # One after the other, each pooled before the next is made: the three parts of a whole map at once would be the
+        # peak of the memory. So `qkv` is not called; its weights are used in three parts.
         parts = zip(strides.items(), self.qkv.weight.chunk(3), self.qkv.bias.chunk(3))
         q, k, v = (self.pool(F.linear(x, *part), *item) for item, *part in parts)  # [B, h, w, C'] each
         y = (self.attend_windows if self.spec.window else self.attend_map)(q, k, v)  # [B, h, w, C']
@@ -141,6 +139,7 @@ class PooledAttention(nn.Module):
         if conv is None:
             return max_pool(x, stride)  # [B, h, w, C']
         heads = self.spec.num_heads
+        # All heads share the weights. The layer itself would need the heads in the batch axis: a copy of the map.
         x = x.permute(0, 3, 1, 2)  # [B, C', H, W]
         x = F.conv2d(x, conv.weight.repeat(heads, 1, 1, 1), stride=stride, padding=1, groups=x.shape[1])
         x = x.permute(0, 2, 3, 1).unflatten(-1, (heads, -1))  # [B, h, w, heads, d]
@@ -152,13 +151,13 @@ class PooledAttention(nn.Module):
         return self.attend(*tokens, q.shape[1:3], k.shape[1:3]).unflatten(1, q.shape[1:3])  # [B, h, w, C']
 
     def attend_windows(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `attend_map`, inside windows, which are cut only here: the pooling saw across their borders."""
+        """As `attend_map`, inside windows, which are cut only here: pooling sees across their borders."""
         spec = self.spec
         of_q, of_kv = (tuple(side // s for side in spec.window) for s in (spec.q_stride, spec.kv_stride))
         cut_q, cut_kv = (
             Windows.plan(tuple(x.shape[1:3]), window, (0, 0), x.device) for x, window in ((q, of_q), (k, of_kv))
         )
-        # Padding is zero behind the norm: a padded key has the logit of its position alone, and no value.
+        # Padding is zero after the norm: a padded key has the logit of its position alone, and a zero value.
         q, k, v = cut_q.partition(q), cut_kv.partition(k), cut_kv.partition(v)  # [B*nW, N, C'] each
         return cut_q.unpartition(self.attend(q, k, v, of_q, of_kv))  # [B, h, w, C']
 
@@ -232,29 +231,20 @@ class MViTStage(nn.Module):
         return x
 
 
-@MODELS.register_module()
 class MViT(Backbone):
     """MViTv2 or MViT v1: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
     Each output has its own LayerNorm; the next stage receives the map before that norm. With growth in attention output
     i has ``embed_dims * 2**i`` channels; with growth in the MLP (`v2_large_in1k`, `v1_base`) the last block of a
-    stage already has those of the next.
+    stage already has those of the next. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'v2_tiny'``, ``'v2_small'``, ``'v2_base'``, ``'v2_large'`` (as for ImageNet-21K and for detection),
             ``'v2_large_in1k'`` (growth in the MLP), ``'v2_huge'``, ``'v1_base'``, or a dict of the fields of
             `MViTArch`.
-        in_channels: Image channels.
         window: ``'hybrid'`` (section 3.3), ``'global'`` as in classification, or ``'window'`` for windows alone.
-        mlp_ratio: Hidden width of the MLPs over their input.
-        drop_path_rate: Stochastic depth of the last block; linear from 0.
         pretrain_img_size: Image size in pixels, one int or (h, w), of pretraining: its grid is the window, and the
             size of the position tables.
-        out_indices: Stages to return.
-        frozen_stages: -1 nothing, 0 the patch embedding, n also the first n stages and their output norms.
-        finetune: ``'attention'`` trains attention, positions and output norms only; None trains all.
-        with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
-        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
 
     Raises:
         ValueError: An unknown arch or window, or sizes that do not fit together.
@@ -277,27 +267,27 @@ class MViT(Backbone):
         init_cfg: dict | None = None,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
-        sizes = find_arch(arch, MVIT)
+        row = self.arch = find_arch(arch, MVIT)
         if window not in WINDOWS:
             raise ValueError(f"window: got {window!r}, expected one of {', '.join(WINDOWS)}")
         image = as_pair(pretrain_img_size, "pretrain_img_size")
         # Every window must hold whole steps of the pooling of keys, also in the first stage.
-        total = 4 * max(KV_STRIDE, 2 ** (len(sizes.depths) - 1))
+        total = 4 * max(KV_STRIDE, 2 ** (len(row.depths) - 1))
         if any(side % total for side in image):
             raise ValueError(f"pretrain_img_size: got {image}, expected multiples of {total}, for windows pool evenly")
         grid = (image[0] // 4, image[1] // 4)
-        specs = plan(sizes, window, grid, drop_path_rate)
-        self.patch_embed = OverlapPatchEmbed(in_channels, sizes.embed_dims)
-        absolute = sizes.absolute_position
-        self.absolute_pos_embed = AbsolutePosition(grid, sizes.embed_dims) if absolute else nn.Identity()
+        specs = plan(row, window, grid, drop_path_rate)
+        self.patch_embed = OverlapPatchEmbed(in_channels, row.embed_dims)
+        absolute = row.absolute_position
+        self.absolute_pos_embed = AbsolutePosition(grid, row.embed_dims) if absolute else nn.Identity()
         self.stages = nn.ModuleList(
-            MViTStage([MViTBlock(spec, sizes, mlp_ratio) for spec in specs if spec.stage == i], with_cp)
-            for i in range(len(sizes.depths))
+            MViTStage([MViTBlock(spec, row, mlp_ratio) for spec in specs if spec.stage == i], with_cp)
+            for i in range(len(row.depths))
         )
         self.apply(init_transformer)
         self.build_outputs_and_freeze(
             dims=[stage.blocks[-1].spec.dim_out for stage in self.stages],
-            strides=[4 * 2**i for i in range(len(sizes.depths))],
+            strides=[4 * 2**i for i in range(len(row.depths))],
             out_indices=out_indices,
             frozen_stages=frozen_stages,
             finetune=finetune,

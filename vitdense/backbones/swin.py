@@ -1,7 +1,7 @@
 """Swin Transformer (Liu et al., ICCV 2021) as a backbone for dense prediction.
 
-Follows the authors' detection code rather than their classification code: maps are padded after the norm and
-before the roll, padded keys stay visible, and shifted blocks shift also where the map is a single window.
+Follows the authors' detection code, not their classification code: maps are padded after the norm and before the roll,
+padded keys stay visible, and shifted blocks shift even where the map is a single window.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,11 @@ from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.position import AbsolutePosition
 from vitdense.layers.windows import Windows, shift_mask
-from vitdense.registry import MODELS
 
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block: where it stands and its sizes. Window and shift are (h, w) in tokens."""
+    """One block. Window and shift are (h, w) in tokens."""
 
     stage: int
     dim: int
@@ -39,8 +38,8 @@ def plan(arch: SwinArch, window: tuple[int, int], drop_path_rate: float, shift: 
     `drop_path_rate` over all blocks.
     """
     half, none = (window[0] // 2, window[1] // 2), (0, 0)
-    places = [(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)]
-    last = max(len(places) - 1, 1)
+    blocks = [(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)]
+    last = max(len(blocks) - 1, 1)
     return [
         BlockSpec(
             stage=stage,
@@ -50,7 +49,7 @@ def plan(arch: SwinArch, window: tuple[int, int], drop_path_rate: float, shift: 
             shift=half if shift and i % 2 else none,
             drop_path=drop_path_rate * n / last,
         )
-        for n, (stage, i) in enumerate(places)
+        for n, (stage, i) in enumerate(blocks)
     ]
 
 
@@ -64,7 +63,6 @@ class WindowAttention(nn.Module):
     """
 
     scale: float | None = None  # of the logits, see `attend`
-    mask_value = -100.0  # logit that keeps two tokens apart
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         super().__init__()
@@ -78,13 +76,13 @@ class WindowAttention(nn.Module):
 
         Args:
             x: Map, ``[B, H, W, C]``.
-            windows: How the map is cut.
+            windows: Partition of the map.
             mask: From `shift_mask`, ``[windows of one image, 1, N, N]``, for a shifted block; else None.
 
         Returns:
             ``[B, H, W, C]``.
         """
-        # Padding stands before qkv: a padded token's key and value are the bias, and it is seen like any other.
+        # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
         x = windows.partition(x)  # [B*nW, N, C]
         q, k, v = self.project_qkv(x)  # [B*nW, heads, N, d] each
         x = attend(q, k, v, self.logit_bias(mask, x.shape[0]), self.scale)  # [B*nW, heads, N, d]
@@ -130,11 +128,11 @@ class SwinBlock(nn.Module):
 
 
 class SwinStage(nn.Module):
-    """Blocks of one resolution, and the merging that leads to the next.
+    """Blocks of one resolution, and the patch merging to the next.
 
     Args:
         blocks: Its blocks.
-        downsample: The merging, if a stage follows.
+        downsample: The patch merging, if a stage follows.
         with_cp: Recompute each block's activations in the backward pass.
     """
 
@@ -147,35 +145,31 @@ class SwinStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
         size = (x.shape[1], x.shape[2])
-        layouts = {}  # by shift: windows and mask are made once per stage and size, for all its blocks
+        layouts = {}  # by shift: windows and mask are made once for all blocks of the stage
         for block in self.blocks:
             window, shift = block.spec.window, block.spec.shift
             if shift not in layouts:
                 mask = None
                 if any(shift):
-                    mask = shift_mask(size, window, shift, x.dtype, x.device, block.attn.mask_value)  # [nW, 1, N, N]
+                    mask = shift_mask(size, window, shift, x.dtype, x.device)  # [nW, 1, N, N]
                 layouts[shift] = Windows.plan(size, window, shift, x.device), mask
             x = maybe_checkpoint(block, x, *layouts[shift], with_cp=self.with_cp and self.training)
         return x
 
 
 class SwinTrunk(Backbone):
-    """What Swin and Swin V2 share: patch embedding, stages of blocks with a merging between them, output norms.
+    """What Swin and Swin V2 share: patch embedding, stages of blocks with patch merging between them, output norms.
 
     Args:
-        sizes: Channels, depths and heads.
+        arch: Row of the variants table.
         specs: Every block in order.
         block: Builds a block.
-        merging: Builds a merging from its input channels.
+        merging: Builds a patch merging from its input channels.
         in_channels: Image channels.
         patch_size: Patch side and stride in pixels.
         absolute_position: Whether to add an absolute position embedding.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid that embedding has.
-        out_indices: Stages to return.
-        frozen_stages: See `Backbone.build_outputs_and_freeze`.
-        finetune: See `Backbone.build_outputs_and_freeze`.
-        with_cp: Recompute activations in the backward pass.
-        init_cfg: See `Backbone.init_weights`.
+        out_indices: This and the rest: see `Backbone`.
 
     Raises:
         ValueError: Sizes that do not fit together.
@@ -183,7 +177,7 @@ class SwinTrunk(Backbone):
 
     def __init__(
         self,
-        sizes: SwinArch,
+        arch: SwinArch,
         specs: Sequence[BlockSpec],
         block: Callable[[BlockSpec], SwinBlock],
         merging: Callable[[int], nn.Module],
@@ -198,7 +192,8 @@ class SwinTrunk(Backbone):
         init_cfg: dict | None,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
-        dims = [sizes.embed_dims * 2**i for i in range(len(sizes.depths))]
+        self.arch = arch
+        dims = [arch.embed_dims * 2**i for i in range(len(arch.depths))]
         self.patch_embed = PatchEmbed(in_channels, dims[0], patch_size)
         if absolute_position:
             h, w = as_pair(pretrain_img_size, "pretrain_img_size")
@@ -241,30 +236,21 @@ class SwinTrunk(Backbone):
         return tuple(outs)
 
 
-@MODELS.register_module()
 class Swin(SwinTrunk):
     """Swin Transformer V1: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
-    Output i has ``embed_dims * 2**i`` channels and ``ceil`` sizes: H/4, then half of it per stage. Each output has
-    its own LayerNorm; the next stage receives the map before that norm.
+    Output i has ``embed_dims * 2**i`` channels; its sizes are H/4, then half per stage, rounded up. Each output has its
+    own LayerNorm; the next stage receives the map before that norm. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict of `embed_dims`, `depths`, `num_heads`.
-        in_channels: Image channels.
         patch_size: Patch side and stride in pixels.
         window_size: Window in tokens, one int or (h, w). Published weights use 7, or 12 when trained at 384 pixels.
-        mlp_ratio: Hidden width of the MLPs over their input.
         qkv_bias: Whether queries, keys and values have a bias.
-        drop_path_rate: Stochastic depth of the last block; linear from 0.
         shift: Whether odd blocks shift their windows (off: Table 4's ablation).
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
-        out_indices: Stages to return.
-        frozen_stages: -1 nothing, 0 the patch embedding, n also the first n stages and their output norms.
-        finetune: ``'attention'`` trains attention, positions and output norms only; None trains all.
-        with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
-        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
 
     Raises:
         ValueError: An unknown arch, or sizes that do not fit together.
@@ -291,10 +277,10 @@ class Swin(SwinTrunk):
         with_cp: bool = False,
         init_cfg: dict | None = None,
     ) -> None:
-        sizes = find_arch(arch, SWIN)
+        row = find_arch(arch, SWIN)
         super().__init__(
-            sizes,
-            plan(sizes, as_pair(window_size, "window_size"), drop_path_rate, shift),
+            row,
+            plan(row, as_pair(window_size, "window_size"), drop_path_rate, shift),
             block=lambda spec: SwinBlock(spec, WindowAttention(spec, qkv_bias, relative_bias), mlp_ratio),
             merging=PatchMerging,
             in_channels=in_channels,

@@ -1,8 +1,8 @@
 """Swin Transformer V2 (Liu et al., CVPR 2022) as a backbone for dense prediction.
 
-The authors published no dense code for V2, so that their rules for V1 apply: maps are padded before the queries, keys
-and values, padded keys stay visible, windows never shrink to a small map, and odd blocks shift also where the map is
-a single window. Classification code shrinks windows and does not shift there.
+The authors published no dense code for V2. Their rules for V1 apply: maps are padded before queries, keys and values
+are made, padded keys stay visible, windows never shrink to a small map, and odd blocks shift even where the map is a
+single window. (Classification code shrinks windows and does not shift there.)
 """
 
 import math
@@ -20,12 +20,16 @@ from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PostNormMerging
 from vitdense.layers.windows import Windows
-from vitdense.registry import MODELS
 
 
 @dataclass(frozen=True)
 class BlockSpecV2(BlockSpec):
-    """One block: also the window (h, w) in tokens its weights were trained with, and whether a third norm ends it."""
+    """One block of V2.
+
+    Attributes:
+        pretrained_window: Window (h, w) in tokens that the weights were trained with.
+        extra_norm: Whether a third norm ends the block.
+    """
 
     pretrained_window: tuple[int, int]
     extra_norm: bool
@@ -37,19 +41,19 @@ def plan(
     pretrained_windows: Sequence[tuple[int, int]],
     drop_path_rate: float,
 ) -> list[BlockSpecV2]:
-    """Every block of a Swin V2 in order: those of a Swin, with what V2 adds.
+    """Every block of a Swin V2 in order.
 
     Every `arch.extra_norm_every`-th block of a stage ends with an extra norm (section 3.6).
     """
     every = arch.extra_norm_every
-    places = [i for depth in arch.depths for i in range(depth)]  # in its stage, of every block
+    index_in_stage = [i for depth in arch.depths for i in range(depth)]  # of every block
     return [
         BlockSpecV2(
             **vars(spec),
             pretrained_window=pretrained_windows[spec.stage],
             extra_norm=every > 0 and (i + 1) % every == 0,
         )
-        for spec, i in zip(plan_v1(arch, window, drop_path_rate), places, strict=True)
+        for spec, i in zip(plan_v1(arch, window, drop_path_rate), index_in_stage, strict=True)
     ]
 
 
@@ -65,26 +69,24 @@ def windows_by_stage(
     if sizes is None:
         return [window] * num_stages
     if isinstance(sizes, int):
-        return [as_pair(sizes, name)] * num_stages
+        sizes = [sizes] * num_stages
     if not isinstance(sizes, Sequence) or isinstance(sizes, str) or len(sizes) != num_stages:
         raise ValueError(
             f"{name}: got {sizes!r}, expected None (as window_size), an int, or one int or (h, w) for each of the "
             f"{num_stages} stages"
         )
-    return [as_pair(size, f"{name}[{stage}]") for stage, size in enumerate(sizes)]
+    # 0 is the window itself, as in the authors' configs.
+    return [window if size == 0 else as_pair(size, f"{name}[{stage}]") for stage, size in enumerate(sizes)]
 
 
 class CosineWindowAttention(WindowAttention):
-    """Window attention by the angle between queries and keys, with a continuous position bias (section 3.3).
+    """Scaled cosine attention in windows (section 3.3, equation 2), with a continuous position bias.
 
     Args:
         spec: The block.
     """
 
-    scale = 1.0  # the queries carry each head's own
-    # Logits reach 100 + 16 above and 100 below zero, so that -100 does not keep tokens apart: two of them may differ by
-    # 216. The exponential of -1e4 is 0 in every precision, and float16, whose range ends at 65504, holds it.
-    mask_value = -1e4
+    scale = 1.0  # each head's own scale is in the queries
 
     def __init__(self, spec: BlockSpecV2) -> None:
         super().__init__(spec, qkv_bias=False, relative_bias=False)
@@ -101,8 +103,8 @@ class CosineWindowAttention(WindowAttention):
         dtype = torch.promote_types(qkv.dtype, torch.float32)
         qk = qkv[:, :, :2].to(dtype)  # [B*nW, N, 2, heads, d]
         length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)  # [B*nW, N, 2, heads, 1]
-        # The key of a padded token is zero and stays so. With an infinite length it has no slope either, where 1e12
-        # would overflow in float16 on its way back to the weights.
+        # The key of a padded token is zero and stays zero. Its length is set to infinity, so that its gradient is zero
+        # too: 1 / 1e-12 would overflow in float16 in the backward pass.
         length = F.threshold(length, 0, math.inf).clamp_min(1e-12)  # of F.normalize
         scale = self.logit_scale.to(dtype).clamp_max(math.log(100)).exp()[..., 0]  # [heads, 1]
         scale = torch.stack([scale, torch.ones_like(scale)])  # [2, heads, 1]
@@ -111,7 +113,7 @@ class CosineWindowAttention(WindowAttention):
 
 
 class PostNormBlock(SwinBlock):
-    """Windowed attention and MLP, each normalised where it joins the residual (section 3.2, "Post normalization").
+    """Windowed attention and MLP, each normalised before it is added (section 3.2, "Post normalization").
 
     Both norms start at zero, so that a new block is the identity.
 
@@ -133,32 +135,22 @@ class PostNormBlock(SwinBlock):
         return self.norm3(x + self.drop_path(self.norm2(self.mlp(x))))
 
 
-@MODELS.register_module()
 class SwinV2(SwinTrunk):
     """Swin Transformer V2: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
-    Output i has ``embed_dims * 2**i`` channels and ``ceil`` sizes: H/4, then half of it per stage. Each output has
-    its own LayerNorm; the next stage receives the map before that norm. As in `Swin`, windows never shrink to a
-    small map, which is padded instead, and odd blocks always shift.
+    Outputs are those of `Swin`. Windows never shrink to a small map, which is padded instead, and odd blocks always
+    shift. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, ``'huge'``, ``'giant'``, or a dict of `embed_dims`,
             `depths`, `num_heads` and, if wanted, `extra_norm_every`.
-        in_channels: Image channels.
         patch_size: Patch side and stride in pixels.
         window_size: Window in tokens, one int or (h, w). Published weights use 8, 16 or 24.
         pretrained_window_sizes: Windows in tokens that the weights were trained with: None for `window_size`, one
-            int, or an int or (h, w) per stage. Where a stage's map was smaller than the window in pretraining, its
-            window was that map: (16, 16, 16, 8) for weights of window 16 trained at 256 pixels.
-        mlp_ratio: Hidden width of the MLPs over their input.
-        drop_path_rate: Stochastic depth of the last block; linear from 0.
+            int, or an int or (h, w) per stage; 0 is `window_size`. Where a stage's map was smaller than the window in
+            pretraining, its window was that map: (16, 16, 16, 8) for weights of window 16 trained at 256 pixels.
         absolute_position: Whether to add an absolute position embedding.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
-        out_indices: Stages to return.
-        frozen_stages: -1 nothing, 0 the patch embedding, n also the first n stages and their output norms.
-        finetune: ``'attention'`` trains attention, positions and output norms only; None trains all.
-        with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
-        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
 
     Raises:
         ValueError: An unknown arch, or sizes that do not fit together.
@@ -183,12 +175,12 @@ class SwinV2(SwinTrunk):
         with_cp: bool = False,
         init_cfg: dict | None = None,
     ) -> None:
-        sizes = find_arch(arch, SWIN_V2)
+        row = find_arch(arch, SWIN_V2)
         window = as_pair(window_size, "window_size")
-        trained = windows_by_stage(pretrained_window_sizes, window, len(sizes.depths))
+        trained = windows_by_stage(pretrained_window_sizes, window, len(row.depths))
         super().__init__(
-            sizes,
-            plan(sizes, window, trained, drop_path_rate),
+            row,
+            plan(row, window, trained, drop_path_rate),
             block=lambda spec: PostNormBlock(spec, CosineWindowAttention(spec), mlp_ratio),
             merging=PostNormMerging,
             in_channels=in_channels,

@@ -1,4 +1,4 @@
-"""Every published size of every family, one row each, with its source."""
+"""Every published size of every family, one row each, with its source. Imports nothing: weights read it too."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -48,7 +48,7 @@ SWIN = {
 
 @dataclass(frozen=True)
 class SwinV2Arch(SwinArch):
-    """Sizes of a Swin V2: as a Swin's, and after how many blocks of a stage each extra norm stands (0: none)."""
+    """Sizes of a Swin V2: those of a Swin, and every how many blocks of a stage there is an extra norm (0: never)."""
 
     extra_norm_every: int = 0
 
@@ -79,7 +79,7 @@ class MViTArch:
             of the stage before.
         pool: ``'conv'`` (depthwise, with a norm) or ``'max'``.
         relative_position: Decomposed relative positions.
-        absolute_position: An absolute position embedding behind the patch embedding.
+        absolute_position: An absolute position embedding after the patch embedding.
         residual_pooling: Whether the pooled queries are added to the attention's result.
     """
 
@@ -136,10 +136,10 @@ class ViTArch:
         depth: Blocks.
         num_heads: Attention heads.
         patch_size: Patch side and stride in pixels.
-        distilled: Whether there is a distillation token beside the class token (DeiT section 4).
+        distilled: Whether there is a distillation token in addition to the class token (DeiT section 4).
         token_position: Whether these tokens have position embeddings.
         layer_scale: Initial value of a learned factor per channel on every residual branch; None for no factors.
-        constant_drop_path: Stochastic depth of all blocks alike; otherwise linear from 0.
+        constant_drop_path: Whether all blocks have the same stochastic depth; otherwise it is linear from 0.
     """
 
     embed_dims: int

@@ -20,7 +20,6 @@ from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import HierarchicalStem, PatchEmbed, init_transformer
 from vitdense.layers.position import AbsolutePosition, ExtraTokens
 from vitdense.layers.windows import Windows
-from vitdense.registry import MODELS
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 STEMS = {"patch": None, "hmlp": "BN", "hmlp_ln": "LN"}
@@ -85,7 +84,7 @@ def plan(
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (ViT section 3.1), in windows where the block has one (ViTDet section 3).
+    """Multi-head self-attention (ViT section 3.1), in windows where the block has a window (ViTDet section 3).
 
     Args:
         spec: The block.
@@ -99,17 +98,19 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(spec.dim, 3 * spec.dim)
         self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
         for table in self.bias.parameters() if self.bias is not None else ():
-            nn.init.zeros_(table)  # as ViTDet: weights pretrained without relative positions start as they were
+            nn.init.zeros_(
+                table
+            )  # as ViTDet: zero leaves weights that were pretrained without relative positions unchanged
         self.proj = nn.Linear(spec.dim, spec.dim)
 
     def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
-        """Attend among all tokens, or within the windows of the map that they are.
+        """Attend among all tokens, or within the windows of the map.
 
         Args:
             x: ``[B, N, C]``: with windows or relative positions N is h * w, row-major.
             size: Map (h, w) in tokens.
-            windows: How it is cut; None for global attention. Padding stands before qkv: a padded token's key and value
-                are the bias, and it is seen like any other, as in the authors' code.
+            windows: Partition of the map; None for global attention. Padding comes before qkv: a padded token's key and
+                value are the bias, and other tokens see it, as in the authors' code.
 
         Returns:
             ``[B, N, C]``.
@@ -129,9 +130,10 @@ class Attention(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """Attention, then an MLP, each on normalised branches: one of each, or two side by side ("Three things" section 3).
+    """Attention, then an MLP, each on a normalised branch: one of each, or two in parallel ("Three things" section 3).
 
-    The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1.
+    The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1. Parallel branches
+    read the same input and are dropped independently.
 
     Args:
         spec: The block.
@@ -156,55 +158,49 @@ class ViTBlock(nn.Module):
 
     def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
         """``[B, N, C]`` to the same; see `Attention`."""
-        x = self.add("attn", "norm1", "gamma_1", x, size, windows)
-        return self.add("mlp", "norm2", "gamma_2", x)
-
-    def add(self, layer: str, norm: str, gamma: str, x: Tensor, *args: object) -> Tensor:
-        """`x` plus its branches of one kind, which all read the same `x` and are dropped each on its own."""
-        y = x
-        for n in range(self.parallel):
-            tail = str(n or "")
-            branch = getattr(self, layer + tail)(getattr(self, norm + tail)(x), *args)  # [B, N, C]
-            scale = getattr(self, gamma + f"_{n}" * (n > 0))
-            y = y + self.drop_path(branch if scale is None else scale * branch)
-        return y
+        y = x + self.drop_path(_scaled(self.attn(self.norm1(x), size, windows), self.gamma_1))
+        if self.parallel == 2:
+            y = y + self.drop_path(_scaled(self.attn1(self.norm11(x), size, windows), self.gamma_1_1))
+        z = y + self.drop_path(_scaled(self.mlp(self.norm2(y)), self.gamma_2))
+        if self.parallel == 2:
+            z = z + self.drop_path(_scaled(self.mlp1(self.norm21(y)), self.gamma_2_1))
+        return z
 
 
-@MODELS.register_module()
+def _scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
+    """LayerScale, where the block has it."""
+    return branch if gamma is None else gamma * branch
+
+
 class ViT(Backbone):
     """ViT, DeiT or DeiT III: maps of one stride, that of the patches, from an image of any size.
 
     The image is padded right and bottom to whole patches; position embeddings are resized bicubically to the map. The
-    class token attends and is attended, and is no part of the maps. A backbone with windows or relative positions has
-    none, as ViTDet: then those of a checkpoint are left out.
+    class token takes part in attention, but not in the maps. A backbone with windows or relative positions has no class
+    token, as ViTDet: that of a checkpoint is ignored. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'deit_tiny'``, ``'deit_small'``, ``'deit_base'``, each also with ``'_distilled'``; ``'vit_tiny'``,
             ``'vit_small'``, ``'vit_base'``, ``'vit_large'``, ``'vit_huge'``; ``'deit3_small'``, ``'deit3_medium'``,
             ``'deit3_base'``, ``'deit3_large'``, ``'deit3_huge'``; or a dict of the fields of `ViTArch`.
-        in_channels: Image channels.
         patch_size: Patch side and stride in pixels; the arch's when None (16, or 14 for huge).
         stem: ``'patch'``, one convolution; ``'hmlp'`` or ``'hmlp_ln'``, the hMLP stem with BN or LN, for patches of 16.
-        parallel: 1, or 2 for two attention, then two MLP branches side by side in every block.
+        parallel: 1, or 2 for two attention, then two MLP branches in parallel in every block.
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
         global_indices: Blocks without windows; the last of every quarter when None, as ViTDet.
         relative_position: Whether attention has decomposed relative positions, as ViTDet.
         img_size: Image size in pixels, one int or (h, w), of training: the relative positions of global blocks have
-            its grid. Other images are as good: the tables are resized.
-        mlp_ratio: Hidden width of the MLPs over their input.
-        drop_path_rate: Stochastic depth of the last block, linear from 0; of all blocks in DeiT III.
+            its grid. For other images the tables are resized.
+        drop_path_rate: See `Backbone`; in DeiT III all blocks have this rate.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the position embeddings have.
         out_indices: Blocks whose maps to return, counted from 0; the last of every quarter when None.
-        out_norm: ``'each'``: a LayerNorm for every output, fresh, for no checkpoint of a classifier has them;
-            ``'final'``: the checkpoint's own norm on the last block's map, none on others; ``'none'``.
+        out_norm: ``'each'``: a new LayerNorm for every output, which no classifier's checkpoint has; ``'final'``: the
+            checkpoint's own norm on the last block's map, no norm on other outputs; ``'none'``.
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
             ``[B, C]`` under the same norm.
         frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
-        finetune: ``'attention'`` trains attention, positions and fresh output norms only ("Three things" section 4;
-            both branches when parallel, where the authors' code trains the first alone); None trains all.
-        with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
-        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises.
+        finetune: See `Backbone`. Of parallel blocks both attention branches train (the authors' code: only the first).
 
     Raises:
         ValueError: An unknown arch, stem or norm, or options that do not fit together.
@@ -235,10 +231,11 @@ class ViT(Backbone):
         init_cfg: dict | None = None,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
-        sizes = find_arch(arch, VIT)
+        row = find_arch(arch, VIT)
         if patch_size is not None:
-            sizes = replace(sizes, patch_size=patch_size)
-        patch, depth, dim = sizes.patch_size, sizes.depth, sizes.embed_dims
+            row = replace(row, patch_size=patch_size)
+        self.arch = row
+        patch, depth, dim = row.patch_size, row.depth, row.embed_dims
         quarters = default_out_indices(depth)
         window = None if window_size is None else as_pair(window_size, "window_size")
         has_tokens = window is None and not relative_position
@@ -252,7 +249,7 @@ class ViT(Backbone):
             raise ValueError(
                 "output_cls_token: with windows or relative positions there is no class token; leave it False"
             )
-        self._check_options(sizes, stem, parallel, global_indices or (), out_norm)
+        self._check_options(row, stem, parallel, global_indices or (), out_norm)
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
 
@@ -268,9 +265,9 @@ class ViT(Backbone):
             else HierarchicalStem(in_channels, dim, STEMS[stem])
         )
         self.absolute_pos_embed = AbsolutePosition(grid(pretrain_img_size, "pretrain_img_size"), dim)
-        self.tokens = ExtraTokens(dim, sizes.distilled, sizes.token_position) if has_tokens else None
+        self.tokens = ExtraTokens(dim, row.distilled, row.token_position) if has_tokens else None
         specs = plan(
-            sizes,
+            row,
             window,
             quarters if global_indices is None else global_indices,
             grid(img_size, "img_size") if relative_position else None,
@@ -291,7 +288,7 @@ class ViT(Backbone):
             raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
 
     @staticmethod
-    def _check_options(sizes: ViTArch, stem: str, parallel: int, global_indices: Sequence[int], out_norm: str) -> None:
+    def _check_options(row: ViTArch, stem: str, parallel: int, global_indices: Sequence[int], out_norm: str) -> None:
         for name, got, known in (
             ("stem", stem, STEMS),
             ("parallel", parallel, (1, 2)),
@@ -299,13 +296,13 @@ class ViT(Backbone):
         ):
             if got not in known:
                 raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
-        if stem != "patch" and (sizes.patch_size != HierarchicalStem.patch_size or sizes.embed_dims % 4):
+        if stem != "patch" and (row.patch_size != HierarchicalStem.patch_size or row.embed_dims % 4):
             raise ValueError(
-                f"stem={stem!r}: got patches of {sizes.patch_size} and {sizes.embed_dims} channels, expected patches "
+                f"stem={stem!r}: got patches of {row.patch_size} and {row.embed_dims} channels, expected patches "
                 f"of {HierarchicalStem.patch_size} pixels and a multiple of 4 channels"
             )
-        if wrong := [i for i in global_indices if not 0 <= i < sizes.depth]:
-            raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {sizes.depth - 1}")
+        if wrong := [i for i in global_indices if not 0 <= i < row.depth]:
+            raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {row.depth - 1}")
 
     def stem_modules(self) -> list[nn.Module]:
         tokens = [self.tokens] if self.tokens is not None else []
@@ -329,8 +326,8 @@ class ViT(Backbone):
         return self.norm if is_final else super().output_norm(stage)
 
     def forward(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
-        """Image ``[B, 3, H, W]`` to one map ``[B, C, ceil(H/p), ceil(W/p)]`` per index of `out_indices`, with its
-        tokens ``[B, C]`` where `output_cls_token`."""
+        """Image ``[B, 3, H, W]`` to one map ``[B, C, ceil(H/p), ceil(W/p)]`` per index of `out_indices`; with
+        `output_cls_token`, a tuple of the map and its tokens ``[B, C]``."""
         x = self.absolute_pos_embed(self.patch_embed(x))  # [B, h, w, C]
         size = (x.shape[1], x.shape[2])
         x = x.flatten(1, 2)  # [B, h*w, C]
@@ -349,7 +346,7 @@ class ViT(Backbone):
         return tuple(outs)
 
     def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
-        """The map of all tokens ``[B, E + h*w, C]`` behind its norm, ``[B, C, h, w]``, and on request the E others."""
+        """Map ``[B, C, h, w]`` of tokens ``[B, E + h*w, C]``; with `output_cls_token` also the E extra tokens."""
         extra = 0 if self.tokens is None else len(self.tokens)
         out = self.output(x[:, extra:].unflatten(1, size), index)  # [B, C, h, w]
         if not self.output_cls_token:

@@ -1,1 +1,1 @@
-"""Data sets; the modules that need mmdet or mmseg are imported only when they are asked for."""
+"""The embedded data set; only its classes for mmdet and mmseg need mm."""

@@ -1,4 +1,4 @@
-"""What both faces of the embedded data set share, for mmdet and for mmseg."""
+"""What the data set classes for mmdet and mmseg share."""
 
 from functools import partial
 
@@ -8,12 +8,12 @@ from vitdense.datasets.shapes import check_draw, draw_dataset
 
 
 class DrawnOnDemand:
-    """Mixin before a data set class of mm: the embedded data set is drawn when it is first loaded.
+    """Mixin for a data set class of mm (first base class): draws the embedded data set when it is first loaded.
 
     Args:
         draw: Arguments of :func:`vitdense.datasets.shapes.draw_dataset`: ``num_train``, ``num_val``, ``image_size``,
             ``seed``. Data sets that share a ``data_root`` must agree in them.
-        *args, **kwargs: Of the class behind; ``data_root`` is required.
+        *args, **kwargs: Of the data set class; ``data_root`` is required.
 
     Raises:
         ShapesError: ``data_root`` is missing or holds something else, or ``draw`` has an unknown key.

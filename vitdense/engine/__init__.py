@@ -1,8 +1,6 @@
-"""Around the training loop: metrics, hooks, reproducible data order, safe files, checks before the start.
+"""Around mmengine's runner: metrics, hooks, reproducible data order, checks before the start, what the tools call.
 
-Importing this package makes the file backend ``vitdense.atomic`` known to mmengine, and lets it load checkpoints by
-`vitdense.weights.read`.
+Importing this package registers the file backend ``vitdense.atomic``, and nothing else.
 """
 
-import vitdense.engine.checkpoints
-import vitdense.engine.files  # noqa: F401
+import vitdense.engine.checkpoints  # noqa: F401

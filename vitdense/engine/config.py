@@ -1,15 +1,19 @@
-"""From a config file and what the command line says to a config that is ready to run."""
+"""Configs: read from a file and the command line; the model of one."""
 
+import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
 
 
 class ConfigError(ValueError):
-    """A config, data set or option that cannot work; the message says what was looked for and how to mend it."""
+    """A config, data set or option that cannot work; the message says what was looked for and how to fix it."""
 
 
 def load_config(
@@ -17,8 +21,8 @@ def load_config(
 ) -> Config:
     """Read a config and apply options.
 
-    A new ``data_root`` moves every path of the config that lay under the old one, the metrics' annotation files
-    included; in mmengine alone it would change a variable that nothing reads any more.
+    A new ``data_root`` replaces the old one in every path of the config, the metrics' annotation files included. In
+    mmengine alone it would change a variable that nothing reads any more.
 
     Args:
         path: Config file.
@@ -38,19 +42,55 @@ def load_config(
     cfg.merge_from_dict(dict(options or {}))
     new_root = cfg.get("data_root")
     if old_root and new_root != old_root:
-        moved = _move(cfg._cfg_dict, old_root.rstrip("/"), os.path.expanduser(new_root).rstrip("/"))
+        moved = _replace_root(cfg._cfg_dict, old_root.rstrip("/"), os.path.expanduser(new_root).rstrip("/"))
         cfg = Config(moved, filename=cfg.filename)
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / path.stem)
     return cfg
 
 
-def _move(node: Any, old: str, new: str) -> Any:
-    """`node` with every path that is or lies under `old` under `new` instead."""
+def _replace_root(node: Any, old: str, new: str) -> Any:
+    """`node` with the folder `old` replaced by `new` in every path."""
     if isinstance(node, dict):
-        return ConfigDict({key: _move(value, old, new) for key, value in node.items()})
+        return ConfigDict({key: _replace_root(value, old, new) for key, value in node.items()})
     if isinstance(node, (list, tuple)):
-        return type(node)(_move(value, old, new) for value in node)
+        return type(node)(_replace_root(value, old, new) for value in node)
     if isinstance(node, str) and (node == old or node.startswith(old + "/")):
         return new + node[len(old) :]
     return node
+
+
+def build_model(cfg: Config) -> nn.Module:
+    """The model of a config for one process: not initialised, SyncBN as BN."""
+    init_default_scope(cfg.get("default_scope", "mmdet"))
+    return revert_sync_batchnorm(MODELS.build(cfg.model))
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """A parser with the arguments of every tool, named as in mmdet and mmseg: the config and its overrides."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("config", help="config file")
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=DictAction,
+        default={},
+        metavar="KEY=VALUE",
+        help="override the config, e.g. data_root=/data/coco train_dataloader.batch_size=4 key='[a,b]'",
+    )
+    return parser
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a training or test run: the output folder and the launcher of its processes."""
+    parser.add_argument("--work-dir", help="folder of the outputs; default work_dirs/<name of the config>")
+    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
+
+
+def config_of(args: argparse.Namespace) -> Config:
+    """The config that parsed arguments ask for."""
+    if "launcher" not in args:
+        return load_config(args.config, args.cfg_options)
+    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
+    return load_config(args.config, args.cfg_options, args.work_dir, args.launcher)

@@ -12,25 +12,26 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
-from vitdense._finder import ops_in_use
-from vitdense.datasets.shapes import ShapesError
+from vitdense.engine.checkpoints import install_loader
 from vitdense.engine.config import ConfigError
 from vitdense.engine.preflight import check, leaf_datasets
+from vitdense.models import find_model
+from vitdense.ops import ops_in_use
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.weights.sources import NAMED
 
-# Faults a user can mend: their message says all, a stack trace would only hide it.
+# Faults a user can fix: their message says all, a stack trace would only hide it.
 USER_ERRORS = (
-    *(ConfigError, ShapesError, CheckpointMismatchError, CheckpointNotFoundError),
+    *(CheckpointMismatchError, CheckpointNotFoundError),  # also raised by tools/verify.py
     *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output
 )
+AMP_DTYPES = ("float16", "bfloat16")
 
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """End the program with exit status 2 and one message where the user can mend the cause.
+    """End the program with exit status 2 and one message where the user can fix the cause.
 
-    That is so for `USER_ERRORS`, and for any `ValueError` that this package itself raises.
+    These are `USER_ERRORS`, and every `ValueError` that this package itself raises.
     """
     try:
         yield
@@ -51,12 +52,12 @@ def _is_ours(error: BaseException | None) -> bool:
     return False
 
 
-def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_lr: bool = False) -> None:
+def train(cfg: Config, amp: str | None = None, resume: str | None = None, auto_scale_lr: bool = False) -> None:
     """Train, evaluating as the config says.
 
     Args:
         cfg: From `load_config`.
-        amp: Automatic mixed precision.
+        amp: Data type of automatic mixed precision, one of `AMP_DTYPES`; None: float32 alone.
         resume: ``'auto'`` continues from the latest checkpoint of the work folder, if any; a path from that one.
         auto_scale_lr: Scale the learning rate by the actual total batch over ``auto_scale_lr.base_batch_size``.
 
@@ -65,9 +66,12 @@ def train(cfg: Config, amp: bool = False, resume: str | None = None, auto_scale_
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
     if amp:
-        _needs_gpu("--amp")
-        cfg.optim_wrapper.type = "AmpOptimWrapper"
-        cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
+        _needs_gpu(f"--amp {amp}")
+        cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype=amp)
+        if amp == "bfloat16":  # has the range of float32, so that no gradient underflows
+            cfg.optim_wrapper.loss_scale = dict(enabled=False)
+        else:
+            cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
         if "base_batch_size" not in cfg.get("auto_scale_lr", {}):
             raise ConfigError(
@@ -124,6 +128,7 @@ def _runner(cfg: Config) -> Runner:
     model = cfg.model.get("module", cfg.model)  # of test-time augmentation
     if cfg.get("load_from") and "backbone" in model:
         model.backbone.init_cfg = None  # the checkpoint holds the backbone too: do not fetch its pretraining
+    install_loader()  # for configs without ExactLoadHook; a hook of the config calls it again, with its own options
     runner = Runner.from_cfg(cfg)
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
     return runner
@@ -151,7 +156,7 @@ def find_checkpoint(checkpoint: str) -> str:
         CheckpointNotFoundError: It is neither, or the folder holds none.
     """
     path = Path(checkpoint)
-    if "://" in checkpoint or (checkpoint in NAMED and not path.exists()):
+    if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()):
         return checkpoint
     latest = latest_checkpoint(path) if path.is_dir() else checkpoint
     if latest is None or not Path(latest).is_file():

@@ -1,11 +1,16 @@
 """COCO metrics that report zero where mmdet's report nothing, and count only the images they were shown."""
 
+from importlib.util import find_spec
+from typing import Any
+
 from mmdet.evaluation import metrics as mmdet_metrics
 from mmengine.logging import MMLogger
 
 from vitdense.registry import METRICS
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
+# mmdet has it from onedl-mmdetection 3.5 on; upstream mmdet has CocoMetric only.
+FASTER = getattr(mmdet_metrics, "FasterCocoMetric", None) if find_spec("faster_coco_eval") else None
 
 
 class _CocoRules:
@@ -33,8 +38,14 @@ class CocoMetric(_CocoRules, mmdet_metrics.CocoMetric):
     """COCO box and mask AP by pycocotools, with mmdet's arguments: the reference, slower."""
 
 
-if hasattr(mmdet_metrics, "FasterCocoMetric"):  # onedl-mmdetection 3.5 and later; upstream mmdet has CocoMetric alone
+@METRICS.register_module()
+class FasterCocoMetric(_CocoRules, FASTER or mmdet_metrics.CocoMetric):
+    """COCO box and mask AP by faster-coco-eval, with mmdet's arguments; by pycocotools where that is not to be had."""
 
-    @METRICS.register_module()
-    class FasterCocoMetric(_CocoRules, mmdet_metrics.FasterCocoMetric):
-        """COCO box and mask AP by faster-coco-eval, with mmdet's arguments."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if FASTER is None:
+            MMLogger.get_current_instance().info(
+                "COCO AP is computed by pycocotools: the same numbers, slower. faster-coco-eval is not installed, or "
+                "mmdet has no FasterCocoMetric"
+            )

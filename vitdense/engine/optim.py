@@ -1,4 +1,4 @@
-"""Optimiser groups: layer-wise learning-rate decay for every backbone of this project."""
+"""Layer-wise learning-rate decay for every backbone of this project."""
 
 import logging
 from collections.abc import Sequence
@@ -13,13 +13,11 @@ from vitdense.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """mmengine's constructor with learning rates that shrink towards the image, and one table instead of a line per
-    parameter.
+    """mmengine's constructor with layer-wise learning-rate decay. It logs one table, not a line per parameter.
 
-    With L blocks, the stem learns at ``rate ** (L + 1)`` of the learning rate, block i at ``rate ** (L - i)`` counted
-    from 0, all else (output norms, necks, heads) at the full rate: detectron2's formula for ViTDet. What the default
-    constructor does is kept: ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)``, whose factors multiply with
-    those of the layers; frozen parameters stay out.
+    The formula is detectron2's for ViTDet. With L blocks, the stem gets ``rate ** (L + 1)`` of the learning rate and
+    block i, counted from 0, ``rate ** (L - i)``; all else (output norms, necks, heads) gets the full rate. Factors of
+    ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)`` multiply with these. Frozen parameters stay out.
 
     Args:
         optim_wrapper_cfg: As for the default constructor.
@@ -35,19 +33,19 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         self.rate = options.pop("layer_decay_rate", 1.0)
         if not isinstance(self.rate, (int, float)) or not 0 < self.rate <= 1:
             raise ValueError(f"layer_decay_rate: got {self.rate!r}, expected a number above 0, up to 1 (no decay)")
-        # Not empty, so that the groups are always made here.
+        # Without any option the default constructor does not call add_params.
         super().__init__(optim_wrapper_cfg, {"bypass_duplicate": True, **options})
         if self.base_lr is None:
-            raise ValueError("optimizer.lr: got none, expected the learning rate that the layers take their parts of")
+            raise ValueError("optimizer.lr: got none, expected the learning rate that the factors multiply")
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
-        """Add the groups of a model; see the default constructor, which calls this again for every module."""
+        """Add the groups of a model; the default constructor calls this again for every sub-module."""
         if prefix:
             super().add_params(params, module, prefix, **kwargs)
             return
         logger = MMLogger.get_current_instance()
         level = logger.level
-        logger.setLevel(logging.ERROR)  # of the default constructor's line per parameter
+        logger.setLevel(logging.ERROR)  # no line per parameter
         try:
             single: list[dict] = []
             super().add_params(single, module, prefix, **kwargs)
@@ -58,10 +56,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         for group in single:
             (parameter,) = group["params"]
             layer, factor = layers.get(id(parameter), ("rest", 1.0))
-            group["lr"] = group.get("lr", self.base_lr) * factor
             # The factors of custom keys are in lr and weight_decay already.
             options = {key: value for key, value in group.items() if key not in ("params", "lr_mult", "decay_mult")}
-            same = merged.setdefault((layer, repr(sorted(options.items()))), {**options, "params": [], "layer": layer})
+            options.update(lr=group.get("lr", self.base_lr) * factor, layer=layer)
+            same = merged.setdefault(repr(sorted(options.items())), {**options, "params": []})
             same["params"].append(parameter)
         params.extend(merged.values())
         logger.info(f"optimiser groups:\n{table(params, self.base_lr, self.base_wd)}")
@@ -71,22 +69,17 @@ def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]
     """Name of the layer and factor of the learning rate, by the ``id`` of every parameter of a backbone's layers.
 
     Raises:
-        ValueError: The model has no backbone of this project, though there is something to decay.
+        ValueError: `rate` is below 1, and the model has no backbone of this project.
     """
     backbones = [part for part in model.modules() if isinstance(part, Backbone)]
     if rate < 1 and not backbones:
-        raise ValueError(
-            f"layer_decay_rate: got {rate} for a model without a backbone of vitdense, whose layers it would need; "
-            f"leave it out"
-        )
+        raise ValueError(f"layer_decay_rate: got {rate} for a model without a backbone of vitdense; leave it out")
     factors = {}
     for backbone in backbones:
         layers = backbone.layers()
         for i, modules in enumerate(layers):
-            name = "stem" if i == 0 else f"block {i - 1}"
-            for part in modules:
-                for parameter in part.parameters():
-                    factors[id(parameter)] = name, rate ** (len(layers) - i)
+            layer = "stem" if i == 0 else f"block {i - 1}", rate ** (len(layers) - i)
+            factors.update({id(parameter): layer for part in modules for parameter in part.parameters()})
     return factors
 
 
@@ -94,9 +87,8 @@ def table(groups: Sequence[dict], base_lr: float, base_wd: float | None) -> str:
     """Groups as text, in order: layer, factors of learning rate and weight decay, tensors and parameters."""
     lines = [f"{'layer':10} {'lr':>8} {'decay':>8} {'tensors':>8} {'params (M)':>11}"]
     for group in groups:
-        decay = group.get("weight_decay", base_wd)
-        factor = "-" if not base_wd else f"x {decay / base_wd:.3g}"
+        decay = f"x {group.get('weight_decay', base_wd) / base_wd:.3g}" if base_wd else "-"
         rate = f"x {group['lr'] / base_lr:.3g}" if base_lr else "-"
         count = sum(parameter.numel() for parameter in group["params"])
-        lines.append(f"{group['layer']:10} {rate:>8} {factor:>8} {len(group['params']):8} {count / 1e6:11.3f}")
+        lines.append(f"{group['layer']:10} {rate:>8} {decay:>8} {len(group['params']):8} {count / 1e6:11.3f}")
     return "\n".join(lines)

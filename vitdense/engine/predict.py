@@ -1,9 +1,9 @@
 """Predict on image files: pictures, and the predictions as data, of detectors (mmdet) and segmentors (mmseg)."""
 
-import json
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import mmcv
 import numpy as np
@@ -11,28 +11,26 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import VISUALIZERS
+from mmengine.structures import BaseDataElement
 from mmengine.utils import track_iter_progress
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import nn
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense import draw
-from vitdense.backbones.base import MMENGINE_GLOBALS
-from vitdense.engine.build import build_model
-from vitdense.engine.config import ConfigError
+from vitdense.engine.checkpoints import read_checkpoint
+from vitdense.engine.coco import CocoPredictions
+from vitdense.engine.config import ConfigError, build_model
 from vitdense.engine.label_maps import loads_labels
 from vitdense.engine.preflight import leaf_datasets
 from vitdense.files import atomic_write
 from vitdense.weights.load import fit_whole
-from vitdense.weights.read import read
-
-if TYPE_CHECKING:  # a user of one framework need not own the other: each is imported by its task alone
-    from mmdet.structures import DetDataSample
 
 
 def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     """The detector or segmentor of a config with exactly the weights of a checkpoint, in eval mode.
 
-    Its `dataset_meta` is what the checkpoint says of the data set: `classes`, and `palette` where it has one.
+    Its `dataset_meta` is that of the checkpoint: `classes`, and `palette` where it has one.
 
     Raises:
         ConfigError: The checkpoint does not name its classes.
@@ -42,7 +40,8 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     if "backbone" in cfg.model:
         cfg.model.backbone.init_cfg = None  # the checkpoint holds the backbone
     model = build_model(cfg)
-    saved = read(checkpoint, allow=MMENGINE_GLOBALS)
+    allow_pickle = any(hook.get("allow_pickle", False) for hook in cfg.get("custom_hooks", []))  # of ExactLoadHook
+    saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     state, _ = fit_whole(model, saved, source=checkpoint)
     model.load_state_dict(state, strict=True)
     model.cfg = cfg
@@ -59,71 +58,59 @@ def _dataset_meta(meta: Mapping) -> dict | None:
     return meta.get("dataset_meta")
 
 
-class Task(Protocol):
-    """What becomes of a model's predictions, image by image."""
+class Task:
+    """What both tasks share. Each adds `outputs`, the files that one image gets, `add` and `finish`."""
 
-    @staticmethod
-    def outputs(out_dir: Path, image: Path) -> tuple[Path, ...]:
-        """The files that are written for one image."""
+    def __init__(self, model: nn.Module, out_dir: Path) -> None:
+        self.model, self.out_dir = model, out_dir
+        self.classes = model.dataset_meta["classes"]
+        self.dataset = next(leaf_datasets(model.cfg.test_dataloader.dataset))
+        self.pipeline = Compose([step for step in self.dataset.pipeline if not loads_labels(step)])
 
-    def add(self, image: Path) -> None:
-        """Predict on an image and write its files."""
+    def infer(self, image: Path) -> BaseDataElement:
+        """The prediction on an image file, a data sample of mmdet or mmseg."""
+        with torch.no_grad():
+            data = self.pipeline({"img_path": str(image), "img_id": 0})
+            (sample,) = self.model.test_step(pseudo_collate([data]))
+        return sample
 
-    def finish(self) -> Path:
-        """Write what is of all images; the file or folder to look at."""
 
-
-class Detection:
+class Detection(Task):
     """A picture with boxes, masks and scores per image, and one COCO-format JSON file."""
 
     def __init__(self, model: nn.Module, out_dir: Path, score_thr: float) -> None:
-        self.model, self.out_dir, self.score_thr = model, out_dir, score_thr
+        super().__init__(model, out_dir)
+        self.score_thr = score_thr
         self.visualizer = VISUALIZERS.build(model.cfg.visualizer)
         self.visualizer.dataset_meta = model.dataset_meta
-        self.result = {
-            "images": [],
-            "annotations": [],
-            "categories": [{"id": i + 1, "name": name} for i, name in enumerate(model.dataset_meta["classes"])],
-        }
+        self.predictions = CocoPredictions(self.classes, self.dataset)
 
     @staticmethod
     def outputs(out_dir: Path, image: Path) -> tuple[Path, ...]:
         return (out_dir / image.name,)
 
-    def add(self, image: Path) -> None:
-        from mmdet.apis import inference_detector
-
-        with torch.no_grad():
-            sample = inference_detector(self.model, str(image))
-        height, width = sample.ori_shape[:2]
-        image_id = len(self.result["images"]) + 1
-        first_id = len(self.result["annotations"]) + 1
-        self.result["images"].append({"id": image_id, "file_name": image.name, "height": height, "width": width})
-        self.result["annotations"] += annotations(sample, image_id, first_id)
+    def add(self, image: Path, pixels: np.ndarray) -> None:
+        """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and draw its picture."""
+        sample = self.infer(image)
+        self.predictions.add(image, sample)
         (picture,) = self.outputs(self.out_dir, image)
         with atomic_write(picture) as scratch:
             self.visualizer.add_datasample(
-                image.stem,
-                mmcv.imread(str(image), channel_order="rgb"),
-                data_sample=sample,
-                draw_gt=False,
-                pred_score_thr=self.score_thr,
-                out_file=str(scratch),
+                image.stem, pixels, sample, draw_gt=False, pred_score_thr=self.score_thr, out_file=str(scratch)
             )
 
     def finish(self) -> Path:
+        """Write the detections of all images; the file to look at."""
         out_file = self.out_dir / "predictions.json"
-        with atomic_write(out_file) as scratch:
-            scratch.write_text(json.dumps(self.result))
+        self.predictions.write(out_file)
         return out_file
 
 
-class Segmentation:
+class Segmentation(Task):
     """A picture with the classes over it and a legend per image, and its label map; the latter under ``labels/``."""
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
-        self.model, self.out_dir = model, out_dir
-        self.classes = model.dataset_meta["classes"]
+        super().__init__(model, out_dir)
         outputs = getattr(model, "num_classes", len(self.classes))
         if outputs != len(self.classes):
             raise ConfigError(
@@ -134,28 +121,22 @@ class Segmentation:
         # mm has names of palettes too ("random"), and one may be that of other classes: only drawing suffers.
         fits = palette is not None and not isinstance(palette, str) and len(palette) == len(self.classes)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.classes))
-        steps = next(leaf_datasets(model.cfg.test_dataloader.dataset)).pipeline
-        self.pipeline = Compose([step for step in steps if not loads_labels(step)])
 
     @staticmethod
     def outputs(out_dir: Path, image: Path) -> tuple[Path, ...]:
         return out_dir / image.name, out_dir / "labels" / f"{image.stem}.png"
 
-    def labels(self, image: Path) -> np.ndarray:
-        """[H, W]: the class indices of an image file."""
-        with torch.no_grad():
-            (sample,) = self.model.test_step(pseudo_collate([self.pipeline({"img_path": str(image)})]))
-        return sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # of a sigmoid they are floats
-
-    def add(self, image: Path) -> None:
-        labels = self.labels(image)
+    def add(self, image: Path, pixels: np.ndarray) -> None:
+        """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and write its picture and label map."""
+        labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # of a sigmoid they are floats
         picture, label_map = self.outputs(self.out_dir, image)
-        over = draw.overlay(mmcv.imread(str(image), channel_order="rgb"), labels, self.palette, ignore=None)
+        over = draw.overlay(pixels, labels, self.palette, ignore=None)
         shares = draw.class_shares(labels, len(self.classes))
         _write(picture, draw.with_legend(over, self.classes, self.palette, shares))
         _write(label_map, labels.astype(np.uint8 if len(self.classes) <= 256 else np.uint16))
 
     def finish(self) -> Path:
+        """The folder to look at."""
         return self.out_dir
 
 
@@ -165,7 +146,7 @@ def _write(path: Path, picture: np.ndarray) -> None:
         Image.fromarray(picture).save(scratch, quality=95, subsampling=0)
 
 
-TASKS: dict[str, type[Task]] = {"mmdet": Detection, "mmseg": Segmentation}  # by default_scope
+TASKS = {"mmdet": Detection, "mmseg": Segmentation}  # by default_scope
 
 
 def predict(
@@ -176,11 +157,13 @@ def predict(
     Args:
         cfg: Of the detector or segmentor.
         checkpoint: Its weights.
-        images: Files; every one must be there.
-        out_dir: Gets a picture of the same name per image. Of a detector also ``predictions.json``: COCO format, with
-            all detections and their scores, loadable by pycocotools. Of a segmentor also ``labels/<stem>.png`` per
-            image: the index of every pixel's class, uint8 (uint16 for more than 256 classes). Indices start at 0,
-            also where the files of the data set start at 1 (``reduce_zero_label``).
+        images: Image files, and folders of them; see `list_images`.
+        out_dir: Gets a picture of the same name per image. Of a detector also ``predictions.json``: a COCO data set of
+            all detections with their scores, for ``pycocotools.coco.COCO``; see `CocoPredictions` for its ids. Its
+            ``annotations`` are a list of COCO results, to score by ``COCO(ann_file).loadRes(annotations)``. Of a
+            segmentor also ``labels/<stem>.png`` per image: the index of every pixel's class, uint8 (uint16 for more
+            than 256 classes). Indices start at 0, also where the files of the data set start at 1
+            (``reduce_zero_label``).
         score_thr: Detections below are not drawn.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
 
@@ -189,29 +172,78 @@ def predict(
 
     Raises:
         ConfigError: The config is not one of mmdet or mmseg; images are missing, or their outputs would overwrite one
-            another or the images; or see `load_model`.
+            another or the images; see `load_model`. Also, once the other images are done: images cannot be read.
     """
     scope = cfg.get("default_scope", "mmdet")
     if scope not in TASKS:
         raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected one of {', '.join(TASKS)}")
-    task = TASKS[scope]
-    _check_images(images, {path: task.outputs(out_dir, path) for path in images})
+    images = list_images(images)
+    _check_outputs({image: TASKS[scope].outputs(out_dir, image) for image in images})
     model = load_model(cfg, checkpoint, device)
-    writer: Task = Detection(model, out_dir, score_thr) if task is Detection else Segmentation(model, out_dir)
-    for path in track_iter_progress(list(images)):
-        writer.add(path)
-    return writer.finish()
+    task = Detection(model, out_dir, score_thr) if scope == "mmdet" else Segmentation(model, out_dir)
+    unreadable = []
+    for image in track_iter_progress(images):
+        try:
+            pixels = read_image(image)
+        except UnreadableImageError as error:
+            print(f"\n{error}", file=sys.stderr)
+            unreadable.append(str(image))
+        else:
+            task.add(image, pixels)
+    result = task.finish()
+    if unreadable:
+        raise ConfigError(
+            f"{len(unreadable)} of {len(images)} images cannot be read: {', '.join(unreadable[:10])}; the others' "
+            f"predictions are in {result}"
+        )
+    return result
 
 
-def _check_images(images: Sequence[Path], outputs: Mapping[Path, Sequence[Path]]) -> None:
-    """Every image must be a file, and every output one of its own."""
-    missing = [str(path) for path in images if not path.is_file()]
-    if missing or not images:
-        raise ConfigError(f"{len(missing)} of {len(images)} images are not files: {', '.join(missing[:10])}")
-    inputs = {path.resolve() for path in images}
+def list_images(paths: Sequence[Path]) -> list[Path]:
+    """Image files. A folder stands for the files in it that have a suffix of an image, sorted; not for its sub-folders.
+
+    Raises:
+        ConfigError: A path is neither file nor folder, or a folder has no image.
+    """
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing or not paths:
+        raise ConfigError(f"{len(missing)} of {len(paths)} images are not files: {', '.join(missing[:10])}")
+    images: list[Path] = []
+    for path in paths:
+        found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMG_EXTENSIONS) if path.is_dir() else [path]
+        if not found:
+            raise ConfigError(f"folder {path} has no image, expected files with {', '.join(IMG_EXTENSIONS)}")
+        images += found
+    return list(dict.fromkeys(images))
+
+
+class UnreadableImageError(ValueError):
+    """A file is empty, truncated or no image."""
+
+
+def read_image(path: Path) -> np.ndarray:
+    """The pixels of an image file: [H, W, 3] uint8 RGB.
+
+    Raises:
+        UnreadableImageError: See there.
+    """
+    try:
+        with suppress(UnidentifiedImageError), Image.open(path) as image:
+            image.load()  # refuses a truncated file, whose rest OpenCV fills with grey
+        pixels = mmcv.imread(str(path), channel_order="rgb")
+    except Exception as error:  # decoders raise whatever they stumble over
+        raise UnreadableImageError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+    if pixels is None:
+        raise UnreadableImageError(f"{path} cannot be read: empty, or not an image that OpenCV can decode")
+    return pixels
+
+
+def _check_outputs(outputs: Mapping[Path, Sequence[Path]]) -> None:
+    """Every output must be a file of its own, and none an image. `outputs`: by image."""
+    inputs = {image.resolve() for image in outputs}
     taken: dict[Path, Path] = {}
-    for image in images:
-        for output in outputs[image]:
+    for image, files in outputs.items():
+        for output in files:
             if output.resolve() in inputs:
                 raise ConfigError(
                     f"the pictures would overwrite the images in {output.parent}; choose another --out-dir"
@@ -219,29 +251,3 @@ def _check_images(images: Sequence[Path], outputs: Mapping[Path, Sequence[Path]]
             if output in taken:
                 raise ConfigError(f"{taken[output]} and {image} would both be written to {output}; run them apart")
             taken[output] = image
-
-
-def annotations(sample: "DetDataSample", image_id: int, first_id: int) -> list[dict]:
-    """Detections of one image as COCO annotations with a score; boxes are [x, y, width, height] in pixels."""
-    from pycocotools import mask as rle
-
-    found = sample.pred_instances.cpu().numpy()
-    masks = found.masks if "masks" in found else [None] * len(found)
-    out = []
-    for i, (box, score, label, mask) in enumerate(zip(found.bboxes, found.scores, found.labels, masks)):
-        x1, y1, x2, y2 = (float(v) for v in box)
-        annotation = {
-            "id": first_id + i,
-            "image_id": image_id,
-            "category_id": int(label) + 1,
-            "bbox": [x1, y1, x2 - x1, y2 - y1],
-            "area": (x2 - x1) * (y2 - y1),
-            "iscrowd": 0,
-            "score": float(score),
-        }
-        if mask is not None:
-            coded = rle.encode(np.asfortranarray(mask, dtype=np.uint8))
-            annotation["segmentation"] = {"size": coded["size"], "counts": coded["counts"].decode()}
-            annotation["area"] = int(rle.area(coded))
-        out.append(annotation)
-    return out

@@ -1,15 +1,13 @@
 """Checks before the first iteration: what would otherwise fail late, or not fail and train on the wrong labels."""
 
-import difflib
-import json
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS
 
+from vitdense.engine.coco import category_names
 from vitdense.engine.config import ConfigError
 from vitdense.engine.label_maps import check_label_maps
 
@@ -78,7 +76,7 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> bool:
     return drawn
 
 
-def _must_exist(where: str, root: Path, path: Path, what: str, exists) -> None:
+def _must_exist(where: str, root: Path, path: Path, what: str, exists: Callable[[Path], bool]) -> None:
     if not exists(path):
         raise ConfigError(
             f"{where}: {what} {path} is not there; put the data set at {root} (or link it: ln -s /path/to/it {root}), "
@@ -86,27 +84,15 @@ def _must_exist(where: str, root: Path, path: Path, what: str, exists) -> None:
         )
 
 
-@lru_cache(maxsize=4)
-def _categories(ann_file: Path) -> tuple[str, ...]:
-    try:
-        return tuple(category["name"] for category in json.loads(ann_file.read_text())["categories"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error}); expected JSON with a list "
-            f"'categories' of objects with a 'name'"
-        ) from error
-
-
 def _check_categories(where: str, ann_file: Path, classes: tuple[str, ...]) -> None:
     """The classes must be categories of the file, in the file's order: mmdet takes labels in that order."""
-    names = _categories(ann_file)
+    names = category_names(ann_file)
     unknown = [name for name in classes if name not in names]
     if unknown:
-        near = {name: difflib.get_close_matches(name, names, n=1) for name in unknown}
-        hint = "; ".join(f"{name!r} (did you mean {m[0]!r}?)" if m else repr(name) for name, m in near.items())
         raise ConfigError(
-            f"{where}: {len(unknown)} of {len(classes)} classes are not categories of {ann_file}: {hint}. "
-            f"The file has {len(names)}: {', '.join(names[:100])}. Set metainfo=dict(classes=(...)) of the data set"
+            f"{where}: {len(unknown)} of {len(classes)} classes are not categories of {ann_file}: "
+            f"{', '.join(unknown)}. The file has {len(names)}: {', '.join(names[:100])}. "
+            f"Set metainfo=dict(classes=(...)) of the data set"
         )
     in_file_order = tuple(name for name in names if name in set(classes))
     if in_file_order != classes:

@@ -1,4 +1,4 @@
-"""The cascade of detectron2 in mmdet: one mask head, and stages that share what they send back."""
+"""Cascade R-CNN of detectron2 in mmdet: one mask head, and gradients into the feature maps scaled by stage."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from vitdense.registry import MODELS
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
-    """`x` itself, whose gradient is `scale` times as large."""
+    """`x` itself; its gradient is multiplied by `scale`."""
     y = x.view_as(x)
     if y.requires_grad:
         y.register_hook(lambda gradient: gradient * scale)
@@ -24,13 +24,14 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 class Detectron2CascadeRoIHead(CascadeRoIHead):
     """Cascade R-CNN (Cai and Vasconcelos, CVPR 2018) as detectron2 trains and runs it.
 
-    Arguments are those of mmdet's `CascadeRoIHead`, but for one `mask_head` and one `mask_roi_extractor` in all. What
-    else differs:
+    Arguments are those of mmdet's `CascadeRoIHead`, with one `mask_head` and one `mask_roi_extractor` for all stages.
+    Other differences:
 
-    - the mask head learns from the positive samples of the first stage, and predicts once, in the final boxes;
-    - every stage sends 1 / `num_stages` of its gradient into the feature maps, so that `stage_loss_weights` are ones;
-    - boxes that stand for the ground truth are refined as all others. Where later stages shall keep every refined box,
-      as in detectron2, their sampler is a ``PseudoSampler``;
+    - the mask head trains on the positive samples of the first stage, and predicts once, in the final boxes;
+    - the gradient of every stage into the feature maps is scaled by 1 / `num_stages`, so that `stage_loss_weights` are
+      ones;
+    - ground-truth boxes among the proposals are refined like all others. Where later stages shall keep every refined
+      box, as in detectron2, their sampler is a ``PseudoSampler``;
     - a score is the mean of the stages' probabilities, not the softmax of their mean logits.
 
     The weight of the mask loss is that of the first stage.

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Of a decomposed bias at a time, 32 MiB in float32: as fast as all at once, and no peak of the memory.
+# Elements of a decomposed bias in memory at a time: 32 MiB in float32. As fast as all at once, without the memory peak.
 BIAS_ELEMENTS = 2**23
 
 
@@ -25,8 +25,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
     bias = bias.to(q.dtype)
     if q.device.type == "cpu" and bias.requires_grad:
-        # No fused CPU kernel has a gradient for the bias, and the composite one that torch takes instead scales
-        # queries and keys apart: its forward pass took 1.4x the time of these lines at 1392 windows of 49 tokens.
+        # No fused CPU kernel has a gradient for the bias. torch's composite one takes 1.4x the time of these lines in
+        # the forward pass (1392 windows of 49 tokens): it scales queries and keys separately.
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         logits = (q if scale == 1 else q * scale) @ k.transpose(-2, -1)  # [B, heads, Nq, Nk]
         return logits.add_(bias).softmax(-1) @ v  # [B, heads, Nq, dv]
@@ -36,9 +36,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
 def attend_decomposed(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
     """Attention whose bias is a sum of a term of the key's row and one of its column (MViTv2 section 3.1).
 
-    The sum for all pairs is as large as the attention matrix. It is never made for more than `BIAS_ELEMENTS` pairs at a
-    time where nothing has to be kept for gradients; where it has, and it is what takes the memory, it is folded into
-    longer queries and keys, which is exact and needs no bias.
+    The bias of all pairs is as large as the attention matrix. Without gradients it is made for `BIAS_ELEMENTS` pairs at
+    a time. With gradients it would have to be kept: where it is larger than everything else, it is folded into longer
+    queries and keys instead, which is exact and needs no bias.
 
     Args:
         q: Queries, ``[B, heads, Nq, d]``.
@@ -73,13 +73,13 @@ def _attend_added(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Ten
 
 
 def _attend_folded(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
-    """The terms stand beside the query, and beside every key stands which row and which column it is of."""
+    """The bias as more channels: the query gets the terms, the key one-hot codes of its row and column."""
     h, w = along_h.shape[-1], along_w.shape[-1]
     rows = torch.eye(h, dtype=k.dtype, device=k.device).repeat_interleave(w, dim=0)  # [h*w, h]
     columns = torch.eye(w, dtype=k.dtype, device=k.device).repeat(h, 1)  # [h*w, w]
-    places = torch.cat([rows, columns], dim=-1).expand(*k.shape[:2], -1, -1)  # [B, heads, h*w, h + w]
+    codes = torch.cat([rows, columns], dim=-1).expand(*k.shape[:2], -1, -1)  # [B, heads, h*w, h + w]
     q = torch.cat([q * scale, along_h, along_w], dim=-1)  # [B, heads, Nq, d + h + w]
-    k = torch.cat([k, places], dim=-1)  # [B, heads, h*w, d + h + w]
+    k = torch.cat([k, codes], dim=-1)  # [B, heads, h*w, d + h + w]
     # Fused kernels want values as long as keys, and a length that is a multiple of 8; zeros change nothing.
     length = -(-q.shape[-1] // 8) * 8
     q, k, padded = (F.pad(x, (0, length - x.shape[-1])) for x in (q, k, v))

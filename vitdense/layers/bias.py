@@ -1,6 +1,7 @@
-"""Position biases: modules whose only job is a tensor to add to attention logits."""
+"""Position biases: modules that return a tensor to add to attention logits."""
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -29,7 +30,7 @@ def relative_position_index(window: tuple[int, int]) -> Tensor:
 
 
 def gather_bias(table: Tensor, index: Tensor) -> Tensor:
-    """What a table says of every pair of tokens.
+    """The bias of every pair of tokens in a window.
 
     Args:
         table: ``[(2 wh - 1) (2 ww - 1), heads]``.
@@ -43,7 +44,25 @@ def gather_bias(table: Tensor, index: Tensor) -> Tensor:
     return bias.view(1, tokens, tokens, -1).permute(0, 3, 1, 2).contiguous()  # [1, heads, N, N]
 
 
-class TableBias(nn.Module):
+class _WindowBias(nn.Module):
+    """A bias of all pairs of tokens in a window. Its buffers follow from the constructor's arguments: they are in no
+    checkpoint, and are made again when a module that was built on the meta device gets memory (`to_empty`)."""
+
+    index: Tensor
+
+    def make_buffers(self, device: torch.device | None = None) -> None:
+        """Register the buffers, filled."""
+        raise NotImplementedError
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "_WindowBias":
+        was_meta = self.index.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.index.is_meta:
+            self.make_buffers(self.index.device)
+        return self
+
+
+class TableBias(_WindowBias):
     """Learned relative position bias of one window size (Swin section 3.2, equation 4).
 
     Args:
@@ -55,11 +74,13 @@ class TableBias(nn.Module):
         super().__init__()
         self.window = window
         rows, columns = (2 * side - 1 for side in window)
-        # With both axes, for a flat table does not tell a 4x6 window from a 6x4 one.
+        # With both axes: a flat table is the same for a 4x6 and a 6x4 window.
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, columns, num_heads))
-        # Derived from the window, hence never part of a checkpoint.
-        self.register_buffer("index", relative_position_index(window), persistent=False)
+        self.make_buffers()
         trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    def make_buffers(self, device: torch.device | None = None) -> None:
+        self.register_buffer("index", relative_position_index(self.window).to(device), persistent=False)
 
     def forward(self) -> Tensor:
         """Returns ``[1, heads, wh * ww, wh * ww]``."""
@@ -70,8 +91,8 @@ class TableBias(nn.Module):
 def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, int]) -> Tensor:
     """Every offset between two tokens of a window, log-spaced (Swin V2 section 3.3).
 
-    Offsets are first scaled so that the pretraining window spans -8 to 8. A pretraining window of one token spans
-    nothing: offsets along it stay in tokens before the factor 8, so that the only one it knew is 0.
+    Offsets are first scaled so that the pretraining window spans -8 to 8. Along a pretraining window of one token there
+    is no span: offsets are multiplied by 8 alone.
 
     Args:
         window: Window size (h, w) in tokens.
@@ -89,7 +110,7 @@ def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, in
 
 
 def window_of_offsets(table: Tensor) -> tuple[int, int]:
-    """The pretraining window (h, w) in tokens that `log_spaced_offsets` made a table for; 1 where it has one token.
+    """The pretraining window (h, w) in tokens of a table that `log_spaced_offsets` made; 1 where it has one token.
 
     Args:
         table: ``[1, 2 h - 1, 2 w - 1, 2]``.
@@ -101,10 +122,10 @@ def window_of_offsets(table: Tensor) -> tuple[int, int]:
 
 
 def relative_index_1d(num_queries: int, num_keys: int) -> Tensor:
-    """Row of a decomposed table for every query and key along an axis, which may differ in number (MViTv2 section 3.1).
+    """Row of a decomposed table for every query and key along one axis (MViTv2 section 3.1).
 
-    Both are placed on the finer of the two grids; query i and key j then read row
-    ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, computed in float32 and rounded towards zero as by the
+    Queries and keys may differ in number: both are placed on the finer of the two grids. Query i and key j then read
+    row ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, computed in float32 and rounded towards zero as by the
     authors, of a table of ``2 max(q, k) - 1``.
 
     Returns:
@@ -118,8 +139,8 @@ def relative_index_1d(num_queries: int, num_keys: int) -> Tensor:
 class DecomposedBias(nn.Module):
     """Relative positions as a sum over the axes of products with the query (MViTv2 section 3.1, equation 5).
 
-    The bias of query (y, x) and key (v, u) is ``q . rel_pos_h[y, v] + q . rel_pos_w[x, u]``. It is given as its two
-    terms, for their sum over all pairs is as large as the attention matrix.
+    The bias of query (y, x) and key (v, u) is ``q . rel_pos_h[y, v] + q . rel_pos_w[x, u]``. The two terms are returned
+    apart: their sum over all pairs is as large as the attention matrix.
 
     Args:
         size: Sides (h, w) of the larger of the query and key grids in pretraining, in tokens.
@@ -149,21 +170,21 @@ class DecomposedBias(nn.Module):
 
     @staticmethod
     def relative_embeddings(table: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """The rows of a table for every pair along an axis, ``[q, k, d]``; of another length, it is resized."""
+        """Rows of a table for every pair along an axis, ``[q, k, d]``; a table of another length is resized."""
         table = resize_relative_position(table, 2 * max(num_queries, num_keys) - 1)
         return table[relative_index_1d(num_queries, num_keys).to(table.device)]  # [q, k, d]
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager:
-    """No autocast on this device; meta does not know it."""
+    """Autocast switched off; the meta device has none."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-class LogCpbBias(nn.Module):
+class LogCpbBias(_WindowBias):
     """Continuous relative position bias: an MLP from log-spaced offsets to a logit (Swin V2 section 3.3).
 
-    It has the same weights for every window, so that weights of one window serve another without interpolation. It
-    is computed in float32 at least: half precision would tell neighbouring offsets apart badly.
+    Its weights do not depend on the window, so that weights of one window serve another without interpolation. It is
+    computed in float32 at least: half precision distinguishes neighbouring offsets badly.
 
     Args:
         window: Window size (h, w) in tokens.
@@ -175,11 +196,14 @@ class LogCpbBias(nn.Module):
         self, window: tuple[int, int], num_heads: int, pretrained_window: tuple[int, int] | None = None
     ) -> None:
         super().__init__()
+        self.window, self.pretrained_window = window, pretrained_window or window
         self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, num_heads, bias=False))
-        # Derived from the windows, hence never part of a checkpoint.
-        self.register_buffer("index", relative_position_index(window), persistent=False)
-        offsets = log_spaced_offsets(window, pretrained_window or window)
-        self.register_buffer("relative_coords_table", offsets, persistent=False)
+        self.make_buffers()
+
+    def make_buffers(self, device: torch.device | None = None) -> None:
+        self.register_buffer("index", relative_position_index(self.window).to(device), persistent=False)
+        offsets = log_spaced_offsets(self.window, self.pretrained_window)
+        self.register_buffer("relative_coords_table", offsets.to(device), persistent=False)
 
     def forward(self) -> Tensor:
         """Returns ``[1, heads, wh * ww, wh * ww]``, within 0 and 16, in float32 or wider."""
@@ -187,7 +211,8 @@ class LogCpbBias(nn.Module):
         x = self.relative_coords_table.flatten(0, 2)  # [(2wh-1)(2ww-1), 2]
         dtype = torch.promote_types(hidden.weight.dtype, torch.float32)
         with _without_autocast(x.device):
+            # The layers' weights, not the layers: those would compute in half precision in a half-precision model.
             x = F.linear(x.to(dtype), hidden.weight.to(dtype), hidden.bias.to(dtype)).relu()  # [(2wh-1)(2ww-1), 512]
             x = F.linear(x, out.weight.to(dtype))  # [(2wh-1)(2ww-1), heads]
-            # Before the gathering, for there are far fewer offsets than pairs.
+            # Sigmoid before the gather: there are far fewer offsets than pairs.
             return gather_bias(16 * x.sigmoid(), self.index)  # [1, heads, wh*ww, wh*ww]

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d, trunc_normal_
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def init_transformer(module: nn.Module) -> None:
@@ -41,11 +42,19 @@ class PatchEmbed(nn.Module):
         return self.norm(x.permute(0, 2, 3, 1))  # [B, h, w, C]
 
 
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """torch's SyncBatchNorm; on a CPU, where that has no synchronised form and raises, plain batch norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, ...]`` to the same."""
+        return _BatchNorm.forward(self, x) if x.device.type == "cpu" else super().forward(x)
+
+
 class HierarchicalStem(nn.Module):
     """Patches of 16x16 pixels in three steps of 4x4, 2x2 and 2x2: the hMLP stem ("Three things" section 5).
 
-    No step sees across the border of a patch, so that masking patches before it and masking tokens behind it are the
-    same.
+    No step sees across the border of a patch, so that masking patches before the stem and masking tokens after it are
+    the same.
 
     Args:
         in_channels: Image channels.
@@ -54,7 +63,7 @@ class HierarchicalStem(nn.Module):
     """
 
     patch_size = 16
-    norms = {"BN": nn.SyncBatchNorm, "LN": LayerNorm2d}  # noqa: RUF012
+    norms = {"BN": SyncBatchNorm, "LN": LayerNorm2d}  # noqa: RUF012
 
     def __init__(self, in_channels: int, dim: int, norm: str) -> None:
         super().__init__()
@@ -62,7 +71,7 @@ class HierarchicalStem(nn.Module):
         for width, side in ((dim // 4, 4), (dim // 4, 2), (dim, 2)):
             steps += [nn.Conv2d(channels, width, side, stride=side), self.norms[norm](width), nn.GELU()]
             channels = width
-        self.proj = nn.Sequential(*steps[:-1])  # no activation behind the last norm
+        self.proj = nn.Sequential(*steps[:-1])  # no activation after the last norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/16), ceil(W/16), C]``."""
@@ -87,7 +96,7 @@ class OverlapPatchEmbed(nn.Module):
 
 
 def merge_2x2(x: Tensor) -> Tensor:
-    """2x2 neighbours of a map as channels, in the authors' order: (row, column) (0, 0), (1, 0), (0, 1), (1, 1).
+    """Space to depth: 2x2 neighbours as channels, in the authors' order: (row, column) (0, 0), (1, 0), (0, 1), (1, 1).
 
     Args:
         x: ``[B, H, W, C]``, padded right and bottom to even sizes.
@@ -103,7 +112,7 @@ def merge_2x2(x: Tensor) -> Tensor:
 
 
 class PatchMerging(nn.Module):
-    """Halve the map and double the channels: 2x2 neighbours side by side, LayerNorm, Linear (Swin section 3.1).
+    """Halve the map and double the channels: space to depth, LayerNorm, Linear (Swin section 3.1).
 
     Args:
         dim: Channels of the input map.
@@ -120,7 +129,7 @@ class PatchMerging(nn.Module):
 
 
 class PostNormMerging(nn.Module):
-    """As `PatchMerging`, but the LayerNorm stands behind the Linear: Swin V2's residual post-norm (section 3.2).
+    """As `PatchMerging`, but the LayerNorm comes after the Linear: Swin V2's residual post-norm (section 3.2).
 
     Args:
         dim: Channels of the input map.

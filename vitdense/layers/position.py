@@ -1,4 +1,4 @@
-"""Absolute position embedding of a feature map, and the tokens beside the map."""
+"""Absolute position embedding of a feature map, and the extra tokens of a ViT."""
 
 import torch
 from timm.layers import trunc_normal_
@@ -6,14 +6,9 @@ from torch import Tensor, nn
 
 from vitdense.layers.resize import resize_grid
 
-CACHED_SIZES = 8  # of maps for which an `AbsolutePosition` remembers its resized table
-
 
 class AbsolutePosition(nn.Module):
-    """Learned embedding of every cell of the pretraining grid, resized bicubically to the map it meets.
-
-    In eval mode the resized table is kept for the last sizes, until the weights or the mode change. Whoever writes to
-    ``table.data``, which torch does not count as a change, calls ``eval()`` again, as every evaluation loop does.
+    """Learned position embedding of the pretraining grid, resized bicubically to the map it is added to.
 
     Args:
         grid: Pretraining grid (h, w) in tokens.
@@ -24,34 +19,14 @@ class AbsolutePosition(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.empty(1, *grid, dim))
         trunc_normal_(self.table, std=0.02)
-        self._resized: dict[tuple, tuple[Tensor, Tensor]] = {}  # by table and size: the table and what became of it
 
     def forward(self, x: Tensor) -> Tensor:
         """Adds the embedding to ``x`` ``[B, H, W, C]``."""
-        return x + self.at((x.shape[1], x.shape[2])).to(x.dtype)
-
-    def at(self, size: tuple[int, int]) -> Tensor:
-        """The embedding of a map (H, W), ``[1, H, W, C]``."""
-        has_gradient = torch.is_grad_enabled() and self.table.requires_grad
-        cannot_tell = torch.compiler.is_compiling() or self.table.is_inference()  # whether it was changed
-        if self.training or has_gradient or cannot_tell:
-            return resize_grid(self.table, size)
-        key = (*size, self.table._version, self.table.data_ptr(), self.table.dtype, self.table.device)
-        if key not in self._resized:
-            if len(self._resized) == CACHED_SIZES:
-                self._resized.pop(next(iter(self._resized)))  # the oldest
-            source = self.table.detach()  # kept too, so that no other table gets its address, which is in the key
-            self._resized[key] = source, resize_grid(source, size)
-        return self._resized[key][1]
-
-    def train(self, mode: bool = True) -> "AbsolutePosition":
-        """As in torch; forgets what was resized."""
-        self._resized.clear()
-        return super().train(mode)
+        return x + resize_grid(self.table, (x.shape[1], x.shape[2])).to(x.dtype)
 
 
 class ExtraTokens(nn.Module):
-    """The class token of a ViT, and the distillation token of a DeiT (section 4), in front of those of the map.
+    """The class token of a ViT, and the distillation token of a DeiT (section 4), prepended to those of the map.
 
     Args:
         dim: Channels.

@@ -1,4 +1,4 @@
-"""Cutting feature maps into windows, and the mask of shifted windows.
+"""Window partition of feature maps, and the attention mask of shifted windows.
 
 Maps are ``[B, H, W, C]``; windows are row-major: image, window row, window column.
 """
@@ -15,16 +15,22 @@ def pad_to(size: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:
     return size[0] + -size[0] % window[0], size[1] + -size[1] % window[1]
 
 
+MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
+
+
 @dataclass(frozen=True)
 class Windows:
-    """How the tokens of a map of one size lie in windows.
+    """The partition of a map of one size into windows.
+
+    A slot is a position in the windows: ``nW * N`` of them for nW windows of N tokens. Slots without a token are
+    padding.
 
     Attributes:
         size: Map (h, w) in tokens.
-        gather: Token of the map at every place of the windows, ``[nW * N]``; any for padding.
-        scatter: Place in the windows of every token of the map, ``[h * w]``.
-        padding: Places that hold no token, ``[number of them]``.
-        tokens: Places per window, N.
+        gather: Index of the token in every slot, ``[nW * N]``; any index where the slot is padding.
+        scatter: Index of the slot of every token, ``[h * w]``.
+        padding: Indices of the padding slots, ``[nW * N - h * w]``.
+        tokens: Slots per window, N.
     """
 
     size: tuple[int, int]
@@ -37,7 +43,7 @@ class Windows:
     def plan(
         cls, size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int], device: torch.device
     ) -> "Windows":
-        """Pad right and bottom to whole windows, roll by ``-shift``, and cut.
+        """Pad right and bottom to whole windows, roll by ``-shift``, and partition.
 
         The order is that of the authors' dense code: pad, then roll (Swin section 3.2; timm rolls first, which differs
         wherever the map is not a multiple of the window).
@@ -70,10 +76,10 @@ class Windows:
 
 
 class _PermuteTokens(Function):
-    """Rows ``x[:, index]``, with zeros at the slots `pad_slots`; the gradient is the same with the inverse.
+    """Rows ``x[:, index]``, zeros in the padding slots. The gradient is the same with the inverse permutation.
 
-    Every row has at most one place, so that the gradient is a gather too; autograd's own is a slow, atomic sum. One
-    pass over the data, where padding, rolling and cutting would be three.
+    Every token has at most one slot, so that the gradient is a gather too; autograd's own is a slow, atomic sum. It is
+    one pass over the data, where padding, rolling and cutting would be three.
     """
 
     @staticmethod
@@ -101,13 +107,12 @@ def shift_mask(
     shift: tuple[int, int],
     dtype: torch.dtype,
     device: torch.device,
-    mask_value: float = -100.0,
 ) -> Tensor:
-    """The additive mask that keeps tokens apart which only the cyclic shift made neighbours.
+    """Attention mask of shifted windows: blocks pairs that are adjacent only because of the cyclic shift.
 
-    The rolled, padded map falls into three row bands and three column bands, cut at ``-window`` and ``-shift``;
-    tokens see each other when they share both. Padding shares its band with the pixels beside it: padded keys
-    stay visible, as in the authors' dense code on which every published detector was trained.
+    The rolled, padded map consists of three row bands and three column bands, cut at ``-window`` and ``-shift``; tokens
+    see each other when they share both. Padding shares its band with the pixels next to it: padded keys stay visible,
+    as in the authors' dense code with which every published detector was trained.
 
     Args:
         size: Map (h, w) in tokens.
@@ -115,10 +120,9 @@ def shift_mask(
         shift: Cyclic shift (h, w) in tokens.
         dtype: Of the result.
         device: Of the result.
-        masked: Value for a masked pair. Swin V1 uses -100, not minus infinity.
 
     Returns:
-        ``[nW, 1, N, N]``, 0 or `mask_value`; the same for every image of a batch.
+        ``[nW, 1, N, N]``, 0 or `MASK_VALUE`, added to the logits; the same for every image of a batch.
     """
 
     def bands(size: int, window: int, shift: int) -> Tensor:  # -> [n, window], values 0, 1, 2
@@ -128,5 +132,5 @@ def shift_mask(
     rows, cols = (bands(p, w, s) for p, w, s in zip(pad_to(size, window), window, shift))
     labels = 3 * rows[:, None, :, None] + cols[None, :, None, :]  # [nH, nW, wh, ww]
     labels = labels.flatten(2).flatten(0, 1)  # [nH*nW, N]
-    apart = labels[:, None, :] != labels[:, :, None]  # [nH*nW, N, N]
-    return torch.zeros(apart.shape, dtype=dtype, device=device).masked_fill_(apart, mask_value)[:, None]
+    differ = labels[:, None, :] != labels[:, :, None]  # [nH*nW, N, N]
+    return torch.zeros(differ.shape, dtype=dtype, device=device).masked_fill_(differ, MASK_VALUE)[:, None]

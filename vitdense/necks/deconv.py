@@ -1,16 +1,15 @@
-"""From the one stride of a plain ViT to the strides 4, 8, 16 and 32 that FPN and UperNet take, by transposed
-convolutions."""
+"""From the one stride of a plain ViT to the strides 4, 8, 16 and 32 that FPN and UperNet take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from vitdense.registry import MODELS
+from vitdense.layers.blocks import SyncBatchNorm
+from vitdense.module import Module
 
 STEPS = (2, 1, 0, -1)  # of a level from the map's stride, in powers of two: strides 4, 8, 16, 32 from 16
 
@@ -20,9 +19,9 @@ class Design:
     """How a map is enlarged.
 
     Attributes:
-        width: Channels behind an enlargement over those before it.
+        width: Output channels of an enlargement over its input channels.
         depthwise: Whether every channel is enlarged on its own.
-        norm: Stands with a GELU between two enlargements: from channels to a module.
+        norm: From channels to the norm that precedes the GELU between two enlargements.
     """
 
     width: float
@@ -32,19 +31,17 @@ class Design:
 
 DESIGNS = {
     "vitdet": Design(0.5, False, LayerNorm2d),
-    "beit": Design(1, False, nn.SyncBatchNorm),
-    "light": Design(1, True, nn.SyncBatchNorm),
+    "beit": Design(1, False, SyncBatchNorm),
+    "light": Design(1, True, SyncBatchNorm),
 }
 
 
-@MODELS.register_module()
-class DeconvPyramid(BaseModule):
+class DeconvPyramid(Module):
     """Four maps of strides 4, 8, 16 and 32 from one of stride 16, or from four of them, a level from each.
 
-    A map is enlarged by transposed convolutions of 2x2 with stride 2, two with a norm and GELU between them for
-    stride 4, one for stride 8; it is taken as it is for stride 16, and max-pooled by 2 for stride 32, of odd sizes with
-    the last row and column alone. From patches of another size p the strides are p/4, p/2, p and 2p. With D input
-    channels the designs have
+    Stride 4 has two transposed convolutions of 2x2 with stride 2, with a norm and GELU between them; stride 8 has one;
+    stride 16 is the input; stride 32 is a max pooling by 2 (`ceil_mode` for odd sizes). From patches of another size p
+    the strides are p/4, p/2, p and 2p. With D input channels the designs have
 
     ============  ===============  =================================  ==================================  ============
     design        widths           layers                             source                              cost, D = 384
@@ -55,20 +52,19 @@ class DeconvPyramid(BaseModule):
     ``'light'``   D, D, D, D       depthwise, SyncBN                  this project                        0.01 M, 0.0 G
     ============  ===============  =================================  ==================================  ============
 
-    (parameters and multiply-adds at 800x1280). Swin's Tables 2 and 3 compare with a DeiT-S whose maps are made "by
-    deconvolution layers". Those layers were never released. ``'light'`` is a reconstruction: of the designs tried it is
-    the one whose totals match the four published ones (Cascade Mask R-CNN 80 M and 889 G, UperNet 52 M and 1099 G);
-    that it is the authors' is an inference from totals.
+    (parameters and multiply-adds at 800x1280). Swin's Tables 2 and 3 compare with a DeiT-S whose maps come from
+    deconvolution layers that were never released. ``'light'`` is a reconstruction: of the designs tried it alone
+    matches the four published totals (Cascade Mask R-CNN 80 M and 889 G, UperNet 52 M and 1099 G). Nothing else is
+    known.
 
     Args:
         in_channels: Channels of every map, one int or one per map, all the same.
         design: See above.
         out_channels: Bring every level to this many channels by 1x1 and 3x3 convolutions, each with a LayerNorm and
-            without an activation, as ViTDet, which has no FPN behind it; None leaves the widths above for an FPN or
-            UperNet, which has its own.
+            without an activation, as ViTDet, which has no FPN; None leaves the widths above for an FPN or UperNet.
         num_outs: Levels. More than four need `out_channels`; each is every second pixel of the one before it, as in
             FPN.
-        init_cfg: Of mmengine.
+        init_cfg: See `Module`.
 
     Attributes:
         out_channels: Channels of every output.
@@ -134,7 +130,7 @@ class DeconvPyramid(BaseModule):
 
 
 def _level(dim: int, step: int, design: Design) -> nn.Module:
-    """The layers that bring a map to one level; see `STEPS`."""
+    """The layers of one level; see `STEPS`."""
     if step < 0:
         return nn.MaxPool2d(2**-step, ceil_mode=True)
     layers: list[nn.Module] = []

@@ -1,1 +1,1 @@
-"""Checkpoints as data: find and read them, detect their naming scheme, rename, resize, check, load, convert."""
+"""Checkpoints as data: read a file, detect its naming scheme, rename, resize, check, load, convert."""

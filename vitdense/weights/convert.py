@@ -1,26 +1,24 @@
-"""Checkpoints from one naming scheme to another, without loss."""
+"""Convert checkpoints from one naming scheme to another, without loss."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
-from vitdense.weights.changes import VIT_SIZES
-from vitdense.weights.detect import LISTED, Found, detect, unwrap
+from vitdense.weights.detect import LISTED, Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.rename import find_rule, reverse
-from vitdense.weights.sources import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS, Scheme
+from vitdense.weights.families import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS
+from vitdense.weights.rename import Scheme, find_rule, reverse
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # of files to write
-# Schemes in which whole detectors and segmentors are kept, by what stands before their backbones. The rest of a
-# detectron2 model has names that only detectron2 knows.
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
+# Schemes that keep whole detectors and segmentors, by the prefix of their backbones. Only detectron2 knows the names of
+# its heads.
 WHOLE = {
     "backbone.": ("vitdense", "mmdet", "mmseg", "official", "detectron2"),
     "backbone.bottom_up.": ("detectron2",),
@@ -30,19 +28,19 @@ WHOLE = {
 
 @dataclass(frozen=True)
 class Converted:
-    """A checkpoint under another naming scheme.
+    """A checkpoint in another naming scheme.
 
     Attributes:
-        found: What it was.
-        scheme: What it is.
-        ours: The backbone by our names.
-        backbone: The backbone by the new names.
-        state: All its tensors by the new names, prefixes included.
-        dropped: Tensors that the new scheme has no place for and that are rebuilt, by our names.
-        left_out: Tensors of a detector or of a classifier, for which the new scheme has no names.
+        match: The checkpoint before.
+        scheme: The new scheme.
+        ours: The backbone with our names.
+        backbone: The backbone with the new names.
+        state: All tensors with the new names, prefixes included.
+        dropped: Buffers, by our names, that the new scheme does not keep in files; models rebuild them.
+        left_out: Tensors of a detector or of a classifier for which the new scheme has no names.
     """
 
-    found: Found
+    match: Match
     scheme: Scheme
     ours: dict[str, Tensor]
     backbone: dict[str, Tensor]
@@ -52,19 +50,13 @@ class Converted:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is of a detector or segmentor, and stays one."""
-        return bool(self.found.rest) and self.found.rest.keys() <= self.state.keys()
+        """Whether it was a detector or segmentor and still is."""
+        return bool(self.match.rest) and self.match.rest.keys() <= self.state.keys()
 
     def __str__(self) -> str:
-        names = f"{self.found.scheme.name} -> {self.scheme.name} names"
-        lines = [f"{self.found.family}: {names}, {len(self.state)} tensors"]
-        if flat := self.found.flat_positions():
-            h, w = self.ours["absolute_pos_embed.table"].shape[1:3]
-            beside = flat[0] - h * w
-            with_tokens = f" and of {beside} token{'s' * (beside > 1)}" if beside else ""
-            lines.append(f"  {flat[0]} positions read as a grid of {h}x{w}{with_tokens}")
-        left = {"that are rebuilt": self.dropped, "beside the backbone": self.left_out}
-        for what, keys in left.items():
+        names = f"{self.match.scheme.name} -> {self.scheme.name} names"
+        lines = [f"{self.match.family}: {names}, {len(self.state)} tensors"]
+        for what, keys in (("rebuilt buffers", self.dropped), ("other tensors", self.left_out)):
             if keys:
                 lines.append(f"  {len(keys)} {what} left out: {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}")
         return "\n".join(lines)
@@ -80,88 +72,66 @@ def convert(
     drop_output_norms: bool = False,
     drop_classifier: bool = False,
 ) -> Converted:
-    """Rename a checkpoint of any known scheme into another.
+    """Rename a checkpoint of any known scheme to another one.
 
-    Parameters are carried over bit by bit, reordered where the schemes order them differently; so is the classifier.
-    Buffers that a scheme keeps in its files are carried over or made.
+    Parameters keep every bit; they are reordered where the schemes order them differently. So does the classifier.
+    Buffers that the new scheme keeps in its files are copied or made.
 
     Args:
-        checkpoint: What the file holds. Not changed.
-        to: Name of the scheme wanted.
+        checkpoint: Content of the file. Not changed.
+        to: Name of the new scheme.
         prefix: See `detect`.
         scheme: See `detect`.
         windows: For the buffers of Swin V2, whose parameters do not tell its windows: sides in tokens, one or one per
-            stage. Not needed where the checkpoint holds the buffers.
-        pretrained_windows: Likewise, where the coordinates are relative to another window.
-        drop_output_norms: Leave out the norms of a dense backbone, which classifiers have no names for.
-        drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and of
-            the tokens beside the map if it has none.
+            stage. Not needed if the checkpoint holds the buffers.
+        pretrained_windows: Likewise, the windows of pretraining; 0 or nothing means the window itself.
+        drop_output_norms: Leave out the norms of a dense backbone, for which classifiers have no names.
+        drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and,
+            if it has no tokens, of tokens.
 
     Raises:
-        CheckpointMismatchError: Not a known checkpoint, or it holds what the scheme has no place for.
+        CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
     """
-    found = detect(unwrap(checkpoint), prefix=prefix, scheme=scheme)
-    ours = found.ours()
-    _check_heads(found, ours)
+    match = detect(unwrap(checkpoint), prefix=prefix, scheme=scheme)
+    ours = match.ours()
     if drop_output_norms:
         ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
-    forms = [row for row in SCHEMES[found.family] if row.name == to]
+    forms = [row for row in SCHEMES[match.family] if row.name == to]
     if not forms:
-        names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[found.family]))
-        raise CheckpointMismatchError(f"--to: got {to!r}, expected one of {names} for the {found.family} family")
+        names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[match.family]))
+        raise CheckpointMismatchError(f"--to: got {to!r}, expected one of {names} for the {match.family} family")
 
-    rebuilt = {key for key in ours if re.fullmatch(REBUILT, key)}
-
-    def without_place(form: Scheme) -> list[str]:
-        names = form.names_for_rules(ours)
-        rules = reverse(form.rules)
+    def nameless(form: Scheme) -> list[str]:
+        names, rules = form.names_for_rules(ours), reverse(form.rules)
         return [key for key in ours if not find_rule(names[key], rules)]
 
-    target = min(forms, key=lambda form: (len(without_place(form)), not form.suits(ours)))
-    absent = without_place(target)
+    target = min(forms, key=lambda form: len(nameless(form)))
+    absent = nameless(target)
     has_tokens = find_rule("tokens.cls_token", reverse(target.rules)) is not None
-    beside = "|".join((CLASSIFIER, PRETRAINING) if has_tokens else (CLASSIFIER, PRETRAINING, TOKENS))
-    left_out = [key for key in absent if drop_classifier and re.fullmatch(beside, key)]
-    dropped = [key for key in absent if key in rebuilt]
+    optional = "|".join((CLASSIFIER, PRETRAINING) if has_tokens else (CLASSIFIER, PRETRAINING, TOKENS))
+    left_out = [key for key in absent if drop_classifier and re.fullmatch(optional, key)]
+    dropped = [key for key in absent if re.fullmatch(REBUILT, key)]
     if lost := [key for key in absent if key not in (*left_out, *dropped)]:
-        hints = {
-            OUTPUT_NORMS: "leave out the output norms by --drop-output-norms",
-            beside: "leave them out by --drop-classifier",
-        }
-        hint = [f"; or {hint}" for pattern, hint in hints.items() if re.fullmatch(pattern, lost[0])]
+        options = {OUTPUT_NORMS: "--drop-output-norms", optional: "--drop-classifier"}
+        hint = [f", or leave them out by {flag}" for pattern, flag in options.items() if re.fullmatch(pattern, lost[0])]
         raise CheckpointMismatchError(
-            f"the {to} scheme of the {found.family} family has no names for {len(lost)} tensors: "
+            f"the {to} scheme of the {match.family} family has no names for {len(lost)} tensors: "
             f"{', '.join(lost[:LISTED])}; convert to vitdense, which has{''.join(hint)}"
         )
-    absent = set(absent)
     kept = {key: value for key, value in ours.items() if key not in absent}
     kept |= _buffers(kept, target, windows, pretrained_windows)
-    whole = bool(found.rest) and to in WHOLE.get(found.prefix, ())
-    start = found.prefix if whole else target.prefix
+    is_whole = bool(match.rest) and to in WHOLE.get(match.prefix, ())
+    start = match.prefix if is_whole else target.prefix
     backbone = target.from_ours(kept)
-    state = {start + key: value for key, value in backbone.items()} | (found.rest if whole else {})
-    return Converted(found, target, ours, backbone, state, dropped, [*left_out, *(() if whole else found.rest)])
-
-
-def _check_heads(found: Found, ours: Mapping[str, Tensor]) -> None:
-    """Names of others cannot carry the heads that Google's kernels tell, unless the width tells them as well."""
-    for attention, told in found.heads().items():
-        width = ours[f"{attention}.qkv.weight"].shape[1] if f"{attention}.qkv.weight" in ours else 0
-        known = VIT_SIZES.get(width, ("", 0, 0))[2]
-        if told != {known}:
-            raise CheckpointMismatchError(
-                f"{attention} has {' or '.join(map(str, sorted(told)))} heads of a width of {width}, where the "
-                f"published models have {known or 'none'}: other names do not carry them, and the converted file would "
-                f"be read as any other; give the file as it is to a model of an arch with these num_heads, which "
-                f"checks them"
-            )
+    state = {start + key: value for key, value in backbone.items()} | (match.rest if is_whole else {})
+    return Converted(match, target, ours, backbone, state, dropped, [*left_out, *(() if is_whole else match.rest)])
 
 
 def of_stage(values: Sequence[int], stage: int) -> int:
-    """The value of a stage, where one value stands for all or each has its own.
+    """The value of a stage: the only value, or that of its index.
 
     Raises:
-        CheckpointMismatchError: There are several, but none for this stage.
+        CheckpointMismatchError: There are several values, but none for this stage.
     """
     if len(values) == 1:
         return values[0]
@@ -178,7 +148,7 @@ def _buffers(
     windows: Sequence[int] | None,
     pretrained_windows: Sequence[int] | None,
 ) -> dict[str, Tensor]:
-    """Buffers by our names that files of a scheme hold, and this checkpoint does not."""
+    """Buffers, by our names, that files of a scheme hold and this checkpoint does not."""
     made = {}
     blocks = {key.rpartition("attn.")[0]: key for key in ours if key.endswith(".attn.qkv.weight")}
     for block, key in blocks.items():
@@ -209,38 +179,24 @@ def _buffers(
     return made
 
 
-def _is_in_numpy(dtype: torch.dtype) -> bool:
-    try:
-        torch.empty(0, dtype=dtype).numpy()
-    except (TypeError, RuntimeError):
-        return False
-    return True
-
-
 def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, extra: Mapping | None = None) -> None:
-    """Write tensors to a file, whole or not at all.
+    """Write tensors to a file, atomically.
 
     Args:
         state: Tensors by name.
-        path: Its suffix is one of `SUFFIXES`; all but the first and the last mean a torch file.
+        path: Its suffix is one of `SUFFIXES`; ``.safetensors``, or a torch file.
         wrapper: Entry of a torch file that holds the tensors; None for the file itself.
-        extra: Further entries of a wrapped torch file.
+        extra: Further entries of a torch file with a wrapper.
 
     Raises:
-        ValueError: Another suffix, or numbers of a type that numpy does not have in an ``.npz`` archive.
+        ValueError: Another suffix.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
-    # Own memory each: a part of a tensor would be saved with the whole of it.
+    # Each in its own memory: torch would save all of the memory that a view is of.
     state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
-    lacking = {value.dtype for value in state.values() if not _is_in_numpy(value.dtype)}
-    if path.suffix == ".npz" and lacking:
-        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in lacking))
-        raise ValueError(f"{path.name}: got tensors of {names}, which numpy does not have; write .safetensors")
     with atomic_write(path) as scratch:
         if path.suffix == ".safetensors":
             save_file(state, scratch)
-        elif path.suffix == ".npz":
-            np.savez(scratch, **{key: value.cpu().numpy() for key, value in state.items()})
         else:
             torch.save({wrapper: state, **(extra or {})} if wrapper else state, scratch)

@@ -1,9 +1,9 @@
-"""What can be wrong with a checkpoint."""
+"""Errors about checkpoints."""
 
 
 class CheckpointNotFoundError(FileNotFoundError):
-    """There is no checkpoint where one was looked for."""
+    """There is no checkpoint at the path or address."""
 
 
 class CheckpointMismatchError(ValueError):
-    """A checkpoint that is not, key by key, what was asked for."""
+    """The checkpoint does not fit exactly, cannot be read, or is not the file that was asked for."""

@@ -1,73 +1,70 @@
-"""Load exactly or raise: read, detect the scheme, rename, resize, check, and only then touch the model."""
+"""Load exactly or raise: read, detect the scheme, rename, resize, check, and only then change the model."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
-from vitdense.weights.detect import LISTED, Found, detect, unwrap
+from vitdense.weights.detect import LISTED, Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.families import CLASSIFIER, FAMILIES, REBUILT, TOKENS
 from vitdense.weights.read import read
-from vitdense.weights.sizes import advice
-from vitdense.weights.sources import CLASSIFIER, FRESH, OUTPUT_NORMS, PRETRAINING, REBUILT, TOKENS
-
-# What the checkpoint of a backbone alone may hold that the model does not; that of a whole model holds what it needs.
-IGNORED_FOR_BACKBONE = (CLASSIFIER, PRETRAINING, REBUILT, OUTPUT_NORMS)
-IGNORED_FOR_WHOLE_MODEL = (REBUILT,)
 
 
 @dataclass
 class LoadReport:
-    """What a load did: names by what became of them, and the share of the model's parameters that was filled.
+    """What happened to every tensor.
 
     Attributes:
         source: File or address.
-        scheme: Naming scheme of its backbone.
-        loaded: Tensors that were taken over.
-        resized: Those of them that were resized: old and new shape.
-        dropped: Tensors of the checkpoint that were left out on purpose, by our names.
-        fresh: Tensors of the model that keep their initial values on purpose.
-        share: Elements filled over all elements of the model's state dict.
-        classifier: Of what was dropped, the tensors of the classifier by our names (``norm.*``, ``fc_norm.*``,
-            ``pre_logits.*``, ``head.*``, ``head_dist.*``), where they were to be kept.
+        scheme: Naming scheme of the backbone in it.
+        loaded: Names of the model's tensors that were loaded.
+        resized: Of these, the resized ones: old and new shape.
+        ignored: Tensors of the checkpoint that were ignored (allow-listed), by our names.
+        kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
+        share: Elements loaded / elements of the model's state dict.
+        classifier: The ignored tensors of the classifier by our names (``norm.*``, ``fc_norm.*``, ``pre_logits.*``,
+            ``head.*``, ``head_dist.*``), with `keep_classifier`.
     """
 
     source: str
     scheme: str
     loaded: list[str] = field(default_factory=list)
     resized: dict[str, tuple[tuple, tuple]] = field(default_factory=dict)
-    dropped: list[str] = field(default_factory=list)
-    fresh: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    kept_at_init: list[str] = field(default_factory=list)
     share: float = 0.0
     classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return (
-            f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded, {len(self.resized)} of them "
-            f"resized, {len(self.dropped)} dropped on purpose, {len(self.fresh)} fresh; "
-            f"{100 * self.share:.2f} % of the parameters filled"
+            f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
+            f"{len(self.ignored)} ignored, {len(self.kept_at_init)} kept at initialisation; "
+            f"{100 * self.share:.2f} % of the parameters loaded"
         )
 
     def details(self) -> str:
-        """The line and, below it, every name by what became of it."""
+        """The line and, below it, what happened to every tensor."""
         resized = [f"{key}: {list(old)} -> {list(new)}" for key, (old, new) in self.resized.items()]
-        lists = {"resized": resized, "dropped": self.dropped, "fresh": self.fresh, "loaded": self.loaded}
+        lists = {"resized": resized, "ignored": self.ignored, "kept at initialisation": self.kept_at_init}
+        lists["loaded"] = self.loaded
         return "\n".join([str(self), *(f"  {what} {line}" for what, lines in lists.items() for line in lines)])
 
 
 def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
-    """`value` at the resolution of `target`, where it differs in nothing else: position tables of all kinds.
+    """`value` resized to `target` if it is a position table that differs in its resolution only; else unchanged.
 
     Args:
         key: Our name of the tensor.
         value: From the checkpoint.
         target: The model's tensor of that name.
-        rule: See `vitdense.layers.resize`. Decomposed tables are resized linearly whatever it says, as all do.
+        rule: See `vitdense.layers.resize`. Decomposed tables are always resized linearly, as all projects do.
     """
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
         return value
@@ -83,39 +80,35 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
 def match_exactly(
     targets: Mapping[str, Tensor], state: Mapping[str, Tensor], fresh: Sequence[str] = (), hint: str = ""
 ) -> dict[str, Tensor]:
-    """The tensors of a state dict that fill a model of the same names.
+    """The tensors of a state dict that fill a model with the same names.
 
     Args:
         targets: The model's state dict.
         state: Tensors by name.
-        fresh: Regular expressions of names that may be missing, left over or of another shape.
-        hint: What to do about it: ends the message.
+        fresh: Regular expressions of names that may be missing, unexpected or of another size; they are left out.
+        hint: End of the error message.
 
     Raises:
-        CheckpointMismatchError: Anything else is, or is not finite; all are listed.
+        CheckpointMismatchError: Any other key is missing or unexpected, or has another size or dtype, or NaN or
+            infinity; all are listed.
     """
+    both = [key for key in state if key in targets]
     faults = {
-        "missing": [key for key in targets if key not in state],
-        "left over": [key for key in state if key not in targets],
-        "of another shape": [key for key in targets if key in state and targets[key].shape != state[key].shape],
-        "of another type": [
-            key for key, x in state.items() if key in targets and _is_real(targets[key]) != _is_real(x)
-        ],
-        "with NaN or infinity": [
-            key for key, x in state.items() if key in targets and not _is_finite(x.to(targets[key].dtype))
-        ],
+        "missing keys": [key for key in targets if key not in state],
+        "unexpected keys": [key for key in state if key not in targets],
+        "size mismatch": [key for key in both if targets[key].shape != state[key].shape],
+        "dtype mismatch": [key for key in both if _is_real(targets[key]) != _is_real(state[key])],
+        "NaN or infinity": [key for key in both if not _is_finite(state[key].to(targets[key].dtype))],
     }
     excused = {key for keys in faults.values() for key in keys if any(re.fullmatch(p, key) for p in fresh)}
     faults = {what: [key for key in keys if key not in excused] for what, keys in faults.items()}
     if any(faults.values()):
-
-        def describe(key: str) -> str:
-            if key not in faults["of another shape"]:
-                return key
-            return f"{key} {tuple(state[key].shape)}, expected {tuple(targets[key].shape)}"
-
+        sizes = {key: f" {tuple(state[key].shape)}, expected {tuple(targets[key].shape)}" for key in both}
         listed = "; ".join(
-            f"{len(keys)} {what}: {', '.join(map(describe, keys[:LISTED]))}" for what, keys in faults.items() if keys
+            f"{what} ({len(keys)}): "
+            + ", ".join(key + sizes[key] if what == "size mismatch" else key for key in keys[:LISTED])
+            for what, keys in faults.items()
+            if keys
         )
         raise CheckpointMismatchError(f"the checkpoint does not fit the model exactly: {listed}. {hint}".rstrip())
     return {key: value for key, value in state.items() if key not in excused}
@@ -133,88 +126,53 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _transfer(
-    found: Found,
-    model: nn.Module,
-    targets: Mapping[str, Tensor],
-    report: LoadReport,
-    rule: str = "bicubic",
-    keep_classifier: bool = False,
-    beside: Sequence[str] = IGNORED_FOR_BACKBONE,
+    match: Match, model: nn.Module, report: LoadReport, rule: str = "bicubic", is_whole: bool = False
 ) -> dict[str, Tensor]:
-    """The backbone of a checkpoint by our names at the model's resolution, without what it may hold `beside` it."""
-    renamed = found.ours()
+    """The backbone of a checkpoint with our names, at the model's resolution, without what may be ignored.
+
+    Args:
+        match: From `detect`.
+        model: The backbone; not changed.
+        report: Gets what was resized and ignored.
+        rule: See `fit`.
+        is_whole: Whether the checkpoint is of a whole model, which holds what the model needs and little else.
+    """
+    renamed, targets = match.ours(), model.state_dict()
     _check_pretraining_windows(model, renamed)
-    _check_grid(found, renamed, targets)
-    _check_heads(found, model)
-    left_out = re.compile("|".join((*beside, *_unused_tokens(renamed, targets, beside))))
+    ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
     state = {}
     for key, value in renamed.items():
         if key in targets:
             state[key] = fit(key, value, targets[key], rule)
             if state[key].shape != value.shape:
                 report.resized[key] = tuple(value.shape), tuple(state[key].shape)
-        elif left_out.fullmatch(key):
-            report.dropped.append(key)
-            if keep_classifier and re.fullmatch(CLASSIFIER, key):
+        elif ignored.fullmatch(key):
+            report.ignored.append(key)
+            if re.fullmatch(CLASSIFIER, key):
                 report.classifier[key] = value
         else:
             state[key] = value
     return state
 
 
-def _unused_tokens(
-    renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], beside: Sequence[str]
+def _ignored(
+    family: str, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], is_whole: bool
 ) -> tuple[str, ...]:
-    """Patterns of the tokens of a checkpoint that may be left out.
+    """Regular expressions of the keys of a checkpoint that may be ignored.
 
-    A model with tokens needs just those of the checkpoint: without one of them, its features are others. A backbone
-    without may start from one that was pretrained with them. A whole model without was trained without: only
-    detectron2's ViTDet keeps the position of a token that it does not have.
+    A backbone without tokens may start from a model that was pretrained with them. A model with tokens needs exactly
+    those of the checkpoint, otherwise its features are different.
     """
-    if any(re.fullmatch(TOKENS, key) for key in targets):
-        return ()
-    if CLASSIFIER in beside:
-        return (TOKENS,)
-    return () if "tokens.cls_token" in renamed else (r"tokens\.cls_position",)
-
-
-def _check_heads(found: Found, model: nn.Module) -> None:
-    """Only Google's kernels tell the heads, which change no shape of ours: where they do, they must be the model's."""
-    modules = dict(model.named_modules())
-    for name, told in found.heads().items():
-        if name in modules and told != {modules[name].num_heads}:
-            raise CheckpointMismatchError(
-                f"{name} has {' or '.join(map(str, sorted(told)))} heads in the checkpoint, the model "
-                f"{modules[name].num_heads}: give the arch that fits, its num_heads"
-            )
-
-
-def _check_grid(found: Found, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-    """Flat positions are read as those of a square and of as many tokens as are over; where they may as well be those
-    of the model's own grid, neither is guessed: 144 of them are of 12x12 patches, resized to 8x18, or of 8x18 as they
-    are; 196 of 14x14 patches, or of 13x15 and the class token."""
-    key = "absolute_pos_embed.table"
-    flat = found.flat_positions()
-    if key not in renamed or key not in targets or flat is None:
-        return
-    rows, tokens = flat
-    (h, w), (height, width) = renamed[key].shape[1:3], targets[key].shape[1:3]
-    if (h, w) != (height, width) and rows - height * width in tokens:
-
-        def and_tokens(n: int) -> str:
-            return f" and {n} token{'s' * (n > 1)}" if n else ""
-
-        raise CheckpointMismatchError(
-            f"the {rows} flat positions of the checkpoint are of a grid of {h}x{w}{and_tokens(rows - h * w)}, or of "
-            f"{height}x{width}{and_tokens(rows - height * width)} as the model's, and do not tell which: set "
-            f"pretrain_img_size to the square image that it was trained on (other images are as good: positions are "
-            f"resized as the image comes); or if it was {height}x{width}, save them under our name {key}, as "
-            f"[1, {height}, {width}, C], among the others by our names (tools/convert.py)"
-        )
+    has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
+    if not is_whole:
+        return FAMILIES[family].ignored if has_tokens else (*FAMILIES[family].ignored, TOKENS)
+    # detectron2's ViTDet keeps the position of a class token that it does not have.
+    is_unused = not has_tokens and "tokens.cls_token" not in renamed
+    return (REBUILT, r"tokens\.cls_position") if is_unused else (REBUILT,)
 
 
 def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
-    """Swin V2's parameters fit any windows; where a checkpoint tells those it was trained with, they must be ours."""
+    """Swin V2's parameters fit any window. If the checkpoint has the coordinates of its windows, they must be ours."""
     for key, table in renamed.items():
         if not key.endswith(".relative_coords_table"):
             continue
@@ -227,9 +185,9 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
             )
 
 
-def _finish(report: LoadReport, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+def _count(report: LoadReport, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     report.loaded = [key for key in targets if key in state]
-    report.fresh = [key for key in targets if key not in state]
+    report.kept_at_init = [key for key in targets if key not in state]
     total = sum(value.numel() for value in targets.values())
     report.share = sum(targets[key].numel() for key in report.loaded) / total
 
@@ -242,57 +200,54 @@ def load_pretrained(
     resize: str = "bicubic",
     sha256: str | None = None,
     allow_pickle: bool = False,
-    allow: Sequence = (),
+    allow: Sequence | None = None,
     keep_classifier: bool = False,
+    map_location: Any = "cpu",
 ) -> LoadReport:
-    """Fill a backbone from a checkpoint of any known naming scheme, exactly.
+    """Fill a backbone exactly from a checkpoint of any known naming scheme.
 
     Args:
-        model: Has a `family` of `vitdense.weights.sources.SCHEMES`. Changed only when everything fits.
-        checkpoint: A path, an address, a short name, or what such a file holds.
+        model: Its `family` is a key of `vitdense.weights.families.SCHEMES`. Changed only if everything fits.
+        checkpoint: A path, an address, a name of the model table, or the content of such a file.
         prefix: See `detect`.
         scheme: See `detect`.
         resize: Rule for bias tables and absolute positions of another resolution; see `vitdense.layers.resize`.
         sha256: See `read`.
         allow_pickle: See `read`.
         allow: See `read`.
-        keep_classifier: Keep the dropped tensors of the classifier in the report.
-
-    Returns:
-        What was loaded, resized, dropped and left fresh.
+        keep_classifier: Keep the ignored tensors of the classifier in the report.
+        map_location: Where the tensors of the checkpoint are put until the model has copied them; see `read`.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
-        CheckpointMismatchError: A key is unknown, missing, left over, of another shape or not finite; or the checkpoint
-            tells heads, a grid or windows of pretraining that are not the model's; or has a head that cannot be kept.
+        CheckpointMismatchError: A key is unknown, missing or unexpected, or has another size or dtype, or NaN or
+            infinity; or the windows of pretraining are not the model's; or a head cannot be kept.
     """
     if isinstance(checkpoint, Mapping):
         source = "state dict"
     else:
         source = str(checkpoint)
-        checkpoint = read(checkpoint, allow, sha256=sha256, allow_pickle=allow_pickle)
-    found = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
-    if keep_classifier and (unknown := [key for key in found.rest if key.startswith("head")]):
+        checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
+    match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
+    if keep_classifier and (unknown := [key for key in match.rest if key.startswith("head")]):
         raise CheckpointMismatchError(
-            f"keep_classifier: {source} has {', '.join(unknown[:LISTED])}, which may be of a classifier, and which "
-            f"the {found.scheme.name} scheme does not know; leave keep_classifier out, or name them as that scheme does"
+            f"keep_classifier: the {match.scheme.name} scheme does not know {', '.join(unknown[:LISTED])} of {source}, "
+            f"which may be a classifier; set keep_classifier=False, or rename them as that scheme does"
         )
-    report = LoadReport(source, found.scheme.name)
-    targets = model.state_dict()
-    state = _transfer(found, model, targets, report, resize, keep_classifier)
-    # A classification checkpoint has no output norm at all; one that has some must have all that are needed.
-    given = (*state, *report.dropped)
-    fresh = [
+    report, targets = LoadReport(source, match.scheme.name), model.state_dict()
+    state = _transfer(match, model, report, resize)
+    if not keep_classifier:
+        report.classifier.clear()
+    given = (*state, *report.ignored)
+    # All of these may be missing together, but not one of them.
+    missing = [
         pattern
-        for pattern in FRESH.get(model.family, (OUTPUT_NORMS,))
+        for pattern in FAMILIES[model.family].may_be_missing
         if not any(re.fullmatch(pattern, key) for key in given)
     ]
-    try:
-        state = match_exactly(targets, state, fresh)
-    except CheckpointMismatchError as error:
-        hint = f"It is {source} under {found.scheme.name} names.{advice(model.family, state, targets)}"
-        raise CheckpointMismatchError(f"{error} {hint}") from None
-    _finish(report, targets, state)
+    hint = f"It is {source} with {report.scheme} names; check the arch and the options of the model"
+    state = match_exactly(targets, state, missing, hint)
+    _count(report, targets, state)
     model.load_state_dict({**targets, **state}, strict=True)
     return report
 
@@ -305,14 +260,14 @@ def fit_whole(
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor; the model is not changed.
 
-    Its backbones, if they are this project's, may have any known naming scheme; the rest must have the model's names,
-    as mmdet's and mmseg's own checkpoints do.
+    Backbones of this project may have any known naming scheme. The rest must have the model's names, as mmdet's and
+    mmseg's own checkpoints do.
 
     Args:
         model: The detector or segmentor.
-        checkpoint: What the file holds.
+        checkpoint: Content of the file.
         fresh: See `match_exactly`.
-        source: Where it is from, for the report.
+        source: Origin of the checkpoint, for the report.
 
     Raises:
         CheckpointMismatchError: The checkpoint does not fit exactly.
@@ -324,44 +279,43 @@ def fit_whole(
         start = f"{name}." if name else ""
         if not hasattr(module, "family") or not any(key.startswith(start) for key in state):
             continue
-        found = detect(state, (module.family,), prefix=start)
-        report.scheme = found.scheme.name
+        match = detect(state, (module.family,), prefix=start)
+        report.scheme = match.scheme.name
         part = LoadReport(source, report.scheme)
-        ours = _transfer(found, module, module.state_dict(), part, beside=IGNORED_FOR_WHOLE_MODEL)
-        state = {**found.rest, **{start + key: value for key, value in ours.items()}}
+        ours = _transfer(match, module, part, is_whole=True)
+        state = {**match.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
-        report.dropped += [start + key for key in part.dropped]
+        report.ignored += [start + key for key in part.ignored]
     state = match_exactly(
         targets,
         state,
         fresh,
-        "Give the config it was trained with; to fine-tune, name what may stay fresh or be left out: "
+        "Give the config it was trained with; to fine-tune, name what may be missing or ignored: "
         "custom_hooks=[dict(type='vitdense.ExactLoadHook', fresh=[...])]",
     )
-    _finish(report, targets, state)
+    _count(report, targets, state)
     return state, report
 
 
 def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
-    """Give the part of a state dict that is a backbone's our names, in place, if it has another project's.
+    """Rename the backbone in a state dict to our names, in place, if it has those of another project.
 
     Args:
         model: The backbone; not changed.
-        state: What is about to be loaded, whatever else it holds.
+        state: About to be loaded; may hold other modules too.
         prefix: Of the backbone's keys.
 
     Raises:
-        CheckpointMismatchError: The part has neither our names nor those of a known scheme.
+        CheckpointMismatchError: The backbone's keys are neither ours nor those of a known scheme.
     """
     targets = model.state_dict()
     part = {key: value for key, value in state.items() if key.startswith(prefix)}
     if all(key.removeprefix(prefix) in targets for key in part):
         return
-    found = detect(part, (model.family,), prefix)
-    if found.scheme.name == "vitdense":
+    match = detect(part, (model.family,), prefix)
+    if match.scheme.name == "vitdense":
         return
-    report = LoadReport("state dict", found.scheme.name)
-    ours = _transfer(found, model, targets, report, beside=IGNORED_FOR_WHOLE_MODEL)
+    ours = _transfer(match, model, LoadReport("state dict", match.scheme.name), is_whole=True)
     for key in part:
         del state[key]
     state.update({prefix + key: value for key, value in ours.items()})

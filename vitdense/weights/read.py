@@ -1,69 +1,260 @@
-"""Where weights come from: local files, addresses, hubs and short names, read without running code from them."""
+"""Find, fetch and read checkpoints: local files, addresses, hubs, and names of the model table."""
 
+import hashlib
+import http.client
+import logging
+import pickle
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import torch
 from torch import Tensor, nn
 
-from vitdense.weights.changes import VIT_SIZES
-from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.fetch import find, timm_address
-from vitdense.weights.formats import place, read_file
-from vitdense.weights.sources import NAMED
+from vitdense.files import atomic_write
+from vitdense.models import find_model, near_names
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.weights.formats import one_line, place, read_file
+
+logger = logging.getLogger(__name__)
+
+# Hosts that are gone, and mirrors with the same paths. OpenMMLab's host expired in 2026.
+MIRRORS = {"download.openmmlab.com": "mmassets.onedl.ai"}
+ADDRESSES = ("https://", "http://", "hf://owner/repo/file", "timm://model", "torchvision://model")
+
+
+class LogHistory:
+    """Stands in for mmengine's log buffers in a checkpoint. Weights do not need them: their content is not kept."""
+
+    def __setstate__(self, state: dict) -> None:
+        pass
+
+
+def _log_statistic(owner: type, name: str) -> str:
+    """Stands in for `getattr` in a checkpoint: only for mmengine's log buffers, which name their methods by it."""
+    if owner is not LogHistory:
+        raise pickle.UnpicklingError(f"the checkpoint asks for getattr({owner!r}, {name!r}), which is code")
+    return name
+
+
+# What mmengine's runner saves in addition to tensors and numbers, for `torch.serialization.safe_globals`.
+MMENGINE_GLOBALS = (
+    (LogHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
+    (_log_statistic, "builtins.getattr"),
+)
 
 
 def read(
     checkpoint: str | Path,
-    allow: Sequence = (),
+    allow: Sequence | None = None,
     sha256: str | None = None,
     allow_pickle: bool = False,
     map_location: Any = "cpu",
 ) -> dict:
-    """Read a checkpoint, without running code from it unless asked to.
+    """Read a checkpoint, without running code from it unless `allow_pickle`.
 
     Args:
-        checkpoint: Path of a torch file, a ``.safetensors`` file, an ``.npz`` archive or a plain pickle of numpy arrays
-            (detectron2's ``.pkl``); an address of one of `SCHEMES`; or a name of `vitdense.weights.sources.NAMED`.
-            ``hf://owner/repo@revision/file`` takes a branch, tag or commit, ``torchvision://model.weights`` the name of
-            certain weights. A ViT of ``timm://`` that computes what no parameter shows, such as rotary positions, is
-            refused; of its file alone nobody can tell. What is fetched is cached and not asked for again; a digest in
-            its name is checked.
-        allow: What may stand beside tensors, numbers and numpy arrays in a torch file, as for
-            `torch.serialization.safe_globals`.
-        sha256: Digest that the file must have, or its first 8 or more hex digits.
+        checkpoint: Path of a torch file, a ``.safetensors`` file, or a plain pickle of numpy arrays (detectron2's
+            ``.pkl``); an address, see `ADDRESSES`; or a name of `vitdense.models`. ``hf://owner/repo@revision/file``
+            takes a branch, tag or commit, ``torchvision://model.weights`` the name of certain weights. Downloads are
+            cached by address. A digest in the name of a downloaded file is checked.
+        allow: What a torch file may hold in addition to tensors, numbers and numpy arrays, as for
+            `torch.serialization.safe_globals`; None for `MMENGINE_GLOBALS`, which drop the log history.
+        sha256: SHA-256 digest of the file, or its first 8 or more hex digits.
         allow_pickle: Run the code that a pickle asks for. Only for files whose author you trust.
-        map_location: Where tensors go, as for `torch.load`; a dict or function works for torch files alone.
+        map_location: Where tensors go, as for `torch.load`; a dict or function works for torch files only.
 
     Returns:
-        What the file holds; arrays as tensors.
+        Content of the file; arrays as tensors.
 
     Raises:
         CheckpointNotFoundError: There is no such file, model or name, or it cannot be reached.
-        CheckpointMismatchError: It is not a checkpoint, is damaged, has another digest, would run code, or is of a ViT
+        CheckpointMismatchError: It is not a checkpoint, is damaged, has another digest, would run code, or is a ViT
             of timm that computes something else than ours.
         ValueError: `sha256` is no such digest, or `map_location` no device.
     """
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", sha256):
         raise ValueError(f"sha256: got {sha256!r}, expected 8 to 64 hex digits, the start of what `sha256sum` prints")
     name = str(checkpoint)
-    if name in NAMED and not Path(name).is_file():
-        name = NAMED[name]
+    row = None if Path(name).expanduser().is_file() else find_model(name)
+    if row is not None:
+        if row.weights is None:
+            raise CheckpointNotFoundError(f"checkpoint {name}: no weights of this model were published; give a file")
+        name, sha256 = row.weights, sha256 or row.sha256
+    load = partial(read_file, allow=MMENGINE_GLOBALS if allow is None else allow, allow_pickle=allow_pickle)
     if name.startswith("timm://"):
         model = name.removeprefix("timm://")
-        state = read_file(find(timm_address(model), sha256), allow, allow_pickle)
+        state = fetch(timm_address(model), sha256, load)
         return place(_under_timm_names(model, state), map_location, name)
-    return read_file(find(name, sha256), allow, allow_pickle, map_location)
+    return fetch(name, sha256, partial(load, map_location=map_location))
+
+
+def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
+    """Content of the file of a path or address, downloaded if necessary, its digest checked.
+
+    Args:
+        checkpoint: Path or address.
+        sha256: See `read`.
+        load: Reads a file.
+
+    Raises:
+        CheckpointNotFoundError: It is not there, or cannot be reached.
+        CheckpointMismatchError: It has another digest, or cannot be read.
+    """
+    scheme = checkpoint.partition("://")[0] if "://" in checkpoint else ""
+    if scheme == "torchvision":
+        return download(_torchvision_address(checkpoint), sha256, load)
+    if scheme in ("http", "https"):
+        return download(checkpoint, sha256, load)
+    if scheme == "hf":
+        path = _hub_file(checkpoint)
+    elif scheme:
+        raise CheckpointNotFoundError(
+            f"checkpoint {checkpoint}: got {scheme}://, expected one of {', '.join(ADDRESSES)}"
+        )
+    else:
+        path = _local_file(checkpoint)
+    _check_digest(path, sha256, str(path))
+    return load(path)
+
+
+def download(address: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
+    """Content of the file of an address, which is downloaded into torch's cache of checkpoints unless it is there.
+
+    Args:
+        address: Of the file.
+        sha256: See `read`. Otherwise a digest in the file's name is checked.
+        load: Reads a file. A downloaded file is kept only if it can be read: a connection may end early without an
+            error.
+
+    Raises:
+        CheckpointNotFoundError: The address cannot be reached.
+        CheckpointMismatchError: The file has another digest, or cannot be read. It is not kept then.
+    """
+    parts = urlsplit(address)
+    source = parts._replace(netloc=MIRRORS.get(parts.netloc, parts.netloc)).geturl()
+    name = Path(unquote(parts.path)).name or "checkpoint"
+    # The folder depends on the whole address: many files are called model.pth.
+    folder = hashlib.sha256(source.encode()).hexdigest()[:16]
+    path = Path(torch.hub.get_dir()) / "checkpoints" / folder / name
+    if path.is_file():
+        _check_digest(path, sha256, str(path))
+        return load(path)
+    if source != address:
+        logger.warning("the host of %s is gone: downloading %s instead", address, source)
+    try:
+        # Several processes may do this at once: each renames a whole file.
+        with atomic_write(path) as scratch:
+            torch.hub.download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
+            _check_digest(scratch, sha256 or digest_in_name(name), source)
+            return load(scratch)
+    except CheckpointMismatchError as error:
+        raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise CheckpointNotFoundError(
+            f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); download it where "
+            f"there is a network and give its path, or train from scratch with "
+            f"--cfg-options model.backbone.init_cfg=None"
+        ) from error
+
+
+def digest_in_name(name: str) -> str | None:
+    """The start of the SHA-256 digest at the end of a file name, as torch hub's and OpenMMLab's have it, or None."""
+    match = re.search(r"-([0-9a-f]{8,64})\.[^-]+$", name)
+    if not match or re.fullmatch(r"20\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])", match[1]):  # none, or a date
+        return None
+    return match[1]
+
+
+def _check_digest(path: Path, expected: str | None, what: str) -> None:
+    if expected is None:
+        return
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if not (got := digest.hexdigest()).startswith(expected.lower()):
+        raise CheckpointMismatchError(
+            f"the SHA-256 digest of {what} begins with {got[: len(expected)]}, expected {expected.lower()}; "
+            f"download it again, or correct sha256"
+        )
+
+
+def _local_file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise CheckpointNotFoundError(f"checkpoint {path} is a folder; give the path of a file")
+    near = near_names(name)
+    hint = f" (did you mean {', '.join(near)}?)" if near else ""
+    raise CheckpointNotFoundError(
+        f"checkpoint {path} is neither a file nor a name of vitdense.list_models(){hint}; give another path or an "
+        f"address ({', '.join(ADDRESSES)}), or set init_cfg=None"
+    )
+
+
+def _hub_file(address: str) -> Path:
+    match = re.fullmatch(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", address)
+    if not match:
+        raise CheckpointNotFoundError(
+            f"checkpoint {address}: expected hf://owner/repo/path/in/repo or hf://owner/repo@revision/path/in/repo"
+        )
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError
+
+    repo, revision, name = match.groups()
+    # HTTPError is the base class of whatever HTTP library the installed version uses.
+    try:
+        # Without a network, the hub looks at its cache only after half a minute of retries.
+        cached = try_to_load_from_cache(repo, name, revision=revision)
+        return Path(cached if isinstance(cached, str) else hf_hub_download(repo, name, revision=revision))
+    except (OSError, HTTPError, EntryNotFoundError, HFValidationError) as error:
+        raise CheckpointNotFoundError(
+            f"checkpoint {address} cannot be downloaded from the Hugging Face hub ({type(error).__name__}: "
+            f"{one_line(error.__cause__ or error)}); check the name and the network (and the variables HF_HUB_OFFLINE, "
+            f"HF_ENDPOINT, HF_TOKEN), or download the file where there is a network and give its path"
+        ) from error
+
+
+def timm_address(model: str) -> str:
+    """Where timm has the pretrained weights of a model."""
+    import timm
+
+    source = timm.get_pretrained_cfg(model) if timm.is_model_pretrained(model) else None
+    if source is None or not (source.hf_hub_id or source.url):
+        raise CheckpointNotFoundError(
+            f"checkpoint timm://{model}: timm {timm.__version__} has no pretrained model of this name; "
+            f"timm.list_models(pretrained=True) lists them"
+        )
+    if not source.hf_hub_id:
+        return source.url
+    return f"hf://{source.hf_hub_id}/{source.hf_hub_filename or 'model.safetensors'}"
+
+
+def _torchvision_address(address: str) -> str:
+    from torchvision import models
+
+    name, _, version = address.removeprefix("torchvision://").partition(".")
+    try:
+        return models.get_model_weights(name)[version.upper() or "DEFAULT"].url
+    except (ValueError, KeyError) as error:
+        raise CheckpointNotFoundError(
+            f"checkpoint {address}: torchvision has no such weights ({one_line(error)}); "
+            f"torchvision.models.list_models() and get_model_weights(model) list them"
+        ) from error
 
 
 def _under_timm_names(model: str, state: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights of a model under the names that timm's modules have today; files of older models have older ones."""
+    """The weights of a model with the names of timm's modules today; files of older models have older names."""
     import timm
 
     try:
-        # Only building the model translates. That draws random numbers, and must not change what is drawn after.
+        # Only building the model renames. It draws random numbers, which must not change what is drawn later.
         with torch.random.fork_rng(devices=[]):
             overlay = {"state_dict": state}
             built = timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay)
@@ -75,30 +266,27 @@ def _under_timm_names(model: str, state: dict[str, Any]) -> dict[str, Tensor]:
         ) from error
     if hidden := hidden_in_timm(built):
         raise CheckpointMismatchError(
-            f"timm://{model} has {hidden}, which no parameter shows: under the names of another ViT it would load and "
-            f"compute something else; choose other weights"
+            f"timm://{model} has {hidden}, which no parameter shows: it would load as another ViT and compute "
+            f"something else; choose other weights"
         )
     return built.state_dict()
 
 
 def hidden_in_timm(model: nn.Module) -> str:
-    """What a plain ViT of timm computes that ours do not and that no name or shape of its parameters shows."""
+    """What a plain ViT of timm computes that ours does not and that its parameters do not show; empty if nothing."""
     from timm.models.eva import Eva
-    from timm.models.vision_transformer import Attention, Block, ParallelThingsBlock, VisionTransformer
+    from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
 
     if not isinstance(model, (VisionTransformer, Eva)):
         return ""
     modules = [module for block in model.blocks for module in block.modules()]
-    heads = {module.num_heads for module in modules if isinstance(module, Attention)}
-    published = VIT_SIZES.get(model.embed_dim, ("", 0, 0))[2]
+    activations = [module.act for module in modules if hasattr(module, "fc1")]
     has = {
         "rotary positions": getattr(model, "rope", None) is not None,
         "blocks of another kind": any(type(block) not in (Block, ParallelThingsBlock) for block in model.blocks),
         "an activation other than the exact GELU": any(
-            type(act) is not nn.GELU or act.approximate != "none"
-            for act in (module.act for module in modules if hasattr(module, "fc1"))
+            type(act) is not nn.GELU or act.approximate != "none" for act in activations
         ),
-        "norms of another eps than 1e-6": any(m.eps != 1e-6 for m in modules if isinstance(m, nn.LayerNorm)),
-        f"other heads than the {published} of its width": published and heads - {published},
+        "norms with an eps other than 1e-6": any(m.eps != 1e-6 for m in modules if isinstance(m, nn.LayerNorm)),
     }
     return ", ".join(what for what, is_so in has.items() if is_so)

@@ -1,4 +1,4 @@
-"""Renaming state dicts by tables that read both ways: every key matches exactly one rule, or it is an error."""
+"""Naming schemes as rename tables for both directions: every key matches exactly one rule, or it is an error."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -11,37 +11,37 @@ from vitdense.weights.errors import CheckpointMismatchError
 
 
 @dataclass(frozen=True)
-class Change:
+class Transform:
     """What a rule does to its tensors, and the exact inverse.
 
-    A side of several names has several tensors: they are passed as several arguments, returned as a tuple. Where the
-    last of them are optional and absent, there are fewer.
+    A side with several names has several tensors: they are passed as several arguments and returned as a tuple. There
+    are fewer if the last ones are optional and absent.
     """
 
     forward: Callable
     inverse: Callable
 
 
-@dataclass(frozen=True, eq=False)  # equal when the same: tables of rules are keys of caches
+@dataclass(frozen=True, eq=False)  # equal only if identical: tables of rules are keys of caches
 class Rule:
     """Keys of one form under two naming schemes.
 
-    A pattern holds indices, ``{i}`` or ``{2i+1}``, and may end in ``*`` for any tail; the other side has the same
-    letters. A side may be a tuple of patterns where one scheme splits what the other joins.
+    A pattern has indices, ``{i}`` or ``{2i+1}``, and may end in ``*`` for any tail. Both sides use the same letters. A
+    side may be a tuple of patterns if one scheme splits a tensor that the other keeps joined.
 
     Attributes:
         theirs: Pattern or patterns of the scheme.
         ours: Pattern or patterns of this project.
-        change: What becomes of the tensors; None leaves them as they are.
-        optional: Those of several patterns of a side that may be absent; they stand last.
-        written: Whether files of the scheme are to hold such keys; if not, some do, and they are read.
+        transform: What happens to the tensors; None leaves them as they are.
+        optional: Patterns of a tuple that may be absent; they come last in it.
+        read_only: Legacy key: accepted when reading, never written.
     """
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
-    change: Change | None = None
+    transform: Transform | None = None
     optional: tuple[str, ...] = ()
-    written: bool = True
+    read_only: bool = False
 
     @cached_property
     def sources(self) -> tuple["Pattern", ...]:
@@ -53,21 +53,21 @@ class Rule:
 
     def reversed(self) -> "Rule":
         """The rule from our names to theirs."""
-        change = Change(self.change.inverse, self.change.forward) if self.change else None
-        return Rule(self.ours, self.theirs, change, self.optional)
+        transform = Transform(self.transform.inverse, self.transform.forward) if self.transform else None
+        return Rule(self.ours, self.theirs, transform, self.optional)
 
     def apply(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The changed tensors, one per target."""
-        return _as_tuple(self.change.forward(*tensors)) if self.change else tensors
+        """The transformed tensors, one per target."""
+        return _as_tuple(self.transform.forward(*tensors)) if self.transform else tensors
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What patterns cannot tell of a scheme's names, only all keys and shapes together: in which stage a block stands.
+    """The part of renaming that needs all keys and shapes, not one key: for example the stage that a block belongs to.
 
     Attributes:
-        forward: From a state dict as the rules leave it to our name of each of its keys.
-        inverse: From a state dict by our names to the name of each of its keys that the reversed rules know.
+        forward: Takes a state dict after the rules; returns our name of each of its keys.
+        inverse: Takes a state dict with our names; returns the name that the reversed rules know, for each key.
     """
 
     forward: Callable[[Mapping[str, Tensor]], dict[str, str]]
@@ -78,9 +78,6 @@ def _as_tuple(x: object) -> tuple:
     return x if isinstance(x, tuple) else (x,)
 
 
-NUMBER = re.compile(r"\d+")
-
-
 class Pattern:
     """One form of keys, such as ``features.{2i+1}.{j}.norm1.*``."""
 
@@ -89,10 +86,9 @@ class Pattern:
     def __init__(self, text: str) -> None:
         self.text = text
         self.indices = [(name, int(a or 1), int(b or 0)) for a, name, b in self.INDEX.findall(text)]
-        literals = self.INDEX.split(text)[::4]  # what stands between the indices
+        literals = self.INDEX.split(text)[::4]  # the text between the indices
         literals = [re.escape(part).replace(r"\*", "(.+)") for part in literals]
         self.regex = re.compile(r"(0|[1-9]\d*)".join(literals))
-        self.regex_of_form = re.compile("0".join(NUMBER.sub("0", part) for part in literals))
 
     def match(self, key: str) -> tuple[tuple[str, int | str], ...] | None:
         """Values of the indices and of the tail by name, sorted, if `key` has this form."""
@@ -116,32 +112,22 @@ class Pattern:
 
 
 @cache
-def _candidates(form: str, rules: tuple[Rule, ...]) -> list[tuple[Rule, int]]:
-    """Rules, and which of their names, that a key may match whose numbers are all 0 in `form`: hundreds of keys have a
-    few dozen forms."""
-    return [
-        (rule, part)
-        for rule in rules
-        for part, pattern in enumerate(rule.sources)
-        if pattern.regex_of_form.fullmatch(form)
-    ]
-
-
 def find_rule(key: str, rules: tuple[Rule, ...]) -> tuple[Rule, int, tuple] | None:
-    """The one rule that knows `key`, which of its names it is, and the values in it; None if no rule does."""
+    """The one rule that knows `key`, the number of its pattern, and the values of the indices; None if no rule does."""
     found = [
         (rule, part, values)
-        for rule, part in _candidates(NUMBER.sub("0", key), rules)
-        if (values := rule.sources[part].match(key)) is not None
+        for rule in rules
+        for part, pattern in enumerate(rule.sources)
+        if (values := pattern.match(key)) is not None
     ]
-    assert len(found) <= 1, f"{key} matches {[rule.theirs for rule, _, _ in found]}"  # a fault of the table
+    assert len(found) <= 1, f"{key} matches {[rule.theirs for rule, _, _ in found]}"  # an error in the table
     return found[0] if found else None
 
 
 @cache
 def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The same table from our names to theirs, of what is written."""
-    return tuple(rule.reversed() for rule in rules if rule.written)
+    """The same table from our names to theirs, without the read-only rules."""
+    return tuple(rule.reversed() for rule in rules if not rule.read_only)
 
 
 def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Tensor]:
@@ -152,11 +138,11 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         rules: The table.
 
     Returns:
-        Tensors by their new names. Those that no rule changes are the same tensors, not copies.
+        Tensors by their new names. Tensors without a transform are the same objects, not copies.
 
     Raises:
-        CheckpointMismatchError: Keys that no rule knows, all listed; part of a tensor that stands under several
-            names; two keys of one meaning.
+        CheckpointMismatchError: No rule knows a key (all are listed), a part of a split tensor is missing, or two keys
+            get the same name.
     """
     groups: dict[tuple, dict[int, str]] = {}  # by rule and values: the keys of its parts
     unknown = []
@@ -171,7 +157,7 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         raise CheckpointMismatchError(f"{len(unknown)} keys that no rename rule knows: {', '.join(unknown)}")
     renamed: dict[str, Tensor] = {}
     for (rule, values), keys in groups.items():
-        # Optional ones may be absent from the end only: by their order they are told from each other.
+        # Optional parts may be absent at the end only: a transform knows its arguments by their order.
         absent = [
             pattern.fill(values)
             for part, pattern in enumerate(rule.sources)
@@ -189,7 +175,9 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         for pattern, tensor in zip(rule.targets, tensors):
             new = pattern.fill(values)
             if new in renamed:
-                raise CheckpointMismatchError(f"two keys of the checkpoint both mean {new}; one is {keys[0]}")
+                raise CheckpointMismatchError(
+                    f"two keys of the checkpoint are both renamed to {new}; one is {', '.join(keys.values())}"
+                )
             renamed[new] = tensor
     return renamed
 
@@ -203,6 +191,49 @@ def relabel(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, 
     relabelled: dict[str, Tensor] = {}
     for key, value in state.items():
         if names[key] in relabelled:
-            raise CheckpointMismatchError(f"two keys of the checkpoint both mean {names[key]}; one is {key}")
+            raise CheckpointMismatchError(f"two keys of the checkpoint are both renamed to {names[key]}; one is {key}")
         relabelled[names[key]] = value
     return relabelled
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A naming scheme, or one form of it: a name may appear twice in a family, as classifier and as dense backbone.
+
+    Attributes:
+        name: Project whose names they are.
+        rules: Its rename table.
+        marker: Regular expression that at least one key must match; empty for none. It separates schemes whose keys
+            look alike.
+        prefix: Written before the keys of a backbone alone.
+        wrapper: Entry of a torch file that holds the tensors; None for the file itself.
+        layout: Second step after the rules; None if the rules alone give our names.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    marker: str = ""
+    prefix: str = ""
+    wrapper: str | None = None
+    layout: Layout | None = None
+
+    def to_ours(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict of this scheme with our names.
+
+        Raises:
+            CheckpointMismatchError: See `rename`; or the shapes do not fit the layout.
+        """
+        state = rename(state, self.rules)
+        return relabel(state, self.layout.forward(state)) if self.layout else state
+
+    def names_for_rules(self, ours: Mapping[str, Tensor]) -> dict[str, str]:
+        """For every key of a state dict with our names, the name that the reversed rules know.
+
+        Raises:
+            CheckpointMismatchError: The shapes do not fit the layout.
+        """
+        return self.layout.inverse(ours) if self.layout else {key: key for key in ours}
+
+    def from_ours(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `to_ours`."""
+        return rename(relabel(ours, self.names_for_rules(ours)), reverse(self.rules))

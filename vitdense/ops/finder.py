@@ -1,6 +1,6 @@
-"""Makes `mmcv._ext` importable: a compiled one that loads, else the stand-in of `vitdense.ops`.
+"""Makes `mmcv._ext` importable: the compiled extension if it loads, else the stand-in of `vitdense.ops.table`.
 
-Imports neither torch nor mmcv: `import vitdense` installs the finder, and nothing more happens until somebody asks for
+Imports the standard library only. `import vitdense` installs the finder; torch is imported when something imports
 `mmcv._ext`.
 """
 
@@ -23,7 +23,15 @@ logger = logging.getLogger("vitdense")
 
 
 class OpNotAvailableError(NotImplementedError):
-    """An op of mmcv was called that only its compiled extension has."""
+    """A called op of mmcv exists in its compiled extension only."""
+
+
+def op_not_available(name: str) -> OpNotAvailableError:
+    """The error to raise when the op `name` is called."""
+    return OpNotAvailableError(
+        f"mmcv op {name!r} needs the compiled extension of mmcv; vitdense has no stand-in for it. With a C++ compiler "
+        f"and the CUDA toolkit that torch was built with, run: {BUILD_COMMAND}  (without CUDA leave out FORCE_CUDA=1)"
+    )
 
 
 class OpsInUse(NamedTuple):
@@ -54,7 +62,7 @@ def ops_in_use() -> OpsInUse:
 
 
 class _Finder:
-    """Meta path finder for the one name `mmcv._ext`; `mmcv` itself is found as ever."""
+    """Meta path finder for the one name `mmcv._ext`; `mmcv` itself is found as usual."""
 
     @staticmethod
     def find_spec(fullname: str, path=None, target=None):
@@ -69,7 +77,7 @@ class _Finder:
 
 
 class _StandInLoader:
-    """Fills an empty module with the ops of `vitdense.ops`."""
+    """Fills an empty module with the ops of `vitdense.ops.table`."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -79,7 +87,7 @@ class _StandInLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         try:
-            ops = importlib.import_module("vitdense.ops")
+            table = importlib.import_module("vitdense.ops.table")
         except Exception as error:  # torchvision built for another torch raises RuntimeError, not ImportError
             raise ImportError(
                 f"{NAME}: {self.reason}, and the stand-in needs a torchvision that matches torch: "
@@ -89,7 +97,7 @@ class _StandInLoader:
         module.__doc__ = f"Stand-in of vitdense for the compiled ops of mmcv: {self.reason}."
         module.reason = self.reason
         module.__getattr__ = _missing_op
-        vars(module).update(ops.OPS)
+        vars(module).update(table.OPS)
         logger.info("mmcv ops: stand-in on torchvision and plain torch (%s)", self.reason)
 
 
@@ -116,7 +124,7 @@ class _CompiledLoader:
             except (ImportError, OSError) as error:
                 self.failure = error
         if self.failure is None:
-            # From here on the module is as if this finder had never been: reload and inspection use its own loader.
+            # Reload and inspection use the extension's own loader from here on.
             module.__loader__ = module.__spec__.loader = self.loader
             logger.info("mmcv ops: compiled, %s", module.__spec__.origin)
             return
@@ -130,14 +138,14 @@ class _CompiledLoader:
             BUILD_COMMAND,
         )
         for name in [name for name in vars(module) if name not in ("__name__", "__package__", "__builtins__")]:
-            delattr(module, name)  # leave nothing half-executed behind, `__file__` above all
+            delattr(module, name)  # what a half-executed module left, above all `__file__`
         module.__spec__ = _stand_in_spec(f"the compiled {origin} does not load")
         module.__loader__ = module.__spec__.loader
         module.__loader__.exec_module(module)
 
 
 def _stand_in_spec(reason: str) -> importlib.machinery.ModuleSpec:
-    return importlib.machinery.ModuleSpec(NAME, _StandInLoader(reason), origin="vitdense.ops")
+    return importlib.machinery.ModuleSpec(NAME, _StandInLoader(reason), origin="vitdense.ops.table")
 
 
 def _missing_op(name: str):
@@ -146,11 +154,7 @@ def _missing_op(name: str):
         raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
 
     def unavailable(*args, **kwargs):
-        raise OpNotAvailableError(
-            f"mmcv op {name!r} needs the compiled extension of mmcv; vitdense has no stand-in for it. With a C++ "
-            f"compiler and the CUDA toolkit that torch was built with, run: {BUILD_COMMAND}  "
-            "(without CUDA leave out FORCE_CUDA=1)"
-        )
+        raise op_not_available(name)
 
     unavailable.__name__ = unavailable.__qualname__ = name
     return unavailable

@@ -1,0 +1,137 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+from mmdet.datasets import CocoDataset
+from mmdet.structures import DetDataSample
+from mmengine.structures import InstanceData
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from vitdense.engine import coco
+from vitdense.engine.coco import CocoPredictions, category_names
+from vitdense.engine.config import ConfigError
+
+CATEGORIES = [{"id": 3, "name": "a"}, {"id": 7, "name": "b"}, {"id": 40, "name": "c"}]
+NAMES = ("a", "b", "c")
+IMAGES, BOXES = '"images": [{"id": 1, "license": {"id": 9, "name": "x"}}]', '"annotations": []'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}',
+        f'{{"categories"  :\n {json.dumps(CATEGORIES, indent=2)},\n {IMAGES}, {BOXES}}}',
+        f'{{"categories": {json.dumps(CATEGORIES)}, "info": {{"key": "categories"}}}}',
+        f'{{"categories": {json.dumps(CATEGORIES)}, "info": {{"categories": [1, 2]}}}}',
+        json.dumps({"categories": [{"name": name} for name in NAMES]}),
+    ],
+    ids=["last", "first", "a value", "another list", "without ids"],
+)
+def test_category_names(text, tmp_path):
+    path = tmp_path / "truth.json"
+    path.write_text(text)
+    assert category_names(path) == NAMES
+
+
+def test_categories_are_found_without_parsing_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "truth.json"
+    path.write_text(f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}')
+    monkeypatch.delattr(coco.json, "loads")
+    assert category_names(path) == NAMES
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1, 2]", "{}", '{"categories": 3}', '{"categories": [3]}', json.dumps(CATEGORIES)]
+)
+def test_other_files_are_an_error_that_names_the_file(text, tmp_path):
+    path = tmp_path / "truth.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"truth\.json"):
+        category_names(path)
+
+
+def detections(labels, size=(40, 60)):
+    """One object per label, with a mask that fills its box."""
+    boxes = [[5 * i, 3 * i, 5 * i + 20, 3 * i + 10] for i in range(len(labels))]
+    masks = np.zeros((len(labels), *size), bool)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes):
+        mask[y1:y2, x1:x2] = True
+    found = InstanceData(
+        bboxes=torch.tensor(boxes, dtype=torch.float32),
+        scores=torch.full((len(labels),), 0.9),
+        labels=torch.tensor(labels),
+        masks=torch.from_numpy(masks),
+    )
+    return DetDataSample(metainfo={"ori_shape": size}, pred_instances=found)
+
+
+def test_predictions_have_the_ids_of_the_annotation_file_and_are_scored_against_it(tmp_path, capsys):
+    images = [{"id": i, "file_name": f"sub/{i}.jpg", "height": 40, "width": 60} for i in (139, 285)]
+    samples = {image["id"]: detections([2, 0, 1]) for image in images}
+    path = tmp_path / "truth.json"
+    dataset = {"data_root": str(tmp_path), "ann_file": "truth.json", "data_prefix": {"img": "val/"}}
+
+    def predictions():
+        path.write_text(json.dumps(truth))
+        made = CocoPredictions(NAMES, dataset)
+        for i, sample in samples.items():
+            made.add(tmp_path / "val/sub" / f"{i}.jpg", sample)
+        return made
+
+    truth = {"images": images, "annotations": [], "categories": CATEGORIES[::-1]}
+    truth["annotations"] = predictions().result["annotations"]
+    found = predictions()
+    assert [a["category_id"] for a in found.result["annotations"]] == [40, 3, 7] * 2
+    assert [image["id"] for image in found.result["images"]] == [139, 285]
+    assert found.result["images"] == images
+    found.write(tmp_path / "predictions.json")
+    assert "id" not in capsys.readouterr().out  # nothing to tell
+    annotations = json.loads((tmp_path / "predictions.json").read_text())["annotations"]
+    reference = COCO(str(path))
+    for kind in ("bbox", "segm"):
+        scored = COCOeval(reference, reference.loadRes(annotations), kind)
+        scored.evaluate(), scored.accumulate(), scored.summarize()
+        assert scored.stats[0] == pytest.approx(1.0)
+
+
+def test_images_of_other_folders_get_ids_that_the_annotation_file_does_not_use(tmp_path, capsys):
+    truth = {"images": [{"id": 1, "file_name": "1.jpg"}, {"id": 3, "file_name": "3.jpg"}], "categories": CATEGORIES}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    predictions = CocoPredictions(NAMES, {"ann_file": str(tmp_path / "truth.json"), "data_prefix": {"img": "val"}})
+    for name in ("1.jpg", "3.jpg", "5.jpg"):
+        predictions.add(tmp_path / "other" / name, detections([0]))
+    assert [image["id"] for image in predictions.result["images"]] == [2, 4, 5]
+    predictions.write(tmp_path / "predictions.json")
+    assert "3 of 3 images" in capsys.readouterr().out
+
+
+def test_lvis_names_its_images_by_address(tmp_path):
+    image = {"id": 139, "coco_url": "http://images.cocodataset.org/val2017/000000000139.jpg"}
+    (tmp_path / "lvis.json").write_text(json.dumps({"images": [image], "categories": CATEGORIES}))
+    predictions = CocoPredictions(NAMES, {"data_root": str(tmp_path), "ann_file": "lvis.json"})
+    predictions.add(tmp_path / "val2017/000000000139.jpg", detections([0]))
+    assert predictions.result["images"][0]["id"] == 139
+
+
+def test_coco_classes_have_coco_ids_without_an_annotation_file(shared_data, capsys):
+    classes = CocoDataset.METAINFO["classes"]
+    categories = CocoPredictions(classes, {}).result["categories"]
+    assert capsys.readouterr().out == ""
+    published = json.loads((shared_data / "coco/annotations/instances_val2017.json").read_text())["categories"]
+    assert categories == [{"id": c["id"], "name": c["name"]} for c in published]
+    assert categories[11] == {"id": 13, "name": "stop sign"}
+
+
+@pytest.mark.parametrize("truth", [None, "jsonl\njsonl", "[1]", json.dumps({"categories": CATEGORIES[:2]})])
+def test_ids_are_numbered_from_one_where_no_annotation_file_has_the_classes(truth, tmp_path, capsys):
+    if truth is not None:
+        (tmp_path / "truth.json").write_text(truth)
+    predictions = CocoPredictions(NAMES, {"data_root": str(tmp_path), "ann_file": "truth.json"})
+    assert predictions.result["categories"] == [{"id": i, "name": name} for i, name in enumerate(NAMES, 1)]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "numbered from 1" in line
+    assert "truth.json" in line

@@ -1,0 +1,399 @@
+"""README and docs: code runs, commands are accepted by the tools they call, links and tables are complete.
+
+Only downloads and what takes minutes (training, evaluation, timing) are replaced.
+"""
+
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from conftest import REPO
+
+import vitdense
+from vitdense.backbones.base import PRETRAINED_OPTIONS
+from vitdense.models import MODELS, find_model
+from vitdense.weights import read
+from vitdense.weights.convert import convert
+from vitdense.weights.families import SCHEMES
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+
+PAGES = [REPO / "README.md", *sorted(REPO.glob("docs/*.md"))]
+TOY_PAGE = REPO / "docs/adding-a-backbone.md"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self):
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def first(self):
+        """Its first line, which says what a python or diff block is for."""
+        return self.text.partition("\n")[0]
+
+    @property
+    def is_config(self):
+        return self.first == "# config"
+
+
+def blocks(page):
+    text = page.read_text()
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+        yield Block(page, text[: match.start()].count("\n") + 1, match[1], match[2])
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+CONFIGS = [block for block in BLOCKS if block.is_config]
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    before = None
+    for block in BLOCKS:
+        assert block.language in ("python", "text", "bash", "diff"), block
+        assert block.language != "diff" or block.page == TOY_PAGE, block
+        if block.language == "text":  # what the python block before it prints
+            assert before.language == "python", block
+            assert before.page == block.page, block
+        before = block
+
+
+# Python
+
+
+def save(state, path):
+    torch.save({"state_dict": state}, path)
+
+
+FILES = {  # that blocks read
+    "swin_tiny_patch4_window7_224.pth": lambda: of_timm("swin_tiny_patch4_window7_224"),
+    "swin_with_positions.pth": lambda: of_authors(vitdense.Swin("tiny", absolute_position=True)),
+    "deit_tiny.pth": lambda: of_authors(vitdense.ViT("deit_tiny")),
+}
+
+
+def of_authors(model):
+    return convert(model.state_dict(), "official", drop_output_norms=True).state
+
+
+def of_timm(name):
+    with torch.device("meta"):  # drawing random numbers takes seconds
+        state = timm.create_model(name).state_dict()
+    return {key: torch.full(value.shape, 0.01) for key, value in state.items()}
+
+
+@pytest.fixture
+def no_downloads(tmp_path, monkeypatch):
+    """Work in an empty folder; in place of a download there is a file of timm's with other weights."""
+    local = read.find
+
+    def find(address, *args):
+        if not address.startswith("hf://timm/"):
+            return local(address, *args)
+        name = address.split("/")[3]
+        save(of_timm(name), tmp_path / name)
+        return tmp_path / name
+
+    monkeypatch.setattr(read, "find", find)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(code, namespace):
+    """What a block prints, or the error it ends with, as Python shows it."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            exec(code, namespace)
+        except vitdense.weights.errors.CheckpointMismatchError as error:
+            return f"{type(error).__name__}: {error}"
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != TOY_PAGE], ids=lambda page: page.name)
+def test_python_blocks_run_and_print_what_the_page_shows(page, no_downloads):
+    """The blocks of a page share their names, as for a reader who runs them one after the other."""
+    namespace = {}
+    found = [block for block in blocks(page) if block.language in ("python", "text") and not block.is_config]
+    for block, after in zip(found, [*found[1:], None]):
+        if block.language == "text":
+            continue
+        for name in FILES:
+            if name in block.text:
+                save(FILES[name](), name)
+        printed = run(block.text, namespace)
+        if after is not None and after.language == "text":
+            assert printed.split() == after.text.split(), f"{after}: the block before it prints\n{printed}"
+        else:
+            assert "Error" not in printed, f"{block}: {printed}"
+
+
+@pytest.mark.parametrize("block", CONFIGS, ids=str)
+def test_config_blocks_build(block, tmp_path, monkeypatch):
+    from mmengine.optim import build_optim_wrapper
+    from mmengine.registry import HOOKS
+    from mmengine.runner.checkpoint import CheckpointLoader
+
+    from vitdense.engine.config import build_model, load_config
+
+    path = tmp_path / "config.py"
+    path.write_text(re.sub(r'^_base_ = "(?!mmdet::|mmseg::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))
+    monkeypatch.setattr(CheckpointLoader, "_schemes", dict(CheckpointLoader._schemes))  # which ExactLoadHook changes
+    cfg = load_config(path)
+    assert "vitdense" in cfg.custom_imports.imports
+    with torch.device("meta"):
+        model = build_model(cfg)
+        assert len(model.extract_feat(torch.empty(2, 3, 97, 161))) >= 4
+    build_optim_wrapper(model, cfg.optim_wrapper)
+    assert all(HOOKS.build(hook) is not None for hook in cfg.get("custom_hooks", []))
+    checkpoint = (cfg.model.backbone.get("init_cfg") or {}).get("checkpoint")
+    assert checkpoint is None or "://" in checkpoint or find_model(checkpoint), checkpoint
+    if classes := cfg.train_dataloader.dataset.get("metainfo", {}).get("classes"):
+        heads = [module for module in model.modules() if hasattr(module, "num_classes")]
+        trained = {head.num_classes for head in heads if type(head).__name__ != "RPNHead"}
+        assert trained == {len(classes)}
+
+
+# Commands
+
+
+def commands():
+    for block in BLOCKS:
+        if block.language == "bash":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                if words := shlex.split(line, comments=True):
+                    yield pytest.param(words, id=f"{block}-{' '.join(words)}")
+
+
+@pytest.mark.parametrize("words", commands())
+def test_command_is_accepted(words, tmp_path, monkeypatch, capsys):
+    tool = next((i for i, word in enumerate(words) if re.fullmatch(r"tools/\w+\.py", word)), None)
+    if tool is not None:
+        assert words[0] in ("python", "torchrun")
+        run_tool(words[tool], words[tool + 1 :], tmp_path, monkeypatch)
+    elif words[:3] == ["python", "-m", "vitdense"]:
+        from vitdense.__main__ import main
+
+        assert main() == 0
+        assert vitdense.__version__ in capsys.readouterr().out
+    elif words[:3] == ["python", "-m", "pytest"]:
+        assert (REPO / words[3]).is_file()
+    elif words[:2] == ["pip", "install"]:
+        extras = re.findall(r"^(\w+) = \[$", (REPO / "pyproject.toml").read_text(), re.M)
+        assert all(extra in extras for word in words for extra in re.findall(r"\[(.+)\]", word))
+        assert all((REPO / word).is_file() for word in words if word.endswith(".txt"))
+    elif words[0] == "make":
+        assert all(re.search(rf"^{target}:", (REPO / "Makefile").read_text(), re.M) for target in words[1:])
+    else:
+        pytest.fail(f"no test for this kind of command: {words}")
+
+
+def test_make_targets_of_the_docs_exist():
+    targets = re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), re.M)
+    named = {target for page in PAGES for target in re.findall(r"`make ([\w-]+)`", page.read_text())}
+    assert named <= {*targets}
+
+
+def run_tool(path, args, tmp_path, monkeypatch):
+    """The tool's own `main` with these arguments; only the last, expensive call is replaced."""
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(f"tool_{name}", REPO / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    calls = []
+
+    def stand_in(function, result=None):
+        monkeypatch.setattr(module, function, lambda *args, **kwargs: calls.append((args, kwargs)) or result)
+
+    monkeypatch.chdir(REPO)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # which the tools set
+    if name in ("train", "test"):
+        stand_in(name, {})
+    elif name == "predict":
+        stand_in("predict")
+        stand_in("find_checkpoint")
+    elif name == "convert":
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(module, "read", lambda source, *args, **kwargs: checkpoint_to_convert(source))
+        stand_in("verify", [])
+    elif name == "benchmark":  # the models are built, but not run
+        stand_in("running")
+        stand_in("loading")
+        stand_in("report")
+    monkeypatch.setattr(sys, "argv", [path, *args])
+    with torch.device("meta") if name == "benchmark" else contextlib.nullcontext():
+        module.main()  # raises SystemExit where the arguments or the config are wrong
+    if name in ("train", "test", "predict"):
+        (cfg, *_), _ = calls[-1]
+        original = module.config_of.__globals__["load_config"](REPO / args[0])
+        for option in (arg.partition("=")[0] for arg in args if re.match(r"[\w.]+=", arg)):
+            parent, _, _ = option.rpartition(".")
+            assert get(original, parent) is not None, option
+            assert str(get(cfg, option)) in " ".join(args).replace("\\\\", "\\"), option
+    else:
+        assert calls or name in ("flops", "convert")
+    if name == "convert":
+        assert (tmp_path / args[1]).is_file()
+
+
+def get(node, dotted):
+    """The value of a key such as ``custom_hooks.1.fresh``."""
+    for part in filter(None, dotted.split(".")):
+        node = node[int(part)] if part.isdecimal() else node.get(part)
+    return node
+
+
+def checkpoint_to_convert(source):
+    """A checkpoint as the docs speak of it: of a row of the table, or a file."""
+    if row := find_model(source):
+        return of_row(row)
+    if source.endswith("epoch_36.pth"):
+        backbone = {f"backbone.{key}": value for key, value in vitdense.Swin("tiny").state_dict().items()}
+        return {"state_dict": {**backbone, "rpn_head.rpn_cls.weight": torch.ones(3)}, "meta": {}}
+    assert source == "mine.pth"
+    return of_row(find_model("swinv2_tiny_w16.ms_in1k"))
+
+
+def of_row(row):
+    return of_timm(row.weights.removeprefix("timm://"))
+
+
+# Links and tables
+
+
+def slug(heading):
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", [*PAGES, REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_relative_links_resolve(page):
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            assert anchor in map(slug, headings), f"{page.name}: {link}"
+
+
+def test_every_docs_page_is_linked_from_the_readme():
+    text = (REPO / "README.md").read_text()
+    assert [page.name for page in REPO.glob("docs/*.md") if f"(docs/{page.name})" not in text] == []
+
+
+def test_every_config_is_in_the_readme_or_the_docs():
+    text = "".join(page.read_text() for page in PAGES)
+    assert [path.name for path in REPO.glob("configs/*.py") if path.name not in text] == []
+
+
+def test_configs_named_in_the_pages_exist():
+    for page in PAGES:
+        for name in re.findall(r"configs/[\w/]+\.py", page.read_text()):
+            assert (REPO / name).is_file(), f"{page.name}: {name}"
+
+
+def rows(page, heading):
+    """Cells of the first table after a heading."""
+    text = (REPO / page).read_text().partition(f"\n## {heading}\n")[2]
+    table = re.search(r"^\|.+?(?=\n\n)", text, re.M | re.S)[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
+
+
+def test_every_family_and_size_of_the_model_table_is_in_the_readme():
+    table = rows("README.md", "Backbones")
+    assert {cells[2] for cells in table} == {f"`vitdense.{row.family}`" for row in MODELS.values()}
+    for row in MODELS.values():
+        (size,) = re.findall("tiny|small|medium|base|large|huge|giant", row.model)[:1]
+        assert any(size in cells[1] for cells in table if cells[2] == f"`vitdense.{row.family}`"), row.name
+
+
+def test_naming_schemes_of_the_docs_are_those_of_the_code():
+    table = {
+        cells[0].strip("`"): re.findall(r"`(\w+)`", cells[1]) for cells in rows("docs/weights.md", "Naming schemes")
+    }
+    assert {family: {*names} for family, names in table.items()} == {
+        family: {scheme.name for scheme in schemes} for family, schemes in SCHEMES.items()
+    }
+
+
+def test_options_of_the_docs_are_those_of_init_cfg():
+    assert {cells[0].strip("`") for cells in rows("docs/weights.md", "Options")} == {*PRETRAINED_OPTIONS}
+
+
+def test_models_named_in_the_docs_are_in_the_model_table():
+    for page in PAGES:
+        for name in re.findall(r"`((?:swin|swinv2|mvitv2|vit|deit|deit3)_[a-z]\w*(?:\.\w+)?)`", page.read_text()):
+            assert name == "swin_v2" or name.endswith(".pth") or find_model(name), f"{page.name}: {name}"
+
+
+# The toy family
+
+
+def patched(text, hunk):
+    """`text` with a hunk of a diff applied; what it replaces must be there once."""
+    lines = hunk.strip("\n").splitlines()
+    old = "".join(f"{line[1:]}\n" for line in lines if line[0] in " -")
+    new = "".join(f"{line[1:]}\n" for line in lines if line[0] in " +")
+    assert text.count(f"\n{old}") == 1, f"not there once:\n{old}"
+    return text.replace(f"\n{old}", f"\n{new}")
+
+
+def test_toy_family_needs_the_five_places_alone(tmp_path):
+    """The page's code, in a copy of the repository, builds, loads and passes the contract of all backbones."""
+    shutil.copytree(REPO / "vitdense", tmp_path / "vitdense", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests/backbones").mkdir(parents=True)
+    for name in ("pyproject.toml", "tests/conftest.py", "tests/backbones/test_contract.py"):
+        shutil.copy(REPO / name, tmp_path / name)
+    places, final, printed = set(), None, None
+    for block in blocks(TOY_PAGE):
+        if block.language == "diff":
+            place = block.first.removeprefix("+++ ")
+            text = (tmp_path / place).read_text()
+            for hunk in block.text.partition("\n")[2].split("@@\n"):
+                text = patched(text, hunk)
+            (tmp_path / place).write_text(text)
+        elif block.language == "python" and block.first.endswith(".py"):
+            place = block.first.removeprefix("# ")
+            assert not (tmp_path / place).exists()
+            (tmp_path / place).write_text(block.text)
+        else:
+            final, printed = (block, printed) if block.language == "python" else (final, block)
+            continue
+        places.add(place)
+    listed = {cells[0].strip("`").replace("<family>", "toy") for cells in rows(TOY_PAGE, "Places")}
+    assert places == listed
+    (tmp_path / "tests/test_page.py").write_text(
+        f"def test_toy_page(capsys, tmp_path, monkeypatch):\n    monkeypatch.chdir(tmp_path)\n"
+        f"    exec({final.text!r}, {{}})\n    assert capsys.readouterr().out.split() == {printed.text.split()!r}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "toy", "tests"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20

@@ -1,0 +1,108 @@
+"""The model table against timm's own records, and the front door."""
+
+import re
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import vitdense
+from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT
+from vitdense.models import DEFAULTS, MODELS, SHORT, create, find_model, list_models
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
+
+
+@pytest.mark.parametrize("name", [name for name, row in MODELS.items() if (row.weights or "").startswith("timm://")])
+def test_rows_say_what_timm_says_of_its_weights(name):
+    row = MODELS[name]
+    theirs = timm.get_pretrained_cfg(row.weights.removeprefix("timm://"))
+    assert (row.mean, row.std) == (theirs.mean, theirs.std)
+    assert (3, row.image_size, row.image_size) == theirs.input_size
+    assert row.licence.lower() == theirs.license
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_row_builds(name):
+    """On the meta device, which holds no memory."""
+    with torch.device("meta"):
+        model = create(name)
+    assert type(model).__name__ == MODELS[name].family
+    assert model.cfg is MODELS[name]
+    assert len(model.out_channels) == 4
+
+
+def test_every_published_size_has_a_row():
+    sizes = {(row.family, row.arch) for row in MODELS.values()}
+    tables = {"Swin": SWIN, "SwinV2": SWIN_V2, "MViT": MVIT, "ViT": VIT}
+    assert sizes == {(family, arch) for family, table in tables.items() for arch in table}
+
+
+def test_a_model_is_its_first_row_and_a_short_name_its_long_one():
+    assert find_model("swin_tiny") is MODELS["swin_tiny.ms_in1k"]
+    assert find_model("swinv2_tiny") is MODELS["swinv2_tiny_w8.ms_in1k"]
+    assert find_model("mvitv2_large").arch == "v2_large"
+    assert find_model("deit3_s_384.fb_in22k_ft_in1k") is MODELS["deit3_small_384.fb_in22k_ft_in1k"]
+    assert find_model("swin_gigantic") is None
+    assert not SHORT.keys() & {*MODELS, *DEFAULTS}
+    assert list_models("swin_large*") == ["swin_large.ms_in22k", "swin_large_384.ms_in22k"]
+    assert list_models("deit_base") == ["deit_base.fb_in1k", "deit_base_384.fb_in1k"]
+    assert list_models() == list(MODELS)
+
+
+def test_the_windows_of_a_row_are_those_of_its_name():
+    for name, row in MODELS.items():
+        if row.family == "SwinV2" and row.weights:
+            window = int(re.search(r"_w(\d+)", name)[1])
+            assert row.options["window_size"] == window
+            # The last stage's map is 1/32 of the image.
+            assert row.options["pretrained_window_sizes"][3] == min(window, row.image_size // 32)
+
+
+def test_create_loads_and_is_ready_to_evaluate(tmp_path):
+    source = vitdense.Swin("tiny", window_size=7)
+    for parameter in source.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    torch.save(source.state_dict(), tmp_path / "swin.pth")
+    model = vitdense.create("swin_tiny", pretrained=tmp_path / "swin.pth", out_indices=(0, 2), drop_path_rate=0.5)
+    assert type(model) is vitdense.Swin
+    assert not model.training
+    assert model.load_report.share == 1
+    assert model.is_init
+    assert model.out_channels == (96, 384)
+    x = torch.randn(1, 3, 61, 45)
+    with torch.no_grad():
+        assert torch.equal(model(x)[1], source.eval()(x)[2])
+
+
+def test_options_override_those_of_the_row():
+    with torch.device("meta"):
+        assert create("swinv2_tiny_w16.ms_in1k", window_size=12).stages[0].blocks[0].spec.window == (12, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "named"),
+    [
+        ("swin_tinny", {}, ValueError, "swin_tiny"),
+        ("qqqq", {}, ValueError, "list_models"),
+        ("swinv2_giant", {"pretrained": True}, ValueError, "swinv2_large"),
+        ("swin_tiny", {"window": 7}, TypeError, "window"),
+        ("swin_tiny", {"out_indices": (4,)}, ValueError, "out_indices"),
+        ("swin_tiny", {"pretrained": "none.pth"}, CheckpointNotFoundError, "none.pth"),
+    ],
+)
+def test_what_cannot_be_created_is_refused(name, options, error, named):
+    with pytest.raises(error, match=named):
+        create(name, **options)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    torch.save(vitdense.ViT("deit_tiny").state_dict(), tmp_path / "deit.pth")
+    with pytest.raises(CheckpointMismatchError, match="swin"):
+        create("swin_tiny", pretrained=tmp_path / "deit.pth")
+
+
+def test_the_package_names_what_it_has():
+    assert {"create", "list_models", "Swin", "SwinV2", "MViT", "ViT", "DeconvPyramid"} <= set(dir(vitdense))
+    with pytest.raises(AttributeError, match="Swim"):
+        vitdense.Swim  # noqa: B018

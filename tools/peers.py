@@ -1,0 +1,396 @@
+"""The same backbones as other projects implement them: references for parity, and baselines for speed.
+
+Each project is imported on first use. None of them is needed to use this one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from inspect import signature
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitdense import backbones
+from vitdense.backbones.base import Backbone, as_pair
+from vitdense.backbones.vit import default_out_indices
+from vitdense.models import Model, find_model, near_names
+
+
+@dataclass(frozen=True)
+class PeerSpec:
+    """What a peer is built from.
+
+    Attributes:
+        arch: A row of `vitdense.backbones.variants`, of the peer's family.
+        shape: Image (h, w) in pixels.
+        window: Window side of Swin in tokens.
+        pretrained: Window sides of Swin V2 in pretraining, per stage in tokens; 0 stands for `window`.
+        drop_path_rate: Of the last block.
+        parallel: Branches of each kind in a block of ViT.
+        others: Further options of our class, by name. No peer is built with them.
+    """
+
+    arch: Any
+    shape: tuple[int, int]
+    window: int = 0
+    pretrained: tuple[int, ...] = (0, 0, 0, 0)
+    drop_path_rate: float = 0.0
+    parallel: int = 1
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> dict[str, list[int]]:
+        """The arguments that all Swins name alike."""
+        return {"depths": list(self.arch.depths), "num_heads": list(self.arch.num_heads)}
+
+
+# Features that some project does not have, and whether a spec asks for them.
+FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
+    "max pooling": lambda spec: spec.arch.pool == "max",
+    "absolute positions": lambda spec: spec.arch.absolute_position,
+    "images that are not square": lambda spec: spec.shape[0] != spec.shape[1],
+    "images that are not whole patches": lambda spec: any(side % spec.arch.patch_size for side in spec.shape),
+    "windows": lambda spec: spec.window > 0,
+    "parallel blocks": lambda spec: spec.parallel > 1,
+    "tokens without positions": lambda spec: not spec.arch.token_position,
+    "a distillation token": lambda spec: spec.arch.distilled,
+    "LayerScale": lambda spec: spec.arch.layer_scale is not None,
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A reference implementation.
+
+    Attributes:
+        package: What must be installed.
+        build: The model, with random weights.
+        maps: From the model and an image ``[B, 3, H, W]`` to the map ``[B, C_i, H_i, W_i]`` of every stage before any
+            output norm. May change the model.
+        run: The forward pass as users of the project call it, for timing.
+        unsupported: Names of `FEATURES` that it does not have.
+    """
+
+    package: str
+    build: Callable[[PeerSpec], nn.Module]
+    maps: Callable[[nn.Module, Tensor], Sequence[Tensor]]
+    run: Callable[[nn.Module, Tensor], Sequence[Tensor]]
+    unsupported: tuple[str, ...] = ()
+
+    @property
+    def is_installed(self) -> bool:
+        return find_spec(self.package) is not None
+
+    def unsupported_features(self, spec: PeerSpec) -> str:
+        """What the peer does not have of a spec, as text; empty if it has everything."""
+        features = [name for name in self.unsupported if FEATURES[name](spec)]
+        return ", ".join([*features, *(f"{name}={value!r}" for name, value in spec.others.items())])
+
+
+def _mmdet_swin(spec: PeerSpec) -> nn.Module:
+    from mmdet.models.backbones import SwinTransformer
+
+    return SwinTransformer(
+        embed_dims=spec.arch.embed_dims, window_size=spec.window, drop_path_rate=spec.drop_path_rate, **spec.stages
+    )
+
+
+def _mmpretrain_swin(
+    spec: PeerSpec, name: str = "SwinTransformer", sizes: Mapping[str, int] | None = None, **options: Any
+) -> nn.Module:
+    from mmpretrain.models import backbones
+
+    return getattr(backbones, name)(
+        {"embed_dims": spec.arch.embed_dims, **spec.stages, **(sizes or {})},
+        spec.shape,
+        window_size=spec.window,
+        drop_path_rate=spec.drop_path_rate,
+        out_indices=range(len(spec.arch.depths)),
+        pad_small_map=True,
+        **options,
+    )
+
+
+def _mmpretrain_swin_v2(spec: PeerSpec) -> nn.Module:
+    sizes = {"extra_norm_every_n_blocks": spec.arch.extra_norm_every}
+    return _mmpretrain_swin(spec, "SwinTransformerV2", sizes, pretrained_window_sizes=list(spec.pretrained))
+
+
+def _timm_swin(spec: PeerSpec, name: str = "SwinTransformer", **options: Any) -> nn.Module:
+    import timm.models
+
+    return getattr(timm.models, name)(
+        spec.shape,
+        embed_dim=spec.arch.embed_dims,
+        window_size=spec.window,
+        drop_path_rate=spec.drop_path_rate,
+        num_classes=10,
+        strict_img_size=False,  # takes any image,
+        always_partition=True,  # and shifts wherever dense code does
+        **spec.stages,
+        **options,
+    )
+
+
+def _timm_swin_v2(spec: PeerSpec) -> nn.Module:
+    return _timm_swin(spec, "SwinTransformerV2", pretrained_window_sizes=spec.pretrained)
+
+
+def _torchvision_swin(spec: PeerSpec, **options: Any) -> nn.Module:
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    return SwinTransformer(
+        [4, 4],
+        spec.arch.embed_dims,
+        window_size=[spec.window] * 2,
+        stochastic_depth_prob=spec.drop_path_rate,
+        num_classes=10,
+        **spec.stages,
+        **options,
+    )
+
+
+def _torchvision_swin_v2(spec: PeerSpec) -> nn.Module:
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
+
+    # The window of pretraining is in the buffer of coordinates, in the state dict.
+    return _torchvision_swin(spec, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)
+
+
+def _mmpretrain_mvit(spec: PeerSpec) -> nn.Module:
+    from mmpretrain.models.backbones import MViT
+
+    arch = spec.arch
+    return MViT(
+        {
+            "embed_dims": arch.embed_dims,
+            "num_layers": sum(arch.depths),
+            "num_heads": arch.num_heads,
+            "downscale_indices": list(accumulate(arch.depths))[:-1],
+        },
+        spec.shape,
+        # It feeds the norm of every output to the next stage: with the last output alone, as in classification, its
+        # features are those of the paper.
+        out_scales=[len(arch.depths) - 1],
+        drop_path_rate=spec.drop_path_rate,
+        rel_pos_spatial=arch.relative_position,
+        residual_pooling=arch.residual_pooling,
+        dim_mul_in_attention=arch.growth == "attention",
+    )
+
+
+def _timm_mvit(spec: PeerSpec) -> nn.Module:
+    from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
+
+    arch = spec.arch
+    sizes = MultiScaleVitCfg(
+        depths=arch.depths,
+        embed_dim=arch.embed_dims,
+        num_heads=arch.num_heads,
+        expand_attn=arch.growth == "attention",
+        residual_pooling=arch.residual_pooling,
+        rel_pos_type="spatial" if arch.relative_position else "none",
+        stride_q=((1, 1), *[(2, 2)] * (len(arch.depths) - 1)),
+    )
+    return MultiScaleVit(sizes, spec.shape, num_classes=10, drop_path_rate=spec.drop_path_rate)
+
+
+def _timm_vit(spec: PeerSpec) -> nn.Module:
+    from timm.models.deit import VisionTransformerDistilled
+    from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
+
+    arch = spec.arch
+    return (VisionTransformerDistilled if arch.distilled else VisionTransformer)(
+        img_size=spec.shape,
+        patch_size=arch.patch_size,
+        embed_dim=arch.embed_dims,
+        depth=arch.depth,
+        num_heads=arch.num_heads,
+        init_values=arch.layer_scale,
+        no_embed_class=not arch.token_position,
+        drop_path_rate=spec.drop_path_rate,
+        num_classes=10,
+        block_fn=ParallelThingsBlock if spec.parallel == 2 else Block,
+        dynamic_img_size=True,  # takes any image of whole patches
+    )
+
+
+def _mmpretrain_vit(spec: PeerSpec) -> nn.Module:
+    from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
+
+    arch = spec.arch
+    return (DistilledVisionTransformer if arch.distilled else VisionTransformer)(
+        {
+            "embed_dims": arch.embed_dims,
+            "num_layers": arch.depth,
+            "num_heads": arch.num_heads,
+            "feedforward_channels": 4 * arch.embed_dims,
+        },
+        img_size=spec.shape,
+        patch_size=arch.patch_size,
+        out_indices=list(default_out_indices(arch.depth)),
+        out_type="featmap",
+        drop_path_rate=spec.drop_path_rate,
+        layer_scale_init_value=arch.layer_scale or 0.0,
+    )
+
+
+def _mmseg_vit(spec: PeerSpec) -> nn.Module:
+    from mmseg.models.backbones import VisionTransformer
+
+    arch = spec.arch
+    return VisionTransformer(
+        img_size=spec.shape,
+        patch_size=arch.patch_size,
+        embed_dims=arch.embed_dims,
+        num_layers=arch.depth,
+        num_heads=arch.num_heads,
+        out_indices=list(default_out_indices(arch.depth)),
+        drop_path_rate=spec.drop_path_rate,
+        norm_cfg={"type": "LN", "eps": 1e-6},  # 1e-5 by its default, 1e-6 in all its configs
+        patch_bias=True,  # it has none by default, and drops that of a checkpoint
+        final_norm=True,
+    )
+
+
+def _mm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    for i in model.out_indices:
+        setattr(model, f"norm{i}", nn.Identity())
+    return list(model(x))
+
+
+def _timm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    return model.forward_intermediates(x, intermediates_only=True)
+
+
+def _timm_vit_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    indices = list(default_out_indices(len(model.blocks)))
+    return model.forward_intermediates(x, indices=indices, intermediates_only=True)
+
+
+def _mm_vit_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.ln1 = nn.Identity()  # after the last block
+    return list(model(x))
+
+
+def _torchvision_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    outs = []
+    for i, layer in enumerate(model.features):
+        x = layer(x)  # [B, H, W, C]
+        if i % 2:
+            outs.append(x.permute(0, 3, 1, 2))  # [B, C, H, W]
+    return outs
+
+
+def _block_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """What the last block of every stage of mmpretrain's MViT puts out, tokens and their grid, as maps."""
+    outs: dict[int, Tensor] = {}
+
+    def keep(stage: int, block: nn.Module, args: tuple, out: tuple[Tensor, Sequence[int]]) -> None:
+        tokens, grid = out
+        outs[stage] = tokens.transpose(1, 2).unflatten(2, tuple(grid))  # [B, C, h, w]
+
+    hooks = [model.blocks[i].register_forward_hook(partial(keep, stage)) for i, stage in model.stage_indices.items()]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [outs[stage] for stage in sorted(outs)]
+
+
+def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
+    return model(x)
+
+
+_MVIT = ("max pooling", "absolute positions", "images that are not square")
+_VIT = ("windows", "images that are not whole patches")
+_MM_VIT = (*_VIT, "parallel blocks", "tokens without positions")
+PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first is the default baseline
+    "swin": {
+        "mmdet": Peer("mmdet", _mmdet_swin, _mm_maps, _call),
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_swin, _mm_maps, _call),
+        "timm": Peer("timm", _timm_swin, _timm_maps, _timm_maps),
+        "torchvision": Peer("torchvision", _torchvision_swin, _torchvision_maps, _torchvision_maps),
+    },
+    "swin_v2": {
+        "timm": Peer("timm", _timm_swin_v2, _timm_maps, _timm_maps),
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_swin_v2, _mm_maps, _call),
+        "torchvision": Peer("torchvision", _torchvision_swin_v2, _torchvision_maps, _torchvision_maps),
+    },
+    # MViTv2 for classification: all blocks attend globally, at the size it is built for.
+    "mvit": {
+        "timm": Peer("timm", _timm_mvit, _timm_maps, _timm_maps, _MVIT),
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_mvit, _block_maps, _block_maps, _MVIT),
+    },
+    # Positions have the grid of the image that it is built for. The last block of every quarter gives a map.
+    "vit": {
+        "timm": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, _VIT),
+        # The authors of DeiT and MAE import timm's model. Their later models name LayerScale and parallel blocks in
+        # another way.
+        "official": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, (*_VIT, "LayerScale", "parallel blocks")),
+        # The first norm of a block in mmpretrain's DeiT III also feeds the MLP: its features are not the authors'.
+        "mmpretrain": Peer("mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, _MM_VIT),
+        "mmseg": Peer("mmseg", _mmseg_vit, _mm_vit_maps, _call, (*_MM_VIT, "a distillation token", "LayerScale")),
+    },
+}
+AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # arguments of ours with which it is their model
+# Our arguments that a spec expresses; those of no peer are all others.
+IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "parallel"}
+
+
+def comparable(
+    row: Model, shape: tuple[int, int] | None = None, drop_path_rate: float = 0.0
+) -> tuple[Backbone, PeerSpec]:
+    """One of our models with random weights, set to compute what its peers do, and what these are built from.
+
+    Args:
+        row: Of the model table. Its windows, if any, are square.
+        shape: Image (h, w) in pixels. None for one at which all peers agree: for Swin, every map has several whole
+            windows; for others, it is the image of pretraining.
+        drop_path_rate: Of the last block of both.
+    """
+    make = getattr(backbones, row.family)
+    options = {name: parameter.default for name, parameter in signature(make).parameters.items()} | dict(row.options)
+    image = as_pair(shape or options["pretrain_img_size"], "shape")
+    as_peers = {"pretrain_img_size": image, "drop_path_rate": drop_path_rate, **AS_PEERS.get(make.family, {})}
+    model = make(row.arch, **{**row.options, **as_peers}).eval()
+    window, pretrained = options.get("window_size") or 0, options.get("pretrained_window_sizes") or 0
+    if shape is None and make.family in ("swin", "swin_v2"):
+        side = 4 * 2 ** (len(model.arch.depths) - 1) * window
+        image = (2 * side, 3 * side)
+    spec = PeerSpec(
+        model.arch,
+        image,
+        window,
+        (pretrained,) * 4 if isinstance(pretrained, int) else tuple(pretrained),
+        drop_path_rate,
+        options.get("parallel", 1),
+        {name: value for name, value in row.options.items() if name not in IN_SPEC},
+    )
+    return model, spec
+
+
+def find(name: str) -> Model:
+    """The row of the model table.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    if row := find_model(name):
+        return row
+    near = ", ".join(near_names(name)) or "swin_tiny"
+    raise ValueError(f"got {name!r}, expected a name of vitdense.list_models(), such as {near}")
+
+
+def raw_maps(backbone: nn.Module, x: Tensor) -> list[Tensor]:
+    """Maps of one of our backbones before its output norms, as `Peer.maps` gives them."""
+    return _mm_maps(backbone, x)
+
+
+def relative_errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[float]:
+    """Per map, the norm of the difference over that of `want`."""
+    return [float((a - b).norm() / b.norm()) for a, b in zip(got, want, strict=True)]

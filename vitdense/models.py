@@ -1,0 +1,212 @@
+"""The model table: every model by name, where its weights come from, and what they expect.
+
+A name is ``<model>`` or ``<model>.<weights>``: ``swin_tiny.ms_in1k``. A model alone means its first row.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitdense.backbones.base import Backbone
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row of the table.
+
+    Attributes:
+        name: ``<model>.<weights>``; the model alone where no weights were published.
+        model: The part of the name that says what is built, such as ``swin_tiny``.
+        family: Class in `vitdense.backbones`.
+        arch: Its `arch`, a row of `vitdense.backbones.variants`.
+        weights: Address of the weights (see `vitdense.weights.read.read`), or None.
+        licence: Of the weights.
+        image_size: Of pretraining, in pixels, square.
+        options: Constructor arguments that the weights need, such as `window_size` in tokens.
+        mean: Of RGB images with values in [0, 1].
+        std: Likewise.
+        sha256: Digest of the file, where it is known. (Names of torchvision's files hold theirs.)
+    """
+
+    name: str
+    model: str
+    family: str
+    arch: str
+    weights: str | None = None
+    licence: str | None = None
+    image_size: int = 224
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mean: tuple[float, float, float] = IMAGENET[0]
+    std: tuple[float, float, float] = IMAGENET[1]
+    sha256: str | None = None
+
+
+def _swin() -> list[Model]:
+    """The authors' releases, as timm hosts them (MIT), and torchvision's own trainings."""
+
+    def row(size: str, image: int, data: str, window: int) -> Model:
+        of_image = f"_{image}" * (image != 224)
+        weights = f"timm://swin_{size}_patch4_window{window}_{image}.{data}"
+        name = f"swin_{size}{of_image}.{data}"
+        return Model(name, f"swin_{size}", "Swin", size, weights, "MIT", image, {"window_size": window})
+
+    rows = [row(size, 224, "ms_in1k", 7) for size in ("tiny", "small", "base")]
+    rows += [row(size, 224, "ms_in22k", 7) for size in ("tiny", "small", "base", "large")]
+    rows += [row(size, 384, "ms_in22k", 12) for size in ("base", "large")]
+    for size in ("tiny", "small", "base"):
+        weights = f"torchvision://swin_{size[0]}"
+        model = f"swin_{size}"
+        rows.append(Model(f"{model}.tv_in1k", model, "Swin", size, weights, "BSD-3-Clause", 224, {"window_size": 7}))
+    return rows
+
+
+def _swin_v2() -> list[Model]:
+    """As Swin. In the last stage the map in pretraining was the window, where it was smaller."""
+
+    def row(size: str, window: int, data: str, image: int, weights: str, licence: str = "MIT") -> Model:
+        trained = (window, window, window, min(window, image // 32))
+        options = {"window_size": window, "pretrained_window_sizes": trained}
+        name = f"swinv2_{size}_w{window}.{data}"
+        return Model(name, f"swinv2_{size}", "SwinV2", size, weights, licence, image, options)
+
+    rows = [
+        row(size, window, data, image, f"timm://swinv2_{size}_window{window}_{image}.{data}")
+        for sizes, window, data, image in (
+            (("tiny", "small", "base"), 8, "ms_in1k", 256),
+            (("tiny", "small", "base"), 16, "ms_in1k", 256),
+            (("base", "large"), 12, "ms_in22k", 192),
+        )
+        for size in sizes
+    ]
+    for size in ("tiny", "small", "base"):
+        rows.append(row(size, 8, "tv_in1k", 256, f"torchvision://swin_v2_{size[0]}", "BSD-3-Clause"))
+    # Never released: the names build the models without weights.
+    return [*rows, *(Model(f"swinv2_{size}", f"swinv2_{size}", "SwinV2", size) for size in ("huge", "giant"))]
+
+
+def _mvit() -> list[Model]:
+    """The authors' releases, as timm hosts them. ImageNet-1K, or the winter 2021 release of 21K, whose models have a
+    class token, which dense prediction ignores."""
+
+    def row(size: str, data: str, timm: str, arch: str | None = None) -> Model:
+        model = f"mvitv2_{size}"
+        return Model(f"{model}.{data}", model, "MViT", arch or f"v2_{size}", f"timm://{timm}.{data}", "Apache-2.0")
+
+    return [
+        *(row(size, "fb_in1k", f"mvitv2_{size}") for size in ("tiny", "small", "base")),
+        *(row(size, "fb_inw21k", f"mvitv2_{size}_cls") for size in ("base", "large", "huge")),
+        row("large", "fb_in1k", "mvitv2_large", "v2_large_in1k"),
+        Model("mvitv1_base", "mvitv1_base", "MViT", "v1_base"),
+    ]
+
+
+def _vit() -> list[Model]:
+    """The authors' releases, as timm hosts them: DeiT, DeiT III, "How to train your ViT?", MAE's pretraining."""
+
+    def row(model: str, size: str, data: str, image: int = 224, licence: str = "Apache-2.0", stats=IMAGENET) -> Model:
+        kind, _, rest = model.partition("_")  # "deit", "small_distilled"
+        patch = 14 if size == "huge" else 16
+        name = f"{model}{f'_{image}' * (image != 224)}.{data}"
+        weights = f"timm://{kind}_{rest}_patch{patch}_{image}.{data}"
+        return Model(name, model, "ViT", model, weights, licence, image, {"pretrain_img_size": image}, *stats)
+
+    rows = [row(f"deit_{size}", size, "fb_in1k") for size in ("tiny", "small", "base")]
+    rows += [row(f"deit_{size}_distilled", size, "fb_in1k") for size in ("tiny", "small", "base")]
+    rows += [row(model, "base", "fb_in1k", 384) for model in ("deit_base", "deit_base_distilled")]
+    for image, sizes in ((224, ("small", "medium", "base", "large", "huge")), (384, ("small", "base", "large"))):
+        for size in sizes:
+            rows += [row(f"deit3_{size}", size, data, image) for data in ("fb_in1k", "fb_in22k_ft_in1k")]
+    for data, image, sizes in (
+        ("augreg_in21k", 224, ("tiny", "small", "base", "large")),
+        ("augreg_in21k_ft_in1k", 224, ("tiny", "small", "base", "large")),
+        ("augreg_in21k_ft_in1k", 384, ("tiny", "small", "base", "large")),
+        ("augreg_in1k", 224, ("small", "base")),
+    ):
+        rows += [row(f"vit_{size}", size, data, image, stats=HALF) for size in sizes]
+    return rows + [row(f"vit_{size}", size, "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
+
+
+MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit())}
+# Models without the weights' name: the first row of each.
+DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}
+# Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.
+SHORT: dict[str, Model] = {
+    re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1): row
+    for name, row in MODELS.items()
+    if row.weights
+}
+
+
+def find_model(name: str) -> Model | None:
+    """The row of a name, or None. ``swin_tiny`` is the first of its rows; ``swin_t.ms_in1k`` is short for
+    ``swin_tiny.ms_in1k``."""
+    return MODELS.get(name) or DEFAULTS.get(name) or SHORT.get(name)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a pattern such as ``'swin*'`` or ``'*.ms_in22k'``, in the order of the table."""
+    return [name for name, row in MODELS.items() if fnmatchcase(name, pattern) or fnmatchcase(row.model, pattern)]
+
+
+def near_names(name: str) -> list[str]:
+    """Names of the table that look like `name`, for error messages."""
+    return difflib.get_close_matches(name, [*DEFAULTS, *MODELS, *SHORT], n=5)
+
+
+def create(
+    name: str,
+    pretrained: bool | str | Path = False,
+    out_indices: Sequence[int] | None = None,
+    **options: Any,
+) -> "Backbone":
+    """Build a backbone by name: a plain `torch.nn.Module`, in eval mode, its weights loaded.
+
+    It maps images ``[B, 3, H, W]`` of any size, RGB, normalised by ``model.cfg.mean`` and ``model.cfg.std``, to a tuple
+    of maps ``[B, C_i, H_i, W_i]``; `out_channels` and `out_strides` tell their channels and strides.
+
+    Args:
+        name: Of the table, see `list_models`.
+        pretrained: True for the weights of the row, False for random ones; or a file, an address or another name, in
+            any naming scheme that is known. They load exactly or raise.
+        out_indices: Stages (of a ViT: blocks) to return; None for the class's default.
+        **options: Other arguments of the class, such as ``drop_path_rate=0.1`` or ``frozen_stages=2``.
+
+    Returns:
+        The backbone. Its `cfg` is the `Model` row.
+
+    Raises:
+        ValueError: The name is not in the table, the row has no weights, or an option has an unknown value.
+        TypeError: The class has no such option.
+        CheckpointNotFoundError: The weights cannot be found or fetched.
+        CheckpointMismatchError: They are not, key by key, those of this model.
+    """
+    row = find_model(name)
+    if row is None:
+        near = near_names(name)
+        hint = f"did you mean {', '.join(near)}?" if near else "vitdense.list_models() lists them"
+        raise ValueError(f"create: got {name!r}, which is no model; {hint}")
+    checkpoint = row.weights if pretrained is True else pretrained
+    if pretrained is True and checkpoint is None:
+        having = [other for other in MODELS.values() if other.family == row.family and other.weights]
+        raise ValueError(
+            f"create: got pretrained=True, but no weights of {name} were published; give a file, or choose one of "
+            f"{', '.join(other.name for other in having)}"
+        )
+    if out_indices is not None:
+        options["out_indices"] = out_indices
+    model = getattr(import_module("vitdense.backbones"), row.family)(row.arch, **{**row.options, **options})
+    if checkpoint:
+        sha256 = {"sha256": row.sha256} if pretrained is True and row.sha256 else {}
+        model.init_cfg = {"type": "Pretrained", "checkpoint": checkpoint, **sha256}
+        model.init_weights()
+    model.cfg = row
+    return model.eval()

@@ -1,0 +1,39 @@
+"""The base of trunks and necks: a torch module that mmengine can initialise, without needing mmengine."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from torch import nn
+
+
+class Module(nn.Module):
+    """A plain module with what mmengine asks of one: `init_cfg`, `init_weights()` and `is_init`.
+
+    Args:
+        init_cfg: Initialisers of mmengine, such as ``dict(type='Xavier', layer='Linear')``, one or a list of them. None
+            keeps the weights that the constructor made.
+    """
+
+    # mmengine's `initialize(module, init_cfg)`: `vitdense.registry` puts it here, which mmengine imports.
+    initialize: ClassVar[Callable[[nn.Module, dict | list], None] | None] = None
+
+    def __init__(self, init_cfg: dict | Sequence[dict] | None = None) -> None:
+        super().__init__()
+        self.init_cfg = copy.deepcopy(init_cfg)
+        self.is_init = False
+
+    def init_weights(self) -> None:
+        """Apply `init_cfg`. mmengine calls this on every module of a model before training.
+
+        Raises:
+            ValueError: `init_cfg` names an initialiser of mmengine, and `vitdense.registry` was never imported.
+        """
+        if self.init_cfg:
+            if Module.initialize is None:
+                raise ValueError(
+                    f"init_cfg: got {self.init_cfg}, which is for mmengine's initialisers; run "
+                    f"`import vitdense.registry` first (it needs mmengine), or leave init_cfg None"
+                )
+            Module.initialize(self, self.init_cfg)
+        self.is_init = True

@@ -1,0 +1,9 @@
+"""The dtype that ops compute in."""
+
+import torch
+from torch import Tensor
+
+
+def widen(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in float32, those of float64 unchanged; torchvision's kernels do not all take half types."""
+    return [t if t.dtype == torch.float64 else t.float() for t in tensors]

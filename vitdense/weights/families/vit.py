@@ -1,0 +1,142 @@
+"""Naming schemes of the plain ViT: ViT, DeiT, DeiT III, MAE, ViTDet."""
+
+from collections.abc import Mapping
+
+from vitdense.weights.families.common import (
+    CLASS_POSITION,
+    CLASS_TOKEN,
+    CLASSIFIER,
+    OUTPUT_NORMS,
+    PRETRAINING,
+    Family,
+    position,
+    prefixed,
+    read_only,
+    same,
+)
+from vitdense.weights.rename import Rule, Scheme, Transform
+
+# mmseg's patch embedding has no bias by default. Ours has one: it is zero then.
+PATCH_BIAS = Transform(
+    lambda weight, *bias: (weight, *(bias or (weight.new_zeros(weight.shape[:1]),))),
+    lambda weight, bias: (weight, bias) if bias.any() else (weight,),
+)
+
+
+def _block(names: Mapping[str, str], path: str = "blocks.{i}.", branch: int = 0) -> tuple[Rule, ...]:
+    """Attention and MLP of a block; of parallel ones, the first or the second of each.
+
+    Args:
+        names: Patterns inside the block that differ from ours.
+        path: Path of a block.
+        branch: Counted from 0.
+    """
+    rules = []
+    for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"):
+        layer, dot, part = name.partition(".")
+        ours = f"{layer}{branch or ''}{dot}{part}.*"
+        rules.append(Rule(path + names.get(name, ours), "blocks.{i}." + ours))
+    return tuple(rules)
+
+
+def _layer_scale(first: str, second: str, path: str = "blocks.{i}.", branch: int = 0) -> tuple[Rule, ...]:
+    """LayerScale of attention and MLP; see `_block`."""
+    tail = f"_{branch}" * (branch > 0)
+    return Rule(path + first, f"blocks.{{i}}.gamma_1{tail}"), Rule(path + second, f"blocks.{{i}}.gamma_2{tail}")
+
+
+def _timm_branch(n: int) -> tuple[Rule, ...]:
+    """One of timm's parallel attentions and MLPs."""
+    attention, mlp = f"attns.{n}.", f"ffns.{n}."
+    names = {"norm1": f"{attention}norm.*", "norm2": f"{mlp}norm.*"}
+    names |= {name: f"{attention}{name}.*" for name in ("attn.qkv", "attn.proj")}
+    names |= {name: f"{mlp}{name}.*" for name in ("mlp.fc1", "mlp.fc2")}
+    return *_block(names, branch=n), *_layer_scale(f"{attention}ls.gamma", f"{mlp}ls.gamma", branch=n)
+
+
+_TOKENS = (
+    CLASS_TOKEN,
+    Rule("dist_token", "tokens.dist_token"),
+    position("tokens.cls_position", "tokens.dist_position"),
+)
+_HEAD = same("norm.*", "fc_norm.*", "head.weight", "head.bias", "head_dist.*")
+_BLOCKS = (  # with parallel branches
+    *(*_block({}), *_layer_scale("gamma_1", "gamma_2")),
+    *(*_block({}, branch=1), *_layer_scale("gamma_1_1", "gamma_2_1", branch=1)),
+)
+_MAE = same(
+    "mask_token", "decoder_pos_embed", "decoder_blocks.{i}.*", *(f"decoder_{x}.*" for x in ("embed", "norm", "pred"))
+)
+_PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
+_TIMM = (
+    *(*_PATCH, *_TOKENS, *_HEAD),
+    *read_only(Rule("pre_logits.fc.*", "pre_logits.*"), *same("mask_token")),  # the authors' DINOv2 has a mask_token
+)
+_MM_NAMES = {"norm1": "ln1.*", "norm2": "ln2.*", "mlp.fc1": "ffn.layers.0.0.*", "mlp.fc2": "ffn.layers.1.*"}
+_MMSEG_NAMES = {**_MM_NAMES, "attn.qkv": "attn.attn.in_proj_*", "attn.proj": "attn.attn.out_proj.*"}
+_MMPRETRAIN = (
+    *_TOKENS,
+    *(Rule(f"patch_embed.projection.{name}", f"patch_embed.proj.{name}") for name in ("weight", "bias")),
+    *_block(_MM_NAMES, "layers.{i}."),
+    *_layer_scale("attn.gamma1.weight", "ffn.gamma2.weight", "layers.{i}."),
+    *(Rule("ln1.*", "norm.*"), Rule("ln2.*", "fc_norm.*")),
+)
+_RELATIVE_POSITIONS = r".+\.attn1?\.bias\.rel_pos_[hw]"
+VIT = Family(
+    (
+        Scheme(
+            "vitdense",
+            (
+                *same("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "pre_logits.*"),
+                *same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
+                *(*_BLOCKS, *_HEAD, *_MAE),
+                *same(*(f"blocks.{{i}}.attn{n}.bias.rel_pos_{axis}" for n in ("", "1") for axis in "hw")),
+            ),
+            wrapper="state_dict",
+        ),
+        Scheme(
+            "official",  # DeiT, DeiT III with parallel blocks and the hMLP stem, and MAE with its decoder
+            (*same("patch_embed.proj.*"), *_TOKENS, *_BLOCKS, *_HEAD, *_MAE),
+            wrapper="model",
+        ),
+        Scheme("timm", (*_TIMM, *_block({}), *_layer_scale("ls1.gamma", "ls2.gamma"))),
+        Scheme("timm", (*_TIMM, *_timm_branch(0), *_timm_branch(1))),
+        Scheme(
+            "mmseg",
+            (
+                *(CLASS_TOKEN, CLASS_POSITION, Rule("ln1.*", "norm.*")),
+                Rule(
+                    ("patch_embed.projection.weight", "patch_embed.projection.bias"),
+                    ("patch_embed.proj.weight", "patch_embed.proj.bias"),
+                    PATCH_BIAS,
+                    optional=("patch_embed.projection.bias",),
+                ),
+                *_block(_MMSEG_NAMES, "layers.{i}."),
+            ),
+            wrapper="state_dict",
+        ),
+        Scheme(
+            "mmpretrain",
+            (
+                *prefixed("backbone.", _MMPRETRAIN),
+                *(Rule(f"head.layers.{name}.*", f"{name}.*") for name in ("head_dist", "pre_logits")),
+                *(Rule(f"head.layers.head.{name}", f"head.{name}") for name in ("weight", "bias")),
+                *read_only(Rule("head.fc.*", "head.*")),  # its plain linear head
+            ),
+            wrapper="state_dict",
+        ),
+        Scheme("mmpretrain", _MMPRETRAIN, prefix="backbone.", wrapper="state_dict"),
+        Scheme(
+            "detectron2",  # ViTDet: no class token, but the position embedding of a model that had one
+            (
+                *(*_PATCH, CLASS_POSITION, *_block({})),
+                *(Rule(f"blocks.{{i}}.attn.{x}", f"blocks.{{i}}.attn.bias.{x}") for x in ("rel_pos_h", "rel_pos_w")),
+            ),
+            prefix="backbone.net.",
+            wrapper="model",
+        ),
+    ),
+    ignored=(CLASSIFIER, OUTPUT_NORMS, PRETRAINING),
+    # ViTDet adds relative positions to models that were pretrained without them.
+    may_be_missing=(OUTPUT_NORMS, _RELATIVE_POSITIONS),
+)
