@@ -23,10 +23,10 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 	    data/shapes/val/00001*.jpg --out-dir work_dirs/$(DEMO)/pictures
 	$(BIN)/python tools/test.py configs/$(DEMO).py work_dirs/$(DEMO)
 
-test: $(READY)  ## all tests but those that need downloads by hand: at most 15 minutes on two CPU cores
+test: $(READY)  ## all tests that need neither a network nor a GPU: at most 15 minutes on two CPU cores
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-fast: $(READY)  ## the tests that take seconds: under two minutes on two CPU cores
+test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow or long): under two minutes
 	$(BIN)/python -m pytest -m 'not slow and not long'
 
 test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream
