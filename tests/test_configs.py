@@ -9,6 +9,7 @@ from conftest import REPO
 from vitdense.engine.config import build_model, load_config
 
 pytest.importorskip("mmdet")
+pytestmark = pytest.mark.long
 CONFIGS = sorted(REPO.glob("configs/*.py"))
 
 

@@ -287,6 +287,7 @@ def test_built_on_meta_and_loaded_it_is_the_same_model(make):
         assert all(torch.equal(a, b) for a, b in zip(got(x), want(x), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", ["mmdet", "mmseg"])
 def test_resolves_by_scope_from_mmdet_and_mmseg(scope, repo):
     """In a fresh process, after what `custom_imports=['vitdense']` does and nothing else."""
@@ -330,6 +331,7 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
     os._exit(0)
 
 
+@pytest.mark.long
 def test_ddp_without_find_unused_parameters(tmp_path):
     workers = torch.multiprocessing.spawn(_ddp_worker, args=(str(tmp_path / "rendezvous"),), nprocs=2, join=False)
     try:
