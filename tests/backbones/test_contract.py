@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from conftest import relative_error
-from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
@@ -306,8 +305,7 @@ def test_resolves_by_scope_from_mmdet_and_mmseg(scope, repo):
 
 def _ddp_steps(rank: int, family: str, options: dict) -> None:
     torch.manual_seed(0)
-    model = revert_sync_batchnorm(BACKBONES[family](**options))  # which has no CPU form
-    model = nn.parallel.DistributedDataParallel(model.train())
+    model = nn.parallel.DistributedDataParallel(BACKBONES[family](**options).train())
     for step in range(2):
         torch.manual_seed(10 * rank + step)
         sum(out.square().mean() for out in model(torch.randn(1, 3, 40, 56))).backward()
