@@ -29,8 +29,7 @@ class LoadReport:
         ignored: Tensors of the checkpoint that were ignored (allow-listed), by our names.
         kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
         share: Elements loaded / elements of the model's state dict.
-        classifier: The ignored tensors of the classifier by our names (``norm.*``, ``fc_norm.*``, ``pre_logits.*``,
-            ``head.*``, ``head_dist.*``), with `keep_classifier`.
+        classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
     """
 
     source: str
@@ -52,8 +51,8 @@ class LoadReport:
     def details(self) -> str:
         """The line and, below it, what happened to every tensor."""
         resized = [f"{key}: {list(old)} -> {list(new)}" for key, (old, new) in self.resized.items()]
-        lists = {"resized": resized, "ignored": self.ignored, "kept at initialisation": self.kept_at_init}
-        lists["loaded"] = self.loaded
+        kept = self.kept_at_init
+        lists = {"resized": resized, "ignored": self.ignored, "kept at initialisation": kept, "loaded": self.loaded}
         return "\n".join([str(self), *(f"  {what} {line}" for what, lines in lists.items() for line in lines)])
 
 
@@ -130,12 +129,7 @@ def _transfer(
 ) -> dict[str, Tensor]:
     """The backbone of a checkpoint with our names, at the model's resolution, without what may be ignored.
 
-    Args:
-        match: From `detect`.
-        model: The backbone; not changed.
-        report: Gets what was resized and ignored.
-        rule: See `fit`.
-        is_whole: Whether the checkpoint is of a whole model, which holds what the model needs and little else.
+    What is resized and ignored is added to the report. For `is_whole` see `_ignored`.
     """
     renamed, targets = match.ours(), model.state_dict()
     _check_pretraining_windows(model, renamed)
@@ -161,7 +155,8 @@ def _ignored(
     """Regular expressions of the keys of a checkpoint that may be ignored.
 
     A backbone without tokens may start from a model that was pretrained with them. A model with tokens needs exactly
-    those of the checkpoint, otherwise its features are different.
+    those of the checkpoint, otherwise its features are different. The checkpoint of a whole model (`is_whole`) holds
+    what the model needs and little else.
     """
     has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
     if not is_whole:
@@ -180,8 +175,8 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
         if table.shape[1] > 1 and theirs != ours:
             raise CheckpointMismatchError(
                 f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
-                f"the model expects {ours[0]}x{ours[1]} there: set pretrained_window_sizes, one for each stage, such "
-                f"as (16, 16, 16, 8) for window 16 trained at 256 pixels"
+                f"the model expects {ours[0]}x{ours[1]}: set pretrained_window_sizes, one for each stage, such as "
+                f"(16, 16, 16, 8)"
             )
 
 
@@ -209,19 +204,15 @@ def load_pretrained(
     Args:
         model: Its `family` is a key of `vitdense.weights.families.SCHEMES`. Changed only if everything fits.
         checkpoint: A path, an address, a name of the model table, or the content of such a file.
-        prefix: See `detect`.
-        scheme: See `detect`.
+        prefix, scheme: See `detect`.
         resize: Rule for bias tables and absolute positions of another resolution; see `vitdense.layers.resize`.
-        sha256: See `read`.
-        allow_pickle: See `read`.
-        allow: See `read`.
+        sha256, allow_pickle, allow, map_location: See `read`.
         keep_classifier: Keep the ignored tensors of the classifier in the report.
-        map_location: Where the tensors of the checkpoint are put until the model has copied them; see `read`.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: A key is unknown, missing or unexpected, or has another size or dtype, or NaN or
-            infinity; or the windows of pretraining are not the model's; or a head cannot be kept.
+            infinity; or the windows of pretraining are not the model's.
     """
     if isinstance(checkpoint, Mapping):
         source = "state dict"
@@ -229,22 +220,14 @@ def load_pretrained(
         source = str(checkpoint)
         checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
     match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
-    if keep_classifier and (unknown := [key for key in match.rest if key.startswith("head")]):
-        raise CheckpointMismatchError(
-            f"keep_classifier: the {match.scheme.name} scheme does not know {', '.join(unknown[:LISTED])} of {source}, "
-            f"which may be a classifier; set keep_classifier=False, or rename them as that scheme does"
-        )
     report, targets = LoadReport(source, match.scheme.name), model.state_dict()
     state = _transfer(match, model, report, resize)
     if not keep_classifier:
         report.classifier.clear()
     given = (*state, *report.ignored)
     # All of these may be missing together, but not one of them.
-    missing = [
-        pattern
-        for pattern in FAMILIES[model.family].may_be_missing
-        if not any(re.fullmatch(pattern, key) for key in given)
-    ]
+    patterns = FAMILIES[model.family].may_be_missing
+    missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     hint = f"It is {source} with {report.scheme} names; check the arch and the options of the model"
     state = match_exactly(targets, state, missing, hint)
     _count(report, targets, state)
@@ -253,10 +236,7 @@ def load_pretrained(
 
 
 def fit_whole(
-    model: nn.Module,
-    checkpoint: Mapping,
-    fresh: Sequence[str] = (),
-    source: str = "state dict",
+    model: nn.Module, checkpoint: Mapping, fresh: Sequence[str] = (), source: str = "state dict"
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor; the model is not changed.
 
@@ -286,13 +266,8 @@ def fit_whole(
         state = {**match.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.ignored += [start + key for key in part.ignored]
-    state = match_exactly(
-        targets,
-        state,
-        fresh,
-        "Give the config it was trained with; to fine-tune, name what may be missing or ignored: "
-        "custom_hooks=[dict(type='vitdense.ExactLoadHook', fresh=[...])]",
-    )
+    hint = "Give the config it was trained with; to fine-tune, set fresh=[...] of dict(type='vitdense.ExactLoadHook')"
+    state = match_exactly(targets, state, fresh, hint)
     _count(report, targets, state)
     return state, report
 
