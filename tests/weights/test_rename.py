@@ -7,7 +7,7 @@ from vitdense.weights.families.common import TOKEN_POSITION
 from vitdense.weights.families.swin import from_unfold, to_unfold
 from vitdense.weights.families.swin_v2 import NO_KEY_BIAS
 from vitdense.weights.families.vit import PATCH_BIAS
-from vitdense.weights.rename import Rule, Transform, find_rule, relabel, rename, reverse
+from vitdense.weights.rename import Rule, Transform, find_rule, rename, reverse
 
 RULES = (
     Rule("layers.{i}.blocks.{j}.norm.*", "stages.{i}.b.{j}.norm.*"),
@@ -88,7 +88,7 @@ def test_parts_of_a_joint_tensor_that_are_missing_or_too_many_are_errors():
     with pytest.raises(CheckpointMismatchError, match="table, dist also needs cls"):
         rename({"table": torch.ones(1, 2, 2, 2), "dist": torch.ones(1, 1, 2)}, reverse(rules))
     fewer = (Rule("pos", names[:2], TOKEN_POSITION, optional=names[1:2]),)
-    with pytest.raises(CheckpointMismatchError, match="pos holds 3 parts, expected at most 2: table, cls"):
+    with pytest.raises(CheckpointMismatchError, match="pos holds 3 parts, expected at most 2"):
         rename({"pos": torch.ones(1, 6, 2)}, fewer)
     with pytest.raises(CheckpointMismatchError, match=r"\(1, 2, 8, 2\)"):
         rename({"table": torch.ones(1, 2, 8, 2)}, reverse(rules))
@@ -100,13 +100,6 @@ def test_patch_embedding_without_bias_is_read_as_zero_bias():
     assert torch.equal(bias, torch.zeros(4))
     assert len(PATCH_BIAS.inverse(weight, bias)) == 1
     assert PATCH_BIAS.inverse(*PATCH_BIAS.forward(*with_one)) == with_one
-
-
-def test_layout_with_two_keys_of_one_name_is_an_error():
-    state = {"a": torch.ones(1), "b": torch.ones(1)}
-    assert relabel(state, {"a": "b", "b": "a"}).keys() == {"a", "b"}
-    with pytest.raises(CheckpointMismatchError, match="renamed to c; one is b"):
-        relabel(state, {"a": "c", "b": "c"})
 
 
 def test_unfold_order_against_unfold_itself():

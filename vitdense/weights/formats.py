@@ -5,7 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -147,7 +147,7 @@ def _from_buffer(raw: bytes, dtype: _Dtype, shape: tuple, order: str) -> np.ndar
 class _ArrayUnpickler(pickle.Unpickler):
     """Builds numpy arrays and refuses everything else."""
 
-    GLOBALS = {
+    GLOBALS: ClassVar = {
         "collections.OrderedDict": OrderedDict,
         "numpy.ndarray": "numpy.ndarray",  # named, never called
         "numpy.dtype": _Dtype,

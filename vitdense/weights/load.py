@@ -41,6 +41,12 @@ class LoadReport:
     share: float = 0.0
     classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
+    def count(self, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Fill in what is loaded of the model's tensors."""
+        self.loaded = [key for key in targets if key in state]
+        self.kept_at_init = [key for key in targets if key not in state]
+        self.share = sum(targets[key].numel() for key in self.loaded) / sum(x.numel() for x in targets.values())
+
     def __str__(self) -> str:
         return (
             f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
@@ -57,13 +63,9 @@ class LoadReport:
 
 
 def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
-    """`value` resized to `target` if it is a position table that differs in its resolution only; else unchanged.
+    """A tensor of the checkpoint, resized to that of the model if it is a position table of another resolution.
 
-    Args:
-        key: Our name of the tensor.
-        value: From the checkpoint.
-        target: The model's tensor of that name.
-        rule: See `vitdense.layers.resize`. Decomposed tables are always resized linearly, as all projects do.
+    `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
     """
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
         return value
@@ -83,7 +85,7 @@ def match_exactly(
 
     Args:
         targets: The model's state dict.
-        state: Tensors by name.
+        state: Of the checkpoint.
         fresh: Regular expressions of names that may be missing, unexpected or of another size; they are left out.
         hint: End of the error message.
 
@@ -180,13 +182,6 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
             )
 
 
-def _count(report: LoadReport, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    report.loaded = [key for key in targets if key in state]
-    report.kept_at_init = [key for key in targets if key not in state]
-    total = sum(value.numel() for value in targets.values())
-    report.share = sum(targets[key].numel() for key in report.loaded) / total
-
-
 def load_pretrained(
     model: nn.Module,
     checkpoint: str | Path | Mapping,
@@ -230,7 +225,7 @@ def load_pretrained(
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     hint = f"It is {source} with {report.scheme} names; check the arch and the options of the model"
     state = match_exactly(targets, state, missing, hint)
-    _count(report, targets, state)
+    report.count(targets, state)
     model.load_state_dict({**targets, **state}, strict=True)
     return report
 
@@ -268,7 +263,7 @@ def fit_whole(
         report.ignored += [start + key for key in part.ignored]
     hint = "Give the config it was trained with; to fine-tune, set fresh=[...] of dict(type='vitdense.ExactLoadHook')"
     state = match_exactly(targets, state, fresh, hint)
-    _count(report, targets, state)
+    report.count(targets, state)
     return state, report
 
 

@@ -94,7 +94,7 @@ def read(
 
 
 def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
-    """Content of the file at a path or address. `load` reads the file; for the other arguments and errors see `read`."""
+    """Content of the file at a path or address, by `load`. For the other arguments and errors see `read`."""
     scheme = checkpoint.partition("://")[0] if "://" in checkpoint else ""
     if scheme == "torchvision":
         return download(_torchvision_address(checkpoint), sha256, load)
@@ -125,7 +125,7 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
         _check_digest(path, sha256, str(path))
         return load(path)
     if source != address:
-        logger.warning("%s is gone: downloading %s instead", address, source)
+        logger.warning("the host of %s is gone: downloading %s instead", address, source)
     try:
         # Several processes may do this at once: each renames a whole file.
         with atomic_write(path) as scratch:

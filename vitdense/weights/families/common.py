@@ -52,12 +52,7 @@ def read_only(*rules: Rule) -> tuple[Rule, ...]:
 
 
 def own(*in_block: str, outside: tuple[str, ...] = ("patch_embed.norm.*", "stages.{i}.downsample.*")) -> Scheme:
-    """Our own names for a backbone of stages.
-
-    Args:
-        in_block: Names in a block, in addition to those that every family has.
-        outside: Names outside of blocks, likewise.
-    """
+    """Our own names for a backbone of stages: those of every family, and these in blocks and outside of blocks."""
     block = ("norm1.*", "norm2.*", "attn.qkv.*", "attn.proj.*", "mlp.*", *in_block)
     blocks = (f"stages.{{i}}.blocks.{{j}}.{name}" for name in block)
     everywhere = ("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "norm.*", "head.*")
@@ -91,16 +86,15 @@ def square(axis: int, what: str) -> Transform:
         side = math.isqrt(x.shape[axis]) if x.ndim == axis + 2 else 0
         if side == 0 or side * side != x.shape[axis]:
             raise CheckpointMismatchError(
-                f"the {what} has shape {tuple(x.shape)}, expected a square number of rows: a flat table is read as "
-                f"that of a square only; for another grid, save it with vitdense names, which keep height and width"
+                f"the {what} has shape {tuple(x.shape)}, expected a square number of rows; vitdense names keep other "
+                f"grids"
             )
         return x.unflatten(axis, (side, side))
 
     def flatten(x: Tensor) -> Tensor:
         if x.shape[axis] != x.shape[axis + 1]:
             raise CheckpointMismatchError(
-                f"the {what} of shape {tuple(x.shape)} cannot be written flat: readers take it for that of a square; "
-                f"convert to vitdense names, which keep height and width"
+                f"the {what} of shape {tuple(x.shape)} is not square and cannot be written flat; convert to vitdense"
             )
         return x.flatten(axis, axis + 1)
 
@@ -111,10 +105,9 @@ FLAT_POSITION = square(1, "absolute position embedding")  # [1, h * h, C] and [1
 
 
 def split_position(x: Tensor) -> tuple[Tensor, ...]:
-    """A flat position embedding ``[1, E + h * h, C]`` as the grid and the E rows of the class and distillation token,
-    each ``[1, 1, C]``.
+    """A flat position embedding ``[1, E + h * h, C]`` as the grid and the E rows of the class and distillation token.
 
-    E is 0, 1 or 2. The number of rows tells it: of three successive numbers at most one is a square.
+    E is 0, 1 or 2: of three successive numbers of rows at most one is a square.
     """
     rows = x.shape[1] if x.ndim == 3 else 0
     extra = next((n for n in (0, 1, 2) if rows > n and math.isqrt(rows - n) ** 2 == rows - n), 0)
