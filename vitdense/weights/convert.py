@@ -35,7 +35,7 @@ class Converted:
         ours: The backbone with our names.
         backbone: The backbone with the new names.
         state: All tensors with the new names, prefixes included.
-        dropped: Buffers, by our names, that the new scheme does not keep in files; models rebuild them.
+        dropped: Buffers, by our names, that files of the new scheme do not contain; models rebuild them.
         left_out: Tensors of a detector or of a classifier for which the new scheme has no names.
     """
 
@@ -73,16 +73,16 @@ def convert(
 ) -> Converted:
     """Rename a checkpoint of any known scheme to another one.
 
-    Parameters keep every bit; they are reordered where the schemes order them differently. So does the classifier.
-    Buffers that the new scheme keeps in its files are copied or made.
+    Parameters and classifier are bit-equal, reordered where the schemes order them differently. Buffers that files of
+    the new scheme contain are copied or computed.
 
     Args:
         checkpoint: Content of the file. Not changed.
         to: Name of the new scheme.
         prefix, scheme: See `detect`.
         windows: Sides in tokens, one or one per stage, for the buffers of Swin V2, whose parameters do not show its
-            windows. Not needed if the checkpoint holds the buffers.
-        pretrained_windows: Likewise, the windows of pretraining; 0 or nothing means the window itself.
+            windows. Not needed if the checkpoint has the buffers.
+        pretrained_windows: The same for pretraining; 0 or None means the window itself.
         drop_output_norms: Leave out the norms of a dense backbone, for which classifiers have no names.
         drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and,
             if it has no tokens, of tokens.
@@ -135,7 +135,7 @@ def _of_stage(values: Sequence[int], stage: int) -> int:
 def _buffers(
     ours: Mapping[str, Tensor], target: Scheme, windows: Sequence[int] | None, pretrained: Sequence[int] | None
 ) -> dict[str, Tensor]:
-    """Buffers, by our names, that files of a scheme hold and this checkpoint does not."""
+    """Buffers, by our names, that files of a scheme contain and this checkpoint does not."""
     made, rules = {}, reverse(target.rules)
     for key in ours:
         if not key.endswith(".attn.qkv.weight"):
@@ -152,7 +152,7 @@ def _buffers(
             window = (_of_stage(windows, stage),) * 2
         else:
             raise CheckpointMismatchError(
-                f"{target.name} files hold buffers that depend on the window, which the checkpoint does not show: give "
+                f"{target.name} files contain buffers of the window, which the checkpoint does not show: give "
                 f"--window-size, and --pretrained-window-size if it differs"
             )
         if "index" in wanted:
@@ -169,7 +169,7 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
     Args:
         state: Tensors by name.
         path: Its suffix is one of `SUFFIXES`; ``.safetensors``, or a torch file.
-        wrapper: Entry of a torch file that holds the tensors; None for the file itself.
+        wrapper: Entry of a torch file for the tensors; None for the top level.
         extra: Further entries of a torch file with a wrapper.
 
     Raises:
@@ -177,7 +177,7 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
-    # Each in its own memory: torch would save all of the memory that a view is of.
+    # Clone views: torch saves the whole storage of a view.
     state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
     with atomic_write(path) as scratch:
         if path.suffix == ".safetensors":

@@ -10,7 +10,7 @@ from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import SCHEMES
 from vitdense.weights.rename import Scheme, find_rule
 
-WRAPPERS = ("state_dict", "model", "model_state", "model_ema")  # entries of a torch file that hold the tensors
+WRAPPERS = ("state_dict", "model", "model_state", "model_ema")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.")  # of whole models: detectron2's two, and mm's
 LISTED = 20  # keys in a message
@@ -18,7 +18,7 @@ LISTED = 20  # keys in a message
 
 @dataclass(frozen=True)
 class Match:
-    """A backbone in a checkpoint, seen as one naming scheme.
+    """The backbone in a checkpoint, read with one naming scheme.
 
     Attributes:
         family: A key of `SCHEMES`.
@@ -109,7 +109,7 @@ def detect(
         ]
 
     fits = [match for match in matches(families) if not _faults(match)]
-    # A match of every key of the file is better than one that takes some keys for heads and necks.
+    # Prefer matches of every key of the file. The others treat some keys as heads and necks.
     fits = [match for match in fits if not match.rest] or fits
     if fits:
         if len({tuple(match.ours()) for match in fits}) > 1:  # they rename the keys differently
@@ -119,7 +119,7 @@ def detect(
                 f"one, in a config in init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...)"
             )
         return fits[0]
-    # With equal shares, the first: of a family that was asked for.
+    # With equal shares, `min` takes the first, which is of a requested family.
     near = [(match, _faults(match)) for match in matches(dict.fromkeys((*families, *SCHEMES)))]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
@@ -139,7 +139,7 @@ def _faults(match: Match) -> list[str]:
 
 
 def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:
-    """Ways to see a backbone in a state dict: its prefix, its tensors without the prefix, and the other tensors."""
+    """For every possible prefix: the prefix, the tensors with it (prefix removed), and the other tensors."""
     starts = ("", *PREFIXES)
     if prefix is not None:
         starts = (prefix if prefix.endswith(".") or not prefix else f"{prefix}.",)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
 
-# Numpy arrays and scalars in torch files: data, not code.
+# Numpy arrays and scalars in torch files are data, not code.
 NUMPY_GLOBALS = (
     *(
         (x.__reduce__()[0], f"numpy.{core}.multiarray.{name}")
@@ -41,7 +41,7 @@ def read_file(
     kind = _kind(path)
     try:
         if kind == "torch":
-            # Not mapped: a process that has a file mapped breaks when the file is overwritten in place.
+            # No mmap: a process that maps a file breaks when the file is overwritten in place.
             with torch.serialization.safe_globals([*NUMPY_GLOBALS, *allow]):
                 saved = torch.load(path, map_location=map_location, weights_only=not allow_pickle)
         elif kind == "safetensors":
@@ -51,7 +51,7 @@ def read_file(
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # parsers raise many types on damage
-        # Torch's unpickler refuses code by this error, ours by a subclass; Python's uses it for damage too.
+        # Torch's unpickler raises UnpicklingError for code, ours a subclass. Python's raises it for damage too.
         refusal = pickle.UnpicklingError if kind == "torch" else _RefusedError
         if isinstance(error, refusal) and not allow_pickle:
             raise CheckpointMismatchError(
@@ -73,7 +73,7 @@ def read_file(
 def one_line(error: BaseException) -> str:
     """The message of an error in one line."""
     if isinstance(error.__context__, pickle.UnpicklingError):
-        error = error.__context__  # torch adds advice on unsafe loading around it
+        error = error.__context__  # torch wraps it in advice on unsafe loading
     return re.split(r"\. Please|\n", str(error).strip())[0].rstrip(". ")
 
 
@@ -116,7 +116,7 @@ def _as_tensors(node: Any) -> Any:
 
 
 class _RefusedError(pickle.UnpicklingError):
-    """A pickle asks for more than data."""
+    """A pickle needs code."""
 
 
 class _Dtype:

@@ -157,8 +157,8 @@ def _ignored(
     """Regular expressions of the keys of a checkpoint that may be ignored.
 
     A backbone without tokens may start from a model that was pretrained with them. A model with tokens needs exactly
-    those of the checkpoint, otherwise its features are different. The checkpoint of a whole model (`is_whole`) holds
-    what the model needs and little else.
+    those of the checkpoint, otherwise its features are different. The checkpoint of a whole model (`is_whole`) has
+    little that the model does not need.
     """
     has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
     if not is_whole:
@@ -169,7 +169,7 @@ def _ignored(
 
 
 def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
-    """Swin V2's parameters fit any window. If the checkpoint has the coordinates of its windows, they must be ours."""
+    """Swin V2's parameters fit any window. If the checkpoint has window coordinates, they must equal the model's."""
     for key, table in renamed.items():
         if not key.endswith(".relative_coords_table"):
             continue
@@ -220,7 +220,7 @@ def load_pretrained(
     if not keep_classifier:
         report.classifier.clear()
     given = (*state, *report.ignored)
-    # All of these may be missing together, but not one of them.
+    # All keys of a pattern may be missing, but not some of them.
     patterns = FAMILIES[model.family].may_be_missing
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     hint = f"It is {source} with {report.scheme} names; check the arch and the options of the model"
@@ -272,7 +272,7 @@ def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str)
 
     Args:
         model: The backbone; not changed.
-        state: About to be loaded; may hold other modules too.
+        state: State dict to load; it may have keys of other modules.
         prefix: Of the backbone's keys.
 
     Raises:

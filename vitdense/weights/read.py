@@ -1,4 +1,4 @@
-"""Find, fetch and read checkpoints: local files, addresses, hubs, and names of the model table."""
+"""Find, download and read checkpoints: local files, URLs, hubs, and names of the model table."""
 
 import hashlib
 import http.client
@@ -22,20 +22,20 @@ from vitdense.weights.formats import one_line, place, read_file
 
 logger = logging.getLogger(__name__)
 
-# Hosts that are gone, and mirrors with the same paths. OpenMMLab's host expired in 2026.
+# Hosts that no longer exist, and mirrors with the same paths. OpenMMLab's host expired in 2026.
 MIRRORS = {"download.openmmlab.com": "mmassets.onedl.ai"}
 ADDRESSES = ("https://", "http://", "hf://owner/repo/file", "timm://model", "torchvision://model")
 
 
 class LogHistory:
-    """Stands in for mmengine's log buffers in a checkpoint. Weights do not need them: their content is not kept."""
+    """Replaces mmengine's log buffers in a checkpoint. Their content is not kept, because weights do not need it."""
 
     def __setstate__(self, state: dict) -> None:
         pass
 
 
 def _log_statistic(owner: type, name: str) -> str:
-    """Stands in for `getattr` in a checkpoint: only for mmengine's log buffers, which name their methods by it."""
+    """Replaces `getattr` in a checkpoint. mmengine's log buffers refer to their own methods by it; nothing else may."""
     if owner is not LogHistory:
         raise pickle.UnpicklingError(f"the checkpoint asks for getattr({owner!r}, {name!r}), which is code")
     return name
@@ -118,7 +118,7 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
     parts = urlsplit(address)
     source = parts._replace(netloc=MIRRORS.get(parts.netloc, parts.netloc)).geturl()
     name = Path(unquote(parts.path)).name or "checkpoint"
-    # The folder depends on the whole address: many files are called model.pth.
+    # The folder depends on the whole URL: many files are called model.pth.
     folder = hashlib.sha256(source.encode()).hexdigest()[:16]
     path = Path(torch.hub.get_dir()) / "checkpoints" / folder / name
     if path.is_file():
@@ -127,7 +127,7 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
     if source != address:
         logger.warning("the host of %s is gone: downloading %s instead", address, source)
     try:
-        # Several processes may do this at once: each renames a whole file.
+        # Several processes may do this at once: each one renames a complete file.
         with atomic_write(path) as scratch:
             torch.hub.download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
             _check_digest(scratch, sha256 or digest_in_name(name), source)
@@ -142,7 +142,7 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
 
 
 def digest_in_name(name: str) -> str | None:
-    """The start of the SHA-256 digest at the end of a file name, as torch hub's and OpenMMLab's have it, or None."""
+    """The start of the SHA-256 digest in a file name of torch hub or OpenMMLab (``swin_t-704ceda3.pth``), or None."""
     match = re.search(r"-(?=\d*[a-f])([0-9a-f]{8,64})\.[^-]+$", name)  # digits alone may be a date
     return match[1] if match else None
 
@@ -185,7 +185,7 @@ def _hub_file(address: str) -> Path:
     repo, revision, name = match.groups()
     # HTTPError is the base class of whatever HTTP library the installed version uses.
     try:
-        # Without a network, the hub looks at its cache only after half a minute of retries.
+        # Without a network, hf_hub_download reads the cache only after half a minute of retries.
         cached = try_to_load_from_cache(repo, name, revision=revision)
         return Path(cached if isinstance(cached, str) else hf_hub_download(repo, name, revision=revision))
     except (OSError, HTTPError, HFValidationError) as error:
@@ -197,7 +197,7 @@ def _hub_file(address: str) -> Path:
 
 
 def timm_address(model: str) -> str:
-    """Where timm has the pretrained weights of a model."""
+    """Address of the pretrained weights of a timm model."""
     import timm
 
     source = timm.get_pretrained_cfg(model) if timm.is_model_pretrained(model) else None
@@ -225,11 +225,11 @@ def _torchvision_address(address: str) -> str:
 
 
 def _under_timm_names(model: str, state: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights of a model with the names of timm's modules today; files of older models have older names."""
+    """The weights of a timm model with the names of the installed timm; files of older models have older names."""
     import timm
 
     try:
-        # Only building the model renames. It draws random numbers, which must not change what is drawn later.
+        # timm renames only while it builds the model, which must not change the state of the random generator.
         with torch.random.fork_rng(devices=[]):
             overlay = {"state_dict": state}
             built = timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay)
@@ -247,14 +247,14 @@ def _under_timm_names(model: str, state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def hidden_in_timm(model: nn.Module) -> str:
-    """What a plain ViT of timm computes that ours does not and that its parameters do not show; empty if nothing."""
+    """What a plain ViT of timm computes differently from ours although its parameters fit; empty if nothing."""
     from timm.models.eva import Eva
     from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
 
     if not isinstance(model, (VisionTransformer, Eva)):
         return ""
     if any(type(block) not in (Block, ParallelThingsBlock) for block in model.blocks):
-        return f"blocks of type {type(model.blocks[0]).__name__}"  # of post-norm, rotary positions
+        return f"blocks of type {type(model.blocks[0]).__name__}"  # for example post-norm, or rotary positions
     modules = [module for block in model.blocks for module in block.modules()]
     activations = [module.act for module in modules if hasattr(module, "fc1")]
     if any(type(act) is not nn.GELU or act.approximate != "none" for act in activations):

@@ -23,7 +23,7 @@ class Transform:
 
 @dataclass(frozen=True, eq=False)  # equal only if identical: tables of rules are keys of caches
 class Rule:
-    """Keys of one form under two naming schemes.
+    """Keys of one form in two naming schemes.
 
     A pattern has indices, ``{i}`` or ``{2i+1}``, and may end in ``*`` for any tail. Both sides use the same letters. A
     side may be a tuple of patterns if one scheme splits a tensor that the other keeps joined.
@@ -140,7 +140,7 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         groups.setdefault((rule, values), {})[part] = key
     renamed: dict[str, Tensor] = {}
     for (rule, values), keys in groups.items():
-        # Optional parts may be absent at the end only: a transform knows its arguments by their order.
+        # Only the last parts may be absent: arguments of a transform are positional.
         absent = [
             pattern.fill(values)
             for part, pattern in enumerate(rule.sources)
@@ -169,13 +169,13 @@ class Scheme:
     """A naming scheme, or one form of it: a name may appear twice in a family, as classifier and as dense backbone.
 
     Attributes:
-        name: Project whose names they are.
+        name: Project that uses these names.
         rules: Its rename table.
         marker: Regular expression that at least one key must match; empty for none. It separates schemes whose keys
             look alike.
-        prefix: Written before the keys of a backbone alone.
-        wrapper: Entry of a torch file that holds the tensors; None for the file itself.
-        layout: Second step after the rules; None if the rules alone give our names.
+        prefix: Added to the keys when a backbone alone is written.
+        wrapper: Entry of a torch file for the tensors; None for the top level.
+        layout: Second step, after the rules; None if the rules alone give our names.
     """
 
     name: str

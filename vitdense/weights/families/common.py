@@ -9,7 +9,7 @@ from torch import Tensor
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import Layout, Rule, Scheme, Transform
 
-# Our names of what a checkpoint may hold in addition to a backbone, as regular expressions.
+# What a checkpoint may have in addition to a backbone: regular expressions of our names.
 CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist)\..+"
 PRETRAINING = r"mask_token|decoder_.+"  # masked autoencoding
 TOKENS = r"tokens\..+"
@@ -25,10 +25,8 @@ class Family:
 
     Attributes:
         schemes: Known naming schemes; the first one is ours.
-        ignored: Regular expressions of our names that the checkpoint of a backbone may hold and the model need not
-            have.
-        may_be_missing: Regular expressions of our names that the checkpoint of a backbone may lack: all that match one
-            of them, or none.
+        ignored: Regular expressions of our names. A checkpoint of a backbone may have these keys, the model need not.
+        may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
     """
 
     schemes: tuple[Scheme, ...]
@@ -60,7 +58,7 @@ def own(*in_block: str, outside: tuple[str, ...] = ("patch_embed.norm.*", "stage
 
 
 def mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[Scheme, Scheme]:
-    """mmpretrain's classifier, whose norm is the output norm of the last stage, and its dense backbone."""
+    """mmpretrain's classifier, which uses the output norm of the last stage, and its dense backbone."""
     head = (Rule("backbone.norm3.*", "norm.*"), Rule("head.fc.*", "head.*"))
     first_releases = read_only(
         Rule("backbone.norm.*", "norm.*"),
@@ -123,7 +121,7 @@ TOKEN_POSITION = Transform(split_position, join_position)
 
 
 def position(*of_tokens: str) -> Rule:
-    """A flat position embedding that starts with the rows of these tokens, which may be absent."""
+    """A flat position embedding. It starts with the rows of these tokens, which may be absent."""
     return Rule("pos_embed", ("absolute_pos_embed.table", *of_tokens), TOKEN_POSITION, optional=of_tokens)
 
 

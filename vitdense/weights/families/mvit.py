@@ -15,7 +15,7 @@ def without_time(x: Tensor) -> Tensor:
     return x.squeeze(2) if x.ndim == 5 else x  # [out, in, h, w]
 
 
-NO_TIME = Transform(without_time, lambda x: x)  # code that reads a time axis also reads weights without it
+NO_TIME = Transform(without_time, lambda x: x)  # video code also reads weights without a time axis
 
 
 def _attention_width(state: Mapping[str, Tensor], block: str) -> int:
@@ -58,7 +58,7 @@ SKIPS = ("shortcut_proj_attn", "shortcut_proj_mlp")  # timm's names of a block's
 
 
 def one_skip(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Our name for both of timm's."""
+    """Both names of timm become our one name."""
     return {key: re.sub(rf"\.({'|'.join(SKIPS)})\.", ".proj.", key) for key in state}
 
 
@@ -88,7 +88,7 @@ def _trunk(block: str, skips: tuple[str, ...] = ("proj",), proj: str = "patch_em
     )
 
 
-# Plain ViTs have the same names, but no block of theirs pools or changes its width.
+# Plain ViTs have the same names, but their blocks neither pool nor change the width.
 _MARKER = r"blocks\.\d+\.(attn\.pool_.|proj)\..+"
 _MM = (
     *_trunk("blocks.{i}.", proj="patch_embed.projection"),
