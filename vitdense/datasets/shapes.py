@@ -111,8 +111,8 @@ def _is_drawn(root: Path, stamp: dict) -> bool:
     found = json.loads(file.read_text()) if file.exists() else "no such file"
     if found != stamp:
         raise ValueError(
-            f"{file}: got {found}, expected {stamp}. Choose another data_root, set the arguments the data set was drawn "
-            "with, or delete the folder"
+            f"{file}: got {found}, expected {stamp}. Choose another data_root, set the arguments it was drawn with, "
+            "or delete the folder"
         )
     return True
 
