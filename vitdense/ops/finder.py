@@ -25,13 +25,12 @@ logger = logging.getLogger("vitdense")
 class OpNotAvailableError(NotImplementedError):
     """A called op of mmcv exists in its compiled extension only."""
 
-
-def op_not_available(name: str) -> OpNotAvailableError:
-    """The error to raise when the op `name` is called."""
-    return OpNotAvailableError(
-        f"mmcv op {name!r} needs the compiled extension of mmcv; vitdense has no stand-in for it. With a C++ compiler "
-        f"and the CUDA toolkit that torch was built with, run: {BUILD_COMMAND}  (without CUDA leave out FORCE_CUDA=1)"
-    )
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"mmcv op {name!r} needs the compiled extension of mmcv; vitdense has no stand-in for it. With a C++ "
+            f"compiler and the CUDA toolkit that torch was built with, run: {BUILD_COMMAND}  "
+            "(without CUDA leave out FORCE_CUDA=1)"
+        )
 
 
 class OpsInUse(NamedTuple):
@@ -137,6 +136,6 @@ def _missing_op(name: str):
         raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
 
     def unavailable(*args, **kwargs):
-        raise op_not_available(name)
+        raise OpNotAvailableError(name)
 
     return unavailable
