@@ -28,8 +28,8 @@ def environment(monkeypatch):
 
     monkeypatch.setattr(main, "_installed_versions", lambda: versions)
     monkeypatch.setattr(main, "importlib", types.SimpleNamespace(import_module=import_module))
-    monkeypatch.setattr(main, "_try_torchvision", lambda: None)
-    monkeypatch.setattr(main, "_devices", lambda: ["CPU, 2 threads", "cuda:0 Some GPU, 24 GiB"])
+    monkeypatch.setattr(main, "_call_nms", lambda: None)
+    monkeypatch.setattr(main, "_devices", lambda: ["CPU, 2 threads", "cuda:0 Some GPU"])
     monkeypatch.setattr(main, "ops_in_use", lambda: OpsInUse("compiled", "somewhere"))
     return types.SimpleNamespace(versions=versions, errors=errors)
 
@@ -50,7 +50,7 @@ def test_complete_environment_is_ready(report):
     status, table, help_lines = report()
     assert status == 0
     assert help_lines.splitlines() == ["Ready."]
-    for text in ("2.11.0+cu128", "onedl-mmdetection", "Some GPU, 24 GiB", "compiled (somewhere)"):
+    for text in ("2.11.0+cu128", "onedl-mmdetection", "Some GPU", "compiled (somewhere)"):
         assert text in table
 
 
@@ -92,7 +92,7 @@ def test_torchvision_that_fails_on_first_use(report, monkeypatch):
     def fails():
         raise NotImplementedError("Could not run 'torchvision::nms' with arguments from the 'CUDA' backend.\nmore")
 
-    monkeypatch.setattr(main, "_try_torchvision", fails)
+    monkeypatch.setattr(main, "_call_nms", fails)
     status, _, help_lines = report()
     assert status == 1
     assert "'CUDA' backend.)" in help_lines

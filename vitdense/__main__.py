@@ -1,4 +1,4 @@
-"""`python -m vitdense`: versions of the packages, devices, the ops mmcv runs on, and how to mend what is missing."""
+"""`python -m vitdense`: versions of the packages, devices, the ops mmcv runs on, and how to repair what is missing."""
 
 import importlib
 import importlib.metadata
@@ -12,12 +12,10 @@ from vitdense.ops.finder import BUILD_COMMAND, ops_in_use
 
 
 class Package(NamedTuple):
-    """An import name, the requirement that provides it, what it is for, and whether backbones need it."""
-
     module: str
     requirement: str  # as in pyproject.toml
     purpose: str
-    required: bool = False
+    required: bool = False  # to build backbones
 
 
 PACKAGES = (
@@ -58,13 +56,13 @@ def main() -> int:
 
 
 def _installed_versions() -> dict[str, dict[str, str]]:
-    """For each package, the versions by name of the installed distributions that provide it."""
+    """Per package, the versions of the installed distributions that provide it: module -> distribution -> version."""
     providers = importlib.metadata.packages_distributions()
     return {p.module: {n: importlib.metadata.version(n) for n in providers.get(p.module, ())} for p in PACKAGES}
 
 
 def _find_fault(package: Package, found: dict[str, str]) -> str | None:
-    """What is wrong with a package that these distributions provide; None: nothing."""
+    """What is wrong with a package whose installed versions are `found`; None: nothing."""
     name, minimum = package.requirement.split(">=")
     if not found:
         return f"is not installed ({package.purpose})"
@@ -75,42 +73,41 @@ def _find_fault(package: Package, found: dict[str, str]) -> str | None:
     try:
         importlib.import_module(package.module)
         if package.module == "torchvision":
-            _try_torchvision()
+            _call_nms()
     except Exception as error:  # a broken package can raise anything; the report has to survive all of it
         return f"does not work ({type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')})"
     return None
 
 
 def _install_command(package: Package, versions: dict[str, dict[str, str]]) -> str:
-    """The command that mends a package; what is installed goes first: other distributions write into its folder."""
+    """The command that repairs a package. It uninstalls first: other distributions write into the same folder."""
     requirement, torch = package.requirement, versions["torch"].get("torch", "")
     if package.module == "torchvision" and torch.startswith("2."):
-        # It has to be of the release of torch: 0.21 with 2.6, 0.26 with 2.11, always 15 apart.
+        # It must be the release for this torch: 0.21 for 2.6, 0.26 for 2.11, always 15 apart.
         requirement = f"torchvision==0.{_release(torch)[1] + 15}.*"
     uninstall = f"pip uninstall -y {' '.join(versions[package.module])} && " if versions[package.module] else ""
     return f'{uninstall}pip install "{requirement}"'
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Numbers of a version: 2.11.0+cu128 -> (2, 11, 0)."""
-    return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
+    """2.11.0+cu128 -> (2, 11, 0)."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def _try_torchvision() -> None:
-    """Run an op on every kind of device: a torchvision of another build imports, and fails on first use."""
+def _call_nms() -> None:
+    """Call an op of torchvision: a build for another torch or without CUDA can be imported and fails here."""
     import torch
     from torchvision.ops import nms
 
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=device), torch.ones(1, device=device), 0.5)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    nms(torch.zeros(1, 4, device=device), torch.ones(1, device=device), 0.5)
 
 
 def _devices() -> list[str]:
     import torch
 
-    gpus = (torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
-    names = [f"cuda:{i} {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for i, gpu in enumerate(gpus)]
-    return [f"CPU, {torch.get_num_threads()} threads", *names]
+    gpus = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    return [f"CPU, {torch.get_num_threads()} threads", *gpus]
 
 
 if __name__ == "__main__":

@@ -27,26 +27,11 @@ def distinct_colours(count: int) -> np.ndarray:
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """The share of all pixels per class.
-
-    Args:
-        labels: [H, W] integers; labels outside 0 to `num_classes` - 1 count for no class.
-        num_classes: Number of classes.
-
-    Returns:
-        [num_classes], each in [0, 1].
-    """
-    known = labels[(labels >= 0) & (labels < num_classes)]
-    return np.bincount(known, minlength=num_classes) / labels.size
+    """The share of each class in the pixels: labels [H, W], integers from 0 to num_classes - 1 -> [num_classes]."""
+    return np.bincount(labels.ravel(), minlength=num_classes) / labels.size
 
 
-def overlay(
-    image: np.ndarray,
-    labels: np.ndarray,
-    palette: Sequence | np.ndarray,
-    alpha: float = 0.5,
-    ignore: int | None = 255,
-) -> np.ndarray:
+def overlay(image: np.ndarray, labels: np.ndarray, palette: Sequence | np.ndarray, alpha: float = 0.5) -> np.ndarray:
     """Blend the colour of each pixel's class over an image; along borders between classes it is opaque.
 
     Args:
@@ -54,32 +39,13 @@ def overlay(
         labels: [H, W] integers, class indices.
         palette: [classes, 3] RGB, 0 to 255.
         alpha: Weight of the colours, 0 (only the contours) to 1 (only the colours).
-        ignore: Label whose pixels stay as they are, if any.
 
     Returns:
         [H, W, 3] uint8 RGB.
-
-    Raises:
-        ValueError: The shapes differ, `alpha` is not in [0, 1], or labels are no integers or have no colour.
     """
-    palette = np.asarray(palette, dtype=np.uint8).reshape(-1, 3)
-    if image.shape != (*labels.shape, 3):
-        raise ValueError(f"labels: got shape {labels.shape}, expected that of the image, {image.shape[:2]}")
-    if labels.dtype.kind not in "iu":
-        raise ValueError(f"labels: got {labels.dtype}, expected integers, the indices of classes")
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha: got {alpha}, expected 0 to 1")
-    drawn = np.ones(labels.shape, bool) if ignore is None else labels != ignore
-    unknown = np.unique(labels[drawn & ((labels < 0) | (labels >= len(palette)))])
-    if unknown.size:
-        raise ValueError(
-            f"labels: got {', '.join(map(str, unknown[:10]))}, expected 0 to {len(palette) - 1}: the palette has "
-            f"{len(palette)} colours; give the classes and the palette of the data set the labels are of"
-        )
-    colours = palette[np.where(drawn, labels, 0)]  # [H, W, 3]
+    colours = np.asarray(palette, np.uint8)[labels]  # [H, W, 3]
     mixed = np.round((1 - alpha) * image + alpha * colours).astype(np.uint8)
-    mixed = np.where(_borders(labels)[..., None], colours, mixed)
-    return np.where(drawn[..., None], mixed, image)
+    return np.where(_borders(labels)[..., None], colours, mixed)
 
 
 def _borders(labels: np.ndarray) -> np.ndarray:
@@ -106,14 +72,7 @@ def with_legend(
 
     Returns:
         [H', W', 3] uint8 RGB, H' >= H, W' > W, the picture at the top left; the picture itself if no class is present.
-
-    Raises:
-        ValueError: `names`, `colours` and `shares` differ in length.
     """
-    if not len(names) == len(colours) == len(shares):
-        raise ValueError(
-            f"expected as many colours and shares as names, got {len(colours)}, {len(shares)}, {len(names)}"
-        )
     present = [i for i in np.argsort(-np.asarray(shares), kind="stable") if shares[i] > 0]
     if not present:
         return picture

@@ -66,19 +66,15 @@ def test_stand_in_is_a_real_module(fake_mmcv):
     assert any(line.startswith("INFO:vitdense:mmcv ops: stand-in") for line in lines)
 
 
-@pytest.mark.parametrize("broken", ["garbage.so", "raises.py"])
-def test_broken_compiled_falls_back_with_a_warning(fake_mmcv, broken):
-    if broken == "garbage.so":
-        (fake_mmcv / "mmcv" / f"_ext{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a shared library")
-    else:
-        (fake_mmcv / "mmcv" / "_ext.py").write_text("left = 1\nraise ImportError('undefined symbol: _ZN2at')")
+def test_broken_compiled_falls_back_with_a_warning(fake_mmcv):
+    (fake_mmcv / "mmcv" / f"_ext{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a shared library")
     out = python(
         "import vitdense, mmcv._ext as ext\n"
         "from vitdense.ops import ops_in_use\n"
-        "print(ops_in_use().kind, hasattr(ext, '__file__'), 'left' in vars(ext), callable(ext.nms))",
+        "print(ops_in_use().kind, hasattr(ext, '__file__'), callable(ext.nms))",
         fake_mmcv,
     )
-    assert "stand-in False False True" in out
+    assert "stand-in False True" in out
     assert "does not load" in out
     assert "--no-build-isolation" in out
 

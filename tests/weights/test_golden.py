@@ -106,7 +106,7 @@ def outputs_of(model, x, like):
 
 @pytest.mark.parametrize("size", FOLDERS)
 @pytest.mark.parametrize("name", GOLDEN)
-def test_outputs_and_weights_equal_those_of_the_authors_code(name, size):
+def test_outputs_and_weights_equal_the_golden_files(name, size):
     path = FOLDERS[size] / f"{name}.safetensors"
     if size == "large" and not path.is_file():
         pytest.skip("no ../shared/data")

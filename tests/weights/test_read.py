@@ -1,4 +1,4 @@
-"""Reading: every kind of file and address, what is refused, and what is said then. No test leaves this machine."""
+"""Reading every kind of file and address, and the errors. No test needs a network."""
 
 import hashlib
 import logging
@@ -42,7 +42,7 @@ def tensors():
 
 
 def write(path, state=None):
-    """A checkpoint of the kind that its name says, of `tensors` unless told."""
+    """Write a checkpoint in the format of the file name; `tensors` by default."""
     state = tensors() if state is None else state
     arrays = {key: value.numpy() for key, value in state.items()}
     if path.suffix == ".safetensors":
@@ -127,42 +127,38 @@ def server():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_file_gives_the_same_tensors(tmp_path, name):
+def test_every_file_format_gives_the_same_tensors(tmp_path, name):
     assert_same(inner(read(write(tmp_path / name))), tensors())
     assert_same(inner(read(str(tmp_path / name), sha256=sha256(tmp_path / name)[:8].upper())), tensors())
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_content_decides_the_kind_not_the_name(tmp_path, name):
+def test_file_kind_is_detected_from_content(tmp_path, name):
     write(tmp_path / name).rename(tmp_path / "weights.bin")
     assert_same(inner(read(tmp_path / "weights.bin")), tensors())
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_plain_pickles_of_arrays_of_every_protocol(tmp_path, protocol):
+@pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_pickles_of_arrays(tmp_path, protocol):
     arrays = OrderedDict(
         f32=np.arange(6, dtype=np.float32).reshape(2, 3),
         big_endian=np.arange(3, dtype=">i4"),
         fortran=np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        strided=np.arange(6.0)[::2],
         flag=np.array([True, False]),
         empty=np.zeros((0, 4), np.float16),
-        nested=[np.ones(2), (np.ones(1), "text")],
-        scalar=np.float64(2.5),
-        names=np.array(["x", "yz"]),
+        count=np.array(7),
     )
     (tmp_path / "a.pkl").write_bytes(pickle.dumps(arrays, protocol=protocol))
     got = read(tmp_path / "a.pkl")
-    for key in ("f32", "big_endian", "fortran", "flag", "empty"):
-        assert got[key].dtype == torch.from_numpy(arrays[key].astype(arrays[key].dtype.newbyteorder("="))).dtype
-        assert np.array_equal(got[key].numpy(), arrays[key]), key
+    assert got.keys() == arrays.keys()
+    for key, value in arrays.items():
+        assert got[key].dtype == torch.from_numpy(value.astype(value.dtype.newbyteorder("="))).dtype
+        assert np.array_equal(got[key].numpy(), value), key
     got["f32"].add_(1)  # its memory is its own
-    assert torch.equal(got["nested"][0], torch.ones(2, dtype=torch.float64))
-    assert got["nested"][1][1] == "text"
-    assert got["scalar"] == 2.5
-    assert got["names"] == ["x", "yz"]
 
 
-def test_pickle_of_python_2(tmp_path):
+def test_pickle_of_python_2_needs_allow_pickle(tmp_path):
     raw = np.array([1.5, -2], np.float32).tobytes()
     parts = (
         b"\x80\x02}U\x01wcnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R",
@@ -170,7 +166,9 @@ def test_pickle_of_python_2(tmp_path):
         b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x08" + raw + b"tbs.",
     )
     (tmp_path / "a.pkl").write_bytes(b"".join(parts))
-    assert read(tmp_path / "a.pkl")["w"].tolist() == [1.5, -2]
+    with pytest.raises(CheckpointMismatchError, match=r"a\.pkl"):
+        read(tmp_path / "a.pkl")
+    assert read(tmp_path / "a.pkl", allow_pickle=True)["w"].tolist() == [1.5, -2]
 
 
 def test_map_location(tmp_path):
@@ -179,8 +177,6 @@ def test_map_location(tmp_path):
     write(tmp_path / "a.safetensors")
     assert read(tmp_path / "a.safetensors", map_location=torch.device("meta"))["b"].device.type == "meta"
     assert read(tmp_path / "a.safetensors", map_location=None)["b"].device.type == "cpu"
-    with pytest.raises(ValueError, match="expected a device"):
-        read(tmp_path / "a.safetensors", map_location={"cuda:0": "cpu"})
 
 
 # --- what is not a checkpoint
@@ -188,7 +184,7 @@ def test_map_location(tmp_path):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
-def test_truncated_file_is_named(tmp_path, name, share):
+def test_truncated_file_names_the_path(tmp_path, name, share):
     path = write(tmp_path / name)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
@@ -197,9 +193,7 @@ def test_truncated_file_is_named(tmp_path, name, share):
 
 
 NOT_WEIGHTS = {  # content, and what the error names
-    "random": (np.random.default_rng(5).bytes(4000), "is not a checkpoint: it begins with"),
-    "random.pkl": (np.random.default_rng(5).bytes(4000), "truncated or damaged"),
-    "random.safetensors": (np.random.default_rng(5).bytes(4000), "truncated or damaged"),
+    "random": (np.random.default_rng(5).bytes(4000), r"random\.pth"),
     "text": (b"hello world", "b'hello world'"),
     "page": (b"\n<!DOCTYPE html><html>Sign in</html>", "<!DOCTYPE html>"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git-lfs"),
@@ -207,7 +201,7 @@ NOT_WEIGHTS = {  # content, and what the error names
 
 
 @pytest.mark.parametrize("name", NOT_WEIGHTS)
-def test_files_that_are_not_weights(tmp_path, name):
+def test_file_that_is_no_checkpoint_is_refused(tmp_path, name):
     content, message = NOT_WEIGHTS[name]
     path = tmp_path / (name if "." in name else f"{name}.pth")
     path.write_bytes(content)
@@ -215,30 +209,30 @@ def test_files_that_are_not_weights(tmp_path, name):
         read(path)
 
 
-def test_files_without_a_dict_of_tensors(tmp_path):
+def test_file_without_a_dict_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         archive.writestr("holiday.jpg", b"")
     with pytest.raises(CheckpointMismatchError, match=r"photos\.zip"):
         read(tmp_path / "photos.zip")
     torch.save(torch.ones(2), tmp_path / "tensor.pth")
-    with pytest.raises(CheckpointMismatchError, match="holds a Tensor, expected a dict"):
+    with pytest.raises(CheckpointMismatchError, match="Tensor"):
         read(tmp_path / "tensor.pth")
 
 
-def test_missing_files_and_unknown_names(tmp_path, monkeypatch):
-    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth is neither a file nor a name.*init_cfg=None"):
+def test_missing_file_or_unknown_name_is_not_found(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth.*init_cfg=None"):
         read(tmp_path / "nowhere.pth")
-    with pytest.raises(CheckpointNotFoundError, match="is a folder"):
+    with pytest.raises(CheckpointNotFoundError, match=str(tmp_path)):
         read(tmp_path)
     with pytest.raises(CheckpointNotFoundError, match=r"got ftp://, expected one of https://.*timm://"):
         read("ftp://host/a.pth")
     with pytest.raises(CheckpointNotFoundError, match=r"swin_t\.ms_in1k"):
         read("swin_t.ms_in1x")
-    with pytest.raises(CheckpointNotFoundError, match="no weights of this model were published"):
+    with pytest.raises(CheckpointNotFoundError, match="swinv2_giant"):
         read("swinv2_giant")
 
 
-def test_names_of_the_model_table(tmp_path, monkeypatch):
+def test_name_of_the_model_table_is_read_and_its_digest_checked(tmp_path, monkeypatch):
     path = write(tmp_path / "nano.pth")
     row = Model("nano.ours", "nano", "Swin", "tiny", str(path), sha256=sha256(path)[:12])
     monkeypatch.setitem(MODELS, "nano.ours", row)
@@ -288,8 +282,8 @@ def test_code_runs_only_with_allow_pickle(tmp_path, name):
     "call",
     [
         (np.ndarray, ((1,), "O", b"12345678")),
-        (np.dtype, ("O",)),
-        (np.dtype, ([("a", "O")],)),
+        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype("O"), False, b"12345678")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype([("a", "O")]), False, b"12345678")),
         (np.frombuffer, (b"12345678",)),
         (eval, ("1",)),
         (getattr, (np.ndarray, "tofile")),
@@ -299,7 +293,7 @@ def test_code_runs_only_with_allow_pickle(tmp_path, name):
     ],
     ids=["object buffer", "object type", "fields", "function", "eval", "getattr", "no content", "short", "objects"],
 )
-def test_plain_pickles_reach_no_memory_and_no_other_function(tmp_path, call):
+def test_plain_pickle_cannot_call_functions_or_build_object_arrays(tmp_path, call):
     class Call:
         def __reduce__(self):
             return call
@@ -309,7 +303,7 @@ def test_plain_pickles_reach_no_memory_and_no_other_function(tmp_path, call):
         read(tmp_path / "a.pkl")
 
 
-def test_allowed_types_are_read(tmp_path):
+def test_allow_lists_further_types(tmp_path):
     torch.save({"when": struct.Struct}, tmp_path / "a.pth")
     with pytest.raises(CheckpointMismatchError, match=r"_struct\.Struct"):
         read(tmp_path / "a.pth")
@@ -326,8 +320,8 @@ class Attribute:
         return getattr, self.arguments
 
 
-def test_checkpoint_of_mmengines_runner_without_its_log_history(tmp_path):
-    """mmengine saves log buffers beside the weights. Reading needs no mmengine: stand-ins take their place."""
+def test_runner_checkpoint_is_read_without_log_history(tmp_path):
+    """mmengine saves log buffers in addition to the weights. Reading replaces them and needs no mmengine."""
     runner = pytest.importorskip("mmengine.runner")
     from mmengine.logging import HistoryBuffer
     from mmengine.model import BaseModel
@@ -370,17 +364,17 @@ def test_checkpoint_of_mmengines_runner_without_its_log_history(tmp_path):
 
 
 @pytest.mark.parametrize("owner", [torch.Tensor, LogHistory])
-def test_getattr_of_a_checkpoint_reaches_only_log_buffers(tmp_path, owner):
+def test_getattr_in_a_checkpoint_is_refused_except_for_log_buffers(tmp_path, owner):
     torch.save({"x": Attribute(owner, "__init__")}, tmp_path / "bad.pth")
     with pytest.raises(CheckpointMismatchError, match="without running code"):
         read(tmp_path / "bad.pth")
 
 
-def test_pickled_module_is_no_checkpoint(tmp_path):
+def test_pickled_module_is_refused(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
     with pytest.raises(CheckpointMismatchError, match=r"torch\.nn\.modules\.linear\.Linear"):
         read(tmp_path / "model.pth")
-    with pytest.raises(CheckpointMismatchError, match=r"holds a Linear.*state_dict\(\)"):
+    with pytest.raises(CheckpointMismatchError, match="Linear"):
         read(tmp_path / "model.pth", allow_pickle=True)
 
 
@@ -388,8 +382,8 @@ def test_pickled_module_is_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["", "abcdef1", "abcdefgh", "0" * 65, "sha256:abcdef12"])
-def test_sha256_that_is_no_digest_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"sha256: .* 8 to 64 hex digits"):
+def test_invalid_sha256_is_refused(wrong):
+    with pytest.raises(ValueError, match="sha256: "):
         read("nowhere.pth", sha256=wrong)
 
 
@@ -408,13 +402,13 @@ def test_digest_is_checked_before_the_file_is_read(tmp_path):
         ("mask_rcnn_20200205-d4b0c5d6.pth", "d4b0c5d6"),
         ("model-0123456789abcdef.pth.tar", "0123456789abcdef"),
         ("model-20210725.pth", None),  # a date
-        ("model-20219925.pth", "20219925"),
+        ("model-2021a725.pth", "2021a725"),
         ("model-abc.pth", None),
         ("vit-backbones.pth", None),
         ("704ceda3.pth", None),
     ],
 )
-def test_digests_in_file_names(name, digest):
+def test_digest_in_file_name(name, digest):
     assert read_module.digest_in_name(name) == digest
 
 
@@ -422,7 +416,7 @@ def test_digests_in_file_names(name, digest):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_addresses_are_downloaded_once(tmp_path, server, cache, name):
+def test_url_is_downloaded_once(tmp_path, server, cache, name):
     path = write(tmp_path / name)
     address = server.serve(f"/models/{name}", path.read_bytes())
     assert_same(inner(read(address, sha256=sha256(path))), tensors())
@@ -434,7 +428,7 @@ def test_addresses_are_downloaded_once(tmp_path, server, cache, name):
     assert_same(inner(read(address)), tensors())  # whose digest was wrong is not known: the file stays
 
 
-def test_files_of_the_same_name_are_kept_apart_and_a_query_is_no_name(tmp_path, server, cache):
+def test_cache_separates_files_of_the_same_name_and_drops_the_query(tmp_path, server, cache):
     first = server.serve("/one/model.pth", write(tmp_path / "a.pth").read_bytes())
     second = server.serve("/two/model.pth?download=true", write(tmp_path / "b.safetensors").read_bytes())
     assert "state_dict" in read(first)
@@ -470,7 +464,7 @@ def test_download_that_is_no_checkpoint_is_not_kept(tmp_path, server, cache):
     assert "model" in read(address, allow_pickle=True)
 
 
-def test_addresses_that_cannot_be_reached(tmp_path, server, cache, monkeypatch):
+def test_unreachable_url_is_not_found(tmp_path, server, cache, monkeypatch):
     with pytest.raises(CheckpointNotFoundError, match=r"other\.pth cannot be downloaded.*404") as e:
         read(f"http://{server.host}/other.pth")
     assert isinstance(e.value.__cause__, OSError)
@@ -498,7 +492,7 @@ def test_download_that_ends_early_is_not_kept(tmp_path, server, cache, name):
     assert kept(cache) == []
 
 
-def test_concurrent_downloads_leave_one_whole_file(tmp_path, server, cache):
+def test_concurrent_downloads_leave_one_complete_file(tmp_path, server, cache):
     content = write(tmp_path / "a.pth").read_bytes()
     address = server.serve("/a.pth", content)
     with ThreadPoolExecutor(8) as pool:
@@ -507,7 +501,7 @@ def test_concurrent_downloads_leave_one_whole_file(tmp_path, server, cache):
     assert [path.read_bytes() == content for path in kept(cache)] == [True]
 
 
-def test_mirror_of_a_host_that_is_gone(tmp_path, server, cache, monkeypatch, caplog):
+def test_openmmlab_url_is_downloaded_from_the_mirror(tmp_path, server, cache, monkeypatch, caplog):
     assert read_module.MIRRORS == {"download.openmmlab.com": "mmassets.onedl.ai"}
     monkeypatch.setitem(read_module.MIRRORS, "download.openmmlab.com", server.host)
     server.serve("/mmdetection/v2.0/a.pth", write(tmp_path / "a.pth").read_bytes())
@@ -522,7 +516,7 @@ def test_mirror_of_a_host_that_is_gone(tmp_path, server, cache, monkeypatch, cap
 # --- hubs
 
 
-def test_torchvision_knows_the_addresses(tmp_path, monkeypatch, cache):
+def test_torchvision_names(tmp_path, monkeypatch, cache):
     asked = []
 
     def fake(address, sha256, load):
@@ -572,7 +566,7 @@ def ask_hub(folder, endpoint, *addresses, **variables):
 
 
 @pytest.mark.long
-def test_the_hugging_face_hub_and_timm_models_from_it(tmp_path, server):
+def test_hugging_face_hub_and_timm_models(tmp_path, server):
     timm = pytest.importorskip("timm")
     model = timm.create_model("test_vit").state_dict()
     save_file({key: value.contiguous() for key, value in model.items()}, tmp_path / "timm.safetensors")
@@ -620,10 +614,9 @@ def test_the_hugging_face_hub_and_timm_models_from_it(tmp_path, server):
         assert line.startswith("not found checkpoint hf://")
         assert f"{what} cannot be downloaded from the Hugging Face hub" in line
         assert "HF_HUB_OFFLINE" in line
-        assert "give its path" in line
 
 
-def test_weights_of_every_row_are_known_to_their_host():
+def test_weights_of_the_model_table_exist_in_timm_or_torchvision():
     timm, models = pytest.importorskip("timm"), pytest.importorskip("torchvision.models")
     for name, row in MODELS.items():
         if row.weights is None:
@@ -640,10 +633,10 @@ def test_weights_of_every_row_are_known_to_their_host():
 SMALL = {"img_size": 32, "embed_dim": 64, "depth": 1, "num_heads": 2}  # of a ViT of timm
 
 
-class TestViTsOfTimm:
-    """What they compute is told by the model that timm builds of them, not by their parameters."""
+class TestTimmViTs:
+    """Parameters do not show everything that a ViT of timm computes; the model that timm builds does."""
 
-    def test_rotary_positions_are_refused_although_the_names_are_those_of_deit_3(self, tmp_path, monkeypatch):
+    def test_rotary_positions_are_refused(self, tmp_path, monkeypatch):
         timm = pytest.importorskip("timm")
         model = timm.create_model("vit_small_patch16_rope_ape_224", **SMALL)
         options = {"arch": {"embed_dims": 64, "depth": 1, "num_heads": 2, "token_position": False, "layer_scale": 1.0}}
@@ -651,7 +644,7 @@ class TestViTsOfTimm:
         assert load_pretrained(ours, model.state_dict()).share == 1  # of its file alone nobody can tell
         monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
         monkeypatch.setattr(timm, "create_model", lambda name, **options: model)
-        with pytest.raises(CheckpointMismatchError, match=r"timm://test_vit has rotary positions, .* which no param"):
+        with pytest.raises(CheckpointMismatchError, match=r"timm://test_vit .*EvaBlock"):
             read("timm://test_vit")
 
     @pytest.mark.parametrize(
@@ -662,11 +655,11 @@ class TestViTsOfTimm:
             ({"act_layer": "gelu_tanh"}, "an activation other than the exact GELU"),
             ({"act_layer": partial(torch.nn.GELU, approximate="tanh")}, "an activation other than the exact GELU"),
             ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, "norms with an eps other than 1e-6"),
-            ({"block_fn": "ResPostBlock"}, "blocks of another kind"),
+            ({"block_fn": "ResPostBlock"}, "blocks of type ResPostBlock"),
             ({"embed_dim": 192, "num_heads": 3, "block_fn": "ParallelThingsBlock"}, ""),
         ],
     )
-    def test_differences_that_no_parameter_shows_are_named(self, options, hidden):
+    def test_differences_without_parameters_are_named(self, options, hidden):
         vits = pytest.importorskip("timm.models.vision_transformer")
         if "block_fn" in options:
             options = {**options, "block_fn": getattr(vits, options["block_fn"])}

@@ -7,7 +7,7 @@ from vitdense.weights.families.common import TOKEN_POSITION
 from vitdense.weights.families.swin import from_unfold, to_unfold
 from vitdense.weights.families.swin_v2 import NO_KEY_BIAS
 from vitdense.weights.families.vit import PATCH_BIAS
-from vitdense.weights.rename import Rule, Transform, find_rule, relabel, rename, reverse
+from vitdense.weights.rename import Rule, Transform, find_rule, rename, reverse
 
 RULES = (
     Rule("layers.{i}.blocks.{j}.norm.*", "stages.{i}.b.{j}.norm.*"),
@@ -18,7 +18,7 @@ RULES = (
 )
 
 
-def test_indices_and_tails_are_kept_and_tensors_transformed_and_back():
+def test_rename_and_reverse_round_trip():
     state = {
         "layers.2.blocks.11.norm.weight": torch.ones(1),
         "features.5.0.scale": torch.ones(2),
@@ -53,12 +53,12 @@ def test_indices_and_tails_are_kept_and_tensors_transformed_and_back():
         "scales",
     ],
 )
-def test_a_key_no_rule_knows_is_an_error_that_lists_it(key):
+def test_unknown_key_is_listed(key):
     with pytest.raises(CheckpointMismatchError, match=key):
         rename({"scale": torch.ones(1), key: torch.ones(1)}, RULES)
 
 
-def test_two_keys_with_one_new_name_and_half_of_a_joint_tensor_are_errors():
+def test_name_collision_and_missing_part_are_refused():
     with pytest.raises(CheckpointMismatchError, match="renamed to c"):
         rename({"a": torch.ones(1), "b": torch.ones(1)}, (Rule("a", "c"), Rule("b", "c")))
     with pytest.raises(CheckpointMismatchError, match=r"q\.7 also needs v\.7"):
@@ -67,7 +67,7 @@ def test_two_keys_with_one_new_name_and_half_of_a_joint_tensor_are_errors():
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
 @pytest.mark.parametrize("side", [1, 2, 3, 14])
-def test_optional_parts_of_a_joint_tensor_depend_on_its_shape(side, extra):
+def test_position_embedding_is_split_by_its_number_of_rows(side, extra):
     names = ("table", "cls", "dist")
     rules = (Rule("pos", names, TOKEN_POSITION, optional=names[1:]),)
     state = {"pos": torch.randn(1, extra + side * side, 2)}
@@ -80,7 +80,7 @@ def test_optional_parts_of_a_joint_tensor_depend_on_its_shape(side, extra):
     assert torch.equal(rename(parts, reverse(rules))["pos"], state["pos"])
 
 
-def test_parts_of_a_joint_tensor_that_are_missing_or_too_many_are_errors():
+def test_missing_or_excess_parts_are_refused():
     names = ("table", "cls", "dist")
     rules = (Rule("pos", names, TOKEN_POSITION, optional=names[1:]),)
     with pytest.raises(CheckpointMismatchError, match="cls also needs table"):
@@ -88,7 +88,7 @@ def test_parts_of_a_joint_tensor_that_are_missing_or_too_many_are_errors():
     with pytest.raises(CheckpointMismatchError, match="table, dist also needs cls"):
         rename({"table": torch.ones(1, 2, 2, 2), "dist": torch.ones(1, 1, 2)}, reverse(rules))
     fewer = (Rule("pos", names[:2], TOKEN_POSITION, optional=names[1:2]),)
-    with pytest.raises(CheckpointMismatchError, match="pos holds 3 parts, expected at most 2: table, cls"):
+    with pytest.raises(CheckpointMismatchError, match="pos holds 3 parts"):
         rename({"pos": torch.ones(1, 6, 2)}, fewer)
     with pytest.raises(CheckpointMismatchError, match=r"\(1, 2, 8, 2\)"):
         rename({"table": torch.ones(1, 2, 8, 2)}, reverse(rules))
@@ -102,14 +102,7 @@ def test_patch_embedding_without_bias_is_read_as_zero_bias():
     assert PATCH_BIAS.inverse(*PATCH_BIAS.forward(*with_one)) == with_one
 
 
-def test_layout_with_two_keys_of_one_name_is_an_error():
-    state = {"a": torch.ones(1), "b": torch.ones(1)}
-    assert relabel(state, {"a": "b", "b": "a"}).keys() == {"a", "b"}
-    with pytest.raises(CheckpointMismatchError, match="renamed to c; one is b"):
-        relabel(state, {"a": "c", "b": "c"})
-
-
-def test_unfold_order_against_unfold_itself():
+def test_from_unfold_equals_nn_unfold():
     """A merging that concatenates what nn.Unfold yields equals the authors' on the reordered weight, also H != W."""
     c, x = 3, torch.randn(1, 3, 4, 6)
     weight = torch.randn(5, 4 * c)
@@ -133,7 +126,7 @@ def test_unused_key_bias_is_written_as_zero():
 @pytest.mark.parametrize(
     ("family", "scheme"), [(f, s) for f, rows in SCHEMES.items() for s in rows], ids=lambda x: getattr(x, "name", x)
 )
-def test_no_two_rules_of_a_scheme_match_one_key_in_either_direction(family, scheme):
+def test_every_key_matches_at_most_one_rule_in_both_directions(family, scheme):
     """`find_rule` asserts it; here every pattern of every table is tried on a key made from it."""
     read_only = [rule for rule in scheme.rules if rule.read_only]
     for rules in (tuple(rule for rule in scheme.rules if not rule.read_only), reverse(scheme.rules)):

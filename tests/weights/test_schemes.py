@@ -118,7 +118,7 @@ def errors_at_another_size(make, ours, theirs, peer, state):
 
 
 @pytest.mark.parametrize(("family", "size", "scheme"), ROWS)
-def test_random_weights_of_every_scheme_give_the_features_of_its_model_and_convert_back(family, size, scheme):
+def test_features_equal_the_peer_and_conversion_round_trips(family, size, scheme):
     peer = PEERS[family][scheme]
     pytest.importorskip(peer.package)
     make, spec = MODELS[family, size]
@@ -165,7 +165,7 @@ def test_published_weights_classify_as_in_timm(shared_data):
     add_row("vit", report.scheme, "published DeiT-Ti, its logits", [error], report.share, "")
 
 
-def test_the_output_norms_of_mmpretrains_mvit_reach_the_next_stage():
+def test_mmpretrain_mvit_passes_output_norms_to_the_next_stage():
     """Why `peers` builds it with the last output alone; ours do not depend on which maps are asked for."""
     backbones = pytest.importorskip("mmpretrain.models.backbones")
     sizes = {"embed_dims": 8, "num_layers": 2, "num_heads": 1, "downscale_indices": [1]}

@@ -7,12 +7,11 @@ only, run-length encoded) and label maps.
 
 import colorsys
 import json
-import logging
 import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-__all__ = ["CLASSES", "PALETTE", "ShapesError", "check_draw", "draw_dataset", "draw_image"]
+__all__ = ["CLASSES", "PALETTE", "draw_dataset", "draw_image"]
 
 CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
 PALETTE = [(220, 60, 60), (60, 120, 230), (60, 180, 75), (240, 190, 30),
@@ -30,22 +29,14 @@ PALETTE = [(220, 60, 60), (60, 120, 230), (60, 180, 75), (240, 190, 30),
 VERSION = 2  # raise it when the same arguments give other pictures: older sets on disk are then refused
 STAMP = "stamp.json"
 SPLITS = ("train", "val")
-IGNORE = 255  # label of crowd pixels in the label maps
 EMPTY = (20, 7)  # image 7 of every 20 holds no object
 CROWD = (25, 3)  # image 3 of every 25 holds a crowd
 MIN_SIZE = 64  # pixels; in smaller images shapes cannot be told apart
-REFERENCE_SIZE = 256  # shorter side in pixels of an image whose objects have the sizes below
-SIDES = (20, 150)  # smallest and largest sqrt(area) of an object in pixels
+SIDES = (20, 150)  # smallest and largest sqrt(area) of an object in pixels, in an image whose shorter side is 256
 MIN_VISIBLE = 0.5  # share of a shape that is neither covered nor outside the image
 SUPERSAMPLE = 4
-HUE_SPREAD = 0.45  # standard deviation of a class's hue, in distances between the hues of two classes
-TEXTURES = ("flat", "stripes", "checks", "spots", "clouds")
 CONTRAST = 0.2  # largest difference between the two colours of a texture, per channel
 MIN_DISTANCE = 0.3  # of an object's colour from what is under it: more than the contrast of a texture
-
-
-class ShapesError(ValueError):
-    """The data set cannot be drawn as asked, or where asked."""
 
 
 @dataclass
@@ -69,9 +60,7 @@ def draw_dataset(
     num_val: int = 200,
     image_size: tuple[int, int] = (256, 256),
     seed: int = 0,
-    *,
     workers: int | None = None,
-    log: Callable[[str], object] | None = None,
 ) -> Path:
     """Draw the data set into ``root`` unless it is there already, and return the folder.
 
@@ -85,23 +74,22 @@ def draw_dataset(
 
     Args:
         root: Folder to create; its parents are created too.
-        num_train: Images to train on.
-        num_val: Images to evaluate on.
+        num_train, num_val: Images per split.
         image_size: Height and width in pixels.
         seed: Another seed gives other pictures.
         workers: Threads; default one per core, at most 8.
-        log: Called with one line before the drawing starts; default the logger of this module.
 
     Raises:
-        ShapesError: An argument is out of range, or ``root`` holds something else; nothing is changed then.
+        ValueError: An argument is out of range, or ``root`` holds something else, which stays unchanged.
     """
-    if not root:
-        raise ShapesError(f"data_root: got {root!r}, expected a folder to draw the data set into")
+    if min(num_train, num_val) < 1:
+        raise ValueError(f"num_train, num_val: got {num_train}, {num_val}, expected at least 1 image in each split")
+    if len(image_size) != 2 or min(image_size) < MIN_SIZE:
+        raise ValueError(f"image_size: got {image_size}, expected (height, width) of at least {MIN_SIZE} pixels")
     root = Path(root)
-    stamp = _stamp(num_train, num_val, image_size, seed)
+    stamp = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": [*image_size], "seed": seed}
     if _is_drawn(root, stamp):
         return root
-    (log or logging.getLogger(__name__).info)(f"drawing {num_train + num_val} images into {root}")
     scratch = root.with_name(f".{root.name}.{uuid.uuid4().hex}")
     scratch.mkdir(parents=True)
     try:
@@ -115,44 +103,16 @@ def draw_dataset(
     return root
 
 
-def check_draw(draw: dict | None) -> dict:
-    """Return the ``draw`` argument of a data set as keyword arguments of :func:`draw_dataset`.
-
-    Raises:
-        ShapesError: It is no dict, or has a key other than ``num_train``, ``num_val``, ``image_size`` and ``seed``.
-    """
-    known = ("num_train", "num_val", "image_size", "seed")
-    draw = {} if draw is None else draw
-    if not isinstance(draw, dict) or not set(draw) <= set(known):
-        raise ShapesError(f"draw: got {draw!r}, expected a dict with keys among {known}")
-    return dict(draw)
-
-
-def _stamp(num_train: int, num_val: int, image_size: Sequence[int], seed: int) -> dict:
-    """Return what identifies a drawn set, with its arguments checked."""
-    for name, value, least in (("num_train", num_train, 1), ("num_val", num_val, 1), ("seed", seed, 0)):
-        if not isinstance(value, int) or value < least:
-            raise ShapesError(f"{name}: got {value!r}, expected a whole number of at least {least}")
-    size = list(image_size) if isinstance(image_size, (tuple, list)) else []
-    if len(size) != 2 or any(not isinstance(n, int) or n < MIN_SIZE for n in size):
-        raise ShapesError(f"image_size: got {image_size!r}, expected (height, width) of at least {MIN_SIZE} pixels")
-    return {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": size, "seed": seed}
-
-
 def _is_drawn(root: Path, stamp: dict) -> bool:
     """Tell whether ``root`` holds the set of ``stamp``; raise if it holds something else."""
-    if not os.path.lexists(root):
+    if not root.exists():
         return False
-    try:
-        found = json.loads((root / STAMP).read_text())
-    except (OSError, ValueError) as error:
-        raise ShapesError(
-            f"{root} exists and is no drawn data set (no readable {STAMP}); choose a data_root that does not exist yet"
-        ) from error
+    file = root / STAMP
+    found = json.loads(file.read_text()) if file.exists() else "no such file"
     if found != stamp:
-        raise ShapesError(
-            f"{root} holds a data set drawn with other arguments: got {found}, expected {stamp}. "
-            "Choose another data_root, ask for the arguments it was drawn with, or delete the folder"
+        raise ValueError(
+            f"{file}: got {found}, expected {stamp}. Choose another data_root, set the arguments it was drawn with, "
+            "or delete the folder"
         )
     return True
 
@@ -160,8 +120,8 @@ def _is_drawn(root: Path, stamp: dict) -> bool:
 def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
     """Write both splits and the stamp."""
     (folder / "annotations").mkdir()
-    # Threads, not processes: OpenCV and numpy release the interpreter lock for most of the work, and this runs inside
-    # data-loader workers, notebooks and scripts without a main guard just as well.
+    # Threads, not processes: OpenCV and numpy release the interpreter lock for most of the work, and threads also run
+    # inside data-loader workers and notebooks.
     with ThreadPoolExecutor(workers) as pool:
         for split in SPLITS:
             (folder / split).mkdir()
@@ -186,7 +146,7 @@ def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index
     image, instances = draw_image(rng, size, empty=empty, crowd=crowd)
     labels = np.zeros(size, np.uint8)
     for instance in instances:
-        labels[instance.mask] = IGNORE if instance.crowd else instance.label + 1
+        labels[instance.mask] = 255 if instance.crowd else instance.label + 1
     name = f"{index + 1:06d}"
     _write(folder / split / f"{name}.jpg", image[..., ::-1], cv2.IMWRITE_JPEG_QUALITY, 95)
     _write(folder / "semantic" / split / f"{name}.png", labels)
@@ -195,13 +155,13 @@ def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index
 
 
 def _write(path: Path, image: np.ndarray, *options: int) -> None:
-    """Encode by the suffix of ``path`` and write; on a full disk this raises, where ``cv2.imwrite`` returns False."""
+    """Write an image; raises if the disk is full, where ``cv2.imwrite`` returns False."""
     path.write_bytes(cv2.imencode(path.suffix, image, options)[1].tobytes())
 
 
 def _annotation(instance: Instance, image_id: int) -> dict:
-    """Return the COCO annotation of one instance, still without its ``id``."""
-    from pycocotools import mask as coco_mask  # here alone, so that pictures can be drawn without it
+    """Return the COCO annotation of one instance, without its ``id``."""
+    from pycocotools import mask as coco_mask  # here, so that ``draw_image`` works without it
 
     rle = coco_mask.encode(np.asfortranarray(instance.mask, np.uint8))
     return {
@@ -220,7 +180,7 @@ def draw_image(
     """Draw one picture.
 
     Args:
-        rng: Source of every choice.
+        rng: Random generator.
         size: Height and width in pixels.
         empty: No objects.
         crowd: A cluster of tiny shapes of one class behind the objects, annotated as one region.
@@ -243,7 +203,7 @@ class _Scene:
     def __init__(self, rng: np.random.Generator, size: Sequence[int]) -> None:
         self.rng = rng
         self.size = tuple(size)
-        self.unit = min(size) / REFERENCE_SIZE  # pixels per pixel of the reference size
+        self.unit = min(size) / 256  # scale of all lengths
         self.canvas = np.zeros((3, *size), np.float32)  # RGB in 0..1, in planes: numpy is faster on long rows
         self.instances: list[Instance] = []
         self._paint(np.ones(self.size, np.float32), _colour(rng, rng.uniform(), saturation=(0.0, 0.35)))
@@ -389,7 +349,7 @@ def _texture(rng: np.random.Generator, size: tuple[int, int], unit: float) -> np
     angle, period = rng.uniform(0, 2 * np.pi), rng.uniform(8, 32) * max(unit, 0.5)
     c, s = math.cos(angle) * 2 * math.pi / period, math.sin(angle) * 2 * math.pi / period
     u, v = xs * c + ys * s + rng.uniform(0, 6), ys * c - xs * s + rng.uniform(0, 6)
-    match rng.choice(TEXTURES):
+    match rng.choice(["flat", "stripes", "checks", "spots", "clouds"]):
         case "flat":
             mix = np.zeros(size, np.float32)
         case "stripes":
@@ -415,12 +375,10 @@ def _colour(rng: np.random.Generator, hue: float, saturation: tuple[float, float
 
 
 def _class_colour(rng: np.random.Generator, label: int, under: np.ndarray) -> np.ndarray:
-    """Return a colour around the hue of the class that stands out from what is under it, if 12 draws find one.
-
-    Hues of neighbouring classes overlap, so that colour helps and does not decide, as with things in photographs.
-    """
+    """Return a colour around the hue of the class that stands out from what is under it, if 12 draws find one."""
     for _ in range(12):
-        colour = _colour(rng, (label + rng.normal(0, HUE_SPREAD)) / len(CLASSES), saturation=(0.4, 1.0))
+        hue = (label + rng.normal(0, 0.45)) / len(CLASSES)  # hues of neighbouring classes overlap
+        colour = _colour(rng, hue, saturation=(0.4, 1.0))
         if np.linalg.norm(colour - under) >= MIN_DISTANCE:
             break
     return colour

@@ -5,7 +5,7 @@ Labels that are off by one, or a background that is taken for a class, silently 
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import mmcv
@@ -26,14 +26,6 @@ def loads_labels(step: object) -> bool:
     return getattr(kind, "__name__", kind) in ("LoadAnnotations", "mmseg.LoadAnnotations")
 
 
-def _label_loader(node: object) -> dict | None:
-    """The first loader of label maps in a pipeline; a step may hold others, as in test-time augmentation."""
-    if loads_labels(node):
-        return node
-    parts = node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ()
-    return next((loader for loader in map(_label_loader, parts) if loader is not None), None)
-
-
 def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None:
     """Check that the label maps of a data set of mmseg hold what the head and settings of a config expect.
 
@@ -47,36 +39,36 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None
         ConfigError: There are no images, or a label map is missing, unreadable or not of one channel. Or a value
             stands for no class, or ``reduce_zero_label`` is wrong: the message has the histogram of raw values.
     """
-    loader = _label_loader(dataset.get("pipeline"))
-    backend = (dataset.get("backend_args") or {}).get("backend", "local")
-    if loader is None or backend != "local":
-        return  # no labels, or a loader or storage service that only the data set knows
+    head = cfg.model.get("decode_head", {})
+    head = head[-1] if isinstance(head, (list, tuple)) else head
+    num_classes = head.get("num_classes")
+    loader = next(filter(loads_labels, dataset.get("pipeline", ())), None)
+    if loader is None or num_classes is None:
+        return  # no labels, or a loader or model that is not mmseg's
     with DATASETS.switch_scope_and_registry("mmseg") as registry:
         built = registry.build({**dataset, "pipeline": [], "serialize_data": False})
     if len(built) == 0:
-        raise ConfigError(
-            f"{where}: the data set is empty: img_suffix, ann_file, indices and filter_cfg leave no image of those in "
-            f"{built.data_prefix}"
-        )
-    head = cfg.model.get("decode_head") or {}
-    head = head[-1] if isinstance(head, (list, tuple)) else head
-    num_classes = head.get("num_classes") or len(built.metainfo.get("classes") or ())
-    sample = built.get_data_info(0)
-    if not num_classes or "seg_map_path" not in sample:
-        return
+        raise ConfigError(f"{where}: no images in {built.data_prefix}; check img_suffix, ann_file and indices")
     pixels, first_in = Counter(), {}
     chosen = np.linspace(0, len(built) - 1, min(MAPS_READ, len(built))).astype(int).tolist()
     for i in chosen:
-        path = built.get_data_info(i)["seg_map_path"]
+        sample = built.get_data_info(i)
+        path = sample["seg_map_path"]
         found = _histogram(where, path, loader.get("imdecode_backend", "pillow"))
         pixels.update(found)
         first_in = dict.fromkeys(found, path) | first_in
 
-    reduced, label_map = sample.get("reduce_zero_label", False), sample.get("label_map")
-    ignored = UNLABELLED if head.get("ignore_index") is None else head["ignore_index"]
+    reduced, label_map = sample["reduce_zero_label"], sample.get("label_map") or {}
+    ignored = head.get("ignore_index", UNLABELLED)
     outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # one sigmoid tells 0 from 1
-    trained = {raw: _trained_label(raw, reduced, label_map or {}) for raw in sorted(pixels)}
-    outside = [raw for raw, label in trained.items() if label != ignored and not 0 <= label < outputs]
+    outside = []
+    for raw in sorted(pixels):
+        label = raw
+        if reduced:  # as mmseg does it: 0 is taken out first, then classes are chosen
+            label = UNLABELLED if raw in (0, UNLABELLED) else raw - 1
+        label = label_map.get(label, label)
+        if label != ignored and not 0 <= label < outputs:
+            outside.append(raw)
     if outside:
         fault = f"hold {', '.join(map(str, outside[:10]))} (first in {first_in[outside[0]]}), which no class stands for"
         fix = "set num_classes and classes, reduce_zero_label (True: 0 means unlabelled) or ignore_index to fit them"
@@ -90,57 +82,42 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None
         )
 
 
-def _trained_label(raw: int, reduced: bool, label_map: Mapping[int, int]) -> int:
-    """The label that mmseg makes of a raw value: 0 is taken out first, then classes are chosen."""
-    if reduced:
-        raw = UNLABELLED if raw in (0, UNLABELLED) else raw - 1
-    return label_map.get(raw, raw)
-
-
 def _zero_fault(values: Collection[int], num_classes: int, reduced: bool, kind: type, training: bool) -> str | None:
     """What is wrong with ``reduce_zero_label`` for maps whose labels all fit; None: nothing is surely wrong."""
     default = inspect.signature(kind).parameters.get("reduce_zero_label")
     usually_reduced = default is not None and default.default is True
     if not reduced:
-        # Maps of such a type whose labels were moved down beforehand have 255 where these have 0.
+        # Maps of such a type whose labels were already reduced have 255 for unlabelled pixels, not 0.
         if usually_reduced and 0 in values and UNLABELLED not in values:
             return f"have 0 for unlabelled pixels, as is usual for {kind.__name__}, but 0 is taken for a class"
         return None
-    # The last class may just not occur in a validation set, or in a type that is usually reduced. There, only pixels
-    # of 255 show that 0 does not mean unlabelled.
-    if UNLABELLED not in values and (usually_reduced or not training):
-        return None
-    if set(range(num_classes)) <= set(values) and num_classes not in values:
+    # The last class may be absent by chance from a validation set, or from a type that is usually reduced. There, only
+    # pixels of 255 show that 0 does not mean unlabelled.
+    likely = UNLABELLED in values or (training and not usually_reduced)
+    if likely and set(range(num_classes)) <= set(values) and num_classes not in values:
         return f"have 0 for a class, but 0 is taken out, and class {num_classes - 1} never occurs"
     return None
 
 
 def _histogram(where: str, path: str, decoder: str) -> dict[int, int]:
-    """Pixels by raw value of one label map.
-
-    Raises:
-        ConfigError: There is no such file, it is not an image, or not one of class indices.
-    """
-    if not Path(path).is_file():
-        raise ConfigError(
-            f"{where}: label map {path} is not there; seg_map_suffix and data_prefix.seg_map_path say where they are"
-        )
+    """Pixels by raw value of one label map."""
     try:  # as mmseg's loader does it; each decoder fails in its own way, and one returns None
         labels = mmcv.imfrombytes(Path(path).read_bytes(), flag="unchanged", backend=decoder).squeeze()
     except Exception as error:
-        raise ConfigError(f"{where}: label map {path} cannot be read ({type(error).__name__}: {error})") from error
-    if labels.ndim != 2 or labels.dtype.kind not in "biu":
         raise ConfigError(
-            f"{where}: label map {path}: got shape {labels.shape} and type {labels.dtype}, expected one channel of "
-            "class indices, [height, width] of uint8; write the index of each pixel's colour, or one of equal channels"
+            f"{where}: label map {path} cannot be read ({type(error).__name__}: {error}); its path is made of "
+            "data_prefix.seg_map_path and seg_map_suffix"
+        ) from error
+    if labels.ndim != 2:
+        raise ConfigError(
+            f"{where}: label map {path}: got shape {labels.shape}, expected one channel of class indices; write the "
+            "index of each pixel's colour, or one of equal channels"
         )
     return {int(raw): int(count) for raw, count in zip(*np.unique(labels, return_counts=True))}
 
 
 def _shares(pixels: Counter) -> str:
-    """The values in ascending order, each with its share of the pixels; of many, the lowest and highest."""
+    """The lowest values, each with its share of the pixels."""
     parts = [f"{raw} ({100 * pixels[raw] / pixels.total():.2g} %)" for raw in sorted(pixels)]
-    if len(parts) > VALUES_SHOWN:
-        half = VALUES_SHOWN // 2
-        parts[half:-half] = [f"... {len(parts) - 2 * half} more ..."]
-    return ", ".join(parts)
+    rest = [f"... {len(parts) - VALUES_SHOWN} more"] if len(parts) > VALUES_SHOWN else []
+    return ", ".join(parts[:VALUES_SHOWN] + rest)

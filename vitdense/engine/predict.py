@@ -121,7 +121,7 @@ class Segmentation(Task):
     def add(self, image: Path, pixels: np.ndarray) -> None:
         """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and write its picture and label map."""
         labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # of a sigmoid they are floats
-        over = draw.overlay(pixels, labels, self.palette, ignore=None)
+        over = draw.overlay(pixels, labels, self.palette)
         shares = draw.class_shares(labels, len(self.classes))
         _write(self.out_dir / image.name, draw.with_legend(over, self.classes, self.palette, shares))
         label_map = labels.astype(np.uint8 if len(self.classes) <= 256 else np.uint16)

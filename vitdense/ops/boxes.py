@@ -12,8 +12,6 @@ from vitdense.ops.dtypes import widen
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Indices [kept] of the boxes [N, 4] that greedy suppression keeps, highest score first."""
     boxes, scores = widen(boxes, scores)
-    if boxes.numel() == 0:
-        return boxes.new_zeros(0, dtype=torch.long)
     if boxes.dtype == torch.float32:
         # mmcv compares with a C float, torchvision with a double: 0.3f > 0.3 would suppress an overlap of exactly 0.3.
         iou_threshold = torch.tensor(iou_threshold, dtype=torch.float32).item()

@@ -25,13 +25,12 @@ logger = logging.getLogger("vitdense")
 class OpNotAvailableError(NotImplementedError):
     """A called op of mmcv exists in its compiled extension only."""
 
-
-def op_not_available(name: str) -> OpNotAvailableError:
-    """The error to raise when the op `name` is called."""
-    return OpNotAvailableError(
-        f"mmcv op {name!r} needs the compiled extension of mmcv; vitdense has no stand-in for it. With a C++ compiler "
-        f"and the CUDA toolkit that torch was built with, run: {BUILD_COMMAND}  (without CUDA leave out FORCE_CUDA=1)"
-    )
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"mmcv op {name!r} needs the compiled extension of mmcv; vitdense has no stand-in for it. With a C++ "
+            f"compiler and the CUDA toolkit that torch was built with, run: {BUILD_COMMAND}  "
+            "(without CUDA leave out FORCE_CUDA=1)"
+        )
 
 
 class OpsInUse(NamedTuple):
@@ -43,7 +42,7 @@ class OpsInUse(NamedTuple):
 
 def install() -> None:
     """Answer imports of `mmcv._ext` from now on; calling it again changes nothing."""
-    if NAME not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
@@ -51,7 +50,6 @@ def ops_in_use() -> OpsInUse:
     """Load `mmcv._ext` if mmcv is installed, and say which one it is; never raises."""
     if importlib.util.find_spec("mmcv") is None:
         return OpsInUse("mmcv not installed")
-    install()
     try:
         module = importlib.import_module(NAME)
     except Exception as error:  # whatever keeps mmcv or its dependencies from importing belongs in the report
@@ -71,7 +69,7 @@ class _Finder:
         compiled = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         # A spec without loader is a namespace package: a bare folder `_ext` on the path, no extension.
         if compiled is None or compiled.loader is None:
-            return _stand_in_spec("no compiled mmcv._ext is installed")
+            return importlib.machinery.ModuleSpec(NAME, _StandInLoader("no compiled mmcv._ext is installed"))
         compiled.loader = _CompiledLoader(compiled.loader)
         return compiled
 
@@ -102,50 +100,34 @@ class _StandInLoader:
 
 
 class _CompiledLoader:
-    """Tries the loader of a compiled extension; what does not load with this torch is replaced by the stand-in."""
+    """Loads a compiled extension; one that does not load with this torch is replaced by the stand-in."""
 
     def __init__(self, loader):
         self.loader = loader
-        self.failure: Exception | None = None
 
     def create_module(self, spec):
         try:
             import torch  # noqa: F401  (its shared libraries have to be in the process before the extension)
 
-            return self.loader.create_module(spec)
+            module = self.loader.create_module(spec)
         except (ImportError, OSError) as error:
-            self.failure = error
+            logger.warning(
+                "mmcv ops: the compiled %s does not load (%s: %s); using the stand-in on torchvision. "
+                "To use compiled ops, build them for the installed torch: %s",
+                spec.origin,
+                type(error).__name__,
+                error,
+                BUILD_COMMAND,
+            )
+            self.loader = _StandInLoader(f"the compiled {spec.origin} does not load")
+            spec.has_location = False  # no `__file__`
             return None
+        logger.info("mmcv ops: compiled, %s", spec.origin)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        if self.failure is None:
-            try:
-                self.loader.exec_module(module)
-            except (ImportError, OSError) as error:
-                self.failure = error
-        if self.failure is None:
-            # Reload and inspection use the extension's own loader from here on.
-            module.__loader__ = module.__spec__.loader = self.loader
-            logger.info("mmcv ops: compiled, %s", module.__spec__.origin)
-            return
-        origin = module.__spec__.origin
-        logger.warning(
-            "mmcv ops: the compiled %s does not load (%s: %s); using the stand-in on torchvision. "
-            "To use compiled ops, build them for the installed torch: %s",
-            origin,
-            type(self.failure).__name__,
-            self.failure,
-            BUILD_COMMAND,
-        )
-        for name in [name for name in vars(module) if name not in ("__name__", "__package__", "__builtins__")]:
-            delattr(module, name)  # what a half-executed module left, above all `__file__`
-        module.__spec__ = _stand_in_spec(f"the compiled {origin} does not load")
-        module.__loader__ = module.__spec__.loader
-        module.__loader__.exec_module(module)
-
-
-def _stand_in_spec(reason: str) -> importlib.machinery.ModuleSpec:
-    return importlib.machinery.ModuleSpec(NAME, _StandInLoader(reason), origin="vitdense.ops.table")
+        module.__loader__ = module.__spec__.loader = self.loader  # reload and inspection use it from here on
+        self.loader.exec_module(module)
 
 
 def _missing_op(name: str):
@@ -154,7 +136,6 @@ def _missing_op(name: str):
         raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
 
     def unavailable(*args, **kwargs):
-        raise op_not_available(name)
+        raise OpNotAvailableError(name)
 
-    unavailable.__name__ = unavailable.__qualname__ = name
     return unavailable

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from vitdense.ops.dtypes import widen
-from vitdense.ops.finder import op_not_available
+from vitdense.ops.finder import OpNotAvailableError
 
 
 def roi_align_forward(
@@ -26,7 +26,7 @@ def roi_align_forward(
     `OpNotAvailableError`; `argmax_y` and `argmax_x` belong to it.
     """
     if pool_mode != 1:
-        raise op_not_available("roi_align with pool_mode='max'")
+        raise OpNotAvailableError("roi_align with pool_mode='max'")
     input, rois = widen(input, rois.to(input.dtype))
     bins = (aligned_height, aligned_width)
     output.copy_(torch.ops.torchvision.roi_align(input, rois, spatial_scale, *bins, sampling_ratio, aligned))

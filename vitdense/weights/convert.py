@@ -17,8 +17,7 @@ from vitdense.weights.families import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REB
 from vitdense.weights.rename import Scheme, find_rule, reverse
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
-# Schemes that keep whole detectors and segmentors, by the prefix of their backbones. Only detectron2 knows the names of
-# its heads.
+# Schemes of whole detectors and segmentors, by the prefix of the backbone. Only detectron2 knows its heads.
 WHOLE = {
     "backbone.": ("vitdense", "mmdet", "mmseg", "official", "detectron2"),
     "backbone.bottom_up.": ("detectron2",),
@@ -36,7 +35,7 @@ class Converted:
         ours: The backbone with our names.
         backbone: The backbone with the new names.
         state: All tensors with the new names, prefixes included.
-        dropped: Buffers, by our names, that the new scheme does not keep in files; models rebuild them.
+        dropped: Buffers, by our names, that files of the new scheme do not contain; models rebuild them.
         left_out: Tensors of a detector or of a classifier for which the new scheme has no names.
     """
 
@@ -74,17 +73,16 @@ def convert(
 ) -> Converted:
     """Rename a checkpoint of any known scheme to another one.
 
-    Parameters keep every bit; they are reordered where the schemes order them differently. So does the classifier.
-    Buffers that the new scheme keeps in its files are copied or made.
+    Parameters and classifier are bit-equal, reordered where the schemes order them differently. Buffers that files of
+    the new scheme contain are copied or computed.
 
     Args:
         checkpoint: Content of the file. Not changed.
         to: Name of the new scheme.
-        prefix: See `detect`.
-        scheme: See `detect`.
-        windows: For the buffers of Swin V2, whose parameters do not tell its windows: sides in tokens, one or one per
-            stage. Not needed if the checkpoint holds the buffers.
-        pretrained_windows: Likewise, the windows of pretraining; 0 or nothing means the window itself.
+        prefix, scheme: See `detect`.
+        windows: Sides in tokens, one or one per stage, for the buffers of Swin V2, whose parameters do not show its
+            windows. Not needed if the checkpoint has the buffers.
+        pretrained_windows: The same for pretraining; 0 or None means the window itself.
         drop_output_norms: Leave out the norms of a dense backbone, for which classifiers have no names.
         drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and,
             if it has no tokens, of tokens.
@@ -112,11 +110,10 @@ def convert(
     left_out = [key for key in absent if drop_classifier and re.fullmatch(optional, key)]
     dropped = [key for key in absent if re.fullmatch(REBUILT, key)]
     if lost := [key for key in absent if key not in (*left_out, *dropped)]:
-        options = {OUTPUT_NORMS: "--drop-output-norms", optional: "--drop-classifier"}
-        hint = [f", or leave them out by {flag}" for pattern, flag in options.items() if re.fullmatch(pattern, lost[0])]
         raise CheckpointMismatchError(
             f"the {to} scheme of the {match.family} family has no names for {len(lost)} tensors: "
-            f"{', '.join(lost[:LISTED])}; convert to vitdense, which has{''.join(hint)}"
+            f"{', '.join(lost[:LISTED])}; convert to vitdense, or leave out output norms by --drop-output-norms and a "
+            f"classifier by --drop-classifier"
         )
     kept = {key: value for key, value in ours.items() if key not in absent}
     kept |= _buffers(kept, target, windows, pretrained_windows)
@@ -127,37 +124,24 @@ def convert(
     return Converted(match, target, ours, backbone, state, dropped, [*left_out, *(() if is_whole else match.rest)])
 
 
-def of_stage(values: Sequence[int], stage: int) -> int:
-    """The value of a stage: the only value, or that of its index.
-
-    Raises:
-        CheckpointMismatchError: There are several values, but none for this stage.
-    """
+def _of_stage(values: Sequence[int], stage: int) -> int:
     if len(values) == 1:
         return values[0]
     if stage >= len(values):
-        raise CheckpointMismatchError(
-            f"windows: got {len(values)}, {list(values)}, expected one, or one for each stage of the checkpoint"
-        )
+        raise CheckpointMismatchError(f"windows: got {list(values)}, expected one, or one for each stage")
     return values[stage]
 
 
 def _buffers(
-    ours: Mapping[str, Tensor],
-    target: Scheme,
-    windows: Sequence[int] | None,
-    pretrained_windows: Sequence[int] | None,
+    ours: Mapping[str, Tensor], target: Scheme, windows: Sequence[int] | None, pretrained: Sequence[int] | None
 ) -> dict[str, Tensor]:
-    """Buffers, by our names, that files of a scheme hold and this checkpoint does not."""
-    made = {}
-    blocks = {key.rpartition("attn.")[0]: key for key in ours if key.endswith(".attn.qkv.weight")}
-    for block, key in blocks.items():
-        bias = f"{block}attn.bias."
-        wanted = [
-            name
-            for name in ("index", "relative_coords_table")
-            if bias + name not in ours and find_rule(bias + name, reverse(target.rules))
-        ]
+    """Buffers, by our names, that files of a scheme contain and this checkpoint does not."""
+    made, rules = {}, reverse(target.rules)
+    for key in ours:
+        if not key.endswith(".attn.qkv.weight"):
+            continue
+        bias = key.removesuffix("qkv.weight") + "bias."
+        wanted = [x for x in ("index", "relative_coords_table") if bias + x not in ours and find_rule(bias + x, rules)]
         if not wanted:
             continue
         table = ours.get(bias + "relative_position_bias_table")
@@ -165,16 +149,16 @@ def _buffers(
         if table is not None:
             window = tuple((side + 1) // 2 for side in table.shape[:2])
         elif windows:
-            window = (of_stage(windows, stage),) * 2
+            window = (_of_stage(windows, stage),) * 2
         else:
             raise CheckpointMismatchError(
-                f"{target.name} files hold buffers that depend on the window, which the parameters of this checkpoint "
-                f"do not tell; give it: --window-size 8, or one per stage, and --pretrained-window-size if it differs"
+                f"{target.name} files contain buffers of the window, which the checkpoint does not show: give "
+                f"--window-size, and --pretrained-window-size if it differs"
             )
         if "index" in wanted:
             made[bias + "index"] = relative_position_index(window)  # [N, N]
         if "relative_coords_table" in wanted:
-            side = of_stage(pretrained_windows or [0], stage)
+            side = _of_stage(pretrained or [0], stage)
             made[bias + "relative_coords_table"] = log_spaced_offsets(window, (side, side) if side else window)
     return made
 
@@ -185,7 +169,7 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
     Args:
         state: Tensors by name.
         path: Its suffix is one of `SUFFIXES`; ``.safetensors``, or a torch file.
-        wrapper: Entry of a torch file that holds the tensors; None for the file itself.
+        wrapper: Entry of a torch file for the tensors; None for the top level.
         extra: Further entries of a torch file with a wrapper.
 
     Raises:
@@ -193,7 +177,7 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
-    # Each in its own memory: torch would save all of the memory that a view is of.
+    # Clone views: torch saves the whole storage of a view.
     state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
     with atomic_write(path) as scratch:
         if path.suffix == ".safetensors":

@@ -1,17 +1,16 @@
 """Detect the family and the naming scheme of a checkpoint from its keys."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import SCHEMES
 from vitdense.weights.rename import Scheme, find_rule
 
-WRAPPERS = ("state_dict", "model", "model_state", "model_ema")  # entries of a torch file that hold the tensors
+WRAPPERS = ("state_dict", "model", "model_state", "model_ema")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.")  # of whole models: detectron2's two, and mm's
 LISTED = 20  # keys in a message
@@ -19,7 +18,7 @@ LISTED = 20  # keys in a message
 
 @dataclass(frozen=True)
 class Match:
-    """A backbone in a checkpoint, seen as one naming scheme.
+    """The backbone in a checkpoint, read with one naming scheme.
 
     Attributes:
         family: A key of `SCHEMES`.
@@ -54,7 +53,7 @@ def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
     what `torch.compile`, FSDP and activation checkpointing add.
 
     Raises:
-        CheckpointMismatchError: There are no tensors, or not plain ones, or two keys become the same.
+        CheckpointMismatchError: There are no tensors, or two keys become the same.
     """
     for wrapper in WRAPPERS:
         if isinstance(checkpoint.get(wrapper), Mapping):
@@ -63,13 +62,7 @@ def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
     if not tensors:
         raise CheckpointMismatchError(
             f"no tensors by name in the checkpoint; its keys are {list(checkpoint)[:LISTED]}, expected parameters by "
-            f"name, plain or in one of {', '.join(WRAPPERS)}"
-        )
-    odd = [key for key, x in tensors.items() if x.layout != torch.strided or x.is_meta or x.is_quantized]
-    if odd:
-        raise CheckpointMismatchError(
-            f"{len(odd)} tensors are sparse, quantised or on the meta device, expected dense ones: "
-            f"{', '.join(odd[:LISTED])}"
+            f"name, or one of {', '.join(WRAPPERS)}"
         )
     names = re.compile(rf"(^|(?<=\.))({'|'.join(map(re.escape, MODULE_WRAPPERS))})")
     state = {names.sub("", key): value for key, value in tensors.items()}
@@ -77,7 +70,7 @@ def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
         state = {key.removeprefix("module."): value for key, value in state.items()}
     if len(state) < len(tensors):
         raise CheckpointMismatchError(
-            f"the checkpoint holds parameters both with and without {' or '.join(MODULE_WRAPPERS)} in their names; "
+            f"the checkpoint holds the same parameters with and without {' or '.join(MODULE_WRAPPERS)} in their names; "
             f"save the state_dict() of one model"
         )
     return state
@@ -116,14 +109,19 @@ def detect(
         ]
 
     fits = [match for match in matches(families) if not _faults(match)]
-    # A match of every key of the file is better than one that takes some keys for heads and necks.
+    # Prefer matches of every key of the file. The others treat some keys as heads and necks.
     fits = [match for match in fits if not match.rest] or fits
     if fits:
-        _check_unambiguous(fits)
+        if len({tuple(match.ours()) for match in fits}) > 1:  # they rename the keys differently
+            raise CheckpointMismatchError(
+                f"the keys fit several naming schemes: "
+                f"{', '.join(f'scheme={match.scheme.name!r} with prefix={match.prefix!r}' for match in fits)}; choose "
+                f"one, in a config in init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...)"
+            )
         return fits[0]
-    # With equal shares, the first: of a family that was asked for.
+    # With equal shares, `min` takes the first, which is of a requested family.
     near = [(match, _faults(match)) for match in matches(dict.fromkeys((*families, *SCHEMES)))]
-    nearest, faults = min(near, key=lambda pair: len(pair[1]) / max(len(pair[0].state), 1))
+    nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
         raise CheckpointMismatchError(
             f"expected a checkpoint of the {' or '.join(families)} family, got one of {nearest.family} "
@@ -140,30 +138,8 @@ def _faults(match: Match) -> list[str]:
     return match.unknown_keys() + [f"{marker} (missing)" for marker in match.missing_markers()]
 
 
-def _check_unambiguous(fits: Sequence[Match]) -> None:
-    """Raise unless all rename every key to the same names and transform its tensor in the same way."""
-
-    def meaning(match: Match) -> dict[str, tuple]:
-        found = {key: find_rule(key, match.scheme.rules) for key in match.state}
-        return {
-            match.prefix + key: (
-                [target.fill(values) for target in rule.targets if target.text not in rule.optional],
-                rule.transform and rule.transform.forward,
-            )
-            for key, (rule, _, values) in found.items()
-        }
-
-    first = meaning(fits[0])
-    if any(meaning(match) != first for match in fits[1:]):
-        raise CheckpointMismatchError(
-            f"the keys fit several naming schemes that rename them differently: "
-            f"{', '.join(f'scheme={match.scheme.name!r} with prefix={match.prefix!r}' for match in fits)}; choose one, "
-            f"in a config by init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...)"
-        )
-
-
 def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:
-    """Ways to see a backbone in a state dict: its prefix, its tensors without the prefix, and the other tensors."""
+    """For every possible prefix: the prefix, the tensors with it (prefix removed), and the other tensors."""
     starts = ("", *PREFIXES)
     if prefix is not None:
         starts = (prefix if prefix.endswith(".") or not prefix else f"{prefix}.",)
@@ -174,7 +150,6 @@ def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, d
             parts.append((start, part, {key: value for key, value in state.items() if not key.startswith(start)}))
     if not parts:
         raise CheckpointMismatchError(
-            f"prefix: no key starts with {starts[0]!r}; the first keys are {', '.join(list(state)[:5])}; "
-            f"without prefix the usual ones are tried"
+            f"prefix: no key starts with {starts[0]!r}; the first keys are {', '.join(list(state)[:5])}"
         )
     return parts

@@ -29,8 +29,7 @@ class LoadReport:
         ignored: Tensors of the checkpoint that were ignored (allow-listed), by our names.
         kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
         share: Elements loaded / elements of the model's state dict.
-        classifier: The ignored tensors of the classifier by our names (``norm.*``, ``fc_norm.*``, ``pre_logits.*``,
-            ``head.*``, ``head_dist.*``), with `keep_classifier`.
+        classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
     """
 
     source: str
@@ -42,6 +41,12 @@ class LoadReport:
     share: float = 0.0
     classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
+    def count(self, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Fill in what is loaded of the model's tensors."""
+        self.loaded = [key for key in targets if key in state]
+        self.kept_at_init = [key for key in targets if key not in state]
+        self.share = sum(targets[key].numel() for key in self.loaded) / sum(x.numel() for x in targets.values())
+
     def __str__(self) -> str:
         return (
             f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
@@ -52,19 +57,15 @@ class LoadReport:
     def details(self) -> str:
         """The line and, below it, what happened to every tensor."""
         resized = [f"{key}: {list(old)} -> {list(new)}" for key, (old, new) in self.resized.items()]
-        lists = {"resized": resized, "ignored": self.ignored, "kept at initialisation": self.kept_at_init}
-        lists["loaded"] = self.loaded
+        kept = self.kept_at_init
+        lists = {"resized": resized, "ignored": self.ignored, "kept at initialisation": kept, "loaded": self.loaded}
         return "\n".join([str(self), *(f"  {what} {line}" for what, lines in lists.items() for line in lines)])
 
 
 def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
-    """`value` resized to `target` if it is a position table that differs in its resolution only; else unchanged.
+    """A tensor of the checkpoint, resized to that of the model if it is a position table of another resolution.
 
-    Args:
-        key: Our name of the tensor.
-        value: From the checkpoint.
-        target: The model's tensor of that name.
-        rule: See `vitdense.layers.resize`. Decomposed tables are always resized linearly, as all projects do.
+    `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
     """
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
         return value
@@ -84,7 +85,7 @@ def match_exactly(
 
     Args:
         targets: The model's state dict.
-        state: Tensors by name.
+        state: Of the checkpoint.
         fresh: Regular expressions of names that may be missing, unexpected or of another size; they are left out.
         hint: End of the error message.
 
@@ -130,12 +131,7 @@ def _transfer(
 ) -> dict[str, Tensor]:
     """The backbone of a checkpoint with our names, at the model's resolution, without what may be ignored.
 
-    Args:
-        match: From `detect`.
-        model: The backbone; not changed.
-        report: Gets what was resized and ignored.
-        rule: See `fit`.
-        is_whole: Whether the checkpoint is of a whole model, which holds what the model needs and little else.
+    What is resized and ignored is added to the report. For `is_whole` see `_ignored`.
     """
     renamed, targets = match.ours(), model.state_dict()
     _check_pretraining_windows(model, renamed)
@@ -161,7 +157,8 @@ def _ignored(
     """Regular expressions of the keys of a checkpoint that may be ignored.
 
     A backbone without tokens may start from a model that was pretrained with them. A model with tokens needs exactly
-    those of the checkpoint, otherwise its features are different.
+    those of the checkpoint, otherwise its features are different. The checkpoint of a whole model (`is_whole`) has
+    little that the model does not need.
     """
     has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
     if not is_whole:
@@ -172,7 +169,7 @@ def _ignored(
 
 
 def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
-    """Swin V2's parameters fit any window. If the checkpoint has the coordinates of its windows, they must be ours."""
+    """Swin V2's parameters fit any window. If the checkpoint has window coordinates, they must equal the model's."""
     for key, table in renamed.items():
         if not key.endswith(".relative_coords_table"):
             continue
@@ -180,16 +177,9 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
         if table.shape[1] > 1 and theirs != ours:
             raise CheckpointMismatchError(
                 f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
-                f"the model expects {ours[0]}x{ours[1]} there: set pretrained_window_sizes, one for each stage, such "
-                f"as (16, 16, 16, 8) for window 16 trained at 256 pixels"
+                f"the model expects {ours[0]}x{ours[1]}: set pretrained_window_sizes, one for each stage, such as "
+                f"(16, 16, 16, 8)"
             )
-
-
-def _count(report: LoadReport, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    report.loaded = [key for key in targets if key in state]
-    report.kept_at_init = [key for key in targets if key not in state]
-    total = sum(value.numel() for value in targets.values())
-    report.share = sum(targets[key].numel() for key in report.loaded) / total
 
 
 def load_pretrained(
@@ -209,19 +199,15 @@ def load_pretrained(
     Args:
         model: Its `family` is a key of `vitdense.weights.families.SCHEMES`. Changed only if everything fits.
         checkpoint: A path, an address, a name of the model table, or the content of such a file.
-        prefix: See `detect`.
-        scheme: See `detect`.
+        prefix, scheme: See `detect`.
         resize: Rule for bias tables and absolute positions of another resolution; see `vitdense.layers.resize`.
-        sha256: See `read`.
-        allow_pickle: See `read`.
-        allow: See `read`.
+        sha256, allow_pickle, allow, map_location: See `read`.
         keep_classifier: Keep the ignored tensors of the classifier in the report.
-        map_location: Where the tensors of the checkpoint are put until the model has copied them; see `read`.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: A key is unknown, missing or unexpected, or has another size or dtype, or NaN or
-            infinity; or the windows of pretraining are not the model's; or a head cannot be kept.
+            infinity; or the windows of pretraining are not the model's.
     """
     if isinstance(checkpoint, Mapping):
         source = "state dict"
@@ -229,34 +215,23 @@ def load_pretrained(
         source = str(checkpoint)
         checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
     match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
-    if keep_classifier and (unknown := [key for key in match.rest if key.startswith("head")]):
-        raise CheckpointMismatchError(
-            f"keep_classifier: the {match.scheme.name} scheme does not know {', '.join(unknown[:LISTED])} of {source}, "
-            f"which may be a classifier; set keep_classifier=False, or rename them as that scheme does"
-        )
     report, targets = LoadReport(source, match.scheme.name), model.state_dict()
     state = _transfer(match, model, report, resize)
     if not keep_classifier:
         report.classifier.clear()
     given = (*state, *report.ignored)
-    # All of these may be missing together, but not one of them.
-    missing = [
-        pattern
-        for pattern in FAMILIES[model.family].may_be_missing
-        if not any(re.fullmatch(pattern, key) for key in given)
-    ]
+    # All keys of a pattern may be missing, but not some of them.
+    patterns = FAMILIES[model.family].may_be_missing
+    missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     hint = f"It is {source} with {report.scheme} names; check the arch and the options of the model"
     state = match_exactly(targets, state, missing, hint)
-    _count(report, targets, state)
+    report.count(targets, state)
     model.load_state_dict({**targets, **state}, strict=True)
     return report
 
 
 def fit_whole(
-    model: nn.Module,
-    checkpoint: Mapping,
-    fresh: Sequence[str] = (),
-    source: str = "state dict",
+    model: nn.Module, checkpoint: Mapping, fresh: Sequence[str] = (), source: str = "state dict"
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor; the model is not changed.
 
@@ -286,14 +261,9 @@ def fit_whole(
         state = {**match.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.ignored += [start + key for key in part.ignored]
-    state = match_exactly(
-        targets,
-        state,
-        fresh,
-        "Give the config it was trained with; to fine-tune, name what may be missing or ignored: "
-        "custom_hooks=[dict(type='vitdense.ExactLoadHook', fresh=[...])]",
-    )
-    _count(report, targets, state)
+    hint = "Give the config it was trained with; to fine-tune, set fresh=[...] of dict(type='vitdense.ExactLoadHook')"
+    state = match_exactly(targets, state, fresh, hint)
+    report.count(targets, state)
     return state, report
 
 
@@ -302,7 +272,7 @@ def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str)
 
     Args:
         model: The backbone; not changed.
-        state: About to be loaded; may hold other modules too.
+        state: State dict to load; it may have keys of other modules.
         prefix: Of the backbone's keys.
 
     Raises:

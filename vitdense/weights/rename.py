@@ -14,8 +14,7 @@ from vitdense.weights.errors import CheckpointMismatchError
 class Transform:
     """What a rule does to its tensors, and the exact inverse.
 
-    A side with several names has several tensors: they are passed as several arguments and returned as a tuple. There
-    are fewer if the last ones are optional and absent.
+    Several tensors are passed as several arguments and returned as a tuple. Optional ones may be absent at the end.
     """
 
     forward: Callable
@@ -24,7 +23,7 @@ class Transform:
 
 @dataclass(frozen=True, eq=False)  # equal only if identical: tables of rules are keys of caches
 class Rule:
-    """Keys of one form under two naming schemes.
+    """Keys of one form in two naming schemes.
 
     A pattern has indices, ``{i}`` or ``{2i+1}``, and may end in ``*`` for any tail. Both sides use the same letters. A
     side may be a tuple of patterns if one scheme splits a tensor that the other keeps joined.
@@ -55,10 +54,6 @@ class Rule:
         """The rule from our names to theirs."""
         transform = Transform(self.transform.inverse, self.transform.forward) if self.transform else None
         return Rule(self.ours, self.theirs, transform, self.optional)
-
-    def apply(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The transformed tensors, one per target."""
-        return _as_tuple(self.transform.forward(*tensors)) if self.transform else tensors
 
 
 @dataclass(frozen=True)
@@ -131,33 +126,21 @@ def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Tensor]:
-    """Apply a rename table.
-
-    Args:
-        state: Tensors by their old names. Not changed.
-        rules: The table.
-
-    Returns:
-        Tensors by their new names. Tensors without a transform are the same objects, not copies.
+    """A state dict with the new names of a rename table. Tensors without a transform are the same objects, not copies.
 
     Raises:
         CheckpointMismatchError: No rule knows a key (all are listed), a part of a split tensor is missing, or two keys
             get the same name.
     """
-    groups: dict[tuple, dict[int, str]] = {}  # by rule and values: the keys of its parts
-    unknown = []
-    for key in state:
-        found = find_rule(key, rules)
-        if found is None:
-            unknown.append(key)
-            continue
-        rule, part, values = found
-        groups.setdefault((rule, values), {})[part] = key
-    if unknown:
+    if unknown := [key for key in state if find_rule(key, rules) is None]:
         raise CheckpointMismatchError(f"{len(unknown)} keys that no rename rule knows: {', '.join(unknown)}")
+    groups: dict[tuple, dict[int, str]] = {}  # by rule and values: the keys of its parts
+    for key in state:
+        rule, part, values = find_rule(key, rules)
+        groups.setdefault((rule, values), {})[part] = key
     renamed: dict[str, Tensor] = {}
     for (rule, values), keys in groups.items():
-        # Optional parts may be absent at the end only: a transform knows its arguments by their order.
+        # Only the last parts may be absent: arguments of a transform are positional.
         absent = [
             pattern.fill(values)
             for part, pattern in enumerate(rule.sources)
@@ -165,35 +148,20 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         ]
         if absent:
             raise CheckpointMismatchError(f"{', '.join(keys.values())} also needs {', '.join(absent)}")
-        tensors = rule.apply(*(state[keys[part]] for part in sorted(keys)))
+        tensors = tuple(state[keys[part]] for part in sorted(keys))
+        if rule.transform:
+            tensors = _as_tuple(rule.transform.forward(*tensors))
         if len(tensors) > len(rule.targets):
-            names = ", ".join(pattern.fill(values) for pattern in rule.targets)
             raise CheckpointMismatchError(
-                f"{', '.join(keys.values())} holds {len(tensors)} parts, expected at most {len(rule.targets)}: {names}"
+                f"{', '.join(keys.values())} holds {len(tensors)} parts, expected at most {len(rule.targets)}"
             )
         assert len(rule.targets) - len(tensors) <= len(rule.optional), f"{rule.theirs} gave {len(tensors)} tensors"
         for pattern, tensor in zip(rule.targets, tensors):
             new = pattern.fill(values)
             if new in renamed:
-                raise CheckpointMismatchError(
-                    f"two keys of the checkpoint are both renamed to {new}; one is {', '.join(keys.values())}"
-                )
+                raise CheckpointMismatchError(f"two keys are both renamed to {new}; one is {', '.join(keys.values())}")
             renamed[new] = tensor
     return renamed
-
-
-def relabel(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """The same tensors under the names of a `Layout`.
-
-    Raises:
-        CheckpointMismatchError: Two keys get one name.
-    """
-    relabelled: dict[str, Tensor] = {}
-    for key, value in state.items():
-        if names[key] in relabelled:
-            raise CheckpointMismatchError(f"two keys of the checkpoint are both renamed to {names[key]}; one is {key}")
-        relabelled[names[key]] = value
-    return relabelled
 
 
 @dataclass(frozen=True)
@@ -201,13 +169,13 @@ class Scheme:
     """A naming scheme, or one form of it: a name may appear twice in a family, as classifier and as dense backbone.
 
     Attributes:
-        name: Project whose names they are.
+        name: Project that uses these names.
         rules: Its rename table.
         marker: Regular expression that at least one key must match; empty for none. It separates schemes whose keys
             look alike.
-        prefix: Written before the keys of a backbone alone.
-        wrapper: Entry of a torch file that holds the tensors; None for the file itself.
-        layout: Second step after the rules; None if the rules alone give our names.
+        prefix: Added to the keys when a backbone alone is written.
+        wrapper: Entry of a torch file for the tensors; None for the top level.
+        layout: Second step, after the rules; None if the rules alone give our names.
     """
 
     name: str
@@ -218,22 +186,16 @@ class Scheme:
     layout: Layout | None = None
 
     def to_ours(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict of this scheme with our names.
-
-        Raises:
-            CheckpointMismatchError: See `rename`; or the shapes do not fit the layout.
-        """
+        """A state dict of this scheme with our names; for errors see `rename`."""
         state = rename(state, self.rules)
-        return relabel(state, self.layout.forward(state)) if self.layout else state
+        names = self.layout.forward(state) if self.layout else {}
+        return {names.get(key, key): value for key, value in state.items()}
 
     def names_for_rules(self, ours: Mapping[str, Tensor]) -> dict[str, str]:
-        """For every key of a state dict with our names, the name that the reversed rules know.
-
-        Raises:
-            CheckpointMismatchError: The shapes do not fit the layout.
-        """
+        """For every key of a state dict with our names, the name that the reversed rules know."""
         return self.layout.inverse(ours) if self.layout else {key: key for key in ours}
 
     def from_ours(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `to_ours`."""
-        return rename(relabel(ours, self.names_for_rules(ours)), reverse(self.rules))
+        names = self.names_for_rules(ours)
+        return rename({names[key]: value for key, value in ours.items()}, reverse(self.rules))

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import Layout, Rule, Scheme, Transform
 
-# Our names of what a checkpoint may hold in addition to a backbone, as regular expressions.
+# What a checkpoint may have in addition to a backbone: regular expressions of our names.
 CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist)\..+"
 PRETRAINING = r"mask_token|decoder_.+"  # masked autoencoding
 TOKENS = r"tokens\..+"
@@ -25,10 +25,8 @@ class Family:
 
     Attributes:
         schemes: Known naming schemes; the first one is ours.
-        ignored: Regular expressions of our names that the checkpoint of a backbone may hold and the model need not
-            have.
-        may_be_missing: Regular expressions of our names that the checkpoint of a backbone may lack: all that match one
-            of them, or none.
+        ignored: Regular expressions of our names. A checkpoint of a backbone may have these keys, the model need not.
+        may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
     """
 
     schemes: tuple[Scheme, ...]
@@ -52,12 +50,7 @@ def read_only(*rules: Rule) -> tuple[Rule, ...]:
 
 
 def own(*in_block: str, outside: tuple[str, ...] = ("patch_embed.norm.*", "stages.{i}.downsample.*")) -> Scheme:
-    """Our own names for a backbone of stages.
-
-    Args:
-        in_block: Names in a block, in addition to those that every family has.
-        outside: Names outside of blocks, likewise.
-    """
+    """Our own names for a backbone of stages: those of every family, and these in blocks and outside of blocks."""
     block = ("norm1.*", "norm2.*", "attn.qkv.*", "attn.proj.*", "mlp.*", *in_block)
     blocks = (f"stages.{{i}}.blocks.{{j}}.{name}" for name in block)
     everywhere = ("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "norm.*", "head.*")
@@ -65,7 +58,7 @@ def own(*in_block: str, outside: tuple[str, ...] = ("patch_embed.norm.*", "stage
 
 
 def mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[Scheme, Scheme]:
-    """mmpretrain's classifier, whose norm is the output norm of the last stage, and its dense backbone."""
+    """mmpretrain's classifier, which uses the output norm of the last stage, and its dense backbone."""
     head = (Rule("backbone.norm3.*", "norm.*"), Rule("head.fc.*", "head.*"))
     first_releases = read_only(
         Rule("backbone.norm.*", "norm.*"),
@@ -91,16 +84,15 @@ def square(axis: int, what: str) -> Transform:
         side = math.isqrt(x.shape[axis]) if x.ndim == axis + 2 else 0
         if side == 0 or side * side != x.shape[axis]:
             raise CheckpointMismatchError(
-                f"the {what} has shape {tuple(x.shape)}, expected a square number of rows: a flat table is read as "
-                f"that of a square only; for another grid, save it with vitdense names, which keep height and width"
+                f"the {what} has shape {tuple(x.shape)}, expected a square number of rows; vitdense names keep other "
+                f"grids"
             )
         return x.unflatten(axis, (side, side))
 
     def flatten(x: Tensor) -> Tensor:
         if x.shape[axis] != x.shape[axis + 1]:
             raise CheckpointMismatchError(
-                f"the {what} of shape {tuple(x.shape)} cannot be written flat: readers take it for that of a square; "
-                f"convert to vitdense names, which keep height and width"
+                f"the {what} of shape {tuple(x.shape)} is not square and cannot be written flat; convert to vitdense"
             )
         return x.flatten(axis, axis + 1)
 
@@ -111,10 +103,9 @@ FLAT_POSITION = square(1, "absolute position embedding")  # [1, h * h, C] and [1
 
 
 def split_position(x: Tensor) -> tuple[Tensor, ...]:
-    """A flat position embedding ``[1, E + h * h, C]`` as the grid and the E rows of the class and distillation token,
-    each ``[1, 1, C]``.
+    """A flat position embedding ``[1, E + h * h, C]`` as the grid and the E rows of the class and distillation token.
 
-    E is 0, 1 or 2. The number of rows tells it: of three successive numbers at most one is a square.
+    E is 0, 1 or 2: of three successive numbers of rows at most one is a square.
     """
     rows = x.shape[1] if x.ndim == 3 else 0
     extra = next((n for n in (0, 1, 2) if rows > n and math.isqrt(rows - n) ** 2 == rows - n), 0)
@@ -130,7 +121,7 @@ TOKEN_POSITION = Transform(split_position, join_position)
 
 
 def position(*of_tokens: str) -> Rule:
-    """A flat position embedding that starts with the rows of these tokens, which may be absent."""
+    """A flat position embedding. It starts with the rows of these tokens, which may be absent."""
     return Rule("pos_embed", ("absolute_pos_embed.table", *of_tokens), TOKEN_POSITION, optional=of_tokens)
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from itertools import pairwise
 
 from torch import Tensor
 
@@ -12,93 +11,59 @@ from vitdense.weights.rename import Layout, Rule, Scheme, Transform
 
 
 def without_time(x: Tensor) -> Tensor:
-    """The weight of a convolution over time and space, ``[out, in, 1, h, w]``, as one over space; others unchanged.
-
-    Raises:
-        CheckpointMismatchError: It spans more than one frame.
-    """
-    if x.ndim != 5:
-        return x
-    if x.shape[2] != 1:
-        raise CheckpointMismatchError(
-            f"a convolution weight has shape {tuple(x.shape)}, expected 1 frame (third axis): this is a video model"
-        )
-    return x.squeeze(2)  # [out, in, h, w]
+    """The weight of a convolution over one frame, ``[out, in, 1, h, w]``, as one over space; others unchanged."""
+    return x.squeeze(2) if x.ndim == 5 else x  # [out, in, h, w]
 
 
-NO_TIME = Transform(without_time, lambda x: x)  # whoever reads a time axis also reads weights without it
+NO_TIME = Transform(without_time, lambda x: x)  # video code also reads weights without a time axis
 
 
 def _attention_width(state: Mapping[str, Tensor], block: str) -> int:
     """Channels of the attention of the block with this path."""
     key = f"{block}attn.qkv.weight"
-    if key not in state:
-        raise CheckpointMismatchError(f"missing key {key}: its shape tells where a stage begins")
-    shape = tuple(state[key].shape)
-    if len(shape) != 2 or shape[0] % 3:
-        raise CheckpointMismatchError(f"{key} has shape {shape}, expected [3 * C, C'] for an attention of width C")
-    return shape[0] // 3
+    if key not in state or state[key].ndim != 2:
+        raise CheckpointMismatchError(f"expected a matrix {key}: its shape shows which stage the block belongs to")
+    return state[key].shape[0] // 3
 
 
 def stages_of_blocks(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Our names, by stages, for blocks that are numbered through. All attentions of a stage have the same width; it
-    doubles from stage to stage.
+    """Our names, by stages, for blocks that are numbered through. A new stage begins where the attention has another
+    width.
 
     Raises:
-        CheckpointMismatchError: A block or its width is missing, or a width neither stays nor doubles.
+        CheckpointMismatchError: The weights of an attention are missing.
     """
     found = {key: (int(match[1]), match[2]) for key in state if (match := re.fullmatch(r"blocks\.(\d+)\.(.+)", key))}
-    numbers = {n for n, _ in found.values()}
+    depth = max((n for n, _ in found.values()), default=-1) + 1
+    widths = [_attention_width(state, f"blocks.{n}.") for n in range(depth)]
     paths: list[str] = []
-    stage = first = width_before = 0
-    for n in range(max(numbers, default=-1) + 1):
-        if n not in numbers:
-            raise CheckpointMismatchError(f"no key starts with blocks.{n}., but later blocks are in the checkpoint")
-        width = _attention_width(state, f"blocks.{n}.")
-        if n and width != width_before:
-            if width != 2 * width_before:
-                raise CheckpointMismatchError(
-                    f"blocks.{n}.attn.qkv.weight has width {width} after width {width_before}, expected the same or "
-                    f"twice as much"
-                )
+    stage = first = 0
+    for n, width in enumerate(widths):
+        if width != widths[first]:
             stage, first = stage + 1, n
-        width_before = width
         paths.append(f"stages.{stage}.blocks.{n - first}.")
     return {key: paths[found[key][0]] + found[key][1] if key in found else key for key in state}
 
 
 def blocks_of_stages(ours: Mapping[str, Tensor]) -> dict[str, str]:
-    """The inverse of `stages_of_blocks`.
-
-    Raises:
-        CheckpointMismatchError: A stage or a block is missing between others.
-    """
-    pattern = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)")
-    found = {key: (int(match[1]), int(match[2]), match[3]) for key in ours if (match := pattern.fullmatch(key))}
-    blocks = sorted({(stage, block) for stage, block, _ in found.values()})
-    for (stage, block), place in pairwise([(-1, 0), *blocks]):
-        if place not in ((stage, block + 1), (stage + 1, 0)):
-            raise CheckpointMismatchError(
-                f"the checkpoint has stages.{place[0]}.blocks.{place[1]}, but the block before it is missing"
-            )
-    numbers = {place: n for n, place in enumerate(blocks)}
-    return {key: f"blocks.{numbers[found[key][:2]]}.{found[key][2]}" if key in found else key for key in ours}
+    """The inverse of `stages_of_blocks`."""
+    pattern = re.compile(r"(stages\.(\d+)\.blocks\.(\d+)\.)(.+)")
+    found = {key: match for key in ours if (match := pattern.fullmatch(key))}
+    paths = {match[1]: (int(match[2]), int(match[3])) for match in found.values()}
+    numbers = {path: n for n, path in enumerate(sorted(paths, key=paths.get))}
+    return {key: f"blocks.{numbers[found[key][1]]}.{found[key][4]}" if key in found else key for key in ours}
 
 
 SKIPS = ("shortcut_proj_attn", "shortcut_proj_mlp")  # timm's names of a block's projection, by the branch that has it
 
 
 def one_skip(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Our name for both of timm's."""
+    """Both names of timm become our one name."""
     return {key: re.sub(rf"\.({'|'.join(SKIPS)})\.", ".proj.", key) for key in state}
 
 
 def skip_by_branch(ours: Mapping[str, Tensor]) -> dict[str, str]:
-    """The inverse of `one_skip`: the attention has the projection if it changes the width, otherwise the MLP has it.
-
-    Raises:
-        CheckpointMismatchError: The attention's width is missing.
-    """
+    """The inverse of `one_skip`: the attention has the projection if it changes the width, otherwise the MLP has it."""
     names = {key: key for key in ours}
     for key in ours:
         if match := re.fullmatch(r"(stages\.\d+\.blocks\.\d+\.)proj\.(.+)", key):
@@ -123,7 +88,7 @@ def _trunk(block: str, skips: tuple[str, ...] = ("proj",), proj: str = "patch_em
     )
 
 
-# Plain ViTs have the same names, but no block of theirs pools or changes its width.
+# Plain ViTs have the same names, but their blocks neither pool nor change the width.
 _MARKER = r"blocks\.\d+\.(attn\.pool_.|proj)\..+"
 _MM = (
     *_trunk("blocks.{i}.", proj="patch_embed.projection"),

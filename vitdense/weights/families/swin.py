@@ -29,8 +29,8 @@ def to_unfold(x: Tensor) -> Tensor:
 
 
 def position_grid(x: Tensor) -> Tensor:
-    """The position embedding of the authors' dense code, ``[1, C, h, w]``, or of their classifier, ``[1, h * h, C]``,
-    as ours, ``[1, h, w, C]``. Both codes use the same key."""
+    """The authors' position embedding, ``[1, C, h, w]`` or, in their classifier, ``[1, h * h, C]``, as ours. Both have
+    the same key."""
     return x.permute(0, 2, 3, 1).contiguous() if x.ndim == 4 else FLAT_POSITION.forward(x)  # [1, h, w, C]
 
 
@@ -63,7 +63,7 @@ def merge(path: str, unfold: Transform | None = None, unfold_norm: Transform | N
 
 
 def official(attention: tuple[Rule, ...]) -> tuple[Scheme, Scheme]:
-    """The authors' classifier, and their detection and segmentation code, whose names detectron2's port has too."""
+    """The authors' classifier, and their detection and segmentation code. detectron2's port has the same names."""
     trunk = (*stem(), *block("layers.{i}.blocks.{j}."), *attention, *merge("layers.{i}.downsample."))
     mask = Rule("layers.{i}.blocks.{j}.attn_mask", "stages.{i}.blocks.{j}.attn_mask")
     position, ours = "absolute_pos_embed", "absolute_pos_embed.table"

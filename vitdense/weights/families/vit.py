@@ -24,13 +24,7 @@ PATCH_BIAS = Transform(
 
 
 def _block(names: Mapping[str, str], path: str = "blocks.{i}.", branch: int = 0) -> tuple[Rule, ...]:
-    """Attention and MLP of a block; of parallel ones, the first or the second of each.
-
-    Args:
-        names: Patterns inside the block that differ from ours.
-        path: Path of a block.
-        branch: Counted from 0.
-    """
+    """Attention and MLP of a block at `path`, or one `branch` of parallel ones. `names` differ from ours."""
     rules = []
     for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"):
         layer, dot, part = name.partition(".")
