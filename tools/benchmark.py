@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from peers import PEERS, comparable, find
+from timing import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.models import create
-from vitdense.report import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
 
