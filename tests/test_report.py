@@ -65,6 +65,8 @@ def test_table_ends_with_the_total():
     assert lines[-1].split() == ["total", "2.000", "3.00"]
 
 
-def test_a_model_without_backbone_is_refused():
-    with pytest.raises(ValueError, match="Linear has no backbone"):
-        count(nn.Linear(1, 1), (32, 32))
+def test_model_without_a_known_head_is_an_error():
+    model = nn.Module()
+    model.backbone = nn.Identity()
+    with pytest.raises(ValueError, match="decode_head"):
+        count(model, (32, 32))

@@ -46,10 +46,8 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
         A row per part in order of execution; the backbone is the first.
 
     Raises:
-        ValueError: The model has no backbone, or is of a kind this function does not know.
+        ValueError: The model has no head that this function knows.
     """
-    if not hasattr(model, "backbone"):
-        raise ValueError(f"{type(model).__name__} has no backbone; expected a detector or segmentor of mmdet or mmseg")
     rows = []
 
     def add(name: str, module: nn.Module, function: Callable[[], object] = lambda: None) -> object:

@@ -25,11 +25,9 @@ IMAGES, BOXES = '"images": [{"id": 1, "license": {"id": 9, "name": "x"}}]', '"an
     [
         f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}',
         f'{{"categories"  :\n {json.dumps(CATEGORIES, indent=2)},\n {IMAGES}, {BOXES}}}',
-        f'{{"categories": {json.dumps(CATEGORIES)}, "info": {{"key": "categories"}}}}',
-        f'{{"categories": {json.dumps(CATEGORIES)}, "info": {{"categories": [1, 2]}}}}',
         json.dumps({"categories": [{"name": name} for name in NAMES]}),
     ],
-    ids=["last", "first", "a value", "another list", "without ids"],
+    ids=["last", "first", "without ids"],
 )
 def test_category_names(text, tmp_path):
     path = tmp_path / "truth.json"
@@ -126,7 +124,7 @@ def test_coco_classes_have_coco_ids_without_an_annotation_file(shared_data, caps
     assert categories[11] == {"id": 13, "name": "stop sign"}
 
 
-@pytest.mark.parametrize("truth", [None, "jsonl\njsonl", "[1]", json.dumps({"categories": CATEGORIES[:2]})])
+@pytest.mark.parametrize("truth", [None, json.dumps({"categories": CATEGORIES[:2]})])
 def test_ids_are_numbered_from_one_where_no_annotation_file_has_the_classes(truth, tmp_path, capsys):
     if truth is not None:
         (tmp_path / "truth.json").write_text(truth)

@@ -94,7 +94,7 @@ def test_augmented_tests_load_exactly_and_fetch_no_pretraining(segmentor, tmp_pa
 @pytest.mark.parametrize("absent", ["tta_pipeline", "tta_model"])
 def test_augmentation_that_the_config_does_not_describe_is_an_error(segmentor, absent):
     make, checkpoint = segmentor
-    with pytest.raises(ConfigError, match=f"--tta: the config has no {absent}; add for a segmentor"):
+    with pytest.raises(ConfigError, match=f"--tta: .*{absent}"):
         launch.test(make(**{absent: None}), checkpoint, tta=True)
 
 
@@ -110,7 +110,6 @@ def test_data_sets_inside_wrappers_are_augmented(segmentor, monkeypatch):
 @pytest.mark.parametrize(("dtype", "scaled"), [("float16", True), ("bfloat16", False)])
 def test_mixed_precision_has_a_loss_scaler_for_float16_only(repo, monkeypatch, dtype, scaled):
     cfg = load_config(repo / "configs/cascade_swin_nano_shapes.py")
-    monkeypatch.setattr(launch, "get_device", lambda: "cuda")
     monkeypatch.setattr(launch, "_runner", MagicMock())
     launch.train(cfg, amp=dtype)
     # mmengine asserts a GPU; below that, bfloat16 runs on a CPU.

@@ -136,21 +136,12 @@ def test_the_groups_are_logged_as_one_table():
     assert counted == len(list(Detector(MAKE["swin"]()).parameters()))
 
 
-@pytest.mark.parametrize("rate", [0, 1.5, "0.7"])
+@pytest.mark.parametrize("rate", [0, 1.5])
 def test_a_rate_that_is_none_is_an_error(rate):
     with pytest.raises(ValueError, match="layer_decay_rate: got"):
         build(Detector(MAKE["swin"]()), layer_decay_rate=rate)
 
 
 def test_a_model_without_layers_has_nothing_to_decay():
-    with pytest.raises(ValueError, match=r"optimizer\.lr: got none, expected the learning rate"):
-        build_optim_wrapper(
-            nn.Linear(2, 2),
-            {
-                "type": "OptimWrapper",
-                "optimizer": {"type": "AdamW"},
-                "constructor": "vitdense.LayerDecayOptimWrapperConstructor",
-            },
-        )
     with pytest.raises(ValueError, match="without a backbone of vitdense"):
         build(nn.Linear(2, 2), layer_decay_rate=0.7)

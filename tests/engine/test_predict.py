@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitdense.datasets.shapes import CLASSES, PALETTE, draw_image
 from vitdense.engine.config import ConfigError, build_model
-from vitdense.engine.predict import Segmentation, UnreadableImageError, list_images, load_model, predict, read_image
+from vitdense.engine.predict import Segmentation, list_images, load_model, predict, read_image
 
 pytest.importorskip("mmseg")
 NAMES = ["background", *CLASSES]
@@ -100,7 +100,7 @@ def test_classes_without_a_palette_and_by_the_names_of_old_checkpoints(cfg, chec
     for i, meta in enumerate(
         [
             dict(dataset_meta=dict(classes=NAMES)),
-            dict(dataset_meta=dict(classes=NAMES, palette="random")),
+            dict(dataset_meta=dict(classes=NAMES, palette=COLOURS[:2])),
             dict(CLASSES=NAMES, PALETTE=None),
         ]
     ):
@@ -111,7 +111,7 @@ def test_classes_without_a_palette_and_by_the_names_of_old_checkpoints(cfg, chec
 
 def test_more_than_256_classes_take_16_bits(cfg, checkpoint, images, tmp_path):
     model = load_model(cfg, checkpoint(dataset_meta=dict(classes=NAMES)), "cpu")
-    model.num_classes, model.dataset_meta = 300, dict(classes=[str(i) for i in range(300)])
+    model.dataset_meta = dict(classes=[str(i) for i in range(300)])
     segmentation = Segmentation(model, tmp_path / "many")
     labels = torch.full((1, 64, 128), 299)
     segmentation.infer = lambda image: SimpleNamespace(pred_sem_seg=SimpleNamespace(data=labels))
@@ -122,15 +122,15 @@ def test_more_than_256_classes_take_16_bits(cfg, checkpoint, images, tmp_path):
 def test_outputs_that_would_overwrite_one_another_or_the_images(cfg, checkpoint, images, tmp_path):
     images.append(images[0].with_suffix(".bmp"))
     Image.open(images[0]).save(images[2])
-    for wrong, out, message in (
-        (images, "out", r"wide.png and .*wide.bmp would both be written to .*out/labels/wide.png; run them apart"),
-        (images[:2], ".", "would overwrite the images in"),
-        ([tmp_path / "none.jpg"], "out", "1 of 1 images are not files"),
+    for wrong, out, named in (
+        (images, "out", r"wide.png and .*wide.bmp"),
+        (images[:2], ".", "--out-dir"),
+        ([tmp_path / "none.jpg"], "out", r"none\.jpg"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=named):
             predict(cfg, "not asked for", wrong, tmp_path / out)
     cfg.default_scope = "mmpretrain"
-    with pytest.raises(ConfigError, match="got default_scope='mmpretrain', expected one of mmdet, mmseg"):
+    with pytest.raises(ConfigError, match="default_scope='mmpretrain'"):
         predict(cfg, "not asked for", images, tmp_path)
 
 
@@ -145,22 +145,18 @@ def unreadable(images):
     return [folder / name for name in content]
 
 
-def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, images, unreadable, tmp_path, capsys):
+def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, images, unreadable, tmp_path):
     out = tmp_path / "out"
     path = checkpoint(dataset_meta=dict(classes=NAMES, palette=COLOURS))
     with pytest.raises(ConfigError) as error:
         predict(cfg, path, [*unreadable, *images], out)
     assert sorted(p.name for p in out.glob("*.*")) == ["tall.jpg", "wide.png"]
-    told = capsys.readouterr().err
-    assert all(str(image) in told and str(image) in str(error.value) for image in unreadable)
+    assert all(str(image) in str(error.value) for image in unreadable)
     assert not any(str(image) in str(error.value) for image in images)
 
 
-def test_read_image(images, unreadable):
-    for image in unreadable:
-        with pytest.raises(UnreadableImageError, match=image.name):
-            read_image(image)
-    np.testing.assert_array_equal(read_image(images[0]), np.array(Image.open(images[0])))  # RGB
+def test_read_image_gives_rgb(images):
+    np.testing.assert_array_equal(read_image(images[0]), np.array(Image.open(images[0])))
 
 
 def test_folders_stand_for_their_images(images, tmp_path):
@@ -176,11 +172,9 @@ def test_folders_stand_for_their_images(images, tmp_path):
         list_images([tmp_path / "gone"])
 
 
-def test_a_checkpoint_without_classes_or_with_too_few_is_refused(cfg, checkpoint, images, tmp_path):
-    with pytest.raises(ConfigError, match=r"does not name its classes \(meta.dataset_meta\)"):
+def test_checkpoint_without_classes_is_refused(cfg, checkpoint):
+    with pytest.raises(ConfigError, match=r"meta\.dataset_meta"):
         load_model(cfg, checkpoint(), "cpu")
-    with pytest.raises(ValueError, match=r"names 1 classes, .*decode_head has 9"):
-        predict(cfg, checkpoint(dataset_meta=dict(classes=["one"])), images, tmp_path / "out")
 
 
 def test_neither_framework_is_imported_before_it_is_needed():

@@ -35,8 +35,7 @@ def load_config(
     """
     path = Path(path)
     if not path.is_file():
-        near = ", ".join(sorted(p.name for p in path.parent.glob("*.py"))) if path.parent.is_dir() else "no such folder"
-        raise ConfigError(f"config {path} is not a file; in {path.parent} there is: {near}")
+        raise ConfigError(f"config {path} is not a file")
     cfg = Config.fromfile(path)
     old_root = cfg.get("data_root")
     cfg.merge_from_dict(dict(options or {}))
@@ -85,12 +84,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a training or test run: the output folder and the launcher of its processes."""
     parser.add_argument("--work-dir", help="folder of the outputs; default work_dirs/<name of the config>")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
+    # `python -m torch.distributed.launch` passes it; mmengine reads the environment variable.
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
 
 
 def config_of(args: argparse.Namespace) -> Config:
     """The config that parsed arguments ask for."""
     if "launcher" not in args:
         return load_config(args.config, args.cfg_options)
-    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     return load_config(args.config, args.cfg_options, args.work_dir, args.launcher)

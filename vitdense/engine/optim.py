@@ -24,19 +24,16 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg: As for the default constructor, and `layer_decay_rate`, in (0, 1]; 1 when left out.
 
     Raises:
-        ValueError: `layer_decay_rate` is no such number, or below 1 for a model without a backbone of this project; or
-            the optimiser has no learning rate.
+        ValueError: `layer_decay_rate` is not in (0, 1], or below 1 for a model without a backbone of this project.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
         options = dict(paramwise_cfg or {})
         self.rate = options.pop("layer_decay_rate", 1.0)
-        if not isinstance(self.rate, (int, float)) or not 0 < self.rate <= 1:
+        if not 0 < self.rate <= 1:
             raise ValueError(f"layer_decay_rate: got {self.rate!r}, expected a number above 0, up to 1 (no decay)")
         # Without any option the default constructor does not call add_params.
         super().__init__(optim_wrapper_cfg, {"bypass_duplicate": True, **options})
-        if self.base_lr is None:
-            raise ValueError("optimizer.lr: got none, expected the learning rate that the factors multiply")
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
         """Add the groups of a model; the default constructor calls this again for every sub-module."""
@@ -88,7 +85,7 @@ def table(groups: Sequence[dict], base_lr: float, base_wd: float | None) -> str:
     lines = [f"{'layer':10} {'lr':>8} {'decay':>8} {'tensors':>8} {'params (M)':>11}"]
     for group in groups:
         decay = f"x {group.get('weight_decay', base_wd) / base_wd:.3g}" if base_wd else "-"
-        rate = f"x {group['lr'] / base_lr:.3g}" if base_lr else "-"
+        rate = f"x {group['lr'] / base_lr:.3g}"
         count = sum(parameter.numel() for parameter in group["params"])
         lines.append(f"{group['layer']:10} {rate:>8} {decay:>8} {len(group['params']):8} {count / 1e6:11.3f}")
     return "\n".join(lines)

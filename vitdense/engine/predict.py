@@ -1,8 +1,6 @@
 """Predict on image files: pictures, and the predictions as data, of detectors (mmdet) and segmentors (mmseg)."""
 
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import mmcv
@@ -13,7 +11,7 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import VISUALIZERS
 from mmengine.structures import BaseDataElement
 from mmengine.utils import track_iter_progress
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -45,21 +43,17 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     state, _ = fit_whole(model, saved, source=checkpoint)
     model.load_state_dict(state, strict=True)
     model.cfg = cfg
-    model.dataset_meta = _dataset_meta(saved.get("meta", {}))
-    if model.dataset_meta is None:
+    meta = saved.get("meta", {})
+    if "CLASSES" in meta:  # published before mmdet 3 and mmseg 1
+        meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
+    if not meta.get("dataset_meta"):
         raise ConfigError(f"{checkpoint} does not name its classes (meta.dataset_meta); train it with tools/train.py")
+    model.dataset_meta = meta["dataset_meta"]
     return model.to(device).eval()
 
 
-def _dataset_meta(meta: Mapping) -> dict | None:
-    """Classes and palette of a checkpoint; those published before mmdet 3 and mmseg 1 name them in capitals."""
-    if "CLASSES" in meta:
-        return {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}
-    return meta.get("dataset_meta")
-
-
 class Task:
-    """What both tasks share. Each adds `outputs`, the files that one image gets, `add` and `finish`."""
+    """What both tasks share. Each adds `add`, for one image, and `finish`."""
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
         self.model, self.out_dir = model, out_dir
@@ -85,16 +79,11 @@ class Detection(Task):
         self.visualizer.dataset_meta = model.dataset_meta
         self.predictions = CocoPredictions(self.classes, self.dataset)
 
-    @staticmethod
-    def outputs(out_dir: Path, image: Path) -> tuple[Path, ...]:
-        return (out_dir / image.name,)
-
     def add(self, image: Path, pixels: np.ndarray) -> None:
         """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and draw its picture."""
         sample = self.infer(image)
         self.predictions.add(image, sample)
-        (picture,) = self.outputs(self.out_dir, image)
-        with atomic_write(picture) as scratch:
+        with atomic_write(self.out_dir / image.name) as scratch:
             self.visualizer.add_datasample(
                 image.stem, pixels, sample, draw_gt=False, pred_score_thr=self.score_thr, out_file=str(scratch)
             )
@@ -111,29 +100,18 @@ class Segmentation(Task):
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
         super().__init__(model, out_dir)
-        outputs = getattr(model, "num_classes", len(self.classes))
-        if outputs != len(self.classes):
-            raise ConfigError(
-                f"the checkpoint names {len(self.classes)} classes, but the model's decode_head has {outputs}; its "
-                f"meta.dataset_meta must be of the data set it was trained on"
-            )
-        palette = model.dataset_meta.get("palette")
-        # mm has names of palettes too ("random"), and one may be that of other classes: only drawing suffers.
-        fits = palette is not None and not isinstance(palette, str) and len(palette) == len(self.classes)
+        palette = model.dataset_meta.get("palette") or ()  # may be that of other classes
+        fits = len(palette) == len(self.classes)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.classes))
-
-    @staticmethod
-    def outputs(out_dir: Path, image: Path) -> tuple[Path, ...]:
-        return out_dir / image.name, out_dir / "labels" / f"{image.stem}.png"
 
     def add(self, image: Path, pixels: np.ndarray) -> None:
         """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and write its picture and label map."""
         labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # of a sigmoid they are floats
-        picture, label_map = self.outputs(self.out_dir, image)
         over = draw.overlay(pixels, labels, self.palette, ignore=None)
         shares = draw.class_shares(labels, len(self.classes))
-        _write(picture, draw.with_legend(over, self.classes, self.palette, shares))
-        _write(label_map, labels.astype(np.uint8 if len(self.classes) <= 256 else np.uint16))
+        _write(self.out_dir / image.name, draw.with_legend(over, self.classes, self.palette, shares))
+        dtype = np.uint8 if len(self.classes) <= 256 else np.uint16
+        _write(self.out_dir / "labels" / f"{image.stem}.png", labels.astype(dtype))
 
     def finish(self) -> Path:
         """The folder to look at."""
@@ -144,9 +122,6 @@ def _write(path: Path, picture: np.ndarray) -> None:
     """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16; JPEG at a quality that keeps letters and edges clean."""
     with atomic_write(path) as scratch:
         Image.fromarray(picture).save(scratch, quality=95, subsampling=0)
-
-
-TASKS = {"mmdet": Detection, "mmseg": Segmentation}  # by default_scope
 
 
 def predict(
@@ -175,26 +150,25 @@ def predict(
             another or the images; see `load_model`. Also, once the other images are done: images cannot be read.
     """
     scope = cfg.get("default_scope", "mmdet")
-    if scope not in TASKS:
-        raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected one of {', '.join(TASKS)}")
+    if scope not in ("mmdet", "mmseg"):
+        raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
     images = list_images(images)
-    _check_outputs({image: TASKS[scope].outputs(out_dir, image) for image in images})
+    _check_outputs(images, out_dir)
     model = load_model(cfg, checkpoint, device)
     task = Detection(model, out_dir, score_thr) if scope == "mmdet" else Segmentation(model, out_dir)
     unreadable = []
     for image in track_iter_progress(images):
         try:
             pixels = read_image(image)
-        except UnreadableImageError as error:
-            print(f"\n{error}", file=sys.stderr)
-            unreadable.append(str(image))
+        except Exception as error:  # decoders have no error in common
+            unreadable.append(f"{image} ({type(error).__name__}: {error})")
         else:
             task.add(image, pixels)
     result = task.finish()
     if unreadable:
         raise ConfigError(
-            f"{len(unreadable)} of {len(images)} images cannot be read: {', '.join(unreadable[:10])}; the others' "
-            f"predictions are in {result}"
+            f"predictions are in {result}; {len(unreadable)} of {len(images)} images cannot be read: "
+            f"{', '.join(unreadable[:10])}"
         )
     return result
 
@@ -205,11 +179,10 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     Raises:
         ConfigError: A path is neither file nor folder, or a folder has no image.
     """
-    missing = [str(path) for path in paths if not path.exists()]
-    if missing or not paths:
-        raise ConfigError(f"{len(missing)} of {len(paths)} images are not files: {', '.join(missing[:10])}")
     images: list[Path] = []
     for path in paths:
+        if not path.exists():
+            raise ConfigError(f"image {path} does not exist")
         found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMG_EXTENSIONS) if path.is_dir() else [path]
         if not found:
             raise ConfigError(f"folder {path} has no image, expected files with {', '.join(IMG_EXTENSIONS)}")
@@ -217,37 +190,20 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(images))
 
 
-class UnreadableImageError(ValueError):
-    """A file is empty, truncated or no image."""
-
-
 def read_image(path: Path) -> np.ndarray:
-    """The pixels of an image file: [H, W, 3] uint8 RGB.
-
-    Raises:
-        UnreadableImageError: See there.
-    """
-    try:
-        with suppress(UnidentifiedImageError), Image.open(path) as image:
-            image.load()  # refuses a truncated file, whose rest OpenCV fills with grey
-        pixels = mmcv.imread(str(path), channel_order="rgb")
-    except Exception as error:  # decoders raise whatever they stumble over
-        raise UnreadableImageError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
-    if pixels is None:
-        raise UnreadableImageError(f"{path} cannot be read: empty, or not an image that OpenCV can decode")
-    return pixels
+    """The pixels of an image file: [H, W, 3] uint8 RGB. Raises the decoder's error where a file cannot be read."""
+    with Image.open(path) as image:
+        image.load()  # refuses a truncated file; OpenCV fills the rest with grey
+    return mmcv.imread(str(path), channel_order="rgb")
 
 
-def _check_outputs(outputs: Mapping[Path, Sequence[Path]]) -> None:
-    """Every output must be a file of its own, and none an image. `outputs`: by image."""
-    inputs = {image.resolve() for image in outputs}
-    taken: dict[Path, Path] = {}
-    for image, files in outputs.items():
-        for output in files:
-            if output.resolve() in inputs:
-                raise ConfigError(
-                    f"the pictures would overwrite the images in {output.parent}; choose another --out-dir"
-                )
-            if output in taken:
-                raise ConfigError(f"{taken[output]} and {image} would both be written to {output}; run them apart")
-            taken[output] = image
+def _check_outputs(images: Sequence[Path], out_dir: Path) -> None:
+    """Pictures and label maps have the names of their images: none may replace another output, or an image."""
+    folders = (out_dir.resolve(), (out_dir / "labels").resolve())
+    by_stem: dict[str, Path] = {}
+    for image in images:
+        if image.resolve().parent in folders:
+            raise ConfigError(f"the output of {image} would overwrite images in its folder; choose another --out-dir")
+        other = by_stem.setdefault(image.stem, image)
+        if other != image:
+            raise ConfigError(f"{other} and {image} would give outputs of the same name; predict them separately")
