@@ -1,4 +1,4 @@
-"""Sixteen training images of COCO learnt by heart and evaluated on the same sixteen: does the whole chain learn?
+"""Sanity check: overfits 16 training images of COCO, and is evaluated on the same 16.
 
 python tools/train.py configs/cascade_swin_nano_coco16.py --cfg-options data_root=/path/to/coco
 """

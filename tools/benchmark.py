@@ -34,8 +34,8 @@ def main() -> None:
         "--peer",
         default="",
         metavar="PROJECT[:MODEL]",
-        help="baseline; default "
-        + ", ".join(f"{next(iter(peers))} of {', '.join(peers)} for {family}" for family, peers in PEERS.items()),
+        help="baseline, by default the first of its family. "
+        + "; ".join(f"{family}: {', '.join(peers)}" for family, peers in PEERS.items()),
     )
     parser.add_argument("--mode", default=["eval", "train"], nargs="+", choices=["eval", "train", "load"])
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1344), metavar=("H", "W"))
@@ -139,7 +139,7 @@ def report(args: argparse.Namespace, mode: str, functions: dict[str, Callable[[]
         f"of {peer}"
     )
     for name in functions:
-        print(f"  {name:10} median {result['median_s'][name]:8.3f} s   peak {result['peak_mib'][name]:8.1f} MiB")
+        print(f"  {name:18} median {result['median_s'][name]:8.3f} s   peak {result['peak_mib'][name]:8.1f} MiB")
 
 
 def step(model: nn.Module, run: Callable, x: Tensor, mode: str, dtype: torch.dtype) -> None:

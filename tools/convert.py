@@ -64,7 +64,7 @@ def main() -> None:
         try:
             model, spec = comparable(find(args.verify or args.src))
         except ValueError as error:
-            parser.error(f"--verify: {error}; name the model that SRC is a checkpoint of: --verify swin_tiny")
+            parser.error(f"{error}; name the model that SRC is a checkpoint of: --verify MODEL")
         windows, trained = windows or [spec.window], trained or spec.pretrained
     with exit_on_user_error():
         source = read(args.src, sha256=args.sha256, allow_pickle=args.allow_pickle)

@@ -7,12 +7,13 @@ the package also makes `mmcv.ops` importable without a compiler; it imports neit
 from importlib import import_module
 from typing import Any
 
+from vitdense.backbones.variants import FAMILIES
 from vitdense.ops.finder import install as _install_ops
 
 __version__ = "0.2.0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
     **dict.fromkeys(("create", "list_models"), "vitdense.models"),
-    **dict.fromkeys(("MViT", "Swin", "SwinV2", "ViT"), "vitdense.backbones"),
+    **dict.fromkeys(FAMILIES, "vitdense.backbones"),
     "DeconvPyramid": "vitdense.necks",
 }
 __all__ = [*_LAZY]

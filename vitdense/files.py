@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that appear under their name only when they are complete."""
 
 import os
 import uuid
@@ -9,10 +9,10 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; renamed to `path` when the block ends well, else removed."""
+    """A temporary file in the folder of `path`, renamed to `path` when the block succeeds, else removed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not the process id: two machines that share the folder may have the same.
+    # Not by the process id: machines that share a folder may have the same one.
     scratch = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     try:
         yield scratch

@@ -1,4 +1,4 @@
-"""What every backbone owes mmdet and mmseg. A new family is a new row of BACKBONES."""
+"""The contract of all backbones. A new family is a new row of BACKBONES."""
 
 import os
 import re
@@ -273,6 +273,19 @@ def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
     drawn += positions
     for tensor in drawn:
         assert tensor.std().item() == pytest.approx(0.02, abs=0.08 / tensor.numel() ** 0.5)  # more than five sigma
+
+
+@every
+def test_built_on_meta_and_loaded_it_is_the_same_model(make):
+    """`to_empty` leaves rubbish in what no checkpoint holds: index buffers must be made anew."""
+    want = make().eval()
+    with torch.device("meta"):
+        got = make().eval()
+    got.to_empty(device="cpu")
+    got.load_state_dict(want.state_dict())
+    x = torch.randn(1, 3, 72, 104)
+    with torch.no_grad():
+        assert all(torch.equal(a, b) for a, b in zip(got(x), want(x), strict=True))
 
 
 @pytest.mark.parametrize("scope", ["mmdet", "mmseg"])

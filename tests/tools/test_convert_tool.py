@@ -69,8 +69,8 @@ def test_model_to_verify_is_named(run, tmp_path):
     dst = tmp_path / "out.pth"
     save_random(ViT("deit_tiny", out_norm="none"), tmp_path / "own.pth")
     args = tmp_path / "own.pth", dst, "--to", "timm", "--verify"
-    assert "--verify swin_tiny" in run(*args, status=2)
-    assert "expected a name" in run(*args, "no_such_model", status=2)
+    assert "--verify MODEL" in run(*args, status=2)
+    assert "no_such_model" in run(*args, "no_such_model", status=2)
     assert "error: " in run(*args, "deit3_small", status=2)
     assert not dst.exists()
 

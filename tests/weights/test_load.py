@@ -95,6 +95,7 @@ def test_init_cfg_may_be_a_list_with_pretrained_alone(tmp_path):
     assert unchanged(target, source.state_dict())
     with pytest.raises(ValueError, match="give it alone"):
         make(init_cfg=[pretrained, {"type": "Xavier", "layer": "Linear"}]).init_weights()
+    pytest.importorskip("vitdense.registry")  # mmengine's initialisers
     drawn = make(init_cfg={"type": "Constant", "layer": "Linear", "val": 0.5})
     drawn.init_weights()
     assert set(drawn.stages[0].blocks[0].mlp.fc1.weight.flatten().tolist()) == {0.5}

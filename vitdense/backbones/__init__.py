@@ -3,9 +3,11 @@
 from importlib import import_module
 from typing import Any
 
+from vitdense.backbones.variants import FAMILIES
+
 # Imported on first use: `vitdense.weights` needs the sizes of `vitdense.backbones.variants`, and backbones need
 # weights.
-_LAZY = {"Backbone": "base", "MViT": "mvit", "Swin": "swin", "SwinV2": "swin_v2", "ViT": "vit"}
+_LAZY = {"Backbone": "base", **FAMILIES}
 __all__ = [*_LAZY]
 
 

@@ -182,6 +182,14 @@ VIT = {
     "deit3_huge": _deit3(1280, 32, 16, patch_size=14),
 }
 
+# Every family: its class, and the name of its modules in `vitdense.backbones` and `vitdense.weights.families`.
+FAMILIES = {
+    "Swin": "swin",
+    "SwinV2": "swin_v2",
+    "MViT": "mvit",
+    "ViT": "vit",
+}
+
 Arch = TypeVar("Arch")
 
 
