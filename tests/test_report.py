@@ -48,7 +48,7 @@ def test_published_totals_of_segmentors_at_512x2048(repo, name, params_m, gmacs)
 
 
 def assert_totals(path, shape, params_m, gmacs):
-    """Count the model of a config, whole and to half a per cent; its rows."""
+    """Compare the totals of a config (MACs to 0.5 %); the rows."""
     pytest.importorskip("mmdet")
     with torch.device("meta"):
         model = build_model(load_config(path)).eval()

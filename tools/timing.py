@@ -1,4 +1,4 @@
-"""Time and peak memory of functions, measured against each other in one process."""
+"""Time and peak memory of functions."""
 
 import statistics
 import time
@@ -10,12 +10,12 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def alternate(functions: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Time functions against each other: every round runs each once, so that drifts of the machine hit all alike.
+    """Time functions in turn: every round runs each once, so that changes of the machine's speed affect all alike.
 
     Args:
-        functions: By name.
+        functions: Functions by name.
         rounds: Timed rounds.
-        warmup: Rounds before them that do not count.
+        warmup: Rounds before them, not timed.
 
     Returns:
         Seconds of every timed round, by name.
@@ -33,12 +33,12 @@ def alternate(functions: Mapping[str, Callable[[], object]], rounds: int, warmup
 
 
 def median_ratio(seconds: Mapping[str, Sequence[float]], ours: str, peer: str) -> float:
-    """How many times faster `ours` is than `peer`: the median over rounds of the ratio within a round."""
+    """Speed-up of `ours` over `peer`: median of the ratios of the rounds."""
     return statistics.median(b / a for a, b in zip(seconds[ours], seconds[peer]))
 
 
 def peak_memory(function: Callable[[], object], device: str) -> int:
-    """Peak of the bytes that torch has allocated during one call, beyond those before it."""
+    """Peak of the bytes that torch allocates during one call."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -61,6 +61,6 @@ def _synchronize() -> None:
 
 
 def forward_backward(model: nn.Module, run: Callable, x: Tensor) -> None:
-    """One training step without an optimiser: ``run(x)``, the sum of its maps, backward; leaves no gradients behind."""
+    """One training step without an optimiser: ``run(x)``, the sum of its maps, backward, gradients cleared."""
     sum(out.float().mean() for out in run(x)).backward()
     model.zero_grad(set_to_none=True)

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in the published counts of Mask R-CNN and Cascade Mask R-CNN
+BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in published counts of Mask R-CNN
 
 
 @dataclass(frozen=True)
 class Row:
-    """A module and what it costs: parameters, and multiply-adds of convolutions, linear layers and matmuls."""
+    """Parameters of a module, and its multiply-adds (MACs) in convolutions, linear layers and matmuls."""
 
     name: str
     params: int
@@ -20,7 +20,7 @@ class Row:
 
 
 def macs(function: Callable[[], object]) -> tuple[object, int]:
-    """Run `function`; its result and its multiply-adds (one MAC is what papers call a FLOP)."""
+    """Run `function`; its result and its MACs (papers call a MAC a FLOP)."""
     with FlopCounterMode(display=False) as counter:
         result = function()
     return result, counter.get_total_flops() // 2
@@ -33,20 +33,20 @@ def num_params(module: nn.Module) -> int:
 
 @torch.no_grad()
 def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
-    """Parameters and multiply-adds of a detector or segmentor of mmdet or mmseg, a row per part.
+    """Parameters and MACs of a detector or segmentor of mmdet or mmseg, a row per part.
 
-    RoI heads are counted as in the papers: 1000 boxes and 100 masks per stage. The auxiliary head of a segmentor
-    counts its parameters only, for it does not run at test time.
+    RoI heads are counted as in papers: 1000 boxes and 100 masks per stage. The auxiliary head of a segmentor has no
+    MACs, because it does not run at test time.
 
     Args:
-        model: On the meta device, in eval mode, so that nothing is computed.
+        model: In eval mode, on the meta device, so that nothing is computed.
         shape: Image height and width in pixels.
 
     Returns:
-        A row per part in order of execution; the backbone is the first.
+        Rows in order of execution, the backbone first.
 
     Raises:
-        ValueError: The model has no head that this function knows.
+        ValueError: The model has no known head.
     """
     rows = []
 
@@ -71,7 +71,7 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
         if getattr(model, "auxiliary_head", None) is not None:
             add("auxiliary_head (training only)", model.auxiliary_head)
     else:
-        raise ValueError(f"{type(model).__name__} has no roi_head, bbox_head or decode_head; cannot count it")
+        raise ValueError(f"{type(model).__name__} cannot be counted: expected a roi_head, bbox_head or decode_head")
     return rows
 
 

@@ -3,7 +3,7 @@ import pytest
 from vitdense.engine.config import ConfigError, load_config
 
 
-def test_data_root_moves_every_path_under_it(repo):
+def test_new_data_root_replaces_the_old_one_in_every_path(repo):
     cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"data_root": "/mnt/coco"})
     assert cfg.train_dataloader.dataset.data_root == "/mnt/coco/"
     assert cfg.test_dataloader.dataset.data_root == "/mnt/coco/"

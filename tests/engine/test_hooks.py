@@ -39,7 +39,7 @@ def boxes(model, image):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """mmdet's Cascade Mask R-CNN with mmdet's Swin, random weights, as mmdet would publish it; and what it detects."""
+    """A checkpoint of mmdet's Cascade Mask R-CNN with mmdet's Swin and random weights; an image; what it detects."""
     torch.manual_seed(0)
     cfg = cascade()
     theirs = copy.deepcopy(cfg)
@@ -58,7 +58,7 @@ def published(tmp_path_factory):
     return path, image, boxes(model, image)
 
 
-def test_mmdets_whole_detector_loads_through_load_from_and_detects_the_same(published, tmp_path):
+def test_detector_of_mmdet_loads_by_load_from_and_detects_the_same(published, tmp_path):
     path, image, (want, scores, masks) = published
     runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path)))
     runner.load_or_resume()
@@ -75,11 +75,11 @@ def test_mmdets_whole_detector_loads_through_load_from_and_detects_the_same(publ
     assert "(mmdet names)" in report.splitlines()[0]
     assert "100.00 % of the parameters loaded" in report.splitlines()[0]
     assert "  loaded backbone.stages.0.blocks.0.attn.qkv.weight" in report
-    assert "  dropped backbone.stages.0.blocks.0.attn.bias.index" in report
+    assert "  ignored backbone.stages.0.blocks.0.attn.bias.index" in report
 
 
-def test_a_hook_that_copies_the_checkpoint_gets_our_names_too(published, tmp_path):
-    """The moving average takes the checkpoint's weights for its own before testing, whatever the order of the list."""
+def test_hook_that_copies_the_checkpoint_gets_renamed_keys(published, tmp_path):
+    """EMAHook copies the weights of the checkpoint before testing, in any order of the hooks."""
     path, _, _ = published
     hooks = [{"type": "EMAHook"}, {"type": "vitdense.ExactLoadHook"}]
     runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path), custom_hooks=hooks))
@@ -94,7 +94,7 @@ HEADS = r"roi_head\.(bbox_head\.\d\.fc_(cls|reg)|mask_head\.\d\.conv_logits)\..*
 
 
 @pytest.mark.parametrize("fresh", [[], [HEADS]], ids=["strict", "fresh heads"])
-def test_another_number_of_classes_needs_a_word(published, tmp_path, fresh):
+def test_another_number_of_classes_needs_fresh(published, tmp_path, fresh):
     path, _, _ = published
     cfg = cascade(load_from=str(path), work_dir=str(tmp_path))
     for head in (*cfg.model.roi_head.bbox_head, cfg.model.roi_head.mask_head):
@@ -103,7 +103,7 @@ def test_another_number_of_classes_needs_a_word(published, tmp_path, fresh):
     runner = Runner.from_cfg(cfg)
     before = runner.model.backbone.norm1.weight.clone()
     if not fresh:
-        message = r"18 of another shape: .*fc_cls\.weight \(81, 1024\), expected \(21, 1024\).*fresh="
+        message = r"size mismatch \(18\): .*fc_cls\.weight \(81, 1024\), expected \(21, 1024\).*fresh="
         with pytest.raises(CheckpointMismatchError, match=message):
             runner.load_or_resume()
         assert torch.equal(runner.model.backbone.norm1.weight, before)
@@ -131,7 +131,7 @@ def logits(model, image):
     return model.encode_decode(image, [{"img_shape": image.shape[2:]}])
 
 
-def test_a_whole_segmentor_of_mmseg_loads_and_segments_the_same():
+def test_segmentor_of_mmseg_loads_and_segments_the_same():
     pytest.importorskip("mmseg")
     depths = {"depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
     head = {"head": "UPerHead", "in_channels": [16, 32, 64, 128], "in_index": [0, 1, 2, 3]}
@@ -145,7 +145,7 @@ def test_a_whole_segmentor_of_mmseg_loads_and_segments_the_same():
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
 
 
-def test_a_whole_segmentor_with_a_final_norm_fits_none_without_it():
+def test_segmentor_with_a_final_norm_needs_out_norm_final():
     pytest.importorskip("mmseg")
     sizes = {"patch_size": 16, "embed_dims": 48, "num_heads": 3}
     theirs, ours, lacking = (
@@ -164,6 +164,6 @@ def test_a_whole_segmentor_with_a_final_norm_fits_none_without_it():
     image = torch.randn(1, 3, 64, 96)
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
     with pytest.raises(
-        CheckpointMismatchError, match=r"2 left over: backbone\.norm\.weight, backbone\.norm\.bias\. Give"
+        CheckpointMismatchError, match=r"unexpected keys \(2\): backbone\.norm\.weight, backbone\.norm\.bias"
     ):
         fit_whole(lacking, checkpoint)

@@ -4,7 +4,7 @@ import torch
 from timing import alternate, median_ratio, peak_memory
 
 
-def test_alternate_runs_each_once_per_round_after_the_warm_up():
+def test_alternate_runs_each_function_once_per_round():
     calls = []
     seconds = alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3, warmup=1)
     assert calls == ["a", "b"] * 4
@@ -12,7 +12,7 @@ def test_alternate_runs_each_once_per_round_after_the_warm_up():
     assert median_ratio({"a": [1.0, 2.0, 4.0], "b": [2.0, 2.0, 4.0]}, "a", "b") == 1.0
 
 
-def test_peak_memory_counts_what_is_alive_at_once():
+def test_peak_memory_of_live_tensors():
     def function():
         a = torch.ones(1000, 1000)  # 4 MB
         del a

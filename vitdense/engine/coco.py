@@ -1,4 +1,4 @@
-"""COCO annotation files: their categories, and detections under their ids."""
+"""COCO annotation files: read their categories, write detections with their ids."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from vitdense.files import atomic_write
 def category_names(ann_file: Path) -> tuple[str, ...]:
     """Names of the categories of an annotation file, in its order.
 
-    Only the list of categories is parsed: to parse the rest takes seconds, in every process.
+    Parses only the list of categories: a whole file takes seconds, in every process.
 
     Raises:
         ConfigError: It is not a COCO annotation file.
@@ -35,11 +35,12 @@ def category_names(ann_file: Path) -> tuple[str, ...]:
 
 
 class CocoPredictions:
-    """Detections in COCO format, under the ids of a data set.
+    """Detections in COCO format, with the ids of a data set.
 
-    Category ids are those of the annotation file, by name; without such a file those of COCO for COCO's 80 classes;
-    else 1 to n in the order of the classes, which is logged. Image ids are those of the annotation file for images that
-    lie where it says; others get numbers that the file does not use, which is logged.
+    Category ids: those of the annotation file, matched by name. Without such a file: COCO's ids for COCO's 80 classes.
+    Otherwise: 1 to n in the order of the classes, which is logged.
+
+    Image ids: those of the annotation file, matched by path. Other images get unused ids, which is logged.
 
     Args:
         classes: Names in the order of the model's labels.
@@ -65,17 +66,17 @@ class CocoPredictions:
         ids = {category["name"]: category["id"] for category in categories}
         if set(classes) <= ids.keys():
             return [ids[name] for name in classes]
-        of_coco = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]  # by id; unused ids are "N/A"
-        if set(classes) == set(of_coco) - {"__background__", "N/A"}:
-            return [of_coco.index(name) for name in classes]
+        coco_names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]  # index = id; unused ids are "N/A"
+        if set(classes) == set(coco_names) - {"__background__", "N/A"}:
+            return [coco_names.index(name) for name in classes]
         print_log(
-            f"category ids are numbered from 1 in the order of the classes: no annotation file with these classes was "
-            f"found at {self.ann_file} (ann_file of test_dataloader)"
+            f"category ids are numbered from 1 in the order of the classes: {self.ann_file} (ann_file of "
+            f"test_dataloader) is not an annotation file with these classes"
         )
         return list(range(1, len(classes) + 1))
 
     def add(self, image: Path, sample: BaseDataElement) -> None:
-        """Add the detections of an image file, a `DetDataSample` of mmdet."""
+        """Add the detections of an image: a `DetDataSample` of mmdet."""
         path = image.resolve()
         if path in self.image_ids:
             image_id, name = self.image_ids[path], path.relative_to(self.folder).as_posix()
@@ -108,7 +109,7 @@ class CocoPredictions:
             yield annotation
 
     def write(self, path: Path) -> None:
-        """Write what was added as JSON."""
+        """Write all detections as JSON."""
         if self.new_images:
             print_log(
                 f"image ids are numbered from 1 for {len(self.new_images)} of {len(self.result['images'])} images, "
@@ -119,5 +120,5 @@ class CocoPredictions:
 
 
 def _file_name(image: Mapping) -> str:
-    """Path of an image in the folder of its data set; LVIS gives addresses, ``.../val2017/000000000139.jpg``."""
+    """Path of an image, relative to the image folder. LVIS has URLs instead: ``.../val2017/000000000139.jpg``."""
     return image["file_name"] if "file_name" in image else "/".join(image["coco_url"].split("/")[-2:])

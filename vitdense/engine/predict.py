@@ -1,4 +1,4 @@
-"""Predict on image files: pictures, and the predictions as data, of detectors (mmdet) and segmentors (mmseg)."""
+"""Predict on image files with detectors (mmdet) and segmentors (mmseg): pictures, COCO-format JSON, label maps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,17 +26,17 @@ from vitdense.weights.load import fit_whole
 
 
 def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
-    """The detector or segmentor of a config with exactly the weights of a checkpoint, in eval mode.
+    """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
-    Its `dataset_meta` is that of the checkpoint: `classes`, and `palette` where it has one.
+    Its `dataset_meta` comes from the checkpoint: `classes`, and `palette` if there is one.
 
     Raises:
-        ConfigError: The checkpoint does not name its classes.
+        ConfigError: The checkpoint has no class names.
         CheckpointNotFoundError: There is no such file.
-        CheckpointMismatchError: It does not fit the model.
+        CheckpointMismatchError: The checkpoint does not fit the model.
     """
     if "backbone" in cfg.model:
-        cfg.model.backbone.init_cfg = None  # the checkpoint holds the backbone
+        cfg.model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
     model = build_model(cfg)
     allow_pickle = any(hook.get("allow_pickle", False) for hook in cfg.get("custom_hooks", []))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
@@ -44,16 +44,16 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     model.load_state_dict(state, strict=True)
     model.cfg = cfg
     meta = saved.get("meta", {})
-    if "CLASSES" in meta:  # published before mmdet 3 and mmseg 1
+    if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
         meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
     if not meta.get("dataset_meta"):
-        raise ConfigError(f"{checkpoint} does not name its classes (meta.dataset_meta); train it with tools/train.py")
+        raise ConfigError(f"{checkpoint} has no class names (meta.dataset_meta); train it with tools/train.py")
     model.dataset_meta = meta["dataset_meta"]
     return model.to(device).eval()
 
 
 class Task:
-    """What both tasks share. Each adds `add`, for one image, and `finish`."""
+    """Base of both tasks. Subclasses define `add`, for one image, and `finish`."""
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
         self.model, self.out_dir = model, out_dir
@@ -62,7 +62,7 @@ class Task:
         self.pipeline = Compose([step for step in self.dataset.pipeline if not loads_labels(step)])
 
     def infer(self, image: Path) -> BaseDataElement:
-        """The prediction on an image file, a data sample of mmdet or mmseg."""
+        """Predict on an image file; a data sample of mmdet or mmseg."""
         with torch.no_grad():
             data = self.pipeline({"img_path": str(image), "img_id": 0})
             (sample,) = self.model.test_step(pseudo_collate([data]))
@@ -70,7 +70,7 @@ class Task:
 
 
 class Detection(Task):
-    """A picture with boxes, masks and scores per image, and one COCO-format JSON file."""
+    """Per image, a picture with boxes, masks and scores; one COCO-format JSON file."""
 
     def __init__(self, model: nn.Module, out_dir: Path, score_thr: float) -> None:
         super().__init__(model, out_dir)
@@ -80,7 +80,7 @@ class Detection(Task):
         self.predictions = CocoPredictions(self.classes, self.dataset)
 
     def add(self, image: Path, pixels: np.ndarray) -> None:
-        """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and draw its picture."""
+        """Predict on an image file with `pixels` [H, W, 3] (uint8 RGB), and write its picture."""
         sample = self.infer(image)
         self.predictions.add(image, sample)
         with atomic_write(self.out_dir / image.name) as scratch:
@@ -89,37 +89,37 @@ class Detection(Task):
             )
 
     def finish(self) -> Path:
-        """Write the detections of all images; the file to look at."""
+        """Write the detections of all images; the path of the file."""
         out_file = self.out_dir / "predictions.json"
         self.predictions.write(out_file)
         return out_file
 
 
 class Segmentation(Task):
-    """A picture with the classes over it and a legend per image, and its label map; the latter under ``labels/``."""
+    """Per image, a picture with its classes and a legend, and a label map under ``labels/``."""
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
         super().__init__(model, out_dir)
-        palette = model.dataset_meta.get("palette") or ()  # may be that of other classes
+        palette = model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.classes)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.classes))
 
     def add(self, image: Path, pixels: np.ndarray) -> None:
-        """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and write its picture and label map."""
-        labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # of a sigmoid they are floats
-        over = draw.overlay(pixels, labels, self.palette, ignore=None)
+        """Predict on an image file with `pixels` [H, W, 3] (uint8 RGB), and write its picture and label map."""
+        labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # floats after a sigmoid
+        blended = draw.overlay(pixels, labels, self.palette, ignore=None)
         shares = draw.class_shares(labels, len(self.classes))
-        _write(self.out_dir / image.name, draw.with_legend(over, self.classes, self.palette, shares))
+        _write(self.out_dir / image.name, draw.with_legend(blended, self.classes, self.palette, shares))
         dtype = np.uint8 if len(self.classes) <= 256 else np.uint16
         _write(self.out_dir / "labels" / f"{image.stem}.png", labels.astype(dtype))
 
     def finish(self) -> Path:
-        """The folder to look at."""
+        """The output folder."""
         return self.out_dir
 
 
 def _write(path: Path, picture: np.ndarray) -> None:
-    """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16; JPEG at a quality that keeps letters and edges clean."""
+    """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16. JPEG without artefacts at letters and edges."""
     with atomic_write(path) as scratch:
         Image.fromarray(picture).save(scratch, quality=95, subsampling=0)
 
@@ -130,24 +130,24 @@ def predict(
     """Predict on images.
 
     Args:
-        cfg: Of the detector or segmentor.
+        cfg: Config of the detector or segmentor.
         checkpoint: Its weights.
-        images: Image files, and folders of them; see `list_images`.
-        out_dir: Gets a picture of the same name per image. Of a detector also ``predictions.json``: a COCO data set of
-            all detections with their scores, for ``pycocotools.coco.COCO``; see `CocoPredictions` for its ids. Its
-            ``annotations`` are a list of COCO results, to score by ``COCO(ann_file).loadRes(annotations)``. Of a
-            segmentor also ``labels/<stem>.png`` per image: the index of every pixel's class, uint8 (uint16 for more
-            than 256 classes). Indices start at 0, also where the files of the data set start at 1
-            (``reduce_zero_label``).
-        score_thr: Detections below are not drawn.
+        images: Image files and folders; see `list_images`.
+        out_dir: Output folder. It gets a picture per image, of the same name.
+            A detector also writes ``predictions.json``: a COCO data set of all detections with their scores, for
+            ``pycocotools.coco.COCO``; see `CocoPredictions` for its ids. Its ``annotations`` are COCO results:
+            ``COCO(ann_file).loadRes(annotations)`` takes them for scoring.
+            A segmentor also writes ``labels/<stem>.png`` per image: class indices, uint8 (uint16 for more than 256
+            classes). They start at 0, even if the data set's own label maps start at 1 (``reduce_zero_label``).
+        score_thr: Detections with a lower score are not drawn.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Returns:
         The JSON file of a detector, the folder of a segmentor.
 
     Raises:
-        ConfigError: The config is not one of mmdet or mmseg; images are missing, or their outputs would overwrite one
-            another or the images; see `load_model`. Also, once the other images are done: images cannot be read.
+        ConfigError: The config is not one of mmdet or mmseg; images are missing, or outputs would overwrite each other
+            or the images; see `load_model`. After the other images are done: images cannot be read.
     """
     scope = cfg.get("default_scope", "mmdet")
     if scope not in ("mmdet", "mmseg"):
@@ -174,10 +174,10 @@ def predict(
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
-    """Image files. A folder stands for the files in it that have a suffix of an image, sorted; not for its sub-folders.
+    """Image files. Folders are replaced by the image files in them, sorted; sub-folders are not searched.
 
     Raises:
-        ConfigError: A path is neither file nor folder, or a folder has no image.
+        ConfigError: A path does not exist, or a folder has no image.
     """
     images: list[Path] = []
     for path in paths:
@@ -191,14 +191,14 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_image(path: Path) -> np.ndarray:
-    """The pixels of an image file: [H, W, 3] uint8 RGB. Raises the decoder's error where a file cannot be read."""
+    """The pixels of an image file: [H, W, 3] uint8 RGB. Raises the error of the decoder."""
     with Image.open(path) as image:
-        image.load()  # refuses a truncated file; OpenCV fills the rest with grey
+        image.load()  # raises for a truncated file; OpenCV would fill the rest with grey
     return mmcv.imread(str(path), channel_order="rgb")
 
 
 def _check_outputs(images: Sequence[Path], out_dir: Path) -> None:
-    """Pictures and label maps have the names of their images: none may replace another output, or an image."""
+    """Outputs have the names of their images; they must not overwrite each other or an image."""
     folders = (out_dir.resolve(), (out_dir / "labels").resolve())
     by_stem: dict[str, Path] = {}
     for image in images:

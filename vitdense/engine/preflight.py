@@ -1,4 +1,4 @@
-"""Checks before the first iteration: what would otherwise fail late, or not fail and train on the wrong labels."""
+"""Checks before the first iteration, for errors that would appear late, or silently train on wrong labels."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from vitdense.engine.coco import category_names
 from vitdense.engine.config import ConfigError
 from vitdense.engine.label_maps import check_label_maps
 
-# Heads that predict the classes of the data set. Others (a semantic branch beside a detector) have their own.
+# Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
 CLASS_HEADS = ("bbox_head", "mask_head", "decode_head", "auxiliary_head")
 
 
@@ -24,7 +24,7 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
 
     Raises:
         ConfigError: A file or folder is missing, the classes are not those of the annotation file, a head has
-            another number of classes, or the values of label maps do not fit the settings.
+            another number of classes, or values of label maps do not match the config.
     """
     for split in splits:
         for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
@@ -32,7 +32,7 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
 
 
 def leaf_datasets(dataset: dict) -> Iterator[dict]:
-    """The configs of the data sets inside wrappers (repeated, balanced, concatenated)."""
+    """Configs of the data sets inside wrappers such as `RepeatDataset` and `ConcatDataset`."""
     if "datasets" in dataset:
         for part in dataset["datasets"]:
             yield from leaf_datasets(part)
@@ -71,13 +71,13 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
 def _must_exist(where: str, root: Path, path: Path, what: str) -> None:
     if not path.exists():
         raise ConfigError(
-            f"{where}: {what} {path} is not there; put the data set at {root} (or link it: ln -s /path/to/it {root}), "
-            f"or name its folder with --cfg-options data_root=/path/to/it"
+            f"{where}: {what} {path} does not exist; put the data set at {root} (or link it: ln -s /path/to/it {root}) "
+            f"or set its folder by --cfg-options data_root=/path/to/it"
         )
 
 
 def _check_categories(where: str, ann_file: Path, classes: tuple[str, ...]) -> None:
-    """The classes must be categories of the file, in the file's order: mmdet takes labels in that order."""
+    """The classes must be categories of the file, in its order: mmdet numbers labels in that order."""
     names = category_names(ann_file)
     if classes != tuple(name for name in names if name in set(classes)):
         unknown = [name for name in classes if name not in names]
