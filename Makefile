@@ -1,35 +1,53 @@
-# Every target sets up what it needs in .venv, once.
+# Targets set up what they need, once: .venv, and .venv-upstream for test-upstream.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+UPSTREAM := .venv-upstream
+UPSTREAM_READY := $(UPSTREAM)/.ready
 DEMO := cascade_swin_nano_shapes
+INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
+    f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 
-.PHONY: setup demo test check clean
+.PHONY: help setup demo test test-fast test-upstream check clean
 
-setup: $(READY)
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
 
-$(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
-	    f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mm,test]'
-	$(BIN)/python -m vitdense
-	@touch $@
+setup: $(READY)  ## install the package and its pinned dependencies into .venv
 
-# Train, draw, evaluate: about ten minutes on two CPU cores. Everything lands in work_dirs/$(DEMO).
-demo: $(READY)
+demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten minutes on two CPU cores
 	$(BIN)/python tools/train.py configs/$(DEMO).py
 	$(BIN)/python tools/predict.py configs/$(DEMO).py work_dirs/$(DEMO) \
 	    data/shapes/val/00001*.jpg --out-dir work_dirs/$(DEMO)/pictures
 	$(BIN)/python tools/test.py configs/$(DEMO).py work_dirs/$(DEMO)
 
-test: $(READY)
+test: $(READY)  ## all tests that need neither a network nor a GPU: at most 15 minutes on two CPU cores
 	$(BIN)/python -m pytest -m 'not slow'
 
-check: $(READY)
+test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow or long): under two minutes
+	$(BIN)/python -m pytest -m 'not slow and not long'
+
+test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream
+	$(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/engine tests/heads tests/test_configs.py
+
+check: $(READY)  ## ruff: lint and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-clean:
-	rm -rf $(VENV) *.egg-info build dist
+clean:  ## remove both environments and build outputs
+	rm -rf $(VENV) $(UPSTREAM) *.egg-info build dist
+
+$(READY): pyproject.toml constraints.txt
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(INSTALL) -e '.[mm,test]'
+	$(BIN)/python -m vitdense
+	@touch $@
+
+$(UPSTREAM_READY): pyproject.toml constraints.txt requirements-upstream.txt
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv $(UPSTREAM)
+	$(UPSTREAM)/bin/python $(INSTALL) -r requirements-upstream.txt -e .
+	@touch $@

@@ -30,6 +30,7 @@ from vitdense.weights.families import SCHEMES
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
+pytestmark = pytest.mark.long
 
 PAGES = [REPO / "README.md", *sorted(REPO.glob("docs/*.md"))]
 TOY_PAGE = REPO / "docs/adding-a-backbone.md"

@@ -137,6 +137,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(8, 16), (5, 9), (3, 2)])  # whole windows, not whole, mostly not even one
 @pytest.mark.parametrize("growth", [None, "attention", "mlp"])
 @pytest.mark.parametrize("name", BLOCKS)
@@ -318,6 +319,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arch", "millions", "billions", "class_token"), PUBLISHED)
 @torch.no_grad()
 def test_published_totals(arch, millions, billions, class_token):

@@ -35,6 +35,7 @@ def photos(folder, size):
         yield T.normalize(x, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), int(path.name.split("_")[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "low", "high"),
     [

@@ -38,6 +38,7 @@ def test_parity_with_mmdet(size):
     assert max(errors) < 1e-5, errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(224, 224), (256, 320), (799, 1333)])
 def test_parity_with_mmdet_full_size(size):
     theirs, ours = mmdet_twin("tiny")

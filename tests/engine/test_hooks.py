@@ -58,7 +58,7 @@ def published(tmp_path_factory):
     return path, image, boxes(model, image)
 
 
-def test_detector_of_mmdet_loads_by_load_from_and_detects_the_same(published, tmp_path):
+def test_whole_detector_of_mmdet_loads_through_load_from_and_detects_the_same(published, tmp_path):
     path, image, (want, scores, masks) = published
     runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path)))
     runner.load_or_resume()
@@ -75,7 +75,7 @@ def test_detector_of_mmdet_loads_by_load_from_and_detects_the_same(published, tm
     assert "(mmdet names)" in report.splitlines()[0]
     assert "100.00 % of the parameters loaded" in report.splitlines()[0]
     assert "  loaded backbone.stages.0.blocks.0.attn.qkv.weight" in report
-    assert "  ignored backbone.stages.0.blocks.0.attn.bias.index" in report
+    assert " backbone.stages.0.blocks.0.attn.bias.index" in report  # rebuilt, not loaded
 
 
 def test_hook_that_copies_the_checkpoint_gets_renamed_keys(published, tmp_path):
@@ -94,7 +94,7 @@ HEADS = r"roi_head\.(bbox_head\.\d\.fc_(cls|reg)|mask_head\.\d\.conv_logits)\..*
 
 
 @pytest.mark.parametrize("fresh", [[], [HEADS]], ids=["strict", "fresh heads"])
-def test_another_number_of_classes_needs_fresh(published, tmp_path, fresh):
+def test_another_number_of_classes_needs_the_option_fresh(published, tmp_path, fresh):
     path, _, _ = published
     cfg = cascade(load_from=str(path), work_dir=str(tmp_path))
     for head in (*cfg.model.roi_head.bbox_head, cfg.model.roi_head.mask_head):
@@ -103,8 +103,7 @@ def test_another_number_of_classes_needs_fresh(published, tmp_path, fresh):
     runner = Runner.from_cfg(cfg)
     before = runner.model.backbone.norm1.weight.clone()
     if not fresh:
-        message = r"size mismatch \(18\): .*fc_cls\.weight \(81, 1024\), expected \(21, 1024\).*fresh="
-        with pytest.raises(CheckpointMismatchError, match=message):
+        with pytest.raises(CheckpointMismatchError, match=r"fc_cls\.weight.*\(81, 1024\).*\(21, 1024\).*fresh="):
             runner.load_or_resume()
         assert torch.equal(runner.model.backbone.norm1.weight, before)
         return
@@ -131,7 +130,7 @@ def logits(model, image):
     return model.encode_decode(image, [{"img_shape": image.shape[2:]}])
 
 
-def test_segmentor_of_mmseg_loads_and_segments_the_same():
+def test_whole_segmentor_of_mmseg_loads_and_segments_the_same():
     pytest.importorskip("mmseg")
     depths = {"depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
     head = {"head": "UPerHead", "in_channels": [16, 32, 64, 128], "in_index": [0, 1, 2, 3]}
@@ -163,7 +162,5 @@ def test_segmentor_with_a_final_norm_needs_out_norm_final():
     ours.load_state_dict(state, strict=True)
     image = torch.randn(1, 3, 64, 96)
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
-    with pytest.raises(
-        CheckpointMismatchError, match=r"unexpected keys \(2\): backbone\.norm\.weight, backbone\.norm\.bias"
-    ):
+    with pytest.raises(CheckpointMismatchError, match=r"backbone\.norm\.weight, backbone\.norm\.bias"):
         fit_whole(lacking, checkpoint)

@@ -87,14 +87,14 @@ def test_tta_loads_exactly_and_ignores_init_cfg(segmentor, tmp_path):
     (report,) = tmp_path.glob("work/*/load_report.txt")
     assert "0 ignored, 0 kept at initialisation; 100.00 % of the parameters loaded" in report.read_text()
     assert "  loaded backbone.patch_embed." in report.read_text()
-    with pytest.raises(CheckpointMismatchError, match=r"size mismatch .*decode_head\.conv_seg\.weight"):
+    with pytest.raises(CheckpointMismatchError, match=r"decode_head\.conv_seg\.weight"):
         launch.test(make(**{"model.decode_head.channels": 16}), checkpoint, tta=True)
 
 
 @pytest.mark.parametrize("absent", ["tta_pipeline", "tta_model"])
 def test_tta_without_its_part_of_the_config_is_an_error(segmentor, absent):
     make, checkpoint = segmentor
-    with pytest.raises(ConfigError, match=f"--tta: .*{absent}"):
+    with pytest.raises(ConfigError, match=f"--tta.*{absent}"):
         launch.test(make(**{absent: None}), checkpoint, tta=True)
 
 

@@ -123,8 +123,9 @@ def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_
     images.append(images[0].with_suffix(".bmp"))
     Image.open(images[0]).save(images[2])
     for wrong, out, named in (
-        (images, "out", r"wide.png and .*wide.bmp"),
-        (images[:2], ".", "--out-dir"),
+        (images, "out", "several images.*wide"),
+        (images[:2], ".", "--out-dir.*overwrite the images"),
+        (images[:2], "../" + tmp_path.name, "--out-dir.*overwrite the images"),
         ([tmp_path / "none.jpg"], "out", r"none\.jpg"),
     ):
         with pytest.raises(ConfigError, match=named):

@@ -10,6 +10,8 @@ from conftest import REPO
 
 import benchmark
 
+pytestmark = pytest.mark.long
+
 
 def test_script_prints_ratios():
     pytest.importorskip("mmdet")

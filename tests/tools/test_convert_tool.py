@@ -12,6 +12,8 @@ import convert
 from vitdense.backbones import SwinV2, ViT
 from vitdense.weights.read import read
 
+pytestmark = pytest.mark.long
+
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
 
 

@@ -13,6 +13,7 @@ import torch
 from conftest import REPO
 
 pytest.importorskip("mmdet")
+pytestmark = pytest.mark.long
 
 # The demos' configs, made tiny: 12 + 4 images of 96 pixels, six iterations.
 CONFIG = "configs/cascade_swin_nano_shapes.py"

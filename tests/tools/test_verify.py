@@ -8,6 +8,8 @@ from vitdense.models import Model
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
 
+pytestmark = pytest.mark.long
+
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
 SWIN = Model("tiny", "tiny", "Swin", ARCH, options={"window_size": 4})
 SWIN_V2 = Model("tiny", "tiny", "SwinV2", ARCH, options={"window_size": 4, "pretrained_window_sizes": (8, 8, 8, 4)})

@@ -571,6 +571,7 @@ def ask_hub(folder, endpoint, *addresses, **variables):
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_the_hugging_face_hub_and_timm_models_from_it(tmp_path, server):
     timm = pytest.importorskip("timm")
     model = timm.create_model("test_vit").state_dict()

@@ -17,6 +17,8 @@ from vitdense.report import num_params
 from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
 
+pytestmark = pytest.mark.long
+
 PARALLEL = {"embed_dims": 192, "depth": 6, "num_heads": 3, "token_position": False, "layer_scale": 1.0}
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 2), "num_heads": 1}
 # Our model by family and size, and what its peers are built from. At 448 (512 for V2) pixels, with windows of 7 (8),

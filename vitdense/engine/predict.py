@@ -1,5 +1,6 @@
 """Predict on image files with detectors (mmdet) and segmentors (mmseg): pictures, COCO-format JSON, label maps."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def predict(
     if scope not in ("mmdet", "mmseg"):
         raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
     images = list_images(images)
-    _check_outputs(images, out_dir)
+    _check_outputs(images, out_dir, with_label_maps=scope == "mmseg")
     model = load_model(cfg, checkpoint, device)
     task = Detection(model, out_dir, score_thr) if scope == "mmdet" else Segmentation(model, out_dir)
     unreadable = []
@@ -197,13 +198,13 @@ def read_image(path: Path) -> np.ndarray:
     return mmcv.imread(str(path), channel_order="rgb")
 
 
-def _check_outputs(images: Sequence[Path], out_dir: Path) -> None:
-    """Outputs have the names of their images; they must not overwrite each other or an image."""
-    folders = (out_dir.resolve(), (out_dir / "labels").resolve())
-    by_stem: dict[str, Path] = {}
-    for image in images:
-        if image.resolve().parent in folders:
-            raise ConfigError(f"the output of {image} would overwrite images in its folder; choose another --out-dir")
-        other = by_stem.setdefault(image.stem, image)
-        if other != image:
-            raise ConfigError(f"{other} and {image} would give outputs of the same name; predict them separately")
+def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool) -> None:
+    """No output may overwrite an image or another output; a label map has the stem of its image."""
+    folders = {out_dir.resolve(), (out_dir / "labels").resolve()}
+    if any(image.parent.resolve() in folders for image in images):
+        raise ConfigError(f"--out-dir: the outputs would overwrite the images in {out_dir}; choose another folder")
+    counts = Counter(image.stem if with_label_maps else image.name for image in images)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(
+            f"several images would be written to the same file; predict them separately: {', '.join(repeated[:10])}"
+        )
