@@ -73,8 +73,8 @@ def test_every_block_is_of_a_kind_that_is_tested():
     for block in BLOCKS:
         assert block.language in ("python", "text", "bash", "diff"), block
         assert block.language != "diff" or block.page == TOY_PAGE, block
-        if block.language == "text":  # what the python block before it prints
-            assert before.language == "python", block
+        if block.language == "text":  # what the block before it prints
+            assert before.language in ("python", "bash"), block
             assert before.page == block.page, block
         before = block
 
@@ -137,9 +137,9 @@ def run(code, namespace):
 def test_python_blocks_run_and_print_what_the_page_shows(page, constant_weights, no_downloads):
     """The blocks of a page share their names, as for a reader who runs them one after the other."""
     namespace = {}
-    found = [block for block in blocks(page) if block.language in ("python", "text") and not block.is_config]
+    found = list(blocks(page))
     for block, after in zip(found, [*found[1:], None]):
-        if block.language == "text":
+        if block.language != "python" or block.is_config:
             continue
         for name in FILES:
             if name in block.text:
@@ -340,6 +340,16 @@ def test_naming_schemes_of_the_docs_are_those_of_the_code():
     assert {family: {*names} for family, names in table.items()} == {
         family: {scheme.name for scheme in schemes} for family, schemes in SCHEMES.items()
     }
+
+
+def test_every_scheme_is_in_the_parity_table_or_named_as_absent():
+    page = REPO / "docs/parity.md"
+    (table,) = (block.text for block in blocks(page) if block.language == "text")
+    shown = {tuple(line.split()[:2]) for line in table.splitlines()[1:]}
+    known = {(family, scheme.name) for family, schemes in SCHEMES.items() for scheme in schemes}
+    assert shown < known
+    for family, scheme in known - shown:
+        assert scheme == "vitdense" or f"`{scheme}` of `{family}`" in page.read_text(), (family, scheme)
 
 
 def test_options_of_the_docs_are_those_of_init_cfg():
