@@ -45,7 +45,7 @@ def test_class_shares(labels):
 
 
 def swatches(legend):
-    """The colours of a legend's swatches from top to bottom: the first pixel in every row of them that is no paper."""
+    """The colours of a legend's swatches from top to bottom: the first pixel of each row that is not background."""
     column = legend[:, np.flatnonzero((legend != PAPER).any((0, 2)))[0] + 3]
     drawn = [tuple(int(v) for v in pixel) for pixel in column if tuple(pixel) != PAPER]
     return [colour for i, colour in enumerate(drawn) if colour in PALETTE and colour != drawn[i - 1]]
@@ -62,13 +62,13 @@ def test_legend_lists_present_classes_by_share(image):
 
 @pytest.mark.parametrize("shape", [(8, 8), (96, 96), (100, 900), (900, 100), (1080, 1920)])
 @pytest.mark.parametrize("name", ["x", "a class of the longest name that anyone would ever give to a class of things"])
-def test_legend_keeps_the_picture_and_cuts_no_text(shape, name):
+def test_legend_does_not_change_the_picture_or_clip_text(shape, name):
     picture = np.full((*shape, 3), 7, np.uint8)
     got = with_legend(picture, [name], PALETTE[:1], [1.0])
     assert got.shape[0] >= shape[0]
     assert got.shape[1] > shape[1]
     legend = got[:, shape[1] :]
-    edge = np.concatenate([legend[0], legend[-1], legend[:, -1]])  # nothing runs over it
+    edge = np.concatenate([legend[0], legend[-1], legend[:, -1]])  # no text is clipped
     assert (edge == PAPER).all()
     np.testing.assert_array_equal(got[: shape[0], : shape[1]], picture)
 
@@ -79,7 +79,7 @@ def test_legend_is_as_wide_as_the_longest_name(image):
 
 
 @pytest.mark.parametrize("side", [64, 600])
-def test_long_legend_sums_up_the_smallest_classes_in_its_last_line(side, monkeypatch):
+def test_last_line_of_a_long_legend_is_the_sum_of_the_smallest_classes(side, monkeypatch):
     from PIL import ImageDraw
 
     written = []

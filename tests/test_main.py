@@ -1,4 +1,4 @@
-"""`python -m vitdense`: right about this environment, and alive in any other."""
+"""`python -m vitdense`: the report in this environment and in simulated ones."""
 
 import re
 import subprocess
@@ -73,14 +73,14 @@ def test_without_any_package():
     assert all(name in done.stdout.splitlines()[-1] for name in REQUIRED)
 
 
-def test_stand_in_has_the_command_that_compiles_the_ops(report, monkeypatch):
+def test_report_of_the_stand_in_has_the_build_command(report, monkeypatch):
     monkeypatch.setattr(main, "ops_in_use", lambda: OpsInUse("stand-in", "vitdense on torchvision"))
     status, _, help_lines = report()
     assert status == 0
     assert main.BUILD_COMMAND in help_lines
 
 
-def test_torchvision_of_another_torch_names_the_one_to_install(environment, report):
+def test_torchvision_built_for_another_torch_names_the_version_to_install(environment, report):
     environment.errors["torchvision"] = RuntimeError("operator torchvision::nms does not exist")
     status, _, help_lines = report()
     assert status == 1
@@ -88,7 +88,7 @@ def test_torchvision_of_another_torch_names_the_one_to_install(environment, repo
     assert '"torchvision==0.26.*"' in help_lines
 
 
-def test_torchvision_that_fails_on_first_use(report, monkeypatch):
+def test_torchvision_whose_ops_fail_is_reported(report, monkeypatch):
     def fails():
         raise NotImplementedError("Could not run 'torchvision::nms' with arguments from the 'CUDA' backend.\nmore")
 
@@ -133,7 +133,7 @@ def test_table_agrees_with_the_package_metadata():
         assert f'"{package.requirement}"' in (needed if package.required else extras)
 
 
-def test_run_here():
+def test_report_of_this_environment():
     done = subprocess.run([sys.executable, "-W", "ignore", "-m", "vitdense"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     assert "Traceback" not in done.stderr

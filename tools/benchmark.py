@@ -1,9 +1,9 @@
-"""Time a backbone against another project's on the same input, alternating in one process: median ratio, peak memories.
+"""Compare time and peak memory of a backbone with another project's, in turn on the same input in one process.
 
-The baseline is the same model, or one of about the same cost where a model is named with the project: no project has an
-MViT for detection, so that ``mvitv2_tiny --peer mmdet:swin_tiny`` compares with mmdet's Swin.
+The baseline is the same model, or the one named after the project. No project has an MViT for detection:
+``mvitv2_tiny --peer mmdet:swin_tiny`` compares with a Swin of about the same cost.
 
-``--mode load`` compares loading a checkpoint file with a bare ``torch.load`` and ``load_state_dict`` of its tensors.
+``--mode load`` compares loading a checkpoint file with ``torch.load`` and ``load_state_dict`` of the same tensors.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from peers import PEERS, comparable, find
+from timing import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.models import create
-from vitdense.report import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
 
-DROP_PATH = 0.1  # of both
+DROP_PATH = 0.1  # of both models
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="by autocast")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int, default=2, help="of the CPU")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true", help="one line of JSON per mode")
     args = parser.parse_args()
@@ -60,12 +60,12 @@ def pair(name: str, peer: str, shape: tuple[int, int]) -> dict[str, tuple[nn.Mod
     """Our model and the baseline, each with its forward pass, by name.
 
     Args:
-        name: Of the model table.
-        peer: ``project``, ``project:model`` or, for the default, nothing.
+        name: Name of the model table.
+        peer: ``project``, ``project:model`` or empty, for the default.
         shape: Image (h, w) in pixels.
 
     Raises:
-        ValueError: There is no such model or project, or the project has none like it or for this shape.
+        ValueError: There is no such model or project, or the project has no such model or not for this shape.
     """
     project, _, other = peer.partition(":")
     ours, spec = comparable(find(other or name), shape, DROP_PATH)
@@ -96,7 +96,7 @@ def running(
 
 
 def loading(ours: nn.Module) -> dict[str, Callable[[], None]]:
-    """Our loader on a file under timm's names, and torch's on one of the same tensors under the model's."""
+    """Our loader on a file with timm's names; torch's loader on a file with our names and the same tensors."""
     folder = tempfile.TemporaryDirectory()
     file, bare = Path(folder.name, "timm.pth"), Path(folder.name, "bare.pth")
     state = ours.state_dict()
@@ -107,7 +107,7 @@ def loading(ours: nn.Module) -> dict[str, Callable[[], None]]:
         load_pretrained(ours, file)
 
     def load_bare() -> None:
-        assert folder  # keeps it until the last call
+        assert folder  # keeps the folder until the last call
         ours.load_state_dict(torch.load(bare, map_location="cpu", weights_only=True))
 
     return {"vitdense": load, "torch": load_bare}

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of a backbone, or of a detector with one, to another project's names, without loss."""
+"""Convert a checkpoint of a backbone or detector to the names of another project, without loss."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for schem
 
 
 def tokens(text: str) -> int:
-    """A window side on the command line; 0 stands for the window itself in pretraining."""
+    """A window side on the command line; in pretraining, 0 means the window of the model."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected tokens as whole numbers")
     return int(text)
@@ -23,36 +23,38 @@ def tokens(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("src", help="file, address or name of the model table: whatever init_cfg's checkpoint may be")
+    parser.add_argument("src", help="file, URL or name of the model table, as for the checkpoint of init_cfg")
     parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}")
-    parser.add_argument("--to", required=True, choices=NAMES, help="whose names it gets")
+    parser.add_argument("--to", required=True, choices=NAMES, help="naming scheme of the result")
     parser.add_argument(
         "--verify",
         nargs="?",
         const="",
         metavar="MODEL",
-        help="run our model and those of the other projects on a random image and compare; MODEL, a name of "
-        "vitdense.list_models(), is what SRC is a checkpoint of; default: SRC, where that is such a name",
+        help="compare our model with those of other projects on a random image; MODEL: the model of SRC, a name of "
+        "vitdense.list_models(); default: SRC, if that is such a name",
     )
-    parser.add_argument("--prefix", help="of the backbone's keys in SRC; default: the usual ones are found")
-    parser.add_argument("--scheme", choices=NAMES, help="whose names SRC has; default: it is detected")
+    parser.add_argument("--prefix", help="prefix of the backbone in SRC; detected by default")
+    parser.add_argument("--scheme", choices=NAMES, help="naming scheme of SRC; detected by default")
     for flag, what in (("window-size", "windows"), ("pretrained-window-size", "windows of pretraining")):
         parser.add_argument(
             f"--{flag}",
             type=tokens,
             nargs="+",
             metavar="N",
-            help=f"Swin V2's {what} in tokens, one or one per stage, where neither SRC nor MODEL tells them",
+            help=f"Swin V2's {what} in tokens, one or one per stage, if neither SRC nor MODEL has them",
         )
     parser.add_argument(
-        "--drop-output-norms", action="store_true", help="of a dense backbone, for classifiers have no names for them"
+        "--drop-output-norms",
+        action="store_true",
+        help="leave out output norms of a dense backbone; classifiers have none",
     )
     parser.add_argument(
         "--drop-classifier",
         action="store_true",
-        help="leave out what those names have no place for of a classifier, MAE's decoder and tokens beside the map",
+        help="leave out tensors without a name in the new scheme: of a classifier, MAE's decoder, further tokens",
     )
-    parser.add_argument("--sha256", help="of SRC, at least its first 8 digits")
+    parser.add_argument("--sha256", help="SHA-256 of SRC, at least its first 8 digits")
     parser.add_argument("--allow-pickle", action="store_true", help="run the code in SRC: only if you trust it")
     args = parser.parse_args()
     if args.dst.suffix not in SUFFIXES:
@@ -74,10 +76,10 @@ def main() -> None:
         print(converted)
         for result in verify(converted, model, spec) if args.verify is not None else ():
             print(result)
-        # Detectors name their classes there.
+        # `meta` has the class names of a detector.
         extra = {"meta": source["meta"]} if converted.is_whole and "meta" in source else None
         if extra and args.dst.suffix == ".safetensors":
-            print(f"  meta, which names the classes, left out: {args.dst.name} holds tensors alone; .pth would keep it")
+            print(f"  meta (class names) left out: {args.dst.name} can store tensors only; .pth would keep it")
         save(converted.state, args.dst, "state_dict" if converted.is_whole else converted.scheme.wrapper, extra)
         print(args.dst)
 

@@ -1,4 +1,4 @@
-"""Count parameters and multiply-adds (the papers' FLOPs) of a config's model, per module and in all."""
+"""Count parameters and MACs (FLOPs in papers) of the model of a config, per module and in total."""
 
 import json
 

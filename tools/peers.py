@@ -1,6 +1,6 @@
-"""The same backbones as other projects implement them: references for parity, and baselines for speed.
+"""Backbones of other projects: references for parity tests, baselines for benchmarks.
 
-Each project is imported on first use. None of them is needed to use this one.
+Each project is imported on first use. None of them is a dependency.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +21,16 @@ from vitdense.models import Model, find_model, near_names
 
 @dataclass(frozen=True)
 class PeerSpec:
-    """What a peer is built from.
+    """The options of a peer.
 
     Attributes:
         arch: A row of `vitdense.backbones.variants`, of the peer's family.
         shape: Image (h, w) in pixels.
         window: Window side of Swin in tokens.
-        pretrained: Window sides of Swin V2 in pretraining, per stage in tokens; 0 stands for `window`.
+        pretrained: Window sides of Swin V2 in pretraining, per stage in tokens; 0 means `window`.
         drop_path_rate: Of the last block.
         parallel: Branches of each kind in a block of ViT.
-        others: Further options of our class, by name. No peer is built with them.
+        others: Other options of our class, by name. No peer supports them.
     """
 
     arch: Any
@@ -43,16 +43,16 @@ class PeerSpec:
 
     @property
     def stages(self) -> dict[str, list[int]]:
-        """The arguments that all Swins name alike."""
+        """The arguments with the same names in all Swins."""
         return {"depths": list(self.arch.depths), "num_heads": list(self.arch.num_heads)}
 
 
-# Features that some project does not have, and whether a spec asks for them.
+# Features that some projects lack, and whether a spec needs them.
 FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
     "max pooling": lambda spec: spec.arch.pool == "max",
     "absolute positions": lambda spec: spec.arch.absolute_position,
-    "images that are not square": lambda spec: spec.shape[0] != spec.shape[1],
-    "images that are not whole patches": lambda spec: any(side % spec.arch.patch_size for side in spec.shape),
+    "non-square images": lambda spec: spec.shape[0] != spec.shape[1],
+    "images of partial patches": lambda spec: any(side % spec.arch.patch_size for side in spec.shape),
     "windows": lambda spec: spec.window > 0,
     "parallel blocks": lambda spec: spec.parallel > 1,
     "tokens without positions": lambda spec: not spec.arch.token_position,
@@ -66,12 +66,12 @@ class Peer:
     """A reference implementation.
 
     Attributes:
-        package: What must be installed.
+        package: Package to import.
         build: The model, with random weights.
-        maps: From the model and an image ``[B, 3, H, W]`` to the map ``[B, C_i, H_i, W_i]`` of every stage before any
-            output norm. May change the model.
-        run: The forward pass as users of the project call it, for timing.
-        unsupported: Names of `FEATURES` that it does not have.
+        maps: A function of the model and an image ``[B, 3, H, W]``; returns the maps ``[B, C_i, H_i, W_i]`` of the
+            stages, without output norms. May change the model.
+        run: The usual forward pass, for timing.
+        unsupported: Names of `FEATURES` that it lacks.
     """
 
     package: str
@@ -85,7 +85,7 @@ class Peer:
         return find_spec(self.package) is not None
 
     def unsupported_features(self, spec: PeerSpec) -> str:
-        """What the peer does not have of a spec, as text; empty if it has everything."""
+        """The features of a spec that the peer lacks, as text; empty if none."""
         features = [name for name in self.unsupported if FEATURES[name](spec)]
         return ", ".join([*features, *(f"{name}={value!r}" for name, value in spec.others.items())])
 
@@ -128,8 +128,8 @@ def _timm_swin(spec: PeerSpec, name: str = "SwinTransformer", **options: Any) ->
         window_size=spec.window,
         drop_path_rate=spec.drop_path_rate,
         num_classes=10,
-        strict_img_size=False,  # takes any image,
-        always_partition=True,  # and shifts wherever dense code does
+        strict_img_size=False,  # any image size
+        always_partition=True,  # shifted windows also on small maps, as in detection code
         **spec.stages,
         **options,
     )
@@ -156,7 +156,7 @@ def _torchvision_swin(spec: PeerSpec, **options: Any) -> nn.Module:
 def _torchvision_swin_v2(spec: PeerSpec) -> nn.Module:
     from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
-    # The window of pretraining is in the buffer of coordinates, in the state dict.
+    # The state dict has the window of pretraining, in the buffer of coordinates.
     return _torchvision_swin(spec, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)
 
 
@@ -172,8 +172,8 @@ def _mmpretrain_mvit(spec: PeerSpec) -> nn.Module:
             "downscale_indices": list(accumulate(arch.depths))[:-1],
         },
         spec.shape,
-        # It feeds the norm of every output to the next stage: with the last output alone, as in classification, its
-        # features are those of the paper.
+        # The norm of every output also changes the input of the next stage. The features are those of the paper only
+        # with a single output, as in classification.
         out_scales=[len(arch.depths) - 1],
         drop_path_rate=spec.drop_path_rate,
         rel_pos_spatial=arch.relative_position,
@@ -214,7 +214,7 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
         drop_path_rate=spec.drop_path_rate,
         num_classes=10,
         block_fn=ParallelThingsBlock if spec.parallel == 2 else Block,
-        dynamic_img_size=True,  # takes any image of whole patches
+        dynamic_img_size=True,  # any multiple of the patch size
     )
 
 
@@ -250,8 +250,8 @@ def _mmseg_vit(spec: PeerSpec) -> nn.Module:
         num_heads=arch.num_heads,
         out_indices=list(default_out_indices(arch.depth)),
         drop_path_rate=spec.drop_path_rate,
-        norm_cfg={"type": "LN", "eps": 1e-6},  # 1e-5 by its default, 1e-6 in all its configs
-        patch_bias=True,  # it has none by default, and drops that of a checkpoint
+        norm_cfg={"type": "LN", "eps": 1e-6},  # default 1e-5; 1e-6 in all its configs
+        patch_bias=True,  # False by default: the bias of a checkpoint would be ignored
         final_norm=True,
     )
 
@@ -286,7 +286,7 @@ def _torchvision_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _block_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """What the last block of every stage of mmpretrain's MViT puts out, tokens and their grid, as maps."""
+    """Maps of the last block of every stage of mmpretrain's MViT."""
     outs: dict[int, Tensor] = {}
 
     def keep(stage: int, block: nn.Module, args: tuple, out: tuple[Tensor, Sequence[int]]) -> None:
@@ -306,8 +306,8 @@ def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
     return model(x)
 
 
-_MVIT = ("max pooling", "absolute positions", "images that are not square")
-_VIT = ("windows", "images that are not whole patches")
+_MVIT = ("max pooling", "absolute positions", "non-square images")
+_VIT = ("windows", "images of partial patches")
 _MM_VIT = (*_VIT, "parallel blocks", "tokens without positions")
 PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first is the default baseline
     "swin": {
@@ -321,36 +321,35 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
         "mmpretrain": Peer("mmpretrain", _mmpretrain_swin_v2, _mm_maps, _call),
         "torchvision": Peer("torchvision", _torchvision_swin_v2, _torchvision_maps, _torchvision_maps),
     },
-    # MViTv2 for classification: all blocks attend globally, at the size it is built for.
+    # MViTv2 for classification: global attention, fixed image size.
     "mvit": {
         "timm": Peer("timm", _timm_mvit, _timm_maps, _timm_maps, _MVIT),
         "mmpretrain": Peer("mmpretrain", _mmpretrain_mvit, _block_maps, _block_maps, _MVIT),
     },
-    # Positions have the grid of the image that it is built for. The last block of every quarter gives a map.
+    # Position embeddings have the grid of the image it is built for. The last block of every quarter gives a map.
     "vit": {
         "timm": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, _VIT),
-        # The authors of DeiT and MAE import timm's model. Their later models name LayerScale and parallel blocks in
-        # another way.
+        # DeiT and MAE use timm's model. DeiT III has other names for LayerScale and parallel blocks.
         "official": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, (*_VIT, "LayerScale", "parallel blocks")),
-        # The first norm of a block in mmpretrain's DeiT III also feeds the MLP: its features are not the authors'.
+        # In mmpretrain's DeiT III, the first norm of a block also feeds the MLP: its features are not the authors'.
         "mmpretrain": Peer("mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, _MM_VIT),
         "mmseg": Peer("mmseg", _mmseg_vit, _mm_vit_maps, _call, (*_MM_VIT, "a distillation token", "LayerScale")),
     },
 }
-AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # arguments of ours with which it is their model
-# Our arguments that a spec expresses; those of no peer are all others.
+AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # our arguments for the same model
+# Our arguments with a field in `PeerSpec`. No peer has the others.
 IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "parallel"}
 
 
 def comparable(
     row: Model, shape: tuple[int, int] | None = None, drop_path_rate: float = 0.0
 ) -> tuple[Backbone, PeerSpec]:
-    """One of our models with random weights, set to compute what its peers do, and what these are built from.
+    """One of our models with random weights and the options of its peers, and the spec of these peers.
 
     Args:
-        row: Of the model table. Its windows, if any, are square.
-        shape: Image (h, w) in pixels. None for one at which all peers agree: for Swin, every map has several whole
-            windows; for others, it is the image of pretraining.
+        row: A row of the model table. Windows, if any, must be square.
+        shape: Image (h, w) in pixels. Default: a size at which all peers agree. For Swin, every map is several whole
+            windows; for other families, it is the size of pretraining.
         drop_path_rate: Of the last block of both.
     """
     make = getattr(backbones, row.family)
@@ -375,10 +374,10 @@ def comparable(
 
 
 def find(name: str) -> Model:
-    """The row of the model table.
+    """Find a row of the model table.
 
     Raises:
-        ValueError: There is none of this name.
+        ValueError: There is no row of this name.
     """
     if row := find_model(name):
         return row
@@ -387,7 +386,7 @@ def find(name: str) -> Model:
 
 
 def raw_maps(backbone: nn.Module, x: Tensor) -> list[Tensor]:
-    """Maps of one of our backbones before its output norms, as `Peer.maps` gives them."""
+    """Maps of one of our backbones without output norms, see `Peer.maps`. Changes the backbone."""
     return _mm_maps(backbone, x)
 
 

@@ -1,7 +1,7 @@
 """Predict on images.
 
-Of a detector: pictures with boxes, masks and scores, and COCO-format JSON. Of a segmentor: pictures with the classes
-and a legend, and label maps.
+Detectors write pictures with boxes, masks and scores, and COCO-format JSON. Segmentors write pictures with classes and
+a legend, and label maps.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ from vitdense.engine.predict import predict
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", help="checkpoint file, or a work folder for its latest")
-    parser.add_argument("images", nargs="+", type=Path, help="image files, and folders of them")
+    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    parser.add_argument("images", nargs="+", type=Path, help="image files or folders of images")
     parser.add_argument("--out-dir", type=Path, help="default <work folder>/predictions")
     parser.add_argument(
-        "--score-thr", type=float, default=0.3, help="do not draw detections below this score (detectors only)"
+        "--score-thr", type=float, default=0.3, help="minimum score of detections in pictures (detectors only)"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

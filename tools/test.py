@@ -14,9 +14,9 @@ from vitdense.files import atomic_write
 def main() -> None:
     parser = make_parser(__doc__)
     add_run_arguments(parser)
-    parser.add_argument("checkpoint", help="checkpoint file, or a work folder for its latest")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the metrics to this file")
-    parser.add_argument("--tta", action="store_true", help="merge predictions at the config's scales and flips")
+    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for the metrics")
+    parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
     args = parser.parse_args()
     with exit_on_user_error():
         metrics = test(config_of(args), args.checkpoint, args.tta)

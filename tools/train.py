@@ -13,18 +13,16 @@ def main() -> None:
         nargs="?",
         const="float16",
         choices=AMP_DTYPES,
-        help="automatic mixed precision in this data type, float16 without one; needs a GPU",
+        help="automatic mixed precision, by default in float16; needs a GPU",
     )
     parser.add_argument(
         "--resume",
         nargs="?",
         const="auto",
         metavar="CHECKPOINT",
-        help="continue from this checkpoint or, without one, from the latest of the work folder",
+        help="continue from this checkpoint; by default, from the latest of the work folder",
     )
-    parser.add_argument(
-        "--auto-scale-lr", action="store_true", help="scale the learning rate to the actual total batch size"
-    )
+    parser.add_argument("--auto-scale-lr", action="store_true", help="scale the learning rate to the total batch size")
     args = parser.parse_args()
     with exit_on_user_error():
         train(config_of(args), args.amp, args.resume, args.auto_scale_lr)

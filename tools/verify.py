@@ -1,4 +1,4 @@
-"""Check a converted checkpoint by running it: our model against the models of other projects that it is made for."""
+"""Verify a converted checkpoint: compare the maps of our model with those of other projects' models."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import REBUILT
 from vitdense.weights.load import load_pretrained
 
-HEADS = r"(norm\d*|ln1|head|head_dist)\..+"  # parameters of the peers after the last block of a stage
-LARGEST = 1e-4  # relative difference; that of float32 rounding is a hundred times smaller
+HEADS = r"(norm\d*|ln1|head|head_dist)\..+"  # parameters of peers after the last block of a stage
+LARGEST = 1e-4  # relative difference; float32 rounding gives about 1e-6
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the comparison with one project's model gave.
+    """Result of the comparison with the model of one project.
 
     Attributes:
-        scheme: Naming scheme of the weights that it ran with.
+        scheme: Naming scheme of its weights.
         shape: Image (h, w) in pixels.
-        errors: Relative difference of the map of every stage; None where the model could not be run.
-        reason: Why not.
+        errors: Relative difference of the map of every stage; None if the model was not run.
+        reason: Why it was not run.
     """
 
     scheme: str
@@ -41,11 +41,11 @@ class Result:
         return f"verify {self.scheme}: relative difference of the stages at {self.shape[0]}x{self.shape[1]}: {errors}"
 
 
-def why_not(family: str, scheme: str, spec: PeerSpec) -> str:
-    """Why a project's model cannot be run; empty if it can."""
+def reason_not_to_run(family: str, scheme: str, spec: PeerSpec) -> str:
+    """Why the model of a project cannot be run; empty if it can."""
     peer = PEERS[family].get(scheme)
     if peer is None:
-        return "its code is not a package that could be installed"
+        return "its code is not an installable package"
     if not peer.is_installed:
         return f"{peer.package} is not installed"
     features = peer.unsupported_features(spec)
@@ -55,10 +55,10 @@ def why_not(family: str, scheme: str, spec: PeerSpec) -> str:
 def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load the backbone of a checkpoint into a peer.
 
-    Names that the peer does not have are ignored: if ours needs them, the maps differ.
+    Unexpected keys are ignored: if our model needs them, the maps differ.
 
     Raises:
-        CheckpointMismatchError: A parameter is missing, or a shape is another.
+        CheckpointMismatchError: A key is missing, or has another size.
     """
     state = {key.removeprefix("backbone."): value for key, value in state.items()}
     needed = {key for key, _ in model.named_parameters()}
@@ -75,18 +75,18 @@ def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def verify(converted: Converted, model: Backbone, spec: PeerSpec) -> list[Result]:
-    """Run our model against those of the projects whose names the source and the target have, on a random image.
+    """Compare our model with those of the source's and the target's projects, on a random image.
 
     Args:
         converted: From `convert`.
-        model: Ours, from `peers.comparable`. It gets the weights of the checkpoint and loses its output norms.
-        spec: What the others are built from, from the same.
+        model: From `peers.comparable`. It is changed: it gets the weights of the checkpoint, and no output norms.
+        spec: From `peers.comparable`.
 
     Returns:
-        A result per project other than this one.
+        A result per other project.
 
     Raises:
-        CheckpointMismatchError: The checkpoint is not one of `model` or of a peer, or their maps differ by more than
+        CheckpointMismatchError: The checkpoint does not fit `model` or a peer, or their maps differ by more than
             rounding.
     """
     for i in model.out_indices:
@@ -99,7 +99,7 @@ def verify(converted: Converted, model: Backbone, spec: PeerSpec) -> list[Result
     for scheme, state in states.items():
         if scheme == "vitdense":
             continue
-        if reason := why_not(model.family, scheme, spec):
+        if reason := reason_not_to_run(model.family, scheme, spec):
             results.append(Result(scheme, spec.shape, reason=reason))
             continue
         peer = PEERS[model.family][scheme]
@@ -109,7 +109,7 @@ def verify(converted: Converted, model: Backbone, spec: PeerSpec) -> list[Result
         results.append(Result(scheme, spec.shape, relative_errors(raw_maps(model, x), peer.maps(theirs, x))))
         if not max(results[-1].errors) <= LARGEST:
             raise CheckpointMismatchError(
-                f"{results[-1]}, expected at most {LARGEST}: the checkpoint does not mean the same to both; "
-                f"nothing was written. Check that it is of the model named"
+                f"{results[-1]}, expected at most {LARGEST}: both models load the checkpoint, but differ; nothing was "
+                f"written. Check that it is a checkpoint of the named model"
             )
     return results

@@ -20,7 +20,7 @@ class Package(NamedTuple):
 
 PACKAGES = (
     Package("torch", "torch>=2.6", "everything", required=True),
-    Package("torchvision", "torchvision>=0.21", "the stand-in for the compiled ops of mmcv", required=True),
+    Package("torchvision", "torchvision>=0.21", "stand-in for the compiled ops of mmcv", required=True),
     Package("timm", "timm>=1.0.9", "building blocks, weights by name", required=True),
     Package("safetensors", "safetensors>=0.4", "reading checkpoints", required=True),
     Package("mmengine", "onedl-mmengine>=0.10.11", "runner and registries of mmdet and mmseg"),
@@ -28,7 +28,7 @@ PACKAGES = (
     Package("mmdet", "onedl-mmdetection>=3.5.1", "detection"),
     Package("mmseg", "onedl-mmsegmentation>=1.4.2", "segmentation"),
     Package("pycocotools", "pycocotools>=2.0.7", "COCO masks and metric"),
-    Package("faster_coco_eval", "faster-coco-eval>=1.6", "the fast COCO metric"),
+    Package("faster_coco_eval", "faster-coco-eval>=1.6", "fast COCO metric"),
 )
 
 
@@ -74,7 +74,7 @@ def _find_fault(package: Package, found: dict[str, str]) -> str | None:
         importlib.import_module(package.module)
         if package.module == "torchvision":
             _call_nms()
-    except Exception as error:  # a broken package can raise anything; the report has to survive all of it
+    except Exception as error:  # a broken package can raise anything
         return f"does not work ({type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')})"
     return None
 

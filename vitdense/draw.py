@@ -1,4 +1,4 @@
-"""Predictions as pictures: arrays in, arrays out."""
+"""Predictions drawn on images."""
 
 import colorsys
 import math
@@ -8,15 +8,15 @@ import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-MIN_TEXT = 13  # pixels; smaller letters cannot be read
-MIN_LINES = 12  # of a legend, even where the picture is lower
-TEXT_SHARE = 38  # side of a square picture over the height of its letters
-CONTOUR_SHARE = 600  # side of a square picture over the width of a contour on each side of a border
+MIN_TEXT = 13  # pixels; smaller text cannot be read
+MIN_LINES = 12  # of a legend, even if the picture has room for fewer
+TEXT_SHARE = 38  # side of a square picture / text height
+CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
 PAPER, INK, FAINT = (255, 255, 255), (30, 30, 30), (110, 110, 110)
 
 
 def distinct_colours(count: int) -> np.ndarray:
-    """Fixed colours for classes without a palette: hues by the golden ratio, neighbours differ in lightness.
+    """Fixed colours for classes without a palette: hues in steps of the golden ratio, and three lightnesses.
 
     Returns:
         [count, 3] uint8 RGB.
@@ -32,7 +32,7 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def overlay(image: np.ndarray, labels: np.ndarray, palette: Sequence | np.ndarray, alpha: float = 0.5) -> np.ndarray:
-    """Blend the colour of each pixel's class over an image; along borders between classes it is opaque.
+    """Blend the colour of each pixel's class over an image; it is opaque along borders between classes.
 
     Args:
         image: [H, W, 3] uint8 RGB.
@@ -49,7 +49,7 @@ def overlay(image: np.ndarray, labels: np.ndarray, palette: Sequence | np.ndarra
 
 
 def _borders(labels: np.ndarray) -> np.ndarray:
-    """[H, W]: whether a pixel is near one of another label."""
+    """Whether each pixel [H, W] is near a pixel of another class."""
     width = max(1, round(math.sqrt(labels.size) / CONTOUR_SHARE))
     kernel = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
     values = labels.astype(np.uint16)  # OpenCV takes no int64
@@ -61,8 +61,8 @@ def with_legend(
 ) -> np.ndarray:
     """Add a legend to the right: colour, name and share of the classes that are present, the largest first.
 
-    The result is as wide as the longest name needs. If more classes are present than lines fit, the last line sums up
-    the smallest.
+    The legend is as wide as its longest line. If there are more classes than lines, the last line is the sum of the
+    smallest.
 
     Args:
         picture: [H, W, 3] uint8 RGB.
@@ -77,7 +77,7 @@ def with_legend(
     if not present:
         return picture
     height, width = picture.shape[:2]
-    text = max(MIN_TEXT, round(math.sqrt(height * width) / TEXT_SHARE))  # height of the letters; all else follows it
+    text = max(MIN_TEXT, round(math.sqrt(height * width) / TEXT_SHARE))  # text height; all other lengths depend on it
     line, margin, swatch = round(1.6 * text), text, round(1.2 * text)
     num_lines = max(MIN_LINES, (height - 2 * margin) // line)
     shown = present if len(present) <= num_lines else present[: num_lines - 1]

@@ -1,21 +1,18 @@
-"""Counting and timing: pure functions that the tools call."""
+"""Parameters and multiply-adds of models."""
 
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in the published counts of Mask R-CNN and Cascade Mask R-CNN
+BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in published counts of Mask R-CNN
 
 
 @dataclass(frozen=True)
 class Row:
-    """A module and what it costs: parameters, and multiply-adds of convolutions, linear layers and matmuls."""
+    """Parameters of a module, and its multiply-adds (MACs) in convolutions, linear layers and matmuls."""
 
     name: str
     params: int
@@ -23,7 +20,7 @@ class Row:
 
 
 def macs(function: Callable[[], object]) -> tuple[object, int]:
-    """Run `function`; its result and its multiply-adds (one MAC is what papers call a FLOP)."""
+    """Run `function`; its result and its MACs (papers call a MAC a FLOP)."""
     with FlopCounterMode(display=False) as counter:
         result = function()
     return result, counter.get_total_flops() // 2
@@ -36,23 +33,21 @@ def num_params(module: nn.Module) -> int:
 
 @torch.no_grad()
 def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
-    """Parameters and multiply-adds of a detector or segmentor of mmdet or mmseg, a row per part.
+    """Parameters and MACs of a detector or segmentor of mmdet or mmseg, a row per part.
 
-    RoI heads are counted as in the papers: 1000 boxes and 100 masks per stage. The auxiliary head of a segmentor
-    counts its parameters only, for it does not run at test time.
+    RoI heads are counted as in papers: 1000 boxes and 100 masks per stage. The auxiliary head of a segmentor has no
+    MACs, because it does not run at test time.
 
     Args:
-        model: On the meta device, in eval mode, so that nothing is computed.
+        model: In eval mode, on the meta device, so that nothing is computed.
         shape: Image height and width in pixels.
 
     Returns:
-        A row per part in order of execution; the backbone is the first.
+        Rows in order of execution, the backbone first.
 
     Raises:
-        ValueError: The model has no backbone, or is of a kind this function does not know.
+        ValueError: The model has no known head.
     """
-    if not hasattr(model, "backbone"):
-        raise ValueError(f"{type(model).__name__} has no backbone; expected a detector or segmentor of mmdet or mmseg")
     rows = []
 
     def add(name: str, module: nn.Module, function: Callable[[], object] = lambda: None) -> object:
@@ -76,7 +71,7 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
         if getattr(model, "auxiliary_head", None) is not None:
             add("auxiliary_head (training only)", model.auxiliary_head)
     else:
-        raise ValueError(f"{type(model).__name__} has no roi_head, bbox_head or decode_head; cannot count it")
+        raise ValueError(f"{type(model).__name__} cannot be counted: expected a roi_head, bbox_head or decode_head")
     return rows
 
 
@@ -99,60 +94,3 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"{'module':{width}}  {'params (M)':>10}  {'MACs (G)':>10}"]
     lines += [f"{row.name:{width}}  {row.params / 1e6:10.3f}  {row.macs / 1e9:10.2f}" for row in (*rows, total)]
     return "\n".join(lines)
-
-
-def alternate(functions: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Time functions against each other: every round runs each once, so that drifts of the machine hit all alike.
-
-    Args:
-        functions: By name.
-        rounds: Timed rounds.
-        warmup: Rounds before them that do not count.
-
-    Returns:
-        Seconds of every timed round, by name.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for i in range(warmup + rounds):
-        for name, function in functions.items():
-            _synchronize()
-            start = time.perf_counter()
-            function()
-            _synchronize()
-            if i >= warmup:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def median_ratio(seconds: Mapping[str, Sequence[float]], ours: str, peer: str) -> float:
-    """How many times faster `ours` is than `peer`: the median over rounds of the ratio within a round."""
-    return statistics.median(b / a for a, b in zip(seconds[ours], seconds[peer]))
-
-
-def peak_memory(function: Callable[[], object], device: str) -> int:
-    """Peak of the bytes that torch has allocated during one call, beyond those before it."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        function()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        function()
-    now = peak = 0
-    for event in run.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    return peak
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def forward_backward(model: nn.Module, run: Callable, x: Tensor) -> None:
-    """One training step without an optimiser: ``run(x)``, the sum of its maps, backward; leaves no gradients behind."""
-    sum(out.float().mean() for out in run(x)).backward()
-    model.zero_grad(set_to_none=True)

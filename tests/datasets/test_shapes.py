@@ -1,4 +1,4 @@
-"""The embedded data set: reproducible, valid ground truth in both formats, never half-written."""
+"""The embedded data set: reproducible images, valid ground truth in both formats, atomic writing."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def test_annotations_agree_with_each_other(drawn, load, split):
         np.testing.assert_array_equal(labels, expected)
 
 
-def test_classes_sizes_occlusion_crowds_and_empty_images():
+def test_distribution_of_classes_sizes_occlusion_crowds_and_empty_images():
     instances, per_image = [], []
     for index in range(60):
         rng = np.random.default_rng((0, 0, index))
@@ -96,19 +96,19 @@ def test_classes_sizes_occlusion_crowds_and_empty_images():
 
 
 @pytest.mark.parametrize("name", shapes.CLASSES)
-def test_cover_has_the_area_of_the_outline(name):
+def test_rasterized_mask_has_the_area_of_the_outline(name):
     rng = np.random.default_rng(3)
     outline = shapes._outline(rng, shapes.CLASSES.index(name))
     assert np.linalg.norm(np.concatenate(outline), axis=1).max() < 1.02
-    cover = shapes._Scene(rng, (100, 120))._cover(outline, 40.0, np.array([60.3, 50.7]))
+    cover = shapes._Scene(rng, (100, 120))._rasterize(outline, 40.0, np.array([60.3, 50.7]))
     assert cover.shape == (100, 120)
-    if name not in ("crescent", "triangle"):  # whose centre of mass is not that of their circle
+    if name not in ("crescent", "triangle"):  # their centre of mass is not the centre of the circle
         centre = [(cover * at).sum() / cover.sum() for at in np.indices(cover.shape) + 0.5]
         np.testing.assert_allclose(centre, (50.7, 60.3), atol=1)
     assert cover.sum() == pytest.approx(shapes._area(outline) * 40**2, rel=0.04)
 
 
-def test_drawn_set_is_not_drawn_again(drawn, monkeypatch):
+def test_existing_data_set_is_not_drawn_again(drawn, monkeypatch):
     monkeypatch.setattr(shapes, "draw_image", lambda *args, **kwargs: pytest.fail("drawn again"))
     shapes.draw_dataset(drawn, **SMALL)
 
@@ -121,24 +121,24 @@ def test_other_arguments_are_refused(drawn, change):
     assert content(drawn) == before
 
 
-def test_a_folder_without_stamp_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "photo.jpg").write_bytes(b"dear")
+def test_folder_without_stamp_is_refused_and_unchanged(tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"photo")
     with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
         shapes.draw_dataset(tmp_path, **SMALL)
-    assert content(tmp_path) == {"photo.jpg": b"dear"}
+    assert content(tmp_path) == {"photo.jpg": b"photo"}
 
 
 @pytest.mark.parametrize(
     "arguments",
     [{"num_train": 0}, {"num_val": 0}, {"image_size": (256, 32)}, {"image_size": (256, 256, 3)}],
 )
-def test_bad_arguments(tmp_path, arguments):
+def test_arguments_out_of_range_are_named(tmp_path, arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         shapes.draw_dataset(tmp_path / "set", **arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_interrupted_drawing_leaves_nothing(tmp_path, monkeypatch):
+def test_interrupted_drawing_leaves_no_files(tmp_path, monkeypatch):
     draw, calls = shapes.draw_image, []
 
     def interrupted(*args, **kwargs):
@@ -154,8 +154,8 @@ def test_interrupted_drawing_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_first_to_rename_wins_among_simultaneous_drawings(tmp_path, monkeypatch):
-    start, draw_into = Barrier(3), shapes._draw_into  # none draws before all have seen that there is no set
+def test_first_to_rename_wins_if_several_draw(tmp_path, monkeypatch):
+    start, draw_into = Barrier(3), shapes._draw_into  # all find no data set before the first one draws
 
     def wait_then_draw(*args):
         start.wait(60)
@@ -170,15 +170,15 @@ def test_first_to_rename_wins_among_simultaneous_drawings(tmp_path, monkeypatch)
     assert json.loads((tmp_path / "set" / shapes.STAMP).read_text())["num_train"] == 2
 
 
-def test_a_set_drawn_meanwhile_with_other_arguments_is_refused(tmp_path, monkeypatch):
+def test_data_set_drawn_concurrently_with_other_arguments_is_refused(tmp_path, monkeypatch):
     draw_into = shapes._draw_into
 
-    def draw_another_set_first(*args):
+    def draw_another_data_set_first(*args):
         monkeypatch.setattr(shapes, "_draw_into", draw_into)
         shapes.draw_dataset(tmp_path / "set", **SMALL, seed=1)
         draw_into(*args)
 
-    monkeypatch.setattr(shapes, "_draw_into", draw_another_set_first)
+    monkeypatch.setattr(shapes, "_draw_into", draw_another_data_set_first)
     with pytest.raises(ValueError, match="seed"):
         shapes.draw_dataset(tmp_path / "set", **SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
@@ -237,7 +237,7 @@ def test_filter_empty_gt_drops_empty_images(drawn):
 
 
 @pytest.mark.parametrize("metric", ["CocoMetric", "FasterCocoMetric"])
-def test_ground_truth_scores_one(drawn, metric):
+def test_average_precision_of_the_ground_truth_is_1(drawn, metric):
     metrics = pytest.importorskip("mmdet.evaluation")
     torch = pytest.importorskip("torch")
     if not hasattr(metrics, metric):

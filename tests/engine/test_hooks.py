@@ -39,7 +39,7 @@ def boxes(model, image):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """mmdet's Cascade Mask R-CNN with mmdet's Swin, random weights, as mmdet would publish it; and what it detects."""
+    """A checkpoint of mmdet's Cascade Mask R-CNN with mmdet's Swin and random weights; an image; what it detects."""
     torch.manual_seed(0)
     cfg = cascade()
     theirs = copy.deepcopy(cfg)
@@ -78,8 +78,8 @@ def test_whole_detector_of_mmdet_loads_through_load_from_and_detects_the_same(pu
     assert " backbone.stages.0.blocks.0.attn.bias.index" in report  # rebuilt, not loaded
 
 
-def test_a_hook_that_copies_the_checkpoint_gets_our_names_too(published, tmp_path):
-    """The moving average takes the checkpoint's weights for its own before testing, whatever the order of the list."""
+def test_hook_that_copies_the_checkpoint_gets_renamed_keys(published, tmp_path):
+    """EMAHook copies the weights of the checkpoint before testing, in any order of the hooks."""
     path, _, _ = published
     hooks = [{"type": "EMAHook"}, {"type": "vitdense.ExactLoadHook"}]
     runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path), custom_hooks=hooks))
@@ -144,7 +144,7 @@ def test_whole_segmentor_of_mmseg_loads_and_segments_the_same():
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
 
 
-def test_a_whole_segmentor_with_a_final_norm_fits_none_without_it():
+def test_segmentor_with_a_final_norm_needs_out_norm_final():
     pytest.importorskip("mmseg")
     sizes = {"patch_size": 16, "embed_dims": 48, "num_heads": 3}
     theirs, ours, lacking = (

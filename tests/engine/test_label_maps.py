@@ -8,7 +8,7 @@ from vitdense.engine.preflight import check
 
 
 def segmentation(root, num_classes, prefixes=("images", "maps"), split="train", head=None, **dataset):
-    """A config of a segmentor with labels of its own below `root`, as small as the checks allow."""
+    """A minimal config of a segmentor whose data set is in `root`."""
     dataset = {
         "type": "BaseSegDataset",
         "data_root": str(root),
@@ -28,7 +28,7 @@ def segmentation(root, num_classes, prefixes=("images", "maps"), split="train", 
 
 @pytest.fixture
 def maps(tmp_path):
-    """Writes label maps, each of the given raw values, with an image beside each."""
+    """Writes label maps of the given raw values, and an image for each."""
     pytest.importorskip("mmseg")
 
     def write(*contents, dtype=np.uint8):
@@ -53,7 +53,7 @@ def maps(tmp_path):
         ([*range(11), 11], 11, {"head": {"ignore_index": 11}}),
         ([0, 1], 1, {"head": {"out_channels": 1}}),
         ([0, 1, 255], 2, {}),
-        ([0, 1, 2], 3, {"reduce_zero_label": True, "split": "val"}),  # it may well lack the last class
+        ([0, 1, 2], 3, {"reduce_zero_label": True, "split": "val"}),  # a validation set may lack the last class
         (range(300), 2, {"pipeline": []}),  # does not load labels
     ],
 )
@@ -82,7 +82,7 @@ def test_values_without_class_are_refused(maps, values, num_classes, options, ou
     ("values", "num_classes", "options"),
     [(range(11), 11, {}), ([0, 1, 255], 2, {"split": "val"})],
 )
-def test_reduce_zero_label_that_takes_out_a_class_is_refused(maps, values, num_classes, options):
+def test_reduce_zero_label_that_ignores_a_class_is_refused(maps, values, num_classes, options):
     with pytest.raises(ConfigError, match=r"Got raw values 0 \(.*reduce_zero_label=False"):
         check(segmentation(maps(values), num_classes, reduce_zero_label=True, **options), ("train", "val"))
 
@@ -91,14 +91,14 @@ def test_reduce_zero_label_that_takes_out_a_class_is_refused(maps, values, num_c
     ("values", "fix"),
     [([0, 1, 2, 7], r"hold 7 .*Got raw values 0 \("), ([0, 1, 2, 6], r"Got raw values 0 \(.*reduce_zero_label=True")],
 )
-def test_unlabelled_pixels_taken_for_class_0_are_refused(maps, values, fix):
+def test_unlabelled_pixels_read_as_class_0_are_refused(maps, values, fix):
     root, loveda = maps(values), dict(type="LoveDADataset", metainfo=None, img_suffix=".jpg")  # classes 1 to 7
     check(segmentation(root, 7, **loveda), ("train",))
     with pytest.raises(ConfigError, match=fix):
         check(segmentation(root, 7, **loveda, reduce_zero_label=False), ("train",))
 
 
-def test_labels_that_were_moved_down_beforehand_pass_without_reduce_zero_label(maps):
+def test_already_reduced_labels_pass_without_reduce_zero_label(maps):
     root = maps([0, 1, 6, 255])
     loveda = dict(type="LoveDADataset", metainfo=None, img_suffix=".jpg", reduce_zero_label=False)
     check(segmentation(root, 7, **loveda), ("train",))
@@ -138,7 +138,7 @@ def test_unreadable_label_map_names_the_file(maps, decoder):
         check(cfg, ("train",))
 
 
-def test_label_maps_of_a_file_list_and_of_chosen_classes(maps):
+def test_label_maps_of_a_file_list_and_of_a_subset_of_classes(maps):
     root = maps([0, 1], [150], [0, 149])
     (root / "good.txt").write_text("0000\n0002\n")
     check(segmentation(root, 150, ann_file="good.txt"), ("train",))

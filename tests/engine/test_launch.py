@@ -14,24 +14,24 @@ from vitdense.engine.launch import exit_on_user_error
 from vitdense.weights.errors import CheckpointMismatchError
 
 
-def ending(function, capsys):
+def error_output(function, capsys):
     with pytest.raises(SystemExit) as ended, exit_on_user_error():
         function()
     assert ended.value.code == 2
     return capsys.readouterr().err
 
 
-def test_a_value_error_of_this_package_is_a_message(capsys):
-    assert ending(lambda: Swin("nano"), capsys).startswith("error: arch: got 'nano', expected one of tiny, small")
+def test_value_error_of_this_package_is_one_message(capsys):
+    assert error_output(lambda: Swin("nano"), capsys).startswith("error: arch: got 'nano'")
     cfg = Config({"type": "vitdense.Swin", "arch": "nano"})
-    assert "arch: got 'nano'" in ending(lambda: MODELS.build(cfg), capsys)  # raised anew by the registry
+    assert "arch: got 'nano'" in error_output(lambda: MODELS.build(cfg), capsys)  # the registry raises a new error
 
 
-def test_an_output_that_cannot_be_written_is_a_message(capsys, tmp_path):
-    assert str(tmp_path) in ending(lambda: tmp_path.write_text(""), capsys)
+def test_unwritable_output_is_one_message(capsys, tmp_path):
+    assert str(tmp_path) in error_output(lambda: tmp_path.write_text(""), capsys)
 
 
-def test_other_errors_keep_their_trace():
+def test_other_errors_keep_their_traceback():
     with pytest.raises(ValueError, match="invalid literal"), exit_on_user_error():
         int("x")
     with pytest.raises(KeyError), exit_on_user_error():
@@ -40,7 +40,7 @@ def test_other_errors_keep_their_trace():
 
 @pytest.fixture
 def segmentor(repo, tmp_path):
-    """A function that makes the config of a segmentor on four images of 96 pixels; and a checkpoint of it."""
+    """A function for the config of a segmentor on four images of 96 pixels, and a checkpoint of it."""
     pytest.importorskip("mmseg")
 
     def make(**options):
@@ -59,7 +59,7 @@ def segmentor(repo, tmp_path):
     return make, str(checkpoint)
 
 
-def varied(ratios, flips):
+def tta_pipeline(ratios, flips):
     """A pipeline of test-time augmentation."""
     scales = [dict(type="Resize", scale_factor=ratio, keep_ratio=True) for ratio in ratios]
     flips = [dict(type="RandomFlip", prob=prob) for prob in flips]
@@ -67,12 +67,12 @@ def varied(ratios, flips):
     return [dict(type="LoadImageFromFile"), dict(type="TestTimeAug", transforms=[scales, flips, *last])]
 
 
-def test_augmentation_of_one_unchanged_image_is_the_plain_test(segmentor, tmp_path):
+def test_tta_with_one_unchanged_image_equals_the_plain_test(segmentor, tmp_path):
     make, checkpoint = segmentor
     plain = launch.test(make(), checkpoint)
     assert 0 < plain["mIoU"] < 100
-    assert launch.test(make(tta_pipeline=varied([1.0], [0.0])), checkpoint, tta=True) == plain
-    flipped = launch.test(make(tta_pipeline=varied([1.0], [1.0])), checkpoint, tta=True)
+    assert launch.test(make(tta_pipeline=tta_pipeline([1.0], [0.0])), checkpoint, tta=True) == plain
+    flipped = launch.test(make(tta_pipeline=tta_pipeline([1.0], [1.0])), checkpoint, tta=True)
     assert flipped != plain
     for path in (tmp_path / "shapes").glob("**/val/*"):  # mirrored images and label maps give the same scores
         mirrored = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[:, ::-1]
@@ -80,7 +80,7 @@ def test_augmentation_of_one_unchanged_image_is_the_plain_test(segmentor, tmp_pa
     assert launch.test(make(), checkpoint) == flipped
 
 
-def test_augmented_tests_load_exactly_and_fetch_no_pretraining(segmentor, tmp_path):
+def test_tta_loads_exactly_and_ignores_init_cfg(segmentor, tmp_path):
     make, checkpoint = segmentor
     nowhere = {"model.backbone.init_cfg": dict(type="Pretrained", checkpoint="nowhere.pth")}
     launch.test(make(**nowhere), checkpoint, tta=True)
@@ -92,13 +92,13 @@ def test_augmented_tests_load_exactly_and_fetch_no_pretraining(segmentor, tmp_pa
 
 
 @pytest.mark.parametrize("absent", ["tta_pipeline", "tta_model"])
-def test_augmentation_that_the_config_does_not_describe_is_an_error(segmentor, absent):
+def test_tta_without_its_part_of_the_config_is_an_error(segmentor, absent):
     make, checkpoint = segmentor
     with pytest.raises(ConfigError, match=f"--tta.*{absent}"):
         launch.test(make(**{absent: None}), checkpoint, tta=True)
 
 
-def test_data_sets_inside_wrappers_are_augmented(segmentor, monkeypatch):
+def test_tta_pipeline_reaches_data_sets_inside_wrappers(segmentor, monkeypatch):
     make, checkpoint = segmentor
     cfg = make()
     cfg.test_dataloader.dataset = dict(type="ConcatDataset", datasets=2 * [cfg.test_dataloader.dataset])
@@ -108,12 +108,11 @@ def test_data_sets_inside_wrappers_are_augmented(segmentor, monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "scaled"), [("float16", True), ("bfloat16", False)])
-def test_mixed_precision_has_a_loss_scaler_for_float16_only(repo, monkeypatch, dtype, scaled):
+def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, dtype, scaled):
     cfg = load_config(repo / "configs/cascade_swin_nano_shapes.py")
-    monkeypatch.setattr(launch, "get_device", lambda: "cuda")
     monkeypatch.setattr(launch, "_runner", MagicMock())
     launch.train(cfg, amp=dtype)
-    # mmengine asserts a GPU; below that, bfloat16 runs on a CPU.
+    # bfloat16 also runs on a CPU, but mmengine asserts a GPU.
     monkeypatch.setattr(amp_optimizer_wrapper, "is_cuda_available", lambda: True)
     layer = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

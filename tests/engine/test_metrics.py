@@ -51,7 +51,7 @@ def ground_truth(tmp_path):
 
 
 def predictions(annotations, image_ids, noise):
-    """Every object once, shifted by up to `noise` pixels, and a false one, as a detector hands them to a metric."""
+    """Every object once, shifted by up to `noise` pixels, and a false positive, as a metric gets them."""
     rng = np.random.default_rng(1)
     for i in image_ids:
         boxes, labels, masks = [], [], []
@@ -84,23 +84,23 @@ def evaluate(kind, ground_truth, image_ids, noise):
     return metric.evaluate(len(image_ids))
 
 
-def test_both_metrics_give_the_same_numbers(ground_truth):
+def test_faster_metric_equals_pycocotools(ground_truth):
     fast, reference = (evaluate(kind, ground_truth, range(6), noise=4) for kind in (FasterCocoMetric, CocoMetric))
     assert fast.keys() == reference.keys()
     assert fast == pytest.approx(reference, abs=1e-9)
-    assert 0.05 < fast["coco/bbox_mAP"] < 0.9  # neither trivial
+    assert 0.05 < fast["coco/bbox_mAP"] < 0.9  # not trivial
 
 
 @pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
-def test_nothing_predicted_is_zero_with_all_keys(kind, ground_truth):
+def test_no_predictions_give_zero_for_all_keys(kind, ground_truth):
     nothing = evaluate(kind, ground_truth, range(6), noise=None)
     assert nothing.keys() == evaluate(kind, ground_truth, range(6), noise=4).keys()
     assert set(nothing.values()) == {0.0}
 
 
 @pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
-def test_a_subset_is_scored_against_its_own_images(kind, ground_truth):
-    """Perfect predictions on two of six images: AP 1, not a third."""
+def test_subset_is_evaluated_on_its_own_images(kind, ground_truth):
+    """Perfect predictions on two of six images have AP 1, not 1/3."""
     assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
 
 

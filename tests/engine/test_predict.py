@@ -48,7 +48,7 @@ def cfg():
 
 @pytest.fixture
 def checkpoint(cfg, tmp_path):
-    """Saves random weights beside what a checkpoint says of itself."""
+    """A function that saves random weights with a given `meta`."""
     cfg.model.backbone.init_cfg = None
     state = build_model(cfg).state_dict()
 
@@ -68,7 +68,7 @@ def images(tmp_path):
     return paths
 
 
-def test_a_segmentor_gives_pictures_with_a_legend_and_label_maps(cfg, checkpoint, images, tmp_path):
+def test_segmentor_writes_pictures_with_a_legend_and_label_maps(cfg, checkpoint, images, tmp_path):
     out = tmp_path / "out"
     path = checkpoint(dataset_meta=dict(classes=NAMES, palette=COLOURS))
     assert predict(cfg, path, images, out) == out
@@ -96,11 +96,11 @@ def test_a_segmentor_gives_pictures_with_a_legend_and_label_maps(cfg, checkpoint
     assert (legend == COLOURS[largest]).all(1).sum() > 100
 
 
-def test_classes_without_a_palette_and_by_the_names_of_old_checkpoints(cfg, checkpoint, images, tmp_path):
+def test_checkpoint_meta_without_a_matching_palette(cfg, checkpoint, images, tmp_path):
     for i, meta in enumerate(
         [
             dict(dataset_meta=dict(classes=NAMES)),
-            dict(dataset_meta=dict(classes=NAMES, palette="random")),
+            dict(dataset_meta=dict(classes=NAMES, palette=COLOURS[:2])),
             dict(CLASSES=NAMES, PALETTE=None),
         ]
     ):
@@ -109,9 +109,9 @@ def test_classes_without_a_palette_and_by_the_names_of_old_checkpoints(cfg, chec
     assert len(pictures) == 1
 
 
-def test_more_than_256_classes_take_16_bits(cfg, checkpoint, images, tmp_path):
+def test_label_maps_of_more_than_256_classes_are_uint16(cfg, checkpoint, images, tmp_path):
     model = load_model(cfg, checkpoint(dataset_meta=dict(classes=NAMES)), "cpu")
-    model.num_classes, model.dataset_meta = 300, dict(classes=[str(i) for i in range(300)])
+    model.dataset_meta = dict(classes=[str(i) for i in range(300)])
     segmentation = Segmentation(model, tmp_path / "many")
     labels = torch.full((1, 64, 128), 299)
     segmentation.infer = lambda image: SimpleNamespace(pred_sem_seg=SimpleNamespace(data=labels))
@@ -119,16 +119,16 @@ def test_more_than_256_classes_take_16_bits(cfg, checkpoint, images, tmp_path):
     np.testing.assert_array_equal(np.array(Image.open(tmp_path / "many/labels/wide.png")), labels[0].numpy())
 
 
-def test_outputs_that_would_overwrite_one_another_or_the_images(cfg, checkpoint, images, tmp_path):
+def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_path):
     images.append(images[0].with_suffix(".bmp"))
     Image.open(images[0]).save(images[2])
-    for wrong, out, message in (
+    for wrong, out, named in (
         (images, "out", "several images.*wide"),
         (images[:2], ".", "--out-dir.*overwrite the images"),
         (images[:2], "../" + tmp_path.name, "--out-dir.*overwrite the images"),
         ([tmp_path / "none.jpg"], "out", r"none\.jpg"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=named):
             predict(cfg, "not asked for", wrong, tmp_path / out)
     cfg.default_scope = "mmpretrain"
     with pytest.raises(ConfigError, match="default_scope='mmpretrain'"):
@@ -137,34 +137,30 @@ def test_outputs_that_would_overwrite_one_another_or_the_images(cfg, checkpoint,
 
 @pytest.fixture
 def unreadable(images):
-    """Files that are not images, and ones that are cut off; by name."""
+    """Files that are no images, and truncated images."""
     folder = images[0].parent
     content = {"empty.jpg": b"", "text.png": b"not an image"}
-    content |= {f"cut_{path.name}": path.read_bytes()[: path.stat().st_size // 2] for path in images}
+    content |= {f"truncated_{path.name}": path.read_bytes()[: path.stat().st_size // 2] for path in images}
     for name, data in content.items():
         (folder / name).write_bytes(data)
     return [folder / name for name in content]
 
 
-def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, images, unreadable, tmp_path, capsys):
+def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, images, unreadable, tmp_path):
     out = tmp_path / "out"
     path = checkpoint(dataset_meta=dict(classes=NAMES, palette=COLOURS))
     with pytest.raises(ConfigError) as error:
         predict(cfg, path, [*unreadable, *images], out)
     assert sorted(p.name for p in out.glob("*.*")) == ["tall.jpg", "wide.png"]
-    told = capsys.readouterr().err
-    assert all(str(image) in told and str(image) in str(error.value) for image in unreadable)
+    assert all(str(image) in str(error.value) for image in unreadable)
     assert not any(str(image) in str(error.value) for image in images)
 
 
-def test_read_image(images, unreadable):
-    for image in unreadable:
-        with pytest.raises(ValueError, match=image.name):
-            read_image(image)
-    np.testing.assert_array_equal(read_image(images[0]), np.array(Image.open(images[0])))  # RGB
+def test_read_image_gives_rgb(images):
+    np.testing.assert_array_equal(read_image(images[0]), np.array(Image.open(images[0])))
 
 
-def test_folders_stand_for_their_images(images, tmp_path):
+def test_list_images_of_folders(images, tmp_path):
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "UPPER.JPG").write_bytes(b"")
@@ -177,14 +173,12 @@ def test_folders_stand_for_their_images(images, tmp_path):
         list_images([tmp_path / "gone"])
 
 
-def test_a_checkpoint_without_classes_or_with_too_few_is_refused(cfg, checkpoint, images, tmp_path):
-    with pytest.raises(ConfigError, match=r"does not name its classes \(meta.dataset_meta\)"):
+def test_checkpoint_without_classes_is_refused(cfg, checkpoint):
+    with pytest.raises(ConfigError, match=r"meta\.dataset_meta"):
         load_model(cfg, checkpoint(), "cpu")
-    with pytest.raises(ValueError, match=r"names 1 classes, .*decode_head has 9"):
-        predict(cfg, checkpoint(dataset_meta=dict(classes=["one"])), images, tmp_path / "out")
 
 
-def test_neither_framework_is_imported_before_it_is_needed():
+def test_import_does_not_import_mmdet_mmseg_pycocotools():
     code = "import sys, vitdense.engine.predict; print({'mmdet', 'mmseg', 'pycocotools'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -25,46 +25,46 @@ def cfg(repo, tmp_path):
     return cfg
 
 
-def test_a_good_config_passes(cfg):
+def test_valid_config_passes(cfg):
     check(cfg, ("train", "val", "test"))
 
 
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (("cat", "dog", "redfox"), r"redfox.*red fox.*metainfo"),
-        (("dog", "cat", "red fox"), "another order.*'cat', 'dog', 'red fox'"),
+        (("cat", "dog", "redfox"), r"cat, dog, red fox\. Not in the file: redfox\..*metainfo"),
+        (("dog", "cat", "red fox"), "in its order.*cat, dog, red fox.*metainfo"),
         (("cat", "dog"), r"the data set has 2 classes, but model\.roi_head\.bbox_head\.num_classes is 3"),
     ],
 )
-def test_classes_that_do_not_match(cfg, classes, message):
+def test_mismatching_classes_are_named(cfg, classes, message):
     cfg.train_dataloader.dataset.metainfo.classes = classes
     with pytest.raises(ConfigError, match=message):
         check(cfg, ("train",))
 
 
-def test_every_head_of_a_cascade_is_checked(repo):
+def test_num_classes_of_every_cascade_head(repo):
     cfg = load_config(repo / "configs/cascade_swin_nano_shapes.py")
     check(cfg, ("train", "val"))
     cfg.model.roi_head.bbox_head[1].num_classes = 9
-    with pytest.raises(ConfigError, match=r"bbox_head\[1\]\.num_classes is 9; set it to 8"):
+    with pytest.raises(ConfigError, match=r"bbox_head\[1\]\.num_classes is 9"):
         check(cfg, ("train",))
 
 
 @pytest.mark.parametrize("gone", ["train2017", "annotations/instances_train2017.json"])
 def test_missing_data_names_the_path_and_the_option(cfg, tmp_path, gone):
     (tmp_path / gone).rename(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=rf"{gone} is not there; .*--cfg-options data_root="):
+    with pytest.raises(ConfigError, match=rf"{gone} .*data_root="):
         check(cfg, ("train",))
     check(cfg, ("val",))
 
 
-def test_evaluator_file_and_class_list_in_a_file(cfg, tmp_path):
+def test_class_list_in_a_file(cfg, tmp_path):
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
     cfg.val_dataloader.dataset.metainfo.classes = str(tmp_path / "classes.txt")
     check(cfg, ("val",))
-    cfg.val_evaluator.ann_file = "/nowhere.json"
-    with pytest.raises(ConfigError, match=r"val_evaluator: ann_file /nowhere\.json is not there"):
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES[::-1]))
+    with pytest.raises(ConfigError, match="metainfo"):
         check(cfg, ("val",))
 
 
@@ -76,7 +76,7 @@ def test_data_sets_inside_wrappers_are_checked(cfg):
         check(cfg, ("train",))
 
 
-def test_annotation_file_that_is_not_coco(cfg, tmp_path):
+def test_annotation_file_that_is_not_coco_is_named(cfg, tmp_path):
     (tmp_path / "annotations/instances_val2017.json").write_text("[1, 2]")
     with pytest.raises(ConfigError, match=r"instances_val2017\.json"):
         check(cfg, ("val",))

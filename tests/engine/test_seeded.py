@@ -12,14 +12,14 @@ from vitdense.engine.hooks import seed_everything
 from vitdense.engine.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, SeedFromSample
 
 
-def test_an_index_is_an_int_that_survives_the_way_to_a_worker():
+def test_seeded_index_can_be_pickled():
     index = pickle.loads(pickle.dumps(SeededIndex(5, (3, 77))))
     assert index == 5
     assert isinstance(index, int)
     assert index.key == (3, 77)
 
 
-def test_infinite_sampler_continues_where_it_was_skipped_to():
+def test_infinite_sampler_continues_after_skip():
     whole, resumed = (SeededInfiniteSampler(range(7), seed=3) for _ in range(2))
     stream = [next(it) for it in [iter(whole)] for _ in range(20)]
     resumed.skip(9)
@@ -29,7 +29,7 @@ def test_infinite_sampler_continues_where_it_was_skipped_to():
     assert len({i.key for i in stream}) == 20
 
 
-def test_epoch_sampler_draws_another_seed_every_epoch():
+def test_epoch_sampler_has_other_seeds_every_epoch():
     sampler = SeededEpochSampler(range(5), seed=1)
     keys = []
     for epoch in range(3):
@@ -42,18 +42,18 @@ def draws():
     return random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
 
 
-def test_the_transform_makes_augmentation_a_function_of_the_draw():
+def test_seed_from_sample_seeds_all_generators():
     seed = SeedFromSample()
     a = [draws() for key in ((1, 2), (1, 3), (1, 2)) if seed.transform({"sample_idx": SeededIndex(0, key)})]
     assert a[0] == a[2]
     assert all(x != y for x, y in zip(a[0], a[1]))
     seed.transform({"sample_idx": SeededIndex(0, (1, 2))})
-    seed.transform({"sample_idx": 4})  # redrawn by the data set: goes on from there
+    seed.transform({"sample_idx": 4})  # without a seed: the generators stay as they are
     assert draws() == a[0]
 
 
 @pytest.mark.parametrize("wrap", [lambda d: RepeatDataset(d, times=3), lambda d: ConcatDataset([d, d])])
-def test_the_seed_reaches_data_sets_inside_wrappers(wrap):
+def test_seed_reaches_data_sets_inside_wrappers(wrap):
     class Numbers(BaseDataset):
         def load_data_list(self):
             return [{"n": i} for i in range(4)]

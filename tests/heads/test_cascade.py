@@ -63,7 +63,7 @@ def samples(objects):
     return proposals, images
 
 
-def test_a_stage_sends_a_third_of_its_gradient_into_the_maps_and_all_into_its_head(head):
+def test_gradient_into_the_maps_is_scaled_and_into_the_head_is_not(head):
     x, rois = maps(), bbox2roi([boxes(5), boxes(5)])
     parameters = list(head.bbox_head[1].shared_convs.parameters())
     gradients = []
@@ -76,7 +76,7 @@ def test_a_stage_sends_a_third_of_its_gradient_into_the_maps_and_all_into_its_he
     assert gradients[0][0].abs().max() > 0
 
 
-def test_one_mask_loss_of_the_first_stages_positives(head):
+def test_mask_loss_uses_positives_of_the_first_stage(head):
     x, (proposals, images) = maps(), samples([3, 2])
     seen = []
     head.mask_head.register_forward_hook(lambda module, args, result: seen.append(args[0].shape[0]))
@@ -90,7 +90,7 @@ def test_one_mask_loss_of_the_first_stages_positives(head):
     assert [name for name, p in head.named_parameters() if p.grad is None] == []
 
 
-def test_every_sampled_box_is_refined_and_kept_as_those_of_the_truth(head, monkeypatch):
+def test_every_sampled_box_is_refined_including_ground_truth(head, monkeypatch):
     proposals, images = samples([3, 2])
     rois = []
     plain = CascadeRoIHead.bbox_loss
@@ -105,8 +105,8 @@ def test_every_sampled_box_is_refined_and_kept_as_those_of_the_truth(head, monke
     assert [[len(of_image) for of_image in stage] for stage in rois] == [[20 + 2 * 3, 20 + 2 * 2]] * 3
     for stage, of_images in enumerate(rois):
         for found, true in zip(of_images, truth):
-            there = [(found == box).all(dim=1).any().item() for box in true]
-            assert all(there) if stage == 0 else not any(there)  # refined, not added anew
+            included = [(found == box).all(dim=1).any().item() for box in true]
+            assert all(included) if stage == 0 else not any(included)  # refined, not added again
 
 
 @pytest.mark.parametrize("objects", [[2, 0], [0, 0]])
@@ -115,14 +115,14 @@ def test_images_without_objects_train(head, objects):
     total = sum(value for name, value in losses.items() if "loss" in name)
     total.backward()
     assert torch.isfinite(total)
-    # Also where there is nothing to learn: processes that wait for each other's gradients need them.
+    # Every parameter needs a gradient: DDP waits for all of them.
     assert [name for name, p in head.mask_head.named_parameters() if p.grad is None] == []
     assert all(torch.isfinite(p.grad).all() for p in head.mask_head.parameters())
     assert all(torch.isfinite(buffer).all() for buffer in head.buffers())
 
 
 @torch.no_grad()
-def test_scores_are_mean_probabilities_and_masks_lie_in_the_final_boxes(head):
+def test_scores_are_mean_probabilities_and_masks_use_the_final_boxes(head):
     head.eval()
     head.test_cfg.score_thr = 0.0
     x, (proposals, images) = maps(), samples([3, 2])

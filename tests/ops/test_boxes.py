@@ -1,4 +1,4 @@
-"""Suppression of boxes against plain definitions, through the functions of mmcv."""
+"""NMS, soft-NMS and nms_match of mmcv on the stand-in, against reference implementations."""
 
 import math
 
@@ -53,7 +53,7 @@ def test_nms_keeps_an_overlap_of_exactly_the_threshold(threshold):
     assert mm.nms(boxes, torch.tensor([0.9, 0.8]), threshold)[1].tolist() == [0, 1]
 
 
-def test_nms_of_nothing_numpy_and_batched():
+def test_nms_empty_numpy_and_batched():
     empty = torch.zeros(0, 4)
     dets, index = mm.nms(empty, torch.zeros(0), 0.5)
     assert dets.shape == (0, 5)
@@ -67,7 +67,7 @@ def test_nms_of_nothing_numpy_and_batched():
         assert mm.batched_nms(boxes, scores, torch.zeros(8), cfg)[0].shape[1] == 5
 
 
-def soft_nms_by_hand(boxes, scores, threshold, sigma, min_score, method, offset):
+def reference_soft_nms(boxes, scores, threshold, sigma, min_score, method, offset):
     pool = [[*box, score, i] for i, (box, score) in enumerate(zip(boxes.double().tolist(), scores.double().tolist()))]
     out = []
     while pool:
@@ -89,7 +89,7 @@ def soft_nms_by_hand(boxes, scores, threshold, sigma, min_score, method, offset)
 @pytest.mark.parametrize("method", ["naive", "linear", "gaussian"])
 def test_soft_nms(method, offset):
     boxes, scores = random_boxes(40), torch.rand(40)
-    want, want_index = soft_nms_by_hand(boxes, scores, 0.3, 0.4, 0.05, method, offset)
+    want, want_index = reference_soft_nms(boxes, scores, 0.3, 0.4, 0.05, method, offset)
     dets, index = mm.soft_nms(boxes, scores, 0.3, 0.4, 0.05, method, offset)
     assert index.tolist() == want_index
     torch.testing.assert_close(dets, want.float())
@@ -105,7 +105,7 @@ def test_soft_nms_ties_and_boxes_without_area():
         dets, index = mm.soft_nms(boxes, scores, 0.6, sigma=0.5, method=method)
         assert index.tolist() == [0, 1, 2, 3, 4]
         assert torch.isfinite(dets).all()
-    # Candidate 0 is dropped in the first round and its place taken by the last one, 3, which then wins the tie with 2.
+    # Candidate 0 is dropped first and replaced by the last one, 3, which then wins the tie with 2.
     boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9]])
     assert mm.soft_nms(boxes, torch.tensor([0.6, 0.9, 0.5, 0.5]), 0.5, method="naive")[1].tolist() == [1, 3, 2]
     # Two dropped at once: the last one moves up first.

@@ -1,4 +1,4 @@
-"""Deformable convolutions and attention against loops over their samples, through the functions of mmcv."""
+"""Deformable convolutions and attention of mmcv on the stand-in, against reference loops over the samples."""
 
 import itertools
 import math
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compi
 CONVOLUTIONS = [(1, 0, 1, 1, 1), (2, 1, 1, 2, 1), ((1, 2), (2, 1), (2, 1), 1, 2), (1, 1, 1, 2, 4)]
 
 
-def between_pixels(*shape: int) -> torch.Tensor:
-    """Offsets away from whole pixels, where bilinear sampling has no derivative to check."""
+def non_integer_offsets(*shape: int) -> torch.Tensor:
+    """Offsets that are not near integers, where bilinear sampling is not differentiable."""
     return torch.randint(-2, 2, shape) + 0.2 + 0.6 * torch.rand(shape).double()
 
 
@@ -28,13 +28,13 @@ def conv_inputs(stride, padding, dilation, groups, deform_groups, batch=2):
     h, w = ((size[a] + 2 * pair[1][a] - pair[2][a] * (kernel[a] - 1) - 1) // pair[0][a] + 1 for a in (0, 1))
     x = torch.randn(batch, 4, *size).double()
     weight = torch.randn(6, 4 // groups, *kernel).double()
-    offset = between_pixels(batch, 2 * deform_groups * 6, h, w)
+    offset = non_integer_offsets(batch, 2 * deform_groups * 6, h, w)
     mask = torch.rand(batch, deform_groups * 6, h, w).double()
     return x, offset, mask, weight, torch.randn(6).double(), pair
 
 
-def zero_padded(plane: torch.Tensor, y: float, x: float) -> float:
-    """Bilinear sample of a plane that continues as zeros; unlike RoIAlign's, which repeats the border."""
+def bilinear_zero_padded(plane: torch.Tensor, y: float, x: float) -> float:
+    """Bilinear sample of a zero-padded plane."""
     h, w = plane.shape
     y0, x0 = math.floor(y), math.floor(x)
     total = 0.0
@@ -45,7 +45,7 @@ def zero_padded(plane: torch.Tensor, y: float, x: float) -> float:
     return total
 
 
-def conv_by_hand(x, offset, mask, weight, bias, pair, groups, deform_groups):
+def reference_deform_conv(x, offset, mask, weight, bias, pair, groups, deform_groups):
     (sh, sw), (ph, pw), (dh, dw) = pair
     out_channels, per_group, kh, kw = weight.shape
     out = x.new_zeros(len(x), out_channels, *offset.shape[-2:])
@@ -57,7 +57,7 @@ def conv_by_hand(x, offset, mask, weight, bias, pair, groups, deform_groups):
                 for v in range(kw):
                     tap = group * kh * kw + u * kw + v
                     dy, dx = offset[b, 2 * tap, i, j].item(), offset[b, 2 * tap + 1, i, j].item()
-                    value = zero_padded(x[b, c], i * sh - ph + u * dh + dy, j * sw - pw + v * dw + dx)
+                    value = bilinear_zero_padded(x[b, c], i * sh - ph + u * dh + dy, j * sw - pw + v * dw + dx)
                     taps[c, u, v] = value * (1 if mask is None else mask[b, tap, i, j])
         for o in range(out_channels):
             start = o // (out_channels // groups) * per_group
@@ -68,7 +68,7 @@ def conv_by_hand(x, offset, mask, weight, bias, pair, groups, deform_groups):
 @pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
 def test_deform_conv2d(settings):
     x, offset, _, weight, _, pair = conv_inputs(*settings)
-    want = conv_by_hand(x, offset, None, weight, None, pair, *settings[3:])
+    want = reference_deform_conv(x, offset, None, weight, None, pair, *settings[3:])
     torch.testing.assert_close(mm.deform_conv2d(x, offset, weight, *settings), want)
     tensors = [t[:1].requires_grad_() for t in (x, offset)] + [weight.requires_grad_()]
     assert gradcheck(lambda *t: mm.deform_conv2d(*t, *settings), tensors, fast_mode=True)
@@ -81,7 +81,7 @@ def test_deform_conv2d(settings):
 def test_modulated_deform_conv2d(settings, with_bias):
     x, offset, mask, weight, bias, pair = conv_inputs(*settings)
     bias = bias if with_bias else None
-    want = conv_by_hand(x, offset, mask, weight, bias, pair, *settings[3:])
+    want = reference_deform_conv(x, offset, mask, weight, bias, pair, *settings[3:])
     torch.testing.assert_close(mm.modulated_deform_conv2d(x, offset, mask, weight, bias, *settings), want)
     tensors = [t[:1].requires_grad_() for t in (x, offset, mask)] + [weight.requires_grad_()]
     if with_bias:
@@ -91,8 +91,8 @@ def test_modulated_deform_conv2d(settings, with_bias):
         assert gradcheck(lambda *t: mm.modulated_deform_conv2d(*t, None, *settings), tensors, fast_mode=True)
 
 
-def read_from_the_start(tensor: torch.Tensor, channels: int, h: int, w: int) -> torch.Tensor:
-    """What the compiled op reads: the numbers of each image in order, as if its map were h x w."""
+def first_values(tensor: torch.Tensor, channels: int, h: int, w: int) -> torch.Tensor:
+    """What the compiled op reads: the first values of each image, as if its map were h x w."""
     out = torch.zeros(len(tensor), channels, h, w, dtype=tensor.dtype)
     for b, c, i, j in itertools.product(*map(range, out.shape)):
         out[b, c, i, j] = tensor[b].flatten()[(c * h + i) * w + j]
@@ -104,10 +104,10 @@ def read_from_the_start(tensor: torch.Tensor, channels: int, h: int, w: int) -> 
 def test_modulated_deform_conv2d_with_offsets_of_a_larger_map(settings, memory_format):
     x, small, _, weight, bias, pair = conv_inputs(*settings)
     taps, (h, w) = 6 * settings[4], small.shape[2:]
-    offset = between_pixels(2, 2 * taps, h + 2, w + 3).contiguous(memory_format=memory_format)
+    offset = non_integer_offsets(2, 2 * taps, h + 2, w + 3).contiguous(memory_format=memory_format)
     mask = torch.rand(2, taps, h + 2, w + 3).double().contiguous(memory_format=memory_format)
-    read = read_from_the_start(offset, 2 * taps, h, w), read_from_the_start(mask, taps, h, w)
-    want = conv_by_hand(x, *read, weight, bias, pair, *settings[3:])
+    read = first_values(offset, 2 * taps, h, w), first_values(mask, taps, h, w)
+    want = reference_deform_conv(x, *read, weight, bias, pair, *settings[3:])
     torch.testing.assert_close(mm.modulated_deform_conv2d(x, offset, mask, weight, bias, *settings), want)
 
     tensors = [t.requires_grad_() for t in (x, offset, mask, weight, bias)]
@@ -120,7 +120,7 @@ def test_modulated_deform_conv2d_with_offsets_of_a_larger_map(settings, memory_f
 
 @pytest.mark.parametrize("name", ["offset", "mask"])
 @pytest.mark.parametrize("shape", ["channels", "map"])
-def test_offset_or_mask_that_does_not_fill_the_output_is_an_error(name, shape):
+def test_offset_or_mask_smaller_than_the_output_is_an_error(name, shape):
     tensors = dict(zip(("x", "offset", "mask", "weight"), conv_inputs(1, 1, 1, 1, 1)))
     tensors[name] = tensors[name][:, 1:] if shape == "channels" else tensors[name][:, :, 1:]
     with pytest.raises(ValueError, match=name):
@@ -128,9 +128,9 @@ def test_offset_or_mask_that_does_not_fill_the_output_is_an_error(name, shape):
 
 
 def reference_conv(self, x, offset, mask):
-    """`ModulatedDeformConv2d.forward` on torchvision's differentiable op, offset and mask read by the loop above."""
+    """`ModulatedDeformConv2d.forward` on torchvision's differentiable op, with `first_values` of offset and mask."""
     size = [(n - 1) // self.stride[0] + 1 for n in x.shape[2:]]
-    read = read_from_the_start(offset, 18, *size), read_from_the_start(mask, 9, *size)
+    read = first_values(offset, 18, *size), first_values(mask, 9, *size)
     return torchvision.ops.deform_conv2d(x, read[0], self.weight, self.bias, self.stride, self.padding, mask=read[1])
 
 
@@ -156,7 +156,7 @@ def test_dyhead_of_mmdet(monkeypatch):
     assert all(by_name[f"dyhead_blocks.{i}.spatial_conv_offset.weight"].abs().sum() > 0 for i in (0, 1))
 
 
-def test_neck_of_glip():
+def test_dyconv_of_glip():
     head = pytest.importorskip("mmdet.models.dense_heads.atss_vlfusion_head")
     neck = head.DyConv(
         lambda *args: head.Conv3x3Norm(*args, use_dcn=True, norm_type=["gn", 4]), 16, 16, use_dyrelu=True, use_dcn=True
@@ -207,14 +207,14 @@ def test_multi_scale_deformable_attention():
         planes = value[b, starts[level] : starts[level] + h * w, m].reshape(h, w, 3)
         x, y = (locations[b, q, m, level, p] * torch.tensor([w, h]) - 0.5).tolist()
         for d in range(3):
-            want[b, q, m, d] += weights[b, q, m, level, p] * zero_padded(planes[..., d], y, x)
+            want[b, q, m, d] += weights[b, q, m, level, p] * bilinear_zero_padded(planes[..., d], y, x)
     run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
     torch.testing.assert_close(run(value, sizes, starts, locations, weights, 64), want.flatten(2))
     tensors = [t.requires_grad_() for t in (value, locations, weights)]
     assert gradcheck(lambda v, s, a: run(v, sizes, starts, s, a, 64), tensors)
 
 
-def test_multi_scale_deformable_attention_half_nothing_and_layer():
+def test_multi_scale_deformable_attention_half_empty_and_layer():
     value, sizes, starts, locations, weights = attention_inputs(dtype=torch.float16)
     value.requires_grad_()
     run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply

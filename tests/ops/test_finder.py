@@ -1,4 +1,4 @@
-"""How `mmcv._ext` gets into place: the compiled extension if it loads, else the stand-in."""
+"""Import of `mmcv._ext`: the compiled extension if it loads, else the stand-in."""
 
 import importlib
 import importlib.util
@@ -25,7 +25,7 @@ def python(code: str, *paths: Path) -> str:
 
 @pytest.fixture
 def fake_mmcv(tmp_path: Path) -> Path:
-    """A path with an empty package `mmcv`: what decides is `mmcv._ext`, and the real mmcv takes seconds to import."""
+    """A path with an empty package `mmcv`; the real mmcv takes seconds to import."""
     (tmp_path / "mmcv").mkdir()
     (tmp_path / "mmcv" / "__init__.py").touch()
     return tmp_path
@@ -66,7 +66,7 @@ def test_stand_in_is_a_real_module(fake_mmcv):
     assert any(line.startswith("INFO:vitdense:mmcv ops: stand-in") for line in lines)
 
 
-def test_broken_compiled_falls_back_with_a_warning(fake_mmcv):
+def test_broken_compiled_extension_is_replaced_with_a_warning(fake_mmcv):
     (fake_mmcv / "mmcv" / f"_ext{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a shared library")
     out = python(
         "import vitdense, mmcv._ext as ext\n"
@@ -79,7 +79,7 @@ def test_broken_compiled_falls_back_with_a_warning(fake_mmcv):
     assert "--no-build-isolation" in out
 
 
-def test_compiled_that_loads_wins(fake_mmcv):
+def test_loadable_compiled_extension_is_used(fake_mmcv):
     (fake_mmcv / "mmcv" / "_ext.py").write_text("nms = 'compiled'")
     out = python(
         "import logging; logging.basicConfig(level=logging.INFO)\n"
@@ -92,7 +92,7 @@ def test_compiled_that_loads_wins(fake_mmcv):
     assert "INFO:vitdense:mmcv ops: compiled, " in out
 
 
-def test_loaded_extension_is_left_alone(fake_mmcv):
+def test_imported_extension_is_kept(fake_mmcv):
     out = python(
         "import sys, types; sys.modules['mmcv._ext'] = mine = types.ModuleType('mmcv._ext')\n"
         "import vitdense, mmcv._ext\n"

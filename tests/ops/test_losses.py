@@ -1,4 +1,4 @@
-"""The focal loss against its formula, through the functions of mmcv."""
+"""The focal loss of mmcv on the stand-in, against its formula."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""RoIAlign against a loop over its samples, through the functions of mmcv."""
+"""RoIAlign of mmcv on the stand-in, against a reference loop over the samples."""
 
 import math
 
@@ -24,7 +24,7 @@ def bilinear(plane: torch.Tensor, y: float, x: float) -> float:
     return float(top * (1 - y + y0) + low * (y - y0))
 
 
-def roi_align_by_hand(x, rois, bins, scale, ratio, aligned):
+def reference_roi_align(x, rois, bins, scale, ratio, aligned):
     out = x.new_zeros(len(rois), x.shape[1], *bins)
     for k, (image, *box) in enumerate(rois.tolist()):
         x1, y1, x2, y2 = (v * scale - (0.5 if aligned else 0) for v in box)
@@ -48,7 +48,7 @@ def roi_align_by_hand(x, rois, bins, scale, ratio, aligned):
     return out
 
 
-# Inside, over an edge, much larger than the map, wholly outside, of no size; two images.
+# Two images. Inside, across the border, much larger than the map, outside, empty.
 ROIS = torch.tensor(
     [
         [0, 3.0, 2.2, 17.5, 13.1],
@@ -66,7 +66,7 @@ ROIS = torch.tensor(
 def test_roi_align(ratio, aligned):
     x = torch.randn(2, 2, 7, 9, dtype=torch.float64)
     layer = mm.RoIAlign((3, 2), 0.5, ratio, "avg", aligned)
-    want = roi_align_by_hand(x, ROIS, (3, 2), 0.5, ratio, aligned)
+    want = reference_roi_align(x, ROIS, (3, 2), 0.5, ratio, aligned)
     torch.testing.assert_close(layer(x, ROIS), want)
     assert gradcheck(lambda t: layer(t, ROIS), x.requires_grad_(), fast_mode=True)
 
@@ -97,7 +97,7 @@ def test_no_rois():
 @pytest.mark.parametrize("ratio", [0, 2])
 @pytest.mark.parametrize("aligned", [True, False])
 def test_deterministic_backward_equals_torchvision(ratio, aligned):
-    """CUDA uses this body only where torch is asked for deterministic algorithms; here it runs on the CPU."""
+    """Used on CUDA under `torch.use_deterministic_algorithms`; here it runs on the CPU."""
     grad, shape = torch.randn(5, 3, 3, 2, dtype=torch.float64), torch.Size((2, 3, 7, 9))
     total = roi._deterministic_backward(grad, ROIS, 0.5, ratio, aligned, shape)
     want = torch.ops.torchvision._roi_align_backward(grad, ROIS, 0.5, 3, 2, *shape, ratio, aligned)

@@ -62,7 +62,7 @@ def test_both_loaders_restore_the_weights(model):
         ("swin_tiny", "mmdet:resnet", (64, 64), "resnet"),
         ("mvitv2_tiny", "", (64, 96), "--shape"),
         ("deit3_small", "mmseg", (64, 64), "LayerScale"),
-        ("deit_tiny", "", (60, 64), "whole patches"),
+        ("deit_tiny", "", (60, 64), "partial patches"),
     ],
 )
 def test_baseline_that_does_not_exist_is_an_error(model, peer, shape, named):

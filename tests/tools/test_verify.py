@@ -29,29 +29,29 @@ def vit(image=64, arch=(), **options):
 
 
 def draw(state):
-    """Random weights with which every part changes the maps: smaller ones of queries and keys attend evenly."""
+    """Random weights large enough that every part of the model changes the maps, the queries and keys included."""
     return {
         key: torch.randn_like(x) / (1 if key.endswith("qkv.weight") else 10) if x.is_floating_point() else x
         for key, x in state.items()
     }
 
 
-def converted(row, to, **beside):
-    """A random checkpoint of a row, without output norms, in another naming scheme; and what `verify` runs."""
+def converted(row, to, **extra):
+    """A random checkpoint of a row, without output norms, converted to a naming scheme; model and spec for `verify`."""
     model, spec = comparable(row)
-    state = draw({key: x for key, x in model.state_dict().items() if not key.startswith("norm")}) | beside
+    state = draw({key: x for key, x in model.state_dict().items() if not key.startswith("norm")}) | extra
     windows = row.options.get("window_size"), row.options.get("pretrained_window_sizes")
     done = convert(state, to, windows=windows[0] and [windows[0]], pretrained_windows=windows[1], drop_classifier=True)
     return done, model, spec
 
 
 def converted_vit(to, **options):
-    beside = {"norm.weight": torch.ones(192), "norm.bias": torch.ones(192), "decoder_pred.bias": torch.ones(1)}
-    return converted(vit(**options), to, **beside)
+    extra = {"norm.weight": torch.ones(192), "norm.bias": torch.ones(192), "decoder_pred.bias": torch.ones(1)}
+    return converted(vit(**options), to, **extra)
 
 
 def test_different_maps_are_an_error():
-    """A merging in the other order of neighbours has every shape right."""
+    """Patch merging with another order of neighbours: all shapes match."""
     done, *ours = converted(SWIN, "timm")
     key = "layers.2.downsample.reduction.weight"
     done.backbone[key] = done.backbone[key].roll(8, dims=1)
@@ -86,7 +86,7 @@ def test_project_without_a_package_is_not_run():
 
 @pytest.mark.parametrize("to", ["timm", "mmpretrain", "torchvision"])
 def test_swin_v2_with_another_window_of_pretraining(to):
-    """It changes the coordinates, which are buffers."""
+    """It changes the buffer of coordinates."""
     pytest.importorskip(to)
     done, model, spec = converted(SWIN_V2, to)
     (result,) = verify(done, model, spec)
@@ -100,8 +100,8 @@ def test_swin_v2_with_another_window_of_pretraining(to):
 @pytest.mark.parametrize("to", ["timm", "mmpretrain"])
 def test_mvit_at_the_image_size_of_pretraining(to, growth):
     pytest.importorskip(to)
-    beside = {"tokens.cls_token": torch.randn(1, 1, 8)} if to == "timm" else {}
-    (result,) = verify(*converted(mvit(growth=growth), to, **beside))
+    extra = {"tokens.cls_token": torch.randn(1, 1, 8)} if to == "timm" else {}
+    (result,) = verify(*converted(mvit(growth=growth), to, **extra))
     assert result.shape == (64, 64)
     assert max(result.errors) < 1e-5
 
@@ -160,7 +160,7 @@ def test_swapped_branches_of_vit_are_an_error():
     ("row", "to", "feature"),
     [
         (mvit(**V1), "timm", "max pooling, absolute positions"),
-        (mvit(image=(64, 96)), "timm", "not square"),
+        (mvit(image=(64, 96)), "timm", "non-square"),
         (vit(arch=DEIT3), "mmpretrain", "tokens without positions"),
         (vit(arch=DEIT3), "official", "LayerScale"),
         (vit(stem="hmlp"), "official", "stem='hmlp'"),
@@ -179,8 +179,8 @@ def test_feature_that_a_peer_does_not_have_is_named(row, to, feature):
     assert feature in str(result)
 
 
-def test_both_sides_are_run_and_masks_of_an_image_size_ignored():
-    """Published classifiers of the authors and of mmseg hold them."""
+def test_source_and_target_are_run_and_attention_masks_ignored():
+    """Published checkpoints of the authors and of mmseg have attention masks of one image size."""
     pytest.importorskip("mmdet")
     model, spec = comparable(SWIN)
     state = {key: x for key, x in Swin(ARCH, window_size=4).state_dict().items() if not key.startswith("norm")}
@@ -191,7 +191,7 @@ def test_both_sides_are_run_and_masks_of_an_image_size_ignored():
     assert all(max(result.errors) < 1e-5 for result in results)
 
 
-def test_both_sides_of_a_vit_of_the_authors():
+def test_source_and_target_of_an_official_vit():
     done, *_ = converted_vit("official")
     state = {key: x for key, x in done.state.items() if not key.startswith("decoder")}
     results = verify(convert(state, "mmseg"), *comparable(vit()))

@@ -1,4 +1,4 @@
-"""What the data set classes for mmdet and mmseg share."""
+"""Base of the data set classes for mmdet and mmseg."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from vitdense.datasets.shapes import draw_dataset
 
 
 class DrawnOnDemand:
-    """Mixin for a data set class of mm (first base class): draws the embedded data set when it is first loaded.
+    """Mixin for a data set class of mm (first base class): draws the embedded data set before it is loaded.
 
     Args:
         draw: Arguments of :func:`vitdense.datasets.shapes.draw_dataset` other than ``root``. Data sets that share a
@@ -16,7 +16,7 @@ class DrawnOnDemand:
         *args, **kwargs: Of the data set class; ``data_root`` is required.
     """
 
-    drawn_on_demand = True  # its files need not exist before it is built
+    drawn_on_demand = True  # read by the checks before training: files may be missing
 
     def __init__(self, *args, draw: dict | None = None, **kwargs) -> None:
         self.draw = draw or {}

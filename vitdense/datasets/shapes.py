@@ -1,8 +1,8 @@
 """The embedded data set: shapes to detect and segment, drawn on first use with numpy and OpenCV.
 
-The class of an object is its outline. Its colour leans to a hue of the class but is often that of another. Texture,
-size, rotation and lighting vary freely. One drawing gives both kinds of ground truth: COCO instances (visible part
-only, run-length encoded) and label maps.
+The class of an object is its shape. Colour is a weak cue: each class has a mean hue, and the hues of classes overlap.
+Texture, size, rotation and lighting are random. The ground truth of an image is written twice: as COCO instances
+(visible pixels only, run-length encoded) and as a label map.
 """
 
 import colorsys
@@ -26,31 +26,31 @@ CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "cresce
 PALETTE = [(220, 60, 60), (60, 120, 230), (60, 180, 75), (240, 190, 30),
            (150, 70, 200), (60, 200, 210), (240, 120, 190), (150, 110, 60)]  # fmt: skip
 
-VERSION = 2  # raise it when the same arguments give other pictures: older sets on disk are then refused
+VERSION = 2  # increase it if the same arguments give other images: older data sets on disk are then refused
 STAMP = "stamp.json"
 SPLITS = ("train", "val")
-EMPTY = (20, 7)  # image 7 of every 20 holds no object
-CROWD = (25, 3)  # image 3 of every 25 holds a crowd
+EMPTY = (20, 7)  # image 7 of every 20 has no object
+CROWD = (25, 3)  # image 3 of every 25 has a crowd
 MIN_SIZE = 64  # pixels; in smaller images shapes cannot be told apart
 SIDES = (20, 150)  # smallest and largest sqrt(area) of an object in pixels, in an image whose shorter side is 256
-MIN_VISIBLE = 0.5  # share of a shape that is neither covered nor outside the image
+MIN_VISIBLE = 0.5  # share of a shape that must be visible: not occluded, inside the image
 SUPERSAMPLE = 4
 CONTRAST = 0.2  # largest difference between the two colours of a texture, per channel
-MIN_DISTANCE = 0.3  # of an object's colour from what is under it: more than the contrast of a texture
+MIN_DISTANCE = 0.3  # between the colours of an object and its background; larger than CONTRAST
 
 
 @dataclass
 class Instance:
-    """An annotated object or, with ``crowd``, a region of many that are not told apart."""
+    """An annotated object or, with ``crowd``, a region of many objects."""
 
     label: int  # index into CLASSES
     mask: np.ndarray  # bool [H, W], visible pixels
-    area: float  # pixels of the whole shape, hidden ones included
+    area: float  # pixels of the whole shape, occluded ones included
     crowd: bool = False
 
     @property
     def visible(self) -> float:
-        """Share of the whole shape that is seen; rounding to pixels can take it slightly over 1."""
+        """Visible share of the whole shape; rounding to pixels can make it slightly larger than 1."""
         return float(self.mask.sum() / self.area)
 
 
@@ -62,13 +62,13 @@ def draw_dataset(
     seed: int = 0,
     workers: int | None = None,
 ) -> Path:
-    """Draw the data set into ``root`` unless it is there already, and return the folder.
+    """Draw the data set into ``root`` unless it exists already, and return the folder.
 
-    Every image has its own random stream ``(seed, split, index)``: neither the number of workers nor that of the
-    images changes it. The set is drawn under a temporary name and renamed when it is complete. Of several processes
-    that draw at the same time, the first to rename wins and the others discard their drawing.
+    Every image has its own random seed ``(seed, split, index)``; the numbers of workers and images do not change it.
+    The data set is drawn into a temporary folder, which is renamed when it is complete. If several processes draw at
+    the same time, the first to rename wins and the others delete their folders.
 
-    ``root`` then holds ``train/*.jpg``, ``val/*.jpg``, ``annotations/instances_{train,val}.json`` (COCO, compressed
+    ``root`` then has ``train/*.jpg``, ``val/*.jpg``, ``annotations/instances_{train,val}.json`` (COCO, compressed
     RLE; crowd regions with ``iscrowd=1``) and ``semantic/{train,val}/*.png`` (uint8 [H, W]: 0 background,
     1 + index into ``CLASSES``, 255 crowd).
 
@@ -76,11 +76,11 @@ def draw_dataset(
         root: Folder to create; its parents are created too.
         num_train, num_val: Images per split.
         image_size: Height and width in pixels.
-        seed: Another seed gives other pictures.
+        seed: Random seed.
         workers: Threads; default one per core, at most 8.
 
     Raises:
-        ValueError: An argument is out of range, or ``root`` holds something else, which stays unchanged.
+        ValueError: An argument is out of range, or ``root`` is another data set or folder; it stays unchanged.
     """
     if min(num_train, num_val) < 1:
         raise ValueError(f"num_train, num_val: got {num_train}, {num_val}, expected at least 1 image in each split")
@@ -90,21 +90,21 @@ def draw_dataset(
     stamp = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": [*image_size], "seed": seed}
     if _is_drawn(root, stamp):
         return root
-    scratch = root.with_name(f".{root.name}.{uuid.uuid4().hex}")
-    scratch.mkdir(parents=True)
+    temporary = root.with_name(f".{root.name}.{uuid.uuid4().hex}")
+    temporary.mkdir(parents=True)
     try:
-        _draw_into(scratch, stamp, workers or min(8, os.cpu_count() or 1))
-        scratch.rename(root)
+        _draw_into(temporary, stamp, workers or min(8, os.cpu_count() or 1))
+        temporary.rename(root)
     except OSError:
         if not _is_drawn(root, stamp):  # by another process in the meantime
             raise
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return root
 
 
 def _is_drawn(root: Path, stamp: dict) -> bool:
-    """Tell whether ``root`` holds the set of ``stamp``; raise if it holds something else."""
+    """Whether ``root`` is the data set of ``stamp``; raises if it exists and is anything else."""
     if not root.exists():
         return False
     file = root / STAMP
@@ -140,7 +140,7 @@ def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
 
 
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
-    """Write one image and its label map; return COCO's entry of the image and its annotations, without their ids."""
+    """Write one image and its label map; return its COCO entry and annotations, the latter without ids."""
     rng = np.random.default_rng((seed, SPLITS.index(split), index))
     empty, crowd = (index % every == at for every, at in (EMPTY, CROWD))
     image, instances = draw_image(rng, size, empty=empty, crowd=crowd)
@@ -177,13 +177,13 @@ def _annotation(instance: Instance, image_id: int) -> dict:
 def draw_image(
     rng: np.random.Generator, size: Sequence[int], *, empty: bool = False, crowd: bool = False
 ) -> tuple[np.ndarray, list[Instance]]:
-    """Draw one picture.
+    """Draw one image.
 
     Args:
         rng: Random generator.
         size: Height and width in pixels.
-        empty: No objects.
-        crowd: A cluster of tiny shapes of one class behind the objects, annotated as one region.
+        empty: Whether to leave out objects.
+        crowd: Whether to add a cluster of tiny shapes of one class behind the objects, annotated as one region.
 
     Returns:
         The image, uint8 [H, W, 3] RGB, and its instances, from back to front, with disjoint masks.
@@ -194,34 +194,34 @@ def draw_image(
         scene.add_crowd()
     if not empty:
         scene.add_objects(int(rng.integers(1, 9)))
-    return scene.photograph(), scene.instances
+    return scene.render(), scene.instances
 
 
 class _Scene:
-    """A canvas that is painted from back to front, and its instances with the pixels that are still seen."""
+    """A canvas that is painted from back to front, and its instances with their visible pixels."""
 
     def __init__(self, rng: np.random.Generator, size: Sequence[int]) -> None:
         self.rng = rng
         self.size = tuple(size)
-        self.unit = min(size) / 256  # scale of all lengths
+        self.scale = min(size) / 256  # of all lengths
         self.canvas = np.zeros((3, *size), np.float32)  # RGB in 0..1, in planes: numpy is faster on long rows
         self.instances: list[Instance] = []
         self._paint(np.ones(self.size, np.float32), _colour(rng, rng.uniform(), saturation=(0.0, 0.35)))
 
     def add_clutter(self) -> None:
-        """Add what is no object: soft patches of another texture, and thin lines."""
+        """Add distractors: blurred patches of another texture, and thin lines."""
         rng, (height, width) = self.rng, self.size
         for _ in range(rng.integers(0, 4)):
             patch = _ellipse(rng, 0.4)
-            cover = self._cover(patch, rng.uniform(15, 60) * self.unit, rng.uniform(0, 1, 2) * (width, height))
-            cover = cv2.GaussianBlur(cover, (0, 0), 5 * self.unit) * np.float32(rng.uniform(0.3, 0.7))
-            self._paint(cover, _near(rng, self.canvas.mean((1, 2)), 0.3))
+            cover = self._rasterize(patch, rng.uniform(15, 60) * self.scale, rng.uniform(0, 1, 2) * (width, height))
+            cover = cv2.GaussianBlur(cover, (0, 0), 5 * self.scale) * np.float32(rng.uniform(0.3, 0.7))
+            self._paint(cover, _jitter(rng, self.canvas.mean((1, 2)), 0.3))
         for _ in range(rng.integers(0, 5)):
             points = rng.uniform(0, 1, (rng.integers(2, 5), 2)) * (width, height)
-            line = np.zeros(self.size, np.uint8)  # OpenCV smooths lines in this type only
+            line = np.zeros(self.size, np.uint8)  # the only dtype with anti-aliased lines in OpenCV
             cv2.polylines(line, [np.int32(points)], False, 255, int(rng.integers(1, 3)), cv2.LINE_AA)
             cover = line * np.float32(rng.uniform(0.4, 0.9) / 255)
-            self._paint(cover, _near(rng, self.canvas.mean((1, 2)), 0.5))
+            self._paint(cover, _jitter(rng, self.canvas.mean((1, 2)), 0.5))
 
     def add_crowd(self) -> None:
         """Add a cluster of tiny overlapping shapes of one class, annotated as one region."""
@@ -229,33 +229,33 @@ class _Scene:
         label = int(rng.integers(len(CLASSES)))
         background = self.canvas.mean((1, 2))
         centre = rng.uniform(0.2, 0.8, 2) * self.size[::-1]
-        spread = rng.uniform(12, 24) * self.unit
+        spread = rng.uniform(12, 24) * self.scale
         region = np.zeros(self.size, bool)
         for _ in range(rng.integers(18, 40)):
-            radius = max(4.0, rng.uniform(5, 8) * self.unit)
-            cover = self._cover(_outline(rng, label), radius, centre + rng.normal(0, spread, 2))
+            radius = max(4.0, rng.uniform(5, 8) * self.scale)
+            cover = self._rasterize(_outline(rng, label), radius, centre + rng.normal(0, spread, 2))
             self._paint(cover, _class_colour(rng, label, background))
             region |= cover >= 0.5
         self.instances.append(Instance(label, region, float(region.sum()), crowd=True))
 
     def add_objects(self, count: int) -> None:
-        """Add ``count`` objects, the largest behind the others; fewer where there is no room."""
+        """Add up to ``count`` objects, the largest first; objects without enough room are left out."""
         rng, (height, width) = self.rng, self.size
-        sides = np.exp(rng.uniform(*np.log(SIDES), count)) * self.unit
+        sides = np.exp(rng.uniform(*np.log(SIDES), count)) * self.scale
         for side in sorted(sides.clip(9), reverse=True):
             label = int(rng.integers(len(CLASSES)))
             outline = _outline(rng, label)
             radius = min(side / math.sqrt(_area(outline)), 0.45 * min(self.size))
             for _ in range(15):
                 centre = rng.uniform(0.45 * radius, np.array((width, height)) - 0.45 * radius)
-                cover = self._cover(outline, radius, centre)
+                cover = self._rasterize(outline, radius, centre)
                 instance = Instance(label, cover >= 0.5, _area(outline) * radius**2)
                 if self._add(instance):
                     self._paint(cover, _class_colour(rng, label, self.canvas[:, instance.mask].mean(1)))
                     break
 
-    def photograph(self) -> np.ndarray:
-        """Return the picture as a camera would see it: lighting, blur and noise, uint8 [H, W, 3]."""
+    def render(self) -> np.ndarray:
+        """Return the canvas with lighting, blur and noise, uint8 [H, W, 3]."""
         rng, (height, width) = self.rng, self.size
         angle, strength = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.25)
         down, right = np.linspace(-0.5, 0.5, height)[:, None], np.linspace(-0.5, 0.5, width)
@@ -267,30 +267,30 @@ class _Scene:
         return np.rint(image.clip(0, 1) * 255).astype(np.uint8)
 
     def _add(self, new: Instance) -> bool:
-        """Put an instance in front of the others, unless it or one of them would be seen too little."""
+        """Add an instance in front of the others unless it or one of them would be occluded too much."""
         rest = [Instance(old.label, old.mask & ~new.mask, old.area, old.crowd) for old in self.instances]
         if any(instance.visible < MIN_VISIBLE for instance in (*rest, new)):
             return False
         self.instances = [*rest, new]
         return True
 
-    def _cover(self, outline: list[np.ndarray], radius: float, centre: np.ndarray) -> np.ndarray:
-        """Return the share of each pixel that an outline of ``radius`` pixels around ``centre`` (x, y) covers.
+    def _rasterize(self, outline: list[np.ndarray], radius: float, centre: np.ndarray) -> np.ndarray:
+        """Return an anti-aliased mask, float32 [H, W] in 0..1, of an outline that is rotated at random.
 
-        The outline is turned at random. The result is float32 [H, W] in 0..1.
+        The outline has a radius of ``radius`` pixels around ``centre`` (x, y).
         """
         angle = self.rng.uniform(0, 2 * np.pi)
-        turn = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
+        rotation = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
         fine = np.zeros((self.size[0] * SUPERSAMPLE, self.size[1] * SUPERSAMPLE), np.uint8)
-        # OpenCV counts from pixel centres (hence the half) and takes the fraction as `shift` bits
-        points = [((p @ turn * radius + centre) * SUPERSAMPLE - 0.5) * 16 for p in outline]
+        # OpenCV's coordinates are those of pixel centres (hence - 0.5), in fixed point with 4 fractional bits (* 16)
+        points = [((p @ rotation * radius + centre) * SUPERSAMPLE - 0.5) * 16 for p in outline]
         cv2.fillPoly(fine, [np.rint(p).astype(np.int32) for p in points], 255, cv2.LINE_8, 4)
         return cv2.resize(fine, self.size[::-1], interpolation=cv2.INTER_AREA) / np.float32(255)
 
     def _paint(self, cover: np.ndarray, colour: np.ndarray) -> None:
-        """Lay a random texture of ``colour`` and one near it over the canvas, with the opacity ``cover``, [H, W]."""
-        mix = _texture(self.rng, self.size, self.unit)
-        other = _near(self.rng, colour, CONTRAST)
+        """Blend a random texture of ``colour`` and a similar colour over the canvas, with opacity ``cover`` [H, W]."""
+        mix = _texture(self.rng, self.size, self.scale)
+        other = _jitter(self.rng, colour, CONTRAST)
         first, change = np.float32(colour)[:, None, None], np.float32(other - colour)[:, None, None]
         self.canvas += cover * (first + mix * change - self.canvas)
 
@@ -300,13 +300,13 @@ def _arc(angles: np.ndarray) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], 1)
 
 
-def _ellipse(rng: np.random.Generator, flattest: float) -> list[np.ndarray]:
-    """Return the contour of an ellipse with half axes of 1 and a random number from ``flattest`` to 1."""
-    return [_arc(np.linspace(0, 2 * np.pi, 72, endpoint=False)) * (1, rng.uniform(flattest, 1))]
+def _ellipse(rng: np.random.Generator, min_ratio: float) -> list[np.ndarray]:
+    """Return the contour of an ellipse with half axes 1 and a random number in [min_ratio, 1]."""
+    return [_arc(np.linspace(0, 2 * np.pi, 72, endpoint=False)) * (1, rng.uniform(min_ratio, 1))]
 
 
 def _outline(rng: np.random.Generator, label: int) -> list[np.ndarray]:
-    """Return the contours, each [n, 2], of a random shape of the class in the unit circle; a second one is a hole."""
+    """Return the contours, each [n, 2], of a random shape of the class in the unit circle. The second is a hole."""
     match CLASSES[label]:
         case "disc":
             return _ellipse(rng, 0.88)
@@ -328,7 +328,7 @@ def _outline(rng: np.random.Generator, label: int) -> list[np.ndarray]:
         case "bar":
             half = rng.uniform(0.1, 0.16)
             return [np.array([(1, half), (-1, half), (-1, -half), (1, -half)])]
-        case "crescent":  # the unit circle less a circle of radius q around (d, 0), which meets it at (x, +-y)
+        case "crescent":  # the unit circle minus a circle of radius q around (d, 0); they intersect at (x, +-y)
             q, d = rng.uniform(0.78, 0.88), rng.uniform(0.42, 0.55)
             x = (1 - q * q + d * d) / (2 * d)
             y = math.sqrt(1 - x * x)
@@ -338,15 +338,15 @@ def _outline(rng: np.random.Generator, label: int) -> list[np.ndarray]:
 
 
 def _area(outline: list[np.ndarray]) -> float:
-    """Return the area inside the first contour less that of the holes."""
+    """Return the area inside the first contour minus the area of the holes."""
     whole, *holes = (cv2.contourArea(contour.astype(np.float32)) for contour in outline)
     return whole - sum(holes)
 
 
-def _texture(rng: np.random.Generator, size: tuple[int, int], unit: float) -> np.ndarray:
-    """Return a random pattern, float32 [H, W]: the share of a second colour; ``unit`` scales its period."""
+def _texture(rng: np.random.Generator, size: tuple[int, int], scale: float) -> np.ndarray:
+    """Return a random pattern, float32 [H, W]: the share of a second colour; ``scale`` multiplies its period."""
     ys, xs = np.arange(size[0], dtype=np.float32)[:, None], np.arange(size[1], dtype=np.float32)
-    angle, period = rng.uniform(0, 2 * np.pi), rng.uniform(8, 32) * max(unit, 0.5)
+    angle, period = rng.uniform(0, 2 * np.pi), rng.uniform(8, 32) * max(scale, 0.5)
     c, s = math.cos(angle) * 2 * math.pi / period, math.sin(angle) * 2 * math.pi / period
     u, v = xs * c + ys * s + rng.uniform(0, 6), ys * c - xs * s + rng.uniform(0, 6)
     match rng.choice(["flat", "stripes", "checks", "spots", "clouds"]):
@@ -364,18 +364,18 @@ def _texture(rng: np.random.Generator, size: tuple[int, int], unit: float) -> np
     return mix.clip(0, 1)
 
 
-def _near(rng: np.random.Generator, colour: np.ndarray, reach: float) -> np.ndarray:
-    """Return a colour at most ``reach`` away in each channel."""
-    return np.clip(colour + rng.uniform(-reach, reach, 3), 0, 1)
+def _jitter(rng: np.random.Generator, colour: np.ndarray, amount: float) -> np.ndarray:
+    """Return a colour that differs by at most ``amount`` in each channel."""
+    return np.clip(colour + rng.uniform(-amount, amount, 3), 0, 1)
 
 
 def _colour(rng: np.random.Generator, hue: float, saturation: tuple[float, float]) -> np.ndarray:
-    """Return an RGB colour in 0..1 of the hue (a share of the circle), with a random saturation and brightness."""
+    """Return an RGB colour in 0..1 of a hue (0..1 is the whole circle), with random saturation and brightness."""
     return np.array(colorsys.hsv_to_rgb(hue % 1, rng.uniform(*saturation), rng.uniform(0.25, 0.95)))
 
 
 def _class_colour(rng: np.random.Generator, label: int, under: np.ndarray) -> np.ndarray:
-    """Return a colour around the hue of the class that stands out from what is under it, if 12 draws find one."""
+    """Return a colour around the hue of the class that differs from its background ``under``, if 12 draws find one."""
     for _ in range(12):
         hue = (label + rng.normal(0, 0.45)) / len(CLASSES)  # hues of neighbouring classes overlap
         colour = _colour(rng, hue, saturation=(0.4, 1.0))

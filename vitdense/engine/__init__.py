@@ -1,6 +1,6 @@
-"""Around mmengine's runner: metrics, hooks, reproducible data order, checks before the start, what the tools call.
+"""Training, testing and prediction by mmengine: metrics, hooks, reproducible data order, preflight checks.
 
-Importing this package registers the file backend ``vitdense.atomic``, and nothing else.
+Importing this package registers the file backend ``vitdense.atomic`` and nothing else.
 """
 
 import vitdense.engine.checkpoints  # noqa: F401

@@ -1,4 +1,4 @@
-"""Checkpoints of mmengine: read without running code from them, written to a temporary file first."""
+"""Checkpoints of mmengine: loaded without running code from them, saved by an atomic write."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,33 +14,33 @@ from vitdense.files import atomic_write
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
 
-# "" is mmengine's loader of local paths, and of all that no other prefix claims.
+# "" is mmengine's loader of local paths and of every prefix without a loader of its own.
 PREFIXES = ("", "http://", "https://", "timm://", "hf://", "torchvision://")
 
 
 def _log_statistic(owner: type, name: str) -> Callable:
-    """Replaces `getattr` while a checkpoint is read: mmengine's log buffers name their own methods by it."""
+    """Replaces `getattr` in a checkpoint: mmengine pickles the methods of its log buffers as calls of `getattr`."""
     if owner is not HistoryBuffer:
-        raise UnpicklingError(f"the checkpoint asks for {name!r} of {owner!r}, which only code would need")
+        raise UnpicklingError(f"the checkpoint calls getattr({owner!r}, {name!r}), allowed for HistoryBuffer only")
     return getattr(owner, name)
 
 
-# The log history that mmengine saves in addition to tensors and numbers, and restores when a run is resumed.
+# The log history, which mmengine saves in addition to tensors and numbers, and restores on resume.
 RUN_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"))
 
 
 def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool = False) -> dict:
-    """Read a checkpoint of a run, with its log history.
+    """Read the checkpoint of a run, including its log history.
 
     Args:
-        filename: See `read`. Under ``torchvision://`` mmengine's names keep their meaning, so that configs do not
-            change their weights: ``torchvision://resnet50`` is the first version, not torchvision's newest.
+        filename: See `read`. Names after ``torchvision://`` have mmengine's meaning, so that configs keep their
+            weights: ``torchvision://resnet50`` is torchvision's first version of the weights, not the newest.
         map_location: As for `torch.load`.
-        allow_pickle: Run the code that a pickle asks for. Only for files whose author you trust.
+        allow_pickle: Allow the file to run code. Only for files whose author you trust.
 
     Raises:
         CheckpointNotFoundError: See `read`.
-        CheckpointMismatchError: See `read`; where `allow_pickle` would help, the message says where to set it.
+        CheckpointMismatchError: See `read`; the message names `allow_pickle` where that would help.
     """
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
@@ -57,9 +57,9 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
 
 
 def install_loader(allow_pickle: bool = False) -> None:
-    """Make mmengine load checkpoints (`load_from`, resume, test) by `read_checkpoint`, for every model of the process.
+    """Make mmengine load every checkpoint of the process (`load_from`, resume, test) by `read_checkpoint`.
 
-    mmengine's own loader runs the code of a pickle that asks for more than data, with a warning.
+    mmengine's own loader can run code from the file.
 
     Args:
         allow_pickle: See `read_checkpoint`.
@@ -72,9 +72,9 @@ def install_loader(allow_pickle: bool = False) -> None:
 
 
 class AtomicLocalBackend(LocalBackend):
-    """mmengine's local files, but a file appears under its name only when it is complete.
+    """mmengine's local file backend with atomic writes.
 
-    ``CheckpointHook(backend_args=dict(backend='vitdense.atomic'))`` then survives a kill in the middle of a save.
+    With ``CheckpointHook(backend_args=dict(backend='vitdense.atomic'))``, a killed save leaves no truncated checkpoint.
     """
 
     def put(self, obj: bytes, filepath: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Configs: read from a file and the command line; the model of one."""
+"""Configs from a file and the command line; building their models."""
 
 import argparse
 import os
@@ -13,30 +13,29 @@ from torch import nn
 
 
 class ConfigError(ValueError):
-    """A config, data set or option that cannot work; the message says what was looked for and how to fix it."""
+    """An error in a config, data set or option; the message says what was expected and how to fix it."""
 
 
 def load_config(
     path: str | Path, options: Mapping[str, Any] | None = None, work_dir: str | None = None, launcher: str = "none"
 ) -> Config:
-    """Read a config and apply options.
+    """Read a config and override options.
 
-    A new ``data_root`` replaces the old one in every path of the config, the metrics' annotation files included. In
-    mmengine alone it would change a variable that nothing reads any more.
+    A new ``data_root`` replaces the old one in every path of the config, including the metrics' annotation files.
+    mmengine would change the variable ``data_root`` only, after all paths have been made from it.
 
     Args:
         path: Config file.
         options: ``--cfg-options``: dotted keys and values.
-        work_dir: Folder of the outputs; otherwise the config's, or ``work_dirs/<name of the config>``.
+        work_dir: Output folder; default: the config's, or ``work_dirs/<name of the config>``.
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
 
     Raises:
-        ConfigError: There is no such file.
+        ConfigError: `path` is not a file.
     """
     path = Path(path)
     if not path.is_file():
-        near = ", ".join(sorted(p.name for p in path.parent.glob("*.py"))) if path.parent.is_dir() else "no such folder"
-        raise ConfigError(f"config {path} is not a file; in {path.parent} there is: {near}")
+        raise ConfigError(f"config {path} is not a file")
     cfg = Config.fromfile(path)
     old_root = cfg.get("data_root")
     cfg.merge_from_dict(dict(options or {}))
@@ -61,13 +60,13 @@ def _replace_root(node: Any, old: str, new: str) -> Any:
 
 
 def build_model(cfg: Config) -> nn.Module:
-    """The model of a config for one process: not initialised, SyncBN as BN."""
+    """Build the model of a config for one process: weights not initialised, SyncBN replaced by BN."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
     return revert_sync_batchnorm(MODELS.build(cfg.model))
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the arguments of every tool, named as in mmdet and mmseg: the config and its overrides."""
+    """A parser with the arguments of all tools, named as in mmdet and mmseg: the config and its overrides."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("config", help="config file")
     parser.add_argument(
@@ -82,15 +81,15 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a training or test run: the output folder and the launcher of its processes."""
-    parser.add_argument("--work-dir", help="folder of the outputs; default work_dirs/<name of the config>")
+    """Add the arguments of training and test: the output folder and the launcher."""
+    parser.add_argument("--work-dir", help="output folder; default work_dirs/<name of the config>")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
+    # `python -m torch.distributed.launch` passes it; mmengine reads the environment variable.
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
 
 
 def config_of(args: argparse.Namespace) -> Config:
-    """The config that parsed arguments ask for."""
+    """Load the config of parsed arguments."""
     if "launcher" not in args:
         return load_config(args.config, args.cfg_options)
-    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     return load_config(args.config, args.cfg_options, args.work_dir, args.launcher)

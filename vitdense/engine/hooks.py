@@ -1,4 +1,4 @@
-"""Hooks of the training loop."""
+"""Hooks: reproducible training steps, exact loading."""
 
 import random
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from vitdense.weights.load import LoadReport, fit_whole
 
 
 def seed_everything(*keys: int) -> None:
-    """Seed Python, numpy and torch from a tuple of non-negative ints; different tuples give unrelated streams."""
+    """Seed Python, numpy and torch from a tuple of non-negative ints; different tuples give independent streams."""
     seed = int(np.random.SeedSequence(keys).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
@@ -26,12 +26,12 @@ def seed_everything(*keys: int) -> None:
 
 @HOOKS.register_module()
 class ReproducibleHook(Hook):
-    """Make the randomness of a training step depend on the seed, the rank and the iteration alone.
+    """Seed every training step from the seed of the run, the rank and the iteration.
 
-    A run that is killed and resumed then draws what an uninterrupted one would have drawn: drop path, sampled
-    RoIs, and with `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample` the augmentation too. No
-    generator state has to be saved. Exact from the checkpoints of an iteration-based loop, and from those at the end
-    of an epoch of an epoch-based one; ``randomness=dict(seed=...)`` must be set, and the device deterministic.
+    A resumed run then draws the same random numbers as an uninterrupted one: drop path, sampled RoIs, and with
+    `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample` also the augmentation. No generator state is
+    saved. Needs ``randomness=dict(seed=...)`` and deterministic kernels. In an epoch-based loop, only resuming from
+    the end of an epoch is exact.
     """
 
     priority = "VERY_HIGH"
@@ -42,29 +42,27 @@ class ReproducibleHook(Hook):
 
 @HOOKS.register_module()
 class ExactLoadHook(Hook):
-    """Load a checkpoint (`load_from`, resume, test) exactly or refuse it, and keep the report of what was loaded.
+    """Load a checkpoint (`load_from`, resume, test) exactly or raise, and write a report of what was loaded.
 
-    mmengine only logs missing keys and size mismatches, and goes on with random weights. Whole detectors and segmentors
-    of mmdet and mmseg load as well: their backbone's names become ours. The reports of this and of the backbone's
-    `init_cfg` are written to ``load_report.txt``, in the folder of the log.
+    mmengine only logs missing keys and size mismatches, and continues with random weights. Whole detectors and
+    segmentors of mmdet and mmseg load as well: the keys of their backbone are renamed. The reports of this hook and of
+    the backbone's `init_cfg` are written to ``load_report.txt``, in the folder of the log.
 
-    Making this hook also calls `vitdense.engine.checkpoints.install_loader`: from then on mmengine reads every
-    checkpoint of the process without running code from it. A Runner makes its hooks in its constructor, before it
-    loads or resumes.
+    The constructor calls `vitdense.engine.checkpoints.install_loader`: from then on mmengine reads every checkpoint of
+    the process without running code from it. A Runner builds its hooks before it loads or resumes.
 
     Args:
-        fresh: Regular expressions of parameters that may be missing, unexpected or of a mismatching size, such as
+        fresh: Regular expressions of parameters that may be missing, unexpected or of another size, such as
             ``r'roi_head\\.bbox_head\\..*fc_(cls|reg)\\..*'`` to fine-tune on other classes. They are kept at
             initialisation.
-        allow_pickle: Run the code that a checkpoint asks for, as mmengine itself does. A run whose message hub holds
-            objects of other than mmengine's classes needs it to be resumed. Only for files whose author you trust.
+        allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
 
     Raises:
-        CheckpointMismatchError: On loading: other keys are missing, unexpected, of a mismatching size or not finite; or
-            the file would run code.
+        CheckpointMismatchError: On loading: other keys are missing, unexpected, of another size or not finite; or the
+            file would run code.
     """
 
-    priority = "VERY_HIGH"  # before hooks that take the checkpoint as it is, such as that of the moving average
+    priority = "VERY_HIGH"  # before hooks that copy the checkpoint, such as EMAHook
 
     def __init__(self, fresh: Sequence[str] = (), allow_pickle: bool = False) -> None:
         self.fresh = tuple(fresh)
@@ -74,8 +72,8 @@ class ExactLoadHook(Hook):
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if isinstance(model, BaseTTAModel):
-            model = model.module  # as mmengine does: checkpoints know nothing of test-time augmentation
-        # mmengine loads the dict's entry after this hook, so the fitted weights replace the file's there.
+            model = model.module  # checkpoints are saved without the TTA wrapper
+        # After this hook, mmengine loads checkpoint["state_dict"].
         checkpoint["state_dict"], report = fit_whole(
             model, checkpoint, self.fresh, source=str(runner._load_from or "checkpoint")
         )

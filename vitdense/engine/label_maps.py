@@ -1,6 +1,6 @@
-"""Check of label maps: the values they hold against the classes and settings of a config.
+"""Check of label maps: their values against the classes and settings of a config.
 
-Labels that are off by one, or a background that is taken for a class, silently train a wrong model.
+Labels that are off by one, or unlabelled pixels that are read as a class, silently train a wrong model.
 """
 
 import inspect
@@ -15,9 +15,9 @@ from mmengine.registry import DATASETS
 
 from vitdense.engine.config import ConfigError
 
-MAPS_READ = 200  # per data set, evenly spaced: all 20210 of ADE20K would take minutes. A very rare value is not seen.
+MAPS_READ = 200  # per data set, evenly spaced: all 20210 of ADE20K would take minutes. Very rare values are missed
 VALUES_SHOWN = 20  # in a histogram
-UNLABELLED = 255  # what mmseg makes of an unlabelled pixel, and what a head ignores by default
+UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_index of its heads
 
 
 def loads_labels(step: object) -> bool:
@@ -27,7 +27,7 @@ def loads_labels(step: object) -> bool:
 
 
 def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None:
-    """Check that the label maps of a data set of mmseg hold what the head and settings of a config expect.
+    """Check that the label maps of an mmseg data set have the values that the head and the settings expect.
 
     Args:
         where: Name of the data set in messages; starts with ``train`` for a training set.
@@ -36,8 +36,8 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None
         cfg: The whole config.
 
     Raises:
-        ConfigError: There are no images, or a label map is missing, unreadable or not of one channel. Or a value
-            stands for no class, or ``reduce_zero_label`` is wrong: the message has the histogram of raw values.
+        ConfigError: There are no images, a label map is unreadable or has several channels, a value has no class, or
+            ``reduce_zero_label`` is wrong. The message of the last two has the histogram of raw values.
     """
     head = cfg.model.get("decode_head", {})
     head = head[-1] if isinstance(head, (list, tuple)) else head
@@ -60,48 +60,48 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None
 
     reduced, label_map = sample["reduce_zero_label"], sample.get("label_map") or {}
     ignored = head.get("ignore_index", UNLABELLED)
-    outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # one sigmoid tells 0 from 1
+    outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # a sigmoid has 0 and 1
     outside = []
     for raw in sorted(pixels):
         label = raw
-        if reduced:  # as mmseg does it: 0 is taken out first, then classes are chosen
+        if reduced:  # same order as in mmseg: first this, then label_map
             label = UNLABELLED if raw in (0, UNLABELLED) else raw - 1
         label = label_map.get(label, label)
         if label != ignored and not 0 <= label < outputs:
             outside.append(raw)
     if outside:
-        fault = f"hold {', '.join(map(str, outside[:10]))} (first in {first_in[outside[0]]}), which no class stands for"
-        fix = "set num_classes and classes, reduce_zero_label (True: 0 means unlabelled) or ignore_index to fit them"
+        fault = f"hold {', '.join(map(str, outside[:10]))} (first in {first_in[outside[0]]}), which have no class"
+        fix = "set num_classes and classes, reduce_zero_label (True: 0 means unlabelled) or ignore_index accordingly"
     else:
         fault = _zero_fault(pixels, num_classes, reduced, kind, where.startswith("train")) if not label_map else None
         fix = f"set reduce_zero_label={not reduced} in the data set"
     if fault is not None:
         raise ConfigError(
             f"{where}: label maps {fault}. Got raw values {_shares(pixels)} in {len(chosen)} of {len(built)} maps; "
-            f"expected those of num_classes={num_classes}, reduce_zero_label={reduced}, ignore_index={ignored}; {fix}"
+            f"expected values for num_classes={num_classes}, reduce_zero_label={reduced}, ignore_index={ignored}; {fix}"
         )
 
 
 def _zero_fault(values: Collection[int], num_classes: int, reduced: bool, kind: type, training: bool) -> str | None:
-    """What is wrong with ``reduce_zero_label`` for maps whose labels all fit; None: nothing is surely wrong."""
+    """What is wrong with ``reduce_zero_label``, if all values have a class; None if nothing certainly is."""
     default = inspect.signature(kind).parameters.get("reduce_zero_label")
     usually_reduced = default is not None and default.default is True
     if not reduced:
-        # Maps of such a type whose labels were already reduced have 255 for unlabelled pixels, not 0.
+        # Files of this type whose labels were already reduced have 255 for unlabelled pixels, not 0.
         if usually_reduced and 0 in values and UNLABELLED not in values:
-            return f"have 0 for unlabelled pixels, as is usual for {kind.__name__}, but 0 is taken for a class"
+            return f"have 0 for unlabelled pixels, as is usual for {kind.__name__}, but 0 is read as a class"
         return None
-    # The last class may be absent by chance from a validation set, or from a type that is usually reduced. There, only
-    # pixels of 255 show that 0 does not mean unlabelled.
+    # A validation set may lack the last class by chance, and so may a type that is usually reduced. There, only pixels
+    # of 255 show that 0 does not mean unlabelled.
     likely = UNLABELLED in values or (training and not usually_reduced)
     if likely and set(range(num_classes)) <= set(values) and num_classes not in values:
-        return f"have 0 for a class, but 0 is taken out, and class {num_classes - 1} never occurs"
+        return f"have 0 for a class, but 0 is read as unlabelled, and class {num_classes - 1} never occurs"
     return None
 
 
 def _histogram(where: str, path: str, decoder: str) -> dict[int, int]:
-    """Pixels by raw value of one label map."""
-    try:  # as mmseg's loader does it; each decoder fails in its own way, and one returns None
+    """Number of pixels per raw value of one label map."""
+    try:  # as mmseg's loader; each decoder raises other errors, and one returns None
         labels = mmcv.imfrombytes(Path(path).read_bytes(), flag="unchanged", backend=decoder).squeeze()
     except Exception as error:
         raise ConfigError(
@@ -110,8 +110,8 @@ def _histogram(where: str, path: str, decoder: str) -> dict[int, int]:
         ) from error
     if labels.ndim != 2:
         raise ConfigError(
-            f"{where}: label map {path}: got shape {labels.shape}, expected one channel of class indices; write the "
-            "index of each pixel's colour, or one of equal channels"
+            f"{where}: label map {path}: got shape {labels.shape}, expected one channel of class indices; convert "
+            "colours to indices, or keep one of equal channels"
         )
     return {int(raw): int(count) for raw, count in zip(*np.unique(labels, return_counts=True))}
 

@@ -1,4 +1,4 @@
-"""What `tools/` call: training, testing and prediction from a config. Each function is one run."""
+"""Training and testing from a config, as `tools/` call them."""
 
 import logging
 import sys
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
@@ -19,19 +18,19 @@ from vitdense.models import find_model
 from vitdense.ops import ops_in_use
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 
-# Faults a user can fix: their message says all, a stack trace would only hide it.
+# Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
     *(CheckpointMismatchError, CheckpointNotFoundError),  # also raised by tools/verify.py
-    *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output
+    *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output path
 )
 AMP_DTYPES = ("float16", "bfloat16")
 
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """End the program with exit status 2 and one message where the user can fix the cause.
+    """Exit with status 2 and one message on an error that a user can fix.
 
-    These are `USER_ERRORS`, and every `ValueError` that this package itself raises.
+    These are `USER_ERRORS`, and every `ValueError` raised by this package.
     """
     try:
         yield
@@ -43,7 +42,7 @@ def exit_on_user_error() -> Iterator[None]:
 
 
 def _is_ours(error: BaseException | None) -> bool:
-    """Whether an error, or the one it was raised from (mm's registries raise anew), comes from this package's code."""
+    """Whether this package raised an error or one of its causes (mm's registries raise a new error from ours)."""
     while error is not None:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if Path(raised_in).is_relative_to(Path(__file__).parents[1]):
@@ -53,35 +52,30 @@ def _is_ours(error: BaseException | None) -> bool:
 
 
 def train(cfg: Config, amp: str | None = None, resume: str | None = None, auto_scale_lr: bool = False) -> None:
-    """Train, evaluating as the config says.
+    """Train and validate.
 
     Args:
         cfg: From `load_config`.
-        amp: Data type of automatic mixed precision, one of `AMP_DTYPES`; None: float32 alone.
-        resume: ``'auto'`` continues from the latest checkpoint of the work folder, if any; a path from that one.
-        auto_scale_lr: Scale the learning rate by the actual total batch over ``auto_scale_lr.base_batch_size``.
+        amp: Data type of automatic mixed precision, one of `AMP_DTYPES`; None: float32.
+        resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
+        auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
 
     Raises:
-        ConfigError: See `check`; or an option that the config does not provide for.
+        ConfigError: See `check`.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
     if amp:
-        _needs_gpu(f"--amp {amp}")
         cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype=amp)
-        if amp == "bfloat16":  # has the range of float32, so that no gradient underflows
+        if amp == "bfloat16":  # has the range of float32: gradients do not underflow
             cfg.optim_wrapper.loss_scale = dict(enabled=False)
         else:
             cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
-        if "base_batch_size" not in cfg.get("auto_scale_lr", {}):
-            raise ConfigError(
-                "--auto-scale-lr: the config has no auto_scale_lr.base_batch_size; add it, or drop the flag"
-            )
-        cfg.auto_scale_lr.enable = True
+        cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
     if resume == "auto":
         resume = latest_checkpoint(Path(cfg.work_dir))
         if resume is None:
-            print_log(f"no checkpoint in {cfg.work_dir} to resume from: training starts anew", level=logging.WARNING)
+            print_log(f"no checkpoint to resume from in {cfg.work_dir}: training from scratch", level=logging.WARNING)
     if resume is not None:
         cfg.resume, cfg.load_from = True, find_checkpoint(resume)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
@@ -89,15 +83,15 @@ def train(cfg: Config, amp: str | None = None, resume: str | None = None, auto_s
 
 
 def test(cfg: Config, checkpoint: str, tta: bool = False) -> dict[str, float]:  # noqa: PT028  no test of pytest
-    """Evaluate a checkpoint on the test data of a config.
+    """Evaluate a checkpoint on the test data.
 
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`.
-        tta: Test-time augmentation: ``tta_pipeline`` varies every image, ``tta_model`` merges the predictions.
+        tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
 
     Raises:
-        ConfigError: See `check`; or `tta`, and the config has no ``tta_pipeline`` or ``tta_model``.
+        ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for `tta`.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
@@ -105,16 +99,14 @@ def test(cfg: Config, checkpoint: str, tta: bool = False) -> dict[str, float]:  
     check(cfg, ("test",))
     if tta:
         _augment_tests(cfg)
-    return {name: float(value) for name, value in _runner(cfg).test().items()}  # mmseg's are of numpy
+    return {name: float(value) for name, value in _runner(cfg).test().items()}  # mmseg's values are NumPy scalars
 
 
 def _augment_tests(cfg: Config) -> None:
-    """Wrap the model of a config for test-time augmentation, and give its test data the pipeline for that."""
+    """Wrap the model for test-time augmentation, and replace the test pipeline."""
     if absent := [key for key in ("tta_pipeline", "tta_model") if not cfg.get(key)]:
         raise ConfigError(
-            f"--tta: the config has no {' and no '.join(absent)}; add for a segmentor "
-            f"tta_model=dict(type='SegTTAModel') and a tta_pipeline that loads the image and varies it in a "
-            f"dict(type='TestTimeAug', transforms=[...]), as configs/_base_/seg_data.py has it; or drop the flag"
+            f"--tta: the config has no {' and no '.join(absent)}; configs/_base_/seg_data.py has both, for a segmentor"
         )
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline = cfg.tta_pipeline
@@ -122,38 +114,33 @@ def _augment_tests(cfg: Config) -> None:
 
 
 def _runner(cfg: Config) -> Runner:
-    """mmengine's runner of a config; its log says which ops are in use."""
-    if cfg.launcher != "none":
-        _needs_gpu(f"--launcher {cfg.launcher}")
-    model = cfg.model.get("module", cfg.model)  # of test-time augmentation
+    """Build mmengine's runner, and log which ops are in use."""
+    model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
     if cfg.get("load_from") and "backbone" in model:
-        model.backbone.init_cfg = None  # the checkpoint holds the backbone too: do not fetch its pretraining
-    install_loader()  # for configs without ExactLoadHook; a hook of the config calls it again, with its own options
+        model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
+    install_loader()  # an ExactLoadHook of the config installs it again, with its own options
     runner = Runner.from_cfg(cfg)
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
     return runner
 
 
-def _needs_gpu(flag: str) -> None:
-    """mmengine asserts it deep in the start, without a word on what to do."""
-    if get_device() == "cpu":
-        raise ConfigError(f"{flag} needs a GPU, and torch sees none; leave it out to run in one process on the CPU")
-
-
 def latest_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint of a work folder, or None. mmengine's own note of it may be cut off by a kill."""
-    noted = find_latest_checkpoint(folder)
-    if noted and Path(noted).is_file():
-        return noted
+    """The newest checkpoint of a work folder, or None. A kill can truncate mmengine's ``last_checkpoint``."""
+    last = find_latest_checkpoint(folder)
+    if last and Path(last).is_file():
+        return last
     saved = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
     return str(max(saved, key=lambda path: path.stat().st_mtime)) if saved else None
 
 
 def find_checkpoint(checkpoint: str) -> str:
-    """The path of a checkpoint file, or of the latest one in a work folder; addresses and named weights pass through.
+    """The path of a checkpoint.
+
+    Args:
+        checkpoint: A file; a work folder, for its latest checkpoint; or a URL or name of weights, returned unchanged.
 
     Raises:
-        CheckpointNotFoundError: It is neither, or the folder holds none.
+        CheckpointNotFoundError: There is no such file, or no checkpoint in the folder.
     """
     path = Path(checkpoint)
     if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()):
@@ -161,7 +148,7 @@ def find_checkpoint(checkpoint: str) -> str:
     latest = latest_checkpoint(path) if path.is_dir() else checkpoint
     if latest is None or not Path(latest).is_file():
         raise CheckpointNotFoundError(
-            f"checkpoint {latest or checkpoint} is not there; train one with tools/train.py, or give the path of a "
-            f"checkpoint or of a work folder that holds one"
+            f"checkpoint {latest or checkpoint} does not exist; train one with tools/train.py, or give the path of a "
+            f"checkpoint or of a work folder with one"
         )
     return latest

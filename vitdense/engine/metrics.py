@@ -1,4 +1,4 @@
-"""COCO metrics that report zero where mmdet's report nothing, and count only the images they were shown."""
+"""COCO metrics that work without predictions and on subsets of a data set."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -13,14 +13,14 @@ BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 FASTER = getattr(mmdet_metrics, "FasterCocoMetric", None) if find_spec("faster_coco_eval") else None
 
 
-class _CocoRules:
-    """What both metrics add to mmdet's."""
+class _CocoMixin:
+    """The changes to mmdet's metrics."""
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Metrics over the evaluated images; all zero, with a warning, when nothing at all was predicted.
+        """Metrics over the evaluated images; all zero, with a warning, if nothing was predicted.
 
-        mmdet returns no keys then, which stops a training that has `save_best`. It also divides by every image of
-        the annotation file, so that a subset (``dataset.indices=16``) would be scored against the whole.
+        mmdet then returns no keys, which stops a training with `save_best`. It also evaluates on all images of the
+        annotation file, so that the score of a subset (``dataset.indices=16``) would be too low.
         """
         self.img_ids = [gt["img_id"] for gt, _ in results]
         average_precision = not self.format_only and set(self.metrics) <= {"bbox", "segm"}
@@ -34,13 +34,13 @@ class _CocoRules:
 
 
 @METRICS.register_module()
-class CocoMetric(_CocoRules, mmdet_metrics.CocoMetric):
+class CocoMetric(_CocoMixin, mmdet_metrics.CocoMetric):
     """COCO box and mask AP by pycocotools, with mmdet's arguments: the reference, slower."""
 
 
 @METRICS.register_module()
-class FasterCocoMetric(_CocoRules, FASTER or mmdet_metrics.CocoMetric):
-    """COCO box and mask AP by faster-coco-eval, with mmdet's arguments; by pycocotools where that is not to be had."""
+class FasterCocoMetric(_CocoMixin, FASTER or mmdet_metrics.CocoMetric):
+    """COCO box and mask AP by faster-coco-eval, with mmdet's arguments; falls back to pycocotools."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Layer-wise learning-rate decay for every backbone of this project."""
+"""Layer-wise learning-rate decay for the backbones of this project."""
 
 import logging
 from collections.abc import Sequence
@@ -16,30 +16,28 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's constructor with layer-wise learning-rate decay. It logs one table, not a line per parameter.
 
     The formula is detectron2's for ViTDet. With L blocks, the stem gets ``rate ** (L + 1)`` of the learning rate and
-    block i, counted from 0, ``rate ** (L - i)``; all else (output norms, necks, heads) gets the full rate. Factors of
-    ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)`` multiply with these. Frozen parameters stay out.
+    block i, counted from 0, ``rate ** (L - i)``. Everything else (output norms, necks, heads) gets the full rate. These
+    factors multiply those of ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)``. Frozen parameters are left
+    out.
 
     Args:
         optim_wrapper_cfg: As for the default constructor.
-        paramwise_cfg: As for the default constructor, and `layer_decay_rate`, in (0, 1]; 1 when left out.
+        paramwise_cfg: As for the default constructor, plus `layer_decay_rate` in (0, 1]; default 1.
 
     Raises:
-        ValueError: `layer_decay_rate` is no such number, or below 1 for a model without a backbone of this project; or
-            the optimiser has no learning rate.
+        ValueError: `layer_decay_rate` is not in (0, 1], or below 1 for a model without a backbone of this project.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
         options = dict(paramwise_cfg or {})
         self.rate = options.pop("layer_decay_rate", 1.0)
-        if not isinstance(self.rate, (int, float)) or not 0 < self.rate <= 1:
-            raise ValueError(f"layer_decay_rate: got {self.rate!r}, expected a number above 0, up to 1 (no decay)")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"layer_decay_rate: got {self.rate!r}, expected a number in (0, 1]; 1 is no decay")
         # Without any option the default constructor does not call add_params.
         super().__init__(optim_wrapper_cfg, {"bypass_duplicate": True, **options})
-        if self.base_lr is None:
-            raise ValueError("optimizer.lr: got none, expected the learning rate that the factors multiply")
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
-        """Add the groups of a model; the default constructor calls this again for every sub-module."""
+        """Add the parameter groups of a model. The default constructor calls this method for every sub-module too."""
         if prefix:
             super().add_params(params, module, prefix, **kwargs)
             return
@@ -47,26 +45,26 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         level = logger.level
         logger.setLevel(logging.ERROR)  # no line per parameter
         try:
-            single: list[dict] = []
-            super().add_params(single, module, prefix, **kwargs)
+            per_parameter: list[dict] = []
+            super().add_params(per_parameter, module, prefix, **kwargs)
         finally:
             logger.setLevel(level)
         layers = layer_factors(module, self.rate)
         merged: dict[tuple, dict] = {}
-        for group in single:
+        for group in per_parameter:
             (parameter,) = group["params"]
             layer, factor = layers.get(id(parameter), ("rest", 1.0))
-            # The factors of custom keys are in lr and weight_decay already.
+            # lr and weight_decay include the factors of custom keys.
             options = {key: value for key, value in group.items() if key not in ("params", "lr_mult", "decay_mult")}
             options.update(lr=group.get("lr", self.base_lr) * factor, layer=layer)
-            same = merged.setdefault(repr(sorted(options.items())), {**options, "params": []})
-            same["params"].append(parameter)
+            merged_group = merged.setdefault(repr(sorted(options.items())), {**options, "params": []})
+            merged_group["params"].append(parameter)
         params.extend(merged.values())
         logger.info(f"optimiser groups:\n{table(params, self.base_lr, self.base_wd)}")
 
 
 def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]:
-    """Name of the layer and factor of the learning rate, by the ``id`` of every parameter of a backbone's layers.
+    """Layer name and learning-rate factor of every parameter in the layers of a backbone, by ``id(parameter)``.
 
     Raises:
         ValueError: `rate` is below 1, and the model has no backbone of this project.
@@ -84,11 +82,11 @@ def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]
 
 
 def table(groups: Sequence[dict], base_lr: float, base_wd: float | None) -> str:
-    """Groups as text, in order: layer, factors of learning rate and weight decay, tensors and parameters."""
+    """Text table of parameter groups: layer, factors of learning rate and weight decay, tensors, parameters."""
     lines = [f"{'layer':10} {'lr':>8} {'decay':>8} {'tensors':>8} {'params (M)':>11}"]
     for group in groups:
         decay = f"x {group.get('weight_decay', base_wd) / base_wd:.3g}" if base_wd else "-"
-        rate = f"x {group['lr'] / base_lr:.3g}" if base_lr else "-"
+        rate = f"x {group['lr'] / base_lr:.3g}"
         count = sum(parameter.numel() for parameter in group["params"])
         lines.append(f"{group['layer']:10} {rate:>8} {decay:>8} {len(group['params']):8} {count / 1e6:11.3f}")
     return "\n".join(lines)

@@ -1,9 +1,7 @@
-"""Predict on image files: pictures, and the predictions as data, of detectors (mmdet) and segmentors (mmseg)."""
+"""Predict on image files with detectors (mmdet) and segmentors (mmseg): pictures, COCO-format JSON, label maps."""
 
-import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import mmcv
@@ -14,7 +12,7 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import VISUALIZERS
 from mmengine.structures import BaseDataElement
 from mmengine.utils import track_iter_progress
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -29,38 +27,34 @@ from vitdense.weights.load import fit_whole
 
 
 def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
-    """The detector or segmentor of a config with exactly the weights of a checkpoint, in eval mode.
+    """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
-    Its `dataset_meta` is that of the checkpoint: `classes`, and `palette` where it has one.
+    Its `dataset_meta` comes from the checkpoint: `classes`, and `palette` if there is one.
 
     Raises:
-        ConfigError: The checkpoint does not name its classes.
+        ConfigError: The checkpoint has no class names.
         CheckpointNotFoundError: There is no such file.
-        CheckpointMismatchError: It does not fit the model.
+        CheckpointMismatchError: The checkpoint does not fit the model.
     """
     if "backbone" in cfg.model:
-        cfg.model.backbone.init_cfg = None  # the checkpoint holds the backbone
+        cfg.model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
     model = build_model(cfg)
     allow_pickle = any(hook.get("allow_pickle", False) for hook in cfg.get("custom_hooks", []))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     state, _ = fit_whole(model, saved, source=checkpoint)
     model.load_state_dict(state, strict=True)
     model.cfg = cfg
-    model.dataset_meta = _dataset_meta(saved.get("meta", {}))
-    if model.dataset_meta is None:
-        raise ConfigError(f"{checkpoint} does not name its classes (meta.dataset_meta); train it with tools/train.py")
+    meta = saved.get("meta", {})
+    if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
+        meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
+    if not meta.get("dataset_meta"):
+        raise ConfigError(f"{checkpoint} has no class names (meta.dataset_meta); train it with tools/train.py")
+    model.dataset_meta = meta["dataset_meta"]
     return model.to(device).eval()
 
 
-def _dataset_meta(meta: Mapping) -> dict | None:
-    """Classes and palette of a checkpoint; those published before mmdet 3 and mmseg 1 name them in capitals."""
-    if "CLASSES" in meta:
-        return {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}
-    return meta.get("dataset_meta")
-
-
 class Task:
-    """What both tasks share. Each defines `add` and `finish`."""
+    """Base of both tasks. Subclasses define `add`, for one image, and `finish`."""
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
         self.model, self.out_dir = model, out_dir
@@ -69,7 +63,7 @@ class Task:
         self.pipeline = Compose([step for step in self.dataset.pipeline if not loads_labels(step)])
 
     def infer(self, image: Path) -> BaseDataElement:
-        """The prediction on an image file, a data sample of mmdet or mmseg."""
+        """Predict on an image file; a data sample of mmdet or mmseg."""
         with torch.no_grad():
             data = self.pipeline({"img_path": str(image), "img_id": 0})
             (sample,) = self.model.test_step(pseudo_collate([data]))
@@ -77,7 +71,7 @@ class Task:
 
 
 class Detection(Task):
-    """A picture with boxes, masks and scores per image, and one COCO-format JSON file."""
+    """Per image, a picture with boxes, masks and scores; one COCO-format JSON file."""
 
     def __init__(self, model: nn.Module, out_dir: Path, score_thr: float) -> None:
         super().__init__(model, out_dir)
@@ -87,7 +81,7 @@ class Detection(Task):
         self.predictions = CocoPredictions(self.classes, self.dataset)
 
     def add(self, image: Path, pixels: np.ndarray) -> None:
-        """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and draw its picture."""
+        """Predict on an image file with `pixels` [H, W, 3] (uint8 RGB), and write its picture."""
         sample = self.infer(image)
         self.predictions.add(image, sample)
         with atomic_write(self.out_dir / image.name) as scratch:
@@ -96,44 +90,37 @@ class Detection(Task):
             )
 
     def finish(self) -> Path:
-        """Write the detections of all images; the file to look at."""
+        """Write the detections of all images; the path of the file."""
         out_file = self.out_dir / "predictions.json"
         self.predictions.write(out_file)
         return out_file
 
 
 class Segmentation(Task):
-    """A picture with the classes over it and a legend per image, and its label map; the latter under ``labels/``."""
+    """Per image, a picture with its classes and a legend, and a label map under ``labels/``."""
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
         super().__init__(model, out_dir)
-        outputs = getattr(model, "num_classes", len(self.classes))
-        if outputs != len(self.classes):
-            raise ConfigError(
-                f"the checkpoint names {len(self.classes)} classes, but the model's decode_head has {outputs}; its "
-                f"meta.dataset_meta must be of the data set it was trained on"
-            )
-        palette = model.dataset_meta.get("palette")
-        # mm has names of palettes too ("random"), and one may be that of other classes: only drawing suffers.
-        fits = palette is not None and not isinstance(palette, str) and len(palette) == len(self.classes)
+        palette = model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
+        fits = len(palette) == len(self.classes)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.classes))
 
     def add(self, image: Path, pixels: np.ndarray) -> None:
-        """Predict on an image file, whose pixels are [H, W, 3] uint8 RGB, and write its picture and label map."""
-        labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # of a sigmoid they are floats
-        over = draw.overlay(pixels, labels, self.palette)
+        """Predict on an image file with `pixels` [H, W, 3] (uint8 RGB), and write its picture and label map."""
+        labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # floats after a sigmoid
+        blended = draw.overlay(pixels, labels, self.palette)
         shares = draw.class_shares(labels, len(self.classes))
-        _write(self.out_dir / image.name, draw.with_legend(over, self.classes, self.palette, shares))
-        label_map = labels.astype(np.uint8 if len(self.classes) <= 256 else np.uint16)
-        _write(self.out_dir / "labels" / f"{image.stem}.png", label_map)
+        _write(self.out_dir / image.name, draw.with_legend(blended, self.classes, self.palette, shares))
+        dtype = np.uint8 if len(self.classes) <= 256 else np.uint16
+        _write(self.out_dir / "labels" / f"{image.stem}.png", labels.astype(dtype))
 
     def finish(self) -> Path:
-        """The folder to look at."""
+        """The output folder."""
         return self.out_dir
 
 
 def _write(path: Path, picture: np.ndarray) -> None:
-    """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16; JPEG at a quality that keeps letters and edges clean."""
+    """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16. JPEG without artefacts at letters and edges."""
     with atomic_write(path) as scratch:
         Image.fromarray(picture).save(scratch, quality=95, subsampling=0)
 
@@ -144,28 +131,28 @@ def predict(
     """Predict on images.
 
     Args:
-        cfg: Of the detector or segmentor.
+        cfg: Config of the detector or segmentor.
         checkpoint: Its weights.
-        images: Image files, and folders of them; see `list_images`.
-        out_dir: Gets a picture of the same name per image. Of a detector also ``predictions.json``: a COCO data set of
-            all detections with their scores, for ``pycocotools.coco.COCO``; see `CocoPredictions` for its ids. Its
-            ``annotations`` are a list of COCO results, to score by ``COCO(ann_file).loadRes(annotations)``. Of a
-            segmentor also ``labels/<stem>.png`` per image: the index of every pixel's class, uint8 (uint16 for more
-            than 256 classes). Indices start at 0, also where the files of the data set start at 1
-            (``reduce_zero_label``).
-        score_thr: Detections below are not drawn.
+        images: Image files and folders; see `list_images`.
+        out_dir: Output folder. It gets a picture per image, of the same name.
+            A detector also writes ``predictions.json``: a COCO data set of all detections with their scores, for
+            ``pycocotools.coco.COCO``; see `CocoPredictions` for its ids. Its ``annotations`` are COCO results:
+            ``COCO(ann_file).loadRes(annotations)`` takes them for scoring.
+            A segmentor also writes ``labels/<stem>.png`` per image: class indices, uint8 (uint16 for more than 256
+            classes). They start at 0, even if the data set's own label maps start at 1 (``reduce_zero_label``).
+        score_thr: Detections with a lower score are not drawn.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Returns:
         The JSON file of a detector, the folder of a segmentor.
 
     Raises:
-        ConfigError: The config is not one of mmdet or mmseg; images are missing, or their outputs would overwrite one
-            another or the images; see `load_model`. Also, once the other images are done: images cannot be read.
+        ConfigError: The config is not one of mmdet or mmseg; images are missing, or outputs would overwrite each other
+            or the images; see `load_model`. After the other images are done: images cannot be read.
     """
     scope = cfg.get("default_scope", "mmdet")
     if scope not in ("mmdet", "mmseg"):
-        raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected mmdet or mmseg")
+        raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
     images = list_images(images)
     _check_outputs(images, out_dir, with_label_maps=scope == "mmseg")
     model = load_model(cfg, checkpoint, device)
@@ -174,31 +161,29 @@ def predict(
     for image in track_iter_progress(images):
         try:
             pixels = read_image(image)
-        except ValueError as error:
-            print(f"\n{error}", file=sys.stderr)
-            unreadable.append(str(image))
+        except Exception as error:  # decoders have no error in common
+            unreadable.append(f"{image} ({type(error).__name__}: {error})")
         else:
             task.add(image, pixels)
     result = task.finish()
     if unreadable:
         raise ConfigError(
-            f"{len(unreadable)} of {len(images)} images cannot be read: {', '.join(unreadable[:10])}; the others' "
-            f"predictions are in {result}"
+            f"predictions are in {result}; {len(unreadable)} of {len(images)} images cannot be read: "
+            f"{', '.join(unreadable[:10])}"
         )
     return result
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
-    """Image files. A folder stands for the files in it that have a suffix of an image, sorted; not for its sub-folders.
+    """Image files. Folders are replaced by the image files in them, sorted; sub-folders are not searched.
 
     Raises:
-        ConfigError: A path is neither file nor folder, or a folder has no image.
+        ConfigError: A path does not exist, or a folder has no image.
     """
-    missing = [str(path) for path in paths if not path.exists()]
-    if missing or not paths:
-        raise ConfigError(f"{len(missing)} of {len(paths)} images are not files: {', '.join(missing[:10])}")
     images: list[Path] = []
     for path in paths:
+        if not path.exists():
+            raise ConfigError(f"image {path} does not exist")
         found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMG_EXTENSIONS) if path.is_dir() else [path]
         if not found:
             raise ConfigError(f"folder {path} has no image, expected files with {', '.join(IMG_EXTENSIONS)}")
@@ -207,20 +192,10 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_image(path: Path) -> np.ndarray:
-    """The pixels of an image file: [H, W, 3] uint8 RGB.
-
-    Raises:
-        ValueError: The file is empty, truncated or no image.
-    """
-    try:
-        with suppress(UnidentifiedImageError), Image.open(path) as image:
-            image.load()  # refuses a truncated file, whose rest OpenCV fills with grey
-        pixels = mmcv.imread(str(path), channel_order="rgb")
-    except Exception as error:  # decoders raise whatever they stumble over
-        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
-    if pixels is None:
-        raise ValueError(f"{path} cannot be read: empty, or not an image that OpenCV can decode")
-    return pixels
+    """The pixels of an image file: [H, W, 3] uint8 RGB. Raises the error of the decoder."""
+    with Image.open(path) as image:
+        image.load()  # raises for a truncated file; OpenCV would fill the rest with grey
+    return mmcv.imread(str(path), channel_order="rgb")
 
 
 def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool) -> None:
@@ -229,5 +204,7 @@ def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool)
     if any(image.parent.resolve() in folders for image in images):
         raise ConfigError(f"--out-dir: the outputs would overwrite the images in {out_dir}; choose another folder")
     counts = Counter(image.stem if with_label_maps else image.name for image in images)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise ConfigError(f"several images would be written to the same file; run them apart: {', '.join(twice[:10])}")
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(
+            f"several images would be written to the same file; predict them separately: {', '.join(repeated[:10])}"
+        )

@@ -1,6 +1,6 @@
-"""Checks before the first iteration: what would otherwise fail late, or not fail and train on the wrong labels."""
+"""Checks before the first iteration, for errors that would appear late, or silently train on wrong labels."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from mmengine.config import Config
@@ -11,7 +11,7 @@ from vitdense.engine.coco import category_names
 from vitdense.engine.config import ConfigError
 from vitdense.engine.label_maps import check_label_maps
 
-# Heads that predict the classes of the data set. Others (a semantic branch beside a detector) have their own.
+# Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
 CLASS_HEADS = ("bbox_head", "mask_head", "decode_head", "auxiliary_head")
 
 
@@ -24,32 +24,25 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
 
     Raises:
         ConfigError: A file or folder is missing, the classes are not those of the annotation file, a head has
-            another number of classes, or the values of label maps do not fit the settings.
+            another number of classes, or values of label maps do not match the config.
     """
-    drawn = False
     for split in splits:
-        loader = cfg.get(f"{split}_dataloader")
-        for dataset in leaf_datasets(loader["dataset"]) if loader else ():
-            drawn |= _check_dataset(f"{split}_dataloader", dataset, cfg)
-        evaluators = cfg.get(f"{split}_evaluator") or []
-        for evaluator in evaluators if isinstance(evaluators, (list, tuple)) else [evaluators]:
-            ann_file = evaluator.get("ann_file")
-            if ann_file and not drawn and "://" not in ann_file and not Path(ann_file).is_file():
-                raise ConfigError(f"{split}_evaluator: ann_file {ann_file} is not there; name the data set's own")
+        for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
+            _check_dataset(f"{split}_dataloader", dataset, cfg)
 
 
 def leaf_datasets(dataset: dict) -> Iterator[dict]:
-    """The configs of the data sets inside wrappers (repeated, balanced, concatenated)."""
-    inner = dataset.get("datasets", [dataset["dataset"]] if "dataset" in dataset else None)
-    if inner is None:
-        yield dataset
-    else:
-        for part in inner:
+    """Configs of the data sets inside wrappers such as `RepeatDataset` and `ConcatDataset`."""
+    if "datasets" in dataset:
+        for part in dataset["datasets"]:
             yield from leaf_datasets(part)
+    elif "dataset" in dataset:
+        yield from leaf_datasets(dataset["dataset"])
+    else:
+        yield dataset
 
 
-def _check_dataset(where: str, dataset: dict, cfg: Config) -> bool:
-    """Check one data set; whether its files are only drawn when it is built."""
+def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
     with DATASETS.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as registry:
         kind = registry.get(dataset["type"])
     if kind is None:
@@ -57,48 +50,41 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> bool:
     classes = (dataset.get("metainfo") or {}).get("classes", kind.METAINFO.get("classes"))
     if isinstance(classes, str):
         classes = list_from_file(classes)
-    drawn = getattr(kind, "drawn_on_demand", False)
-    elsewhere = "://" in str(dataset.get("data_root"))  # a storage service, which only mmengine's file client can ask
-    if not drawn and not elsewhere:
-        root = Path(dataset.get("data_root") or "")
-        ann_file = dataset.get("ann_file")
-        if ann_file:
-            _must_exist(where, root, root / ann_file, "annotation file", Path.is_file)
-        for name, prefix in (dataset.get("data_prefix") or {}).items():
-            if prefix is not None:
-                _must_exist(where, root, root / prefix, f"folder ({name})", Path.is_dir)
-        if ann_file and str(ann_file).endswith(".json") and classes is not None:
-            _check_categories(where, root / ann_file, tuple(classes))
     if classes is not None:
         _check_heads(cfg.model, len(classes), f"{where}: the data set has {len(classes)} classes")
-    if not drawn and not elsewhere and cfg.get("default_scope") == "mmseg":
+    # Files of a storage service (s3://) are left to mmengine's file client.
+    if getattr(kind, "drawn_on_demand", False) or "://" in str(dataset.get("data_root")):
+        return
+    root = Path(dataset.get("data_root") or "")
+    ann_file = dataset.get("ann_file")
+    if ann_file:
+        _must_exist(where, root, root / ann_file, "annotation file")
+    for name, prefix in (dataset.get("data_prefix") or {}).items():
+        if prefix is not None:
+            _must_exist(where, root, root / prefix, f"folder ({name})")
+    if ann_file and str(ann_file).endswith(".json") and classes is not None:
+        _check_categories(where, root / ann_file, tuple(classes))
+    if cfg.get("default_scope") == "mmseg":
         check_label_maps(where, dataset, kind, cfg)
-    return drawn
 
 
-def _must_exist(where: str, root: Path, path: Path, what: str, exists: Callable[[Path], bool]) -> None:
-    if not exists(path):
+def _must_exist(where: str, root: Path, path: Path, what: str) -> None:
+    if not path.exists():
         raise ConfigError(
-            f"{where}: {what} {path} is not there; put the data set at {root} (or link it: ln -s /path/to/it {root}), "
-            f"or name its folder with --cfg-options data_root=/path/to/it"
+            f"{where}: {what} {path} does not exist; put the data set at {root} (or link it: ln -s /path/to/it {root}) "
+            f"or set its folder by --cfg-options data_root=/path/to/it"
         )
 
 
 def _check_categories(where: str, ann_file: Path, classes: tuple[str, ...]) -> None:
-    """The classes must be categories of the file, in the file's order: mmdet takes labels in that order."""
+    """The classes must be categories of the file, in its order: mmdet numbers labels in that order."""
     names = category_names(ann_file)
-    unknown = [name for name in classes if name not in names]
-    if unknown:
+    if classes != tuple(name for name in names if name in set(classes)):
+        unknown = [name for name in classes if name not in names]
         raise ConfigError(
-            f"{where}: {len(unknown)} of {len(classes)} classes are not categories of {ann_file}: "
-            f"{', '.join(unknown)}. The file has {len(names)}: {', '.join(names[:100])}. "
-            f"Set metainfo=dict(classes=(...)) of the data set"
-        )
-    in_file_order = tuple(name for name in names if name in set(classes))
-    if in_file_order != classes:
-        raise ConfigError(
-            f"{where}: the classes are in another order than the categories of {ann_file}, so labels would be "
-            f"swapped; write metainfo=dict(classes={in_file_order})"
+            f"{where}: got classes {', '.join(classes)}; expected categories of {ann_file}, in its order, or labels "
+            f"would be swapped: {', '.join(names)}. Not in the file: {', '.join(unknown) or 'none'}. Set "
+            f"metainfo=dict(classes=(...)) of the data set"
         )
 
 

@@ -1,7 +1,7 @@
-"""Data order and augmentation as a pure function of the seed and the position in the stream.
+"""Data order and augmentation that depend on the seed and the position in the stream only.
 
-The sampler attaches a seed to every index, the first transform of the pipeline reads it. Worker processes then
-need no random state of their own, so that their number does not matter and a resumed run sees the same data.
+The sampler attaches a seed to every index; the first transform of the pipeline applies it. The data then do not depend
+on the number of worker processes, and a resumed run gets the same data as an uninterrupted one.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from vitdense.registry import DATA_SAMPLERS, TRANSFORMS
 
 
 class SeededIndex(int):
-    """Index of a sample that also knows the seed of this draw of it: (run seed, position in the stream)."""
+    """Index of a sample with the seed of this draw, `key`: (seed of the run, position in the stream)."""
 
     key: tuple[int, int]
 
@@ -23,13 +23,13 @@ class SeededIndex(int):
         self.key = key
         return self
 
-    def __mod__(self, other: int) -> "SeededIndex":  # of a repeated data set
+    def __mod__(self, other: int) -> "SeededIndex":  # by RepeatDataset
         return SeededIndex(int(self) % other, self.key)
 
-    def __sub__(self, other: int) -> "SeededIndex":  # of concatenated ones
+    def __sub__(self, other: int) -> "SeededIndex":  # by ConcatDataset
         return SeededIndex(int(self) - other, self.key)
 
-    def __reduce__(self) -> tuple:  # to worker processes
+    def __reduce__(self) -> tuple:  # sent to worker processes
         return SeededIndex, (int(self), self.key)
 
 
@@ -54,11 +54,11 @@ class SeededInfiniteSampler(InfiniteSampler):
 
 @TRANSFORMS.register_module()
 class SeedFromSample(BaseTransform):
-    """First transform of a pipeline: seeds Python, numpy and torch from the draw.
+    """First transform of a pipeline: seeds Python, numpy and torch with the seed of the index.
 
-    An index without a seed goes on from where the generators are: one that mmengine draws in place of a sample that
-    could not be used (then they are where the first draw led, so the run stays reproducible), or one from a sampler or
-    wrapper that does not pass the seed on (then it does not).
+    An index without a seed leaves the generators unchanged. mmengine draws such an index when a sample cannot be used;
+    the run stays reproducible, because the first index of that draw set the seed. With a sampler or wrapper that drops
+    the seed, the run is not reproducible.
     """
 
     def transform(self, results: dict) -> dict:

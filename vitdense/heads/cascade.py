@@ -1,4 +1,4 @@
-"""Cascade R-CNN of detectron2 in mmdet: one mask head, and gradients into the feature maps scaled by stage."""
+"""Cascade R-CNN of detectron2 in mmdet: one mask head, scaled gradients into the feature maps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from vitdense.registry import MODELS
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
-    """`x` itself; its gradient is multiplied by `scale`."""
+    """Identity; the gradient is multiplied by `scale`."""
     y = x.view_as(x)
     if y.requires_grad:
         y.register_hook(lambda gradient: gradient * scale)
@@ -27,14 +27,12 @@ class Detectron2CascadeRoIHead(CascadeRoIHead):
     Arguments are those of mmdet's `CascadeRoIHead`, with one `mask_head` and one `mask_roi_extractor` for all stages.
     Other differences:
 
-    - the mask head trains on the positive samples of the first stage, and predicts once, in the final boxes;
-    - the gradient of every stage into the feature maps is scaled by 1 / `num_stages`, so that `stage_loss_weights` are
-      ones;
-    - ground-truth boxes among the proposals are refined like all others. Where later stages shall keep every refined
-      box, as in detectron2, their sampler is a ``PseudoSampler``;
+    - the mask head trains on the positive samples of the first stage, with its loss weight, and predicts once, in the
+      final boxes;
+    - the gradient of every stage into the feature maps is scaled by 1 / `num_stages`; use `stage_loss_weights` of 1;
+    - ground-truth boxes among the proposals are refined like all others. In detectron2, later stages keep every refined
+      box: use a ``PseudoSampler`` for them;
     - a score is the mean of the stages' probabilities, not the softmax of their mean logits.
-
-    The weight of the mask loss is that of the first stage.
     """
 
     init_mask_head = StandardRoIHead.init_mask_head
@@ -49,13 +47,13 @@ class Detectron2CascadeRoIHead(CascadeRoIHead):
         return results
 
     def _refine_roi(self, *args: Any, **kwargs: Any) -> tuple:
-        # It averages what the stages give, and the softmax that follows undoes the logarithm.
+        # mmdet averages the scores of the stages. It applies a softmax afterwards, which inverts the logarithm.
         rois, scores, deltas = super()._refine_roi(*args, probabilities=True, **kwargs)
         return rois, [score.log() for score in scores], deltas
 
     def bbox_loss(self, stage: int, x: Sequence[Tensor], sampling_results: list) -> dict:
         results = super().bbox_loss(stage, x, sampling_results)
-        for sampled in sampling_results:  # the next step, `refine_bboxes`, drops what is marked here
+        for sampled in sampling_results:  # `refine_bboxes` is next; it drops the boxes marked here
             sampled.pos_is_gt = torch.zeros_like(sampled.pos_is_gt)
         return results
 
@@ -68,7 +66,7 @@ class Detectron2CascadeRoIHead(CascadeRoIHead):
         )
 
     def forward(self, x: Sequence[Tensor], rpn_results_list: list, batch_data_samples: SampleList) -> tuple:
-        """Raw outputs: class logits and box deltas of the last stage per image, and, if any, masks of its RoIs."""
+        """Raw outputs: per image, class logits and box deltas of the last stage; mask logits of all its RoIs."""
         proposals = [result.bboxes for result in rpn_results_list]
         metas = [sample.metainfo for sample in batch_data_samples]
         rois, *results = self._refine_roi(x, bbox2roi(proposals), metas, tuple(map(len, proposals)))

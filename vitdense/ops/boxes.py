@@ -1,4 +1,4 @@
-"""Suppression of overlapping boxes. Boxes are (x1, y1, x2, y2) in pixels."""
+"""Non-maximum suppression. Boxes are (x1, y1, x2, y2) in pixels."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,12 @@ from vitdense.ops.dtypes import widen
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Indices [kept] of the boxes [N, 4] that greedy suppression keeps, highest score first."""
+    """Indices [kept] of the boxes [N, 4] that are kept, highest score first."""
     boxes, scores = widen(boxes, scores)
     if boxes.dtype == torch.float32:
         # mmcv compares with a C float, torchvision with a double: 0.3f > 0.3 would suppress an overlap of exactly 0.3.
         iou_threshold = torch.tensor(iou_threshold, dtype=torch.float32).item()
-    # x2 + 1 - x1 is x2 - x1 + 1: torchvision has offset 0 only.
+    # torchvision has offset 0 only, hence x2 + offset.
     return torchvision.ops.nms(boxes + boxes.new_tensor([0, 0, offset, offset]), scores, iou_threshold)
 
 
@@ -39,9 +39,9 @@ def softnms(
     """Soft-NMS (Bodla et al. 2017): lower the scores of overlapping boxes instead of dropping the boxes.
 
     Fills the first rows of `dets` [N, 5] with (box, lowered score) in the order of selection and returns their indices
-    [kept]. Ties are resolved as in the compiled op, which keeps its candidates in one array, swaps the best one to the
-    front and replaces a dropped one by the last. Two boxes without area do not overlap (compiled "gaussian": NaN
-    scores).
+    [kept]. Ties are resolved as in the compiled op: it keeps the candidates in one array, swaps the best to the front
+    and replaces a dropped candidate by the last. Boxes without area do not overlap (NaN scores in the compiled
+    "gaussian").
     """
     rows = torch.cat(widen(boxes, scores[:, None]), 1)  # [N, 5]
     index = torch.arange(len(rows), device=rows.device)
@@ -65,20 +65,20 @@ def softnms(
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
-    """Groups of indices into dets [N, 5]: each kept box, then those it suppressed (overlap >= threshold), by score."""
+    """Groups of indices into dets [N, 5]: a kept box, then the boxes it suppresses (IoU >= threshold), by score."""
     (dets,) = widen(dets)
     order = dets[:, 4].argsort(descending=True, stable=True)
     groups = []
     while len(order):
         hit = _iou(dets[order[0], :4], dets[order, :4], 0) >= iou_threshold
-        hit[0] = True  # itself, also where the threshold is above 1 or the box has no area
+        hit[0] = True  # also if the threshold is above 1 or the box has no area
         groups.append(order[hit].tolist())
         order = order[~hit]
     return groups
 
 
 def _iou(box: Tensor, boxes: Tensor, offset: int) -> Tensor:
-    """Intersection over union [N] of a box [4] and boxes [N, 4]; widths are x2 - x1 + offset, 0 / 0 is NaN."""
+    """IoU [N] of a box [4] and boxes [N, 4]; widths are x2 - x1 + offset; NaN if both areas are 0."""
     low = torch.maximum(box[:2], boxes[:, :2])
     high = torch.minimum(box[2:], boxes[:, 2:])
     intersection = (high - low + offset).clamp(min=0).prod(-1)

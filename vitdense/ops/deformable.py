@@ -8,7 +8,7 @@ from vitdense.ops.dtypes import widen
 
 # ---- deformable convolution ----
 # B images, G deformable groups, kh x kw kernel, h x w output map.
-# Offsets [B, 2 * G * kh * kw, h, w] are (y, x) pairs per deformable group and tap, in mmcv as in torchvision.
+# Offsets [B, 2 * G * kh * kw, h, w] are (y, x) pairs per deformable group and kernel position, as in torchvision.
 
 
 def _deform_conv(
@@ -93,7 +93,7 @@ def deform_conv_backward_parameters(
     im2col_step: int,
 ) -> None:
     """Add `scale` times the gradient of `deform_conv_forward` to gradWeight, which has the weight's shape."""
-    # torchvision computes all gradients at once; the weight's own value does not enter this one.
+    # torchvision computes all gradients at once. This one does not depend on the weight, hence zeros.
     geometry = (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group, False)
     tensors = _deform_conv(input, torch.zeros_like(gradWeight), offset)
     grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *tensors, *geometry)
@@ -121,7 +121,7 @@ def modulated_deform_conv_forward(
     deformable_group: int,
     with_bias: bool,
 ) -> None:
-    """Version 2 (Zhu et al. 2019): `deform_conv_forward` with taps scaled by mask [B, G * kh * kw, h, w].
+    """Version 2 (Zhu et al. 2019): `deform_conv_forward` with samples multiplied by mask [B, G * kh * kw, h, w].
 
     Offset and mask may have a larger map than the output: see `_as_output_map`.
     """
@@ -166,29 +166,29 @@ def modulated_deform_conv_backward(
     grads = torch.ops.torchvision._deform_conv2d_backward(*widen(grad_output), *tensors, *geometry)
     grad_input.add_(grads[0])
     grad_weight.add_(grads[1])
-    _add_to_first_numbers(grad_offset, grads[2])
-    _add_to_first_numbers(grad_mask, grads[3])
+    _add_to_first_values(grad_offset, grads[2])
+    _add_to_first_values(grad_mask, grads[3])
     if with_bias:
         grad_bias.add_(grads[4])
 
 
 def _as_output_map(name: str, tensor: Tensor, channels: int, size: torch.Size) -> Tensor:
-    """The first numbers of each image of `tensor` [B, channels, H, W], read as [B, channels, *size].
+    """The first values of each image of `tensor` [B, channels, H, W] as [B, channels, *size].
 
-    Equal to `tensor` if its map has the output's size. DyHead and GLIP also pass offsets and masks of a larger map. The
-    compiled op does not crop or resize them: it reads the buffer of each image from its start as if it had the
-    output's size. Published detectors were trained so. "First" is in the order of the axes, for any memory format.
+    This is `tensor` itself if it has the size of the output. DyHead and GLIP also pass larger offsets and masks. The
+    compiled op does not crop or resize them: it reads the buffer of each image from its start as if it had the size of
+    the output. Published detectors were trained so. "First" refers to [channels, H, W] order, in any memory format.
     """
     if tensor.shape[1] != channels or tensor.shape[2:].numel() < size.numel():
         raise ValueError(
             f"modulated deformable convolution: {name} has shape {tuple(tensor.shape)}, expected {channels} channels "
-            f"and at least the {size[0]} x {size[1]} positions of the output; compute it from a map that is not smaller"
+            f"and at least the {size[0]} x {size[1]} positions of the output; compute it from a larger map"
         )
     return tensor.flatten(1)[:, : channels * size.numel()].unflatten(1, (channels, *size))
 
 
-def _add_to_first_numbers(total: Tensor, grad: Tensor) -> None:
-    """The gradient of `_as_output_map`: add grad [B, channels, *size] where it was read; the rest has none."""
+def _add_to_first_values(total: Tensor, grad: Tensor) -> None:
+    """Backward of `_as_output_map`: add grad [B, channels, *size] to the first values of each image of total."""
     rest = total.shape[1:].numel() - grad.shape[1:].numel()
     total.add_(F.pad(grad.flatten(1), (0, rest)).view(total.shape))
 
@@ -197,7 +197,7 @@ def _add_to_first_numbers(total: Tensor, grad: Tensor) -> None:
 
 
 def _deform_attention(value: Tensor, sizes: Tensor, starts: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-    """Differentiable body of `ms_deform_attn_forward`, level by level so that no level's samples outlive their sum."""
+    """Differentiable `ms_deform_attn_forward`; it loops over levels so that samples of one level exist at a time."""
     batch, _, heads, dim = value.shape
     queries = locations.shape[1]
     output = value.new_zeros(batch * heads, dim, queries)
@@ -222,7 +222,7 @@ def ms_deform_attn_forward(
     """Multi-scale deformable attention (Zhu et al. 2021, eq. 3): weighted bilinear samples [B, Q, heads * dim].
 
     value [B, sum of h * w, heads, dim]; value_spatial_shapes [levels, 2] (h, w); sampling_locations
-    [B, Q, heads, levels, points, 2] (x, y) as shares of the map, zero outside; attention_weights
+    [B, Q, heads, levels, points, 2] (x, y) in 0..1 of the map, zero outside; attention_weights
     [B, Q, heads, levels, points].
     """
     floats = widen(value, sampling_locations, attention_weights)
@@ -242,7 +242,7 @@ def ms_deform_attn_backward(
     grad_attn_weight: Tensor,
     im2col_step: int,
 ) -> None:
-    """Add the gradients of `ms_deform_attn_forward` to the three grad_* tensors, by running it again under autograd."""
+    """Add the gradients of `ms_deform_attn_forward` to the three grad_* tensors; recomputes it under autograd."""
     floats = [t.detach().requires_grad_() for t in widen(value, sampling_locations, attention_weights)]
     with torch.enable_grad():
         output = _deform_attention(floats[0], value_spatial_shapes, value_level_start_index, *floats[1:])

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 NAME = "mmcv._ext"
-# The set-up script of onedl-mmcv compiles exactly if it can import torch, hence no build isolation; the cached wheel
-# may be the pure-Python one; FORCE_CUDA matters where the build sees no GPU.
+# setup.py of onedl-mmcv compiles only if it can import torch, hence no build isolation. A cached wheel may be the
+# pure-Python one. FORCE_CUDA is needed if no GPU is visible during the build.
 BUILD_COMMAND = (
     "FORCE_CUDA=1 pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation "
     "--no-binary onedl-mmcv onedl-mmcv"
@@ -23,7 +23,7 @@ logger = logging.getLogger("vitdense")
 
 
 class OpNotAvailableError(NotImplementedError):
-    """A called op of mmcv exists in its compiled extension only."""
+    """The called op of mmcv is in its compiled extension only."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -34,25 +34,25 @@ class OpNotAvailableError(NotImplementedError):
 
 
 class OpsInUse(NamedTuple):
-    """What `mmcv.ops` runs on: "compiled", "stand-in", "mmcv not installed" or "not loadable"; and where or why."""
+    """What `mmcv.ops` uses: "compiled", "stand-in", "mmcv not installed" or "not loadable"; and its path or why."""
 
     kind: str
     detail: str = ""
 
 
 def install() -> None:
-    """Answer imports of `mmcv._ext` from now on; calling it again changes nothing."""
+    """Install the import hook for `mmcv._ext`; calling it again changes nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def ops_in_use() -> OpsInUse:
-    """Load `mmcv._ext` if mmcv is installed, and say which one it is; never raises."""
+    """Import `mmcv._ext` if mmcv is installed, and return which one it is; never raises."""
     if importlib.util.find_spec("mmcv") is None:
         return OpsInUse("mmcv not installed")
     try:
         module = importlib.import_module(NAME)
-    except Exception as error:  # whatever keeps mmcv or its dependencies from importing belongs in the report
+    except Exception as error:  # any error of mmcv or its dependencies is part of the report
         return OpsInUse("not loadable", f"{type(error).__name__}: {error}")
     if isinstance(getattr(module.__spec__, "loader", None), _StandInLoader):
         return OpsInUse("stand-in", f"vitdense on torchvision; {module.reason}")
@@ -107,7 +107,7 @@ class _CompiledLoader:
 
     def create_module(self, spec):
         try:
-            import torch  # noqa: F401  (its shared libraries have to be in the process before the extension)
+            import torch  # noqa: F401  (loads the shared libraries that the extension needs)
 
             module = self.loader.create_module(spec)
         except (ImportError, OSError) as error:
@@ -126,12 +126,12 @@ class _CompiledLoader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = module.__spec__.loader = self.loader  # reload and inspection use it from here on
+        module.__loader__ = module.__spec__.loader = self.loader  # for reload and inspect
         self.loader.exec_module(module)
 
 
 def _missing_op(name: str):
-    """Module `__getattr__` of the stand-in: mmcv looks up all its ops on import, few are ever called."""
+    """Module `__getattr__` of the stand-in: mmcv looks up all its ops on import, but calls few of them."""
     if name.startswith("__"):
         raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from vitdense.ops.dtypes import widen
 
-FLT_MIN = torch.finfo(torch.float32).tiny  # the compiled losses clamp probabilities here, in every dtype
+FLT_MIN = torch.finfo(torch.float32).tiny  # smallest probability in the compiled losses, for every dtype
 
 
 def sigmoid_focal_loss_forward(
@@ -29,13 +29,13 @@ def sigmoid_focal_loss_backward(
 
 
 def _sigmoid_parts(input: Tensor, target: Tensor, weight: Tensor, alpha: float) -> tuple[Tensor, ...]:
-    """Per logit [N, C]: sign (+1 own class, -1 others), probability of being right, of being wrong, and its weight."""
+    """Per logit [N, C]: sign (+1 target class, -1 others), probabilities of right and wrong, and weight."""
     logits, weight = widen(input, weight)
     own = target[:, None] == torch.arange(logits.shape[1], device=logits.device)
     sign = torch.where(own, 1.0, -1.0).to(logits)
     balance = torch.where(own, alpha, 1 - alpha).to(logits)
     if weight.numel():
-        # Background has no class weight and counts 1; the compiled op reads past the end of the table there.
+        # Background has no class weight and gets 1. The compiled op reads out of bounds there.
         known = (target >= 0) & (target < len(weight))
         balance = balance * torch.where(known, weight[target.where(known, 0)], 1.0)[:, None]
     return sign, torch.sigmoid(sign * logits), torch.sigmoid(-sign * logits), balance

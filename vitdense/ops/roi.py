@@ -22,8 +22,8 @@ def roi_align_forward(
 ) -> None:
     """RoIAlign (He et al. 2017): input [B, C, H, W], rois [K, 5] -> output [K, C, p, q].
 
-    A bin is the mean of its bilinear samples (`pool_mode` 1), 0 where it has none. `pool_mode` 0, their maximum, raises
-    `OpNotAvailableError`; `argmax_y` and `argmax_x` belong to it.
+    A bin is the mean of its bilinear samples (`pool_mode` 1), or 0 without samples. `pool_mode` 0, the maximum, raises
+    `OpNotAvailableError`; only it uses `argmax_y` and `argmax_x`.
     """
     if pool_mode != 1:
         raise OpNotAvailableError("roi_align with pool_mode='max'")
@@ -47,8 +47,8 @@ def roi_align_backward(
 ) -> None:
     """Add the gradient of `roi_align_forward`, grad_output [K, C, p, q], to grad_input [B, C, H, W].
 
-    torchvision's CUDA kernel refuses to run where torch is asked for deterministic algorithms; the compiled op of mmcv
-    would run and not be deterministic. Matrix products replace the kernel there.
+    torchvision's CUDA kernel raises under `torch.use_deterministic_algorithms`; matrix products replace it there. The
+    compiled op of mmcv is not deterministic.
     """
     grad, rois = widen(grad_output, rois.to(grad_output.dtype))
     if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
@@ -75,7 +75,7 @@ def _deterministic_backward(
 
 
 def _bin_weights(start: Tensor, stop: Tensor, bins: int, size: int, sampling_ratio: int, aligned: bool) -> Tensor:
-    """Weight [K, bins, size] of each pixel of an axis in each bin of RoIs that reach from start to stop [K]."""
+    """Weight [K, bins, size] of each pixel along one axis in each bin of the RoIs from start to stop [K]."""
     length = stop - start if aligned else (stop - start).clamp(min=1)
     step = length[:, None] / bins  # [K, 1]
     samples = torch.full_like(step, sampling_ratio) if sampling_ratio > 0 else step.ceil()  # per bin

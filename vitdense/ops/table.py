@@ -1,4 +1,4 @@
-"""The ops that the stand-in for `mmcv._ext` has, by name."""
+"""The ops of the stand-in for `mmcv._ext`, by name."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,12 @@ from vitdense.ops import boxes, deformable, losses, roi
 
 
 def get_compiler_version() -> str:
-    """What mmcv's environment report prints for the compiler of its ops."""
+    """Compiler of the ops in mmcv's environment report."""
     return "n/a (stand-in of vitdense)"
 
 
 def get_compiling_cuda_version() -> str:
-    """What mmcv's environment report prints for the CUDA version of its ops."""
+    """CUDA version of the ops in mmcv's environment report."""
     return get_compiler_version()
 
 

@@ -112,7 +112,7 @@ def detect(
     # Prefer matches of every key of the file. The others treat some keys as heads and necks.
     fits = [match for match in fits if not match.rest] or fits
     if fits:
-        if len({tuple(match.ours()) for match in fits}) > 1:  # they rename the keys differently
+        if len({_reading(match) for match in fits}) > 1:
             raise CheckpointMismatchError(
                 f"the keys fit several naming schemes: "
                 f"{', '.join(f'scheme={match.scheme.name!r} with prefix={match.prefix!r}' for match in fits)}; choose "
@@ -132,6 +132,12 @@ def detect(
         f"{nearest.scheme.name!r} of {nearest.family}, with prefix={nearest.prefix!r}: {len(faults)} of "
         f"{len(nearest.state)} keys do not fit: {', '.join(faults[:LISTED])}"
     )
+
+
+def _reading(match: Match) -> tuple:
+    """What a match makes of the checkpoint: our names, and how every tensor is transformed."""
+    transforms = (find_rule(key, match.scheme.rules)[0].transform for key in match.state)
+    return tuple(match.ours()), tuple(transform and transform.forward for transform in transforms)
 
 
 def _faults(match: Match) -> list[str]:
