@@ -153,7 +153,7 @@ def _buffers(
         else:
             raise CheckpointMismatchError(
                 f"{target.name} files contain buffers of the window, which the checkpoint does not show: give "
-                f"--window-size, and --pretrained-window-size if it differs"
+                f"--window-size 8, or one per stage, and --pretrained-window-size if it differs"
             )
         if "index" in wanted:
             made[bias + "index"] = relative_position_index(window)  # [N, N]
