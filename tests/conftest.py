@@ -24,7 +24,7 @@ def repo() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data and golden tensors beside the checkout; tests that need them skip without."""
+    """Real data and golden tensors next to the checkout; tests that need them skip without."""
     path = REPO.parent / "shared" / "data"
     if not path.is_dir():
         pytest.skip("no ../shared/data")

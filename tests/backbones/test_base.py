@@ -26,7 +26,7 @@ def same(a, b):
     return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
-def test_also_an_mvit_whose_names_tell_no_stage():
+def test_mvit_with_flat_block_names_loads_into_a_detector():
     source, target = Detector(), Detector()
     for model in (source, target):
         model.backbone = MViT({**ARCH, "num_heads": 1}, out_indices=(0, 1), pretrain_img_size=64)
@@ -36,7 +36,7 @@ def test_also_an_mvit_whose_names_tell_no_stage():
 
 @pytest.mark.parametrize("scheme", ["mmdet", "official", "vitdense"])
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), lambda model: model])
-def test_a_whole_model_takes_the_names_of_other_projects(scheme, twin):
+def test_detector_accepts_other_naming_schemes(scheme, twin):
     source, target = Detector(), twin(Detector())
     state = convert(source.state_dict(), scheme).state
     before = dict(state)
@@ -45,13 +45,13 @@ def test_a_whole_model_takes_the_names_of_other_projects(scheme, twin):
     assert state.keys() == before.keys()  # the caller's dict stays
 
 
-def test_also_by_mmengines_own_loading_which_is_not_strict(capsys):
+def test_mmengine_load_state_dict_accepts_other_naming_schemes(capsys):
     source, target = Detector(), Detector()
     load_state_dict(target, convert(source.state_dict(), "mmdet").state)
     assert same(source, target)
 
 
-def test_names_of_nobody_are_an_error_even_where_the_loading_is_not_strict():
+def test_unknown_backbone_keys_raise_even_if_not_strict():
     model = Detector()
     before = copy.deepcopy(model)
     with pytest.raises(CheckpointMismatchError, match=r"does not know 1 of 1 keys: conv1\.weight"):

@@ -275,7 +275,7 @@ def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
 
 @every
 def test_built_on_meta_and_loaded_it_is_the_same_model(make):
-    """`to_empty` leaves rubbish in what no checkpoint holds: index buffers must be made anew."""
+    """`to_empty` leaves non-persistent buffers undefined: index buffers must be made again."""
     want = make().eval()
     with torch.device("meta"):
         got = make().eval()

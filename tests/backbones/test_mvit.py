@@ -487,6 +487,6 @@ def test_other_numbers_of_stages(depths, image):
         ({"frozen_stages": 5}, "frozen_stages"),
     ],
 )
-def test_bad_arguments_say_what_is_expected(options, message):
+def test_invalid_arguments_name_the_argument(options, message):
     with pytest.raises(ValueError, match=message):
         MViT(**{"arch": NANO, **options})

@@ -152,6 +152,6 @@ def test_ablations_of_table_4():
         ({"frozen_stages": 5}, "frozen_stages"),
     ],
 )
-def test_bad_arguments_say_what_is_expected(options, message):
+def test_invalid_arguments_name_the_argument(options, message):
     with pytest.raises(ValueError, match=message):
         Swin(**{"arch": NANO, **options})

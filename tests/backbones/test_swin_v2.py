@@ -56,7 +56,7 @@ def test_parity_with_timm(pretrained):
     randomise(theirs)
     state = {}
     for key, value in theirs.state_dict().items():
-        # Their merging stands at the start of the next stage.
+        # Their patch merging is at the start of the next stage.
         key = re.sub(r"layers\.(\d+)\.downsample", lambda m: f"stages.{int(m[1]) - 1}.downsample", key)
         state[key.replace("layers.", "stages.").replace("attn.cpb_mlp", "attn.bias.cpb_mlp")] = value
     del state["norm.weight"], state["norm.bias"]
@@ -379,6 +379,6 @@ def test_windows_of_one_token_are_finite(window, pretrained):
         ({"frozen_stages": 5}, "frozen_stages"),
     ],
 )
-def test_bad_arguments_say_what_is_expected(options, message):
+def test_invalid_arguments_name_the_argument(options, message):
     with pytest.raises(ValueError, match=message):
         SwinV2(**{"arch": NANO, **options})

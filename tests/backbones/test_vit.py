@@ -104,7 +104,7 @@ def test_a_block_is_the_definition(size, window, table, layer_scale, parallel):
     torch.manual_seed(0)
     spec = BlockSpec(8, 2, window, table, layer_scale, drop_path=0.0)
     block = randomise(ViTBlock(spec, 2.0, parallel)).double()
-    extra = 2 if window is None and table is None else 0  # tokens beside the map
+    extra = 2 if window is None and table is None else 0  # extra tokens
     x = torch.randn(2, extra + size[0] * size[1], 8, dtype=torch.float64)
     windows = Windows.plan(size, window, (0, 0), x.device) if window else None
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_windows_as_large_as_the_map_are_global_attention():
             assert relative_error(a, b) < 1e-5
 
 
-def test_a_patch_comes_out_where_it_went_in():
+def test_patches_keep_their_position():
     """Branches that add nothing leave the patch embedding: the map is not shifted by the tokens before it."""
     model = ViT({**NANO, "distilled": True}, pretrain_img_size=64, out_indices=(3,), out_norm="none").eval()
     for block in model.blocks:
@@ -139,7 +139,7 @@ def test_a_patch_comes_out_where_it_went_in():
     assert difference.nonzero().tolist() == [[1, 3]]
 
 
-def test_the_tokens_are_put_out_under_the_same_norm():
+def test_extra_tokens_get_the_norm_of_their_output():
     torch.manual_seed(0)
     model = randomise(ViT({**NANO, "distilled": True}, pretrain_img_size=64, output_cls_token=True)).eval()
     x = torch.randn(2, 3, 50, 70)
@@ -156,7 +156,7 @@ def test_the_tokens_are_put_out_under_the_same_norm():
     torch.testing.assert_close(outs[0][0].flatten(2).transpose(1, 2), tokens[:, 2:])
 
 
-def test_the_final_norm_stands_behind_the_last_block_alone():
+def test_final_norm_is_applied_after_the_last_block_only():
     torch.manual_seed(0)
     final = randomise(ViT(NANO, pretrain_img_size=64, out_norm="final")).eval()
     bare = ViT(NANO, pretrain_img_size=64, out_norm="none").eval()
@@ -189,7 +189,7 @@ def test_the_final_norm_is_frozen_with_the_last_block_and_when_attention_alone_t
 
 @pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
 def test_the_hmlp_stem_is_the_definition(stem):
-    """Every patch on its own, as matrices: 4x4 pixels, 2x2 of these, 2x2 of those; a norm behind each, GELU between."""
+    """Every patch on its own, as matrices: 4x4 pixels, 2x2 of these, 2x2 of those; a norm after each, GELU between."""
     torch.manual_seed(0)
     layers = randomise(ViT(NANO, stem=stem).patch_embed).double().proj
     kind = SyncBatchNorm if stem == "hmlp" else LayerNorm2d
@@ -210,7 +210,7 @@ def test_the_hmlp_stem_is_the_definition(stem):
 
 
 @pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
-def test_the_hmlp_stem_keeps_patches_apart(stem):
+def test_hmlp_stem_does_not_mix_patches(stem):
     """Its defining property: masking patches of the image is masking tokens after the stem."""
     torch.manual_seed(0)
     stem = randomise(ViT(NANO, stem=stem).patch_embed)
@@ -370,7 +370,7 @@ def saved_bytes(model, x):
 
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep(parallel):
-    """Of an MLP only what its own gradient needs: the hidden map before GELU, not behind it, and no inputs."""
+    """Of an MLP only what its own gradient needs: the hidden map before GELU, not after it, and no inputs."""
     x = torch.randn(2, 3, 64, 64)
     options = {"pretrain_img_size": 64, "drop_path_rate": 0.0, "parallel": parallel}
     full, attention = (
@@ -381,7 +381,7 @@ def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep(parallel
     assert full - attention >= inputs_of_two_linears
 
 
-def test_what_trains_in_attention_only_fine_tuning():
+def test_trainable_parameters_of_attention_only_fine_tuning():
     """The list of the README, by name; of a parallel model both branches, of which the authors' code misses one."""
 
     def trained(model):
@@ -432,7 +432,7 @@ def test_what_trains_in_attention_only_fine_tuning():
         ({"frozen_stages": 5}, "frozen_stages: got 5"),
     ],
 )
-def test_bad_options_are_told(options, message):
+def test_invalid_options_name_the_option(options, message):
     with pytest.raises(ValueError, match=message):
         ViT(NANO, **options)
 
@@ -441,7 +441,7 @@ def test_bad_options_are_told(options, message):
     "arch",
     ["deit_huge", {**NANO, "num_heads": 5}, {**NANO, "depth": 0}, {**NANO, "patch_size": 0}, {"embed_dims": 32}],
 )
-def test_bad_archs_are_told(arch):
+def test_invalid_arch_is_refused(arch):
     with pytest.raises(ValueError, match="arch: "):
         ViT(arch)
 

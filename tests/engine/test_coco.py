@@ -87,7 +87,7 @@ def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
     assert [image["id"] for image in found.result["images"]] == [139, 285]
     assert found.result["images"] == images
     found.write(tmp_path / "predictions.json")
-    assert "id" not in capsys.readouterr().out  # nothing is numbered anew
+    assert "id" not in capsys.readouterr().out  # no new ids
     annotations = json.loads((tmp_path / "predictions.json").read_text())["annotations"]
     reference = COCO(str(path))
     for kind in ("bbox", "segm"):

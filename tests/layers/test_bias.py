@@ -176,7 +176,7 @@ def test_decomposed_bias_follows_the_dtype_of_the_queries_and_starts_small():
 
 @pytest.mark.parametrize("make", [lambda: TableBias((2, 3), 2), lambda: LogCpbBias((2, 3), 2, (4, 4))])
 def test_a_bias_built_on_meta_works_once_it_has_memory_and_weights(make):
-    """Its buffers are in no checkpoint: `to_empty` and loading must make them anew."""
+    """Its buffers are in no checkpoint: `to_empty` and loading must make them again."""
     want = make()
     with torch.device("meta"):
         got = make()

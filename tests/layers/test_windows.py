@@ -37,7 +37,7 @@ def test_partition_is_the_definition_and_unpartition_its_inverse(size, window, s
 
 
 @pytest.mark.parametrize(("size", "window", "shift"), CASES)
-def test_gradients_of_cutting_and_joining(size, window, shift):
+def test_gradients_of_partition_and_unpartition(size, window, shift):
     windows = Windows.plan(size, window, shift, CPU)
     x = torch.randn(2, *size, 2, dtype=torch.float64, requires_grad=True)
     cut = windows.partition(x).detach().requires_grad_()
@@ -47,7 +47,7 @@ def test_gradients_of_cutting_and_joining(size, window, shift):
 
 
 @pytest.mark.parametrize(("size", "window", "shift"), [case for case in CASES if any(case[2])])
-def test_shift_mask_parts_what_only_the_roll_joined(size, window, shift):
+def test_shift_mask_blocks_pairs_that_only_the_roll_made_adjacent(size, window, shift):
     """Two tokens of a window may meet iff they were as far apart before the roll, on the padded map, as after it."""
     mask = shift_mask(size, window, shift, torch.float32, CPU)
     (wh, ww), (hp, wp) = window, pad_to(size, window)

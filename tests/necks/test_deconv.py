@@ -83,8 +83,8 @@ def test_vitdets_levels_have_one_width_and_five_are_what_an_fpn_gives():
     assert not any(conv.bias is not None for conv in neck.convs.modules() if isinstance(conv, nn.Conv2d))
 
 
-def test_what_brings_vitdets_levels_to_one_width():
-    """1x1 and 3x3 convolutions without a bias, a LayerNorm over the channels behind each, no activation."""
+def test_vitdet_output_convolutions():
+    """1x1 and 3x3 convolutions without a bias, a LayerNorm over the channels after each, no activation."""
     torch.manual_seed(0)
     neck = DeconvPyramid(8, "vitdet", out_channels=4).double()
     for parameter in neck.parameters():
@@ -127,12 +127,12 @@ def test_the_documented_costs_at_800x1280(design, millions, billions):
         ({"in_channels": 32, "num_outs": 3}, "num_outs: got 3"),
     ],
 )
-def test_bad_options_are_told(options, message):
+def test_invalid_options_name_the_option(options, message):
     with pytest.raises(ValueError, match=message):
         DeconvPyramid(**options)
 
 
-def test_other_maps_are_told():
+def test_invalid_maps_are_refused():
     neck, x = DeconvPyramid(32), torch.randn(1, 32, 2, 2)
     with pytest.raises(ValueError, match="got 4 maps, expected 1"):
         neck([x] * 4)

@@ -133,6 +133,6 @@ def test_outputs_and_weights_equal_the_golden_files(name, size):
     masks = {key for key in state if key.endswith("attn_mask")}  # of the image size: no other scheme keeps them
     assert back.keys() == state.keys() - masks
     for key, value in back.items():
-        same = torch.allclose if key.endswith("relative_coords_table") else torch.equal  # made anew, in float64
+        same = torch.allclose if key.endswith("relative_coords_table") else torch.equal  # computed again, in float64
         assert same(value, state[key]), key
     add_row(model.family, scheme, f"golden {name}, {size}", errors.values(), report.share, "bit-equal")

@@ -97,7 +97,7 @@ def state_of(peer, family, scheme):
             f"head.layers.{head}.{name}": s for head in heads for name, s in (("weight", (10, 8)), ("bias", (10,)))
         }
         return state | {name: torch.randn(shape) for name, shape in shapes.items()}
-    if scheme == "mmpretrain":  # a classifier: its norm is the last output norm, its head stands beside the backbone
+    if scheme == "mmpretrain":  # a classifier: its norm is the last output norm, its head is outside the backbone
         state = {key: value for key, value in state.items() if not key.startswith(("backbone.norm0", "backbone.norm1"))}
         state = {key: value for key, value in state.items() if not key.startswith("backbone.norm2")}
         dims = state["backbone.norm3.weight"].numel()
@@ -139,7 +139,7 @@ def test_features_equal_the_peer_and_conversion_round_trips(family, size, scheme
     back = convert(here.state, scheme, windows=[spec.window]).state
     assert back.keys() == state.keys()
     for key, value in state.items():
-        same = torch.allclose if key.endswith("relative_coords_table") else torch.equal  # made anew, in float64
+        same = torch.allclose if key.endswith("relative_coords_table") else torch.equal  # computed again, in float64
         assert same(back[key], value), key
     if family == "vit":
         errors += errors_at_another_size(make, ours, theirs, peer, state)
