@@ -128,7 +128,7 @@ def _of_stage(values: Sequence[int], stage: int) -> int:
     if len(values) == 1:
         return values[0]
     if stage >= len(values):
-        raise CheckpointMismatchError(f"windows: got {list(values)}, expected one, or one for each stage")
+        raise CheckpointMismatchError(f"windows: got {len(values)}, expected one, or one for each stage")
     return values[stage]
 
 
@@ -153,7 +153,7 @@ def _buffers(
         else:
             raise CheckpointMismatchError(
                 f"{target.name} files contain buffers of the window, which the checkpoint does not show: give "
-                f"--window-size, and --pretrained-window-size if it differs"
+                f"--window-size 8, or one per stage, and --pretrained-window-size if it differs"
             )
         if "index" in wanted:
             made[bias + "index"] = relative_position_index(window)  # [N, N]
