@@ -128,7 +128,7 @@ def _of_stage(values: Sequence[int], stage: int) -> int:
     if len(values) == 1:
         return values[0]
     if stage >= len(values):
-        raise CheckpointMismatchError(f"windows: got {list(values)}, expected one, or one for each stage")
+        raise CheckpointMismatchError(f"windows: got {len(values)}, expected one, or one for each stage")
     return values[stage]
 
 
