@@ -1,7 +1,5 @@
 """Every shipped config loads, builds and passes the checks that need no data."""
 
-import re
-
 import pytest
 import torch
 from conftest import REPO
@@ -478,25 +476,3 @@ def test_scales_and_flips_of_test_time_augmentation(pair, name, short_sides):
         assert torch.equal(plain.flip(2), flipped)
     for found in out["data_samples"]:  # what is compared with has the size and the sides of the file
         assert torch.equal(found.gt_sem_seg.data[0], (torch.from_numpy(raw).long() - int(reduce)) % 256)
-
-
-PYTHON = re.findall(r"```python\n(.*?)```", (REPO / "README.md").read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("text", PYTHON, ids=range(len(PYTHON)))
-def test_what_the_readme_tells_to_write_into_a_config_works(text):
-    """A backbone that builds, and a neck for its channels."""
-    from mmengine.registry import MODELS
-
-    written: dict = {}
-    exec(text, written)
-    model = written["model"]
-    backbone = {key: value for key, value in model["backbone"].items() if key not in ("_delete_", "init_cfg")}
-    neck = model["neck"]
-    with torch.device("meta"):
-        built = MODELS.build(backbone)
-    widths = neck["in_channels"] if isinstance(neck, dict) else neck[0]["in_channels"]
-    assert list(built.out_channels) == widths
-    if isinstance(neck, list):
-        with torch.device("meta"), torch.no_grad(), MODELS.switch_scope_and_registry("mmdet") as registry:
-            assert len(registry.build(neck).eval()(built.eval()(torch.empty(1, 3, 64, 96)))) == neck[-1]["num_outs"]

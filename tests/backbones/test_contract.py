@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from conftest import relative_error
+from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
@@ -305,7 +306,8 @@ def test_resolves_by_scope_from_mmdet_and_mmseg(scope, repo):
 
 def _ddp_steps(rank: int, family: str, options: dict) -> None:
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(BACKBONES[family](**options).train())
+    model = revert_sync_batchnorm(BACKBONES[family](**options))  # DDP refuses SyncBN on a CPU
+    model = nn.parallel.DistributedDataParallel(model.train())
     for step in range(2):
         torch.manual_seed(10 * rank + step)
         sum(out.square().mean() for out in model(torch.randn(1, 3, 40, 56))).backward()
@@ -320,6 +322,7 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     vits = [name for name in BACKBONES if name.startswith("vit")]
+    BACKBONES[vits[2]]().train()(torch.randn(2, 3, 32, 32))  # SyncBN on a CPU in a process group, without DDP
     for family in ("swin", "swin_v2", "mvit", *vits):
         for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
             _ddp_steps(rank, family, options)

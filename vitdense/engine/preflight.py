@@ -27,7 +27,8 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
             another number of classes, or values of label maps do not match the config.
     """
     for split in splits:
-        for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
+        loader = cfg.get(f"{split}_dataloader")
+        for dataset in leaf_datasets(loader.dataset) if loader else ():
             _check_dataset(f"{split}_dataloader", dataset, cfg)
 
 
