@@ -107,10 +107,21 @@ def test_tta_pipeline_reaches_data_sets_inside_wrappers(segmentor, monkeypatch):
     assert [part.pipeline for part in cfg.test_dataloader.dataset.datasets] == 2 * [cfg.tta_pipeline]
 
 
+@pytest.mark.parametrize("option", ["--amp float16", "--launcher pytorch"])
+def test_options_that_need_a_gpu_name_themselves_without_one(repo, tmp_path, monkeypatch, option):
+    monkeypatch.setattr(launch, "get_device", lambda: "cpu")
+    name, value = option.removeprefix("--").split()
+    cfg = load_config(repo / "configs/cascade_swin_nano_shapes.py", work_dir=str(tmp_path), launcher="none")
+    cfg.launcher = value if name == "launcher" else "none"
+    with pytest.raises(ConfigError, match=option):
+        launch.train(cfg, amp=value if name == "amp" else None)
+
+
 @pytest.mark.parametrize(("dtype", "scaled"), [("float16", True), ("bfloat16", False)])
 def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, dtype, scaled):
     cfg = load_config(repo / "configs/cascade_swin_nano_shapes.py")
     monkeypatch.setattr(launch, "_runner", MagicMock())
+    monkeypatch.setattr(launch, "get_device", lambda: "cuda")
     launch.train(cfg, amp=dtype)
     # bfloat16 also runs on a CPU, but mmengine asserts a GPU.
     monkeypatch.setattr(amp_optimizer_wrapper, "is_cuda_available", lambda: True)

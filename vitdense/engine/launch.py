@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
@@ -61,10 +62,11 @@ def train(cfg: Config, amp: str | None = None, resume: str | None = None, auto_s
         auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
 
     Raises:
-        ConfigError: See `check`.
+        ConfigError: See `check`; or `amp` or a launcher on a machine without a GPU.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
     if amp:
+        _needs_gpu(f"--amp {amp}")
         cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype=amp)
         if amp == "bfloat16":  # has the range of float32: gradients do not underflow
             cfg.optim_wrapper.loss_scale = dict(enabled=False)
@@ -115,6 +117,8 @@ def _augment_tests(cfg: Config) -> None:
 
 def _runner(cfg: Config) -> Runner:
     """Build mmengine's runner, and log which ops are in use."""
+    if cfg.launcher != "none":
+        _needs_gpu(f"--launcher {cfg.launcher}")
     model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
     if cfg.get("load_from") and "backbone" in model:
         model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
@@ -122,6 +126,12 @@ def _runner(cfg: Config) -> Runner:
     runner = Runner.from_cfg(cfg)
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
     return runner
+
+
+def _needs_gpu(option: str) -> None:
+    """mmengine would fail later, in an assertion that does not name the option."""
+    if get_device() == "cpu":
+        raise ConfigError(f"{option}: needs a GPU, and torch finds none; leave it out to run on the CPU")
 
 
 def latest_checkpoint(folder: Path) -> str | None:
