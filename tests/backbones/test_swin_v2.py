@@ -302,6 +302,7 @@ def test_a_new_block_is_the_identity():
 
 
 # With a 1000-class head and its norm, in millions, as published.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arch", "window", "millions"), [("tiny", 8, 28.35), ("small", 8, 49.73), ("base", 8, 87.92), ("large", 16, 196.74)]
 )

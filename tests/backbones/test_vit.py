@@ -328,6 +328,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arch", "millions", "billions", "rounding"), PUBLISHED)
 def test_published_totals(arch, millions, billions, rounding):
     with torch.device("meta"), torch.no_grad():
@@ -446,6 +447,7 @@ def test_invalid_arch_is_refused(arch):
         ViT(arch)
 
 
+@pytest.mark.long
 def test_every_arch_builds():
     with torch.device("meta"):
         for name, arch in VIT.items():

@@ -36,6 +36,7 @@ def test_partition_is_the_definition_and_unpartition_its_inverse(size, window, s
     assert torch.equal(windows.unpartition(windows.partition(x)), x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "window", "shift"), CASES)
 def test_gradients_of_partition_and_unpartition(size, window, shift):
     windows = Windows.plan(size, window, shift, CPU)

@@ -37,6 +37,7 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "first", "second"), [(f, a, b) for f in ("swin", "swin_v2") for a in NAMES[f] for b in NAMES[f]]
 )
@@ -77,6 +78,7 @@ def mvit_state(parts, **arch):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", [{}, {"growth": "mlp"}, {"growth": "mlp", **V1}], ids=["attention", "mlp", "v1"])
 @pytest.mark.parametrize(("first", "second"), [(a, b) for a in NAMES["mvit"] for b in NAMES["mvit"]])
 def test_mvit_round_trip_is_bit_equal(first, second, arch):
@@ -232,6 +234,7 @@ def keeps(scheme, kind):
     return any(VIT_KINDS[kind] <= parts for parts in VIT_KEEPS[scheme])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "first", "second"),
     [(k, a, b) for k in VIT_KINDS for a in NAMES["vit"] for b in NAMES["vit"] if keeps(a, k) and keeps(b, k)],
@@ -248,6 +251,7 @@ def test_vit_round_trip_is_bit_equal(kind, first, second):
     assert same(convert(there.state, "vitdense").state, state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "scheme"), [(kind, scheme) for kind in VIT_KINDS for scheme in NAMES["vit"] if not keeps(scheme, kind)]
 )

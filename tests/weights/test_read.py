@@ -665,6 +665,7 @@ class TestTimmViTs:
             options = {**options, "block_fn": getattr(vits, options["block_fn"])}
         assert read_module.hidden_in_timm(vits.VisionTransformer(**{**SMALL, **options})) == hidden
 
+    @pytest.mark.long
     def test_every_vit_of_the_table_is_accepted(self):
         timm = pytest.importorskip("timm")
         models = {row.weights.removeprefix("timm://").partition(".")[0] for row in MODELS.values() if row.weights}
