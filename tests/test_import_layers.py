@@ -54,6 +54,7 @@ def test_version_is_the_one_of_the_changelog():
     assert f"## {vitdense.__version__}" in (REPO / "CHANGELOG.md").read_text()
 
 
+@pytest.mark.long
 def test_models_are_built_and_loaded_where_mm_is_not_installed(tmp_path):
     """In a fresh process in which importing any package of mm raises."""
     code = f"""

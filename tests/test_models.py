@@ -22,6 +22,7 @@ def test_rows_say_what_timm_says_of_its_weights(name):
     assert row.licence.lower() == theirs.license
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_every_row_builds(name):
     """On the meta device, which holds no memory."""
