@@ -81,10 +81,11 @@ def report() -> int:
         rows += [("device", device) for device in _devices()]
     ops = ops_in_use()
     rows.append(("mmcv ops", f"{ops.kind} ({ops.detail})" if ops.detail else ops.kind))
-    enabled = environment.ops_file().exists()
-    rows.append(("  available in", f"every script ({environment.ops_file()})" if enabled else "vitdense's scripts only"))
-    if not enabled and ops.kind == "stand-in":
-        help_lines.append("ops for every script, such as mmdet's own tools: python -m vitdense ops enable")
+    everywhere = environment.ops_file()
+    is_enabled = everywhere.exists()
+    rows.append(("mmcv ops in", f"every script ({everywhere})" if is_enabled else "scripts that import vitdense"))
+    if ops.kind == "stand-in" and not is_enabled:
+        help_lines.append("mmcv ops in every script, such as mmdet's own tools: python -m vitdense ops enable")
     if ops.kind == "stand-in":
         help_lines.append(f"compiled ops instead of the stand-in, with the CUDA toolkit of your torch: {BUILD_COMMAND}")
     print(*(f"{name:18}{value}" for name, value in rows), "", *help_lines, sep="\n")
