@@ -1,7 +1,7 @@
 """Makes `mmcv._ext` importable in every script of the environment, so that mm's own tools need no `import vitdense`.
 
 A ``.pth`` file in site-packages runs one line at every start of Python. Ours adds a finder that imports vitdense when
-something imports `mmcv._ext`. At the start it imports no module, and takes a tenth of a millisecond.
+something imports `mmcv._ext`. At the start it imports no module (0.4 ms).
 """
 
 import sysconfig
