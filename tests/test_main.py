@@ -39,7 +39,7 @@ def report(environment, capsys):
     """Runs the report: exit status, the rows of the table, the lines of help."""
 
     def run() -> tuple[int, str, str]:
-        status = main.main()
+        status = main.report()
         table, _, help_lines = capsys.readouterr().out.partition("\n\n")
         return status, table, help_lines
 

@@ -1,13 +1,19 @@
-"""`python -m vitdense`: versions of the packages, devices, the ops mmcv runs on, and how to repair what is missing."""
+"""`python -m vitdense`: versions of the packages, devices, the ops mmcv runs on, and how to repair what is missing.
 
+Sub-commands do a user's own work: a parser and one call each.
+"""
+
+import argparse
 import importlib
 import importlib.metadata
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import vitdense
+from vitdense.ops import environment
 from vitdense.ops.finder import BUILD_COMMAND, ops_in_use
 
 
@@ -32,7 +38,34 @@ PACKAGES = (
 )
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a sub-command, or the report; the exit status. Packages of mm are imported by the sub-commands that use them.
+
+    Args:
+        argv: Arguments of the command line; by default those of this process.
+    """
+    parser = argparse.ArgumentParser("python -m vitdense", description="Without a command: report the environment.")
+    commands = parser.add_subparsers(title="commands", dest="command")
+    ops = commands.add_parser("ops", help="mmcv's ops without a compiler, in scripts that do not import vitdense")
+    ops.add_argument("action", choices=("enable", "disable"))
+    args = parser.parse_args(argv)
+    if args.command == "ops":
+        return switch_ops(args.action)
+    return report()
+
+
+def switch_ops(action: str) -> int:
+    """`enable` or `disable` the ops for every script of this environment; 0, or 2 where the file is not writable."""
+    try:
+        path = environment.enable() if action == "enable" else environment.disable()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{'wrote' if action == 'enable' else 'removed'} {path}")
+    return 0
+
+
+def report() -> int:
     """Print the report; 0 if backbones can be built, 1 if something they need is missing or broken."""
     versions = _installed_versions()
     rows = [("vitdense", vitdense.__version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
@@ -48,6 +81,11 @@ def main() -> int:
         rows += [("device", device) for device in _devices()]
     ops = ops_in_use()
     rows.append(("mmcv ops", f"{ops.kind} ({ops.detail})" if ops.detail else ops.kind))
+    everywhere = environment.ops_file()
+    is_enabled = everywhere.exists()
+    rows.append(("mmcv ops in", f"every script ({everywhere})" if is_enabled else "scripts that import vitdense"))
+    if ops.kind == "stand-in" and not is_enabled:
+        help_lines.append("mmcv ops in every script, such as mmdet's own tools: python -m vitdense ops enable")
     if ops.kind == "stand-in":
         help_lines.append(f"compiled ops instead of the stand-in, with the CUDA toolkit of your torch: {BUILD_COMMAND}")
     print(*(f"{name:18}{value}" for name, value in rows), "", *help_lines, sep="\n")
