@@ -13,7 +13,7 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
-from vitdense.engine.config import ConfigError
+from vitdense.engine.errors import ConfigError
 
 MAPS_READ = 200  # per data set, evenly spaced: all 20210 of ADE20K would take minutes. Very rare values are missed
 VALUES_SHOWN = 20  # in a histogram
