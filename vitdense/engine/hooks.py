@@ -12,7 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 
 from vitdense.engine.checkpoints import install_loader
-from vitdense.engine.config import ConfigError
+from vitdense.engine.errors import ConfigError
 from vitdense.files import atomic_write
 from vitdense.registry import HOOKS
 from vitdense.weights.load import LoadReport, fit_whole

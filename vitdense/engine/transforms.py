@@ -9,7 +9,7 @@ from mmengine import fileio
 from mmengine.logging import print_log
 from PIL import Image
 
-from vitdense.engine.config import ConfigError
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.hooks import seed_everything
 from vitdense.engine.seeded import SeededIndex
 from vitdense.registry import TRANSFORMS
