@@ -70,7 +70,7 @@ class LoadImage(LoadImageFromFile):
             if image is None:
                 raise ValueError(f"{self.imdecode_backend} cannot decode it")
         except Exception as error:  # decoders have no error in common
-            reason = f"image {path} cannot be read ({type(error).__name__}: {error})"
+            reason = f"image {path} cannot be read ({type(error).__name__}: {str(error).strip()})"
             if not self.skip_unreadable:
                 raise ConfigError(
                     f"{reason}; replace it, or set skip_unreadable=True of dict(type='vitdense.LoadImage') in the "
