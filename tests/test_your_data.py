@@ -152,9 +152,7 @@ def test_training_names_missing_masks_and_another_annotation_file_of_the_metric(
     animals()
     new = f"python -m vitdense new detection {DATA} --base {REPO}/configs/cascade_swin_nano_coco.py"
     succeed(command(f"{new} --iters 5 --no-estimate mine.py"))
-    status, printed = command(
-        "python tools/train.py mine.py --cfg-options val_evaluator.ann_file=animals/train.json"
-    )
+    status, printed = command("python tools/train.py mine.py --cfg-options val_evaluator.ann_file=animals/train.json")
     assert status == 2
     assert "val_evaluator.ann_file" in printed
     animals(with_masks=False)
