@@ -108,9 +108,10 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     results = truth.loadRes("predictions/mine/predictions.json")
     found = results.loadAnns(results.getAnnIds())
     assert {a["image_id"] for a in found} <= {11, 40}  # the images of val/a
+    found_as_json = json.loads((tmp_path / "predictions/mine/predictions.json").read_text())
     assert found
     assert {a["category_id"] for a in found} <= {7, 3, 20}
-    assert all(("segmentation" in a) == (kind == "masks") for a in json.load(open("predictions/mine/predictions.json")))
+    assert all(("segmentation" in a) == (kind == "masks") for a in found_as_json)
 
 
 def test_segmentation_from_label_maps_to_predictions(command, tmp_path):
