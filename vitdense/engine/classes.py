@@ -65,8 +65,8 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
 def follow_classes(cfg: Config) -> None:
     """Complete a config by the classes of its training data, in place.
 
-    Set only where they are missing: `metainfo` of all data sets, `num_classes` of the heads in `CLASS_HEADS`,
-    and `ann_file` of metrics, which is that of their data set.
+    Set only where they are missing: `metainfo` of the data sets of the same type, `num_classes` of the heads in
+    `CLASS_HEADS`, and `ann_file` of metrics, which is that of their data set.
     """
     loaders = {split: cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")}
     datasets = {split: list(leaf_datasets(loader.dataset)) for split, loader in loaders.items() if loader}
@@ -77,8 +77,10 @@ def follow_classes(cfg: Config) -> None:
         if classes != kind.METAINFO.get("classes"):  # with a palette, for the type's may be shorter
             own = {"classes": classes, "palette": distinct_colours(len(classes)).tolist()}
             for dataset in leaves:
-                dataset["metainfo"] = own | (dataset.get("metainfo") or {})
-        for _, head in class_heads(cfg.model):
+                given = dataset.get("metainfo") or {}
+                if dataset["type"] == leaves[0]["type"] and "classes" not in given:
+                    dataset["metainfo"] = own | given
+        for _, head in class_heads(cfg.get("model")):
             head_kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
             if "num_classes" not in head and head_kind is not None and accepts(head_kind, "num_classes"):
                 head["num_classes"] = len(classes)
