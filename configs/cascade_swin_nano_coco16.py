@@ -17,5 +17,3 @@ val_dataloader = dict(
     dataset=dict(indices=16, ann_file="annotations/instances_train2017.json", data_prefix=dict(img="train2017/"))
 )
 test_dataloader = val_dataloader
-val_evaluator = dict(ann_file=_base_.data_root + "annotations/instances_train2017.json")
-test_evaluator = val_evaluator

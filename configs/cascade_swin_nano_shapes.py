@@ -6,10 +6,3 @@ _base_ = [
     "_base_/schedule_nano.py",
     "_base_/det_runtime_iter.py",
 ]
-
-model = dict(
-    roi_head=dict(
-        bbox_head=[dict(head, num_classes=8) for head in _base_.model.roi_head.bbox_head],
-        mask_head=dict(num_classes=8),
-    )
-)

@@ -7,12 +7,10 @@ python tools/train.py configs/upernet_deit_t_camvid.py --cfg-options data_root=/
 
 _base_ = ["_base_/upernet.py", "_base_/camvid.py", "_base_/schedule_nano.py", "_base_/seg_runtime_short.py"]
 
-max_iters = 1000
 width = 64  # channels of both heads
-crop_size = (256, 256)
 model = dict(
     # Images to test are padded to whole patches; mmseg cuts the padding off again.
-    data_preprocessor=dict(size=crop_size, test_cfg=dict(size_divisor=32)),
+    data_preprocessor=dict(size=(256, 256), test_cfg=dict(size_divisor=32)),
     backbone=dict(
         _delete_=True,
         type="vitdense.ViT",
@@ -21,18 +19,17 @@ model = dict(
         init_cfg=dict(type="Pretrained", checkpoint="timm://deit_tiny_patch16_224.fb_in1k"),
     ),
     neck=dict(type="vitdense.DeconvPyramid", in_channels=[192] * 4, design="light"),
-    decode_head=dict(in_channels=[192] * 4, channels=width, num_classes=11),
-    auxiliary_head=dict(in_channels=192, channels=width, num_classes=11),
+    decode_head=dict(in_channels=[192] * 4, channels=width),
+    auxiliary_head=dict(in_channels=192, channels=width),
 )
 train_pipeline = [
-    dict(step, crop_size=crop_size) if step.type == "RandomCrop" else step for step in _base_.train_pipeline
+    dict(step, crop_size=(256, 256)) if step.type == "RandomCrop" else step for step in _base_.train_pipeline
 ]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
-train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
-param_scheduler = [_base_.param_scheduler[0], dict(_base_.param_scheduler[1], end=max_iters)]
+train_cfg = dict(max_iters=1000, val_interval=1000)
+param_scheduler = [_base_.param_scheduler[0], dict(_base_.param_scheduler[1], end=1000)]
 head = dict(lr_mult=3.0)  # starts from nothing
 optim_wrapper = dict(
-    constructor="vitdense.LayerDecayOptimWrapperConstructor",  # logs the groups; layer_decay_rate would set the decay
     optimizer=dict(lr=3e-4),
     paramwise_cfg=dict(
         custom_keys=dict(

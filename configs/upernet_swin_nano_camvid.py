@@ -10,8 +10,4 @@ _base_ = [
     "_base_/seg_runtime_short.py",
 ]
 
-model = dict(
-    data_preprocessor=dict(size=(288, 288)),
-    decode_head=dict(num_classes=11),
-    auxiliary_head=dict(num_classes=11),
-)
+model = dict(data_preprocessor=dict(size=(288, 288)))

@@ -9,5 +9,3 @@ _base_ = [
     "_base_/schedule_nano.py",
     "_base_/seg_runtime_short.py",
 ]
-
-model = dict(decode_head=dict(num_classes=9), auxiliary_head=dict(num_classes=9))

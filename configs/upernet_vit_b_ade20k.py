@@ -22,7 +22,6 @@ model = dict(
     test_cfg=dict(mode="slide", crop_size=(512, 512), stride=(341, 341)),
 )
 optim_wrapper = dict(
-    constructor="vitdense.LayerDecayOptimWrapperConstructor",
     optimizer=dict(lr=1e-4, weight_decay=0.05),
     paramwise_cfg=dict(layer_decay_rate=0.65, bias_decay_mult=0.0),
 )

@@ -1,13 +1,33 @@
 """Train a detector or a segmentor from a config."""
 
+from typing import NamedTuple
+
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.engine.config import add_run_arguments, config_of, make_parser
 from vitdense.engine.launch import AMP_DTYPES, exit_on_user_error, train
 
 
+class Shortcut(NamedTuple):
+    key: str  # of --cfg-options
+    help: str
+
+
+SHORTCUTS = {
+    "epochs": Shortcut("settings.max_epochs", "length of the run, if the config counts epochs; its schedule follows"),
+    "iters": Shortcut("settings.max_iters", "length of the run, if the config counts iterations; its schedule follows"),
+    "batch-size": Shortcut("train_dataloader.batch_size", "images per GPU and step; see --auto-scale-lr"),
+    "image-size": Shortcut(
+        "settings.image_size",
+        "short side of a detector's images or of a segmentor's crops, in pixels; all sizes of the pipelines follow",
+    ),
+}
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     add_run_arguments(parser)
+    for name, what in SHORTCUTS.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=what.help)
     parser.add_argument(
         "--amp",
         nargs="?",
@@ -23,9 +43,18 @@ def main() -> None:
         help="continue from this checkpoint; by default, from the latest of the work folder",
     )
     parser.add_argument("--auto-scale-lr", action="store_true", help="scale the learning rate to the total batch size")
+    parser.add_argument(
+        "--fresh",
+        nargs="+",
+        default=(),
+        metavar="PATTERN",
+        help="regular expressions of the parameters of load_from that keep their initial values",
+    )
     args = parser.parse_args()
+    given = {option.key: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
+    args.cfg_options |= {key: value for key, value in given.items() if value is not None}
     with exit_on_user_error():
-        train(config_of(args), args.amp, args.resume, args.auto_scale_lr)
+        train(config_of(args), args.amp, args.resume, args.auto_scale_lr, args.fresh)
 
 
 if __name__ == "__main__":

@@ -59,9 +59,5 @@ val_dataloader = dict(
 )
 test_dataloader = val_dataloader
 # type='vitdense.CocoMetric' evaluates with pycocotools instead: the same numbers, slower.
-val_evaluator = dict(
-    type="vitdense.FasterCocoMetric",
-    ann_file=data_root + "annotations/instances_val2017.json",
-    metric=["bbox", "segm"],
-)
+val_evaluator = dict(type="vitdense.FasterCocoMetric", metric=["bbox", "segm"])
 test_evaluator = val_evaluator

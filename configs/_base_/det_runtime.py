@@ -3,6 +3,8 @@
 _base_ = "runtime.py"
 
 default_scope = "mmdet"
-default_hooks = dict(visualization=dict(type="DetVisualizationHook"))
-custom_hooks = [*_base_.custom_hooks, dict(type="CheckInvalidLossHook", interval=50)]
+default_hooks = dict(
+    visualization=dict(type="DetVisualizationHook"),
+    invalid_loss=dict(type="CheckInvalidLossHook", interval=50),
+)
 visualizer = dict(type="DetLocalVisualizer", vis_backends=[dict(type="LocalVisBackend")], name="visualizer")

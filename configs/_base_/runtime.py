@@ -10,8 +10,10 @@ default_hooks = dict(
     # Written to a temporary name and renamed; at least two are kept, so that a kill never leaves none.
     checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=3, backend_args=dict(backend="vitdense.atomic")),
     sampler_seed=dict(type="DistSamplerSeedHook"),
+    # Here and not in custom_hooks, so that a config that sets custom_hooks keeps them.
+    reproducible=dict(type="vitdense.ReproducibleHook"),
+    exact_load=dict(type="vitdense.ExactLoadHook"),
 )
-custom_hooks = [dict(type="vitdense.ReproducibleHook"), dict(type="vitdense.ExactLoadHook")]
 env_cfg = dict(
     cudnn_benchmark=False,
     mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),

@@ -9,6 +9,7 @@ param_scheduler = [
 ]
 optim_wrapper = dict(
     type="OptimWrapper",
+    constructor="vitdense.LayerDecayOptimWrapperConstructor",  # its log is one table, not a line per parameter
     optimizer=dict(type="AdamW", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
     paramwise_cfg=dict(
         custom_keys=dict(

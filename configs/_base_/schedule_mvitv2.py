@@ -11,6 +11,7 @@ param_scheduler = [
 ]
 optim_wrapper = dict(
     type="OptimWrapper",
+    constructor="vitdense.LayerDecayOptimWrapperConstructor",  # its log is one table, not a line per parameter
     optimizer=dict(type="AdamW", lr=1.6e-4, betas=(0.9, 0.999), weight_decay=0.1),
     paramwise_cfg=dict(  # biases do decay
         norm_decay_mult=0.0,

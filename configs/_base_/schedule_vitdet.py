@@ -11,7 +11,6 @@ param_scheduler = [
     *(dict(_base_.drop, begin=100 * step / 184375) for step in (163889, 177546)),
 ]
 optim_wrapper = dict(
-    constructor="vitdense.LayerDecayOptimWrapperConstructor",
     optimizer=dict(lr=1e-4),
     paramwise_cfg=dict(
         _delete_=True,

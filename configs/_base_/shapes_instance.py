@@ -46,9 +46,5 @@ val_dataloader = dict(
     ),
 )
 test_dataloader = val_dataloader
-val_evaluator = dict(
-    type="vitdense.FasterCocoMetric",
-    ann_file=data_root + "annotations/instances_val.json",
-    metric=["bbox", "segm"],
-)
+val_evaluator = dict(type="vitdense.FasterCocoMetric", metric=["bbox", "segm"])
 test_evaluator = val_evaluator

@@ -99,7 +99,7 @@ def test_another_number_of_classes_needs_the_option_fresh(published, tmp_path, f
     cfg = cascade(load_from=str(path), work_dir=str(tmp_path))
     for head in (*cfg.model.roi_head.bbox_head, cfg.model.roi_head.mask_head):
         head.num_classes = 20
-    next(hook for hook in cfg.custom_hooks if hook.type == "vitdense.ExactLoadHook").fresh = fresh
+    cfg.default_hooks.exact_load.fresh = fresh
     runner = Runner.from_cfg(cfg)
     before = runner.model.backbone.norm1.weight.clone()
     if not fresh:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmengine.config import Config
-
-from vitdense.engine.config import ConfigError
+from vitdense.engine.classes import annotation_file
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.images import join_some
 
 KEYS = {  # that mmdet reads, without a default
@@ -130,8 +129,7 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
 
 def _add(lines: list[str], fault: str, ids: Iterable) -> None:
     """Add a line about the items with a fault, if there are any."""
-    ids = sorted(map(str, ids), key=lambda name: (len(name), name))
-    if ids:
+    if ids := list(ids):
         lines.append(f"{len(ids)} {fault} {join_some(ids)}")
 
 
@@ -156,27 +154,26 @@ def first_annotations(ann_file: Path, number: int = READ_BEFORE_TRAINING) -> lis
     return found
 
 
-def check_masks(where: str, dataset: Mapping, cfg: Config) -> None:
+def check_masks(where: str, dataset: Mapping) -> None:
     """Check that annotations have masks if the pipeline loads masks. A worker would raise ``KeyError: 'mask'``.
 
     Args:
         where: Name of the data set in messages.
         dataset: Its config: one with a COCO annotation file that exists.
-        cfg: The whole config.
 
     Raises:
         ConfigError: One of the first annotations has no mask.
     """
     if not any(step.get("with_mask") for step in _dicts(dataset.get("pipeline", ()))):
         return
-    ann_file = Path(dataset.get("data_root") or "") / dataset["ann_file"]
+    ann_file = Path(annotation_file(dataset))
     annotations = first_annotations(ann_file)
     lacking = [item["id"] for item in annotations if not item.get("segmentation")]
     if lacking:
         raise ConfigError(
             f"{where}: {len(lacking)} of the first {len(annotations)} annotations of {ann_file} have no "
-            f"'segmentation', but the pipeline loads masks (with_mask=True); their ids: "
-            f"{join_some(list(map(str, lacking)))}. To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
+            f"'segmentation', but the pipeline loads masks (with_mask=True); their ids: {join_some(lacking)}. "
+            f"To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
             f"configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
         )
 

@@ -52,7 +52,7 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
             raise
         raise CheckpointMismatchError(
             f"{error}. For the checkpoint of a run (load_from, resume, test, predict) the config sets it by "
-            f"custom_hooks=[dict(type='vitdense.ExactLoadHook', allow_pickle=True)]"
+            f"default_hooks=dict(exact_load=dict(type='vitdense.ExactLoadHook', allow_pickle=True))"
         ) from error
 
 

@@ -10,7 +10,7 @@ from mmengine.logging import print_log
 from mmengine.structures import BaseDataElement
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
-from vitdense.engine.config import ConfigError
+from vitdense.engine.errors import ConfigError
 from vitdense.files import atomic_write
 
 

@@ -11,18 +11,19 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-
-class ConfigError(ValueError):
-    """An error in a config, data set or option; the message says what was expected and how to fix it."""
+from vitdense.engine.classes import follow_classes
+from vitdense.engine.errors import ConfigError
+from vitdense.engine.options import merge_options
+from vitdense.engine.settings import apply_settings
 
 
 def load_config(
     path: str | Path, options: Mapping[str, Any] | None = None, work_dir: str | None = None, launcher: str = "none"
 ) -> Config:
-    """Read a config and override options.
+    """Read a config, override options, apply its settings, and complete it by the classes of its data.
 
-    A new ``data_root`` replaces the old one in every path of the config, including the metrics' annotation files.
-    mmengine would change the variable ``data_root`` only, after all paths have been made from it.
+    See `merge_options`, `apply_settings` and `follow_classes`. A new ``data_root`` replaces the old one in every path
+    of the config. mmengine would change the variable ``data_root`` only, after all paths have been made from it.
 
     Args:
         path: Config file.
@@ -31,21 +32,37 @@ def load_config(
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
 
     Raises:
-        ConfigError: `path` is not a file.
+        ConfigError: `path` is not a file; it merges a dict into a list; or see the functions above.
     """
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"config {path} is not a file")
-    cfg = Config.fromfile(path)
+    cfg = _read(path)
     old_root = cfg.get("data_root")
-    cfg.merge_from_dict(dict(options or {}))
+    merge_options(cfg, options or {})
     new_root = cfg.get("data_root")
     if old_root and new_root != old_root:
         moved = _replace_root(cfg._cfg_dict, old_root.rstrip("/"), os.path.expanduser(new_root).rstrip("/"))
         cfg = Config(moved, filename=cfg.filename)
+    apply_settings(cfg)
+    follow_classes(cfg)
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / path.stem)
     return cfg
+
+
+def _read(path: Path) -> Config:
+    try:
+        return Config.fromfile(path)
+    except TypeError as error:  # mmengine's advice, `_delete_=True`, would drop all entries of the list but this
+        if "cannot inherit from base" not in str(error) or "<class 'list'>" not in str(error):
+            raise
+        key = str(error).partition("=")[0]
+        raise ConfigError(
+            f"{path}: {key} is a list in the base config, got a dict; change every entry: {key}=[dict(entry, ...) for "
+            f"entry in _base_....{key}]. The number of classes needs no such line: it follows the data where no head "
+            f"states it"
+        ) from error
 
 
 def _replace_root(node: Any, old: str, new: str) -> Any:
@@ -63,6 +80,12 @@ def build_model(cfg: Config) -> nn.Module:
     """Build the model of a config for one process: weights not initialised, SyncBN replaced by BN."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
     return revert_sync_batchnorm(MODELS.build(cfg.model))
+
+
+def hooks(cfg: Config) -> list[dict]:
+    """The configs of all hooks."""
+    found = [*(cfg.get("default_hooks") or {}).values(), *(cfg.get("custom_hooks") or [])]
+    return [hook for hook in found if hook]
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:

@@ -1,7 +1,6 @@
 """Settings of a config that must agree with each other: channels, annotation files, normalisation, schedule."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from torch import nn
 
-from vitdense.engine.config import ConfigError
+from vitdense.engine.classes import annotation_file, metrics
+from vitdense.engine.errors import ConfigError
 from vitdense.models import MODELS as TABLE
 from vitdense.models import Model, find_model
 
@@ -36,7 +36,9 @@ def check_channels(cfg: Config) -> None:
         wanted = neck.get("in_channels", channels)
         # A number: some necks take one map. In any order: some start at the last map.
         if wanted not in channels if isinstance(wanted, int) else sorted(wanted) != sorted(channels):
-            raise ConfigError(f"{name}.in_channels: got {wanted}, expected {source}, {channels}; set {name}.in_channels")
+            raise ConfigError(
+                f"{name}.in_channels: got {wanted}, expected {source}, {channels}; set {name}.in_channels"
+            )
         built = _build_on_meta(neck, name)
         if built is None:
             return  # its outputs are its own
@@ -50,16 +52,15 @@ def check_channels(cfg: Config) -> None:
 def _check_head(name: str, head: Mapping, source: str, channels: Sequence[int]) -> None:
     """Check the channels of a head of mmseg, which takes the maps `in_index`."""
     index, wanted = head.get("in_index", -1), head.get("in_channels")
-    indices = [index] if isinstance(index, int) else index
     if wanted is None:
         return
-    if not all(-len(channels) <= i < len(channels) for i in indices):
-        raise ConfigError(f"{name}.in_index: got {index}, but there are {len(channels)} maps ({source}: {channels})")
-    expected = [channels[i] for i in indices]
-    if ([wanted] if isinstance(wanted, int) else list(wanted)) != expected:
+    try:
+        expected = channels[index] if isinstance(index, int) else [channels[i] for i in index]
+    except IndexError as error:
+        raise ConfigError(f"{name}.in_index: got {index}, but there are {len(channels)} maps: {source}") from error
+    if (wanted if isinstance(wanted, int) else list(wanted)) != expected:
         raise ConfigError(
-            f"{name}.in_channels: got {wanted}, expected {expected if isinstance(index, (list, tuple)) else expected[0]}"
-            f": {source}, {channels}, at in_index {index}; set {name}.in_channels"
+            f"{name}.in_channels: got {wanted}, expected {expected}: {source} are {channels}, of which in_index {index}"
         )
 
 
@@ -78,7 +79,7 @@ def _build_on_meta(cfg: Mapping | None, name: str) -> nn.Module | None:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def check_evaluator(split: str, datasets: Sequence[Mapping], cfg: Config) -> None:
+def check_evaluator(split: str, datasets: Sequence[dict], cfg: Config) -> None:
     """Check that the metrics of a split read the annotation file of its data set.
 
     Otherwise the first evaluation fails, after hours, or compares with other annotations.
@@ -91,16 +92,13 @@ def check_evaluator(split: str, datasets: Sequence[Mapping], cfg: Config) -> Non
     Raises:
         ConfigError: A metric reads another file.
     """
-    evaluators = cfg.get(f"{split}_evaluator") or []
-    for evaluator in evaluators if isinstance(evaluators, (list, tuple)) else [evaluators]:
-        named = evaluator.get("ann_file")
-        if not named or len(datasets) != 1 or not datasets[0].get("ann_file"):
-            continue
-        read = os.path.join(datasets[0].get("data_root") or "", datasets[0]["ann_file"])
-        if Path(named).resolve() != Path(read).resolve():
+    of_data = annotation_file(datasets[0])
+    for metric in metrics(cfg, split):
+        named = metric.get("ann_file")
+        if named and of_data and len(datasets) == 1 and Path(named).resolve() != Path(of_data).resolve():
             raise ConfigError(
-                f"{split}_evaluator.ann_file: got {named}, expected the file of {split}_dataloader, {read}; leave it "
-                f"unset (None), and it follows the data set"
+                f"{split}_evaluator.ann_file: got {named}, expected the file of {split}_dataloader, {of_data}; leave "
+                f"it out, and it follows the data set"
             )
 
 
@@ -136,7 +134,7 @@ def schedule_warnings(cfg: Config) -> Iterator[str]:
     length, schedulers = cfg.train_cfg.get(unit), cfg.get("param_scheduler") or []
     schedulers = schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]
     schedulers = [step for step in schedulers if step.get("by_epoch", True) == by_epoch]
-    advice = f"set the top-level {unit} = {length}, which schedules follow"
+    advice = f"set settings = dict({unit}={length}) in place of train_cfg.{unit}, and schedules follow"
     ends = [
         step["end"]
         for step in schedulers

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.registry import DATASETS
 from PIL import Image
 
 from vitdense.engine.annotations import examine, read_annotations
-from vitdense.engine.config import ConfigError, config_of, make_parser
+from vitdense.engine.classes import annotation_file, find_class, leaf_datasets
+from vitdense.engine.config import config_of, make_parser
 from vitdense.engine.consistency import normalisation_warnings, schedule_warnings
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.images import (
     FILES_READ,
     ImageFile,
@@ -23,7 +26,7 @@ from vitdense.engine.images import (
 )
 from vitdense.engine.label_maps import build_dataset, check_label_maps, loads_labels, read_label_maps
 from vitdense.engine.launch import USER_ERRORS, exit_on_user_error
-from vitdense.engine.preflight import check, dataset_kind, leaf_datasets
+from vitdense.engine.preflight import checks
 from vitdense.files import atomic_write
 
 CLASSES_SHOWN = 40
@@ -69,7 +72,7 @@ class Report:
     def finish(self) -> int:
         """Print the faults, each once; the exit status."""
         errors, warnings = (list(dict.fromkeys(lines)) for lines in (self.errors, self.warnings))
-        print(*(f"warning: {line}" for line in warnings), *(f"error: {line}" for line in errors), sep="\n")
+        print("", *(f"warning: {line}" for line in warnings), *(f"error: {line}" for line in errors), sep="\n")
         print(f"{len(errors)} errors, {len(warnings)} warnings")
         return 2 if errors else 0
 
@@ -86,13 +89,15 @@ def report(cfg: Config, all_files: bool = False) -> int:
     """
     result, number, described = Report(), None if all_files else FILES_READ, {}
     result.row("config", f"{cfg.filename}: {cfg.model.type}, {cfg.get('default_scope', 'mmdet')}")
-    for split in ("train", "val", "test"):
-        if not cfg.get(f"{split}_cfg") or not cfg.get(f"{split}_dataloader"):
-            continue
+    splits = tuple(s for s in ("train", "val", "test") if cfg.get(f"{s}_cfg") and cfg.get(f"{s}_dataloader"))
+    for check_part in checks(cfg, splits):
         with result.collect():
-            check(cfg, (split,))
+            check_part()
+    for split in splits:
         for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
-            files = json.dumps([dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")])
+            files = json.dumps(
+                [dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")]
+            )
             if files in described:
                 result.row(split, f"as {described[files]}")
                 continue
@@ -105,28 +110,29 @@ def report(cfg: Config, all_files: bool = False) -> int:
 
 def _describe(result: Report, split: str, dataset: dict, cfg: Config, number: int | None) -> None:
     """Rows and faults of a data set."""
-    kind = dataset_kind(dataset, cfg)
+    kind = find_class(DATASETS, dataset["type"], cfg)
+    if kind is None:
+        return  # a fault that the checks found
     root = Path(dataset.get("data_root") or "")
     if "://" in str(root) or (getattr(kind, "drawn_on_demand", False) and not root.exists()):
         result.row(split, f"{kind.__name__} in {root}: not on this disk")
         return
     if cfg.get("default_scope") == "mmseg":
         _describe_label_maps(result, split, dataset, kind, cfg, number)
-    elif str(dataset.get("ann_file")).endswith(".json"):
-        _describe_annotations(result, split, dataset, root, number)
+    elif ann_file := annotation_file(dataset):
+        _describe_annotations(result, split, dataset, Path(ann_file), number)
     else:
         result.row(split, f"{kind.__name__} in {root}: has no COCO annotation file")
 
 
-def _describe_annotations(result: Report, split: str, dataset: dict, root: Path, number: int | None) -> None:
-    ann_file = root / dataset["ann_file"]
+def _describe_annotations(result: Report, split: str, dataset: dict, ann_file: Path, number: int | None) -> None:
     found = examine(read_annotations(ann_file))
     masks = {0: "without masks", found.annotations: "all with masks"}.get(
         found.with_mask, f"{found.with_mask} of them with masks"
     )
     result.row(split, f"{ann_file}: {len(found.images)} images, {found.empty} without annotation")
     result.row("", f"{found.annotations} annotations, {masks}, {found.crowd} of crowds")
-    folder = root / (dataset.get("data_prefix") or {}).get("img", "")
+    folder = os.path.join(dataset.get("data_root") or "", (dataset.get("data_prefix") or {}).get("img", ""))
     of_file = {os.path.join(folder, image["file_name"]): image for image in found.images}
     read = _describe_images(result, split, list(of_file), number)
     # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
@@ -183,7 +189,8 @@ def _describe_label_maps(
     total = maps.pixels.total()
     result.row("", f"pixels of raw values in {maps.read} of {maps.total} label maps:")
     shares = {
-        f"{raw} {names.get(maps.label(raw), 'unlabelled')}": 100 * maps.pixels[raw] / total for raw in sorted(maps.pixels)
+        f"{raw} {names.get(maps.label(raw), 'unlabelled')}": 100 * maps.pixels[raw] / total
+        for raw in sorted(maps.pixels)
     }
     _print_bars(result, shares, "{:.3g} %")
     if split == "train" and (absent := names.keys() - {maps.label(raw) for raw in maps.pixels}):

@@ -66,7 +66,9 @@ def measure(config: Path) -> Estimate:
     with open("/dev/null", "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         model = build_model(cfg).to(device).train()
         optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
-        loader = Runner.build_dataloader({**cfg.train_dataloader, "num_workers": 0, "persistent_workers": False}, seed=0)
+        loader = Runner.build_dataloader(
+            {**cfg.train_dataloader, "num_workers": 0, "persistent_workers": False}, seed=0
+        )
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
         seconds = 0.0
         for i, batch in enumerate(itertools.islice(batches, WARM_UP + MEASURED)):

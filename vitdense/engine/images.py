@@ -58,7 +58,9 @@ def describe_images(files: Iterable[ImageFile]) -> str:
     if not readable:
         return "none can be read"
     modes = ", ".join(f"{mode} {count}" for mode, count in Counter(file.mode for file in readable).most_common())
-    small, large = (limit((file.loaded for file in readable), key=lambda size: size[0] * size[1]) for limit in (min, max))
+    small, large = (
+        limit((file.loaded for file in readable), key=lambda size: size[0] * size[1]) for limit in (min, max)
+    )
     median = [round(statistics.median(file.loaded[axis] for file in readable)) for axis in (0, 1)]
     return f"{modes}; {small[0]}x{small[1]} to {large[0]}x{large[1]}, median {median[0]}x{median[1]}"
 
@@ -76,7 +78,8 @@ def image_faults(files: Sequence[ImageFile]) -> tuple[list[str], list[str]]:
     return errors, warnings
 
 
-def join_some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+def join_some(items: Iterable[object]) -> str:
+    """The first items, and how many more there are."""
+    names = [str(item) for item in items]
     more = f", ... {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more

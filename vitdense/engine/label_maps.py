@@ -15,7 +15,7 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
-from vitdense.engine.config import ConfigError
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.images import FILES_READ, evenly_spaced
 
 VALUES_SHOWN = 20  # in a histogram

@@ -3,18 +3,19 @@
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
 from vitdense.engine.checkpoints import install_loader
-from vitdense.engine.config import ConfigError
-from vitdense.engine.preflight import check, leaf_datasets
+from vitdense.engine.classes import leaf_datasets
+from vitdense.engine.errors import ConfigError
+from vitdense.engine.preflight import check
 from vitdense.models import find_model
 from vitdense.ops import ops_in_use
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
@@ -52,7 +53,13 @@ def _is_ours(error: BaseException | None) -> bool:
     return False
 
 
-def train(cfg: Config, amp: str | None = None, resume: str | None = None, auto_scale_lr: bool = False) -> None:
+def train(
+    cfg: Config,
+    amp: str | None = None,
+    resume: str | None = None,
+    auto_scale_lr: bool = False,
+    fresh: Sequence[str] = (),
+) -> None:
     """Train and validate.
 
     Args:
@@ -60,6 +67,7 @@ def train(cfg: Config, amp: str | None = None, resume: str | None = None, auto_s
         amp: Data type of automatic mixed precision, one of `AMP_DTYPES`; None: float32.
         resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
         auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
+        fresh: See `ExactLoadHook`; replaces the config's.
 
     Raises:
         ConfigError: See `check`; or `amp` or a launcher on a machine without a GPU.
@@ -74,6 +82,9 @@ def train(cfg: Config, amp: str | None = None, resume: str | None = None, auto_s
             cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
         cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
+    if fresh:
+        hooks = cfg.setdefault("default_hooks", ConfigDict())
+        hooks.exact_load = {"type": "vitdense.ExactLoadHook", **hooks.get("exact_load", {}), "fresh": list(fresh)}
     if resume == "auto":
         resume = latest_checkpoint(Path(cfg.work_dir))
         if resume is None:

@@ -222,7 +222,9 @@ def _folders(args: argparse.Namespace) -> list[tuple[Path, Path]]:
 def _suffixes(args: argparse.Namespace, images: Path, labels: Path) -> tuple[str, str]:
     """Ends of the names of images and label maps after what both have in common."""
     image_names, label_names = (
-        sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+        sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS
+        )
         for folder in (images, labels)
     )
     image_suffix = args.image_suffix
@@ -243,8 +245,9 @@ def _suffixes(args: argparse.Namespace, images: Path, labels: Path) -> tuple[str
         best = [end for end, count in fits.items() if count == max(fits.values())]
         if len(best) != 1:
             raise ConfigError(
-                f"--image-suffix, --label-suffix: cannot tell which label map in {labels} is of {stem}{image_suffix} in "
-                f"{images}; label maps are called {', '.join(label_names[:3]) or 'nothing'}, ..."
+                f"--label-suffix: cannot tell which label map in {labels} is of {stem}{image_suffix} in {images}; the "
+                f"first label maps are {', '.join(label_names[:3]) or 'none'}. Give --label-suffix, and --image-suffix "
+                f"where the end of its name is more than an extension"
             )
         (label_suffix,) = best
     return image_suffix, label_suffix
@@ -274,11 +277,12 @@ def write_config(args: argparse.Namespace, data: Data) -> str:
         _check_base(cfg, args)
     settings = {}
     by_epoch = "max_epochs" in cfg.train_cfg
-    if (args.iters if by_epoch else args.epochs) is not None:
-        raise ConfigError(f"--{'iters' if by_epoch else 'epochs'}: {base} counts {'epochs' if by_epoch else 'iterations'}")
+    unit, other = ("epochs", "iters") if by_epoch else ("iters", "epochs")
+    if getattr(args, other) is not None:
+        raise ConfigError(f"--{other}: {base} counts {unit}; give --{unit}")
     length = args.epochs or args.iters or (None if args.base else EPOCHS if by_epoch else ITERS)
     if length:
-        settings["max_epochs" if by_epoch else "max_iters"] = length
+        settings[f"max_{unit}"] = length
     if data.short_side < image_size(cfg):
         settings["image_size"] = max(data.short_side // 32, 2) * 32
     shared = {"data_root": Name("data_root"), **data.shared}
@@ -306,10 +310,7 @@ def write_config(args: argparse.Namespace, data: Data) -> str:
 
 def _recipe(args: argparse.Namespace) -> Path:
     """The config of the method in a clone of the project."""
-    if args.task == "detection":
-        name = DETECTORS[args.method or "cascade", args.boxes]
-    else:
-        name = SEGMENTOR
+    name = DETECTORS[args.method or "cascade", args.boxes] if args.task == "detection" else SEGMENTOR
     path = ROOT / "configs" / name
     if not path.is_file():
         raise ConfigError(
@@ -348,7 +349,9 @@ def _model(name: str, cfg: Config) -> dict[str, Any]:
     row = find_model(name)
     if row is None:
         near = near_names(name)
-        raise ConfigError(f"--backbone: got {name!r}; expected a name of vitdense.list_models(), such as {near or 'swin_tiny'}")
+        raise ConfigError(
+            f"--backbone: got {name!r}; expected a name of vitdense.list_models(), such as {near or 'swin_tiny'}"
+        )
     kind = getattr(backbones, row.family)
     with torch.device("meta"):
         trunk = kind(row.arch, **row.options)
@@ -359,7 +362,9 @@ def _model(name: str, cfg: Config) -> dict[str, Any]:
     if plain:
         pyramid = {"type": "vitdense.DeconvPyramid", "in_channels": channels, "design": "light"}
     statistics_of = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
-    preprocessor = {key: value for key, value in statistics_of.items() if value != list(cfg.model.data_preprocessor[key])}
+    preprocessor = {
+        key: value for key, value in statistics_of.items() if value != list(cfg.model.data_preprocessor[key])
+    }
     if cfg.default_scope == "mmdet":
         if plain:
             model["neck"] = [pyramid, {**cfg.model.neck, "in_channels": channels}]
@@ -407,12 +412,16 @@ def _code(value: Any, indent: int = 0, prefix: int = 0) -> str:
         start, end = ("[", "]") if isinstance(value, list) else ("(", ")")
         parts = [("", part) for part in value]
     else:
-        return value if isinstance(value, Name) else json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+        return (
+            value
+            if isinstance(value, Name)
+            else json.dumps(value, ensure_ascii=False)
+            if isinstance(value, str)
+            else repr(value)
+        )
     line = f"{start}{', '.join(key + ('' if part is None else _code(part)) for key, part in parts)}{end}"
     if indent + prefix + len(line) <= WIDTH - 1 and "\n" not in line:
         return line
     inner = " " * (indent + 4)
-    body = "".join(
-        f"{inner}{key}{'' if part is None else _code(part, indent + 4, len(key))},\n" for key, part in parts
-    )
+    body = "".join(f"{inner}{key}{'' if part is None else _code(part, indent + 4, len(key))},\n" for key, part in parts)
     return f"{start}\n{body}{' ' * indent}{end}"

@@ -18,10 +18,11 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense import draw
 from vitdense.engine.checkpoints import read_checkpoint
+from vitdense.engine.classes import leaf_datasets
 from vitdense.engine.coco import CocoPredictions
-from vitdense.engine.config import ConfigError, build_model
+from vitdense.engine.config import build_model, hooks
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.label_maps import loads_labels
-from vitdense.engine.preflight import leaf_datasets
 from vitdense.files import atomic_write
 from vitdense.weights.load import fit_whole
 
@@ -39,7 +40,7 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     if "backbone" in cfg.model:
         cfg.model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
     model = build_model(cfg)
-    allow_pickle = any(hook.get("allow_pickle", False) for hook in cfg.get("custom_hooks", []))  # of ExactLoadHook
+    allow_pickle = any(hook.get("allow_pickle", False) for hook in hooks(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     state, _ = fit_whole(model, saved, source=checkpoint)
     model.load_state_dict(state, strict=True)

@@ -1,22 +1,23 @@
 """Checks before the first iteration, for errors that would appear late, or silently train on wrong labels."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS
 
+from vitdense.engine.annotations import check_masks
+from vitdense.engine.classes import annotation_file, class_heads, dataset_classes, find_class, leaf_datasets
 from vitdense.engine.coco import category_names
-from vitdense.engine.config import ConfigError
+from vitdense.engine.consistency import check_channels, check_evaluator
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.label_maps import check_label_maps
-
-# Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
-CLASS_HEADS = ("bbox_head", "mask_head", "decode_head", "auxiliary_head")
+from vitdense.engine.options import DATALOADER
 
 
 def check(cfg: Config, splits: tuple[str, ...]) -> None:
-    """Check the data sets of a config against the disk, the annotation files and the heads.
+    """Check a config: its data sets against the disk and the annotation files, and settings that must agree.
 
     Args:
         cfg: The config.
@@ -24,35 +25,46 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
 
     Raises:
         ConfigError: A file or folder is missing, the classes are not those of the annotation file, a head has
-            another number of classes, or values of label maps do not match the config.
+            another number of classes, values of label maps do not match the config, annotations have no masks that
+            the pipeline loads, a metric reads another annotation file, or channels differ.
     """
+    for check_part in checks(cfg, splits):
+        check_part()
+
+
+def checks(cfg: Config, splits: tuple[str, ...]) -> Iterator[Callable[[], None]]:
+    """The parts of `check`. Each may raise an error of its own."""
     for split in splits:
         loader = cfg.get(f"{split}_dataloader")
-        for dataset in leaf_datasets(loader.dataset) if loader else ():
-            _check_dataset(f"{split}_dataloader", dataset, cfg)
+        if loader:
+            yield partial(_check_loader, f"{split}_dataloader", loader)
+            leaves = list(leaf_datasets(loader.dataset))
+            for dataset in leaves:
+                yield partial(_check_dataset, f"{split}_dataloader", dataset, cfg)
+            if split != "train":
+                yield partial(check_evaluator, split, leaves, cfg)
+    yield partial(check_channels, cfg)
 
 
-def leaf_datasets(dataset: dict) -> Iterator[dict]:
-    """Configs of the data sets inside wrappers such as `RepeatDataset` and `ConcatDataset`."""
-    if "datasets" in dataset:
-        for part in dataset["datasets"]:
-            yield from leaf_datasets(part)
-    elif "dataset" in dataset:
-        yield from leaf_datasets(dataset["dataset"])
-    else:
-        yield dataset
+def _check_loader(where: str, loader: dict) -> None:
+    if unknown := loader.keys() - DATALOADER:
+        raise ConfigError(
+            f"{where}: got {', '.join(sorted(unknown))}, expected arguments of torch's DataLoader, `dataset` and "
+            f"`num_batch_per_epoch`"
+        )
 
 
 def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
-    with DATASETS.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as registry:
-        kind = registry.get(dataset["type"])
+    kind = find_class(DATASETS, dataset["type"], cfg)
     if kind is None:
         raise ConfigError(f"{where}: no data set of type {dataset['type']!r} is registered")
-    classes = (dataset.get("metainfo") or {}).get("classes", kind.METAINFO.get("classes"))
-    if isinstance(classes, str):
-        classes = list_from_file(classes)
-    if classes is not None:
-        _check_heads(cfg.model, len(classes), f"{where}: the data set has {len(classes)} classes")
+    classes = dataset_classes(dataset, kind)
+    for path, head in class_heads(cfg.model) if classes is not None else ():
+        if head.get("num_classes", len(classes)) != len(classes):
+            raise ConfigError(
+                f"{where}: the data set has {len(classes)} classes, but {path}.num_classes is {head['num_classes']}; "
+                f"leave it out: the heads follow the data set"
+            )
     # Files of a storage service (s3://) are left to mmengine's file client.
     if getattr(kind, "drawn_on_demand", False) or "://" in str(dataset.get("data_root")):
         return
@@ -63,8 +75,9 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
     for name, prefix in (dataset.get("data_prefix") or {}).items():
         if prefix is not None:
             _must_exist(where, root, root / prefix, f"folder ({name})")
-    if ann_file and str(ann_file).endswith(".json") and classes is not None:
-        _check_categories(where, root / ann_file, tuple(classes))
+    if classes is not None and (json_file := annotation_file(dataset)):
+        _check_categories(where, Path(json_file), classes)
+        check_masks(where, dataset)
     if cfg.get("default_scope") == "mmseg":
         check_label_maps(where, dataset, kind, cfg)
 
@@ -87,15 +100,3 @@ def _check_categories(where: str, ann_file: Path, classes: tuple[str, ...]) -> N
             f"would be swapped: {', '.join(names)}. Not in the file: {', '.join(unknown) or 'none'}. Set "
             f"metainfo=dict(classes=(...)) of the data set"
         )
-
-
-def _check_heads(node: object, num_classes: int, reason: str, path: str = "model", head: bool = False) -> None:
-    if isinstance(node, dict):
-        found = node.get("num_classes")
-        if head and found is not None and found != num_classes:
-            raise ConfigError(f"{reason}, but {path}.num_classes is {found}; set it to {num_classes}")
-        for key, value in node.items():
-            _check_heads(value, num_classes, reason, f"{path}.{key}", key in CLASS_HEADS)
-    elif isinstance(node, (list, tuple)):
-        for i, value in enumerate(node):
-            _check_heads(value, num_classes, reason, f"{path}[{i}]", head)

@@ -1,0 +1,79 @@
+"""`settings` of a config: its length and image size."""
+
+import pytest
+
+from vitdense.engine.config import ConfigError, load_config
+
+pytest.importorskip("mmdet")
+
+
+def steps(cfg, split="train"):
+    """The transforms of a pipeline by type."""
+    return {step.type: step for step in cfg[f"{split}_dataloader"].dataset.pipeline}
+
+
+def test_schedule_in_epochs_follows_max_epochs(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": 12})
+    assert cfg.train_cfg.max_epochs == 12
+    warmup, drops = cfg.param_scheduler
+    assert (drops.end, drops.milestones) == (12, [9, 11])
+    assert warmup.end == 500  # counts iterations
+
+
+def test_drops_within_an_epoch_follow_max_epochs(repo):
+    cfg = load_config(repo / "configs/cascade_mvitv2_t_coco.py", {"settings.max_epochs": 12})
+    assert [drop.begin for drop in cfg.param_scheduler[1:]] == pytest.approx([12 * 52500 / 67500, 12 * 62500 / 67500])
+
+
+@pytest.mark.parametrize("key", ["settings.max_iters", "train_cfg.max_iters"])
+def test_schedule_in_iterations_follows_max_iters(repo, key):
+    cfg = load_config(repo / "configs/upernet_swin_nano_camvid.py", {key: 5})
+    assert cfg.train_cfg.max_iters == cfg.train_cfg.val_interval == 5
+    assert [(part.begin, part.end) for part in cfg.param_scheduler] == [(0, 1), (1, 5)]
+
+
+def test_length_in_the_other_unit_is_refused(repo):
+    with pytest.raises(ConfigError, match=r"settings\.max_epochs"):
+        load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_iters": 5})
+
+
+def test_image_size_of_a_detector_is_the_short_side_and_scales_all_sizes(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.image_size": 400})
+    assert steps(cfg, "val")["Resize"].scale == steps(cfg, "test")["Resize"].scale == (666, 400)
+    plain, cropped = steps(cfg)["RandomChoice"].transforms
+    assert plain[0].scales[0] == (240, 666)
+    assert cropped[1].crop_size == (192, 300)
+
+
+def test_image_size_of_a_segmentor_is_the_crop(repo):
+    cfg = load_config(repo / "configs/upernet_vit_b_ade20k.py", {"settings.image_size": 256})
+    assert steps(cfg)["RandomCrop"].crop_size == (256, 256)
+    assert steps(cfg)["RandomResize"].scale == (1024, 256)
+    assert cfg.model.data_preprocessor.size == (256, 256)
+    assert (cfg.model.test_cfg.crop_size, cfg.model.test_cfg.stride) == ((256, 256), (170, 170))
+    assert cfg.tta_pipeline[1].transforms[0][1].scale == (768, 192)
+
+
+def test_image_size_of_vitdet_changes_padding_and_positions(repo):
+    cfg = load_config(repo / "configs/cascade_vit_b_coco.py", {"settings.image_size": 512})
+    assert steps(cfg)["Pad"].size == (512, 512)
+    assert cfg.model.data_preprocessor.pad_size_divisor == cfg.model.backbone.img_size == 512
+
+
+def test_settings_in_a_config_file_and_applied_again(repo, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"_base_ = {str(repo / 'configs/cascade_swin_t_coco.py')!r}\nsettings = dict(max_epochs=12, image_size=400)\n"
+    )
+    cfg = load_config(path)
+    assert (cfg.train_cfg.max_epochs, steps(cfg, "val")["Resize"].scale) == (12, (666, 400))
+    cfg.dump(tmp_path / "again.py")
+    again = load_config(tmp_path / "again.py")
+    assert again.param_scheduler == cfg.param_scheduler
+    assert again.train_dataloader == cfg.train_dataloader
+
+
+@pytest.mark.parametrize("settings", [{"image_size": 0}, {"max_epochs": 2.5}, {"size": 3}], ids=str)
+def test_wrong_settings_are_refused(repo, settings):
+    with pytest.raises(ConfigError, match=f"settings.*{next(iter(settings))}"):
+        load_config(repo / "configs/cascade_swin_t_coco.py", {"settings": settings})

@@ -1,0 +1,106 @@
+"""The classes of the training data decide: the other data sets, the heads and the metrics follow."""
+
+import inspect
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.fileio import list_from_file
+from mmengine.registry import DATASETS, METRICS, MODELS, Registry
+
+from vitdense.engine.coco import category_names
+
+# Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
+CLASS_HEADS = ("bbox_head", "mask_head", "decode_head", "auxiliary_head")
+
+
+def leaf_datasets(dataset: dict) -> Iterator[dict]:
+    """Configs of the data sets inside wrappers such as `RepeatDataset` and `ConcatDataset`."""
+    if "datasets" in dataset:
+        for part in dataset["datasets"]:
+            yield from leaf_datasets(part)
+    elif "dataset" in dataset:
+        yield from leaf_datasets(dataset["dataset"])
+    else:
+        yield dataset
+
+
+def find_class(registry: Registry, kind: str | type, cfg: Config) -> type | None:
+    """The class that `kind` names in the scope of a config, or None."""
+    if not isinstance(kind, str):
+        return kind
+    with registry.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as scoped:
+        return scoped.get(kind)
+
+
+def accepts(kind: type, argument: str) -> bool:
+    """Whether a constructor, or one that it passes ``**kwargs`` on to, has an argument of this name."""
+    return any(argument in inspect.signature(base.__init__).parameters for base in kind.__mro__)
+
+
+def annotation_file(dataset: dict) -> str | None:
+    """Path or address of the JSON file of annotations of a data set, which may not exist; None if it has none."""
+    name = str(dataset.get("ann_file") or "")
+    return os.path.join(dataset.get("data_root") or "", name) if name.endswith(".json") else None
+
+
+def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
+    """Class names of a data set: of its `metainfo`, else of its annotation file, else of its type.
+
+    Raises:
+        ConfigError: The annotation file is not in COCO format.
+    """
+    given = (dataset.get("metainfo") or {}).get("classes")
+    if given is not None:
+        return tuple(list_from_file(given) if isinstance(given, str) else given)
+    ann_file = annotation_file(dataset)
+    if ann_file is not None and Path(ann_file).is_file():
+        return category_names(Path(ann_file))
+    known = kind.METAINFO.get("classes")
+    return None if known is None else tuple(known)
+
+
+def follow_classes(cfg: Config) -> None:
+    """Complete a config by the classes of its training data, in place.
+
+    Set only where they are missing: ``metainfo.classes`` of all data sets, `num_classes` of the heads in `CLASS_HEADS`,
+    and `ann_file` of metrics, which is that of their data set.
+    """
+    loaders = {split: cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")}
+    datasets = {split: list(leaf_datasets(loader.dataset)) for split, loader in loaders.items() if loader}
+    leaves = [dataset for parts in datasets.values() for dataset in parts]
+    kind = find_class(DATASETS, leaves[0]["type"], cfg) if leaves else None
+    classes = dataset_classes(leaves[0], kind) if kind is not None else None
+    if classes is not None:
+        if classes != kind.METAINFO.get("classes"):
+            for dataset in leaves:
+                dataset["metainfo"] = {"classes": classes, **(dataset.get("metainfo") or {})}
+        for _, head in class_heads(cfg.model):
+            head_kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
+            if "num_classes" not in head and head_kind is not None and accepts(head_kind, "num_classes"):
+                head["num_classes"] = len(classes)
+    for split in datasets.keys() & {"val", "test"}:
+        ann_file = annotation_file(datasets[split][0])
+        for metric in metrics(cfg, split):
+            metric_kind = find_class(METRICS, metric["type"], cfg)
+            if ann_file is not None and metric_kind is not None and accepts(metric_kind, "ann_file"):
+                metric.setdefault("ann_file", ann_file)
+
+
+def metrics(cfg: Config, split: str) -> list[dict]:
+    """Configs of the metrics of ``val`` or ``test``."""
+    found = cfg.get(f"{split}_evaluator") or []
+    return found if isinstance(found, list) else [found]
+
+
+def class_heads(node: object, path: str = "model", is_head: bool = False) -> Iterator[tuple[str, dict]]:
+    """The heads in a config's model that have the classes of the data set: dotted path and config."""
+    if isinstance(node, dict):
+        if is_head:
+            yield path, node
+        for key, value in node.items():
+            yield from class_heads(value, f"{path}.{key}", key in CLASS_HEADS)
+    elif isinstance(node, (list, tuple)):
+        for i, value in enumerate(node):
+            yield from class_heads(value, f"{path}.{i}", is_head)
