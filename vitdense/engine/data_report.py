@@ -181,10 +181,10 @@ def _describe_label_maps(
             f"seg_map_suffix: {join_some(absent)}"
         )
         return
+    maps = read_label_maps(split, built, loader, number)
     wrong = [f"{label_maps[file.path]} ({size})" for file in read if (size := _other_size(label_maps[file.path], file))]
     if wrong:
         result.errors.append(f"{split}: {len(wrong)} label maps have another size than their image: {join_some(wrong)}")
-    maps = read_label_maps(split, built, loader, number)
     names = dict(enumerate(built.metainfo.get("classes") or ()))
     total = maps.pixels.total()
     result.row("", f"pixels of raw values in {maps.read} of {maps.total} label maps:")
@@ -210,7 +210,8 @@ def _describe_images(result: Report, split: str, paths: Sequence[str], number: i
     """A row about the image files, and their faults; those that can be read."""
     if absent := [path for path in paths if not os.path.isfile(path)]:
         result.errors.append(f"{split}: {len(absent)} of {len(paths)} image files do not exist: {join_some(absent)}")
-    present = sorted(set(paths) - set(absent))
+    missing = set(absent)
+    present = [path for path in paths if path not in missing]
     files = [read_image_file(path) for path in evenly_spaced(present, number)]
     result.row("", f"image files: {len(files)} of {len(paths)} read: {describe_images(files)}")
     errors, warnings = image_faults(files)

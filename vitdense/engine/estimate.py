@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import resource
 import sys
 import time
@@ -54,21 +55,20 @@ def estimate(config: Path) -> str:
             return f"estimate: {pool.submit(measure, config).result()}"
         except Exception as error:  # of any kind; a process that was killed raises BrokenProcessPool
             reason = next(iter(str(error).splitlines()), "")
-            return f"estimate: not possible here ({type(error).__name__}: {reason}); out of memory, where killed"
+            return f"estimate: not possible here ({type(error).__name__}: {reason}); a process out of memory is killed"
 
 
 def measure(config: Path) -> Estimate:
-    """Run a few training iterations of a config: the real data, random weights."""
-    cfg = load_config(config)
-    if "backbone" in cfg.model:
-        cfg.model.backbone.init_cfg = None  # no download
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with open("/dev/null", "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+    """Run a few training iterations of a config, without their log: the real data, random weights."""
+    with open(os.devnull, "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        cfg = load_config(config)
+        if "backbone" in cfg.model:
+            cfg.model.backbone.init_cfg = None  # no download
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         model = build_model(cfg).to(device).train()
         optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
-        loader = Runner.build_dataloader(
-            {**cfg.train_dataloader, "num_workers": 0, "persistent_workers": False}, seed=0
-        )
+        in_process = {"num_workers": 0, "persistent_workers": False}
+        loader = Runner.build_dataloader({**cfg.train_dataloader, **in_process}, seed=0)
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
         seconds = 0.0
         for i, batch in enumerate(itertools.islice(batches, WARM_UP + MEASURED)):

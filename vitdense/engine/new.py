@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from vitdense.engine.config import load_config
 from vitdense.engine.data_report import report
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.estimate import estimate
-from vitdense.engine.images import FILES_READ, evenly_spaced
+from vitdense.engine.images import FILES_READ, evenly_spaced, join_some
 from vitdense.engine.launch import exit_on_user_error
 from vitdense.engine.settings import image_size
 from vitdense.files import atomic_write
@@ -55,7 +56,7 @@ class Data:
     """What a config says of its data.
 
     Attributes:
-        line: The data in one line.
+        line: The task and the data in a line.
         root: Their common folder.
         short_side: Median of the training images, in pixels.
         shared: Arguments of both data sets.
@@ -75,10 +76,11 @@ def main(argv: Sequence[str]) -> int:
     """The command; its exit status: 0, or 2 if the check finds errors."""
     args = _parser().parse_args(argv)
     with exit_on_user_error():
-        data = _detection(args) if args.task == "detection" else _segmentation(args)
-        text = write_config(args, data)
+        if args.out.suffix != ".py":
+            raise ConfigError(f"NAME.py: got {args.out}, expected a name that ends with .py")
         if args.out.exists() and not args.force:
             raise FileExistsError(f"{args.out} exists; choose another name, or give --force to overwrite it")
+        text = config_text(args, _detection(args) if args.task == "detection" else _segmentation(args))
         with atomic_write(args.out) as scratch:
             scratch.write_text(text)
         print(f"wrote {args.out}\n\n{text}", flush=True)
@@ -146,13 +148,12 @@ def _detection(args: argparse.Namespace) -> Data:
             option = "--images" if split == "train" else "--val-images"
             raise ConfigError(f"{option}: {first}, the first image of {files[split]}, does not exist")
     root = _common_folder(*folders.values(), *(path.parent for path in files.values()))
-    counts = " and ".join(f"{len(part.images)} images in {files[split]}" for split, part in found.items())
     sides = [min(image["width"], image["height"]) for image in found["train"].images]
     parts = {
         split: {"ann_file": _below(files[split], root), "data_prefix": {"img": _below(folders[split], root)}}
         for split in files
     }
-    line = f"Detection, {len(classes['train'])} classes: {counts}."
+    line = _line("Detection", classes["train"], *(len(part.images) for part in found.values()))
     return Data(line, root, round(statistics.median(sides)), {}, parts["train"], parts["val"])
 
 
@@ -181,9 +182,13 @@ def _segmentation(args: argparse.Namespace) -> Data:
         "seg_map_suffix": label_suffix,
         "reduce_zero_label": args.reduce_zero_label,
     }
-    counts = " and ".join(f"{len(found)} images in {images}" for found, (images, _) in zip(files, pairs))
-    line = f"Segmentation, {len(classes)} classes: {counts}."
+    line = _line("Segmentation", classes, *map(len, files))
     return Data(line, root, round(statistics.median(sides)), shared, *parts)
+
+
+def _line(task: str, classes: Sequence[str], num_train: int, num_val: int) -> str:
+    text = f"{task}, {len(classes)} classes ({join_some(classes)}): {num_train} images to train, {num_val} to validate."
+    return textwrap.fill(text, WIDTH - 3)  # after the quotation marks
 
 
 def _class_names(given: str) -> tuple[str, ...]:
@@ -263,7 +268,7 @@ def _below(path: Path, root: str) -> str:
     return path.resolve().relative_to(Path(root).resolve()).as_posix()
 
 
-def write_config(args: argparse.Namespace, data: Data) -> str:
+def config_text(args: argparse.Namespace, data: Data) -> str:
     """The text of a config.
 
     Raises:
@@ -283,9 +288,9 @@ def write_config(args: argparse.Namespace, data: Data) -> str:
     length = args.epochs or args.iters or (None if args.base else EPOCHS if by_epoch else ITERS)
     if length:
         settings[f"max_{unit}"] = length
-    if data.short_side < image_size(cfg):
+    if args.base is None and data.short_side < image_size(cfg):
         settings["image_size"] = max(data.short_side // 32, 2) * 32
-    shared = {"data_root": Name("data_root"), **data.shared}
+    shared = {**data.shared, "data_root": Name("data_root")}
     lines = [
         f'"""{data.line}\n\n' + "\n".join(commands(args.out)) + '\n"""',
         "",
