@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS, METRICS, MODELS, Registry
 
+from vitdense.draw import distinct_colours
 from vitdense.engine.coco import category_names
 
 # Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
@@ -64,7 +65,7 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
 def follow_classes(cfg: Config) -> None:
     """Complete a config by the classes of its training data, in place.
 
-    Set only where they are missing: ``metainfo.classes`` of all data sets, `num_classes` of the heads in `CLASS_HEADS`,
+    Set only where they are missing: `metainfo` of all data sets, `num_classes` of the heads in `CLASS_HEADS`,
     and `ann_file` of metrics, which is that of their data set.
     """
     loaders = {split: cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")}
@@ -73,9 +74,10 @@ def follow_classes(cfg: Config) -> None:
     kind = find_class(DATASETS, leaves[0]["type"], cfg) if leaves else None
     classes = dataset_classes(leaves[0], kind) if kind is not None else None
     if classes is not None:
-        if classes != kind.METAINFO.get("classes"):
+        if classes != kind.METAINFO.get("classes"):  # with a palette, for the type's may be shorter
+            own = {"classes": classes, "palette": distinct_colours(len(classes)).tolist()}
             for dataset in leaves:
-                dataset["metainfo"] = {"classes": classes, **(dataset.get("metainfo") or {})}
+                dataset["metainfo"] = own | (dataset.get("metainfo") or {})
         for _, head in class_heads(cfg.model):
             head_kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
             if "num_classes" not in head and head_kind is not None and accepts(head_kind, "num_classes"):

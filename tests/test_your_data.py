@@ -1,0 +1,164 @@
+"""The way of docs/your-data.md: from annotations to scored predictions, with the commands as a user types them."""
+
+import json
+import runpy
+import sys
+
+import numpy as np
+import pytest
+from conftest import REPO
+from PIL import Image
+
+pytest.importorskip("mmdet")
+pytestmark = pytest.mark.long
+
+# Not COCO's names; ids with gaps; images in sub-folders, annotations beside them.
+CATEGORIES = [{"id": 7, "name": "red fox"}, {"id": 3, "name": "owl"}, {"id": 20, "name": "oak tree"}]
+IMAGE_IDS = (11, 12, 40, 700)
+SIZE = (128, 96)  # width, height
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Runs a command of the docs in the folder of the data; what it printed, with the exit status."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line):
+        words = line.split()
+        monkeypatch.setattr(sys, "argv", words[1:] if words[1].endswith(".py") else ["vitdense", *words[3:]])
+        capsys.readouterr()
+        status = 0
+        try:
+            if words[1].endswith(".py"):
+                runpy.run_path(str(REPO / words[1]), run_name="__main__")
+            else:
+                runpy.run_module("vitdense", run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture
+def animals(tmp_path):
+    """A small data set in COCO format, of rectangles."""
+
+    def write(with_masks=True, **changes):
+        draw = np.random.default_rng(0)
+        for split in ("train", "val"):
+            images, annotations = [], []
+            for i, image_id in enumerate(IMAGE_IDS):
+                name = f"{split}/{'ab'[i % 2]}/{image_id}.jpg"
+                pixels = draw.integers(0, 60, (SIZE[1], SIZE[0], 3), dtype=np.uint8)
+                for j, category in enumerate(CATEGORIES):
+                    x, y, side = 8 + 40 * j, 10 + 8 * i, 30
+                    pixels[y : y + side, x : x + side, j] = 230
+                    annotation = {"id": 100 * (i + 1) + j, "image_id": image_id, "category_id": category["id"]}
+                    annotation |= {"bbox": [x, y, side, side], "area": side * side, "iscrowd": 0}
+                    if with_masks:
+                        corners = [x, y, x + side, y, x + side, y + side, x, y + side]
+                        annotation["segmentation"] = [corners]
+                    annotations.append(annotation)
+                path = tmp_path / "animals/pictures" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(path)
+                images.append({"id": image_id, "file_name": name, "width": SIZE[0], "height": SIZE[1]})
+            content = {"images": images, "annotations": annotations, "categories": CATEGORIES} | changes
+            (tmp_path / f"animals/{split}.json").write_text(json.dumps(content))
+
+    return write
+
+
+def succeed(result):
+    status, printed = result
+    assert status == 0, printed
+    return printed
+
+
+DATA = "--train animals/train.json --val animals/val.json --images animals/pictures"
+
+
+@pytest.mark.parametrize("kind", ["masks", "boxes"])
+def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_path, kind):
+    from pycocotools.coco import COCO
+
+    animals(with_masks=kind == "masks")
+    base = "cascade_swin_nano_coco" if kind == "masks" else "cascade_rcnn_swin_nano_shapes"
+    boxes = "--boxes" if kind == "boxes" else ""
+    printed = succeed(
+        command(
+            f"python -m vitdense new detection {boxes} {DATA} --base {REPO}/configs/{base}.py --iters 5 "
+            f"--no-estimate mine.py"
+        )
+    )
+    assert "red fox" in printed
+    text = (tmp_path / "mine.py").read_text()
+    assert "num_classes" not in text
+    assert "red fox" in succeed(command("python -m vitdense check mine.py --all"))
+    options = "--cfg-options default_hooks.logger.interval=1 train_dataloader.num_workers=0"
+    options += " train_dataloader.persistent_workers=False"
+    succeed(command(f"python tools/train.py mine.py --batch-size 2 {options}"))
+    assert (tmp_path / "work_dirs/mine/iter_5.pth").is_file()
+    assert "bbox_mAP" in succeed(command("python tools/test.py mine.py work_dirs/mine"))
+    # An untrained model is never sure: a threshold of 0 keeps its detections.
+    succeed(command("python tools/predict.py mine.py work_dirs/mine animals/pictures/val/a --score-thr 0"))
+    truth = COCO("animals/val.json")
+    results = truth.loadRes("predictions/mine/predictions.json")
+    found = results.loadAnns(results.getAnnIds())
+    assert {a["image_id"] for a in found} <= {11, 40}  # the images of val/a
+    assert found
+    assert {a["category_id"] for a in found} <= {7, 3, 20}
+    assert all(("segmentation" in a) == (kind == "masks") for a in json.load(open("predictions/mine/predictions.json")))
+
+
+def test_segmentation_from_label_maps_to_predictions(command, tmp_path):
+    draw = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (tmp_path / "streets" / kind / split).mkdir(parents=True)
+        for i in range(3):
+            labels = np.zeros((96, 128), np.uint8)
+            labels[40:] = 1
+            labels[60:80, 20 * i : 20 * i + 40] = 2
+            Image.fromarray(labels).save(tmp_path / f"streets/labels/{split}/{i}.png")
+            pixels = np.stack([80 * labels] * 3, -1) + draw.integers(0, 40, (96, 128, 3), dtype=np.uint8)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"streets/images/{split}/{i}.jpg")
+    succeed(
+        command(
+            "python -m vitdense new segmentation --images streets/images/train --labels streets/labels/train "
+            "--val-images streets/images/val --val-labels streets/labels/val --classes sky,road,car "
+            f"--base {REPO}/configs/upernet_swin_nano_camvid.py --iters 5 --no-estimate mine.py"
+        )
+    )
+    assert "road" in succeed(command("python -m vitdense check mine.py"))
+    options = "--cfg-options train_dataloader.num_workers=0 train_dataloader.persistent_workers=False"
+    succeed(command(f"python tools/train.py mine.py --batch-size 2 {options}"))
+    assert "mIoU" in succeed(command("python tools/test.py mine.py work_dirs/mine"))
+    succeed(command("python tools/predict.py mine.py work_dirs/mine streets/images/val"))
+    assert {p.name for p in (tmp_path / "predictions/mine/labels").iterdir()} == {"0.png", "1.png", "2.png"}
+
+
+def test_annotations_without_masks_name_the_way_out(command, animals, tmp_path):
+    animals(with_masks=False)
+    status, printed = command(f"python -m vitdense new detection {DATA} mine.py")
+    assert status == 2
+    assert "--boxes" in printed
+    assert not (tmp_path / "mine.py").exists()
+
+
+def test_training_names_missing_masks_and_another_annotation_file_of_the_metric(command, animals, tmp_path):
+    animals()
+    new = f"python -m vitdense new detection {DATA} --base {REPO}/configs/cascade_swin_nano_coco.py"
+    succeed(command(f"{new} --iters 5 --no-estimate mine.py"))
+    status, printed = command(
+        "python tools/train.py mine.py --cfg-options val_evaluator.ann_file=animals/train.json"
+    )
+    assert status == 2
+    assert "val_evaluator.ann_file" in printed
+    animals(with_masks=False)
+    status, printed = command("python tools/train.py mine.py")
+    assert status == 2
+    assert "--boxes" in printed
+    assert not (tmp_path / "work_dirs").exists()
