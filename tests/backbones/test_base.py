@@ -1,6 +1,8 @@
-"""What all backbones share beyond the contract: names of other projects in a whole model's state dict."""
+"""What all backbones share beyond the contract: names of other projects in a whole model's state dict, `init_cfg`."""
 
 import copy
+import inspect
+import logging
 import pickle
 
 import pytest
@@ -8,9 +10,10 @@ import torch
 from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
-from vitdense.backbones import MViT, Swin
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.weights.convert import convert
-from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.weights.load import load_pretrained
 
 ARCH = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
 
@@ -59,3 +62,123 @@ def test_unknown_backbone_keys_raise_even_if_not_strict():
     assert same(model, before)
     model.load_state_dict({"head.bias": torch.ones(2)}, strict=False)  # nothing of the backbone: nothing to say
     assert model.head.bias.tolist() == [1, 1]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "swin.pth"
+    torch.save(Detector().backbone.state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: {"type": "Pretrained", "checkpoint": path}])
+def test_init_cfg_may_be_the_checkpoint_alone(checkpoint, kind):
+    model = Detector(init_cfg=kind(checkpoint)).backbone
+    model.init_weights()
+    assert model.load_report.share == 1
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in torch.load(checkpoint).items())
+
+
+def test_init_cfg_that_is_no_checkpoint_names_it():
+    with pytest.raises(CheckpointNotFoundError, match=r"absent\.pth"):
+        Detector(init_cfg="absent.pth").backbone.init_weights()
+
+
+@pytest.mark.parametrize("family", [Swin, SwinV2, MViT, ViT])
+def test_argument_pretrained_of_mm_names_init_cfg(family):
+    with pytest.raises(ValueError, match="init_cfg"):
+        family("tiny", pretrained="swin.pth")
+    assert "arch" in inspect.signature(family).parameters
+
+
+def test_subclass_may_have_an_argument_pretrained():
+    class Ours(Swin):
+        def __init__(self, pretrained):
+            super().__init__(ARCH, out_indices=(0, 1))
+            self.pretrained = pretrained
+
+    assert Ours(pretrained=1).pretrained == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "arch", "near"),
+    [
+        (Swin, "swin_tiny_patch4_window7_224", "tiny"),
+        (SwinV2, "swinv2_base_window8_256", "base"),
+        (MViT, "mvitv2_base_cls", "v2_base"),
+        (MViT, "tiny", "v2_tiny"),
+        (ViT, "deit_small_patch16_224", "deit_small"),
+        (ViT, "deit_small_distilled_patch16_224", "deit_small_distilled"),
+        (Swin, "smal", "small"),
+    ],
+)
+def test_names_of_timm_and_misspelled_names_get_the_nearest_arch(family, arch, near):
+    with pytest.raises(ValueError, match=f"did you mean arch='{near}'"):
+        family(arch)
+    with pytest.raises(ValueError, match="expected one of") as error:
+        family("nothing_like_it")
+    assert "did you mean" not in str(error.value)
+
+
+IMAGE = torch.zeros(1, 3, 32, 32)
+
+
+@pytest.fixture
+def warnings_of(caplog):
+    """Warnings that forward passes of a model log."""
+
+    def run(model, times=1):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "vitdense.backbones"):
+            for _ in range(times):
+                model(IMAGE.to(next(model.parameters()).device))
+        return [record.getMessage() for record in caplog.records]
+
+    return run
+
+
+def test_first_forward_without_the_weights_of_init_cfg_warns_once(warnings_of, checkpoint):
+    model = Detector(init_cfg=str(checkpoint)).backbone
+    (message,) = warnings_of(model, times=2)
+    assert "init_weights()" in message
+    assert str(checkpoint) in message
+    assert not model._forward_pre_hooks  # costs nothing afterwards
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), lambda model: model])
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda model, _: model.backbone.init_weights(),
+        lambda model, _: model.load_state_dict(Detector().state_dict()),
+        lambda model, _: load_state_dict(model, Detector().state_dict()),
+        lambda model, path: load_pretrained(model.backbone, path),
+        lambda model, _: model.to("meta"),  # to count it
+    ],
+    ids=["init_weights", "torch", "mmengine", "load_pretrained", "meta"],
+)
+def test_loaded_models_do_not_warn(warnings_of, checkpoint, load, twin):
+    model = twin(Detector(init_cfg=str(checkpoint)))
+    load(model, checkpoint)
+    assert warnings_of(model.backbone) == []
+
+
+def test_state_of_the_head_alone_does_not_count_as_loaded(warnings_of, checkpoint):
+    model = Detector(init_cfg=str(checkpoint))
+    model.load_state_dict({"head.bias": torch.ones(2)}, strict=False)
+    assert len(warnings_of(model.backbone)) == 1
+
+
+@pytest.mark.parametrize("init_cfg", [None, {"type": "TruncNormal", "layer": "Linear", "std": 0.02}])
+def test_random_weights_on_purpose_do_not_warn(warnings_of, init_cfg):
+    assert warnings_of(Detector(init_cfg=init_cfg).backbone) == []
+
+
+@pytest.mark.long
+def test_models_that_were_not_loaded_compile_and_export_in_one_graph(checkpoint):
+    model = Detector(init_cfg=str(checkpoint)).backbone.eval()
+    outs = [torch.compile(model, fullgraph=True, backend="eager")(IMAGE)]
+    outs += [torch.export.export(model, (IMAGE,), strict=strict).module()(IMAGE) for strict in (False, True)]
+    assert model._forward_pre_hooks
+    for out in outs:
+        torch.testing.assert_close(out, model(IMAGE))

@@ -1,6 +1,8 @@
 import logging
 
 import pytest
+from conftest import REPO
+from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.optim import build_optim_wrapper
 from torch import nn
@@ -23,13 +25,11 @@ class Detector(nn.Module):
         self.neck = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
 
 
-def build(model, **paramwise):
-    cfg = {
-        "type": "OptimWrapper",
-        "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5},
-        "constructor": "vitdense.LayerDecayOptimWrapperConstructor",
-        "paramwise_cfg": paramwise,
-    }
+ADAMW = {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5}
+
+
+def build(model, optimizer=ADAMW, constructor="vitdense.LayerDecayOptimWrapperConstructor", **paramwise):
+    cfg = {"type": "OptimWrapper", "optimizer": optimizer, "constructor": constructor, "paramwise_cfg": paramwise}
     groups = build_optim_wrapper(model, cfg).optimizer.param_groups
     names = {id(p): name for name, p in model.named_parameters()}
     settings = {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
@@ -63,7 +63,7 @@ def test_factors_of_the_default_constructor_multiply(family):
     assert settings["backbone.stages.1.blocks.0.norm1.weight"] == (pytest.approx(0.025), 0.0)
     norms = {name for name, _ in settings.items() if ".norm" in name and "attn" not in name}
     assert all(settings[name][1] == 0 for name in norms)
-    assert len({(g["layer"], g["lr"], g["weight_decay"]) for g in groups}) == len(groups)  # no duplicates
+    assert len({(g["part"], g["lr"], g["weight_decay"]) for g in groups}) == len(groups)  # no duplicates
 
 
 @every
@@ -106,15 +106,24 @@ def test_parameters_frozen_by_finetune_are_not_optimised(kind):
     assert len(optimised) < len(list(model.parameters()))
 
 
-def test_default_decay_rate_equals_the_default_constructor():
-    model = Detector(MAKE["swin"]())
-    settings, _ = build(model)
-    assert set(settings.values()) == {(0.1, 0.5)}
-    theirs = build_optim_wrapper(
-        model, {"type": "OptimWrapper", "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5}}
-    )
-    assert sum(len(g["params"]) for g in theirs.optimizer.param_groups) == len(settings)
-    build(nn.Linear(2, 2))  # any model
+@pytest.mark.parametrize("schedule", sorted((REPO / "configs" / "_base_").glob("schedule_*.py")), ids=lambda p: p.stem)
+def test_without_decay_parameters_are_set_as_by_the_default_constructor(schedule):
+    cfg = Config.fromfile(schedule).optim_wrapper
+    paramwise = {"norm_decay_mult": 0.0, "bias_lr_mult": 2.0, **cfg.get("paramwise_cfg", {})}
+    paramwise.pop("layer_decay_rate", None)
+    model = Detector(MAKE["swin"](frozen_stages=0))
+    ours, groups = build(model, **paramwise)
+    theirs, _ = build(model, constructor="DefaultOptimWrapperConstructor", **paramwise)
+    assert ours == theirs
+    assert len(set(ours.values())) > 1
+    assert len(groups) < 10
+
+
+def test_without_any_option_all_parameters_have_the_values_of_the_optimiser():
+    assert set(build(Detector(MAKE["swin"]()))[0].values()) == {(0.1, 0.5)}
+    assert set(build(nn.Linear(2, 2))[0].values()) == {(0.1, 0.5)}  # any model
+    settings, _ = build(nn.Linear(2, 2), {"type": "AdamW"})  # torch's defaults
+    assert set(settings.values()) == {(0.001, 0.01)}
 
 
 def test_groups_are_logged_as_one_table():
@@ -128,11 +137,12 @@ def test_groups_are_logged_as_one_table():
     finally:
         logger.removeHandler(handler)
     assert not any("paramwise_options" in message for message in messages)  # no line per parameter
-    (message,) = (message for message in messages if "optimiser groups" in message)
-    lines = message.splitlines()[2:]
-    assert lines[0].split()[:5] == ["stem", "x", "0.0625", "x", "1"]
-    assert lines[-1].split()[0] == "rest"
-    counted = sum(int(line.split()[-2]) for line in lines)
+    (message,) = (message for message in messages if "parameters of the optimiser" in message)
+    header, first, *_, last = message.splitlines()[1:]
+    assert header.split()[:4] == ["part", "lr", "weight", "decay"]
+    assert first.split()[:8] == ["backbone", "stem", "0.00625", "(x", "0.0625)", "0.5", "(x", "1)"]
+    assert last.split()[:7] == ["neck", "0.1", "(x", "1)", "0", "(x", "0)"]
+    counted = sum(int(line.split()[-2]) for line in message.splitlines()[2:])
     assert counted == len(list(Detector(MAKE["swin"]()).parameters()))
 
 
@@ -140,6 +150,11 @@ def test_groups_are_logged_as_one_table():
 def test_rate_outside_0_to_1_is_an_error(rate):
     with pytest.raises(ValueError, match="layer_decay_rate: got"):
         build(Detector(MAKE["swin"]()), layer_decay_rate=rate)
+
+
+def test_optimiser_without_lr_cannot_decay():
+    with pytest.raises(ValueError, match=r"optimizer\.lr"):
+        build(Detector(MAKE["swin"]()), {"type": "AdamW"}, layer_decay_rate=0.7)
 
 
 def test_model_without_our_backbone_cannot_decay():

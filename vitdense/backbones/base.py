@@ -4,9 +4,11 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +19,7 @@ from vitdense.weights.load import LoadReport, load_pretrained, remap_keys_in_pla
 
 logger = logging.getLogger(__name__)
 
+InitCfg = dict | Sequence[dict] | str | Path | None
 PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier", "map_location")
 
 # What trains by `finetune`, as regular expressions of parameter names; everything else is frozen. "Three things"
@@ -61,8 +64,24 @@ def main_process_first(checkpoint: str | Path) -> Iterator[None]:
             distributed.barrier()
 
 
-def _remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+def _before_load_state_dict(model: "Backbone", state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     remap_keys_in_place(model, state, prefix)
+    if any(key.startswith(prefix) for key in state):
+        model.unloaded_warning.remove()
+
+
+def _warn_unloaded(model: "Backbone", *_: Any) -> None:
+    """Forward pre-hook of a backbone whose weights were not loaded. It removes itself."""
+    # A compiler cannot trace logging. Models on the meta device are counted, not used.
+    if torch.compiler.is_compiling() or next(model.parameters()).is_meta:
+        return
+    model.unloaded_warning.remove()
+    logger.warning(
+        "%s: init_cfg=%s was not loaded, so the weights are random; call init_weights() of the model, or load a state "
+        "dict, before the first forward pass",
+        type(model).__name__,
+        model.init_cfg,
+    )
 
 
 class Backbone(Module):
@@ -83,7 +102,8 @@ class Backbone(Module):
     - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4); None
       trains everything.
     - `with_cp`: Recompute activations in the backward pass: less memory, more time, the same gradients.
-    - `init_cfg`: ``dict(type='Pretrained', checkpoint=...)`` loads exactly or raises; see `init_weights`.
+    - `init_cfg`: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
+      `init_weights`.
 
     Attributes:
         family: Name of the family in `vitdense.weights.families`.
@@ -91,6 +111,7 @@ class Backbone(Module):
         out_channels: Channels of each output.
         out_strides: Stride of each output in pixels.
         load_report: What loading `init_cfg` did; None when nothing was loaded.
+        unloaded_warning: Handle of the hook that warns at a forward pass with the weights of `init_cfg` not loaded.
         cfg: Row of the model table that the weights are from, or None: what they expect of an image.
     """
 
@@ -99,6 +120,27 @@ class Backbone(Module):
     out_strides: tuple[int, ...]
     load_report: LoadReport | None = None
     cfg: Model | None = None
+
+    def __new__(cls, *_: Any, **options: Any) -> "Backbone":
+        if "pretrained" in options and "pretrained" not in signature(cls).parameters:
+            raise ValueError(
+                f"{cls.__name__}: got pretrained={options['pretrained']!r}, which older versions of mm had; give the "
+                f"checkpoint as init_cfg, and init_weights() loads it"
+            )
+        return super().__new__(cls)
+
+    def __init__(self, init_cfg: InitCfg = None) -> None:
+        if isinstance(init_cfg, (str, Path)):
+            init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
+        super().__init__(init_cfg)
+        self.unloaded_warning = self.register_forward_pre_hook(_warn_unloaded)
+        if not self._names_weights():
+            self.unloaded_warning.remove()
+
+    def _names_weights(self) -> bool:
+        """Whether `init_cfg` has weights to load."""
+        cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
+        return any(cfg and cfg.get("type") == "Pretrained" for cfg in cfgs)
 
     def build_outputs_and_freeze(
         self,
@@ -137,7 +179,7 @@ class Backbone(Module):
         for i in indices:
             self.add_module(f"norm{i}", norm(dims[i]))
         # Also when the backbone is a part of a detector, whose `load_state_dict` then accepts other naming schemes.
-        self.register_load_state_dict_pre_hook(_remap_keys_in_place)
+        self.register_load_state_dict_pre_hook(_before_load_state_dict)
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
         for module in (*self.frozen_modules(), *self.unused_modules()):
             module.requires_grad_(False)
@@ -193,7 +235,7 @@ class Backbone(Module):
         return self
 
     def init_weights(self) -> None:
-        """Load ``init_cfg=dict(type='Pretrained', checkpoint=...)`` exactly, or raise.
+        """Load ``init_cfg=dict(type='Pretrained', checkpoint=...)`` or ``init_cfg='...'`` exactly, or raise.
 
         `checkpoint` is a file, an address or a name of the model table. `init_cfg` may also hold the other arguments of
         `load_pretrained`: `prefix`, `scheme`, `resize`, `sha256`, `allow_pickle`, `keep_classifier`, `map_location`.
@@ -204,10 +246,10 @@ class Backbone(Module):
             CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
             ValueError: `init_cfg` holds anything else.
         """
-        cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
-        if not any(cfg and cfg.get("type") == "Pretrained" for cfg in cfgs):
+        if not self._names_weights():
             super().init_weights()
             return
+        cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
         if len(cfgs) > 1:
             raise ValueError(f"init_cfg: got Pretrained with others ({cfgs}); it fills everything, so give it alone")
         options = {key: value for key, value in cfgs[0].items() if key != "type"}

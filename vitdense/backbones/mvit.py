@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, as_pair, maybe_checkpoint
+from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import MVIT, MViTArch, find_arch
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
@@ -264,7 +264,7 @@ class MViT(Backbone):
         frozen_stages: int = -1,
         finetune: str | None = None,
         with_cp: bool = False,
-        init_cfg: dict | None = None,
+        init_cfg: InitCfg = None,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
         row = self.arch = find_arch(arch, MVIT)

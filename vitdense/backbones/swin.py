@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, as_pair, maybe_checkpoint
+from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import SWIN, SwinArch, find_arch
 from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
@@ -189,7 +189,7 @@ class SwinTrunk(Backbone):
         frozen_stages: int,
         finetune: str | None,
         with_cp: bool,
-        init_cfg: dict | None,
+        init_cfg: InitCfg,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
         self.arch = arch
@@ -275,7 +275,7 @@ class Swin(SwinTrunk):
         frozen_stages: int = -1,
         finetune: str | None = None,
         with_cp: bool = False,
-        init_cfg: dict | None = None,
+        init_cfg: InitCfg = None,
     ) -> None:
         row = find_arch(arch, SWIN)
         super().__init__(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdense.backbones.base import as_pair
+from vitdense.backbones.base import InitCfg, as_pair
 from vitdense.backbones.swin import BlockSpec, SwinBlock, SwinTrunk, WindowAttention
 from vitdense.backbones.swin import plan as plan_v1
 from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
@@ -175,7 +175,7 @@ class SwinV2(SwinTrunk):
         frozen_stages: int = -1,
         finetune: str | None = None,
         with_cp: bool = False,
-        init_cfg: dict | None = None,
+        init_cfg: InitCfg = None,
     ) -> None:
         row = find_arch(arch, SWIN_V2)
         window = as_pair(window_size, "window_size")

@@ -1,5 +1,6 @@
-"""Every published size of every family, one row each, with its source. Imports nothing: weights read it too."""
+"""Every published size of every family, one row each, with its source. Weights read it too: it imports no torch."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
@@ -202,7 +203,11 @@ def find_arch(arch: str | Mapping, table: Mapping[str, Arch]) -> Arch:
     """
     if isinstance(arch, str):
         if arch not in table:
-            raise ValueError(f"arch: got {arch!r}, expected one of {', '.join(table)} or a dict of sizes")
+            # timm's names contain ours: swin_tiny_patch4_window7_224.
+            contained = sorted((name for name in table if name in arch), key=len)
+            near = contained[-1:] or difflib.get_close_matches(arch, table, n=1)
+            hint = f"; did you mean arch={near[0]!r}?" if near else ""
+            raise ValueError(f"arch: got {arch!r}, expected one of {', '.join(table)} or a dict of sizes{hint}")
         return table[arch]
     row = type(next(iter(table.values())))
     needed = [field.name for field in fields(row) if field.default is MISSING]

@@ -13,7 +13,7 @@ import torch
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, as_pair, maybe_checkpoint
+from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
@@ -228,7 +228,7 @@ class ViT(Backbone):
         frozen_stages: int = -1,
         finetune: str | None = None,
         with_cp: bool = False,
-        init_cfg: dict | None = None,
+        init_cfg: InitCfg = None,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
         row = find_arch(arch, VIT)

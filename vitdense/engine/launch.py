@@ -16,6 +16,7 @@ from vitdense.engine.checkpoints import install_loader
 from vitdense.engine.classes import leaf_datasets
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.preflight import check
+from vitdense.engine.quiet import QuietRunner, quiet
 from vitdense.models import find_model
 from vitdense.ops import ops_in_use
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
@@ -32,10 +33,11 @@ AMP_DTYPES = ("float16", "bfloat16")
 def exit_on_user_error() -> Iterator[None]:
     """Exit with status 2 and one message on an error that a user can fix.
 
-    These are `USER_ERRORS`, and every `ValueError` raised by this package.
+    These are `USER_ERRORS`, and every `ValueError` raised by this package. Inside, mm is `quiet`.
     """
     try:
-        yield
+        with quiet():
+            yield
     except (*USER_ERRORS, ValueError) as error:
         if not (isinstance(error, USER_ERRORS) or _is_ours(error)):
             raise
@@ -134,7 +136,8 @@ def _runner(cfg: Config) -> Runner:
     if cfg.get("load_from") and "backbone" in model:
         model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
-    runner = Runner.from_cfg(cfg)
+    runner = QuietRunner.from_cfg(cfg)
+    runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
     return runner
 

@@ -1,5 +1,7 @@
 """COCO metrics that work without predictions and on subsets of a data set."""
 
+import io
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +17,10 @@ FASTER = getattr(mmdet_metrics, "FasterCocoMetric", None) if find_spec("faster_c
 
 class _CocoMixin:
     """The changes to mmdet's metrics."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with redirect_stdout(io.StringIO()):  # the data set of the same file has printed these lines
+            super().__init__(*args, **kwargs)
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Metrics over the evaluated images; all zero, with a warning, if nothing was predicted.

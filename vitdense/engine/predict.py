@@ -77,7 +77,8 @@ class Detection(Task):
     def __init__(self, model: nn.Module, out_dir: Path, score_thr: float) -> None:
         super().__init__(model, out_dir)
         self.score_thr = score_thr
-        self.visualizer = VISUALIZERS.build(model.cfg.visualizer)
+        # Pictures go to `out_dir`, and to none of the config's backends.
+        self.visualizer = VISUALIZERS.build({**model.cfg.visualizer, "vis_backends": None})
         self.visualizer.dataset_meta = model.dataset_meta
         self.predictions = CocoPredictions(self.classes, self.dataset)
 

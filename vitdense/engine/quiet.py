@@ -1,0 +1,61 @@
+"""A readable console for our tools: lines of mm that users cannot act on are left out, or go to the log file only.
+
+Importing this module changes nothing, so other programs keep their output.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mmengine.logging.logger as mm_logger
+from mmengine.runner import Runner
+
+# mm prints this once per package and task, where an optional package is not installed.
+NOT_PRINTED = "Could not import OneDL"
+# Warnings of mm about its own code, as (message, module).
+NOT_WARNED = (
+    ("To copy construct from a tensor", r"mmdet\.models\.roi_heads"),  # masks of every cascade
+    (r"Warning: The \w+ is out of bounds", r"mmengine\.visualization"),  # objects at the border of the image
+)
+# Records of the runner, by text in their first line or two.
+LOG_FILE_ONLY = (
+    *("System environment:", "Config:\n", "Hooks will be executed in the following order"),
+    *('"FileClient" will be deprecated', '"HardDiskBackend" is the alias', "SyncBatchNorm (SyncBN) layers"),
+)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out `NOT_PRINTED` and `NOT_WARNED`."""
+
+    def print_others(text: Any) -> None:
+        if not str(text).startswith(NOT_PRINTED):
+            print(text)
+
+    with warnings.catch_warnings():
+        for message, module in NOT_WARNED:
+            warnings.filterwarnings("ignore", message, UserWarning, module)
+        mm_logger.print = print_others  # in place of the built-in, in that module only
+        try:
+            yield
+        finally:
+            del mm_logger.print
+
+
+class QuietRunner(Runner):
+    """mmengine's runner, whose `LOG_FILE_ONLY` records go to the log file and not to the console."""
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> mm_logger.MMLogger:
+        """As in mmengine."""
+        logger = super().build_logger(*args, **kwargs)
+        for handler in logger.handlers:
+            if type(handler) is logging.StreamHandler:  # the log file is a subclass
+                handler.addFilter(for_console)
+        return logger
+
+
+def for_console(record: logging.LogRecord) -> bool:
+    """Whether the console shows a record of the runner."""
+    return not any(text in record.getMessage()[:200] for text in LOG_FILE_ONLY)
