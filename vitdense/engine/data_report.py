@@ -114,7 +114,8 @@ def _describe(result: Report, split: str, dataset: dict, cfg: Config, number: in
     if kind is None:
         return  # a fault that the checks found
     root = Path(dataset.get("data_root") or "")
-    if "://" in str(root) or (getattr(kind, "drawn_on_demand", False) and not root.exists()):
+    parts = [dataset.get("ann_file") or "", *(prefix or "" for prefix in (dataset.get("data_prefix") or {}).values())]
+    if not all((root / part).exists() for part in parts):  # drawn on demand, of a storage service, or a fault
         result.row(split, f"{kind.__name__} in {root}: not on this disk")
         return
     if cfg.get("default_scope") == "mmseg":
@@ -126,7 +127,7 @@ def _describe(result: Report, split: str, dataset: dict, cfg: Config, number: in
 
 
 def _describe_annotations(result: Report, split: str, dataset: dict, ann_file: Path, number: int | None) -> None:
-    found = examine(read_annotations(ann_file))
+    where, found = f"{split}_dataloader", examine(read_annotations(ann_file))
     masks = {0: "without masks", found.annotations: "all with masks"}.get(
         found.with_mask, f"{found.with_mask} of them with masks"
     )
@@ -134,7 +135,7 @@ def _describe_annotations(result: Report, split: str, dataset: dict, ann_file: P
     result.row("", f"{found.annotations} annotations, {masks}, {found.crowd} of crowds")
     folder = os.path.join(dataset.get("data_root") or "", (dataset.get("data_prefix") or {}).get("img", ""))
     of_file = {os.path.join(folder, image["file_name"]): image for image in found.images}
-    read = _describe_images(result, split, list(of_file), number)
+    read = _describe_images(result, where, list(of_file), number)
     # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
     stored = any("ignore_orientation" in step.get("color_type", "") for step in dataset.get("pipeline", ()))
     wrong, turned = [], []
@@ -146,10 +147,10 @@ def _describe_annotations(result: Report, split: str, dataset: dict, ann_file: P
                 f"{file.path} ({'x'.join(map(str, file.loaded))}, annotated as {'x'.join(map(str, annotated))})"
             )
     if wrong:
-        result.errors.append(f"{split}: {len(wrong)} images have another size than in {ann_file}: {join_some(wrong)}")
+        result.errors.append(f"{where}: {len(wrong)} images have another size than in {ann_file}: {join_some(wrong)}")
     if turned:
         result.errors.append(
-            f"{split}: mm's loader turns {len(turned)} images by their EXIF orientation, but {ann_file} has the size "
+            f"{where}: mm's loader turns {len(turned)} images by their EXIF orientation, but {ann_file} has the size "
             f"before: {join_some(turned)}; set color_type='color_ignore_orientation' in LoadImageFromFile of every "
             f"pipeline, or annotate the turned images"
         )
@@ -159,32 +160,33 @@ def _describe_annotations(result: Report, split: str, dataset: dict, ann_file: P
     if ignored := [f"{name} ({count})" for name, count in found.boxes.items() if name not in classes]:
         result.row("", f"boxes of other categories, not used: {join_some(ignored)}")
     if split == "train" and (absent := [name for name in classes if not found.boxes.get(name)]):
-        result.warnings.append(f"train: no box of {len(absent)} classes: {join_some(absent)}")
-    result.errors += [f"{split}: {ann_file}: {line}" for line in found.errors]
-    result.warnings += [f"{split}: {ann_file}: {line}" for line in found.warnings]
+        result.warnings.append(f"{where}: no box of {len(absent)} classes: {join_some(absent)}")
+    result.errors += [f"{where}: {ann_file}: {line}" for line in found.errors]
+    result.warnings += [f"{where}: {ann_file}: {line}" for line in found.warnings]
 
 
 def _describe_label_maps(
     result: Report, split: str, dataset: dict, kind: type, cfg: Config, number: int | None
 ) -> None:
-    built = build_dataset(split, dataset)
+    where = f"{split}_dataloader"
+    built = build_dataset(where, dataset)
     samples = [built.get_data_info(i) for i in range(len(built))]
     result.row(split, f"{samples[0]['img_path'].rsplit('/', 1)[0]}: {len(samples)} images")
     label_maps = {sample["img_path"]: sample.get("seg_map_path") for sample in samples}
-    read = _describe_images(result, split, list(label_maps), number)
+    read = _describe_images(result, where, list(label_maps), number)
     loader = next(filter(loads_labels, dataset.get("pipeline", ())), None)
     if loader is None:
         return
     if absent := [path for path in label_maps.values() if not os.path.isfile(path)]:
         result.errors.append(
-            f"{split}: {len(absent)} label maps do not exist; their paths are made of data_prefix.seg_map_path and "
+            f"{where}: {len(absent)} label maps do not exist; their paths are made of data_prefix.seg_map_path and "
             f"seg_map_suffix: {join_some(absent)}"
         )
         return
-    maps = read_label_maps(split, built, loader, number)
+    maps = read_label_maps(where, built, loader, number)
     wrong = [f"{label_maps[file.path]} ({size})" for file in read if (size := _other_size(label_maps[file.path], file))]
     if wrong:
-        result.errors.append(f"{split}: {len(wrong)} label maps have another size than their image: {join_some(wrong)}")
+        result.errors.append(f"{where}: {len(wrong)} label maps have another size than their image: {join_some(wrong)}")
     names = dict(enumerate(built.metainfo.get("classes") or ()))
     total = maps.pixels.total()
     result.row("", f"pixels of raw values in {maps.read} of {maps.total} label maps:")
@@ -194,9 +196,9 @@ def _describe_label_maps(
     }
     _print_bars(result, shares, "{:.3g} %")
     if split == "train" and (absent := names.keys() - {maps.label(raw) for raw in maps.pixels}):
-        result.warnings.append(f"train: no pixel of {len(absent)} classes: {join_some([names[i] for i in absent])}")
+        result.warnings.append(f"{where}: no pixel of {len(absent)} classes: {join_some([names[i] for i in absent])}")
     if number is None:
-        check_label_maps(split, dataset, kind, cfg, number)
+        check_label_maps(where, dataset, kind, cfg, number)
 
 
 def _other_size(label_map: str, file: ImageFile) -> str:
@@ -206,17 +208,17 @@ def _other_size(label_map: str, file: ImageFile) -> str:
         return "" if same else f"{labels.width}x{labels.height}, the image {file.loaded[0]}x{file.loaded[1]}"
 
 
-def _describe_images(result: Report, split: str, paths: Sequence[str], number: int | None) -> list[ImageFile]:
+def _describe_images(result: Report, where: str, paths: Sequence[str], number: int | None) -> list[ImageFile]:
     """A row about the image files, and their faults; those that can be read."""
     if absent := [path for path in paths if not os.path.isfile(path)]:
-        result.errors.append(f"{split}: {len(absent)} of {len(paths)} image files do not exist: {join_some(absent)}")
+        result.errors.append(f"{where}: {len(absent)} of {len(paths)} image files do not exist: {join_some(absent)}")
     missing = set(absent)
     present = [path for path in paths if path not in missing]
     files = [read_image_file(path) for path in evenly_spaced(present, number)]
     result.row("", f"image files: {len(files)} of {len(paths)} read: {describe_images(files)}")
     errors, warnings = image_faults(files)
-    result.errors += [f"{split}: {line}" for line in errors]
-    result.warnings += [f"{split}: {line}" for line in warnings]
+    result.errors += [f"{where}: {line}" for line in errors]
+    result.warnings += [f"{where}: {line}" for line in warnings]
     return [file for file in files if not file.error]
 
 

@@ -290,7 +290,6 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         settings[f"max_{unit}"] = length
     if args.base is None and data.short_side < image_size(cfg):
         settings["image_size"] = max(data.short_side // 32, 2) * 32
-    shared = {**data.shared, "data_root": Name("data_root")}
     lines = [
         f'"""{data.line}\n\n' + "\n".join(commands(args.out)) + '\n"""',
         "",
@@ -302,15 +301,27 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         lines.append(f"settings = {_code(settings)}  # schedules and sizes of the recipe follow")
     if args.base is None:
         lines.append(f"model = {_code(_model(args.backbone or 'swin_tiny', cfg), prefix=8)}")
-    if len(shared) > 1:
+    shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
+    if data.shared:
         lines.append(f"dataset = {_code(shared, prefix=10)}")
+        shared = {Name("dataset"): None}
     for split, own in (("train", data.train), ("val", data.val)):
-        dataset = {Name("dataset"): None, **own} if len(shared) > 1 else {**shared, **own}
+        dataset = {**shared, **own, **_replacing(cfg, split, args.task)}
         lines.append(f"{split}_dataloader = {_code({'dataset': dataset}, prefix=19)}")
     lines.append("test_dataloader = val_dataloader")
-    if len(shared) > 1:
+    if data.shared:
         lines.append("del dataset")
     return "\n".join(lines) + "\n"
+
+
+def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
+    """What a data set needs that takes the place of the base's, of a type with other arguments."""
+    dataset = cfg[f"{split}_dataloader"].dataset
+    if dataset.type == "CocoDataset" if task == "detection" else "draw" not in dataset:
+        return {}
+    kind = {"type": "CocoDataset"} if task == "detection" else {}
+    replacing = {"_delete_": True, **kind, "pipeline": Name(f"_base_.{split}_dataloader.dataset.pipeline")}
+    return replacing if split == "train" else {**replacing, "test_mode": True}
 
 
 def _recipe(args: argparse.Namespace) -> Path:
@@ -326,16 +337,14 @@ def _recipe(args: argparse.Namespace) -> Path:
 
 
 def _check_base(cfg: Config, args: argparse.Namespace) -> None:
-    """A base config must be of the task, with a data set that takes the arguments that are written."""
-    scope, kind = ("mmdet", "CocoDataset") if args.task == "detection" else ("mmseg", "BaseSegDataset")
+    """A base config must be of the task, with one data set of a type in each loader, and without masks for boxes."""
+    scope = "mmdet" if args.task == "detection" else "mmseg"
     if cfg.get("default_scope") != scope:
         raise ConfigError(f"--base: {args.base} has default_scope {cfg.get('default_scope')!r}, expected {scope!r}")
-    dataset = cfg.train_dataloader.dataset
-    if scope == "mmdet" and dataset.type != kind:
-        raise ConfigError(f"--base: the data set of {args.base} is a {dataset.type}, expected a {kind}")
-    if scope == "mmseg" and "draw" in dataset:
-        raise ConfigError(f"--base: the data set of {args.base} is a {dataset.type}, expected one of files")
-    if getattr(args, "boxes", False) and "mask_head" in (cfg.model.get("roi_head") or {}):
+    for split in ("train", "val"):
+        if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
+            raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
+    if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
         raise ConfigError(
             f"--boxes: {args.base} has a mask head; start from a config without one, such as "
             f"configs/{DETECTORS['cascade', True]}"
