@@ -277,7 +277,9 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     if args.base is not None and (args.backbone or getattr(args, "method", None)):
         raise ConfigError("--base: got --backbone or --method as well; the base config decides both")
     base = args.base or _recipe(args)
-    cfg = load_config(base)
+    if not base.is_file():
+        raise ConfigError(f"--base: {base} is not a file")
+    cfg = Config.fromfile(base)
     if args.base is not None:
         _check_base(cfg, args)
     settings = {}
@@ -302,6 +304,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     if args.base is None:
         lines.append(f"model = {_code(_model(args.backbone or 'swin_tiny', cfg), prefix=8)}")
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
+    if "metainfo" in cfg.train_dataloader.dataset:  # classes and colours of other data
+        shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]} if data.shared else None
     if data.shared:
         lines.append(f"dataset = {_code(shared, prefix=10)}")
         shared = {Name("dataset"): None}
