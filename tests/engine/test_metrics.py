@@ -99,6 +99,25 @@ def test_no_predictions_give_zero_for_all_keys(kind, ground_truth):
 
 
 @pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_reading_the_annotations_again_prints_nothing(kind, ground_truth, capsys):
+    kind(ann_file=str(ground_truth[0]))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+@pytest.mark.parametrize("noise", [4, None])
+def test_predictions_are_written_in_coco_format_also_if_there_are_none(kind, noise, ground_truth, tmp_path):
+    path, annotations = ground_truth
+    metric = kind(ann_file=str(path), metric=["bbox", "segm"], format_only=True, outfile_prefix=str(tmp_path / "out"))
+    metric.dataset_meta = {"classes": CLASSES}
+    for sample in predictions(annotations, range(6), noise):
+        metric.process({}, [sample])
+    metric.evaluate(6)
+    for name in ("bbox", "segm"):
+        assert bool(json.loads((tmp_path / f"out.{name}.json").read_text())) == bool(noise)
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
 def test_subset_is_evaluated_on_its_own_images(kind, ground_truth):
     """Perfect predictions on two of six images have AP 1, not 1/3."""
     assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
