@@ -1,5 +1,7 @@
 """Every shipped config loads, builds and passes the checks that need no data."""
 
+import copy
+
 import pytest
 import torch
 from conftest import REPO
@@ -70,6 +72,49 @@ def test_rpn_loss_of_mask_and_cascade_mask_rcnn():
         {"type": "L1Loss", "loss_weight": 1.0},
         {"type": "SmoothL1Loss", "beta": 1.0 / 9.0, "loss_weight": 1.0},
     ]
+
+
+BOXES = {
+    "faster_rcnn_swin_t_coco": "mask_rcnn_swin_t_coco",
+    "cascade_rcnn_swin_t_coco": "cascade_swin_t_coco",
+    "cascade_rcnn_swin_nano_shapes": "cascade_swin_nano_shapes",
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_configs_of_boxes_differ_from_those_of_masks_in_masks_alone(name):
+    boxes, masks = (load_config(REPO / f"configs/{stem}.py") for stem in (name, BOXES[name]))
+    model = build_on_meta(copy.deepcopy(boxes))  # mmdet changes the config that it builds from
+    assert not model.with_mask
+    assert not any("mask" in key for key in model.state_dict())
+    assert type(model).__name__ == masks.model.type.replace("Mask", "Faster")
+    boxes, masks = boxes.to_dict(), masks.to_dict()
+    assert boxes["val_evaluator"]["metric"] == boxes["test_evaluator"]["metric"] == "bbox"
+    for cfg in (boxes, masks):
+        for part in (cfg, *(cfg[f"{split}_dataloader"]["dataset"] for split in ("train", "val", "test"))):
+            for pipeline in (part.pop(key) for key in ("pipeline", "train_pipeline", "test_pipeline") if key in part):
+                (step,) = (step for step in pipeline if step["type"] == "LoadAnnotations")
+                assert step == {"type": "LoadAnnotations", "with_bbox": True, "with_mask": cfg is masks}
+        del cfg["work_dir"], cfg["model"]["type"]
+        del cfg["model"]["roi_head"]["mask_head"], cfg["model"]["roi_head"]["mask_roi_extractor"]
+        del cfg["val_evaluator"]["metric"], cfg["test_evaluator"]["metric"]
+    assert boxes == masks
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_annotations_without_segmentation_pass_the_pipelines_of_boxes(name, pair):
+    from mmengine.dataset import Compose
+    from mmengine.registry import init_default_scope
+
+    cfg = load_config(REPO / f"configs/{name}.py")
+    init_default_scope("mmdet")
+    instance = {"bbox": [100, 80, 400, 300], "bbox_label": 0, "ignore_flag": 0}
+    sample = {"img_path": pair[0]["img_path"], "img_id": 1, "sample_idx": 0, "height": 360, "width": 480}
+    for split in ("train", "test"):
+        run = Compose(cfg[f"{split}_dataloader"].dataset.pipeline)
+        for _ in range(3):  # one of two branches of a choice
+            truth = run({**sample, "instances": [dict(instance)]})["data_samples"].gt_instances
+            assert sorted(truth.keys()) == ["bboxes", "labels"]
 
 
 def rates_and_decays(model, cfg):

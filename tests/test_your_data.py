@@ -108,9 +108,10 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     results = truth.loadRes("predictions/mine/predictions.json")
     found = results.loadAnns(results.getAnnIds())
     assert {a["image_id"] for a in found} <= {11, 40}  # the images of val/a
+    found_as_json = json.loads((tmp_path / "predictions/mine/predictions.json").read_text())
     assert found
     assert {a["category_id"] for a in found} <= {7, 3, 20}
-    assert all(("segmentation" in a) == (kind == "masks") for a in json.load(open("predictions/mine/predictions.json")))
+    assert all(("segmentation" in a) == (kind == "masks") for a in found_as_json)
 
 
 def test_segmentation_from_label_maps_to_predictions(command, tmp_path):
@@ -152,9 +153,7 @@ def test_training_names_missing_masks_and_another_annotation_file_of_the_metric(
     animals()
     new = f"python -m vitdense new detection {DATA} --base {REPO}/configs/cascade_swin_nano_coco.py"
     succeed(command(f"{new} --iters 5 --no-estimate mine.py"))
-    status, printed = command(
-        "python tools/train.py mine.py --cfg-options val_evaluator.ann_file=animals/train.json"
-    )
+    status, printed = command("python tools/train.py mine.py --cfg-options val_evaluator.ann_file=animals/train.json")
     assert status == 2
     assert "val_evaluator.ann_file" in printed
     animals(with_masks=False)

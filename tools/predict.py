@@ -1,7 +1,7 @@
 """Predict on images.
 
-Detectors write pictures with boxes, masks and scores, and COCO-format JSON. Segmentors write pictures with classes and
-a legend, and label maps.
+Detectors write pictures with boxes, masks and scores, and predictions.json in COCO format. Segmentors write pictures
+with classes and a legend, and label maps.
 """
 
 from pathlib import Path
@@ -17,18 +17,32 @@ from vitdense.engine.predict import predict
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
-    parser.add_argument("images", nargs="+", type=Path, help="image files or folders of images")
-    parser.add_argument("--out-dir", type=Path, help="default <work folder>/predictions")
     parser.add_argument(
-        "--score-thr", type=float, default=0.3, help="minimum score of detections in pictures (detectors only)"
+        "images", nargs="+", help="image files, folders of images, or quoted patterns ('photos/**/*.jpg')"
+    )
+    parser.add_argument("--out-dir", type=Path, help="default predictions/<name of the config>")
+    parser.add_argument(
+        "--score-thr",
+        type=float,
+        default=0.3,
+        help="detectors: minimum score in pictures and in predictions.json, default %(default)s; AP needs 0",
+    )
+    parser.add_argument(
+        "--format",
+        choices=["results", "dataset"],
+        default="results",
+        help="detectors: predictions.json is the list that COCO.loadRes takes (default), or a COCO data set",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    if not 0 <= args.score_thr <= 1:
+        parser.error(f"--score-thr: got {args.score_thr}, expected 0 to 1")
     with exit_on_user_error():
         cfg = config_of(args)
-        out_dir = args.out_dir or Path(cfg.work_dir) / "predictions"
+        out_dir = args.out_dir or Path("predictions") / Path(args.config).stem
         checkpoint = find_checkpoint(args.checkpoint)
-        print(f"\n{predict(cfg, checkpoint, args.images, out_dir, args.score_thr, args.device)}")
+        as_dataset = args.format == "dataset"
+        print(f"\n{predict(cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset)}")
 
 
 if __name__ == "__main__":

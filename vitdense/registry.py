@@ -33,8 +33,8 @@ def _child(parent: Registry, **locations: str) -> Registry:
 
 MODELS = _child(root.MODELS, mmdet="heads")
 DATASETS = _child(root.DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg")
-DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmcv="engine.seeded")
-TRANSFORMS = _child(root.TRANSFORMS, mmcv="engine.seeded")
+DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="engine.seeded")
+TRANSFORMS = _child(root.TRANSFORMS, mmcv="engine.transforms")
 METRICS = _child(root.METRICS, mmdet="engine.metrics")
 HOOKS = _child(root.HOOKS, mmengine="engine.hooks")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")

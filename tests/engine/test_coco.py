@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import numpy as np
@@ -87,13 +88,47 @@ def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
     assert [image["id"] for image in found.result["images"]] == [139, 285]
     assert found.result["images"] == images
     found.write(tmp_path / "predictions.json")
+    found.write(tmp_path / "dataset.json", as_dataset=True)
     assert "id" not in capsys.readouterr().out  # no new ids
-    annotations = json.loads((tmp_path / "predictions.json").read_text())["annotations"]
+    annotations = json.loads((tmp_path / "dataset.json").read_text())["annotations"]
     reference = COCO(str(path))
-    for kind in ("bbox", "segm"):
-        scored = COCOeval(reference, reference.loadRes(annotations), kind)
+    for kind, results in itertools.product(("bbox", "segm"), (str(tmp_path / "predictions.json"), annotations)):
+        scored = COCOeval(reference, reference.loadRes(results), kind)
         scored.evaluate(), scored.accumulate(), scored.summarize()
         assert scored.stats[0] == pytest.approx(1.0)
+
+
+def test_results_have_the_keys_of_coco_results(tmp_path):
+    predictions = CocoPredictions(NAMES, {})
+    sample = detections([0, 1])
+    predictions.add(tmp_path / "a.jpg", sample)
+    del sample.pred_instances.masks
+    predictions.add(tmp_path / "b.jpg", sample)
+    predictions.write(tmp_path / "predictions.json")
+    results = json.loads((tmp_path / "predictions.json").read_text())
+    keys = {"image_id", "category_id", "bbox", "score"}
+    assert [result.keys() for result in results] == [keys | {"segmentation"}] * 2 + [keys] * 2
+    assert [result["image_id"] for result in results] == [1, 1, 2, 2]
+
+
+def test_no_detections_are_an_empty_list(tmp_path):
+    predictions = CocoPredictions(NAMES, {})
+    predictions.add(tmp_path / "a.jpg", detections([]))
+    predictions.write(tmp_path / "predictions.json")
+    assert json.loads((tmp_path / "predictions.json").read_text()) == []
+
+
+def test_links_to_images_elsewhere_have_their_image_ids(tmp_path):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "stored.jpg").touch()
+    (tmp_path / "val/7.jpg").symlink_to(tmp_path / "stored.jpg")
+    truth = {"images": [{"id": 70, "file_name": "7.jpg"}], "categories": CATEGORIES}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    predictions = CocoPredictions(
+        NAMES, {"data_root": str(tmp_path), "ann_file": "truth.json", "data_prefix": {"img": "val"}}
+    )
+    predictions.add(tmp_path / "val/7.jpg", detections([0]))
+    assert predictions.result["images"][0]["id"] == 70
 
 
 def test_images_of_other_folders_get_unused_ids(tmp_path, capsys):

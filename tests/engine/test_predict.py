@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from PIL import Image
 
 from vitdense.datasets.shapes import CLASSES, PALETTE, draw_image
 from vitdense.engine.config import ConfigError, build_model
-from vitdense.engine.predict import Segmentation, list_images, load_model, predict, read_image
+from vitdense.engine.predict import Detection, Segmentation, list_images, load_model, predict, read_image
 
 pytest.importorskip("mmseg")
 NAMES = ["background", *CLASSES]
@@ -135,6 +136,34 @@ def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_
         predict(cfg, "not asked for", images, tmp_path)
 
 
+@pytest.mark.parametrize(("score_thr", "kept"), [(0.0, 3), (0.5, 2), (1.0, 0)])
+def test_score_threshold_applies_to_pictures_and_json(score_thr, kept, images, tmp_path):
+    pytest.importorskip("mmdet")
+    from mmdet.structures import DetDataSample
+    from mmengine.structures import InstanceData
+
+    visualizer = dict(type="mmdet.DetLocalVisualizer", name=f"score_thr {score_thr}")  # kept by name
+    dataset = dict(pipeline=[], data_prefix=None)
+    cfg = Config(dict(visualizer=visualizer, test_dataloader=dict(dataset=dataset)))
+    model = SimpleNamespace(cfg=cfg, dataset_meta=dict(classes=["a", "b"], palette=[(255, 0, 0), (0, 255, 0)]))
+    pixels = read_image(images[0])
+    found = InstanceData(
+        bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
+        scores=torch.tensor([0.9, 0.5, 0.0]),
+        labels=torch.tensor([0, 1, 1]),
+        masks=torch.zeros(3, 64, 128, dtype=torch.bool),
+    )
+    task = Detection(model, tmp_path / "out", score_thr, as_dataset=False)
+    task.infer = lambda image: DetDataSample(metainfo=dict(ori_shape=(64, 128)), pred_instances=found)
+    drawn, draw = [], task.visualizer.draw_bboxes
+    task.visualizer.draw_bboxes = lambda boxes, **style: drawn.extend(boxes) or draw(boxes, **style)
+    task.add(images[0], pixels)
+    results = json.loads(task.finish().read_text())
+    assert [result["score"] for result in results] == found.scores[:kept].tolist()
+    assert len(drawn) == kept
+    assert (tmp_path / "out" / images[0].name).is_file()
+
+
 @pytest.fixture
 def unreadable(images):
     """Files that are no images, and truncated images."""
@@ -171,6 +200,18 @@ def test_list_images_of_folders(images, tmp_path):
         list_images([tmp_path / "none"])
     with pytest.raises(ConfigError, match="gone"):
         list_images([tmp_path / "gone"])
+
+
+def test_list_images_of_patterns(images, tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "sub").mkdir()
+    deep, bracket = tmp_path / "sub/deep.jpeg", tmp_path / "a[1].jpg"
+    for path in (deep, bracket):
+        path.write_bytes(b"")
+    assert list_images([f"{tmp_path}/*.[jp]*"]) == sorted([*images, bracket])
+    assert list_images([f"{tmp_path}/**/*.jpeg", str(bracket)]) == [deep, bracket]
+    with pytest.raises(ConfigError, match=r"pattern .*\*\.txt"):
+        list_images([f"{tmp_path}/*.txt"])
 
 
 def test_checkpoint_without_classes_is_refused(cfg, checkpoint):

@@ -9,7 +9,8 @@ pytest.importorskip("mmcv")
 from mmengine.dataset import BaseDataset, ConcatDataset, RepeatDataset
 
 from vitdense.engine.hooks import seed_everything
-from vitdense.engine.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, SeedFromSample
+from vitdense.engine.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler
+from vitdense.engine.transforms import SeedFromSample
 
 
 def test_seeded_index_can_be_pickled():

@@ -120,26 +120,34 @@ def test_test_reports_zero_ap_without_detections(tiny, trained):
     assert "no box was predicted" in done.stdout + done.stderr
 
 
-def test_predict_writes_pictures_and_coco_json(tiny, trained):
+def test_predict_writes_pictures_and_coco_results(tiny, trained):
     from pycocotools.coco import COCO
 
     images = sorted((tiny.parent / "shapes/val").glob("*.jpg"))
     out = tiny.parent / "pictures"
-    options = ["--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]
-    tool("predict", tiny, trained / "iter_6.pth", images[0].parent, "--out-dir", out, *options)
+    options = ["--score-thr", "0", "--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]
+    tool("predict", tiny, trained / "iter_6.pth", images[0].parent / "*.jpg", "--out-dir", out, *options)
     assert sorted(p.name for p in out.iterdir()) == [*(p.name for p in images), "predictions.json"]
     assert all((out / p.name).stat().st_size > 1000 for p in images)
+    truth = COCO(str(tiny.parent / "shapes/annotations/instances_val.json"))
+    results = json.loads((out / "predictions.json").read_text())
+    found = truth.loadRes(str(out / "predictions.json"))
+    assert len(found.anns) == len(results) > 0
+    for result in results:
+        assert 0 <= result["score"] <= 1
+        assert found.annToMask(result).shape == (96, 96)
+
+
+def test_predict_writes_a_coco_data_set_by_option(tiny, trained):
+    from pycocotools.coco import COCO
+
+    out = tiny.parent / "dataset"
+    tool("predict", tiny, trained, tiny.parent / "shapes/val", "--out-dir", out, "--format", "dataset")
     truth, coco = COCO(str(tiny.parent / "shapes/annotations/instances_val.json")), COCO(str(out / "predictions.json"))
     for key in ("id", "file_name"):
         assert [image[key] for image in coco.dataset["images"]] == [image[key] for image in truth.dataset["images"]]
     for found, category in zip(coco.dataset["categories"], truth.dataset["categories"]):
         assert (found["id"], found["name"]) == (category["id"], category["name"])
-    annotations = coco.dataset["annotations"]
-    assert annotations
-    for a in annotations:
-        assert 0 <= a["score"] <= 1
-        assert coco.annToMask(a).shape == (96, 96)
-    assert len(truth.loadRes(annotations).anns) == len(annotations)
 
 
 def test_predict_continues_after_an_unreadable_image_and_fails_at_the_end(tiny, trained):
@@ -190,7 +198,7 @@ def test_flops_prints_a_table_or_json():
     assert tool("flops", CONFIG).stdout.strip().splitlines()[-1].startswith("total")
 
 
-@pytest.mark.parametrize("command", ["flops --shape 0 5", "train --amp int8"])
+@pytest.mark.parametrize("command", ["flops --shape 0 5", "train --amp int8", "predict --score-thr 50 x.pth x.jpg"])
 def test_invalid_value_of_an_option_names_the_option(command):
     name, option, *values = command.split()
     done = tool(name, CONFIG, option, *values, status=2)

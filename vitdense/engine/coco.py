@@ -34,6 +34,10 @@ def category_names(ann_file: Path) -> tuple[str, ...]:
         ) from error
 
 
+# Keys of a COCO result; a detection of a data set has more.
+RESULT_KEYS = ("image_id", "category_id", "bbox", "score", "segmentation")
+
+
 class CocoPredictions:
     """Detections in COCO format, with the ids of a data set.
 
@@ -53,8 +57,8 @@ class CocoPredictions:
         self.ann_file = root / (dataset.get("ann_file") or "")
         exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
         truth = json.loads(self.ann_file.read_text()) if exists else {}
-        self.image_ids = {self.folder / _file_name(image): image["id"] for image in truth.get("images", [])}
-        used = set(self.image_ids.values())
+        self.known_images = {self.folder / _file_name(image): image for image in truth.get("images", [])}
+        used = {image["id"] for image in self.known_images.values()}
         self.new_image_ids = (i for i in itertools.count(1) if i not in used)
         self.new_images: list[str] = []
         self.annotation_ids = itertools.count(1)
@@ -77,9 +81,9 @@ class CocoPredictions:
 
     def add(self, image: Path, sample: BaseDataElement) -> None:
         """Add the detections of an image: a `DetDataSample` of mmdet."""
-        path = image.resolve()
-        if path in self.image_ids:
-            image_id, name = self.image_ids[path], path.relative_to(self.folder).as_posix()
+        known = self.known_images.get(image.parent.resolve() / image.name)  # an image may be a link
+        if known:
+            image_id, name = known["id"], _file_name(known)
         else:
             image_id, name = next(self.new_image_ids), image.name
             self.new_images.append(name)
@@ -108,15 +112,17 @@ class CocoPredictions:
                 annotation["area"] = int(rle.area(coded))
             yield annotation
 
-    def write(self, path: Path) -> None:
-        """Write all detections as JSON."""
+    def write(self, path: Path, as_dataset: bool = False) -> None:
+        """Write all detections as JSON: the list that `COCO.loadRes` takes, or a data set for `COCO` itself."""
         if self.new_images:
             print_log(
                 f"image ids are numbered from 1 for {len(self.new_images)} of {len(self.result['images'])} images, "
-                f"which are not in {self.ann_file}: {', '.join(self.new_images[:10])}"
+                f"which are not in {self.ann_file}: {', '.join(self.new_images[:10])}; "
+                f"--format dataset writes the names of all"
             )
+        results = [{key: a[key] for key in RESULT_KEYS if key in a} for a in self.result["annotations"]]
         with atomic_write(path) as scratch:
-            scratch.write_text(json.dumps(self.result))
+            scratch.write_text(json.dumps(self.result if as_dataset else results))
 
 
 def _file_name(image: Mapping) -> str:

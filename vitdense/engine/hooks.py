@@ -1,6 +1,7 @@
 """Hooks: reproducible training steps, exact loading."""
 
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 
 from vitdense.engine.checkpoints import install_loader
+from vitdense.engine.errors import ConfigError
 from vitdense.files import atomic_write
 from vitdense.registry import HOOKS
 from vitdense.weights.load import LoadReport, fit_whole
@@ -40,6 +42,13 @@ class ReproducibleHook(Hook):
         seed_everything(runner.seed, get_rank(), runner.iter)
 
 
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"fresh of vitdense.ExactLoadHook: {pattern!r} is no regular expression ({error})") from error
+
+
 @HOOKS.register_module()
 class ExactLoadHook(Hook):
     """Load a checkpoint (`load_from`, resume, test) exactly or raise, and write a report of what was loaded.
@@ -53,11 +62,12 @@ class ExactLoadHook(Hook):
 
     Args:
         fresh: Regular expressions of parameters that may be missing, unexpected or of another size, such as
-            ``r'roi_head\\.bbox_head\\..*fc_(cls|reg)\\..*'`` to fine-tune on other classes. They are kept at
-            initialisation.
+            ``r'roi_head\\..*(fc_cls|fc_reg)\\..*'`` to fine-tune on other classes; the error on loading gives the
+            one that is needed. They are kept at initialisation.
         allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
 
     Raises:
+        ConfigError: `fresh` is not a list of regular expressions.
         CheckpointMismatchError: On loading: other keys are missing, unexpected, of another size or not finite; or the
             file would run code.
     """
@@ -65,6 +75,10 @@ class ExactLoadHook(Hook):
     priority = "VERY_HIGH"  # before hooks that copy the checkpoint, such as EMAHook
 
     def __init__(self, fresh: Sequence[str] = (), allow_pickle: bool = False) -> None:
+        if isinstance(fresh, str):
+            raise ConfigError(f"fresh of vitdense.ExactLoadHook: got {fresh!r}, expected a list: [{fresh!r}]")
+        for pattern in fresh:
+            _check_pattern(pattern)
         self.fresh = tuple(fresh)
         self.reports: list[LoadReport] = []
         install_loader(allow_pickle)

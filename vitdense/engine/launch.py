@@ -23,6 +23,7 @@ from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundE
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
+    ConfigError,  # its stack trace may be that of a data worker
     *(CheckpointMismatchError, CheckpointNotFoundError),  # also raised by tools/verify.py
     *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output path
 )
@@ -41,7 +42,8 @@ def exit_on_user_error() -> Iterator[None]:
     except (*USER_ERRORS, ValueError) as error:
         if not (isinstance(error, USER_ERRORS) or _is_ours(error)):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        message = str(error).rpartition("ConfigError: ")[2]  # without the stack trace of a data worker
+        print(f"error: {message.strip()}", file=sys.stderr)
         sys.exit(2)
 
 

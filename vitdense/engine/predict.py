@@ -1,7 +1,8 @@
 """Predict on image files with detectors (mmdet) and segmentors (mmseg): pictures, COCO-format JSON, label maps."""
 
+import glob
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import mmcv
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
+from mmengine.logging import print_log
 from mmengine.registry import VISUALIZERS
 from mmengine.structures import BaseDataElement
 from mmengine.utils import track_iter_progress
@@ -74,27 +76,33 @@ class Task:
 class Detection(Task):
     """Per image, a picture with boxes, masks and scores; one COCO-format JSON file."""
 
-    def __init__(self, model: nn.Module, out_dir: Path, score_thr: float) -> None:
+    def __init__(self, model: nn.Module, out_dir: Path, score_thr: float, as_dataset: bool) -> None:
         super().__init__(model, out_dir)
-        self.score_thr = score_thr
+        self.score_thr, self.as_dataset = score_thr, as_dataset
         # Pictures go to `out_dir`, and to none of the config's backends.
         self.visualizer = VISUALIZERS.build({**model.cfg.visualizer, "vis_backends": None})
         self.visualizer.dataset_meta = model.dataset_meta
         self.predictions = CocoPredictions(self.classes, self.dataset)
+        self.num_found = 0
 
     def add(self, image: Path, pixels: np.ndarray) -> None:
         """Predict on an image file with `pixels` [H, W, 3] (uint8 RGB), and write its picture."""
         sample = self.infer(image)
+        found = sample.pred_instances
+        self.num_found += len(found)
+        sample.pred_instances = found[found.scores >= self.score_thr]
         self.predictions.add(image, sample)
-        with atomic_write(self.out_dir / image.name) as scratch:
+        with atomic_write(self.out_dir / image.name) as scratch:  # draws scores above -1: all that are left
             self.visualizer.add_datasample(
-                image.stem, pixels, sample, draw_gt=False, pred_score_thr=self.score_thr, out_file=str(scratch)
+                image.stem, pixels, sample, draw_gt=False, pred_score_thr=-1, out_file=str(scratch)
             )
 
     def finish(self) -> Path:
         """Write the detections of all images; the path of the file."""
         out_file = self.out_dir / "predictions.json"
-        self.predictions.write(out_file)
+        self.predictions.write(out_file, self.as_dataset)
+        kept = len(self.predictions.result["annotations"])
+        print_log(f"{kept} of {self.num_found} detections have a score of at least {self.score_thr} (--score-thr)")
         return out_file
 
 
@@ -128,22 +136,29 @@ def _write(path: Path, picture: np.ndarray) -> None:
 
 
 def predict(
-    cfg: Config, checkpoint: str, images: Sequence[Path], out_dir: Path, score_thr: float = 0.3, device: str = "cpu"
+    cfg: Config,
+    checkpoint: str,
+    images: Sequence[str | Path],
+    out_dir: Path,
+    score_thr: float = 0.3,
+    device: str = "cpu",
+    as_dataset: bool = False,
 ) -> Path:
     """Predict on images.
 
     Args:
         cfg: Config of the detector or segmentor.
         checkpoint: Its weights.
-        images: Image files and folders; see `list_images`.
+        images: Image files, folders and patterns; see `list_images`.
         out_dir: Output folder. It gets a picture per image, of the same name.
-            A detector also writes ``predictions.json``: a COCO data set of all detections with their scores, for
-            ``pycocotools.coco.COCO``; see `CocoPredictions` for its ids. Its ``annotations`` are COCO results:
-            ``COCO(ann_file).loadRes(annotations)`` takes them for scoring.
+            A detector also writes ``predictions.json``: COCO results, ``[{image_id, category_id, bbox, score,
+            segmentation}, ...]``, which ``COCO(ann_file).loadRes`` takes; see `CocoPredictions` for the ids.
             A segmentor also writes ``labels/<stem>.png`` per image: class indices, uint8 (uint16 for more than 256
             classes). They start at 0, even if the data set's own label maps start at 1 (``reduce_zero_label``).
-        score_thr: Detections with a lower score are not drawn.
+        score_thr: Minimum score of detections, 0 to 1, in pictures and in the JSON file. AP needs 0.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
+        as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
+            images and categories too, and its ``annotations`` have scores.
 
     Returns:
         The JSON file of a detector, the folder of a segmentor.
@@ -158,7 +173,7 @@ def predict(
     images = list_images(images)
     _check_outputs(images, out_dir, with_label_maps=scope == "mmseg")
     model = load_model(cfg, checkpoint, device)
-    task = Detection(model, out_dir, score_thr) if scope == "mmdet" else Segmentation(model, out_dir)
+    task = Detection(model, out_dir, score_thr, as_dataset) if scope == "mmdet" else Segmentation(model, out_dir)
     unreadable = []
     for image in track_iter_progress(images):
         try:
@@ -176,21 +191,31 @@ def predict(
     return result
 
 
-def list_images(paths: Sequence[Path]) -> list[Path]:
-    """Image files. Folders are replaced by the image files in them, sorted; sub-folders are not searched.
+def list_images(paths: Sequence[str | Path]) -> list[Path]:
+    """Image files. Folders are replaced by the image files in them, sorted; sub-folders are not searched. Patterns such
+    as ``photos/**/*.jpg`` are replaced by the image files that match, sorted.
 
     Raises:
-        ConfigError: A path does not exist, or a folder has no image.
+        ConfigError: A path does not exist, or a folder or pattern has no image.
     """
     images: list[Path] = []
     for path in paths:
-        if not path.exists():
+        if Path(path).is_dir():
+            images += _image_files(Path(path).iterdir(), f"folder {path}")
+        elif glob.has_magic(str(path)) and not Path(path).exists():
+            images += _image_files(map(Path, glob.iglob(str(path), recursive=True)), f"pattern {path}")
+        elif Path(path).exists():
+            images.append(Path(path))
+        else:
             raise ConfigError(f"image {path} does not exist")
-        found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMG_EXTENSIONS) if path.is_dir() else [path]
-        if not found:
-            raise ConfigError(f"folder {path} has no image, expected files with {', '.join(IMG_EXTENSIONS)}")
-        images += found
     return list(dict.fromkeys(images))
+
+
+def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
+    found = sorted(path for path in paths if path.suffix.lower() in IMG_EXTENSIONS)
+    if not found:
+        raise ConfigError(f"{where} has no image, expected files with {', '.join(IMG_EXTENSIONS)}")
+    return found
 
 
 def read_image(path: Path) -> np.ndarray:

@@ -1,16 +1,14 @@
 """Data order and augmentation that depend on the seed and the position in the stream only.
 
-The sampler attaches a seed to every index; the first transform of the pipeline applies it. The data then do not depend
-on the number of worker processes, and a resumed run gets the same data as an uninterrupted one.
+The sampler attaches a seed to every index; `SeedFromSample`, the first transform of the pipeline, applies it. The data
+then do not depend on the number of worker processes, and a resumed run gets the same data as an uninterrupted one.
 """
 
 from collections.abc import Iterator
 
-from mmcv.transforms import BaseTransform
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 
-from vitdense.engine.hooks import seed_everything
-from vitdense.registry import DATA_SAMPLERS, TRANSFORMS
+from vitdense.registry import DATA_SAMPLERS
 
 
 class SeededIndex(int):
@@ -50,19 +48,3 @@ class SeededInfiniteSampler(InfiniteSampler):
     def _infinite_indices(self) -> Iterator[SeededIndex]:
         for position, index in enumerate(super()._infinite_indices()):
             yield SeededIndex(index, (self.seed, position))
-
-
-@TRANSFORMS.register_module()
-class SeedFromSample(BaseTransform):
-    """First transform of a pipeline: seeds Python, numpy and torch with the seed of the index.
-
-    An index without a seed leaves the generators unchanged. mmengine draws such an index when a sample cannot be used;
-    the run stays reproducible, because the first index of that draw set the seed. With a sampler or wrapper that drops
-    the seed, the run is not reproducible.
-    """
-
-    def transform(self, results: dict) -> dict:
-        index = results["sample_idx"]
-        if isinstance(index, SeededIndex):
-            seed_everything(*index.key)
-        return results

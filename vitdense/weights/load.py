@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
-from vitdense.weights.detect import LISTED, Match, detect, unwrap
+from vitdense.weights.detect import Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import CLASSIFIER, FAMILIES, REBUILT, TOKENS
+from vitdense.weights.fresh import fresh_pattern
 from vitdense.weights.read import read
+
+NAMED = 10  # tensors in a message
 
 
 @dataclass
@@ -79,7 +82,10 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
 
 
 def match_exactly(
-    targets: Mapping[str, Tensor], state: Mapping[str, Tensor], fresh: Sequence[str] = (), hint: str = ""
+    targets: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    fresh: Sequence[str] = (),
+    advise: Callable[[set[str], set[str]], str] = lambda refused, excused: "",
 ) -> dict[str, Tensor]:
     """The tensors of a state dict that fill a model with the same names.
 
@@ -87,31 +93,36 @@ def match_exactly(
         targets: The model's state dict.
         state: Of the checkpoint.
         fresh: Regular expressions of names that may be missing, unexpected or of another size; they are left out.
-        hint: End of the error message.
+        advise: What to do, for the error message, from the names of the mismatches that are refused and excused.
 
     Raises:
         CheckpointMismatchError: Any other key is missing or unexpected, or has another size or dtype, or NaN or
-            infinity; all are listed.
+            infinity; they are counted, and some are listed.
     """
     both = [key for key in state if key in targets]
-    faults = {
+    mismatches = {
         "missing keys": [key for key in targets if key not in state],
         "unexpected keys": [key for key in state if key not in targets],
         "size mismatch": [key for key in both if targets[key].shape != state[key].shape],
         "dtype mismatch": [key for key in both if _is_real(targets[key]) != _is_real(state[key])],
         "NaN or infinity": [key for key in both if not _is_finite(state[key].to(targets[key].dtype))],
     }
-    excused = {key for keys in faults.values() for key in keys if any(re.fullmatch(p, key) for p in fresh)}
-    faults = {what: [key for key in keys if key not in excused] for what, keys in faults.items()}
-    if any(faults.values()):
+    found = {key for keys in mismatches.values() for key in keys}
+    excused = {key for key in found if any(re.fullmatch(p, key) for p in fresh)}
+    if refused := found - excused:
+        kinds = {what: [key for key in keys if key in refused] for what, keys in mismatches.items()}
+        kinds = {what: keys for what, keys in kinds.items() if keys}
         sizes = {key: f" {tuple(state[key].shape)}, expected {tuple(targets[key].shape)}" for key in both}
+        named = NAMED // len(kinds)  # of each kind
         listed = "; ".join(
             f"{what} ({len(keys)}): "
-            + ", ".join(key + sizes[key] if what == "size mismatch" else key for key in keys[:LISTED])
-            for what, keys in faults.items()
-            if keys
+            + ", ".join(key + sizes[key] if what == "size mismatch" else key for key in keys[:named])
+            + (", ..." if len(keys) > named else "")
+            for what, keys in kinds.items()
         )
-        raise CheckpointMismatchError(f"the checkpoint does not fit the model exactly: {listed}. {hint}".rstrip())
+        raise CheckpointMismatchError(
+            f"the checkpoint does not fit the model exactly. {advise(refused, excused)}{listed}"
+        )
     return {key: value for key, value in state.items() if key not in excused}
 
 
@@ -223,8 +234,8 @@ def load_pretrained(
     # All keys of a pattern may be missing, but not some of them.
     patterns = FAMILIES[model.family].may_be_missing
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
-    hint = f"It is {source} with {report.scheme} names; check the arch and the options of the model"
-    state = match_exactly(targets, state, missing, hint)
+    advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
+    state = match_exactly(targets, state, missing, lambda *names: advice)
     report.count(targets, state)
     model.load_state_dict({**targets, **state}, strict=True)
     return report
@@ -250,10 +261,12 @@ def fit_whole(
     state = unwrap(checkpoint)
     targets = model.state_dict()
     report = LoadReport(source, "own")
+    backbones = ["backbone."]
     for name, module in model.named_modules():
         start = f"{name}." if name else ""
         if not hasattr(module, "family") or not any(key.startswith(start) for key in state):
             continue
+        backbones.append(start)
         match = detect(state, (module.family,), prefix=start)
         report.scheme = match.scheme.name
         part = LoadReport(source, report.scheme)
@@ -261,8 +274,20 @@ def fit_whole(
         state = {**match.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.ignored += [start + key for key in part.ignored]
-    hint = "Give the config it was trained with; to fine-tune, set fresh=[...] of dict(type='vitdense.ExactLoadHook')"
-    state = match_exactly(targets, state, fresh, hint)
+
+    def advise(refused: set[str], excused: set[str]) -> str:
+        if any(key.startswith(tuple(backbones)) for key in refused):
+            return f"The backbone of {source} has another arch or other options: give the config it was trained with. "
+        pattern = fresh_pattern(refused | excused, (targets.keys() | state.keys()) - refused - excused)
+        if pattern is None:
+            return f"Give the config that {source} was trained with. "
+        return (
+            f"To train these parts anew, for other classes: --fresh '{pattern}' (in a config: "
+            f"default_hooks=dict(exact_load=dict(fresh=[r'{pattern}']))). Otherwise, give the config that {source} was "
+            f"trained with. "
+        )
+
+    state = match_exactly(targets, state, fresh, advise)
     report.count(targets, state)
     return state, report
 
