@@ -89,7 +89,8 @@ def report(cfg: Config, all_files: bool = False) -> int:
     """
     result, number, described = Report(), None if all_files else FILES_READ, {}
     result.row("config", f"{cfg.filename}: {cfg.model.type}, {cfg.get('default_scope', 'mmdet')}")
-    splits = tuple(s for s in ("train", "val", "test") if cfg.get(f"{s}_cfg") and cfg.get(f"{s}_dataloader"))
+    given = {split: cfg.get(f"{split}_cfg") is not None for split in ("train", "val", "test")}
+    splits = tuple(split for split in given if given[split] and cfg.get(f"{split}_dataloader"))
     for check_part in checks(cfg, splits):
         with result.collect():
             check_part()

@@ -308,7 +308,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]} if data.shared else None
     if data.shared:
         lines.append(f"dataset = {_code(shared, prefix=10)}")
-        shared = {Name("dataset"): None}
+        shared = {"": Name("dataset")}
     for split, own in (("train", data.train), ("val", data.val)):
         dataset = {**shared, **own, **_replacing(cfg, split, args.task)}
         lines.append(f"{split}_dataloader = {_code({'dataset': dataset}, prefix=19)}")
@@ -422,24 +422,19 @@ def commands(config: Path) -> list[str]:
 
 def _code(value: Any, indent: int = 0, prefix: int = 0) -> str:
     """A value as Python code. What is too long for a line, of which `prefix` characters are taken, gets a line per
-    part."""
+    part. The key ``""`` of a dict is an argument without a name."""
     if isinstance(value, Mapping):
         start, end = "dict(", ")"
-        parts = [(str(key) if part is None else f"{key}=", part) for key, part in value.items()]
+        parts = [(f"{key}=" if key else "", part) for key, part in value.items()]
     elif isinstance(value, (list, tuple)):
-        start, end = ("[", "]") if isinstance(value, list) else ("(", ")")
+        start, end = "[]" if isinstance(value, list) else "()"
         parts = [("", part) for part in value]
     else:
-        return (
-            value
-            if isinstance(value, Name)
-            else json.dumps(value, ensure_ascii=False)
-            if isinstance(value, str)
-            else repr(value)
-        )
-    line = f"{start}{', '.join(key + ('' if part is None else _code(part)) for key, part in parts)}{end}"
-    if indent + prefix + len(line) <= WIDTH - 1 and "\n" not in line:
+        is_text = isinstance(value, str) and not isinstance(value, Name)
+        return json.dumps(value, ensure_ascii=False) if is_text else str(value)
+    line = f"{start}{', '.join(key + _code(part) for key, part in parts)}{end}"
+    if indent + prefix + len(line) < WIDTH and "\n" not in line:
         return line
     inner = " " * (indent + 4)
-    body = "".join(f"{inner}{key}{'' if part is None else _code(part, indent + 4, len(key))},\n" for key, part in parts)
+    body = "".join(f"{inner}{key}{_code(part, indent + 4, len(key))},\n" for key, part in parts)
     return f"{start}\n{body}{' ' * indent}{end}"
