@@ -73,7 +73,7 @@ def switch_ops(action: str) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{'wrote' if action == 'enable' else 'removed'} {path}")
+    print(f"ops {action}d: {path}")
     return 0
 
 

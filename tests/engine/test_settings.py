@@ -29,7 +29,7 @@ def test_drops_within_an_epoch_follow_max_epochs(repo):
 def test_schedule_in_iterations_follows_max_iters(repo, key):
     cfg = load_config(repo / "configs/upernet_swin_nano_camvid.py", {key: 5})
     assert cfg.train_cfg.max_iters == cfg.train_cfg.val_interval == 5
-    assert [(part.begin, part.end) for part in cfg.param_scheduler] == [(0, 1), (1, 5)]
+    assert [(part.begin, part.end) for part in cfg.param_scheduler] == [(0, 2), (1, 5)]
 
 
 def test_length_in_the_other_unit_is_refused(repo):

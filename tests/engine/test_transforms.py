@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from mmcv.transforms import LoadImageFromFile
 from mmengine.dataset import BaseDataset
-from mmengine.registry import TRANSFORMS, DefaultScope
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -99,9 +98,7 @@ def test_unreadable_images_are_skipped_and_counted_by_option(write, monkeypatch)
     lines = []
     monkeypatch.setattr(transforms, "print_log", lambda line, *_: lines.append(line))
     samples = [write(content, name) for name, content in {**UNREADABLE, "intact.jpg": encoded("JPEG")}.items()]
-    with DefaultScope.overwrite_default_scope("mmdet"):
-        load = TRANSFORMS.build({"type": "vitdense.LoadImage", "skip_unreadable": True})
-    files = Files(samples, [load])
+    files = Files(samples, [{"type": "vitdense.LoadImage", "skip_unreadable": True}])
     for i in range(len(files)):
         assert files[i]["img_path"].endswith("intact.jpg")
     assert len(lines) >= len(UNREADABLE)

@@ -31,7 +31,8 @@ class _CocoMixin:
         self.img_ids = [gt["img_id"] for gt, _ in results]
         average_precision = not self.format_only and set(self.metrics) <= {"bbox", "segm"}
         if not average_precision or any(len(pred["bboxes"]) for _, pred in results):
-            return super().compute_metrics(results)
+            with redirect_stdout(io.StringIO()):  # pycocotools prints its steps; the log is another stream
+                return super().compute_metrics(results)
         MMLogger.get_current_instance().warning(
             f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
             f"learning rate too high, or test_cfg.rcnn.score_thr too strict"

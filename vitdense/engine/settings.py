@@ -49,6 +49,8 @@ def _set_length(cfg: Config, name: str, length: int) -> None:
         if scheduler.get("by_epoch", True) == (name == "max_epochs"):
             for key in {"begin", "end", "T_max", "milestones"} & scheduler.keys():
                 scheduler[key] = _scale(scheduler[key], length, old)
+            if "end" in scheduler:  # a warm-up of one step would never leave its first factor
+                scheduler["end"] = max(scheduler["end"], scheduler.get("begin", 0) + 2)
 
 
 def _scale(value: Any, new: int, old: int) -> Any:
