@@ -37,6 +37,11 @@ PACKAGES = (
     Package("faster_coco_eval", "faster-coco-eval>=1.6", "fast COCO metric"),
 )
 
+ENGINE_COMMANDS = {  # modules whose main(argv) is the sub-command
+    "check": ("vitdense.engine.data_report", "check a config and its data, without training"),
+    "new": ("vitdense.engine.new", "write a config for your own data"),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a sub-command, or the report; the exit status. Packages of mm are imported by the sub-commands that use them.
@@ -46,9 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("python -m vitdense", description="Without a command: report the environment.")
     commands = parser.add_subparsers(title="commands", dest="command")
+    for name, (_, text) in ENGINE_COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)  # their own parsers need mm
     ops = commands.add_parser("ops", help="mmcv's ops without a compiler, in scripts that do not import vitdense")
     ops.add_argument("action", choices=("enable", "disable"))
-    args = parser.parse_args(argv)
+    args, rest = parser.parse_known_args(argv)
+    if args.command in ENGINE_COMMANDS:
+        module, _ = ENGINE_COMMANDS[args.command]
+        return importlib.import_module(module).main(rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command == "ops":
         return switch_ops(args.action)
     return report()

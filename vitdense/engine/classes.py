@@ -75,7 +75,8 @@ def follow_classes(cfg: Config) -> None:
     classes = dataset_classes(leaves[0], kind) if kind is not None else None
     if classes is not None:
         if classes != kind.METAINFO.get("classes"):  # with a palette, for the type's may be shorter
-            own = {"classes": classes, "palette": distinct_colours(len(classes)).tolist()}
+            colours = [tuple(colour) for colour in distinct_colours(len(classes)).tolist()]  # mmdet takes no lists
+            own = {"classes": classes, "palette": colours}
             for dataset in leaves:
                 given = dataset.get("metainfo") or {}
                 if dataset["type"] == leaves[0]["type"] and "classes" not in given:

@@ -6,16 +6,18 @@ Labels that are off by one, or unlabelled pixels that are read as a class, silen
 import inspect
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import mmcv
 import numpy as np
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from vitdense.engine.errors import ConfigError
+from vitdense.engine.images import FILES_READ, evenly_spaced
 
-MAPS_READ = 200  # per data set, evenly spaced: all 20210 of ADE20K would take minutes. Very rare values are missed
 VALUES_SHOWN = 20  # in a histogram
 UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_index of its heads
 
@@ -26,7 +28,72 @@ def loads_labels(step: object) -> bool:
     return getattr(kind, "__name__", kind) in ("LoadAnnotations", "mmseg.LoadAnnotations")
 
 
-def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None:
+@dataclass
+class LabelMaps:
+    """Raw values in label maps of a data set.
+
+    Attributes:
+        pixels: Number of pixels per raw value.
+        first_in: The first file of every raw value.
+        read: How many files were read.
+        total: How many there are.
+        reduced: The data set's ``reduce_zero_label``.
+        label_map: New label per old one, for a subset of classes; may be empty.
+    """
+
+    pixels: Counter
+    first_in: dict[int, str]
+    read: int
+    total: int
+    reduced: bool
+    label_map: dict[int, int]
+
+    def label(self, raw: int) -> int:
+        """The label that mmseg makes of a raw value."""
+        label = raw
+        if self.reduced:  # same order as in mmseg: first this, then label_map
+            label = UNLABELLED if raw in (0, UNLABELLED) else raw - 1
+        return self.label_map.get(label, label)
+
+
+def build_dataset(where: str, dataset: dict) -> BaseDataset:
+    """Build an mmseg data set without its pipeline: a list of files.
+
+    Raises:
+        ConfigError: There are no images.
+    """
+    with DATASETS.switch_scope_and_registry("mmseg") as registry:
+        built = registry.build({**dataset, "pipeline": [], "serialize_data": False})
+    if len(built) == 0:
+        raise ConfigError(f"{where}: no images in {built.data_prefix}; check img_suffix, ann_file and indices")
+    return built
+
+
+def read_label_maps(where: str, built: BaseDataset, loader: dict, number: int | None = FILES_READ) -> LabelMaps:
+    """Count the raw values of label maps.
+
+    Args:
+        where: Name of the data set in messages.
+        built: From `build_dataset`.
+        loader: The step of the pipeline that loads label maps.
+        number: How many files to read, evenly spaced; very rare values are missed. None: all.
+
+    Raises:
+        ConfigError: A label map is unreadable or has several channels.
+    """
+    pixels, first_in = Counter(), {}
+    chosen = evenly_spaced(range(len(built)), number)
+    for i in chosen:
+        sample = built.get_data_info(int(i))
+        path = sample["seg_map_path"]
+        found = _histogram(where, path, loader.get("imdecode_backend", "pillow"))
+        pixels.update(found)
+        first_in = dict.fromkeys(found, path) | first_in
+    reduced, label_map = sample["reduce_zero_label"], sample.get("label_map") or {}
+    return LabelMaps(pixels, first_in, len(chosen), len(built), reduced, label_map)
+
+
+def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config, number: int | None = FILES_READ) -> None:
     """Check that the label maps of an mmseg data set have the values that the head and the settings expect.
 
     Args:
@@ -34,6 +101,7 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None
         dataset: Its config.
         kind: Its class.
         cfg: The whole config.
+        number: See `read_label_maps`.
 
     Raises:
         ConfigError: There are no images, a label map is unreadable or has several channels, a value has no class, or
@@ -45,40 +113,24 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config) -> None
     loader = next(filter(loads_labels, dataset.get("pipeline", ())), None)
     if loader is None or num_classes is None:
         return  # no labels, or a loader or model that is not mmseg's
-    with DATASETS.switch_scope_and_registry("mmseg") as registry:
-        built = registry.build({**dataset, "pipeline": [], "serialize_data": False})
-    if len(built) == 0:
-        raise ConfigError(f"{where}: no images in {built.data_prefix}; check img_suffix, ann_file and indices")
-    pixels, first_in = Counter(), {}
-    chosen = np.linspace(0, len(built) - 1, min(MAPS_READ, len(built))).astype(int).tolist()
-    for i in chosen:
-        sample = built.get_data_info(i)
-        path = sample["seg_map_path"]
-        found = _histogram(where, path, loader.get("imdecode_backend", "pillow"))
-        pixels.update(found)
-        first_in = dict.fromkeys(found, path) | first_in
-
-    reduced, label_map = sample["reduce_zero_label"], sample.get("label_map") or {}
+    maps = read_label_maps(where, build_dataset(where, dataset), loader, number)
     ignored = head.get("ignore_index", UNLABELLED)
     outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # a sigmoid has 0 and 1
-    outside = []
-    for raw in sorted(pixels):
-        label = raw
-        if reduced:  # same order as in mmseg: first this, then label_map
-            label = UNLABELLED if raw in (0, UNLABELLED) else raw - 1
-        label = label_map.get(label, label)
-        if label != ignored and not 0 <= label < outputs:
-            outside.append(raw)
+    labels = {raw: maps.label(raw) for raw in sorted(maps.pixels)}
+    outside = [raw for raw, label in labels.items() if label != ignored and not 0 <= label < outputs]
     if outside:
-        fault = f"hold {', '.join(map(str, outside[:10]))} (first in {first_in[outside[0]]}), which have no class"
+        fault = f"hold {', '.join(map(str, outside[:10]))} (first in {maps.first_in[outside[0]]}), which have no class"
         fix = "set num_classes and classes, reduce_zero_label (True: 0 means unlabelled) or ignore_index accordingly"
+    elif maps.label_map:
+        return
     else:
-        fault = _zero_fault(pixels, num_classes, reduced, kind, where.startswith("train")) if not label_map else None
-        fix = f"set reduce_zero_label={not reduced} in the data set"
+        fault = _zero_fault(maps.pixels, num_classes, maps.reduced, kind, where.startswith("train"))
+        fix = f"set reduce_zero_label={not maps.reduced} in the data set"
     if fault is not None:
         raise ConfigError(
-            f"{where}: label maps {fault}. Got raw values {_shares(pixels)} in {len(chosen)} of {len(built)} maps; "
-            f"expected values for num_classes={num_classes}, reduce_zero_label={reduced}, ignore_index={ignored}; {fix}"
+            f"{where}: label maps {fault}. Got raw values {_shares(maps.pixels)} in {maps.read} of {maps.total} maps; "
+            f"expected values for num_classes={num_classes}, reduce_zero_label={maps.reduced}, ignore_index={ignored}; "
+            f"{fix}"
         )
 
 

@@ -1,6 +1,7 @@
 """Predict on image files with detectors (mmdet) and segmentors (mmseg): pictures, COCO-format JSON, label maps."""
 
 import glob
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -175,7 +176,7 @@ def predict(
     model = load_model(cfg, checkpoint, device)
     task = Detection(model, out_dir, score_thr, as_dataset) if scope == "mmdet" else Segmentation(model, out_dir)
     unreadable = []
-    for image in track_iter_progress(images):
+    for image in track_iter_progress(images, file=sys.stdout):
         try:
             pixels = read_image(image)
         except Exception as error:  # decoders have no error in common

@@ -1,19 +1,23 @@
 """Checks before the first iteration, for errors that would appear late, or silently train on wrong labels."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
+from vitdense.engine.annotations import check_masks
 from vitdense.engine.classes import annotation_file, class_heads, dataset_classes, find_class, leaf_datasets
 from vitdense.engine.coco import category_names
+from vitdense.engine.consistency import check_channels, check_evaluator
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.label_maps import check_label_maps
 from vitdense.engine.options import DATALOADER
 
 
 def check(cfg: Config, splits: tuple[str, ...]) -> None:
-    """Check the data sets of a config against the disk, the annotation files and the heads.
+    """Check a config: its data sets against the disk and the annotation files, and settings that must agree.
 
     Args:
         cfg: The config.
@@ -21,17 +25,33 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
 
     Raises:
         ConfigError: A file or folder is missing, the classes are not those of the annotation file, a head has
-            another number of classes, or values of label maps do not match the config.
+            another number of classes, values of label maps do not match the config, annotations have no masks that
+            the pipeline loads, a metric reads another annotation file, or channels differ.
     """
+    for check_part in checks(cfg, splits):
+        check_part()
+
+
+def checks(cfg: Config, splits: tuple[str, ...]) -> Iterator[Callable[[], None]]:
+    """The parts of `check`. Each may raise an error of its own."""
     for split in splits:
         loader = cfg.get(f"{split}_dataloader")
-        if loader and (unknown := loader.keys() - DATALOADER):
-            raise ConfigError(
-                f"{split}_dataloader: got {', '.join(sorted(unknown))}, expected arguments of torch's DataLoader, "
-                f"`dataset` and `num_batch_per_epoch`"
-            )
-        for dataset in leaf_datasets(loader.dataset) if loader else ():
-            _check_dataset(f"{split}_dataloader", dataset, cfg)
+        if loader:
+            yield partial(_check_loader, f"{split}_dataloader", loader)
+            leaves = list(leaf_datasets(loader.dataset))
+            for dataset in leaves:
+                yield partial(_check_dataset, f"{split}_dataloader", dataset, cfg)
+            if split != "train":
+                yield partial(check_evaluator, split, leaves, cfg)
+    yield partial(check_channels, cfg)
+
+
+def _check_loader(where: str, loader: dict) -> None:
+    if unknown := loader.keys() - DATALOADER:
+        raise ConfigError(
+            f"{where}: got {', '.join(sorted(unknown))}, expected arguments of torch's DataLoader, `dataset` and "
+            f"`num_batch_per_epoch`"
+        )
 
 
 def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
@@ -57,6 +77,7 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
             _must_exist(where, root, root / prefix, f"folder ({name})")
     if classes is not None and (json_file := annotation_file(dataset)):
         _check_categories(where, Path(json_file), classes)
+        check_masks(where, dataset)
     if cfg.get("default_scope") == "mmseg":
         check_label_maps(where, dataset, kind, cfg)
 

@@ -1,0 +1,188 @@
+"""What a COCO annotation file holds, and what is wrong with it."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitdense.engine.classes import annotation_file
+from vitdense.engine.errors import ConfigError
+from vitdense.engine.images import join_some
+
+KEYS = {  # that mmdet reads, without a default
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("id", "image_id", "category_id", "bbox", "area"),
+    "categories": ("id", "name"),
+}
+READ_BEFORE_TRAINING = 100  # annotations; all of them take minutes to parse
+TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
+
+
+@dataclass
+class Annotations:
+    """Counts of an annotation file.
+
+    Attributes:
+        images: Its images.
+        empty: Images without annotation.
+        annotations: Its annotations.
+        crowd: Annotations of crowds.
+        with_mask: Annotations with a mask.
+        boxes: Annotations per category name.
+        errors: What is wrong, a line each.
+        warnings: What may be wrong, a line each.
+    """
+
+    images: Sequence[Mapping]
+    empty: int
+    annotations: int
+    crowd: int
+    with_mask: int
+    boxes: dict[str, int]
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_annotations(ann_file: Path) -> dict[str, list[dict]]:
+    """Read a whole COCO annotation file.
+
+    Raises:
+        ConfigError: It is not one, or images, annotations or categories lack a key that mmdet reads.
+    """
+    try:
+        content = json.loads(ann_file.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{ann_file} is not JSON ({error})") from error
+    if not isinstance(content, dict) or not content.get("images") or not content.get("categories"):
+        raise ConfigError(f"{ann_file} is not a COCO annotation file: expected lists 'images' and 'categories'")
+    content.setdefault("annotations", [])  # absent from files of test images
+    for kind, keys in KEYS.items():
+        items = content[kind]
+        for key in keys:
+            if lacking := [item for item in items if key not in item]:
+                raise ConfigError(
+                    f"{ann_file}: {len(lacking)} of {len(items)} {kind} have no {key!r}, which mmdet reads; the first "
+                    f"is {json.dumps(lacking[0])[:200]}"
+                )
+    return content
+
+
+def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
+    """Count what an annotation file holds, and find its faults.
+
+    Args:
+        content: From `read_annotations`.
+    """
+    images, annotations, categories = (content[kind] for kind in KEYS)
+    image_of, name_of = ({item["id"]: item for item in items} for items in (images, categories))
+    per_category = Counter(item["category_id"] for item in annotations)
+    result = Annotations(
+        images=images,
+        empty=len(image_of.keys() - {item["image_id"] for item in annotations}),
+        annotations=len(annotations),
+        crowd=sum(bool(item.get("iscrowd")) for item in annotations),
+        with_mask=sum(bool(item.get("segmentation")) for item in annotations),
+        boxes={category["name"]: per_category[key] for key, category in name_of.items()},
+    )
+    for kind in KEYS:
+        counts = Counter(item["id"] for item in content[kind])
+        _add(result.errors, f"{kind} have the same id", (key for key, count in counts.items() if count > 1))
+    names = Counter(category["name"] for category in categories)
+    _add(result.errors, "categories have the same name", (name for name, count in names.items() if count > 1))
+    lost = [item["id"] for item in annotations if item["image_id"] not in image_of]
+    _add(result.errors, "annotations are of an image that is not in the file: annotations", lost)
+    unknown = per_category.keys() - name_of.keys()
+    _add(result.errors, "category ids of annotations are not among the categories", unknown)
+
+    malformed, tiny, outside, partly = [], [], [], []
+    for item in annotations:
+        box = item["bbox"]
+        if len(box) != 4 or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in box):
+            malformed.append(item["id"])
+        elif box[2] < 1 or box[3] < 1 or item["area"] <= 0:
+            tiny.append(item["id"])
+        elif image := image_of.get(item["image_id"]):
+            x, y, width, height = box
+            if min(x + width, image["width"]) <= max(x, 0) or min(y + height, image["height"]) <= max(y, 0):
+                outside.append(item["id"])
+            elif (
+                min(x, y) < -TOLERANCE
+                or x + width > image["width"] + TOLERANCE
+                or y + height > image["height"] + TOLERANCE
+            ):
+                partly.append(item["id"])
+    _add(result.errors, "boxes are not four numbers: annotations", malformed)
+    left_out = "training leaves them out: annotations"
+    _add(result.warnings, f"boxes have no area, or a side below one pixel; {left_out}", tiny)
+    _add(result.warnings, f"boxes are outside their image; {left_out}", outside)
+    _add(
+        result.warnings,
+        "boxes reach over the edge of their image (bbox is [x, y, width, height] in pixels); training clips them: "
+        "annotations",
+        partly,
+    )
+    return result
+
+
+def _add(lines: list[str], fault: str, ids: Iterable) -> None:
+    """Add a line about the items with a fault, if there are any."""
+    if ids := list(ids):
+        lines.append(f"{len(ids)} {fault} {join_some(ids)}")
+
+
+def first_annotations(ann_file: Path, number: int = READ_BEFORE_TRAINING) -> list[dict]:
+    """The first annotations of a file. Parses only these. Files of test images have none.
+
+    Raises:
+        ConfigError: It is not a COCO annotation file.
+    """
+    text = ann_file.read_text()
+    start = re.search(r'"annotations"\s*:\s*\[\s*', text)
+    if start is None:
+        return []
+    decoder, found, position = json.JSONDecoder(), [], start.end()
+    try:
+        while len(found) < number and text[position] != "]":
+            annotation, end = decoder.raw_decode(text, position)
+            found.append(annotation)
+            position = re.compile(r"\s*,?\s*").match(text, end).end()
+    except (IndexError, ValueError) as error:
+        raise ConfigError(f"{ann_file} is not JSON: its list 'annotations' cannot be read ({error})") from error
+    return found
+
+
+def check_masks(where: str, dataset: Mapping) -> None:
+    """Check that annotations have masks if the pipeline loads masks. A worker would raise ``KeyError: 'mask'``.
+
+    Args:
+        where: Name of the data set in messages.
+        dataset: Its config: one with a COCO annotation file that exists.
+
+    Raises:
+        ConfigError: One of the first annotations has no mask.
+    """
+    if not any(step.get("with_mask") for step in _dicts(dataset.get("pipeline", ()))):
+        return
+    ann_file = Path(annotation_file(dataset))
+    annotations = first_annotations(ann_file)
+    lacking = [item["id"] for item in annotations if not item.get("segmentation")]
+    if lacking:
+        raise ConfigError(
+            f"{where}: {len(lacking)} of the first {len(annotations)} annotations of {ann_file} have no "
+            f"'segmentation', but the pipeline loads masks (with_mask=True); their ids: {join_some(lacking)}. "
+            f"To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
+            f"configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
+        )
+
+
+def _dicts(node: object) -> Iterable[Mapping]:
+    """All dicts in nested dicts and lists."""
+    if isinstance(node, Mapping):
+        yield node
+        node = list(node.values())
+    if isinstance(node, (list, tuple)):
+        for part in node:
+            yield from _dicts(part)

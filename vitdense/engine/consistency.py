@@ -1,0 +1,152 @@
+"""Settings of a config that must agree with each other: channels, annotation files, normalisation, schedule."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from torch import nn
+
+from vitdense.engine.classes import annotation_file, metrics
+from vitdense.engine.errors import ConfigError
+from vitdense.models import MODELS as TABLE
+from vitdense.models import Model, find_model
+
+WARM_UP = ("LinearLR", "ConstantLR")  # schedulers that begin at 0 and may end before the run
+
+
+def check_channels(cfg: Config) -> None:
+    """Check the channels of a backbone of this package against the first module after it: a neck or mmseg's heads.
+
+    Builds the backbone on the meta device, without memory and weights.
+
+    Raises:
+        ConfigError: They differ, or the backbone or a neck of this package cannot be built.
+    """
+    model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
+    backbone = _build_on_meta(model.get("backbone"), "model.backbone")
+    if backbone is None:
+        return
+    source, channels = "the backbone's out_channels", list(backbone.out_channels)
+    necks = model.get("neck") or []
+    for i, neck in enumerate(necks if isinstance(necks, (list, tuple)) else [necks]):
+        name = f"model.neck[{i}]" if isinstance(necks, (list, tuple)) else "model.neck"
+        wanted = neck.get("in_channels", channels)
+        # A number: some necks take one map. In any order: some start at the last map.
+        if wanted not in channels if isinstance(wanted, int) else sorted(wanted) != sorted(channels):
+            raise ConfigError(
+                f"{name}.in_channels: got {wanted}, expected {source}, {channels}; set {name}.in_channels"
+            )
+        built = _build_on_meta(neck, name)
+        if built is None:
+            return  # its outputs are its own
+        source, channels = f"out_channels of {name}", list(built.out_channels)
+    for name in ("decode_head", "auxiliary_head"):
+        heads = model.get(name) or []
+        for head in heads if isinstance(heads, (list, tuple)) else [heads]:
+            _check_head(f"model.{name}", head, source, channels)
+
+
+def _check_head(name: str, head: Mapping, source: str, channels: Sequence[int]) -> None:
+    """Check the channels of a head of mmseg, which takes the maps `in_index`."""
+    index, wanted = head.get("in_index", -1), head.get("in_channels")
+    if wanted is None:
+        return
+    try:
+        expected = channels[index] if isinstance(index, int) else [channels[i] for i in index]
+    except IndexError as error:
+        raise ConfigError(f"{name}.in_index: got {index}, but there are {len(channels)} maps: {source}") from error
+    if (wanted if isinstance(wanted, int) else list(wanted)) != expected:
+        raise ConfigError(
+            f"{name}.in_channels: got {wanted}, expected {expected}: {source} are {channels}, of which in_index {index}"
+        )
+
+
+def _build_on_meta(cfg: Mapping | None, name: str) -> nn.Module | None:
+    """A module of this package on the meta device; None for modules of others."""
+    if not cfg or not str(cfg.get("type")).startswith("vitdense."):
+        return None
+    options = {key: value for key, value in cfg.items() if key not in ("type", "init_cfg")}
+    kind = MODELS.get(cfg["type"])
+    if kind is None:
+        raise ConfigError(f"{name}: no module of type {cfg['type']!r} is registered")
+    try:
+        with torch.device("meta"):
+            return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def check_evaluator(split: str, datasets: Sequence[dict], cfg: Config) -> None:
+    """Check that the metrics of a split read the annotation file of its data set.
+
+    Otherwise the first evaluation fails, after hours, or compares with other annotations.
+
+    Args:
+        split: ``val`` or ``test``.
+        datasets: Configs of the data sets of the split, without wrappers. Several in one loader are not checked.
+        cfg: The whole config.
+
+    Raises:
+        ConfigError: A metric reads another file.
+    """
+    of_data = annotation_file(datasets[0])
+    for metric in metrics(cfg, split):
+        named = metric.get("ann_file")
+        if named and of_data and len(datasets) == 1 and Path(named).resolve() != Path(of_data).resolve():
+            raise ConfigError(
+                f"{split}_evaluator.ann_file: got {named}, expected the file of {split}_dataloader, {of_data}; leave "
+                f"it out, and it follows the data set"
+            )
+
+
+def normalisation_warnings(cfg: Config) -> Iterator[str]:
+    """What in the data preprocessor differs from what the pretrained weights of the backbone expect, a line each."""
+    model = cfg.model.get("module", cfg.model)
+    row = _row_of_weights((model.get("backbone") or {}).get("init_cfg"))
+    preprocessor = model.get("data_preprocessor") or {}
+    if row is None:
+        return
+    for key in ("mean", "std"):
+        expected = [round(255 * value, 3) for value in getattr(row, key)]
+        got = preprocessor.get(key)
+        if not got or max(abs(a - b) for a, b in zip(got, expected)) > 0.5:
+            yield f"model.data_preprocessor.{key} is {got}, but the weights {row.name} expect {expected}"
+    if not preprocessor.get("bgr_to_rgb"):
+        yield f"model.data_preprocessor.bgr_to_rgb is not True, but the weights {row.name} expect RGB"
+
+
+def _row_of_weights(init_cfg: Mapping | None) -> Model | None:
+    """The row of the model table with these weights, by its name or its address."""
+    checkpoint = str((init_cfg or {}).get("checkpoint"))
+    return find_model(checkpoint) or next((row for row in TABLE.values() if row.weights == checkpoint), None)
+
+
+def schedule_warnings(cfg: Config) -> Iterator[str]:
+    """Where the learning-rate schedule does not fit the length of the run, a line each."""
+    if not cfg.get("train_cfg"):
+        return
+    by_epoch = "max_epochs" in cfg.train_cfg
+    unit = "max_epochs" if by_epoch else "max_iters"
+    length, schedulers = cfg.train_cfg.get(unit), cfg.get("param_scheduler") or []
+    schedulers = schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]
+    schedulers = [step for step in schedulers if step.get("by_epoch", True) == by_epoch]
+    advice = f"set settings = dict({unit}={length}) in place of train_cfg.{unit}, and schedules follow"
+    ends = [
+        step["end"]
+        for step in schedulers
+        if step.get("end") is not None
+        and not (step["type"] in WARM_UP and step.get("begin", 0) == 0 and step["end"] <= length)
+    ]
+    if ends and max(ends) != length:
+        yield f"param_scheduler ends at {max(ends)}, but train_cfg.{unit} is {length}; {advice}"
+    for step in schedulers:
+        for key in ("begin", "milestones"):
+            starts = step.get(key, 0)
+            for start in starts if isinstance(starts, (list, tuple)) else [starts]:
+                if start >= length:
+                    yield (
+                        f"param_scheduler: {key} {start:g} of {step['type']} is never reached, for train_cfg.{unit} is "
+                        f"{length}; {advice}"
+                    )

@@ -1,0 +1,440 @@
+"""`python -m vitdense new`: write a config for your own data.
+
+It reads classes and image sizes from the data, and starts from a recipe in configs/. The file is short, and everything
+in it can be written by hand.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+import vitdense
+from vitdense import backbones
+from vitdense.engine.annotations import examine, read_annotations
+from vitdense.engine.config import load_config
+from vitdense.engine.data_report import report
+from vitdense.engine.errors import ConfigError
+from vitdense.engine.estimate import estimate
+from vitdense.engine.images import FILES_READ, evenly_spaced, join_some
+from vitdense.engine.launch import exit_on_user_error
+from vitdense.engine.settings import image_size
+from vitdense.files import atomic_write
+from vitdense.models import Model, find_model, near_names
+
+ROOT = Path(vitdense.__file__).parents[1]  # of a clone
+DETECTORS = {  # (method, boxes only) -> config
+    ("cascade", False): "cascade_swin_t_coco.py",
+    ("cascade", True): "cascade_rcnn_swin_t_coco.py",
+    ("mask_rcnn", False): "mask_rcnn_swin_t_coco.py",
+    ("mask_rcnn", True): "faster_rcnn_swin_t_coco.py",
+}
+SEGMENTOR = "upernet_swin_t_ade20k.py"
+EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
+SPLITS = (("train", "val"), ("training", "validation"), ("train", "valid"))  # usual names of sub-folders
+WIDTH = 120  # of a line
+
+
+class Name(str):
+    """Code in a config that is not a string, such as the name of a variable."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a config says of its data.
+
+    Attributes:
+        line: The task and the data in a line.
+        root: Their common folder.
+        short_side: Median of the training images, in pixels.
+        shared: Arguments of both data sets.
+        train: Other arguments of the training set.
+        val: Likewise.
+    """
+
+    line: str
+    root: str
+    short_side: int
+    shared: Mapping[str, Any]
+    train: Mapping[str, Any]
+    val: Mapping[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; its exit status: 0, or 2 if the check finds errors."""
+    args = _parser().parse_args(argv)
+    with exit_on_user_error():
+        if args.out.suffix != ".py":
+            raise ConfigError(f"NAME.py: got {args.out}, expected a name that ends with .py")
+        if args.out.exists() and not args.force:
+            raise FileExistsError(f"{args.out} exists; choose another name, or give --force to overwrite it")
+        text = config_text(args, _detection(args) if args.task == "detection" else _segmentation(args))
+        with atomic_write(args.out) as scratch:
+            scratch.write_text(text)
+        print(f"wrote {args.out}\n\n{text}", flush=True)
+        status = report(load_config(args.out))
+        if status == 0 and not args.no_estimate:
+            print(estimate(args.out))
+        print("", *commands(args.out), sep="\n")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m vitdense new", description=__doc__)
+    tasks = parser.add_subparsers(title="tasks", dest="task", required=True)
+    detection = tasks.add_parser("detection", help="annotations in COCO format")
+    detection.add_argument("--train", type=Path, required=True, metavar="FILE.json", help="training annotations")
+    detection.add_argument("--val", type=Path, required=True, metavar="FILE.json", help="validation annotations")
+    detection.add_argument("--method", choices=("cascade", "mask_rcnn"), help="default: cascade")
+    detection.add_argument("--boxes", action="store_true", help="without masks")
+    segmentation = tasks.add_parser("segmentation", help="label maps: images of class indices")
+    segmentation.add_argument("--labels", type=Path, required=True, metavar="DIR", help="label maps")
+    segmentation.add_argument("--val-labels", type=Path, metavar="DIR", help="label maps for validation")
+    segmentation.add_argument("--classes", required=True, help="names a,b,c, or a file with a name per line")
+    segmentation.add_argument("--image-suffix", metavar="SUFFIX", help="end of the names of images: .jpg")
+    segmentation.add_argument("--label-suffix", metavar="SUFFIX", help="end of the names of label maps: _labels.png")
+    segmentation.add_argument("--reduce-zero-label", action="store_true", help="0 means unlabelled; classes start at 1")
+    for task in (detection, segmentation):
+        task.add_argument("out", type=Path, metavar="NAME.py", help="the config to write")
+        task.add_argument("--images", type=Path, required=True, metavar="DIR", help="images")
+        task.add_argument("--val-images", type=Path, metavar="DIR", help="images for validation")
+        task.add_argument("--backbone", metavar="NAME", help="of vitdense.list_models(); default: swin_tiny")
+        task.add_argument("--base", type=Path, metavar="CONFIG", help="start from this config, whatever its model")
+        length = task.add_mutually_exclusive_group()
+        length.add_argument("--epochs", type=int, metavar="N", help=f"default for detection: {EPOCHS}")
+        length.add_argument("--iters", type=int, metavar="N", help=f"default for segmentation: {ITERS}")
+        task.add_argument("--force", action="store_true", help="overwrite NAME.py")
+        task.add_argument("--no-estimate", action="store_true", help="do not measure memory and time")
+    return parser
+
+
+def _detection(args: argparse.Namespace) -> Data:
+    """Read the annotation files."""
+    files = {"train": args.train, "val": args.val}
+    for option, path in files.items():
+        if not path.is_file():
+            raise ConfigError(f"--{option}: {path} is not a file")
+    content = {option: read_annotations(path) for option, path in files.items()}
+    found = {option: examine(part) for option, part in content.items()}
+    classes = {option: [category["name"] for category in part["categories"]] for option, part in content.items()}
+    if classes["train"] != classes["val"]:
+        raise ConfigError(
+            f"--val: {args.val} has the categories {', '.join(classes['val'])}; expected those of {args.train} in its "
+            f"order, {', '.join(classes['train'])}, for mmdet numbers labels in the order of each file"
+        )
+    for option, part in found.items():
+        lacking = part.annotations - part.with_mask
+        if lacking and not args.boxes and args.base is None:
+            raise ConfigError(
+                f"--{option}: {lacking} of {part.annotations} annotations of {files[option]} have no 'segmentation'; "
+                f"give --boxes to train on boxes alone"
+            )
+    folders = {"train": args.images, "val": args.val_images or args.images}
+    for split, folder in folders.items():
+        first = folder / found[split].images[0]["file_name"]
+        if not first.is_file():
+            option = "--images" if split == "train" else "--val-images"
+            raise ConfigError(f"{option}: {first}, the first image of {files[split]}, does not exist")
+    root = _common_folder(*folders.values(), *(path.parent for path in files.values()))
+    sides = [min(image["width"], image["height"]) for image in found["train"].images]
+    parts = {
+        split: {"ann_file": _below(files[split], root), "data_prefix": {"img": _below(folders[split], root)}}
+        for split in files
+    }
+    line = _line("Detection", classes["train"], *(len(part.images) for part in found.values()))
+    return Data(line, root, round(statistics.median(sides)), {}, parts["train"], parts["val"])
+
+
+def _segmentation(args: argparse.Namespace) -> Data:
+    """Look at the folders."""
+    classes = _class_names(args.classes)
+    pairs = _folders(args)
+    suffixes = [_suffixes(args, images, labels) for images, labels in pairs]
+    if suffixes[0] != suffixes[1]:
+        raise ConfigError(f"got suffixes {suffixes[0]} for training, {suffixes[1]} for validation; expected the same")
+    image_suffix, label_suffix = suffixes[0]
+    root = _common_folder(*pairs[0], *pairs[1])
+    files = [sorted(images.rglob(f"*{image_suffix}")) for images, _ in pairs]
+    sides = []
+    for path in evenly_spaced(files[0], FILES_READ):
+        with Image.open(path) as image:
+            sides.append(min(image.size))
+    parts = [
+        {"data_prefix": {"img_path": _below(images, root), "seg_map_path": _below(labels, root)}}
+        for images, labels in pairs
+    ]
+    shared = {
+        "type": "BaseSegDataset",
+        "metainfo": {"classes": classes},
+        "img_suffix": image_suffix,
+        "seg_map_suffix": label_suffix,
+        "reduce_zero_label": args.reduce_zero_label,
+    }
+    line = _line("Segmentation", classes, *map(len, files))
+    return Data(line, root, round(statistics.median(sides)), shared, *parts)
+
+
+def _line(task: str, classes: Sequence[str], num_train: int, num_val: int) -> str:
+    text = f"{task}, {len(classes)} classes ({join_some(classes)}): {num_train} images to train, {num_val} to validate."
+    return textwrap.fill(text, WIDTH - 3)  # after the quotation marks
+
+
+def _class_names(given: str) -> tuple[str, ...]:
+    path = Path(given)
+    names = path.read_text().splitlines() if path.is_file() else given.split(",")
+    names = tuple(name.strip() for name in names if name.strip())
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError(f"--classes: got {given!r}, expected a file or two or more different names, a,b,c")
+    return names
+
+
+def _folders(args: argparse.Namespace) -> list[tuple[Path, Path]]:
+    """Images and label maps for training and validation: as given, or sub-folders of the usual names."""
+    if (args.val_images is None) != (args.val_labels is None):
+        raise ConfigError("--val-images, --val-labels: got one of them, expected both or none")
+    if args.val_images is not None:
+        pairs = [(args.images, args.labels), (args.val_images, args.val_labels)]
+    else:
+        found = [
+            [(args.images / name, args.labels / name) for name in names]
+            for names in SPLITS
+            if all((folder / name).is_dir() for folder in (args.images, args.labels) for name in names)
+        ]
+        if not found:
+            raise ConfigError(
+                f"--images, --labels: {args.images} and {args.labels} have no sub-folders train and val; give "
+                f"--val-images and --val-labels"
+            )
+        pairs = found[0]
+    for folder in (folder for pair in pairs for folder in pair):
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder; expected one of images or of label maps")
+    return pairs
+
+
+def _suffixes(args: argparse.Namespace, images: Path, labels: Path) -> tuple[str, str]:
+    """Ends of the names of images and label maps after what both have in common."""
+    image_names, label_names = (
+        sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS
+        )
+        for folder in (images, labels)
+    )
+    image_suffix = args.image_suffix
+    if image_suffix is None:
+        kinds = Counter(Path(name).suffix for name in image_names)
+        if len(kinds) != 1:
+            raise ConfigError(
+                f"--image-suffix: the images in {images} end with {', '.join(kinds) or 'nothing'}; mmseg takes one "
+                f"suffix: convert the images, or give the one to use"
+            )
+        (image_suffix,) = kinds
+    stems = [name.removesuffix(image_suffix) for name in image_names if name.endswith(image_suffix)]
+    label_suffix = args.label_suffix
+    if label_suffix is None:
+        stem, existing = stems[0] if stems else "", set(label_names)
+        ends = {name[len(stem) :] for name in label_names if name.startswith(stem)}
+        fits = Counter({end: sum(stem + end in existing for stem in stems) for end in ends if not end[:1].isalnum()})
+        best = [end for end, count in fits.items() if count == max(fits.values())]
+        if len(best) != 1:
+            raise ConfigError(
+                f"--label-suffix: cannot tell which label map in {labels} is of {stem}{image_suffix} in {images}; the "
+                f"first label maps are {', '.join(label_names[:3]) or 'none'}. Give --label-suffix, and --image-suffix "
+                f"where the end of its name is more than an extension"
+            )
+        (label_suffix,) = best
+    return image_suffix, label_suffix
+
+
+def _common_folder(*paths: Path) -> str:
+    """The lowest folder with all paths: relative, as configs name it, if it is below the working folder."""
+    common = Path(os.path.commonpath([path.resolve() for path in paths]))
+    return f"{common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common}/"
+
+
+def _below(path: Path, root: str) -> str:
+    return path.resolve().relative_to(Path(root).resolve()).as_posix()
+
+
+def config_text(args: argparse.Namespace, data: Data) -> str:
+    """The text of a config.
+
+    Raises:
+        ConfigError: There is no such backbone or base config, they do not fit, or the recipes are not on this disk.
+    """
+    if args.base is not None and (args.backbone or getattr(args, "method", None)):
+        raise ConfigError("--base: got --backbone or --method as well; the base config decides both")
+    base = args.base or _recipe(args)
+    if not base.is_file():
+        raise ConfigError(f"--base: {base} is not a file")
+    cfg = Config.fromfile(base)
+    if args.base is not None:
+        _check_base(cfg, args)
+    settings = {}
+    by_epoch = "max_epochs" in cfg.train_cfg
+    unit, other = ("epochs", "iters") if by_epoch else ("iters", "epochs")
+    if getattr(args, other) is not None:
+        raise ConfigError(f"--{other}: {base} counts {unit}; give --{unit}")
+    length = args.epochs or args.iters or (None if args.base else EPOCHS if by_epoch else ITERS)
+    if length:
+        settings[f"max_{unit}"] = length
+    if args.base is None and data.short_side < image_size(cfg):
+        settings["image_size"] = max(data.short_side // 32, 2) * 32
+    lines = [
+        f'"""{data.line}\n\n' + "\n".join(commands(args.out)) + '\n"""',
+        "",
+        f"_base_ = {_code(_base_path(base, args.out))}",
+        "",
+        f"data_root = {_code(data.root)}",
+    ]
+    if settings:
+        lines.append(f"settings = {_code(settings)}  # schedules and sizes of the recipe follow")
+    if args.base is None:
+        lines.append(f"model = {_code(_model(args.backbone or 'swin_tiny', cfg), prefix=8)}")
+    shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
+    if "metainfo" in cfg.train_dataloader.dataset:  # classes and colours of other data
+        shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]} if data.shared else None
+    if data.shared:
+        lines.append(f"dataset = {_code(shared, prefix=10)}")
+        shared = {"": Name("dataset")}
+    for split, own in (("train", data.train), ("val", data.val)):
+        dataset = {**shared, **own, **_replacing(cfg, split, args.task)}
+        lines.append(f"{split}_dataloader = {_code({'dataset': dataset}, prefix=19)}")
+    lines.append("test_dataloader = val_dataloader")
+    if data.shared:
+        lines.append("del dataset")
+    return "\n".join(lines) + "\n"
+
+
+def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
+    """What a data set needs that takes the place of the base's, of a type with other arguments."""
+    dataset = cfg[f"{split}_dataloader"].dataset
+    if dataset.type == "CocoDataset" if task == "detection" else "draw" not in dataset:
+        return {}
+    kind = {"type": "CocoDataset"} if task == "detection" else {}
+    replacing = {"_delete_": True, **kind, "pipeline": Name(f"_base_.{split}_dataloader.dataset.pipeline")}
+    return replacing if split == "train" else {**replacing, "test_mode": True}
+
+
+def _recipe(args: argparse.Namespace) -> Path:
+    """The config of the method in a clone of the project."""
+    name = DETECTORS[args.method or "cascade", args.boxes] if args.task == "detection" else SEGMENTOR
+    path = ROOT / "configs" / name
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} does not exist: vitdense was not installed from a clone of its repository, which has the recipes. "
+            f"Clone it and `pip install -e` it there, or give --base CONFIG"
+        )
+    return path
+
+
+def _check_base(cfg: Config, args: argparse.Namespace) -> None:
+    """A base config must be of the task, with one data set of a type in each loader, and without masks for boxes."""
+    scope = "mmdet" if args.task == "detection" else "mmseg"
+    if cfg.get("default_scope") != scope:
+        raise ConfigError(f"--base: {args.base} has default_scope {cfg.get('default_scope')!r}, expected {scope!r}")
+    for split in ("train", "val"):
+        if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
+            raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
+    if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
+        raise ConfigError(
+            f"--boxes: {args.base} has a mask head; start from a config without one, such as "
+            f"configs/{DETECTORS['cascade', True]}"
+        )
+
+
+def _base_path(base: Path, out: Path) -> str:
+    """Path of the base config as seen from the new one: relative within a clone, else absolute."""
+    base, folder = base.resolve(), out.resolve().parent
+    together = base.is_relative_to(ROOT) and folder.is_relative_to(ROOT)
+    return Path(os.path.relpath(base, folder)).as_posix() if together else base.as_posix()
+
+
+def _model(name: str, cfg: Config) -> dict[str, Any]:
+    """What changes in a recipe's model for another backbone."""
+    row = find_model(name)
+    if row is None:
+        near = near_names(name)
+        raise ConfigError(
+            f"--backbone: got {name!r}; expected a name of vitdense.list_models(), such as {near or 'swin_tiny'}"
+        )
+    kind = getattr(backbones, row.family)
+    with torch.device("meta"):
+        trunk = kind(row.arch, **row.options)
+    channels, plain = list(trunk.out_channels), len(set(trunk.out_strides)) == 1
+    if plain and trunk.out_strides[0] != 16:
+        raise ConfigError(f"--backbone: {name} has patches of {trunk.out_strides[0]} pixels, expected 16 (or 4)")
+    model = {"backbone": _backbone(name, row, kind, plain)}
+    if plain:
+        pyramid = {"type": "vitdense.DeconvPyramid", "in_channels": channels, "design": "light"}
+    statistics_of = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
+    preprocessor = {
+        key: value for key, value in statistics_of.items() if value != list(cfg.model.data_preprocessor[key])
+    }
+    if cfg.default_scope == "mmdet":
+        if plain:
+            model["neck"] = [pyramid, {**cfg.model.neck, "in_channels": channels}]
+        elif channels != list(cfg.model.neck.in_channels):
+            model["neck"] = {"in_channels": channels}
+    else:
+        if plain:
+            preprocessor["test_cfg"] = {"size_divisor": 32}  # whole patches
+            model["neck"] = pyramid
+        if channels != list(cfg.model.decode_head.in_channels):
+            model["decode_head"] = {"in_channels": channels}
+            model["auxiliary_head"] = {"in_channels": channels[2]}
+    return {"data_preprocessor": preprocessor, **model} if preprocessor else model
+
+
+def _backbone(name: str, row: Model, kind: type, plain: bool) -> dict[str, Any]:
+    defaults = {key: parameter.default for key, parameter in signature(kind).parameters.items()}
+    options = {key: value for key, value in row.options.items() if value != defaults.get(key)}
+    backbone = {"_delete_": True, "type": f"vitdense.{row.family}", "arch": row.arch, **options}
+    backbone["drop_path_rate"] = 0.1 if plain else 0.2
+    if row.weights:
+        backbone["init_cfg"] = {"type": "Pretrained", "checkpoint": name}
+    return backbone
+
+
+def commands(config: Path) -> list[str]:
+    """The commands for training, evaluation and prediction."""
+    tools = ROOT / "tools"
+    tools = tools.relative_to(Path.cwd()) if tools.is_relative_to(Path.cwd()) else tools
+    work_dir = f"work_dirs/{config.stem}"
+    return [
+        f"python {tools}/train.py {config}",
+        f"python {tools}/test.py {config} {work_dir}",
+        f"python {tools}/predict.py {config} {work_dir} IMAGES",
+    ]
+
+
+def _code(value: Any, indent: int = 0, prefix: int = 0) -> str:
+    """A value as Python code. What is too long for a line, of which `prefix` characters are taken, gets a line per
+    part. The key ``""`` of a dict is an argument without a name."""
+    if isinstance(value, Mapping):
+        start, end = "dict(", ")"
+        parts = [(f"{key}=" if key else "", part) for key, part in value.items()]
+    elif isinstance(value, (list, tuple)):
+        start, end = "[]" if isinstance(value, list) else "()"
+        parts = [("", part) for part in value]
+    else:
+        is_text = isinstance(value, str) and not isinstance(value, Name)
+        return json.dumps(value, ensure_ascii=False) if is_text else str(value)
+    line = f"{start}{', '.join(key + _code(part) for key, part in parts)}{end}"
+    if indent + prefix + len(line) < WIDTH and "\n" not in line:
+        return line
+    inner = " " * (indent + 4)
+    body = "".join(f"{inner}{key}{_code(part, indent + 4, len(key))},\n" for key, part in parts)
+    return f"{start}\n{body}{' ' * indent}{end}"
