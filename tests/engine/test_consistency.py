@@ -101,8 +101,8 @@ def test_normalisation_that_the_weights_do_not_expect():
     ("length", "schedulers", "names"),
     [
         ({"max_epochs": 12}, [{"type": "MultiStepLR", "end": 36, "milestones": [8, 11]}], ["ends at 36"]),
-        ({"max_epochs": 12}, [{"type": "MultiStepLR", "end": 12, "milestones": [8, 27]}], ["milestones 27"]),
-        ({"max_epochs": 12}, {"type": "ConstantLR", "begin": 28.0}, ["begin 28"]),
+        ({"max_epochs": 12}, [{"type": "MultiStepLR", "end": 12, "milestones": [8, 27]}], ["changes at 27,"]),
+        ({"max_epochs": 12}, {"type": "ConstantLR", "begin": 28.0}, ["changes at 28,"]),
         ({"max_iters": 100}, [{"type": "PolyLR", "by_epoch": False, "begin": 10, "end": 90}], ["ends at 90"]),
         ({"max_iters": 100}, [{"type": "LinearLR", "by_epoch": False, "end": 500}], ["ends at 500"]),
         ({"max_iters": 100}, [{"type": "LinearLR", "by_epoch": False, "end": 50}], []),

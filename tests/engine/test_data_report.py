@@ -82,7 +82,7 @@ def test_all_errors_are_reported_not_only_the_first(detection, tmp_path, capsys)
     errors = lines(printed, "error")
     for name in ("category ids", "0.jpg", "1.jpg", "model.backbone"):
         assert sum(name in line for line in errors) == 1, name
-    assert f"{len(errors)} errors" in printed
+    assert f"errors: {len(errors)}," in printed
 
 
 def test_missing_annotation_file_is_one_error(detection, tmp_path, capsys):

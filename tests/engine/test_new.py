@@ -80,7 +80,7 @@ def test_detection(boxes, capsys):
     boxes()
     assert run(*DETECTION, "mine.py") == 0
     printed = capsys.readouterr().out
-    assert "0 errors" in printed
+    assert "errors: 0" in printed
     assert "estimate: replaced" in printed
     assert printed.count("tools/train.py mine.py") == 2  # in the file, and last
     text = Path("mine.py").read_text()

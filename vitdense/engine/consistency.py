@@ -124,7 +124,7 @@ def _row_of_weights(init_cfg: Mapping | None) -> Model | None:
 
 
 def schedule_warnings(cfg: Config) -> Iterator[str]:
-    """Where the learning-rate schedule does not fit the length of the run, a line each."""
+    """Where the learning-rate schedule does not fit the length of the run: a line, or none."""
     if not cfg.get("train_cfg"):
         return
     by_epoch = "max_epochs" in cfg.train_cfg
@@ -132,21 +132,20 @@ def schedule_warnings(cfg: Config) -> Iterator[str]:
     length, schedulers = cfg.train_cfg.get(unit), cfg.get("param_scheduler") or []
     schedulers = schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]
     schedulers = [step for step in schedulers if step.get("by_epoch", True) == by_epoch]
-    advice = f"set settings = dict({unit}={length}) in place of train_cfg.{unit}, and schedules follow"
     ends = [
         step["end"]
         for step in schedulers
         if step.get("end") is not None
         and not (step["type"] in WARM_UP and step.get("begin", 0) == 0 and step["end"] <= length)
     ]
+    starts = [start for step in schedulers for start in (step.get("begin", 0), *step.get("milestones", ()))]
     if ends and max(ends) != length:
-        yield f"param_scheduler ends at {max(ends)}, but train_cfg.{unit} is {length}; {advice}"
-    for step in schedulers:
-        for key in ("begin", "milestones"):
-            starts = step.get(key, 0)
-            for start in starts if isinstance(starts, (list, tuple)) else [starts]:
-                if start >= length:
-                    yield (
-                        f"param_scheduler: {key} {start:g} of {step['type']} is never reached, for train_cfg.{unit} is "
-                        f"{length}; {advice}"
-                    )
+        fault = f"ends at {max(ends)}"
+    elif late := [start for start in starts if start >= length]:
+        fault = f"changes at {', '.join(f'{start:g}' for start in late)}, which is never reached"
+    else:
+        return
+    yield (
+        f"param_scheduler {fault}, but train_cfg.{unit} is {length}; set settings = dict({unit}={length}) in place of "
+        f"train_cfg.{unit}, and the schedule follows"
+    )

@@ -73,7 +73,7 @@ class Report:
         """Print the faults, each once; the exit status."""
         errors, warnings = (list(dict.fromkeys(lines)) for lines in (self.errors, self.warnings))
         print("", *(f"warning: {line}" for line in warnings), *(f"error: {line}" for line in errors), sep="\n")
-        print(f"{len(errors)} errors, {len(warnings)} warnings")
+        print(f"errors: {len(errors)}, warnings: {len(warnings)}")
         return 2 if errors else 0
 
 
