@@ -86,7 +86,7 @@ def follow_classes(cfg: Config) -> None:
             own = {"classes": classes, "palette": colours}
             for dataset in leaves:
                 given = dataset.get("metainfo") or {}
-                if dataset["type"] == leaves[0]["type"] and "classes" not in given:
+                if dataset["type"] == leaves[0]["type"] and tuple(given.get("classes", classes)) == classes:
                     dataset["metainfo"] = own | given
         for _, head in class_heads(cfg.get("model")):
             head_kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
