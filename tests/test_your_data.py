@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from conftest import REPO
 from PIL import Image
 
@@ -99,11 +100,16 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     assert "red fox" in succeed(command("python -m vitdense check mine.py --all"))
     options = "--cfg-options default_hooks.logger.interval=1 train_dataloader.num_workers=0"
     options += " train_dataloader.persistent_workers=False"
+    # Of docs/comfort.md:
+    options += " default_hooks.ema.type=EMAHook optim_wrapper.accumulative_counts=2"
+    options += " default_hooks.stop.type=EarlyStoppingHook default_hooks.stop.monitor=coco/bbox_mAP"
     succeed(command(f"python tools/train.py mine.py --batch-size 2 {options}"))
-    assert (tmp_path / "work_dirs/mine/iter_5.pth").is_file()
+    saved = torch.load(tmp_path / "work_dirs/mine/iter_5.pth", weights_only=False)
+    assert "ema_state_dict" in saved
     assert "bbox_mAP" in succeed(command("python tools/test.py mine.py work_dirs/mine"))
-    # An untrained model is never sure: a threshold of 0 keeps its detections.
-    succeed(command("python tools/predict.py mine.py work_dirs/mine animals/pictures/val/a --score-thr 0"))
+    # A model is never sure after five iterations.
+    options = "--score-thr 0 --cfg-options model.test_cfg.rcnn.score_thr=0"
+    succeed(command(f"python tools/predict.py mine.py work_dirs/mine animals/pictures/val/a {options}"))
     truth = COCO("animals/val.json")
     results = truth.loadRes("predictions/mine/predictions.json")
     found = results.loadAnns(results.getAnnIds())

@@ -35,9 +35,16 @@ def find_class(registry: Registry, kind: str | type, cfg: Config) -> type | None
         return scoped.get(kind)
 
 
-def accepts(kind: type, argument: str) -> bool:
-    """Whether a constructor, or one that it passes ``**kwargs`` on to, has an argument of this name."""
-    return any(argument in inspect.signature(base.__init__).parameters for base in kind.__mro__)
+def arguments(kind: type) -> set[str]:
+    """Names of the arguments of a constructor, and of those of its bases that it passes ``**kwargs`` on to."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters
+            names |= parameters.keys()
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+    return names - {"self", "args", "kwargs"}
 
 
 def annotation_file(dataset: dict) -> str | None:
@@ -65,8 +72,8 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
 def follow_classes(cfg: Config) -> None:
     """Complete a config by the classes of its training data, in place.
 
-    Set only where they are missing: `metainfo` of all data sets, `num_classes` of the heads in `CLASS_HEADS`,
-    and `ann_file` of metrics, which is that of their data set.
+    Set only where they are missing: `metainfo` of the data sets of the same type, `num_classes` of the heads in
+    `CLASS_HEADS`, and `ann_file` of metrics, which is that of their data set.
     """
     loaders = {split: cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")}
     datasets = {split: list(leaf_datasets(loader.dataset)) for split, loader in loaders.items() if loader}
@@ -78,16 +85,19 @@ def follow_classes(cfg: Config) -> None:
             colours = [tuple(colour) for colour in distinct_colours(len(classes)).tolist()]  # mmdet takes no lists
             own = {"classes": classes, "palette": colours}
             for dataset in leaves:
-                dataset["metainfo"] = own | (dataset.get("metainfo") or {})
-        for _, head in class_heads(cfg.model):
+                given = dataset.get("metainfo") or {}
+                if dataset["type"] == leaves[0]["type"] and "classes" not in given:
+                    dataset["metainfo"] = own | given
+        for _, head in class_heads(cfg.get("model")):
             head_kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
-            if "num_classes" not in head and head_kind is not None and accepts(head_kind, "num_classes"):
+            # A part that states it, as of K-Net, speaks for the whole head.
+            if head_kind is not None and "num_classes" in arguments(head_kind) and "num_classes" not in str(head):
                 head["num_classes"] = len(classes)
     for split in datasets.keys() & {"val", "test"}:
         ann_file = annotation_file(datasets[split][0])
         for metric in metrics(cfg, split):
             metric_kind = find_class(METRICS, metric["type"], cfg)
-            if ann_file is not None and metric_kind is not None and accepts(metric_kind, "ann_file"):
+            if ann_file is not None and metric_kind is not None and "ann_file" in arguments(metric_kind):
                 metric.setdefault("ann_file", ann_file)
 
 

@@ -43,7 +43,6 @@ DETECTORS = {  # (method, boxes only) -> config
 }
 SEGMENTOR = "upernet_swin_t_ade20k.py"
 EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
-SPLITS = (("train", "val"), ("training", "validation"), ("train", "valid"))  # usual names of sub-folders
 WIDTH = 120  # of a line
 
 
@@ -101,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     detection.add_argument("--boxes", action="store_true", help="without masks")
     segmentation = tasks.add_parser("segmentation", help="label maps: images of class indices")
     segmentation.add_argument("--labels", type=Path, required=True, metavar="DIR", help="label maps")
-    segmentation.add_argument("--val-labels", type=Path, metavar="DIR", help="label maps for validation")
+    segmentation.add_argument("--val-labels", type=Path, required=True, metavar="DIR", help="label maps for validation")
     segmentation.add_argument("--classes", required=True, help="names a,b,c, or a file with a name per line")
     segmentation.add_argument("--image-suffix", metavar="SUFFIX", help="end of the names of images: .jpg")
     segmentation.add_argument("--label-suffix", metavar="SUFFIX", help="end of the names of label maps: _labels.png")
@@ -109,7 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     for task in (detection, segmentation):
         task.add_argument("out", type=Path, metavar="NAME.py", help="the config to write")
         task.add_argument("--images", type=Path, required=True, metavar="DIR", help="images")
-        task.add_argument("--val-images", type=Path, metavar="DIR", help="images for validation")
+        task.add_argument(
+            "--val-images",
+            type=Path,
+            required=task is segmentation,
+            metavar="DIR",
+            help="images for validation; for detection, by default those of --images",
+        )
         task.add_argument("--backbone", metavar="NAME", help="of vitdense.list_models(); default: swin_tiny")
         task.add_argument("--base", type=Path, metavar="CONFIG", help="start from this config, whatever its model")
         length = task.add_mutually_exclusive_group()
@@ -128,12 +133,7 @@ def _detection(args: argparse.Namespace) -> Data:
             raise ConfigError(f"--{option}: {path} is not a file")
     content = {option: read_annotations(path) for option, path in files.items()}
     found = {option: examine(part) for option, part in content.items()}
-    classes = {option: [category["name"] for category in part["categories"]] for option, part in content.items()}
-    if classes["train"] != classes["val"]:
-        raise ConfigError(
-            f"--val: {args.val} has the categories {', '.join(classes['val'])}; expected those of {args.train} in its "
-            f"order, {', '.join(classes['train'])}, for mmdet numbers labels in the order of each file"
-        )
+    classes = tuple(category["name"] for category in content["train"]["categories"])
     for option, part in found.items():
         lacking = part.annotations - part.with_mask
         if lacking and not args.boxes and args.base is None:
@@ -142,29 +142,26 @@ def _detection(args: argparse.Namespace) -> Data:
                 f"give --boxes to train on boxes alone"
             )
     folders = {"train": args.images, "val": args.val_images or args.images}
-    for split, folder in folders.items():
-        first = folder / found[split].images[0]["file_name"]
-        if not first.is_file():
-            option = "--images" if split == "train" else "--val-images"
-            raise ConfigError(f"{option}: {first}, the first image of {files[split]}, does not exist")
     root = _common_folder(*folders.values(), *(path.parent for path in files.values()))
     sides = [min(image["width"], image["height"]) for image in found["train"].images]
     parts = {
         split: {"ann_file": _below(files[split], root), "data_prefix": {"img": _below(folders[split], root)}}
         for split in files
     }
-    line = _line("Detection", classes["train"], *(len(part.images) for part in found.values()))
-    return Data(line, root, round(statistics.median(sides)), {}, parts["train"], parts["val"])
+    line = _line("Detection", classes, *(len(part.images) for part in found.values()))
+    shared = {"metainfo": {"classes": classes}}
+    return Data(line, root, round(statistics.median(sides)), shared, parts["train"], parts["val"])
 
 
 def _segmentation(args: argparse.Namespace) -> Data:
     """Look at the folders."""
     classes = _class_names(args.classes)
-    pairs = _folders(args)
-    suffixes = [_suffixes(args, images, labels) for images, labels in pairs]
-    if suffixes[0] != suffixes[1]:
-        raise ConfigError(f"got suffixes {suffixes[0]} for training, {suffixes[1]} for validation; expected the same")
-    image_suffix, label_suffix = suffixes[0]
+    pairs = [(args.images, args.labels), (args.val_images, args.val_labels)]
+    for folder in (folder for pair in pairs for folder in pair):
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder; expected one of images or of label maps")
+    image_suffix = _suffix(args.images, "--image-suffix", args.image_suffix)
+    label_suffix = _suffix(args.labels, "--label-suffix", args.label_suffix)
     root = _common_folder(*pairs[0], *pairs[1])
     files = [sorted(images.rglob(f"*{image_suffix}")) for images, _ in pairs]
     sides = []
@@ -200,62 +197,15 @@ def _class_names(given: str) -> tuple[str, ...]:
     return names
 
 
-def _folders(args: argparse.Namespace) -> list[tuple[Path, Path]]:
-    """Images and label maps for training and validation: as given, or sub-folders of the usual names."""
-    if (args.val_images is None) != (args.val_labels is None):
-        raise ConfigError("--val-images, --val-labels: got one of them, expected both or none")
-    if args.val_images is not None:
-        pairs = [(args.images, args.labels), (args.val_images, args.val_labels)]
-    else:
-        found = [
-            [(args.images / name, args.labels / name) for name in names]
-            for names in SPLITS
-            if all((folder / name).is_dir() for folder in (args.images, args.labels) for name in names)
-        ]
-        if not found:
-            raise ConfigError(
-                f"--images, --labels: {args.images} and {args.labels} have no sub-folders train and val; give "
-                f"--val-images and --val-labels"
-            )
-        pairs = found[0]
-    for folder in (folder for pair in pairs for folder in pair):
-        if not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder; expected one of images or of label maps")
-    return pairs
-
-
-def _suffixes(args: argparse.Namespace, images: Path, labels: Path) -> tuple[str, str]:
-    """Ends of the names of images and label maps after what both have in common."""
-    image_names, label_names = (
-        sorted(
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS
+def _suffix(folder: Path, option: str, given: str | None) -> str:
+    """End of the file names in a folder: as given, or their one extension."""
+    kinds = Counter(path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    if given is None and len(kinds) != 1:
+        raise ConfigError(
+            f"{option}: the images in {folder} end with {', '.join(kinds) or 'nothing'}; mmseg takes one suffix: "
+            f"convert them, or give the one to use"
         )
-        for folder in (images, labels)
-    )
-    image_suffix = args.image_suffix
-    if image_suffix is None:
-        kinds = Counter(Path(name).suffix for name in image_names)
-        if len(kinds) != 1:
-            raise ConfigError(
-                f"--image-suffix: the images in {images} end with {', '.join(kinds) or 'nothing'}; mmseg takes one "
-                f"suffix: convert the images, or give the one to use"
-            )
-        (image_suffix,) = kinds
-    stems = [name.removesuffix(image_suffix) for name in image_names if name.endswith(image_suffix)]
-    label_suffix = args.label_suffix
-    if label_suffix is None:
-        stem, existing = stems[0] if stems else "", set(label_names)
-        ends = {name[len(stem) :] for name in label_names if name.startswith(stem)}
-        fits = Counter({end: sum(stem + end in existing for stem in stems) for end in ends if not end[:1].isalnum()})
-        best = [end for end, count in fits.items() if count == max(fits.values())]
-        if len(best) != 1:
-            raise ConfigError(
-                f"--label-suffix: cannot tell which label map in {labels} is of {stem}{image_suffix} in {images}; the "
-                f"first label maps are {', '.join(label_names[:3]) or 'none'}. Give --label-suffix, and --image-suffix "
-                f"where the end of its name is more than an extension"
-            )
-        (label_suffix,) = best
-    return image_suffix, label_suffix
+    return given or next(iter(kinds))
 
 
 def _common_folder(*paths: Path) -> str:
@@ -305,16 +255,12 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         lines.append(f"model = {_code(_model(args.backbone or 'swin_tiny', cfg), prefix=8)}")
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
     if "metainfo" in cfg.train_dataloader.dataset:  # classes and colours of other data
-        shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]} if data.shared else None
-    if data.shared:
-        lines.append(f"dataset = {_code(shared, prefix=10)}")
-        shared = {"": Name("dataset")}
+        shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
+    lines.append(f"dataset = {_code(shared, prefix=10)}")
     for split, own in (("train", data.train), ("val", data.val)):
-        dataset = {**shared, **own, **_replacing(cfg, split, args.task)}
+        dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, args.task)}
         lines.append(f"{split}_dataloader = {_code({'dataset': dataset}, prefix=19)}")
-    lines.append("test_dataloader = val_dataloader")
-    if data.shared:
-        lines.append("del dataset")
+    lines += ["test_dataloader = val_dataloader", "del dataset"]
     return "\n".join(lines) + "\n"
 
 

@@ -12,23 +12,16 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from vitdense.engine.classes import find_class
+from vitdense.engine.classes import arguments, find_class
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.settings import LENGTHS, SETTINGS
 
-
-def _parameters(kind: type) -> set[str]:
-    """Names of the arguments of a constructor, and of those that it may pass ``**kwargs`` on to."""
-    names = {name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters}
-    return names - {"self", "args", "kwargs"}
-
-
 # What mmengine's runner and this package read at the top level of a config. Anything else is a variable.
-TOP_LEVEL = _parameters(Runner) - {"cfg"} | {
+TOP_LEVEL = arguments(Runner) - {"cfg"} | {
     *("settings", "data_root", "tta_model", "tta_pipeline"),
     *("custom_imports", "default_scope", "launcher"),
 }
-DATALOADER = _parameters(DataLoader) | {"num_batch_per_epoch"}
+DATALOADER = arguments(DataLoader) | {"num_batch_per_epoch"}
 LOOP = {"type", "by_epoch", "val_begin", "val_interval", "dynamic_intervals", "fp16", *LENGTHS}
 # Keys that the builders of mmengine and mmcv take out before they call the constructor of a `type`.
 BUILDER_KEYS = {"type", "init_cfg", "priority", "constructor", "paramwise_cfg", "requires_grad"} | {
@@ -120,7 +113,7 @@ def _allowed(cfg: Config, node: dict, where: str) -> Collection[str] | None:
     if "type" not in node or where.endswith("init_cfg"):
         return None
     kinds = [kind for kind in (find_class(root, node["type"], cfg) for root in REGISTRIES) if inspect.isclass(kind)]
-    return set().union(BUILDER_KEYS, *map(_parameters, kinds)) if kinds else None
+    return set().union(BUILDER_KEYS, *map(arguments, kinds)) if kinds else None
 
 
 def _places(path: Path, name: str) -> Iterator[str]:
