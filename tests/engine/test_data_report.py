@@ -57,7 +57,7 @@ def detection(tmp_path):
 
 
 def lines(printed, kind):
-    return [line for line in printed.splitlines() if line.startswith(kind)]
+    return [line for line in printed.splitlines() if line.startswith(f"{kind}:")]
 
 
 def test_report_of_a_data_set_for_detection(detection, capsys):
