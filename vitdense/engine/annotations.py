@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitdense.engine.classes import annotation_file
+from vitdense.engine.classes import annotation_file, nodes
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.images import join_some
 
@@ -164,7 +164,7 @@ def check_masks(where: str, dataset: Mapping) -> None:
     Raises:
         ConfigError: One of the first annotations has no mask.
     """
-    if not any(step.get("with_mask") for step in _dicts(dataset.get("pipeline", ()))):
+    if not any(step.get("with_mask") for step in nodes(dataset.get("pipeline", ()))):
         return
     ann_file = Path(annotation_file(dataset))
     annotations = first_annotations(ann_file)
@@ -176,13 +176,3 @@ def check_masks(where: str, dataset: Mapping) -> None:
             f"To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
             f"configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
         )
-
-
-def _dicts(node: object) -> Iterable[Mapping]:
-    """All dicts in nested dicts and lists."""
-    if isinstance(node, Mapping):
-        yield node
-        node = list(node.values())
-    if isinstance(node, (list, tuple)):
-        for part in node:
-            yield from _dicts(part)

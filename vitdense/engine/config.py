@@ -39,12 +39,17 @@ def load_config(
         raise ConfigError(f"config {path} is not a file")
     cfg = _read(path)
     old_root = cfg.get("data_root")
+    apply_settings(cfg)
     merge_options(cfg, options or {})
     new_root = cfg.get("data_root")
-    if old_root and new_root != old_root:
-        moved = _replace_root(cfg._cfg_dict, old_root.rstrip("/"), os.path.expanduser(new_root).rstrip("/"))
+    if new_root != old_root:
+        moved = _replace_root(cfg._cfg_dict, str(old_root).rstrip("/"), os.path.expanduser(new_root).rstrip("/"))
+        if moved == cfg._cfg_dict:
+            raise ConfigError(
+                f"--cfg-options data_root: no path of {path} begins with the data_root {old_root!r}; set the paths "
+                f"themselves, such as train_dataloader.dataset.data_root"
+            )
         cfg = Config(moved, filename=cfg.filename)
-    apply_settings(cfg)
     follow_classes(cfg)
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / path.stem)
@@ -54,6 +59,8 @@ def load_config(
 def _read(path: Path) -> Config:
     try:
         return Config.fromfile(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: a base config is missing ({error}); _base_ is relative to the file") from error
     except TypeError as error:  # mmengine's advice, `_delete_=True`, would drop all entries of the list but this
         if "cannot inherit from base" not in str(error) or "<class 'list'>" not in str(error):
             raise

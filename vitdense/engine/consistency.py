@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from torch import nn
 
-from vitdense.engine.classes import annotation_file, metrics
+from vitdense.engine.classes import annotation_file, as_list
 from vitdense.engine.errors import ConfigError
 from vitdense.models import MODELS as TABLE
 from vitdense.models import Model, find_model

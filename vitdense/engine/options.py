@@ -3,7 +3,7 @@
 import ast
 import difflib
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch.utils.data import DataLoader
 
 from vitdense.engine.classes import arguments, find_class
 from vitdense.engine.errors import ConfigError
-from vitdense.engine.settings import LENGTHS, SETTINGS
+from vitdense.engine.settings import LENGTHS, SETTINGS, apply_settings
 
 # What mmengine's runner and this package read at the top level of a config. Anything else is a variable.
-TOP_LEVEL = arguments(Runner) - {"cfg"} | {
-    *("settings", "data_root", "tta_model", "tta_pipeline"),
-    *("custom_imports", "default_scope", "launcher"),
+TOP_LEVEL = arguments(Runner) - {"cfg", "data_preprocessor"} | {
+    *("settings", "data_root", "tta_model", "tta_pipeline", "custom_imports", "launcher"),
+    *("find_unused_parameters", "model_wrapper_cfg", "sync_bn", "compile", "activation_checkpointing"),
 }
-DATALOADER = arguments(DataLoader) | {"num_batch_per_epoch"}
+DATALOADER = arguments(DataLoader) | {"num_batch_per_epoch", "disable_subprocess_warning"}
 LOOP = {"type", "by_epoch", "val_begin", "val_interval", "dynamic_intervals", "fp16", *LENGTHS}
 # Keys that the builders of mmengine and mmcv take out before they call the constructor of a `type`.
 BUILDER_KEYS = {"type", "init_cfg", "priority", "constructor", "paramwise_cfg", "requires_grad"} | {
@@ -38,15 +38,17 @@ REGISTRIES = (
 def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
     """Override values of a config, in place.
 
-    ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. Where the test
-    data or metric of a config equal those of validation, options of one apply to both.
+    ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. Settings are
+    applied before other options, which may then change what followed. Where the test data or metric of a config equal
+    those of validation, options of validation apply to both.
 
     Args:
         cfg: The config.
         options: Dotted keys and values.
 
     Raises:
-        ConfigError: A key is unknown, or names a variable that other values were computed from.
+        ConfigError: A key is unknown, or names a variable that other values were computed from; or see
+            `apply_settings`.
     """
     lengths = {f"train_cfg.{name}": f"settings.{name}" for name in LENGTHS}
     options = {lengths.get(key, key): value for key, value in options.items()}
@@ -54,16 +56,19 @@ def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
         if cfg.get(f"val_{name}") == cfg.get(f"test_{name}"):
             mine = {key: value for key, value in options.items() if key.partition(".")[0] == f"val_{name}"}
             options = {key.replace("val_", "test_", 1): value for key, value in mine.items()} | options
-    for key in options:
+    # A new type first: it decides which other keys there are.
+    for key in sorted(options, key=lambda key: (not key.startswith("settings"), not key.endswith(".type"))):
         _check_key(cfg, key)
-    cfg.merge_from_dict(options)
+        cfg.merge_from_dict({key: options[key]})
+        if key.startswith("settings"):
+            apply_settings(cfg)
 
 
 def _check_key(cfg: Config, key: str) -> None:
     """Raise unless the value at a dotted key exists, or may be added where the key says."""
     first = key.partition(".")[0]
     if first in cfg and first not in TOP_LEVEL:
-        places = ", ".join(sorted(set(_places(Path(cfg.filename), first)))) or "nothing"
+        places = ", ".join(sorted(set(_places(Path(cfg.filename), first)))) or "a base config of another package"
         raise ConfigError(
             f"--cfg-options {key}: {first} is a variable of the config file, and values were computed from it before "
             f"options apply. Set these values instead, or change the file. Used in: {places}. For sizes and lengths "
@@ -82,16 +87,23 @@ def _check_key(cfg: Config, key: str) -> None:
         elif part in node:
             node = node[part]
         else:
-            _check_new_key(cfg, key, node, where, part)
+            _check_new_key(cfg, key, node, where, part, parts[i + 1 :])
             return  # what is below a new key is new as well
 
 
-def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str) -> None:
+def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str, rest: Sequence[str]) -> None:
     """Raise if a dict of the config cannot have a new key `part`, or if that looks like a misspelt key."""
+    if rest and rest[0].isdecimal():
+        raise ConfigError(
+            f"--cfg-options {key}: the config has no list {part}; a hook can be added by name, as in "
+            f"default_hooks.my_hook.type=EMAHook"
+        )
     allowed = _allowed(cfg, node, where)
+    if part in (allowed or ()) or (allowed is None and rest):  # such as custom_keys.norm1.decay_mult
+        return
     known = {*node, *(allowed or ()), *(() if where else (f"settings.{name}" for name in SETTINGS))}
     near = difflib.get_close_matches(part, known, n=1, cutoff=0.6 if allowed else 0.8)
-    if part in (allowed or ()) or (allowed is None and not near):
+    if allowed is None and not near:
         return
     if near:
         hint = f"did you mean {'.'.join(filter(None, (where, near[0])))}?"
@@ -113,7 +125,8 @@ def _allowed(cfg: Config, node: dict, where: str) -> Collection[str] | None:
     if "type" not in node or where.endswith("init_cfg"):
         return None
     kinds = [kind for kind in (find_class(root, node["type"], cfg) for root in REGISTRIES) if inspect.isclass(kind)]
-    return set().union(BUILDER_KEYS, *map(arguments, kinds)) if kinds else None
+    names = [arguments(kind) for kind in kinds]
+    return set().union(BUILDER_KEYS, *names) if names and None not in names else None
 
 
 def _places(path: Path, name: str) -> Iterator[str]:

@@ -9,12 +9,14 @@ from typing import Any
 
 from mmengine.config import Config
 
+from vitdense.engine.classes import as_list, nodes
 from vitdense.engine.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
 SETTINGS = (*LENGTHS, "image_size")
 # Of transforms, the data preprocessor and test_cfg.
 SIZES = ("scale", "scales", "crop_size", "size", "img_scale", "img_scales", "stride")
+FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # of YOLOX and RTMDet, which repeat them in code
 
 
 def apply_settings(cfg: Config) -> None:
@@ -35,7 +37,10 @@ def apply_settings(cfg: Config) -> None:
 
 
 def _set_length(cfg: Config, name: str, length: int) -> None:
-    """Set the length of a run. Times of the schedule that have its unit keep their share of the run, rounded up."""
+    """Set the length of a run. Times of the schedule that have its unit keep their share of the run.
+
+    A schedule that already ends with the run is left as it is.
+    """
     loop = cfg.train_cfg
     old = loop.get(name)
     if old is None:
@@ -44,20 +49,28 @@ def _set_length(cfg: Config, name: str, length: int) -> None:
     loop[name] = length
     if "val_interval" in loop:
         loop.val_interval = min(loop.val_interval, length)
-    schedulers = cfg.get("param_scheduler") or []
-    for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
-        if scheduler.get("by_epoch", True) == (name == "max_epochs"):
-            for key in {"begin", "end", "T_max", "milestones"} & scheduler.keys():
-                scheduler[key] = _scale(scheduler[key], length, old)
-            if "end" in scheduler:  # a warm-up of one step would never leave its first factor
-                scheduler["end"] = max(scheduler["end"], scheduler.get("begin", 0) + 2)
+    by_epoch = name == "max_epochs"
+    schedulers = [step for step in as_list(cfg.get("param_scheduler")) if step.get("by_epoch", True) == by_epoch]
+    end = max((step["end"] for step in schedulers if "end" in step), default=old)
+    if end == length:
+        return
+    if end != old:
+        raise ConfigError(
+            f"settings.{name}: got {length}, but train_cfg.{name} is {old} and param_scheduler ends at {end}; expected "
+            f"both to be equal, or the schedule to end at {length}"
+        )
+    for step in schedulers:
+        for key in {"begin", "T_max", "milestones"} & step.keys():
+            step[key] = _scale(step[key], length, old)
+        if "end" in step:  # a warm-up of one step would never leave its first factor
+            step["end"] = max(-(-step["end"] * length // old), step.get("begin", 0) + 2)
 
 
 def _scale(value: Any, new: int, old: int) -> Any:
-    """A time, or a list of times, in a run of `new` in place of `old` steps; int stays int."""
+    """A time, or a list of times, in a run of `new` in place of `old` steps. An int stays one, and before the end."""
     if isinstance(value, (list, tuple)):
         return type(value)(_scale(part, new, old) for part in value)
-    return -(-value * new // old) if isinstance(value, int) else value * new / old
+    return value * new // old if isinstance(value, int) else value * new / old
 
 
 def _set_image_size(cfg: Config, size: int) -> None:
@@ -65,16 +78,22 @@ def _set_image_size(cfg: Config, size: int) -> None:
     old = image_size(cfg)
     if old == size:
         return
-    nodes = [step for split in ("train", "val", "test") for step in _nodes(cfg.get(f"{split}_dataloader"))]
-    nodes += _nodes(cfg.get("tta_pipeline"))
-    trained = {side for node in nodes for key in SIZES if key in node for side in _sides(node[key])}
-    nodes += [*_nodes(cfg.model.get("data_preprocessor")), cfg.model.get("test_cfg") or {}]
-    for node in nodes:
-        for key in SIZES:
+    pipelines = [*nodes([cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")])]
+    fixed = {key for step in (*pipelines, *nodes(cfg.get("custom_hooks"))) for key in FIXED_SIZES if key in step}
+    if fixed:
+        raise ConfigError(f"settings.image_size: cannot change {', '.join(fixed)} of this config; set the sizes there")
+    # A segmentor whose validation images keep their size is trained on crops of images that keep theirs.
+    resizes = any("scale" in step for step in nodes(cfg.get("val_dataloader")))
+    keys = SIZES if resizes else ("crop_size", "size", "stride")
+    pipelines += nodes(cfg.get("tta_pipeline"))
+    trained = {side for step in pipelines for key in keys for side in _sides(step.get(key))}
+    preprocessor, backbone = (cfg.model.get(name) or {} for name in ("data_preprocessor", "backbone"))
+    for node in (*pipelines, *nodes(preprocessor), cfg.model.get("test_cfg") or {}):
+        for key in keys:
             if key in node:
                 node[key] = _resize(node[key], size / old)
     # ViTDet pads to squares of the training size, and has positions for them.
-    for node, key in ((cfg.model.get("data_preprocessor", {}), "pad_size_divisor"), (cfg.model.backbone, "img_size")):
+    for node, key in ((preprocessor, "pad_size_divisor"), (backbone, "img_size")):
         if node.get(key) in trained:
             node[key] = _resize(node[key], size / old)
 
@@ -87,19 +106,10 @@ def image_size(cfg: Config) -> int:
         ConfigError: The pipelines have no such size.
     """
     loader, key = ("train", "crop_size") if cfg.get("default_scope") == "mmseg" else ("val", "scale")
-    for node in _nodes(cfg.get(f"{loader}_dataloader")):
+    for node in nodes(cfg.get(f"{loader}_dataloader")):
         if sides := list(_sides(node.get(key))):
             return min(sides)
     raise ConfigError(f"settings.image_size: no step of the pipeline of {loader}_dataloader has a {key}")
-
-
-def _nodes(node: Any) -> Iterator[dict]:
-    """Every dict in a part of a config."""
-    if isinstance(node, dict):
-        yield node
-    if isinstance(node, (dict, list, tuple)):
-        for value in node.values() if isinstance(node, dict) else node:
-            yield from _nodes(value)
 
 
 def _sides(value: Any) -> Iterator[int]:
