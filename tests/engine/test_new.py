@@ -220,6 +220,20 @@ def test_check_of_the_written_config_finds_categories_of_another_order(boxes, ca
     assert "owl, red fox" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("args", "name"), [(["--images", "nowhere"], "nowhere"), (["--val-images", "."], "val/3.jpg")])
+def test_check_of_the_written_config_finds_missing_images(boxes, capsys, args, name):
+    boxes()
+    assert run(*DETECTION, *args, "mine.py") == 2
+    errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error:")]
+    assert any(name in line for line in errors)
+
+
+def test_one_class(boxes):
+    boxes(names=("red fox",))
+    assert run(*DETECTION, "mine.py") == 0
+    assert load_config("mine.py").train_dataloader.dataset.metainfo.classes == ("red fox",)
+
+
 def test_package_without_its_configs_is_named(boxes, capsys, tmp_path, monkeypatch):
     boxes()
     monkeypatch.setattr(new, "ROOT", tmp_path)

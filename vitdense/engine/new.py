@@ -373,7 +373,7 @@ def _code(value: Any, indent: int = 0, prefix: int = 0) -> str:
         start, end = "dict(", ")"
         parts = [(f"{key}=" if key else "", part) for key, part in value.items()]
     elif isinstance(value, (list, tuple)):
-        start, end = "[]" if isinstance(value, list) else "()"
+        start, end = "[]" if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
         parts = [("", part) for part in value]
     else:
         is_text = isinstance(value, str) and not isinstance(value, Name)
@@ -383,4 +383,4 @@ def _code(value: Any, indent: int = 0, prefix: int = 0) -> str:
         return line
     inner = " " * (indent + 4)
     body = "".join(f"{inner}{key}{_code(part, indent + 4, len(key))},\n" for key, part in parts)
-    return f"{start}\n{body}{' ' * indent}{end}"
+    return f"{start}\n{body}{' ' * indent}{end[-1]}"
