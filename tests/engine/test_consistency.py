@@ -49,7 +49,7 @@ def test_channels_that_fit(model):
             {"neck": {"type": "FPN", "in_channels": [96, 192, 384, 768]}},
             r"model\.neck\.in_channels.*out_channels, \[8, 16",
         ),
-        ({"neck": [{"type": "FPN", "in_channels": [8, 16, 32]}]}, r"model\.neck\[0\]\.in_channels"),
+        ({"neck": [{"type": "FPN", "in_channels": [8, 16, 32]}]}, r"model\.neck\.0\.in_channels"),
         ({"decode_head": {"in_channels": [8, 8], "in_index": [0, 1]}}, r"model\.decode_head\.in_channels.*\[8, 16\]"),
         ({"auxiliary_head": {"in_channels": 16, "in_index": 2}}, r"model\.auxiliary_head\.in_channels.* 32"),
         ({"decode_head": {"in_channels": 8, "in_index": 4}}, r"model\.decode_head\.in_index.*4 maps"),
@@ -60,7 +60,7 @@ def test_channels_that_fit(model):
                 "backbone": VIT,
                 "neck": [{"type": "vitdense.DeconvPyramid", "in_channels": [8] * 4}, {"in_channels": [8]}],
             },
-            r"model\.neck\[1\]\.in_channels.*out_channels of model\.neck\[0\]",
+            r"model\.neck\.1\.in_channels.*out_channels of model\.neck\.0",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_normalisation_that_the_weights_do_not_expect():
     ],
 )
 def test_schedule_against_the_length_of_the_run(length, schedulers, names):
-    lines = list(schedule_warnings(Config({"train_cfg": length, "param_scheduler": schedulers})))
+    lines = list(schedule_warnings(Config({"train_cfg": length, "param_scheduler": schedulers}), 0))
     assert len(lines) == len(names)
     for line, name in zip(lines, names):
         assert name in line
@@ -121,4 +121,12 @@ def test_schedule_against_the_length_of_the_run(length, schedulers, names):
 @pytest.mark.long
 def test_shipped_schedules_fit_their_runs(repo):
     for path in sorted(repo.glob("configs/*.py")):
-        assert not list(schedule_warnings(load_config(path))), path
+        assert not list(schedule_warnings(load_config(path), 0)), path
+
+
+def test_warm_up_longer_than_a_short_run(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": 12})
+    (line,) = schedule_warnings(cfg, 40)  # at two images a step
+    assert "500" in line
+    assert "240" in line
+    assert not list(schedule_warnings(cfg, 4000))

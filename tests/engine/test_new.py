@@ -93,11 +93,11 @@ def test_detection(boxes, capsys):
     assert cfg.train_dataloader.dataset.metainfo.classes == ("red fox", "owl")
     assert cfg.val_evaluator.ann_file.endswith("val.json")
     assert cfg.train_cfg.max_epochs == cfg.param_scheduler[1].end == 12
-    assert cfg.val_dataloader.dataset.pipeline[1].scale == (107, 64)
+    assert cfg.val_dataloader.dataset.pipeline[1].scale == (160, 96)
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"), [((96, 64), "image_size=64"), ((64, 20), "image_size=64"), ((700, 650), "image_size=640")]
+    ("size", "expected"), [((96, 64), "image_size=96"), ((64, 20), "image_size=64"), ((500, 400), "image_size=640")]
 )
 def test_image_size_of_smaller_data(boxes, size, expected):
     boxes(size)
@@ -106,7 +106,7 @@ def test_image_size_of_smaller_data(boxes, size, expected):
 
 
 def test_data_as_large_as_the_recipe_keep_its_sizes(boxes):
-    boxes((1000, 800))
+    boxes((640, 480))  # as COCO's photos
     assert run(*DETECTION, "mine.py") == 0
     assert "image_size" not in Path("mine.py").read_text()
 

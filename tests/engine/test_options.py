@@ -51,6 +51,8 @@ def test_unknown_key_without_a_near_one_lists_the_known_ones(load):
         ("randomness.deterministic", True),
         ("train_dataloader.dataset.indices", 4),
         ("load_from", "a.pth"),
+        ("find_unused_parameters", True),
+        ("optim_wrapper.paramwise_cfg.custom_keys.norm1.decay_mult", 0.0),  # near relative_position_bias_table's
     ],
 )
 def test_known_key_is_set(load, key, value):
@@ -81,6 +83,35 @@ def test_index_of_a_list_is_checked(load, key):
 def test_option_below_a_value_is_refused(load):
     with pytest.raises(ConfigError, match=r"load_from is None.*set load_from itself"):
         load({"load_from.path": "a.pth"})
+
+
+def test_new_type_decides_which_options_there_are(load):
+    cfg = load({"optim_wrapper.optimizer.momentum": 0.9, "optim_wrapper.optimizer.type": "SGD"})
+    assert cfg.optim_wrapper.optimizer.momentum == 0.9
+    cfg = load({"optim_wrapper.dtype": "bfloat16", "optim_wrapper.type": "AmpOptimWrapper"})
+    assert cfg.optim_wrapper.dtype == "bfloat16"
+
+
+def test_entry_of_an_absent_list_is_refused(load):
+    with pytest.raises(ConfigError, match=r"no list custom_hooks.*default_hooks"):
+        load({"custom_hooks.0.type": "EMAHook"})
+
+
+def test_data_root_without_effect_is_refused(load, repo, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"_base_ = {str(repo / 'configs/cascade_swin_t_coco.py')!r}\n"
+        + "".join(f"{split}_dataloader = dict(dataset=dict(data_root='x/'))\n" for split in ("train", "val", "test"))
+        + "".join(f"{split}_evaluator = dict(ann_file='x/val.json')\n" for split in ("val", "test"))
+    )
+    with pytest.raises(ConfigError, match=r"data_root.*train_dataloader\.dataset\.data_root"):
+        load_config(path, {"data_root": "/mnt/coco"})
+
+
+def test_missing_base_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text("_base_ = 'nothing.py'")
+    with pytest.raises(ConfigError, match=r"mine\.py.*nothing\.py"):
+        load_config(tmp_path / "mine.py")
 
 
 def test_option_of_the_validation_data_holds_for_equal_test_data(load):

@@ -3,6 +3,7 @@
 import pytest
 
 from vitdense.engine.config import ConfigError, load_config
+from vitdense.engine.settings import apply_settings
 
 pytest.importorskip("mmdet")
 
@@ -20,6 +21,27 @@ def test_schedule_in_epochs_follows_max_epochs(repo):
     assert warmup.end == 500  # counts iterations
 
 
+@pytest.mark.parametrize("epochs", range(2, 13))
+def test_last_drop_is_before_the_end(repo, epochs):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": epochs})
+    assert 0 < max(cfg.param_scheduler[1].milestones) < epochs
+
+
+def test_explicit_schedule_is_left_as_it_is(repo, tmp_path):
+    options = {"train_cfg.max_epochs": 12, "param_scheduler.1.end": 12, "param_scheduler.1.milestones": [8, 11]}
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", options)
+    assert (cfg.param_scheduler[1].end, cfg.param_scheduler[1].milestones) == (12, [8, 11])
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"_base_ = {str(repo / 'configs/cascade_swin_t_coco.py')!r}\nsettings = dict(max_epochs=12)\n"
+        "param_scheduler = [dict(type='MultiStepLR', end=12, milestones=[8, 11])]\n"
+    )
+    assert load_config(path).param_scheduler[0].milestones == [8, 11]
+    path.write_text(path.read_text().replace("12", "24", 1))
+    with pytest.raises(ConfigError, match=r"settings\.max_epochs.*24.*36.*12"):
+        load_config(path)
+
+
 def test_drops_within_an_epoch_follow_max_epochs(repo):
     cfg = load_config(repo / "configs/cascade_mvitv2_t_coco.py", {"settings.max_epochs": 12})
     assert [drop.begin for drop in cfg.param_scheduler[1:]] == pytest.approx([12 * 52500 / 67500, 12 * 62500 / 67500])
@@ -29,7 +51,7 @@ def test_drops_within_an_epoch_follow_max_epochs(repo):
 def test_schedule_in_iterations_follows_max_iters(repo, key):
     cfg = load_config(repo / "configs/upernet_swin_nano_camvid.py", {key: 5})
     assert cfg.train_cfg.max_iters == cfg.train_cfg.val_interval == 5
-    assert [(part.begin, part.end) for part in cfg.param_scheduler] == [(0, 2), (1, 5)]
+    assert [(part.begin, part.end) for part in cfg.param_scheduler] == [(0, 2), (0, 5)]
 
 
 def test_length_in_the_other_unit_is_refused(repo):
@@ -52,6 +74,20 @@ def test_image_size_of_a_segmentor_is_the_crop(repo):
     assert cfg.model.data_preprocessor.size == (256, 256)
     assert (cfg.model.test_cfg.crop_size, cfg.model.test_cfg.stride) == ((256, 256), (170, 170))
     assert cfg.tta_pipeline[1].transforms[0][1].scale == (768, 192)
+
+
+def test_image_size_keeps_images_that_validation_does_not_resize(repo):
+    cfg = load_config(repo / "configs/upernet_swin_nano_camvid.py", {"settings.image_size": 144})
+    assert steps(cfg)["RandomCrop"].crop_size == cfg.model.data_preprocessor.size == (144, 144)
+    assert steps(cfg)["RandomResize"].scale == (480, 360)
+
+
+def test_sizes_that_do_not_follow_are_named(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py")
+    cfg.custom_hooks = [{"type": "PipelineSwitchHook", "switch_pipeline": []}]
+    cfg.settings = {"image_size": 400}
+    with pytest.raises(ConfigError, match="switch_pipeline"):
+        apply_settings(cfg)
 
 
 def test_image_size_of_vitdet_changes_padding_and_positions(repo):

@@ -89,7 +89,7 @@ def build_model(cfg: Config) -> nn.Module:
     return revert_sync_batchnorm(MODELS.build(cfg.model))
 
 
-def hooks(cfg: Config) -> list[dict]:
+def hook_configs(cfg: Config) -> list[dict]:
     """The configs of all hooks."""
     found = [*(cfg.get("default_hooks") or {}).values(), *(cfg.get("custom_hooks") or [])]
     return [hook for hook in found if hook]

@@ -1,5 +1,6 @@
 """Settings of a config that must agree with each other: channels, annotation files, normalisation, schedule."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -29,9 +30,9 @@ def check_channels(cfg: Config) -> None:
     if backbone is None:
         return
     source, channels = "the backbone's out_channels", list(backbone.out_channels)
-    necks = model.get("neck") or []
-    for i, neck in enumerate(necks if isinstance(necks, (list, tuple)) else [necks]):
-        name = f"model.neck[{i}]" if isinstance(necks, (list, tuple)) else "model.neck"
+    necks = model.get("neck")
+    for i, neck in enumerate(as_list(necks)):
+        name = f"model.neck.{i}" if isinstance(necks, (list, tuple)) else "model.neck"
         wanted = neck.get("in_channels", channels)
         # A number: some necks take one map. In any order: some start at the last map.
         if wanted not in channels if isinstance(wanted, int) else sorted(wanted) != sorted(channels):
@@ -43,8 +44,7 @@ def check_channels(cfg: Config) -> None:
             return  # its outputs are its own
         source, channels = f"out_channels of {name}", list(built.out_channels)
     for name in ("decode_head", "auxiliary_head"):
-        heads = model.get(name) or []
-        for head in heads if isinstance(heads, (list, tuple)) else [heads]:
+        for head in as_list(model.get(name)):
             _check_head(f"model.{name}", head, source, channels)
 
 
@@ -85,20 +85,22 @@ def check_evaluator(split: str, datasets: Sequence[dict], cfg: Config) -> None:
 
     Args:
         split: ``val`` or ``test``.
-        datasets: Configs of the data sets of the split, without wrappers. Several in one loader are not checked.
+        datasets: Configs of the data sets of the split, without wrappers. Several of them, or several metrics, are not
+            checked.
         cfg: The whole config.
 
     Raises:
         ConfigError: A metric reads another file.
     """
-    of_data = annotation_file(datasets[0])
-    for metric in metrics(cfg, split):
-        named = metric.get("ann_file")
-        if named and of_data and len(datasets) == 1 and Path(named).resolve() != Path(of_data).resolve():
-            raise ConfigError(
-                f"{split}_evaluator.ann_file: got {named}, expected the file of {split}_dataloader, {of_data}; leave "
-                f"it out, and it follows the data set"
-            )
+    metrics = as_list(cfg.get(f"{split}_evaluator"))
+    if len(datasets) != 1 or len(metrics) != 1:
+        return
+    named, of_data = metrics[0].get("ann_file"), annotation_file(datasets[0])
+    if named and of_data and Path(named).resolve() != Path(of_data).resolve():
+        raise ConfigError(
+            f"{split}_evaluator.ann_file: got {named}, expected the file of {split}_dataloader, {of_data}; leave it "
+            f"out, and it follows the data set"
+        )
 
 
 def normalisation_warnings(cfg: Config) -> Iterator[str]:
@@ -117,21 +119,33 @@ def normalisation_warnings(cfg: Config) -> Iterator[str]:
         yield f"model.data_preprocessor.bgr_to_rgb is not True, but the weights {row.name} expect RGB"
 
 
-def _row_of_weights(init_cfg: Mapping | None) -> Model | None:
+def _row_of_weights(init_cfg: Mapping | str | None) -> Model | None:
     """The row of the model table with these weights, by its name or its address."""
-    checkpoint = str((init_cfg or {}).get("checkpoint"))
+    checkpoint = str(init_cfg.get("checkpoint") if isinstance(init_cfg, Mapping) else init_cfg)
     return find_model(checkpoint) or next((row for row in TABLE.values() if row.weights == checkpoint), None)
 
 
-def schedule_warnings(cfg: Config) -> Iterator[str]:
-    """Where the learning-rate schedule does not fit the length of the run: a line, or none."""
+def schedule_warnings(cfg: Config, num_images: int) -> Iterator[str]:
+    """Where the learning-rate schedule does not fit the length of the run, a line each.
+
+    Args:
+        cfg: The config.
+        num_images: Of the training data; 0 if unknown.
+    """
     if not cfg.get("train_cfg"):
         return
     by_epoch = "max_epochs" in cfg.train_cfg
     unit = "max_epochs" if by_epoch else "max_iters"
-    length, schedulers = cfg.train_cfg.get(unit), cfg.get("param_scheduler") or []
-    schedulers = schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]
-    schedulers = [step for step in schedulers if step.get("by_epoch", True) == by_epoch]
+    length = cfg.train_cfg.get(unit)
+    schedulers = [step for step in as_list(cfg.get("param_scheduler")) if step.get("by_epoch", True) == by_epoch]
+    if by_epoch and num_images:
+        steps = length * math.ceil(num_images / cfg.train_dataloader.get("batch_size", 1))
+        for i, step in enumerate(as_list(cfg.param_scheduler)):
+            if not step.get("by_epoch", True) and step.get("end", 0) > steps // 2:
+                yield (
+                    f"param_scheduler.{i} ends at iteration {step['end']}, but the run has {steps} on one GPU; train "
+                    f"for more epochs, or set --cfg-options param_scheduler.{i}.end={max(steps // 10, 2)}"
+                )
     ends = [
         step["end"]
         for step in schedulers

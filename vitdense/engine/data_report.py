@@ -56,6 +56,7 @@ class Report:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.warnings: list[str] = []
+        self.num_train = 0  # images
 
     def row(self, name: str, text: str) -> None:
         """Print a row; `name` is empty where it continues the row above."""
@@ -105,7 +106,7 @@ def report(cfg: Config, all_files: bool = False) -> int:
             described[files] = split
             with result.collect():
                 _describe(result, split, dataset, cfg, number)
-    result.warnings += [*normalisation_warnings(cfg), *schedule_warnings(cfg)]
+    result.warnings += [*normalisation_warnings(cfg), *schedule_warnings(cfg, result.num_train)]
     return result.finish()
 
 
@@ -132,6 +133,7 @@ def _describe_annotations(result: Report, split: str, dataset: dict, ann_file: P
     masks = {0: "without masks", found.annotations: "all with masks"}.get(
         found.with_mask, f"{found.with_mask} of them with masks"
     )
+    result.num_train += len(found.images) * (split == "train")
     result.row(split, f"{ann_file}: {len(found.images)} images, {found.empty} without annotation")
     result.row("", f"{found.annotations} annotations, {masks}, {found.crowd} of crowds")
     folder = os.path.join(dataset.get("data_root") or "", (dataset.get("data_prefix") or {}).get("img", ""))
@@ -172,6 +174,7 @@ def _describe_label_maps(
     where = f"{split}_dataloader"
     built = build_dataset(where, dataset)
     samples = [built.get_data_info(i) for i in range(len(built))]
+    result.num_train += len(samples) * (split == "train")
     result.row(split, f"{samples[0]['img_path'].rsplit('/', 1)[0]}: {len(samples)} images")
     label_maps = {sample["img_path"]: sample.get("seg_map_path") for sample in samples}
     read = _describe_images(result, where, list(label_maps), number)

@@ -10,6 +10,7 @@ import torch
 from mmengine.dist import get_rank, master_only
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
 from vitdense.engine.checkpoints import install_loader
 from vitdense.engine.errors import ConfigError
@@ -49,6 +50,17 @@ def _check_pattern(pattern: str) -> None:
         raise ConfigError(f"fresh of vitdense.ExactLoadHook: {pattern!r} is no regular expression ({error})") from error
 
 
+def _check_length(loop: BaseLoop, checkpoint: dict) -> None:
+    """mmengine resumes the schedule of the checkpoint, whatever the length of the new run."""
+    name = "max_epochs" if isinstance(loop, EpochBasedTrainLoop) else "max_iters"
+    old, new = checkpoint.get("message_hub", {}).get("runtime_info", {}).get(name), getattr(loop, name)
+    if old not in (None, new):
+        raise ConfigError(
+            f"resume: got {name}={new}, but the checkpoint is of a run with {old}, whose learning-rate schedule would "
+            f"go on. Resume with {old}, or start a new run from its weights: --cfg-options load_from=CHECKPOINT"
+        )
+
+
 @HOOKS.register_module()
 class ExactLoadHook(Hook):
     """Load a checkpoint (`load_from`, resume, test) exactly or raise, and write a report of what was loaded.
@@ -61,13 +73,13 @@ class ExactLoadHook(Hook):
     the process without running code from it. A Runner builds its hooks before it loads or resumes.
 
     Args:
-        fresh: Regular expressions of parameters that may be missing, unexpected or of another size, such as
+        fresh: Regular expressions of parameters that are kept at initialisation, such as
             ``r'roi_head\\..*(fc_cls|fc_reg)\\..*'`` to fine-tune on other classes; the error on loading gives the
-            one that is needed. They are kept at initialisation.
+            one that is needed. They may be missing, unexpected or of another size.
         allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
 
     Raises:
-        ConfigError: `fresh` is not a list of regular expressions.
+        ConfigError: `fresh` is not a list of regular expressions; or on resuming, the run has another length.
         CheckpointMismatchError: On loading: other keys are missing, unexpected, of another size or not finite; or the
             file would run code.
     """
@@ -84,6 +96,8 @@ class ExactLoadHook(Hook):
         install_loader(allow_pickle)
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        if runner._resume:
+            _check_length(runner.train_loop, checkpoint)
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if isinstance(model, BaseTTAModel):
             model = model.module  # checkpoints are saved without the TTA wrapper

@@ -14,6 +14,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from vitdense.engine.checkpoints import install_loader
 from vitdense.engine.classes import leaf_datasets
+from vitdense.engine.config import hook_configs
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.preflight import check
 from vitdense.engine.quiet import QuietRunner, quiet
@@ -71,7 +72,7 @@ def train(
         amp: Data type of automatic mixed precision, one of `AMP_DTYPES`; None: float32.
         resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
         auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
-        fresh: See `ExactLoadHook`; replaces the config's.
+        fresh: See `ExactLoadHook`; replaces the config's. Not for `resume`.
 
     Raises:
         ConfigError: See `check`; or `amp` or a launcher on a machine without a GPU.
@@ -86,7 +87,7 @@ def train(
             cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
         cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
-    if fresh:
+    if resume is None and fresh:
         hooks = cfg.setdefault("default_hooks", ConfigDict())
         hooks.exact_load = {"type": "vitdense.ExactLoadHook", **hooks.get("exact_load", {}), "fresh": list(fresh)}
     if resume == "auto":
@@ -95,6 +96,7 @@ def train(
             print_log(f"no checkpoint to resume from in {cfg.work_dir}: training from scratch", level=logging.WARNING)
     if resume is not None:
         cfg.resume, cfg.load_from = True, find_checkpoint(resume)
+        _load_everything(cfg)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
     _runner(cfg).train()
 
@@ -113,10 +115,17 @@ def test(cfg: Config, checkpoint: str, tta: bool = False) -> dict[str, float]:  
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     cfg.load_from = find_checkpoint(checkpoint)
+    _load_everything(cfg)
     check(cfg, ("test",))
     if tta:
         _augment_tests(cfg)
     return {name: float(value) for name, value in _runner(cfg).test().items()}  # mmseg's values are NumPy scalars
+
+
+def _load_everything(cfg: Config) -> None:
+    """`fresh` is for the start of a training."""
+    for hook in hook_configs(cfg):
+        hook.pop("fresh", None)
 
 
 def _augment_tests(cfg: Config) -> None:

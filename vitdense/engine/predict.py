@@ -21,12 +21,13 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense import draw
 from vitdense.engine.checkpoints import read_checkpoint
-from vitdense.engine.classes import leaf_datasets
+from vitdense.engine.classes import class_heads, leaf_datasets
 from vitdense.engine.coco import CocoPredictions
-from vitdense.engine.config import build_model, hooks
+from vitdense.engine.config import build_model, hook_configs
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.label_maps import loads_labels
 from vitdense.files import atomic_write
+from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import fit_whole
 
 
@@ -43,17 +44,27 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     if "backbone" in cfg.model:
         cfg.model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
     model = build_model(cfg)
-    allow_pickle = any(hook.get("allow_pickle", False) for hook in hooks(cfg))  # of ExactLoadHook
+    allow_pickle = any(hook.get("allow_pickle", False) for hook in hook_configs(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
-    state, _ = fit_whole(model, saved, source=checkpoint)
-    model.load_state_dict(state, strict=True)
-    model.cfg = cfg
     meta = saved.get("meta", {})
     if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
         meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
     if not meta.get("dataset_meta"):
         raise ConfigError(f"{checkpoint} has no class names (meta.dataset_meta); train it with tools/train.py")
     model.dataset_meta = meta["dataset_meta"]
+    try:
+        state, _ = fit_whole(model, saved, source=checkpoint)
+    except CheckpointMismatchError as error:
+        trained = len(model.dataset_meta["classes"])
+        if all(head.get("num_classes") in (None, trained) for _, head in class_heads(cfg.model)):
+            raise
+        raise ConfigError(
+            f"{checkpoint} was trained on {trained} classes, but heads of {cfg.filename} have another number. If they "
+            f"follow the data set, its annotation file is not on this machine: state metainfo=dict(classes=(...)) of "
+            f"the training data, or use the config in the work folder"
+        ) from error
+    model.load_state_dict(state, strict=True)
+    model.cfg = cfg
     return model.to(device).eval()
 
 

@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from vitdense.engine.annotations import check_masks
-from vitdense.engine.classes import annotation_file, class_heads, dataset_classes, find_class, leaf_datasets
+from vitdense.engine.classes import annotation_file, class_heads, dataset_classes, find_class, leaf_datasets, nodes
 from vitdense.engine.coco import category_names
 from vitdense.engine.consistency import check_channels, check_evaluator
 from vitdense.engine.errors import ConfigError
@@ -59,12 +59,8 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
     if kind is None:
         raise ConfigError(f"{where}: no data set of type {dataset['type']!r} is registered")
     classes = dataset_classes(dataset, kind)
-    for path, head in class_heads(cfg.model) if classes is not None else ():
-        if head.get("num_classes", len(classes)) != len(classes):
-            raise ConfigError(
-                f"{where}: the data set has {len(classes)} classes, but {path}.num_classes is {head['num_classes']}; "
-                f"leave it out: the heads follow the data set"
-            )
+    if classes is not None:
+        _check_heads(where, cfg, len(classes), len(kind.METAINFO.get("thing_classes", classes)))
     # Files of a storage service (s3://) are left to mmengine's file client.
     if getattr(kind, "drawn_on_demand", False) or "://" in str(dataset.get("data_root")):
         return
@@ -80,6 +76,23 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
         check_masks(where, dataset)
     if cfg.get("default_scope") == "mmseg":
         check_label_maps(where, dataset, kind, cfg)
+
+
+def _check_heads(where: str, cfg: Config, num_classes: int, num_things: int) -> None:
+    """Heads have the classes of the data set, or its things alone: panoptic data also have classes of stuff."""
+    for path, head in class_heads(cfg.model):
+        if head.get("num_classes") not in (None, num_classes, num_things):
+            raise ConfigError(
+                f"{where}: the data set has {num_classes} classes, but {path}.num_classes is {head['num_classes']}; "
+                f"set it to {num_classes}, or leave it out of your config: heads follow the data set"
+            )
+    for head in nodes(cfg.model):  # Mask2Former's
+        total = head.get("num_things_classes", num_classes) + head.get("num_stuff_classes", 0)
+        if total not in (num_classes, num_things):
+            raise ConfigError(
+                f"{where}: the data set has {num_classes} classes, but num_things_classes + num_stuff_classes of "
+                f"{head.get('type', 'a part of the model')} is {total}; set them, and the class_weight of its loss"
+            )
 
 
 def _must_exist(where: str, root: Path, path: Path, what: str) -> None:

@@ -92,7 +92,7 @@ def match_exactly(
     Args:
         targets: The model's state dict.
         state: Of the checkpoint.
-        fresh: Regular expressions of names that may be missing, unexpected or of another size; they are left out.
+        fresh: Regular expressions of names that are left out, whether they would fit or not.
         advise: What to do, for the error message, from the names of the mismatches that are refused and excused.
 
     Raises:
@@ -108,8 +108,8 @@ def match_exactly(
         "NaN or infinity": [key for key in both if not _is_finite(state[key].to(targets[key].dtype))],
     }
     found = {key for keys in mismatches.values() for key in keys}
-    excused = {key for key in found if any(re.fullmatch(p, key) for p in fresh)}
-    if refused := found - excused:
+    left_out = {key for key in (*targets, *state) if any(re.fullmatch(p, key) for p in fresh)}
+    if refused := found - left_out:
         kinds = {what: [key for key in keys if key in refused] for what, keys in mismatches.items()}
         kinds = {what: keys for what, keys in kinds.items() if keys}
         sizes = {key: f" {tuple(state[key].shape)}, expected {tuple(targets[key].shape)}" for key in both}
@@ -121,9 +121,9 @@ def match_exactly(
             for what, keys in kinds.items()
         )
         raise CheckpointMismatchError(
-            f"the checkpoint does not fit the model exactly. {advise(refused, excused)}{listed}"
+            f"the checkpoint does not fit the model exactly. {advise(refused, found & left_out)}{listed}"
         )
-    return {key: value for key, value in state.items() if key not in excused}
+    return {key: value for key, value in state.items() if key not in left_out}
 
 
 def _is_real(x: Tensor) -> bool:
@@ -287,6 +287,9 @@ def fit_whole(
             f"trained with. "
         )
 
+    for pattern in fresh:
+        if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
+            raise ValueError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
     state = match_exactly(targets, state, fresh, advise)
     report.count(targets, state)
     return state, report
