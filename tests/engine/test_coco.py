@@ -122,13 +122,17 @@ def test_links_to_images_elsewhere_have_their_image_ids(tmp_path):
     (tmp_path / "val").mkdir()
     (tmp_path / "stored.jpg").touch()
     (tmp_path / "val/7.jpg").symlink_to(tmp_path / "stored.jpg")
-    truth = {"images": [{"id": 70, "file_name": "7.jpg"}], "categories": CATEGORIES}
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "val/linked").symlink_to(tmp_path / "elsewhere")
+    truth = {"images": [{"id": 70, "file_name": "7.jpg"}, {"id": 80, "file_name": "linked/8.jpg"}]}
+    truth["categories"] = CATEGORIES
     (tmp_path / "truth.json").write_text(json.dumps(truth))
     predictions = CocoPredictions(
         NAMES, {"data_root": str(tmp_path), "ann_file": "truth.json", "data_prefix": {"img": "val"}}
     )
     predictions.add(tmp_path / "val/7.jpg", detections([0]))
-    assert predictions.result["images"][0]["id"] == 70
+    predictions.add(tmp_path / "val/linked/8.jpg", detections([0]))
+    assert [image["id"] for image in predictions.result["images"]] == [70, 80]
 
 
 def test_images_of_other_folders_get_unused_ids(tmp_path, capsys):

@@ -53,11 +53,11 @@ class CocoPredictions:
 
     def __init__(self, classes: Sequence[str], dataset: Mapping) -> None:
         root = Path(dataset.get("data_root") or "")
-        self.folder = (root / (dataset.get("data_prefix") or {}).get("img", "")).resolve()
+        folder = root / (dataset.get("data_prefix") or {}).get("img", "")
         self.ann_file = root / (dataset.get("ann_file") or "")
         exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
         truth = json.loads(self.ann_file.read_text()) if exists else {}
-        self.known_images = {self.folder / _file_name(image): image for image in truth.get("images", [])}
+        self.known_images = {_locate(folder / _file_name(image)): image for image in truth.get("images", [])}
         used = {image["id"] for image in self.known_images.values()}
         self.new_image_ids = (i for i in itertools.count(1) if i not in used)
         self.new_images: list[str] = []
@@ -81,7 +81,7 @@ class CocoPredictions:
 
     def add(self, image: Path, sample: BaseDataElement) -> None:
         """Add the detections of an image: a `DetDataSample` of mmdet."""
-        known = self.known_images.get(image.parent.resolve() / image.name)  # an image may be a link
+        known = self.known_images.get(_locate(image))
         if known:
             image_id, name = known["id"], _file_name(known)
         else:
@@ -123,6 +123,11 @@ class CocoPredictions:
         results = [{key: a[key] for key in RESULT_KEYS if key in a} for a in self.result["annotations"]]
         with atomic_write(path) as scratch:
             scratch.write_text(json.dumps(self.result if as_dataset else results))
+
+
+def _locate(image: Path) -> Path:
+    """An image in its real folder; the folder may be a link, and so may the image, which keeps its name."""
+    return image.parent.resolve() / image.name
 
 
 def _file_name(image: Mapping) -> str:
