@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 UPSTREAM := .venv-upstream
 UPSTREAM_READY := $(UPSTREAM)/.ready
 DEMO := cascade_swin_nano_shapes
+JOBS ?= 2
+# One thread a process; the tests of a file stay together, for they share what they build.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
@@ -24,10 +27,10 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 	$(BIN)/python tools/test.py configs/$(DEMO).py work_dirs/$(DEMO)
 
 test: $(READY)  ## all tests that need neither a network nor a GPU: at most 15 minutes on two CPU cores
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow or long): under two minutes
-	$(BIN)/python -m pytest -m 'not slow and not long'
+	$(PYTEST) -m 'not slow and not long'
 
 test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream
 	$(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/engine tests/heads tests/test_configs.py
