@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from vitdense.engine.annotations import check_masks, examine, first_annotations, read_annotations
+from vitdense.engine.annotations import check_masks, count_used, examine, read_annotations
 from vitdense.engine.errors import ConfigError
 
 
@@ -89,21 +89,28 @@ def test_file_that_is_not_coco_is_named(write, text):
         read_annotations(write(text))
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_first_annotations_without_parsing_the_rest(write, indent):
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [("annotations", "area", None), ("annotations", "id", "a"), ("images", "width", "40"), ("categories", "name", 3)],
+)
+def test_values_of_another_type_are_named(write, kind, key, value):
     data = content()
-    data["annotations"] = [dict(data["annotations"][0], id=i, note='"annotations": [') for i in range(5)]
-    text = json.dumps(data, indent=indent)
-    assert [item["id"] for item in first_annotations(write(text), 3)] == [0, 1, 2]
-    assert [item["id"] for item in first_annotations(write(text), 9)] == [0, 1, 2, 3, 4]
-    broken = text[: text.index("categories") - 5] + "}}}"
-    assert len(first_annotations(write(broken), 2)) == 2
+    data[kind][0][key] = value
+    with pytest.raises(ConfigError, match=f"{kind} have no '{key}' of type"):
+        read_annotations(write(data))
+
+
+def test_images_that_are_used_for_training():
+    data = content()  # a box in one of two images of 40x30
+    assert count_used(data, ["cat"], {}) == 2
+    assert count_used(data, ["cat"], {"filter_empty_gt": True}) == 1
+    assert count_used(data, ["dog"], {"filter_empty_gt": True}) == 0
+    assert count_used(data, ["cat"], {"min_size": 32}) == 0
 
 
 def test_file_of_test_images_has_no_annotations(write):
     data = content()
     del data["annotations"]
-    assert first_annotations(write(data)) == []
     assert examine(read_annotations(write(data))).annotations == 0
 
 
@@ -116,7 +123,7 @@ def test_file_of_test_images_has_no_annotations(write):
 )
 def test_missing_masks_name_the_way_out_if_the_pipeline_loads_them(write, pipeline):
     dataset = {"ann_file": str(write(content())), "pipeline": pipeline}
-    with pytest.raises(ConfigError, match=r"train_dataloader: 1 of the first 1 .* ids: 5\..*--boxes"):
+    with pytest.raises(ConfigError, match=r"train_dataloader: 1 of 1 annotations .*--boxes"):
         check_masks("train_dataloader", dataset)
     check_masks("train_dataloader", dataset | {"pipeline": [{"type": "LoadAnnotations", "with_bbox": True}]})
     write(content(segmentation=[[1, 2, 3, 4, 5, 6]]))

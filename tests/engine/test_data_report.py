@@ -64,7 +64,7 @@ def test_report_of_a_data_set_for_detection(detection, capsys):
     assert report(detection()) == 0
     printed = capsys.readouterr().out
     assert "3 images, 1 without annotation" in printed
-    assert "2 annotations, all with masks, 0 of crowds" in printed
+    assert "2 annotations, 2 with masks, 0 of crowds" in printed
     assert "3 of 3 read: RGB 3; 40x30 to 40x30" in printed
     assert re.search("red fox +2 ####", printed)
     assert "val         as train" in printed
@@ -96,7 +96,7 @@ def test_missing_annotation_file_is_one_error(detection, tmp_path, capsys):
 def test_annotations_without_masks(detection, capsys):
     assert report(detection(segmentation=[])) == 2
     printed = capsys.readouterr().out
-    assert "2 annotations, without masks" in printed
+    assert "2 annotations, 0 with masks" in printed
     assert "--boxes" in lines(printed, "error")[0]
 
 
@@ -165,14 +165,21 @@ def segmentation(tmp_path):
 
 
 def test_report_of_a_data_set_for_segmentation(segmentation, capsys):
-    labels = np.zeros((8, 8))
+    labels = np.ones((8, 8))
     labels[:2] = 255
     assert report(segmentation([labels, labels])) == 0
     printed = capsys.readouterr().out
     assert "2 images" in printed
-    assert re.search("0 red fox +75 % ####", printed)
+    assert re.search("1 owl +75 % ####", printed)
     assert re.search("255 unlabelled +25 % ####", printed)
-    assert "no pixel of 1 classes: owl" in lines(printed, "warning")[0]
+    assert "no pixel of 1 classes: red fox" in lines(printed, "warning")[0]
+
+
+def test_masks_of_0_and_255_are_refused(segmentation, capsys):
+    labels = np.zeros((8, 8))
+    labels[:2] = 255
+    assert report(segmentation([labels, labels])) == 2
+    assert "write 1" in lines(capsys.readouterr().out, "error")[0]
 
 
 def test_faults_of_label_maps(segmentation, tmp_path, capsys):

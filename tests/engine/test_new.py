@@ -97,7 +97,7 @@ def test_detection(boxes, capsys):
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"), [((96, 64), "image_size=96"), ((64, 20), "image_size=64"), ((500, 400), "image_size=640")]
+    ("size", "expected"), [((96, 64), "image_size=96"), ((64, 34), "image_size=64"), ((500, 400), "image_size=640")]
 )
 def test_image_size_of_smaller_data(boxes, size, expected):
     boxes(size)

@@ -37,7 +37,7 @@ def test_explicit_schedule_is_left_as_it_is(repo, tmp_path):
         "param_scheduler = [dict(type='MultiStepLR', end=12, milestones=[8, 11])]\n"
     )
     assert load_config(path).param_scheduler[0].milestones == [8, 11]
-    path.write_text(path.read_text().replace("12", "24", 1))
+    path.write_text(path.read_text().replace("max_epochs=12", "max_epochs=24"))
     with pytest.raises(ConfigError, match=r"settings\.max_epochs.*24.*36.*12"):
         load_config(path)
 

@@ -12,12 +12,14 @@ from vitdense.engine.classes import annotation_file, nodes
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.images import join_some
 
-KEYS = {  # that mmdet reads, without a default
-    "images": ("id", "file_name", "width", "height"),
-    "annotations": ("id", "image_id", "category_id", "bbox", "area"),
-    "categories": ("id", "name"),
+NUMBER = (int, float)
+KEYS = {  # that mmdet and the metric read, without a default, and their types
+    "images": {"id": int, "file_name": str, "width": NUMBER, "height": NUMBER},
+    "annotations": {"id": int, "image_id": int, "category_id": int, "bbox": list, "area": NUMBER},
+    "categories": {"id": int, "name": str},
 }
-READ_BEFORE_TRAINING = 100  # annotations; all of them take minutes to parse
+# An annotation, and one whose mask is not empty.
+BOX, MASK = r'"bbox"\s*:', r'"segmentation"\s*:(?!\s*(?:null|\[\s*\]))'
 TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
 
 
@@ -50,7 +52,8 @@ def read_annotations(ann_file: Path) -> dict[str, list[dict]]:
     """Read a whole COCO annotation file.
 
     Raises:
-        ConfigError: It is not one, or images, annotations or categories lack a key that mmdet reads.
+        ConfigError: It is not one, or images, annotations or categories lack a key that mmdet reads, or have another
+            type there.
     """
     try:
         content = json.loads(ann_file.read_text())
@@ -61,11 +64,12 @@ def read_annotations(ann_file: Path) -> dict[str, list[dict]]:
     content.setdefault("annotations", [])  # absent from files of test images
     for kind, keys in KEYS.items():
         items = content[kind]
-        for key in keys:
-            if lacking := [item for item in items if key not in item]:
+        for key, of_type in keys.items():
+            if lacking := [item for item in items if not isinstance(item.get(key), of_type)]:
+                names = " or ".join(one.__name__ for one in (of_type if isinstance(of_type, tuple) else (of_type,)))
                 raise ConfigError(
-                    f"{ann_file}: {len(lacking)} of {len(items)} {kind} have no {key!r}, which mmdet reads; the first "
-                    f"is {json.dumps(lacking[0])[:200]}"
+                    f"{ann_file}: {len(lacking)} of {len(items)} {kind} have no {key!r} of type {names}, which mmdet "
+                    f"reads; the first is {json.dumps(lacking[0])[:200]}"
                 )
     return content
 
@@ -127,31 +131,27 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
     return result
 
 
+def count_used(content: Mapping[str, Sequence[Mapping]], classes: Sequence[str], filter_cfg: Mapping) -> int:
+    """Number of images that mmdet keeps for training.
+
+    Args:
+        content: From `read_annotations`.
+        classes: Of the data set.
+        filter_cfg: Of the data set: `filter_empty_gt` and `min_size`, the shortest side in pixels.
+    """
+    ids = {category["id"] for category in content["categories"] if category["name"] in set(classes)}
+    with_box = {item["image_id"] for item in content["annotations"] if item["category_id"] in ids}
+    return sum(
+        min(image["width"], image["height"]) >= filter_cfg.get("min_size", 0)
+        and (image["id"] in with_box or not filter_cfg.get("filter_empty_gt"))
+        for image in content["images"]
+    )
+
+
 def _add(lines: list[str], fault: str, ids: Iterable) -> None:
     """Add a line about the items with a fault, if there are any."""
     if ids := list(ids):
         lines.append(f"{len(ids)} {fault} {join_some(ids)}")
-
-
-def first_annotations(ann_file: Path, number: int = READ_BEFORE_TRAINING) -> list[dict]:
-    """The first annotations of a file. Parses only these. Files of test images have none.
-
-    Raises:
-        ConfigError: It is not a COCO annotation file.
-    """
-    text = ann_file.read_text()
-    start = re.search(r'"annotations"\s*:\s*\[\s*', text)
-    if start is None:
-        return []
-    decoder, found, position = json.JSONDecoder(), [], start.end()
-    try:
-        while len(found) < number and text[position] != "]":
-            annotation, end = decoder.raw_decode(text, position)
-            found.append(annotation)
-            position = re.compile(r"\s*,?\s*").match(text, end).end()
-    except (IndexError, ValueError) as error:
-        raise ConfigError(f"{ann_file} is not JSON: its list 'annotations' cannot be read ({error})") from error
-    return found
 
 
 def check_masks(where: str, dataset: Mapping) -> None:
@@ -162,17 +162,17 @@ def check_masks(where: str, dataset: Mapping) -> None:
         dataset: Its config: one with a COCO annotation file that exists.
 
     Raises:
-        ConfigError: One of the first annotations has no mask.
+        ConfigError: Annotations have no mask.
     """
     if not any(step.get("with_mask") for step in nodes(dataset.get("pipeline", ()))):
         return
     ann_file = Path(annotation_file(dataset))
-    annotations = first_annotations(ann_file)
-    lacking = [item["id"] for item in annotations if not item.get("segmentation")]
-    if lacking:
+    text = ann_file.read_text()  # parsing all of COCO's takes minutes, in every process
+    annotations, masks = (sum(1 for _ in re.finditer(pattern, text)) for pattern in (BOX, MASK))
+    if masks < annotations:
         raise ConfigError(
-            f"{where}: {len(lacking)} of the first {len(annotations)} annotations of {ann_file} have no "
-            f"'segmentation', but the pipeline loads masks (with_mask=True); their ids: {join_some(lacking)}. "
-            f"To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
-            f"configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
+            f"{where}: {annotations - masks} of {annotations} annotations of {ann_file} have no 'segmentation', but "
+            f"the pipeline loads masks (with_mask=True). Remove them or add masks. To train on boxes alone, start from "
+            f"configs/cascade_rcnn_swin_t_coco.py or configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense "
+            f"new detection --boxes` write a config"
         )

@@ -50,6 +50,12 @@ def find_class(registry: Registry, kind: str | type, cfg: Config) -> type | None
         return scoped.get(kind)
 
 
+def reads_coco(kind: type) -> bool:
+    """Whether a data set reads instances as mmdet's CocoDataset does. Panoptic data and LVIS have other keys."""
+    coco = next((base for base in kind.__mro__ if base.__name__ == "CocoDataset"), None)
+    return all(getattr(kind, name) is getattr(coco, name, None) for name in ("parse_data_info", "load_data_list"))
+
+
 def arguments(kind: type) -> set[str] | None:
     """Names of the arguments of a constructor, and of those of its bases that it passes ``**kwargs`` on to.
 

@@ -140,7 +140,7 @@ def schedule_warnings(cfg: Config, num_images: int) -> Iterator[str]:
     schedulers = [step for step in as_list(cfg.get("param_scheduler")) if step.get("by_epoch", True) == by_epoch]
     if by_epoch and num_images:
         steps = length * math.ceil(num_images / cfg.train_dataloader.get("batch_size", 1))
-        for i, step in enumerate(as_list(cfg.param_scheduler)):
+        for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
             if not step.get("by_epoch", True) and step.get("end", 0) > steps // 2:
                 yield (
                     f"param_scheduler.{i} ends at iteration {step['end']}, but the run has {steps} on one GPU; train "

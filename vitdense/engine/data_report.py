@@ -1,6 +1,5 @@
 """`python -m vitdense check`: what training checks before its start, and a report of the data."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +9,8 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 from PIL import Image
 
-from vitdense.engine.annotations import examine, read_annotations
-from vitdense.engine.classes import annotation_file, find_class, leaf_datasets
+from vitdense.engine.annotations import count_used, examine, read_annotations
+from vitdense.engine.classes import annotation_file, dataset_classes, find_class, leaf_datasets, reads_coco
 from vitdense.engine.config import config_of, make_parser
 from vitdense.engine.consistency import normalisation_warnings, schedule_warnings
 from vitdense.engine.errors import ConfigError
@@ -97,9 +96,7 @@ def report(cfg: Config, all_files: bool = False) -> int:
             check_part()
     for split in splits:
         for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
-            files = json.dumps(
-                [dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")]
-            )
+            files = str([dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")])
             if files in described:
                 result.row(split, f"as {described[files]}")
                 continue
@@ -122,25 +119,34 @@ def _describe(result: Report, split: str, dataset: dict, cfg: Config, number: in
         return
     if cfg.get("default_scope") == "mmseg":
         _describe_label_maps(result, split, dataset, kind, cfg, number)
-    elif ann_file := annotation_file(dataset):
-        _describe_annotations(result, split, dataset, Path(ann_file), number)
+    elif (ann_file := annotation_file(dataset)) and reads_coco(kind):
+        classes = dataset_classes(dataset, kind)
+        _describe_annotations(result, split, dataset, Path(ann_file), classes, number)
     else:
-        result.row(split, f"{kind.__name__} in {root}: has no COCO annotation file")
+        result.row(split, f"{kind.__name__} in {root}: not annotations of COCO instances")
 
 
-def _describe_annotations(result: Report, split: str, dataset: dict, ann_file: Path, number: int | None) -> None:
-    where, found = f"{split}_dataloader", examine(read_annotations(ann_file))
-    masks = {0: "without masks", found.annotations: "all with masks"}.get(
-        found.with_mask, f"{found.with_mask} of them with masks"
-    )
-    result.num_train += len(found.images) * (split == "train")
+def _describe_annotations(
+    result: Report, split: str, dataset: dict, ann_file: Path, classes: Sequence[str], number: int | None
+) -> None:
+    where, content = f"{split}_dataloader", read_annotations(ann_file)
+    found = examine(content)
     result.row(split, f"{ann_file}: {len(found.images)} images, {found.empty} without annotation")
-    result.row("", f"{found.annotations} annotations, {masks}, {found.crowd} of crowds")
+    result.row("", f"{found.annotations} annotations, {found.with_mask} with masks, {found.crowd} of crowds")
+    if split == "train":
+        used = count_used(content, classes, dataset.get("filter_cfg") or {})
+        result.num_train += used
+        result.row("", f"{used} images used for training")
+        if not used:
+            result.errors.append(
+                f"{where}: no image of {ann_file} is left for training: filter_cfg={dataset.get('filter_cfg')} leaves "
+                f"out small ones, and those without a box of the classes"
+            )
     folder = os.path.join(dataset.get("data_root") or "", (dataset.get("data_prefix") or {}).get("img", ""))
     of_file = {os.path.join(folder, image["file_name"]): image for image in found.images}
     read = _describe_images(result, where, list(of_file), number)
     # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
-    stored = any("ignore_orientation" in step.get("color_type", "") for step in dataset.get("pipeline", ()))
+    stored = _keeps_orientation(dataset)
     wrong, turned = [], []
     for file in read:
         image = of_file[file.path]
@@ -157,7 +163,6 @@ def _describe_annotations(result: Report, split: str, dataset: dict, ann_file: P
             f"before: {join_some(turned)}; set color_type='color_ignore_orientation' in LoadImageFromFile of every "
             f"pipeline, or annotate the turned images"
         )
-    classes = (dataset.get("metainfo") or {}).get("classes") or found.boxes
     result.row("", f"boxes of {len(classes)} classes:")
     _print_bars(result, {name: found.boxes.get(name, 0) for name in classes}, "{:.0f}")
     if ignored := [f"{name} ({count})" for name, count in found.boxes.items() if name not in classes]:
@@ -188,7 +193,12 @@ def _describe_label_maps(
         )
         return
     maps = read_label_maps(where, built, loader, number)
-    wrong = [f"{label_maps[file.path]} ({size})" for file in read if (size := _other_size(label_maps[file.path], file))]
+    stored = _keeps_orientation(dataset)
+    wrong = [
+        f"{label_maps[file.path]} ({size}, the image {'x'.join(map(str, file.stored if stored else file.loaded))})"
+        for file in read
+        if (size := _other_size(label_maps[file.path], file.stored if stored else file.loaded))
+    ]
     if wrong:
         result.errors.append(f"{where}: {len(wrong)} label maps have another size than their image: {join_some(wrong)}")
     names = dict(enumerate(built.metainfo.get("classes") or ()))
@@ -205,11 +215,15 @@ def _describe_label_maps(
         check_label_maps(where, dataset, kind, cfg, number)
 
 
-def _other_size(label_map: str, file: ImageFile) -> str:
-    """The sizes of a label map and its image, if they differ."""
+def _other_size(label_map: str, size: tuple[int, int]) -> str:
+    """The size of a label map, if it is not that of its image."""
     with Image.open(label_map) as labels:
-        same = labels.size == file.loaded
-        return "" if same else f"{labels.width}x{labels.height}, the image {file.loaded[0]}x{file.loaded[1]}"
+        return "" if labels.size == size else f"{labels.width}x{labels.height}"
+
+
+def _keeps_orientation(dataset: dict) -> bool:
+    """Whether images are loaded as stored, not turned by their EXIF orientation."""
+    return any("ignore_orientation" in step.get("color_type", "") for step in dataset.get("pipeline", ()))
 
 
 def _describe_images(result: Report, where: str, paths: Sequence[str], number: int | None) -> list[ImageFile]:

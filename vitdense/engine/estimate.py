@@ -54,8 +54,8 @@ def estimate(config: Path) -> str:
         try:
             return f"estimate: {pool.submit(measure, config).result()}"
         except Exception as error:  # of any kind; a process that was killed raises BrokenProcessPool
-            reason = next(iter(str(error).splitlines()), "")
-            return f"estimate: not possible here ({type(error).__name__}: {reason}); a process out of memory is killed"
+            reason = next(iter(str(error).splitlines()), "")  # BrokenProcessPool is also what lack of memory gives
+            return f"estimate: not possible here ({type(error).__name__}: {reason})"
 
 
 def measure(config: Path) -> Estimate:

@@ -60,10 +60,13 @@ def build_dataset(where: str, dataset: dict) -> BaseDataset:
     """Build an mmseg data set without its pipeline: a list of files.
 
     Raises:
-        ConfigError: There are no images.
+        ConfigError: There are no images, or mmseg refuses the classes.
     """
-    with DATASETS.switch_scope_and_registry("mmseg") as registry:
-        built = registry.build({**dataset, "pipeline": [], "serialize_data": False})
+    try:
+        with DATASETS.switch_scope_and_registry("mmseg") as registry:
+            built = registry.build({**dataset, "pipeline": [], "serialize_data": False})
+    except ValueError as error:  # classes that are not among those of the type
+        raise ConfigError(f"{where}: {error}; for classes of your own set type='BaseSegDataset'") from error
     if len(built) == 0:
         raise ConfigError(f"{where}: no images in {built.data_prefix}; check img_suffix, ann_file and indices")
     return built
@@ -85,7 +88,9 @@ def read_label_maps(where: str, built: BaseDataset, loader: dict, number: int | 
     chosen = evenly_spaced(range(len(built)), number)
     for i in chosen:
         sample = built.get_data_info(int(i))
-        path = sample["seg_map_path"]
+        path = sample.get("seg_map_path")
+        if path is None:
+            raise ConfigError(f"{where}: set data_prefix.seg_map_path, the folder of label maps")
         found = _histogram(where, path, loader.get("imdecode_backend", "pillow"))
         pixels.update(found)
         first_in = dict.fromkeys(found, path) | first_in
@@ -123,6 +128,8 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config, number:
         fix = "set num_classes and classes, reduce_zero_label (True: 0 means unlabelled) or ignore_index accordingly"
     elif maps.label_map:
         return
+    elif where.startswith("train") and not maps.reduced and set(maps.pixels) == {0, UNLABELLED} == {0, ignored}:
+        fault, fix = "are masks of 0 and 255, but 255 is ignored", "write 1 in place of 255"
     else:
         fault = _zero_fault(maps.pixels, num_classes, maps.reduced, kind, where.startswith("train"))
         fix = f"set reduce_zero_label={not maps.reduced} in the data set"

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
-from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import vitdense
@@ -28,7 +27,7 @@ from vitdense.engine.config import load_config
 from vitdense.engine.data_report import report
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.estimate import estimate
-from vitdense.engine.images import FILES_READ, evenly_spaced, join_some
+from vitdense.engine.images import FILES_READ, evenly_spaced, join_some, read_image_file
 from vitdense.engine.launch import exit_on_user_error
 from vitdense.engine.settings import image_size
 from vitdense.files import atomic_write
@@ -118,11 +117,18 @@ def _parser() -> argparse.ArgumentParser:
         task.add_argument("--backbone", metavar="NAME", help="of vitdense.list_models(); default: swin_tiny")
         task.add_argument("--base", type=Path, metavar="CONFIG", help="start from this config, whatever its model")
         length = task.add_mutually_exclusive_group()
-        length.add_argument("--epochs", type=int, metavar="N", help=f"default for detection: {EPOCHS}")
-        length.add_argument("--iters", type=int, metavar="N", help=f"default for segmentation: {ITERS}")
+        length.add_argument("--epochs", type=_positive, metavar="N", help=f"default for detection: {EPOCHS}")
+        length.add_argument("--iters", type=_positive, metavar="N", help=f"default for segmentation: {ITERS}")
         task.add_argument("--force", action="store_true", help="overwrite NAME.py")
         task.add_argument("--no-estimate", action="store_true", help="do not measure memory and time")
     return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, expected a positive int")
+    return value
 
 
 def _detection(args: argparse.Namespace) -> Data:
@@ -139,7 +145,7 @@ def _detection(args: argparse.Namespace) -> Data:
         if lacking and not args.boxes and args.base is None:
             raise ConfigError(
                 f"--{option}: {lacking} of {part.annotations} annotations of {files[option]} have no 'segmentation'; "
-                f"give --boxes to train on boxes alone"
+                f"remove them or add masks, or give --boxes to train on boxes alone"
             )
     folders = {"train": args.images, "val": args.val_images or args.images}
     root = _common_folder(*folders.values(), *(path.parent for path in files.values()))
@@ -164,10 +170,10 @@ def _segmentation(args: argparse.Namespace) -> Data:
     label_suffix = _suffix(args.labels, "--label-suffix", args.label_suffix)
     root = _common_folder(*pairs[0], *pairs[1])
     files = [sorted(images.rglob(f"*{image_suffix}")) for images, _ in pairs]
-    sides = []
-    for path in evenly_spaced(files[0], FILES_READ):
-        with Image.open(path) as image:
-            sides.append(min(image.size))
+    read = [read_image_file(str(path)) for path in evenly_spaced(files[0], FILES_READ)]
+    sides = [min(file.loaded) for file in read if not file.error]
+    if not sides:
+        raise ConfigError(f"--images: {args.images} has no image that can be read and ends with {image_suffix}")
     parts = [
         {"data_prefix": {"img_path": _below(images, root), "seg_map_path": _below(labels, root)}}
         for images, labels in pairs
@@ -189,8 +195,7 @@ def _line(task: str, classes: Sequence[str], num_train: int, num_val: int) -> st
 
 
 def _class_names(given: str) -> tuple[str, ...]:
-    path = Path(given)
-    names = path.read_text().splitlines() if path.is_file() else given.split(",")
+    names = Path(given).read_text().splitlines() if os.path.isfile(given) else given.split(",")
     names = tuple(name.strip() for name in names if name.strip())
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(f"--classes: got {given!r}, expected a file or two or more different names, a,b,c")
@@ -210,12 +215,12 @@ def _suffix(folder: Path, option: str, given: str | None) -> str:
 
 def _common_folder(*paths: Path) -> str:
     """The lowest folder with all paths: relative, as configs name it, if it is below the working folder."""
-    common = Path(os.path.commonpath([path.resolve() for path in paths]))
+    common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))
     return f"{common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common}/"
 
 
 def _below(path: Path, root: str) -> str:
-    return path.resolve().relative_to(Path(root).resolve()).as_posix()
+    return Path(os.path.relpath(path, root)).as_posix()
 
 
 def config_text(args: argparse.Namespace, data: Data) -> str:
@@ -253,8 +258,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     ]
     if settings:
         lines.append(f"settings = {_code(settings)}  # schedules and sizes of the recipe follow")
-    if args.base is None:
-        lines.append(f"model = {_code(_model(args.backbone or 'swin_tiny', cfg), prefix=8)}")
+    if args.backbone:  # otherwise the recipe's
+        lines.append(f"model = {_code(_model(args.backbone, cfg), prefix=8)}")
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
     if "metainfo" in cfg.train_dataloader.dataset:  # classes and colours of other data
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}

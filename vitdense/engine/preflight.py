@@ -8,7 +8,15 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from vitdense.engine.annotations import check_masks
-from vitdense.engine.classes import annotation_file, class_heads, dataset_classes, find_class, leaf_datasets, nodes
+from vitdense.engine.classes import (
+    annotation_file,
+    class_heads,
+    dataset_classes,
+    find_class,
+    leaf_datasets,
+    nodes,
+    reads_coco,
+)
 from vitdense.engine.coco import category_names
 from vitdense.engine.consistency import check_channels, check_evaluator
 from vitdense.engine.errors import ConfigError
@@ -73,7 +81,8 @@ def _check_dataset(where: str, dataset: dict, cfg: Config) -> None:
             _must_exist(where, root, root / prefix, f"folder ({name})")
     if classes is not None and (json_file := annotation_file(dataset)):
         _check_categories(where, Path(json_file), classes)
-        check_masks(where, dataset)
+        if reads_coco(kind):
+            check_masks(where, dataset)
     if cfg.get("default_scope") == "mmseg":
         check_label_maps(where, dataset, kind, cfg)
 
