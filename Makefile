@@ -26,7 +26,7 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 	    data/shapes/val/00001*.jpg --out-dir work_dirs/$(DEMO)/pictures
 	$(BIN)/python tools/test.py configs/$(DEMO).py work_dirs/$(DEMO)
 
-test: $(READY)  ## all tests that need neither a network nor a GPU: at most 15 minutes on two CPU cores
+test: $(READY)  ## all tests that need neither a network nor a GPU: about 15 minutes on two CPU cores
 	$(PYTEST) -m 'not slow'
 
 test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow or long): under two minutes

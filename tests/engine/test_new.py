@@ -77,6 +77,16 @@ def run(*args):
         return end.code
 
 
+def config_with(task, backbone):
+    """The config that the command writes for a backbone, whose parts fit."""
+    line = DETECTION if task == "detection" else [*SEGMENTATION, "--classes", "a,b,c"]
+    assert run(*line, "--backbone", backbone, "mine.py") == 0
+    cfg = load_config("mine.py")
+    check_channels(cfg)
+    assert not list(normalisation_warnings(cfg))
+    return cfg
+
+
 def test_detection(boxes, capsys):
     boxes()
     assert run(*DETECTION, "mine.py") == 0
@@ -129,11 +139,7 @@ def test_boxes_without_masks(boxes, method, capsys):
 def test_backbones_of_four_strides(boxes, maps, task, name):
     boxes()
     maps()
-    line = DETECTION if task == "detection" else [*SEGMENTATION, "--classes", "a,b,c"]
-    assert run(*line, "--backbone", name, "mine.py") == 0
-    cfg = load_config("mine.py")
-    check_channels(cfg)
-    assert not list(normalisation_warnings(cfg))
+    cfg = config_with(task, name)
     assert cfg.model.backbone.get("init_cfg", {}).get("checkpoint") == (name if name != "mvitv1_base" else None)
 
 
@@ -142,11 +148,7 @@ def test_backbones_of_four_strides(boxes, maps, task, name):
 def test_plain_vits_get_a_pyramid(boxes, maps, task, name):
     boxes()
     maps()
-    line = DETECTION if task == "detection" else [*SEGMENTATION, "--classes", "a,b,c"]
-    assert run(*line, "--backbone", name, "mine.py") == 0
-    cfg = load_config("mine.py")
-    check_channels(cfg)
-    assert not list(normalisation_warnings(cfg))
+    cfg = config_with(task, name)
     assert ("127.5" in Path("mine.py").read_text()) == (name != "deit_tiny")
     neck = cfg.model.neck[0] if task == "detection" else cfg.model.neck
     assert neck.type == "vitdense.DeconvPyramid"

@@ -13,7 +13,6 @@ from vitdense.engine.annotations import count_used, examine, read_annotations
 from vitdense.engine.classes import annotation_file, dataset_classes, find_class, leaf_datasets, reads_coco
 from vitdense.engine.config import config_of, make_parser
 from vitdense.engine.consistency import normalisation_warnings, schedule_warnings
-from vitdense.engine.errors import ConfigError
 from vitdense.engine.images import (
     FILES_READ,
     ImageFile,
@@ -66,7 +65,7 @@ class Report:
         """Add an error that a user can fix to the faults, and continue."""
         try:
             yield
-        except (*USER_ERRORS, ConfigError) as error:
+        except USER_ERRORS as error:
             self.errors.append(str(error))
 
     def finish(self) -> int:
@@ -152,9 +151,8 @@ def _describe_annotations(
         image = of_file[file.path]
         annotated = (image["width"], image["height"])
         if annotated != (file.stored if stored else file.loaded):
-            (turned if annotated == file.stored else wrong).append(
-                f"{file.path} ({'x'.join(map(str, file.loaded))}, annotated as {'x'.join(map(str, annotated))})"
-            )
+            sizes = f"{_by(file.loaded)}, annotated as {_by(annotated)}"
+            (turned if annotated == file.stored else wrong).append(f"{file.path} ({sizes})")
     if wrong:
         result.errors.append(f"{where}: {len(wrong)} images have another size than in {ann_file}: {join_some(wrong)}")
     if turned:
@@ -193,12 +191,12 @@ def _describe_label_maps(
         )
         return
     maps = read_label_maps(where, built, loader, number)
-    stored = _keeps_orientation(dataset)
-    wrong = [
-        f"{label_maps[file.path]} ({size}, the image {'x'.join(map(str, file.stored if stored else file.loaded))})"
-        for file in read
-        if (size := _other_size(label_maps[file.path], file.stored if stored else file.loaded))
-    ]
+    stored, wrong = _keeps_orientation(dataset), []
+    for file in read:
+        size = file.stored if stored else file.loaded
+        with Image.open(label_maps[file.path]) as labels:
+            if labels.size != size:
+                wrong.append(f"{label_maps[file.path]} ({_by(labels.size)}, the image {_by(size)})")
     if wrong:
         result.errors.append(f"{where}: {len(wrong)} label maps have another size than their image: {join_some(wrong)}")
     names = dict(enumerate(built.metainfo.get("classes") or ()))
@@ -215,10 +213,9 @@ def _describe_label_maps(
         check_label_maps(where, dataset, kind, cfg, number)
 
 
-def _other_size(label_map: str, size: tuple[int, int]) -> str:
-    """The size of a label map, if it is not that of its image."""
-    with Image.open(label_map) as labels:
-        return "" if labels.size == size else f"{labels.width}x{labels.height}"
+def _by(size: tuple[int, int]) -> str:
+    """Width and height as in messages: 640x480."""
+    return f"{size[0]}x{size[1]}"
 
 
 def _keeps_orientation(dataset: dict) -> bool:

@@ -9,7 +9,6 @@ import json
 import os
 import statistics
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -204,11 +203,11 @@ def _class_names(given: str) -> tuple[str, ...]:
 
 def _suffix(folder: Path, option: str, given: str | None) -> str:
     """End of the file names in a folder: as given, or their one extension."""
-    kinds = Counter(path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    kinds = {path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
     if given is None and len(kinds) != 1:
         raise ConfigError(
-            f"{option}: the images in {folder} end with {', '.join(kinds) or 'nothing'}; mmseg takes one suffix: "
-            f"convert them, or give the one to use"
+            f"{option}: the images in {folder} end with {', '.join(sorted(kinds)) or 'nothing'}; mmseg takes one "
+            f"suffix: convert them, or give the one to use"
         )
     return given or next(iter(kinds))
 
