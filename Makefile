@@ -29,7 +29,7 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 test: $(READY)  ## all tests that need neither a network nor a GPU: about 15 minutes on two CPU cores
 	$(PYTEST) -m 'not slow'
 
-test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow or long): under two minutes
+test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow or long): about three minutes
 	$(PYTEST) -m 'not slow and not long'
 
 test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream
