@@ -219,8 +219,8 @@ class Backbone(Module):
         return layers
 
     def output(self, x: Tensor, stage: int) -> Tensor:
-        """Output map of a stage: norm, then ``[B, H, W, C]`` to contiguous ``[B, C, H, W]``."""
-        return self.output_norm(stage)(x).permute(0, 3, 1, 2).contiguous()  # [B, C, H, W]
+        """Output map of a stage: norm, then ``[B, H, W, C]`` to ``[B, C, H, W]`` in channels-last memory."""
+        return self.output_norm(stage)(x).permute(0, 3, 1, 2)  # [B, C, H, W]
 
     def output_norm(self, stage: int) -> nn.Module:
         """The norm of an output."""

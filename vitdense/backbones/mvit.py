@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import MVIT, MViTArch, find_arch
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import OverlapPatchEmbed, init_transformer
+from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer
+from vitdense.layers.layout import window_layout, without_autocast
 from vitdense.layers.position import AbsolutePosition
-from vitdense.layers.windows import Windows
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 WINDOWS = ("hybrid", "global", "window")
@@ -125,51 +126,53 @@ class PooledAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised map ``[B, H, W, C]`` to ``[B, ceil(H / q_stride), ceil(W / q_stride), dim_attn]``."""
-        strides = {"q": self.spec.q_stride, "k": self.spec.kv_stride, "v": self.spec.kv_stride}
-        # One after the other, each pooled before the next is made: the three parts of a whole map at once would be the
-        # peak of the memory. So `qkv` is not called; its weights are used in three parts.
-        parts = zip(strides.items(), self.qkv.weight.chunk(3), self.qkv.bias.chunk(3))
-        q, k, v = (self.pool(F.linear(x, *part), *item) for item, *part in parts)  # [B, h, w, C'] each
-        y = (self.attend_windows if self.spec.window else self.attend_map)(q, k, v)  # [B, h, w, C']
-        return self.proj(y + q if self.residual else y)  # [B, h, w, C']
+        q, k, v = self.pool(*self.qkv(x).chunk(3, dim=-1))  # [B, h, w, C'] each
+        return self.attend_windows(q, k, v) if self.spec.window else self.attend_map(q, k, v)  # [B, h, w, C']
 
-    def pool(self, x: Tensor, name: str, stride: int) -> Tensor:
-        """Pool the map of all heads and normalise each head: ``[B, H, W, C']`` to ``[B, ceil(H/s), ceil(W/s), C']``."""
-        conv = getattr(self, f"pool_{name}", None)
-        if conv is None:
-            return max_pool(x, stride)  # [B, h, w, C']
-        heads = self.spec.num_heads
-        # All heads share the weights. The layer itself would need the heads in the batch axis: a copy of the map.
-        x = x.permute(0, 3, 1, 2)  # [B, C', H, W]
-        x = F.conv2d(x, conv.weight.repeat(heads, 1, 1, 1), stride=stride, padding=1, groups=x.shape[1])
-        x = x.permute(0, 2, 3, 1).unflatten(-1, (heads, -1))  # [B, h, w, heads, d]
-        return getattr(self, f"norm_{name}")(x).flatten(-2)  # [B, h, w, C']
+    def pool(self, *maps: Tensor) -> list[Tensor]:
+        """Pool queries, keys and values, and normalise each head: ``[B, H, W, C']`` to ``[B, ceil(H/s), ceil(W/s),
+        C']`` each."""
+        heads, dtype = self.spec.num_heads, maps[0].dtype
+        strides = (self.spec.q_stride, self.spec.kv_stride, self.spec.kv_stride)
+        if not hasattr(self, "pool_q"):
+            return [max_pool(x, stride) for x, stride in zip(maps, strides)]
+        # All heads share the weights. The layers themselves would need the heads in the batch axis: copies of the maps.
+        kernels = torch.cat([getattr(self, f"pool_{name}").weight for name in "qkv" for _ in range(heads)])
+        out = []
+        for name, x, stride, kernel in zip("qkv", maps, strides, kernels.chunk(3)):  # [C', 1, 3, 3] each
+            x = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride, padding=1, groups=x.shape[3])  # [B, C', h, w]
+            x = x.permute(0, 2, 3, 1).unflatten(-1, (heads, -1))  # [B, h, w, heads, d]
+            norm = getattr(self, f"norm_{name}")
+            with without_autocast(x):  # which would send the map through float32; the kernel computes in it anyway
+                x = F.layer_norm(x, x.shape[-1:], norm.weight.to(dtype), norm.bias.to(dtype), norm.eps)
+            out.append(x.flatten(-2))  # [B, h, w, C']
+        return out
 
     def attend_map(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Every query to every key: maps ``[B, h, w, C']`` and twice ``[B, h', w', C']`` to ``[B, h, w, C']``."""
-        tokens = (x.flatten(1, 2) for x in (q, k, v))  # [B, N, C'] each
-        return self.attend(*tokens, q.shape[1:3], k.shape[1:3]).unflatten(1, q.shape[1:3])  # [B, h, w, C']
+        k_v = (x.flatten(1, 2) for x in (k, v))  # [B, N', C'] each
+        return self.attend(q.flatten(1, 2), *k_v, q.shape[1:3], k.shape[1:3]).unflatten(1, q.shape[1:3])
 
     def attend_windows(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `attend_map`, inside windows, which are cut only here: pooling sees across their borders."""
         spec = self.spec
         of_q, of_kv = (tuple(side // s for side in spec.window) for s in (spec.q_stride, spec.kv_stride))
-        cut_q, cut_kv = (
-            Windows.plan(tuple(x.shape[1:3]), window, (0, 0), x.device) for x, window in ((q, of_q), (k, of_kv))
-        )
-        # Padding is zero after the norm: a padded key has the logit of its position alone, and a zero value.
-        q, k, v = cut_q.partition(q), cut_kv.partition(k), cut_kv.partition(v)  # [B*nW, N, C'] each
-        return cut_q.unpartition(self.attend(q, k, v, of_q, of_kv))  # [B, h, w, C']
+        windows_q, windows_kv = window_layout(q, of_q), window_layout(k, of_kv)
+        # Padding is zero after the norm: a padded key has the logit of its position alone, and a zero value. What a
+        # padded query finds is dropped.
+        q = windows_q.partition(q, zero_padding=False)  # [B*nW, N, C']
+        k, v = windows_kv.partition(k), windows_kv.partition(v)  # [B*nW, N', C'] each
+        return windows_q.unpartition(self.attend(q, k, v, of_q, of_kv))  # [B, h, w, C']
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, of_q: tuple[int, int], of_kv: tuple[int, int]) -> Tensor:
-        """Tokens ``[B, N, C']`` of grids `of_q` and `of_kv`, row-major, to ``[B, N, C']``."""
-        q, k, v = (x.unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, heads, N, d]
+        """Attention, residual and projection of tokens ``[B, N, C']`` of grids `of_q` and `of_kv`, row-major."""
+        heads = [x.unflatten(-1, (self.spec.num_heads, -1)) for x in (q, k, v)]  # [B, N, heads, d] each
         if self.bias is None:
-            y = attend(q, k, v, scale=self.scale)  # [B, heads, N, d]
+            y = attend(*(x.transpose(1, 2) for x in heads), scale=self.scale).transpose(1, 2).flatten(2)  # [B, N, C']
         else:
-            along = (x.flatten(2, 3) for x in self.bias(q.unflatten(2, of_q), of_kv))  # [B, heads, N, h' or w'] each
-            y = attend_decomposed(q, k, v, *along, self.scale)  # [B, heads, N, d]
-        return y.transpose(1, 2).flatten(2)  # [B, N, C']
+            heads[0] = heads[0].unflatten(1, of_q)  # [B, h, w, heads, d]
+            y = attend_decomposed(*heads, self.bias, of_kv, self.scale)  # [B, N, C']
+        return self.proj(y + q if self.residual else y)  # [B, N, C']
 
 
 def max_pool(x: Tensor, stride: int) -> Tensor:

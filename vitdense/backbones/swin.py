@@ -7,16 +7,17 @@ padded keys stay visible, and shifted blocks shift even where the map is a singl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from timm.layers import DropPath, Mlp
+import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import SWIN, SwinArch, find_arch
-from vitdense.layers.attention import attend
+from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
-from vitdense.layers.blocks import PatchEmbed, PatchMerging, init_transformer
+from vitdense.layers.blocks import Mlp, PatchEmbed, PatchMerging, init_transformer
+from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition
-from vitdense.layers.windows import Windows, shift_mask
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,6 @@ class WindowAttention(nn.Module):
         relative_bias: Whether logits get a learned relative position bias.
     """
 
-    scale: float | None = None  # of the logits, see `attend`
-
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         super().__init__()
         self.spec = spec
@@ -71,36 +70,37 @@ class WindowAttention(nn.Module):
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
 
-    def forward(self, x: Tensor, windows: Windows, mask: Tensor | None) -> Tensor:
+    @classmethod
+    def terms(cls, layers: Sequence["WindowAttention"], dtype: torch.dtype) -> list[tuple[Tensor | None, ...]]:
+        """What depends on parameters alone, of the layers of a stage, made together.
+
+        Returns:
+            Per layer, the arguments of `forward` after `windows`.
+        """
+        if layers[0].bias is None:
+            return [(None,)] * len(layers)
+        return list(zip(TableBias.of_blocks([layer.bias for layer in layers], dtype)))
+
+    def forward(self, x: Tensor, windows: Windows, bias: Tensor | None) -> Tensor:
         """Attend within the windows of a map.
 
         Args:
             x: Map, ``[B, H, W, C]``.
             windows: Partition of the map.
-            mask: From `shift_mask`, ``[windows of one image, 1, N, N]``, for a shifted block; else None.
+            bias: Position bias of every pair, ``[1, heads, N, align(N)]``, or None.
 
         Returns:
             ``[B, H, W, C]``.
         """
         # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
-        x = windows.partition(x)  # [B*nW, N, C]
-        q, k, v = self.project_qkv(x)  # [B*nW, heads, N, d] each
-        x = attend(q, k, v, self.logit_bias(mask, x.shape[0]), self.scale)  # [B*nW, heads, N, d]
-        x = x.transpose(1, 2).flatten(2)  # [B*nW, N, C]
-        return self.proj(windows.unpartition(x))  # [B, H, W, C]
+        qkv = self.qkv(windows.partition(x)).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
+        return self.attend(qkv, windows, bias)  # [B, H, W, C]
 
-    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[B*nW, heads, N, d]`` of tokens ``[B*nW, N, C]``."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
-        return qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B*nW, heads, N, d] each
-
-    def logit_bias(self, mask: Tensor | None, num_windows: int) -> Tensor | None:
-        """Position bias plus mask, broadcastable to ``[num_windows, heads, N, N]``."""
-        if mask is not None:
-            mask = mask.repeat(num_windows // mask.shape[0], 1, 1, 1)  # [B*nW, 1, N, N]
-        if self.bias is None:
-            return mask
-        return self.bias() if mask is None else self.bias() + mask  # [1 or B*nW, heads, N, N]
+    def attend(self, qkv: Tensor, windows: Windows, bias: Tensor | None, scale: float | None = None) -> Tensor:
+        """From queries, keys and values ``[B*nW, N, 3, heads, d]`` to the map ``[B, H, W, C]``."""
+        y = attend_windows(qkv, bias, windows.mask, windows.num_plain, scale)  # [B*nW, N, C]
+        # Before the windows are put back, where its input is what attention keeps for its backward pass anyway.
+        return windows.unpartition(self.proj(y))  # [B, H, W, C]
 
 
 class SwinBlock(nn.Module):
@@ -121,9 +121,9 @@ class SwinBlock(nn.Module):
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, windows: Windows, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, windows: Windows, *terms: Tensor | None) -> Tensor:
         """``[B, H, W, C]`` to the same; see `WindowAttention`."""
-        x = x + self.drop_path(self.attn(self.norm1(x), windows, mask))
+        x = x + self.drop_path(self.attn(self.norm1(x), windows, *terms))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -144,16 +144,10 @@ class SwinStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
-        size = (x.shape[1], x.shape[2])
-        layouts = {}  # by shift: windows and mask are made once for all blocks of the stage
-        for block in self.blocks:
-            window, shift = block.spec.window, block.spec.shift
-            if shift not in layouts:
-                mask = None
-                if any(shift):
-                    mask = shift_mask(size, window, shift, x.dtype, x.device)  # [nW, 1, N, N]
-                layouts[shift] = Windows.plan(size, window, shift, x.device), mask
-            x = maybe_checkpoint(block, x, *layouts[shift], with_cp=self.with_cp and self.training)
+        attns = [block.attn for block in self.blocks]
+        for block, terms in zip(self.blocks, attns[0].terms(attns, compute_dtype(x))):
+            windows = window_layout(x, block.spec.window, block.spec.shift)
+            x = maybe_checkpoint(block, x, windows, *terms, with_cp=self.with_cp and self.training)
         return x
 
 

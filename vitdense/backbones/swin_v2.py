@@ -17,9 +17,10 @@ from vitdense.backbones.base import InitCfg, as_pair
 from vitdense.backbones.swin import BlockSpec, SwinBlock, SwinTrunk, WindowAttention
 from vitdense.backbones.swin import plan as plan_v1
 from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
+from vitdense.layers.attention import unit_length
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PostNormMerging
-from vitdense.layers.windows import Windows
+from vitdense.layers.layout import Windows
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,6 @@ class CosineWindowAttention(WindowAttention):
         spec: The block.
     """
 
-    scale = 1.0  # each head's own scale is in the queries
-
     def __init__(self, spec: BlockSpecV2) -> None:
         super().__init__(spec, qkv_bias=False, relative_bias=False)
         self.q_bias = nn.Parameter(torch.zeros(spec.dim))
@@ -95,23 +94,25 @@ class CosineWindowAttention(WindowAttention):
         self.logit_scale = nn.Parameter(torch.full((spec.num_heads, 1, 1), math.log(10)))
         self.bias = LogCpbBias(spec.window, spec.num_heads, spec.pretrained_window)
 
-    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Unit queries times their head's scale, unit keys, and values: each ``[B*nW, heads, N, d]``."""
+    @classmethod
+    def terms(cls, layers: Sequence["CosineWindowAttention"], dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+        """See `WindowAttention`."""
+        biases = LogCpbBias.of_blocks([layer.bias for layer in layers], dtype)
+        scales = torch.stack([layer.logit_scale for layer in layers])  # [n, heads, 1, 1]
+        scales = scales.to(torch.promote_types(scales.dtype, torch.float32)).clamp_max(math.log(100)).exp()
+        zero = layers[0].q_bias.new_zeros(1).expand(layers[0].q_bias.shape)  # keys have no bias
+        parts = [part for layer in layers for part in (layer.q_bias, zero, layer.v_bias)]
+        qkv_biases = torch.cat(parts).view(len(layers), -1)  # [n, 3*C]
+        return list(zip(biases, scales[..., 0, 0].unbind(), qkv_biases.unbind()))  # scales: [heads] each
+
+    def forward(self, x: Tensor, windows: Windows, bias: Tensor, scale: Tensor, qkv_bias: Tensor) -> Tensor:
+        """See `WindowAttention`; `scale` of every head, ``[heads]``, in float32, and `qkv_bias` ``[3 C]``."""
+        x = windows.partition(x)  # [B*nW, N, C]
         # The weight of `qkv` with this bias. Calling the layer and adding the bias is one more pass over the largest
         # map: it took 1.06x the time of the whole forward pass (Swin V2-T at 384x384, CPU).
-        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])  # [3*C]
-        qkv = F.linear(x, self.qkv.weight, bias).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
-        # In float32 at least, where squares do not overflow; autocast lowers none of these operations.
-        dtype = torch.promote_types(qkv.dtype, torch.float32)
-        qk = qkv[:, :, :2].to(dtype)  # [B*nW, N, 2, heads, d]
-        length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)  # [B*nW, N, 2, heads, 1]
-        # The key of a padded token is zero and stays zero. Its length is set to infinity, so that its gradient is zero
-        # too: 1 / 1e-12 would overflow in float16 in the backward pass.
-        length = F.threshold(length, 0, math.inf).clamp_min(1e-12)  # of F.normalize
-        scale = self.logit_scale.to(dtype).clamp_max(math.log(100)).exp()[..., 0]  # [heads, 1]
-        scale = torch.stack([scale, torch.ones_like(scale)])  # [2, heads, 1]
-        q, k = (qk * (scale / length)).to(qkv.dtype).permute(2, 0, 3, 1, 4)  # [B*nW, heads, N, d] each
-        return q, k, qkv[:, :, 2].transpose(1, 2)  # [B*nW, heads, N, d] each
+        qkv = F.linear(x.flatten(0, 1), self.qkv.weight, qkv_bias)  # [B*nW*N, 3*C]
+        qkv = unit_length(qkv, scale).view(*x.shape[:2], 3, self.spec.num_heads, -1)  # [B*nW, N, 3, heads, d]
+        return self.attend(qkv, windows, bias, 1.0)  # [B, H, W, C]
 
 
 class PostNormBlock(SwinBlock):
@@ -131,9 +132,9 @@ class PostNormBlock(SwinBlock):
             nn.init.zeros_(parameter)
         self.norm3 = nn.LayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
 
-    def forward(self, x: Tensor, windows: Windows, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, windows: Windows, *terms: Tensor | None) -> Tensor:
         """``[B, H, W, C]`` to the same; see `WindowAttention`."""
-        x = x + self.drop_path(self.norm1(self.attn(x, windows, mask)))
+        x = x + self.drop_path(self.norm1(self.attn(x, windows, *terms)))
         return self.norm3(x + self.drop_path(self.norm2(self.mlp(x))))
 
 

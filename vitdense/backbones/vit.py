@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import VIT, ViTArch, find_arch
-from vitdense.layers.attention import attend, attend_decomposed
+from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import HierarchicalStem, PatchEmbed, init_transformer
+from vitdense.layers.blocks import HierarchicalStem, Mlp, PatchEmbed, init_transformer
+from vitdense.layers.layout import Windows, window_layout
 from vitdense.layers.position import AbsolutePosition, ExtraTokens
-from vitdense.layers.windows import Windows
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 STEMS = {"patch": None, "hmlp": "BN", "hmlp_ln": "LN"}
@@ -118,15 +118,14 @@ class Attention(nn.Module):
         if windows is not None:
             x = windows.partition(x.unflatten(1, size))  # [B*nW, n, C]
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, N, d] each
         if self.bias is None:
-            y = attend(q, k, v)  # [B, heads, N, d]
+            y = attend_windows(qkv, None)  # [B, N, C]
         else:
+            q, k, v = qkv.unbind(2)  # [B, N, heads, d] each
             grid = self.window or size
-            along = (part.flatten(2, 3) for part in self.bias(q.unflatten(2, grid), grid))  # [B, heads, N, h or w] each
-            y = attend_decomposed(q, k, v, *along, self.scale)  # [B, heads, N, d]
-        y = y.transpose(1, 2).flatten(2)  # [B, N, C]
-        return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
+            y = attend_decomposed(q.unflatten(1, grid), k, v, self.bias, grid, self.scale)  # [B, N, C]
+        y = self.proj(y)  # [B, N, C]
+        return y if windows is None else windows.unpartition(y).flatten(1, 2)  # [B, N, C]
 
 
 class ViTBlock(nn.Module):
@@ -332,15 +331,11 @@ class ViT(Backbone):
         size = (x.shape[1], x.shape[2])
         x = x.flatten(1, 2)  # [B, h*w, C]
         x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
-        layouts: dict[tuple[int, int] | None, Windows | None] = {None: None}  # by window: made once for all blocks
         outs = []
         for i, block in enumerate(self.blocks[: self.out_indices[-1] + 1]):
             window = block.spec.window
-            if window not in layouts:
-                layouts[window] = Windows.plan(size, window, (0, 0), x.device)
-            x = maybe_checkpoint(
-                block, x, size, layouts[window], with_cp=self.with_cp and self.training
-            )  # [B, E + h*w, C]
+            windows = None if window is None else window_layout(x.unflatten(1, size), window)
+            x = maybe_checkpoint(block, x, size, windows, with_cp=self.with_cp and self.training)  # [B, E + h*w, C]
             if i in self.out_indices:
                 outs.append(self.to_feature_map(x, size, i))
         return tuple(outs)

@@ -1,10 +1,17 @@
-"""The one attention primitive of the project."""
+"""The one attention primitive of the project, and its forms for windows and for decomposed biases."""
+
+import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
-# Elements of a decomposed bias in memory at a time: 32 MiB in float32. As fast as all at once, without the memory peak.
+from vitdense.layers.layout import relative_layout, without_autocast
+
+# Elements of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once, without the
+# memory peak.
 BIAS_ELEMENTS = 2**23
 
 
@@ -15,7 +22,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
         q: Queries, ``[B, heads, Nq, d]``.
         k: Keys, ``[B, heads, Nk, d]``.
         v: Values, ``[B, heads, Nk, dv]``.
-        bias: Added to the logits; broadcastable to ``[B, heads, Nq, Nk]``. Cast to the dtype of ``q``.
+        bias: Added to the logits; broadcastable to ``[B, heads, Nq, Nk]``. Cast to the dtype of ``q``. Columns after
+            the first Nk are ignored: with them, rows can start at multiples of `layout.ALIGNMENT`.
         scale: Factor on the logits; ``d ** -0.5`` when None.
 
     Returns:
@@ -23,7 +31,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     """
     if bias is None:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
-    bias = bias.to(q.dtype)
+    bias = bias.to(q.dtype)[..., : k.shape[-2]]  # [..., Nq, Nk]
     if q.device.type == "cpu" and bias.requires_grad:
         # No fused CPU kernel has a gradient for the bias. torch's composite one takes 1.4x the time of these lines in
         # the forward pass (1392 windows of 49 tokens): it scales queries and keys separately.
@@ -33,54 +41,167 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
 
-def attend_decomposed(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
-    """Attention whose bias is a sum of a term of the key's row and one of its column (MViTv2 section 3.1).
+def attend_windows(
+    qkv: Tensor, bias: Tensor | None, mask: Tensor | None = None, num_plain: int = 0, scale: float | None = None
+) -> Tensor:
+    """Attention in windows, of which some have a mask.
 
-    The bias of all pairs is as large as the attention matrix. Without gradients it is made for `BIAS_ELEMENTS` pairs at
-    a time. With gradients it would have to be kept: where it is larger than everything else, it is folded into longer
-    queries and keys instead, which is exact and needs no bias.
+    Windows without and with a mask attend apart, so that the bias of the former is shared by all of them: the sum of
+    bias and mask is as large as the attention matrix.
 
     Args:
-        q: Queries, ``[B, heads, Nq, d]``.
-        k: Keys, row-major, ``[B, heads, h w, d]``.
-        v: Values, ``[B, heads, h w, d]``.
-        along_h: Term of the key's row, ``[B, heads, Nq, h]``.
-        along_w: Term of its column, ``[B, heads, Nq, w]``.
+        qkv: Queries, keys and values, ``[n, N, 3, heads, d]``.
+        bias: ``[1, heads, N, N]`` (more columns: see `attend`), or None.
+        mask: Of the last windows, ``[n - num_plain, 1, N, N]``; or None.
+        num_plain: Windows without a mask.
+        scale: Factor on the logits; ``d ** -0.5`` when None.
+
+    Returns:
+        ``[n, N, heads d]``.
+    """
+    masked = mask if bias is None else bias if mask is None else bias + mask  # [1 or n - num_plain, heads, N, N]
+    if mask is None or num_plain == 0:
+        return _to_tokens(attend(*(x.transpose(1, 2) for x in qkv.unbind(2)), masked, scale))  # [n, N, heads*d]
+    parts = _SplitWindows.apply(qkv, num_plain)  # [num_plain, heads, N, d] and [n - num_plain, heads, N, d], three each
+    outs = attend(*parts[:3], bias, scale), attend(*parts[3:], masked, scale)
+    return torch.cat([_to_tokens(out) for out in outs])  # [n, N, heads*d]
+
+
+def _to_tokens(x: Tensor) -> Tensor:
+    """``[B, heads, N, d]`` to ``[B, N, heads d]``: a view of what fused attention returns."""
+    return x.transpose(1, 2).flatten(2)  # [B, N, heads*d]
+
+
+class _SplitWindows(Function):
+    """Queries, keys and values of the first and of the other windows, as views. Their gradients are written once;
+    autograd's own would join queries, keys and values, then the windows."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, qkv: Tensor, num_first: int) -> tuple[Tensor, ...]:
+        ctx.num_first = num_first
+        parts = (qkv[:num_first], qkv[num_first:])
+        return tuple(x.transpose(1, 2) for part in parts for x in part.unbind(2))
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        grads = [grad.transpose(1, 2) for grad in grads]  # [windows, N, heads, d]
+        shape = (grads[0].shape[0] + grads[3].shape[0], grads[0].shape[1], 3, *grads[0].shape[2:])
+        qkv = grads[0].new_empty(shape)  # [n, N, 3, heads, d]
+        torch.stack(grads[:3], dim=2, out=qkv[: ctx.num_first])
+        torch.stack(grads[3:], dim=2, out=qkv[ctx.num_first :])
+        return qkv, None
+
+
+def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
+    """Queries and keys divided by their lengths, queries times a scale: scaled cosine attention (Swin V2, equation 2).
+
+    Lengths are computed in float32 at least, where squares do not overflow; the map stays in its dtype. A query or key
+    of length zero, such as the key of padding, stays zero and has no gradient.
+
+    Args:
+        qkv: Queries, keys and values, ``[n, 3 heads d]``. Changed in place, except while a model is compiled.
+        scale: Of every head, ``[heads]``, in float32 or wider.
+
+    Returns:
+        ``[n, 3 heads d]``.
+    """
+    if not torch.compiler.is_compiling():
+        return _UnitLength.apply(qkv, scale)
+    qk = qkv.unflatten(-1, (3, scale.shape[0], -1))[:, :2]  # [n, 2, heads, d]
+    qk = (qk * _unit_factor(qk, scale)).to(qkv.dtype).flatten(1)  # [n, 2*heads*d]
+    return torch.cat([qk, qkv[:, qk.shape[1] :]], dim=-1)  # [n, 3*heads*d]
+
+
+def _unit_factor(qk: Tensor, scale: Tensor) -> Tensor:
+    """Scale over length, ``[n, 2, heads, 1]``, of queries and keys ``[n, 2, heads, d]``."""
+    with without_autocast(qk):
+        length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True, dtype=scale.dtype)  # [n, 2, heads, 1]
+        scales = torch.stack([scale, torch.ones_like(scale)])[..., None]  # [2, heads, 1]
+        return scales / F.threshold(length, 1e-12, math.inf)  # of F.normalize
+
+
+class _UnitLength(Function):
+    """`unit_length`, in place: what is kept for the backward pass is what attention keeps."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, qkv: Tensor, scale: Tensor) -> Tensor:
+        qk = qkv.unflatten(-1, (3, scale.shape[0], -1))[:, :2]  # [n, 2, heads, d]
+        factor = _unit_factor(qk, scale)  # [n, 2, heads, 1]
+        qk.mul_(factor)
+        ctx.mark_dirty(qkv)
+        ctx.save_for_backward(qkv, scale, factor)
+        return qkv
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        qkv, scale, factor = ctx.saved_tensors
+        qk, grad_qk = (x.unflatten(-1, (3, scale.shape[0], -1))[:, :2] for x in (qkv, grad))  # [n, 2, heads, d]
+        # Along the vector there is no gradient, except that of the scale.
+        along = (qk * grad_qk).sum(-1, keepdim=True, dtype=scale.dtype)  # [n, 2, heads, 1]
+        squares = torch.stack([scale.square(), torch.ones_like(scale)])[..., None]  # [2, heads, 1]
+        out = grad.clone()  # [n, 3*heads*d]
+        out_qk = out.unflatten(-1, (3, scale.shape[0], -1))[:, :2]  # [n, 2, heads, d]
+        out_qk.sub_(qk * (along / squares).to(qk.dtype)).mul_(factor)
+        return out, along[:, 0].sum((0, 2)) / scale  # [n, 3*heads*d], [heads]
+
+
+def attend_decomposed(
+    q: Tensor, k: Tensor, v: Tensor, bias: Callable[..., tuple[Tensor, Tensor]], keys: tuple[int, int], scale: float
+) -> Tensor:
+    """Attention whose bias is a sum of a term of the key's row and one of its column (MViTv2 section 3.1).
+
+    There are two exact forms. One adds the terms of all pairs, a bias as large as the attention matrix. The other folds
+    them into longer queries and keys. Which moves fewer bytes depends on the sizes.
+
+    Args:
+        q: Queries, ``[B, h, w, heads, d]``.
+        k: Keys, row-major, ``[B, h' w', heads, d]``.
+        v: Values, ``[B, h' w', heads, d]``.
+        bias: Makes the terms, see `DecomposedBias`.
+        keys: Grid (h', w') of the keys in tokens.
         scale: Factor on ``q k^T`` alone.
 
     Returns:
-        ``[B, heads, Nq, d]``.
+        ``[B, h w, heads d]``.
     """
-    (b, heads, nq, d), nk = q.shape, k.shape[2]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, along_h, along_w)):
-        folded = (nq + 2 * nk) * (d + along_h.shape[-1] + along_w.shape[-1])  # elements of q, k and v per head
-        if nq * nk > folded:
-            return _attend_folded(q, k, v, along_h, along_w, scale)
-        return _attend_added(q, k, v, along_h, along_w, scale)
-    if heads * nq * nk <= BIAS_ELEMENTS:  # whole images or windows at a time
-        step = max(1, BIAS_ELEMENTS // (heads * nq * nk))
-        parts = zip(*(x.split(step) for x in (q, k, v, along_h, along_w)))
-        parts = [_attend_added(*part, scale) for part in parts]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-    step = max(1, BIAS_ELEMENTS // (b * heads * nk))  # queries at a time
-    parts = zip(*(x.split(step, dim=2) for x in (q, along_h, along_w)))
-    return torch.cat([_attend_added(part, k, v, *along, scale) for part, *along in parts], dim=2)
+    (b, h, w, heads, dim), nk = q.shape, k.shape[1]
+    layout = relative_layout(q, keys)
+    on_cpu = q.device.type == "cpu"
+    if torch.compiler.is_compiling():  # no branch on sizes
+        folds = True
+    elif on_cpu and not torch.is_grad_enabled():
+        folds = heads * h * w * nk > BIAS_ELEMENTS
+    else:
+        # What either form writes, and the fused kernel reads, more than the other: see docs/performance.md.
+        folds = h * w * nk > (h * w + (2 if on_cpu else 1) * nk) * (dim + layout.codes.shape[1])
+    along_h, along_w = bias(q, keys, layout, 1 / scale if folds else 1.0)
+    if folds:
+        along = along_h[..., : keys[0]], along_w  # w'' fills the length up
+        return _attend_folded(q, k, v, *along, layout.codes, scale)
+    # With grids of h'' rows, the rows of the bias are aligned.
+    terms = along_h[..., None], along_w[..., None, : keys[1]]  # [B, h, w, heads, h'', 1], [B, h, w, heads, 1, w']
+    whole = max(1, BIAS_ELEMENTS // (heads * h * w * nk)) if on_cpu and not torch.is_grad_enabled() else b
+    parts = zip(*(x.split(whole) for x in (q, k, v, *terms)))
+    outs = [_attend_added(*part, scale) for part in parts]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)  # [B, h*w, heads*d]
 
 
 def _attend_added(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
-    bias = (along_h[..., :, None] + along_w[..., None, :]).flatten(-2)  # [B, heads, Nq, h*w]
-    return attend(q, k, v, bias, scale)
+    bias = (along_h + along_w).flatten(-2).flatten(1, 2)  # [B, h*w, heads, h''*w']
+    q = q.flatten(1, 2)  # [B, h*w, heads, d]
+    return _to_tokens(attend(*(x.transpose(1, 2) for x in (q, k, v, bias)), scale=scale))  # [B, h*w, heads*d]
 
 
-def _attend_folded(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
-    """The bias as more channels: the query gets the terms, the key one-hot codes of its row and column."""
-    h, w = along_h.shape[-1], along_w.shape[-1]
-    rows = torch.eye(h, dtype=k.dtype, device=k.device).repeat_interleave(w, dim=0)  # [h*w, h]
-    columns = torch.eye(w, dtype=k.dtype, device=k.device).repeat(h, 1)  # [h*w, w]
-    codes = torch.cat([rows, columns], dim=-1).expand(*k.shape[:2], -1, -1)  # [B, heads, h*w, h + w]
-    q = torch.cat([q * scale, along_h, along_w], dim=-1)  # [B, heads, Nq, d + h + w]
-    k = torch.cat([k, codes], dim=-1)  # [B, heads, h*w, d + h + w]
-    # Fused kernels want values as long as keys, and a length that is a multiple of 8; zeros change nothing.
-    length = -(-q.shape[-1] // 8) * 8
-    q, k, padded = (F.pad(x, (0, length - x.shape[-1])) for x in (q, k, v))
-    return attend(q, k, padded, scale=1.0)[..., : v.shape[-1]]  # [B, heads, Nq, d]
+def _attend_folded(
+    q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, codes: Tensor, scale: float
+) -> Tensor:
+    """The bias as more channels: the query gets the terms over `scale`, the key one-hot codes of its row and column."""
+    q = torch.cat([q, along_h, along_w], dim=-1).flatten(1, 2)  # [B, h*w, heads, align(d + h' + w')]
+    codes = codes[:, None].expand(k.shape[0], -1, k.shape[2], -1)  # [B, h'*w', heads, align(d + h' + w') - d]
+    k = torch.cat([k, codes], dim=-1)  # [B, h'*w', heads, align(d + h' + w')]
+    dim = v.shape[-1]
+    if v.device.type == "cpu":  # its fused kernel wants values as long as keys
+        v = F.pad(v, (0, k.shape[-1] - dim))  # [B, h'*w', heads, align(d + h' + w')]
+    y = attend(*(x.transpose(1, 2) for x in (q, k, v)), scale=scale)  # [B, heads, h*w, d or more]
+    return _to_tokens(y[..., :dim])  # [B, h*w, heads*d]

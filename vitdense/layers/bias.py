@@ -1,14 +1,14 @@
 """Position biases: modules that return a tensor to add to attention logits."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from vitdense.layers.layout import RelativePositions, align, without_autocast
 from vitdense.layers.resize import resize_relative_position
 
 
@@ -29,30 +29,61 @@ def relative_position_index(window: tuple[int, int]) -> Tensor:
     return (h[:, None] - h + wh - 1) * (2 * ww - 1) + (w[:, None] - w + ww - 1)  # [wh*ww, wh*ww]
 
 
-def gather_bias(table: Tensor, index: Tensor) -> Tensor:
+def gather_bias(table: Tensor, index: Tensor, tokens: int) -> Tensor:
     """The bias of every pair of tokens in a window.
 
     Args:
-        table: ``[(2 wh - 1) (2 ww - 1), heads]``.
-        index: From `relative_position_index`, ``[N, N]``.
+        table: ``[..., heads, (2 wh - 1) (2 ww - 1)]``.
+        index: Of the pairs, ``[N * align(N)]``; see `_WindowBias`.
+        tokens: N.
 
     Returns:
-        ``[1, heads, N, N]``.
+        ``[..., heads, N, align(N)]``; the last columns fill the rows up.
     """
-    tokens = index.shape[0]
-    bias = table[index.view(-1)]  # [N*N, heads]
-    return bias.view(1, tokens, tokens, -1).permute(0, 3, 1, 2).contiguous()  # [1, heads, N, N]
+    return table.index_select(-1, index).unflatten(-1, (tokens, -1))  # [..., heads, N, align(N)]
 
 
 class _WindowBias(nn.Module):
     """A bias of all pairs of tokens in a window. Its buffers follow from the constructor's arguments: they are in no
-    checkpoint, and are made again when a module that was built on the meta device gets memory (`to_empty`)."""
+    checkpoint, and are made again when a module that was built on the meta device gets memory (`to_empty`).
 
+    Attributes:
+        index: Row of the table of every pair, ``[N * align(N)]``, int32: rows of keys are filled up with the last one.
+    """
+
+    window: tuple[int, int]
     index: Tensor
 
     def make_buffers(self, device: torch.device | None = None) -> None:
         """Register the buffers, filled."""
+        index = relative_position_index(self.window)  # [N, N]
+        tokens = index.shape[0]
+        index = torch.cat([index, index[:, -1:].expand(-1, align(tokens) - tokens)], dim=1)  # [N, align(N)]
+        self.register_buffer("index", index.flatten().int().to(device), persistent=False)
+
+    @staticmethod
+    def tables(biases: Sequence["_WindowBias"]) -> Tensor:
+        """The bias of every offset between two tokens, ``[n, heads, (2 wh - 1) (2 ww - 1)]``, of n biases of one window
+        and number of heads."""
         raise NotImplementedError
+
+    @classmethod
+    def of_blocks(cls, biases: Sequence["_WindowBias"], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The biases of several blocks, made together: one by one, they are most of the kernels of a small map.
+
+        Args:
+            biases: Of the same window and number of heads.
+            dtype: Of the result. The bias of an offset is cast, before it is repeated for every pair.
+
+        Returns:
+            Per block ``[1, heads, N, align(N)]`` for N = wh * ww; the last columns fill the rows up.
+        """
+        first = biases[0]
+        return gather_bias(cls.tables(biases).to(dtype), first.index, first.window[0] * first.window[1]).split(1)
+
+    def forward(self, dtype: torch.dtype) -> Tensor:
+        """See `of_blocks`."""
+        return self.of_blocks([self], dtype)[0]
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "_WindowBias":
         was_meta = self.index.is_meta
@@ -79,13 +110,10 @@ class TableBias(_WindowBias):
         self.make_buffers()
         trunc_normal_(self.relative_position_bias_table, std=0.02)
 
-    def make_buffers(self, device: torch.device | None = None) -> None:
-        self.register_buffer("index", relative_position_index(self.window).to(device), persistent=False)
-
-    def forward(self) -> Tensor:
-        """Returns ``[1, heads, wh * ww, wh * ww]``."""
-        table = self.relative_position_bias_table.flatten(0, 1)  # [(2wh-1)(2ww-1), heads]
-        return gather_bias(table, self.index)  # [1, heads, wh*ww, wh*ww]
+    @staticmethod
+    def tables(biases: Sequence["TableBias"]) -> Tensor:
+        tables = [bias.relative_position_bias_table.flatten(0, 1).T for bias in biases]
+        return torch.stack(tables)  # [n, heads, (2wh-1)(2ww-1)]
 
 
 def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, int]) -> Tensor:
@@ -121,21 +149,6 @@ def window_of_offsets(table: Tensor) -> tuple[int, int]:
     return tuple(round(1 + 8 * (side - 1) / far) if side > 1 else 1 for side, far in zip(sides, farthest))
 
 
-def relative_index_1d(num_queries: int, num_keys: int) -> Tensor:
-    """Row of a decomposed table for every query and key along one axis (MViTv2 section 3.1).
-
-    Queries and keys may differ in number: both are placed on the finer of the two grids. Query i and key j then read
-    row ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, computed in float32 and rounded towards zero as by the
-    authors, of a table of ``2 max(q, k) - 1``.
-
-    Returns:
-        ``[num_queries, num_keys]``, int64.
-    """
-    of_query, of_key = max(num_keys / num_queries, 1.0), max(num_queries / num_keys, 1.0)
-    i, j = torch.arange(num_queries)[:, None] * of_query, torch.arange(num_keys) * of_key  # [q, 1], [k]
-    return (i - j + (num_keys - 1) * of_key).long()  # [q, k]
-
-
 class DecomposedBias(nn.Module):
     """Relative positions as a sum over the axes of products with the query (MViTv2 section 3.1, equation 5).
 
@@ -154,30 +167,40 @@ class DecomposedBias(nn.Module):
         for table in (self.rel_pos_h, self.rel_pos_w):
             trunc_normal_(table, std=0.02)
 
-    def forward(self, q: Tensor, keys: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, keys: tuple[int, int], layout: RelativePositions, factor: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
         """The terms of both axes.
 
         Args:
-            q: Queries without their scale, ``[B, heads, h, w, d]``.
+            q: Queries without their scale, ``[B, h, w, heads, d]``.
             keys: Grid (h', w') of the keys in tokens.
+            layout: Of queries and keys.
+            factor: On both terms.
 
         Returns:
-            ``[B, heads, h, w, h']`` and ``[B, heads, h, w, w']``.
+            ``[B, h, w, heads, h'']`` and ``[B, h, w, heads, w'']``, see `RelativePositions`.
         """
-        rows = self.relative_embeddings(self.rel_pos_h, q.shape[2], keys[0]).to(q.dtype)  # [h, h', d]
-        columns = self.relative_embeddings(self.rel_pos_w, q.shape[3], keys[1]).to(q.dtype)  # [w, w', d]
-        return torch.einsum("bnhwd,hkd->bnhwk", q, rows), torch.einsum("bnhwd,wkd->bnhwk", q, columns)
-
-    @staticmethod
-    def relative_embeddings(table: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Rows of a table for every pair along an axis, ``[q, k, d]``; a table of another length is resized."""
-        table = resize_relative_position(table, 2 * max(num_queries, num_keys) - 1)
-        return table[relative_index_1d(num_queries, num_keys).to(table.device)]  # [q, k, d]
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager:
-    """Autocast switched off; the meta device has none."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+        b, h, w, heads, dim = q.shape
+        h_width, w_width = layout.widths
+        table = torch.cat(
+            [
+                resize_relative_position(table, 2 * torch.sym_max(n, k) - 1)  # [2*max(n, k) - 1, d]
+                for table, n, k in zip((self.rel_pos_h, self.rel_pos_w), (h, w), keys)
+            ]
+        )
+        if factor != 1:
+            table = table * factor
+        pairs = table.to(q.dtype).index_select(0, layout.index)  # [h*h'' + w*heads*w'', d]
+        rows, columns = pairs.split([h * h_width, w * heads * w_width])
+        # Batched products of views of the queries: for a row of the map all its columns and heads, for a column and a
+        # head all rows of all maps.
+        by_row = q.reshape(b, h, w * heads, dim)
+        by_column = by_row.flatten(0, 1).transpose(0, 1)  # [w*heads, B*h, d]
+        along_h = by_row @ rows.view(h, h_width, dim).transpose(1, 2)  # [B, h, w*heads, h'']
+        along_w = by_column @ columns.view(w * heads, w_width, dim).transpose(1, 2)  # [w*heads, B*h, w'']
+        along_h = along_h.unflatten(2, (w, heads))  # [B, h, w, heads, h'']
+        return along_h, along_w.transpose(0, 1).unflatten(1, (w, heads)).unflatten(0, (b, h))  # [B, h, w, heads, w'']
 
 
 class LogCpbBias(_WindowBias):
@@ -201,18 +224,22 @@ class LogCpbBias(_WindowBias):
         self.make_buffers()
 
     def make_buffers(self, device: torch.device | None = None) -> None:
-        self.register_buffer("index", relative_position_index(self.window).to(device), persistent=False)
+        super().make_buffers(device)
         offsets = log_spaced_offsets(self.window, self.pretrained_window)
         self.register_buffer("relative_coords_table", offsets.to(device), persistent=False)
 
-    def forward(self) -> Tensor:
-        """Returns ``[1, heads, wh * ww, wh * ww]``, within 0 and 16, in float32 or wider."""
-        hidden, _, out = self.cpb_mlp
-        x = self.relative_coords_table.flatten(0, 2)  # [(2wh-1)(2ww-1), 2]
-        dtype = torch.promote_types(hidden.weight.dtype, torch.float32)
-        with _without_autocast(x.device):
-            # The layers' weights, not the layers: those would compute in half precision in a half-precision model.
-            x = F.linear(x.to(dtype), hidden.weight.to(dtype), hidden.bias.to(dtype)).relu()  # [(2wh-1)(2ww-1), 512]
-            x = F.linear(x, out.weight.to(dtype))  # [(2wh-1)(2ww-1), heads]
+    @staticmethod
+    def tables(biases: Sequence["LogCpbBias"]) -> Tensor:
+        """Within 0 and 16, in float32 or wider; see `_WindowBias`."""
+        offsets = biases[0].relative_coords_table.flatten(0, 2)  # [T, 2] for T = (2wh-1)(2ww-1)
+        hidden, outs = zip(*((bias.cpb_mlp[0], bias.cpb_mlp[2]) for bias in biases))
+        dtype = torch.promote_types(hidden[0].weight.dtype, torch.float32)
+        with without_autocast(offsets):
+            # The layers' weights, not the layers: those would compute one by one, and in half precision in a
+            # half-precision model.
+            weight = torch.cat([layer.weight for layer in hidden]).to(dtype)  # [n*512, 2]
+            x = F.linear(offsets.to(dtype), weight, torch.cat([layer.bias for layer in hidden]).to(dtype))  # [T, n*512]
+            x = x.relu().unflatten(1, (len(biases), -1)).permute(1, 2, 0)  # [n, 512, T]
+            x = torch.stack([layer.weight for layer in outs]).to(dtype) @ x  # [n, heads, T]
             # Sigmoid before the gather: there are far fewer offsets than pairs.
-            return gather_bias(16 * x.sigmoid(), self.index)  # [1, heads, wh*ww, wh*ww]
+            return 16 * x.sigmoid()  # [n, heads, T]

@@ -1,5 +1,6 @@
 """Patch embedding and merging on maps of any size. Inside, maps are ``[B, H, W, C]``."""
 
+import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d, trunc_normal_
 from torch import Tensor, nn
@@ -18,6 +19,44 @@ def pad_to_multiple(x: Tensor, patch_size: int) -> Tensor:
     """An image ``[B, C, H, W]`` padded with zeros right and bottom to multiples of the patch."""
     h, w = x.shape[-2:]
     return F.pad(x, (0, -w % patch_size, 0, -h % patch_size)) if h % patch_size or w % patch_size else x
+
+
+class Mlp(nn.Module):
+    """Linear, GELU, Linear (ViT section 3.1).
+
+    The activation between GELU and the second layer is the largest of a block. It is not kept for the backward pass,
+    but computed again from the input of the GELU, which is kept anyway.
+
+    Args:
+        dim: Channels of the input.
+        hidden_dim: Channels between the layers.
+        out_dim: Channels of the result; `dim` when None.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, out_dim: int | None = None) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden_dim, out_dim or dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., dim]`` to ``[..., out_dim]``."""
+        hidden = self.fc1(x)  # [..., hidden_dim]
+        active = self.act(hidden)  # [..., hidden_dim]
+        # A compiler decides by itself what to compute again.
+        if active.grad_fn is None or torch.compiler.is_compiling():
+            return self.fc2(active)  # [..., out_dim]
+        storage, node = active.untyped_storage()._cdata, active.grad_fn
+
+        def pack(saved: Tensor) -> Tensor | torch.Size:
+            return saved.shape if saved.untyped_storage()._cdata == storage else saved
+
+        def unpack(packed: Tensor | torch.Size) -> Tensor:
+            # From the node, not from `hidden`: activation checkpointing has its own way to keep that.
+            return packed if isinstance(packed, Tensor) else self.act(node._saved_self).view(packed)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return self.fc2(active)  # [..., out_dim]
 
 
 class PatchEmbed(nn.Module):

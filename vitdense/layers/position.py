@@ -48,7 +48,7 @@ class ExtraTokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, N, C]`` to ``[B, len(self) + N, C]``."""
-        tokens = torch.cat([getattr(self, f"{name}_token") for name in self.names], dim=1)  # [1, E, C]
+        tokens = [getattr(self, f"{name}_token") for name in self.names]  # [1, 1, C] each
         if self.position:
-            tokens = tokens + torch.cat([getattr(self, f"{name}_position") for name in self.names], dim=1)  # [1, E, C]
-        return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)  # [B, E + N, C]
+            tokens = [token + getattr(self, f"{name}_position") for token, name in zip(tokens, self.names)]
+        return torch.cat([*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)  # [B, E+N, C]

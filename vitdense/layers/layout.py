@@ -1,0 +1,335 @@
+"""Layouts: what the size of a map decides, made once per size on the map's device and shared by all blocks.
+
+Making a layout takes a dozen small kernels, which would cost more than the attention of a small map. While a model is
+compiled or exported, sizes are symbols: then layouts are part of the graph, and none is kept.
+
+Maps are ``[B, H, W, C]``; windows are row-major: image, window row, window column, unless said otherwise.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import Function, FunctionCtx
+
+MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
+ALIGNMENT = 8  # elements: fused kernels copy a bias whose rows do not start at a multiple of it
+# Layouts kept per kind, most recently used. A forward pass uses at most ten; a layout of a large map takes 1 MiB.
+CACHE_SIZE = 128
+
+
+def align(length: int) -> int:
+    """`length` rounded up to `ALIGNMENT`."""
+    return (length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which linear layers and attention compute for a map: autocast's, or the map's own."""
+    kind = x.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):  # the meta device has no autocast
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Autocast switched off for the device of a tensor; the meta device has none."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def _made_once(make: Callable) -> Callable:
+    """Keep what `make(*sizes, device, dtype)` returns; the wrapper's first argument is a tensor of that device."""
+
+    @lru_cache(CACHE_SIZE)
+    def keep(*key: object) -> object:
+        # Tensors made in inference mode could not be used in training later.
+        with torch.inference_mode(False), torch.no_grad():
+            return make(*key)
+
+    @wraps(make)
+    def layout(x: Tensor, *sizes: tuple[int, ...]) -> object:
+        symbolic = torch.compiler.is_compiling() or type(x) is not Tensor  # a fake tensor must not be kept
+        return (make if symbolic else keep)(*sizes, x.device, compute_dtype(x))
+
+    layout.cache = keep
+    return layout
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The partition of maps of one size into windows.
+
+    A slot is a position in the windows: ``nW * N`` of them for nW windows of N tokens. Slots without a token are
+    padding. Windows with padding or masked pairs are `special`: they come last.
+
+    Attributes:
+        size: Map (h, w) in tokens.
+        window: Window (h, w) in tokens.
+        gather: Index of the token in every slot, any index where the slot is padding: ``[images * nW * N]``, int32.
+            None when windows are a permutation of the map's axes.
+        scatter: Index of the slot of every token, ``[images * h * w]``, int32; or None.
+        images: Images that both indices cover: all of a batch where windows are not in the order of the images.
+        num_plain: Windows without padding and masked pairs, of all `images`.
+        padding: Whether a slot of the special windows is padding, ``[slots, 1]``; None without padding.
+        mask: Added to the logits of the special windows: 0 or `MASK_VALUE`, ``[special windows, 1, N, align(N)]``;
+            None without shift.
+    """
+
+    size: tuple[int, int]
+    window: tuple[int, int]
+    gather: Tensor | None
+    scatter: Tensor | None
+    images: int
+    num_plain: int
+    padding: Tensor | None
+    mask: Tensor | None
+
+    @property
+    def tokens(self) -> int:
+        """Slots per window, N."""
+        return self.window[0] * self.window[1]
+
+    def partition(self, x: Tensor, zero_padding: bool = True) -> Tensor:
+        """Map ``[B, h, w, C]`` to windows ``[B * nW, N, C]``.
+
+        Padding is zero; without `zero_padding` it is any token of the map.
+        """
+        (h, w), (wh, ww), c = self.size, self.window, x.shape[-1]
+        if self.gather is None:
+            x = x.view(-1, h // wh, wh, w // ww, ww, c).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
+        else:
+            x = x.reshape(-1, self.images * h * w, c)  # [B / images, images*h*w, C]
+            padding = self.padding if zero_padding else None
+            x = _PermuteTokens.apply(x, self.gather, self.scatter, padding, None)  # [B / images, images*nW*N, C]
+        return x.reshape(-1, self.tokens, c)  # [B*nW, N, C]
+
+    def unpartition(self, windows: Tensor) -> Tensor:
+        """Windows ``[B * nW, N, C]`` to the map ``[B, h, w, C]``, padding dropped."""
+        (h, w), (wh, ww), c = self.size, self.window, windows.shape[-1]
+        if self.gather is None:
+            x = windows.view(-1, h // wh, w // ww, wh, ww, c).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
+        else:
+            x = windows.reshape(-1, self.gather.shape[0], c)  # [B / images, images*nW*N, C]
+            x = _PermuteTokens.apply(x, self.scatter, self.gather, None, self.padding)  # [B / images, images*h*w, C]
+        return x.reshape(-1, h, w, c)  # [B, h, w, C]
+
+
+class _PermuteTokens(Function):
+    """Rows ``x[:, index]``, zeros in the padding slots. The gradient is the same with the inverse permutation.
+
+    Every token has at most one slot, so that the gradient is a gather too; autograd's own is a slow, atomic sum. It is
+    one pass over the data, where padding, rolling and cutting would be three.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, index: Tensor, inverse: Tensor, padding: Tensor | None, of_inverse: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(index, inverse, padding, of_inverse)
+        y = x.index_select(1, index)
+        if padding is not None:  # of the last slots
+            y.narrow(1, y.shape[1] - padding.shape[0], padding.shape[0]).masked_fill_(padding, 0)
+        return y
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        index, inverse, padding, of_inverse = ctx.saved_tensors
+        return _PermuteTokens.apply(grad, inverse, index, of_inverse, padding), None, None, None, None
+
+
+def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (0, 0)) -> Windows:
+    """The windows of a map ``[B, h, w, C]``: pad right and bottom, roll by ``-shift``, partition.
+
+    The order is that of the authors' dense code: pad, then roll (Swin section 3.2; timm rolls first, which differs
+    wherever the map is not a multiple of the window).
+
+    Args:
+        x: The map. The mask has the dtype in which attention computes for it.
+        window: Window (h, w) in tokens.
+        shift: Cyclic shift (h, w) in tokens.
+    """
+    batch, h, w, _ = x.shape
+    return _windows(x, batch if any(shift) else 1, h, w, window, shift)
+
+
+@_made_once
+def _windows(
+    batch: int,
+    h: int,
+    w: int,
+    window: tuple[int, int],
+    shift: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Windows:
+    (wh, ww), traced, shifts = window, torch.compiler.is_compiling(), any(shift)
+    nh, nw = (h + wh - 1) // wh, (w + ww - 1) // ww
+    if not traced and not shifts and (h, w) == (nh * wh, nw * ww):
+        return Windows((h, w), window, None, None, 1, nh * nw, None, None)
+    tokens = wh * ww
+    # Of every slot along an axis of the rolled, padded map: the row or column of its token.
+    rows, columns = (
+        ((torch.arange(n * side, device=device) + by) % (n * side)).view(n, side)
+        for n, side, by in ((nh, wh, shift[0]), (nw, ww, shift[1]))
+    )  # [nH, wh], [nW, ww]
+
+    def of_slots(by_row: Tensor, by_column: Tensor) -> Tensor:  # -> [nH * nW, N]
+        grid = by_row.to(torch.int32)[:, None, :, None] + by_column.to(torch.int32)[None, :, None, :]
+        return grid.reshape(nh * nw, tokens)
+
+    gather = of_slots(rows.clamp(max=h - 1) * w, columns.clamp(max=w - 1))  # [nW, N]
+    padding = of_slots(rows >= h, columns >= w) > 0  # [nW, N]
+    # Of every token along an axis: its window, and its place there.
+    (i, y), (j, z) = (
+        (at // side, at % side)
+        for at, side in (
+            ((torch.arange(h, device=device) - shift[0]) % (nh * wh), wh),
+            ((torch.arange(w, device=device) - shift[1]) % (nw * ww), ww),
+        )
+    )  # [h], [h], [w], [w]
+    number, place = (i * nw)[:, None] + j, (y * ww)[:, None] + z  # window and place of every token, [h, w]
+    labels = None
+    if shifts:
+        bands = (_bands(n, side, by, device) for n, side, by in ((nh, wh, shift[0]), (nw, ww, shift[1])))
+        labels = of_slots(*(band * factor for band, factor in zip(bands, (3, 1))))  # [nW, N]
+    if traced:  # no branch on sizes: all windows are special, in the order of the images
+        scatter = (number * tokens + place).flatten()  # [h*w]
+        mask = None if labels is None else _mask(labels, dtype).repeat(batch, 1, 1, 1)
+        return Windows((h, w), window, gather.flatten(), scatter, 1, 0, padding.reshape(-1, 1), mask)
+
+    # Windows from these on, along each axis, have padding or masked pairs.
+    first_row, first_column = (
+        min(max(side - by, 0) // of_window, n - (by > 0))
+        for side, of_window, n, by in ((h, wh, nh, shift[0]), (w, ww, nw, shift[1]))
+    )
+    grid = torch.arange(nh * nw, device=device).view(nh, nw)
+    plain = grid[:first_row, :first_column].flatten()
+    special = torch.cat([grid[:first_row, first_column:].flatten(), grid[first_row:].flatten()])
+    images = batch if shifts else 1
+    # Plain windows of all images, then special windows of all images.
+    image = torch.arange(images, device=device)[:, None]  # [images, 1]
+    gather = torch.cat(
+        [(gather[part].flatten() + image * (h * w)).flatten() for part in (plain, special)]
+    ).int()  # [images*nW*N]
+    rank = torch.empty_like(grid.flatten())  # of every window in its part, plus the part's start
+    per_image = torch.empty_like(rank)  # windows of that part
+    rank[plain], rank[special] = (
+        torch.arange(plain.shape[0], device=device),
+        torch.arange(special.shape[0], device=device) + images * plain.shape[0],
+    )
+    per_image[plain], per_image[special] = plain.shape[0], special.shape[0]
+    scatter = (rank[number] * tokens + place).flatten() + image * (per_image[number] * tokens).flatten()
+    padding = padding[special].reshape(1, -1).expand(images, -1).reshape(-1, 1)  # [images * special slots, 1]
+    has_padding = (h, w) != (nh * wh, nw * ww)
+    mask = None if labels is None else _mask(labels[special], dtype).repeat(images, 1, 1, 1)
+    return Windows(
+        (h, w),
+        window,
+        gather,
+        scatter.flatten().int(),
+        images,
+        images * plain.shape[0],
+        padding if has_padding else None,
+        mask,
+    )
+
+
+def _bands(count: int, window: int, shift: int, device: torch.device) -> Tensor:
+    """Along an axis of the rolled map, the band of every slot: 0, 1 or 2, cut at ``-window`` and ``-shift``."""
+    size = count * window
+    i = torch.arange(size, device=device)
+    return ((i >= size - window).int() + (i >= size - shift).int()).view(count, window)  # [n, window]
+
+
+def _mask(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Attention mask of shifted windows: blocks pairs that are adjacent only because of the cyclic shift.
+
+    The rolled, padded map consists of three row bands and three column bands; tokens see each other when they share
+    both. Padding shares its band with the pixels next to it: padded keys stay visible, as in the authors' dense code
+    with which every published detector was trained.
+
+    Args:
+        labels: Number of the pair of bands of every slot, ``[n, N]``.
+        dtype: Of the result.
+
+    Returns:
+        ``[n, 1, N, align(N)]``.
+    """
+    tokens = labels.shape[1]
+    differ = (labels[:, None, :] != labels[:, :, None]).to(dtype) * MASK_VALUE  # [n, N, N]
+    return F.pad(differ, (0, align(tokens) - tokens))[:, None]  # [n, 1, N, align(N)]
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """What the grids of queries (h, w) and keys (h', w') decide of a decomposed position bias.
+
+    Attributes:
+        index: Rows of the tables of both axes, joined, for every pair along the rows, then along the columns (these
+            repeated for every head): ``[h h'' + w heads w'']``, int32.
+        widths: h'' and w'': h' and w', and entries that make tensors align and are not used.
+        codes: One-hot codes of the row and the column of every key, ``[h' w', align(d + h' + w') - d]``.
+    """
+
+    index: Tensor
+    widths: tuple[int, int]
+    codes: Tensor
+
+
+def relative_layout(q: Tensor, keys: tuple[int, int]) -> RelativePositions:
+    """The relative positions of queries ``[B, h, w, heads, d]`` and of keys in a grid (h', w')."""
+    _, h, w, heads, dim = q.shape
+    return _relative_positions(q, (h, w), keys, heads, dim)
+
+
+@_made_once
+def _relative_positions(
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    num_heads: int,
+    dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> RelativePositions:
+    (h, w), (h_keys, w_keys) = queries, keys
+    length = align(dim + h_keys + w_keys) - dim
+    # Rows of keys until h'' w' is aligned; columns until d + h' + w'' is.
+    step = 1 if torch.compiler.is_compiling() else ALIGNMENT // math.gcd(ALIGNMENT, w_keys)
+    widths = (h_keys + step - 1) // step * step, length - h_keys
+    rows = relative_index_1d(h, h_keys, widths[0], device)  # [h, h'']
+    columns = relative_index_1d(w, w_keys, widths[1], device) + 2 * torch.sym_max(h, h_keys) - 1  # [w, w'']
+    columns = columns[:, None].expand(-1, num_heads, -1)  # [w, heads, w'']
+    index = torch.cat([rows.flatten(), columns.reshape(-1)]).int()  # [h*h'' + w*heads*w'']
+    number = torch.arange(length, device=device)
+    row, column = torch.arange(h_keys, device=device), torch.arange(w_keys, device=device) + h_keys
+    codes = (number == row[:, None, None]) | (number == column[:, None])  # [h', w', length]
+    return RelativePositions(index, widths, codes.flatten(0, 1).to(dtype))
+
+
+def relative_index_1d(
+    num_queries: int, num_keys: int, width: int | None = None, device: torch.device | None = None
+) -> Tensor:
+    """Row of a decomposed table for every query and key along one axis (MViTv2 section 3.1).
+
+    Queries and keys may differ in number: both are placed on the finer of the two grids. Query i and key j then read
+    row ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, computed in float32 and rounded towards zero as by the
+    authors, of a table of ``2 max(q, k) - 1``.
+
+    Args:
+        num_queries: Queries.
+        num_keys: Keys.
+        width: Columns of the result; those after the keys hold any row of the table. `num_keys` when None.
+        device: Of the result.
+
+    Returns:
+        ``[num_queries, width]``, int64.
+    """
+    of_query = torch.sym_max(num_keys / num_queries, 1.0)  # `max` would ask for a value while a model is exported
+    of_key = torch.sym_max(num_queries / num_keys, 1.0)
+    i = torch.arange(num_queries, device=device)[:, None] * of_query  # [q, 1]
+    j = torch.arange(num_keys if width is None else width, device=device) * of_key  # [width]
+    return (i - j + (num_keys - 1) * of_key).long().clamp(min=0)  # [q, width]
