@@ -142,6 +142,8 @@ class CostCounter(TorchDispatchMode):
         if func.is_view or packet in FREE:
             return out
         results = _tensors(out)
+        if not results:  # a question, such as for a common dtype
+            return out
         if packet in GATHERS:
             moved = 2 * _bytes(results) + _bytes(t for t in _tensors((args, kwargs)) if not t.is_floating_point())
         else:

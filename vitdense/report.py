@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in published counts of Mask R-CNN
@@ -19,9 +22,20 @@ class Row:
     macs: int
 
 
+class _PublishedAttention(TorchFunctionMode):
+    """Makes queries and keys as long as values, as in papers: longer ones carry a position bias, see
+    `vitdense.layers.attention.attend_decomposed`, which papers count as an addition. The values become wrong."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            q, k, v, *others = args
+            args = (q[..., : v.shape[-1]], k[..., : v.shape[-1]], v, *others)
+        return func(*args, **(kwargs or {}))
+
+
 def macs(function: Callable[[], object]) -> tuple[object, int]:
-    """Run `function`; its result and its MACs (papers call a MAC a FLOP)."""
-    with FlopCounterMode(display=False) as counter:
+    """Run `function` on the meta device; its result and its MACs (papers call a MAC a FLOP)."""
+    with FlopCounterMode(display=False) as counter, _PublishedAttention():
         result = function()
     return result, counter.get_total_flops() // 2
 

@@ -5,9 +5,8 @@ import torch
 from conftest import relative_error
 
 from vitdense.backbones import Swin
-from vitdense.backbones.swin import BlockSpec, WindowAttention, plan
+from vitdense.backbones.swin import BlockSpec, WindowAttention, arguments, plan
 from vitdense.backbones.variants import SWIN, SwinArch
-from vitdense.layers.windows import Windows, shift_mask
 from vitdense.report import num_params
 from vitdense.weights.load import load_pretrained
 
@@ -95,10 +94,9 @@ def test_window_attention_is_the_definition(size, shift):
     torch.nn.init.normal_(attention.qkv.bias)  # what padded keys consist of
     torch.nn.init.normal_(attention.bias.relative_position_bias_table)
     x = torch.randn(1, *size, 4, dtype=torch.float64)
-    mask = shift_mask(size, spec.window, shift, x.dtype, x.device) if any(shift) else None
-    windows = Windows.plan(size, spec.window, shift, x.device)
     with torch.no_grad():
-        torch.testing.assert_close(attention(x, windows, mask)[0], brute_force_attention(attention, x, size))
+        got = attention(x, *arguments([attention], x)[0])
+        torch.testing.assert_close(got[0], brute_force_attention(attention, x, size))
 
 
 def test_plan_is_the_table_of_the_paper():

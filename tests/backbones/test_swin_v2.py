@@ -8,9 +8,10 @@ from conftest import relative_error
 from torch import nn
 
 from vitdense.backbones import SwinV2
+from vitdense.backbones.swin import arguments
 from vitdense.backbones.swin_v2 import BlockSpecV2, CosineWindowAttention, plan
 from vitdense.backbones.variants import SWIN_V2
-from vitdense.layers.windows import Windows, shift_mask
+from vitdense.layers.attention import unit_length
 from vitdense.report import num_params
 
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
@@ -116,11 +117,19 @@ def make_attention(window=(3, 3), shift=(0, 0), pretrained=None, dim=4, num_head
 
 
 def call(attention, x):
-    """The module on a map, with the windows and the mask that a stage would give it."""
-    spec, size = attention.spec, x.shape[1:3]
-    args = size, spec.window, spec.shift
-    mask = shift_mask(*args, x.dtype, x.device) if any(spec.shift) else None
-    return attention(x, Windows.plan(*args, x.device), mask)
+    """The module on a map, with the arguments that a stage would give it."""
+    return attention(x, *arguments([attention], x)[0])
+
+
+class Call(nn.Module):
+    """`call` as a module, for `functional_call`."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return call(self.attention, x)
 
 
 def brute_force_attention(attention, x):
@@ -195,9 +204,9 @@ def test_gradients_of_attention_on_a_map_that_pads(shift):
 
     def function(x, weight, q_bias, logit_scale):
         parameters = {"qkv.weight": weight, "q_bias": q_bias, "logit_scale": logit_scale}
-        mask = shift_mask((3, 3), (2, 2), shift, x.dtype, x.device) if any(shift) else None
-        windows = Windows.plan((3, 3), (2, 2), shift, x.device)
-        return torch.func.functional_call(attention, parameters, (x, windows, mask))
+        return torch.func.functional_call(
+            Call(attention), {f"attention.{name}": value for name, value in parameters.items()}, (x,)
+        )
 
     inputs = (torch.randn(1, 3, 3, 4), attention.qkv.weight, attention.q_bias, attention.logit_scale)
     assert torch.autograd.gradcheck(function, [t.detach().double().requires_grad_() for t in inputs])
@@ -214,7 +223,6 @@ def test_half_precision_of_large_activations(dtype, tolerance, grad, cast):
     x = 1000 * torch.randn(1, 5, 7, 32)
     with torch.set_grad_enabled(grad):
         want = call(attention, x)
-        _, k, _ = attention.project_qkv(x.flatten(1, 2))
         assert (F.linear(x, attention.qkv.weight).to(dtype) ** 2).sum(-1).isinf().any() == (dtype == torch.float16)
         if cast == "autocast":
             with torch.autocast("cpu", dtype):
@@ -224,7 +232,28 @@ def test_half_precision_of_large_activations(dtype, tolerance, grad, cast):
     assert got.dtype == dtype
     assert got.isfinite().all()
     assert relative_error(got.detach().float(), want.detach()) < tolerance
-    torch.testing.assert_close(k.norm(dim=-1), torch.ones(k.shape[:-1]))
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@torch.no_grad()
+def test_lengths_of_queries_and_keys(compiling, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    qkv, scale = torch.randn(5, 3, 2, 4), torch.tensor([[3.0, 5.0], [1.0, 1.0]])
+    q, k, v = unit_length(qkv.flatten(1).clone(), scale).view(qkv.shape).unbind(1)
+    torch.testing.assert_close(q, F.normalize(qkv[:, 0], dim=-1) * scale[0, :, None])
+    torch.testing.assert_close(k, F.normalize(qkv[:, 1], dim=-1))
+    assert torch.equal(v, qkv[:, 2])
+
+
+def test_both_forms_of_unit_length_have_the_same_gradients(monkeypatch):
+    grads = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        torch.manual_seed(0)
+        qkv, scale = torch.randn(5, 24).double().requires_grad_(), torch.rand(2, 2).double().requires_grad_()
+        (unit_length(qkv * 1, scale) * torch.randn(5, 24)).sum().backward()
+        grads.append((qkv.grad, scale.grad))
+    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -234,10 +263,10 @@ def test_gradients_are_finite_on_a_map_that_pads(dtype):
     for name, parameter in attention.named_parameters():
         assert parameter.grad.isfinite().all(), name
     # A padded key is the zero vector: its direction is taken to have no slope, for none that float16 holds is right.
-    x = torch.zeros(1, 2, 4, dtype=dtype, requires_grad=True)
-    _, k, _ = attention.project_qkv(x)
-    k.sum().backward()
-    assert not k.any()
+    x = torch.zeros(2, 12, dtype=dtype, requires_grad=True)
+    keys = unit_length(x * 1, torch.ones(2, 2))[:, 4:8]
+    keys.sum().backward()
+    assert not keys.any()
     assert not x.grad.any()
 
 
@@ -269,10 +298,10 @@ def test_extra_norm_acts_after_both_residuals():
         "stages.1.blocks.5.norm3.weight",
     ]
     block, x = model.stages[1].blocks[2], torch.randn(1, 5, 7, 32)
-    windows = Windows.plan((5, 7), (4, 4), (0, 0), x.device)
-    y = x + block.norm1(block.attn(x, windows, None))
+    args = arguments([block.attn], x)[0]
+    y = x + block.norm1(block.attn(x, *args))
     y = y + block.norm2(block.mlp(y))
-    torch.testing.assert_close(block(x, windows, None), block.norm3(y))
+    torch.testing.assert_close(block(x, *args), block.norm3(y))
 
 
 @torch.no_grad()
@@ -282,8 +311,7 @@ def test_drop_path_drops_what_the_norm_made():
     stage, x = model.stages[3], torch.randn(4, 8, 8, 128)
     block = stage.blocks[1]
     assert block.spec.drop_path == 1
-    windows = Windows.plan((8, 8), (8, 8), (0, 0), x.device)
-    assert torch.equal(block(x, windows, None), x)
+    assert torch.equal(block(x, *arguments([block.attn], x)[0]), x)
 
 
 @torch.no_grad()
@@ -291,8 +319,7 @@ def test_a_new_block_is_the_identity():
     model = SwinV2({**NANO, "depths": (2, 3, 2, 2), "extra_norm_every": 3}, window_size=4).eval()
     for stage, block in ((0, model.stages[0].blocks[1]), (1, model.stages[1].blocks[0])):
         x = torch.randn(1, 5, 7, 16 * 2**stage)
-        windows = Windows.plan((5, 7), (4, 4), (0, 0), x.device)
-        assert torch.equal(block(x, windows, None), x)
+        assert torch.equal(block(x, *arguments([block.attn], x)[0]), x)
     x = torch.randn(1, 5, 7, 32)
     torch.testing.assert_close(model.stages[1](x), F.layer_norm(x, (32,)))  # the extra norm starts as a plain one
     merging = model.stages[0].downsample

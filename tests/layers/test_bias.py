@@ -12,9 +12,9 @@ from vitdense.layers.bias import (
     LogCpbBias,
     TableBias,
     log_spaced_offsets,
-    relative_index_1d,
     relative_position_index,
 )
+from vitdense.layers.layout import relative_index_1d, relative_layout
 
 
 def test_index_is_the_offset_of_query_and_key():
@@ -31,7 +31,9 @@ def test_table_bias_reads_the_table_and_keeps_no_buffer_in_the_state_dict():
     assert list(bias.state_dict()) == ["relative_position_bias_table"]
     out = bias()
     assert out.shape == (1, 2, 6, 6)
-    assert torch.equal(out[0, :, 1, 5], bias.relative_position_bias_table.flatten(0, 1)[bias.index[1, 5]])
+    assert torch.equal(
+        out[0, :, 1, 5], bias.relative_position_bias_table.flatten(0, 1)[relative_position_index((2, 3))[1, 5]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,11 @@ def test_axis_index_is_rounded_in_float32(q, k):
     assert set(more.unique().tolist()) == {0, 1}
 
 
+def terms(bias, q, keys):
+    """Of the keys alone, without what fills the rows up."""
+    return [along[..., :n] for along, n in zip(bias(q, keys, relative_layout(q, keys, True)), keys)]
+
+
 @pytest.mark.parametrize(
     ("size", "queries", "keys"),
     [
@@ -140,34 +147,34 @@ def test_decomposed_bias_is_the_sum_of_two_products(size, queries, keys):
         "rel_pos_h": (2 * size[0] - 1, 3),
         "rel_pos_w": (2 * size[1] - 1, 3),
     }
-    q = torch.randn(2, 2, *queries, 3)
-    along_h, along_w = bias(q, keys)
-    assert along_h.shape == (2, 2, *queries, keys[0])
-    assert along_w.shape == (2, 2, *queries, keys[1])
-    for table, terms, axis in ((bias.rel_pos_h, along_h, 0), (bias.rel_pos_w, along_w, 1)):
+    q = torch.randn(2, *queries, 2, 3)
+    along_h, along_w = terms(bias, q, keys)
+    assert along_h.shape == (2, *queries, 2, keys[0])
+    assert along_w.shape == (2, *queries, 2, keys[1])
+    for table, along, axis in ((bias.rel_pos_h, along_h, 0), (bias.rel_pos_w, along_w, 1)):
         length = 2 * max(queries[axis], keys[axis]) - 1
         rows = F.interpolate(table.T[None], size=length, mode="linear")[0].T
         for place in product(range(queries[0]), range(queries[1]), range(keys[axis])):
             row = rows[exact_row(place[axis], place[2], queries[axis], keys[axis])]
-            got = terms[:, :, place[0], place[1], place[2]]
-            torch.testing.assert_close(got, q[:, :, place[0], place[1]] @ row)
+            got = along[:, place[0], place[1], :, place[2]]
+            torch.testing.assert_close(got, q[:, place[0], place[1]] @ row)
 
 
 def test_gradients_of_a_decomposed_bias_reach_both_tables_and_the_queries():
     bias = DecomposedBias((3, 4), 2).double()
 
     def function(q, rel_pos_h, rel_pos_w):
-        return torch.func.functional_call(bias, {"rel_pos_h": rel_pos_h, "rel_pos_w": rel_pos_w}, (q, (2, 2)))
+        tables = {"rel_pos_h": rel_pos_h, "rel_pos_w": rel_pos_w}
+        return torch.func.functional_call(bias, tables, (q, (2, 2), relative_layout(q, (2, 2), False)))
 
-    inputs = [torch.randn(1, 2, 3, 4, 2).double(), bias.rel_pos_h, bias.rel_pos_w]
+    inputs = [torch.randn(1, 3, 4, 2, 2).double(), bias.rel_pos_h, bias.rel_pos_w]
     assert torch.autograd.gradcheck(function, [x.detach().requires_grad_() for x in inputs])
 
 
 def test_decomposed_bias_follows_the_dtype_of_the_queries_and_starts_small():
     bias = DecomposedBias((16, 16), 32)
-    q = torch.randn(1, 1, 16, 16, 32)
-    want = bias(q, (8, 20))
-    got = bias(q.bfloat16(), (8, 20))
+    q = torch.randn(1, 16, 16, 1, 32)
+    want, got = terms(bias, q, (8, 20)), terms(bias, q.bfloat16(), (8, 20))
     assert all(x.dtype == torch.bfloat16 for x in got)
     torch.testing.assert_close(got[0].float(), want[0], rtol=0.02, atol=0.02)
     for table in (bias.rel_pos_h, bias.rel_pos_w):

@@ -137,9 +137,10 @@ class PooledAttention(nn.Module):
         if not hasattr(self, "pool_q"):
             return [max_pool(x, stride) for x, stride in zip(maps, strides)]
         # All heads share the weights. The layers themselves would need the heads in the batch axis: copies of the maps.
-        kernels = torch.cat([getattr(self, f"pool_{name}").weight for name in "qkv" for _ in range(heads)])
+        kernels = torch.stack([getattr(self, f"pool_{name}").weight for name in "qkv"])  # [3, d, 1, 3, 3]
+        kernels = kernels[:, None].expand(-1, heads, *kernels.shape[1:]).flatten(1, 2)  # [3, C', 1, 3, 3]
         out = []
-        for name, x, stride, kernel in zip("qkv", maps, strides, kernels.chunk(3)):  # [C', 1, 3, 3] each
+        for name, x, stride, kernel in zip("qkv", maps, strides, kernels.unbind()):
             x = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride, padding=1, groups=x.shape[3])  # [B, C', h, w]
             x = x.permute(0, 2, 3, 1).unflatten(-1, (heads, -1))  # [B, h, w, heads, d]
             norm = getattr(self, f"norm_{name}")

@@ -71,36 +71,62 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(spec.dim, spec.dim)
 
     @classmethod
-    def terms(cls, layers: Sequence["WindowAttention"], dtype: torch.dtype) -> list[tuple[Tensor | None, ...]]:
-        """What depends on parameters alone, of the layers of a stage, made together.
+    def of_stage(cls, layers: Sequence["WindowAttention"], dtype: torch.dtype) -> tuple[Tensor | None, list[tuple]]:
+        """What the layers of a stage compute from parameters alone, made together.
+
+        Args:
+            layers: The attentions of a stage.
+            dtype: In which attention computes.
 
         Returns:
-            Per layer, the arguments of `forward` after `windows`.
+            Position biases, ``[n, heads, N, align(N)]``, or None; and per layer, the arguments of `forward` after
+            `masked_bias`.
         """
-        if layers[0].bias is None:
-            return [(None,)] * len(layers)
-        return list(zip(TableBias.of_blocks([layer.bias for layer in layers], dtype)))
+        biases = [layer.bias for layer in layers]
+        return (TableBias.of_blocks(biases, dtype) if biases[0] is not None else None), [()] * len(layers)
 
-    def forward(self, x: Tensor, windows: Windows, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, windows: Windows, bias: Tensor | None, masked_bias: Tensor | None) -> Tensor:
         """Attend within the windows of a map.
 
         Args:
             x: Map, ``[B, H, W, C]``.
             windows: Partition of the map.
-            bias: Position bias of every pair, ``[1, heads, N, align(N)]``, or None.
+            bias: Position bias of every pair of tokens, ``[heads, N, N]``, or None.
+            masked_bias: With the mask of every special window, see `attend_windows`.
 
         Returns:
             ``[B, H, W, C]``.
         """
         # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
         qkv = self.qkv(windows.partition(x)).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
-        return self.attend(qkv, windows, bias)  # [B, H, W, C]
+        y = attend_windows(qkv, bias, masked_bias, windows.num_plain)  # [B*nW, N, C]
+        return self.project(y, windows)  # [B, H, W, C]
 
-    def attend(self, qkv: Tensor, windows: Windows, bias: Tensor | None, scale: float | None = None) -> Tensor:
-        """From queries, keys and values ``[B*nW, N, 3, heads, d]`` to the map ``[B, H, W, C]``."""
-        y = attend_windows(qkv, bias, windows.mask, windows.num_plain, scale)  # [B*nW, N, C]
-        # Before the windows are put back, where its input is what attention keeps for its backward pass anyway.
+    def project(self, y: Tensor, windows: Windows) -> Tensor:
+        """The projection of windows ``[B*nW, N, C]``, put back to a map ``[B, H, W, C]``."""
+        # In this order, what the projection keeps for its backward pass is what attention keeps.
         return windows.unpartition(self.proj(y))  # [B, H, W, C]
+
+
+def arguments(layers: Sequence[WindowAttention], x: Tensor) -> list[tuple]:
+    """The arguments, after the map, of the attention layers of a stage for a map ``[B, H, W, C]``.
+
+    Every second layer shifts, or none does.
+    """
+    biases, others = layers[0].of_stage(layers, compute_dtype(x))  # [n, heads, N, align(N)]
+    layouts = {
+        shift: window_layout(x, layers[0].spec.window, shift) for shift in {layer.spec.shift for layer in layers}
+    }
+    windows = [layouts[layer.spec.shift] for layer in layers]
+    tokens, n = windows[0].tokens, len(layers)
+    plain = [None] * n if biases is None else biases[..., :tokens].split(1)  # [1, heads, N, N] each
+    masked: list[Tensor | None] = [None] * n
+    if shifted := [i for i in range(n) if windows[i].mask is not None]:
+        every = slice(shifted[0], None, 2)
+        mask = windows[shifted[0]].mask  # [special, 1, N, align(N)]
+        sums = mask[None] if biases is None else biases[every, None] + mask  # [n / 2, special, heads, N, align(N)]
+        masked[every] = sums[..., :tokens].expand(len(shifted), -1, -1, -1, -1).unbind()
+    return [(*args, *other) for *args, other in zip(windows, plain, masked, others)]
 
 
 class SwinBlock(nn.Module):
@@ -121,9 +147,9 @@ class SwinBlock(nn.Module):
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, windows: Windows, *terms: Tensor | None) -> Tensor:
-        """``[B, H, W, C]`` to the same; see `WindowAttention`."""
-        x = x + self.drop_path(self.attn(self.norm1(x), windows, *terms))
+    def forward(self, x: Tensor, *args: Windows | Tensor | None) -> Tensor:
+        """``[B, H, W, C]`` to the same; `args` are those of the attention."""
+        x = x + self.drop_path(self.attn(self.norm1(x), *args))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -144,10 +170,8 @@ class SwinStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
-        attns = [block.attn for block in self.blocks]
-        for block, terms in zip(self.blocks, attns[0].terms(attns, compute_dtype(x))):
-            windows = window_layout(x, block.spec.window, block.spec.shift)
-            x = maybe_checkpoint(block, x, windows, *terms, with_cp=self.with_cp and self.training)
+        for block, args in zip(self.blocks, arguments([block.attn for block in self.blocks], x)):
+            x = maybe_checkpoint(block, x, *args, with_cp=self.with_cp and self.training)
         return x
 
 

@@ -17,7 +17,7 @@ from vitdense.backbones.base import InitCfg, as_pair
 from vitdense.backbones.swin import BlockSpec, SwinBlock, SwinTrunk, WindowAttention
 from vitdense.backbones.swin import plan as plan_v1
 from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
-from vitdense.layers.attention import unit_length
+from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PostNormMerging
 from vitdense.layers.layout import Windows
@@ -95,24 +95,39 @@ class CosineWindowAttention(WindowAttention):
         self.bias = LogCpbBias(spec.window, spec.num_heads, spec.pretrained_window)
 
     @classmethod
-    def terms(cls, layers: Sequence["CosineWindowAttention"], dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+    def of_stage(cls, layers: Sequence["CosineWindowAttention"], dtype: torch.dtype) -> tuple[Tensor, list[tuple]]:
         """See `WindowAttention`."""
-        biases = LogCpbBias.of_blocks([layer.bias for layer in layers], dtype)
-        scales = torch.stack([layer.logit_scale for layer in layers])  # [n, heads, 1, 1]
+        biases = LogCpbBias.of_blocks([layer.bias for layer in layers], dtype)  # [n, heads, N, align(N)]
+        scales = torch.stack([layer.logit_scale[:, 0, 0] for layer in layers])[:, None]  # [n, 1, heads]
         scales = scales.to(torch.promote_types(scales.dtype, torch.float32)).clamp_max(math.log(100)).exp()
-        zero = layers[0].q_bias.new_zeros(1).expand(layers[0].q_bias.shape)  # keys have no bias
-        parts = [part for layer in layers for part in (layer.q_bias, zero, layer.v_bias)]
-        qkv_biases = torch.cat(parts).view(len(layers), -1)  # [n, 3*C]
-        return list(zip(biases, scales[..., 0, 0].unbind(), qkv_biases.unbind()))  # scales: [heads] each
+        scales = F.pad(scales, (0, 0, 0, 1), value=1.0)  # [n, 2, heads]: keys have no scale
+        zero = layers[0].q_bias.new_zeros(1).expand(layers[0].q_bias.shape)  # [C]: keys have no bias
+        qkv_biases = torch.cat([part for layer in layers for part in (layer.q_bias, zero, layer.v_bias)])
+        return biases, list(zip(scales.unbind(), qkv_biases.chunk(len(layers))))  # [2, heads] and [3*C] each
 
-    def forward(self, x: Tensor, windows: Windows, bias: Tensor, scale: Tensor, qkv_bias: Tensor) -> Tensor:
-        """See `WindowAttention`; `scale` of every head, ``[heads]``, in float32, and `qkv_bias` ``[3 C]``."""
+    def forward(
+        self,
+        x: Tensor,
+        windows: Windows,
+        bias: Tensor,
+        masked_bias: Tensor | None,
+        scale: Tensor,
+        qkv_bias: Tensor,
+    ) -> Tensor:
+        """See `WindowAttention`.
+
+        Args:
+            x: See there; so are `windows`, `bias` and `masked_bias`.
+            scale: Of queries and keys, ``[2, heads]``, in float32 or wider.
+            qkv_bias: ``[3 C]``.
+        """
         x = windows.partition(x)  # [B*nW, N, C]
         # The weight of `qkv` with this bias. Calling the layer and adding the bias is one more pass over the largest
         # map: it took 1.06x the time of the whole forward pass (Swin V2-T at 384x384, CPU).
         qkv = F.linear(x.flatten(0, 1), self.qkv.weight, qkv_bias)  # [B*nW*N, 3*C]
         qkv = unit_length(qkv, scale).view(*x.shape[:2], 3, self.spec.num_heads, -1)  # [B*nW, N, 3, heads, d]
-        return self.attend(qkv, windows, bias, 1.0)  # [B, H, W, C]
+        y = attend_windows(qkv, bias, masked_bias, windows.num_plain, 1.0)  # [B*nW, N, C]
+        return self.project(y, windows)  # [B, H, W, C]
 
 
 class PostNormBlock(SwinBlock):
@@ -132,9 +147,9 @@ class PostNormBlock(SwinBlock):
             nn.init.zeros_(parameter)
         self.norm3 = nn.LayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
 
-    def forward(self, x: Tensor, windows: Windows, *terms: Tensor | None) -> Tensor:
-        """``[B, H, W, C]`` to the same; see `WindowAttention`."""
-        x = x + self.drop_path(self.norm1(self.attn(x, windows, *terms)))
+    def forward(self, x: Tensor, *args: Windows | Tensor | None) -> Tensor:
+        """``[B, H, W, C]`` to the same; `args` are those of the attention."""
+        x = x + self.drop_path(self.norm1(self.attn(x, *args)))
         return self.norm3(x + self.drop_path(self.norm2(self.mlp(x))))
 
 

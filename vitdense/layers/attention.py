@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
-from vitdense.layers.layout import relative_layout, without_autocast
+from vitdense.layers.layout import folded_length, relative_layout, without_autocast
 
 # Elements of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once, without the
 # memory peak.
@@ -42,28 +42,33 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
 
 
 def attend_windows(
-    qkv: Tensor, bias: Tensor | None, mask: Tensor | None = None, num_plain: int = 0, scale: float | None = None
+    qkv: Tensor,
+    bias: Tensor | None = None,
+    masked_bias: Tensor | None = None,
+    num_plain: int = 0,
+    scale: float | None = None,
 ) -> Tensor:
-    """Attention in windows, of which some have a mask.
+    """Attention in windows, of which the last may have a mask.
 
-    Windows without and with a mask attend apart, so that the bias of the former is shared by all of them: the sum of
-    bias and mask is as large as the attention matrix.
+    Windows without and with a mask attend apart, so that all of the former share one bias: the sum of bias and mask of
+    all windows is as large as the attention matrix.
 
     Args:
         qkv: Queries, keys and values, ``[n, N, 3, heads, d]``.
-        bias: ``[1, heads, N, N]`` (more columns: see `attend`), or None.
-        mask: Of the last windows, ``[n - num_plain, 1, N, N]``; or None.
+        bias: ``[heads, N, N]``, or None.
+        masked_bias: Sum of bias and mask of the windows after `num_plain`, ``[n - num_plain, heads or 1, N, N]``; None
+            without masks.
         num_plain: Windows without a mask.
         scale: Factor on the logits; ``d ** -0.5`` when None.
 
     Returns:
         ``[n, N, heads d]``.
     """
-    masked = mask if bias is None else bias if mask is None else bias + mask  # [1 or n - num_plain, heads, N, N]
-    if mask is None or num_plain == 0:
-        return _to_tokens(attend(*(x.transpose(1, 2) for x in qkv.unbind(2)), masked, scale))  # [n, N, heads*d]
+    if masked_bias is None or num_plain == 0:
+        bias = bias if masked_bias is None else masked_bias
+        return _to_tokens(attend(*(x.transpose(1, 2) for x in qkv.unbind(2)), bias, scale))  # [n, N, heads*d]
     parts = _SplitWindows.apply(qkv, num_plain)  # [num_plain, heads, N, d] and [n - num_plain, heads, N, d], three each
-    outs = attend(*parts[:3], bias, scale), attend(*parts[3:], masked, scale)
+    outs = attend(*parts[:3], bias, scale), attend(*parts[3:], masked_bias, scale)
     return torch.cat([_to_tokens(out) for out in outs])  # [n, N, heads*d]
 
 
@@ -93,39 +98,43 @@ class _SplitWindows(Function):
 
 
 def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
-    """Queries and keys divided by their lengths, queries times a scale: scaled cosine attention (Swin V2, equation 2).
+    """Queries and keys divided by their lengths, times a scale: scaled cosine attention (Swin V2, equation 2).
 
     Lengths are computed in float32 at least, where squares do not overflow; the map stays in its dtype. A query or key
     of length zero, such as the key of padding, stays zero and has no gradient.
 
     Args:
         qkv: Queries, keys and values, ``[n, 3 heads d]``. Changed in place, except while a model is compiled.
-        scale: Of every head, ``[heads]``, in float32 or wider.
+        scale: Of queries and keys, ``[2, heads]``, in float32 or wider.
 
     Returns:
         ``[n, 3 heads d]``.
     """
     if not torch.compiler.is_compiling():
         return _UnitLength.apply(qkv, scale)
-    qk = qkv.unflatten(-1, (3, scale.shape[0], -1))[:, :2]  # [n, 2, heads, d]
+    qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
     qk = (qk * _unit_factor(qk, scale)).to(qkv.dtype).flatten(1)  # [n, 2*heads*d]
     return torch.cat([qk, qkv[:, qk.shape[1] :]], dim=-1)  # [n, 3*heads*d]
+
+
+def _queries_and_keys(qkv: Tensor, scale: Tensor) -> Tensor:
+    """View ``[n, 2, heads, d]`` of ``[n, 3 heads d]``."""
+    return qkv.unflatten(-1, (3, scale.shape[1], -1))[:, :2]  # [n, 2, heads, d]
 
 
 def _unit_factor(qk: Tensor, scale: Tensor) -> Tensor:
     """Scale over length, ``[n, 2, heads, 1]``, of queries and keys ``[n, 2, heads, d]``."""
     with without_autocast(qk):
         length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True, dtype=scale.dtype)  # [n, 2, heads, 1]
-        scales = torch.stack([scale, torch.ones_like(scale)])[..., None]  # [2, heads, 1]
-        return scales / F.threshold(length, 1e-12, math.inf)  # of F.normalize
+        return scale[..., None] / F.threshold(length, 1e-12, math.inf)  # the bound of F.normalize
 
 
 class _UnitLength(Function):
-    """`unit_length`, in place: what is kept for the backward pass is what attention keeps."""
+    """`unit_length`, in place: what it keeps for the backward pass is what attention keeps."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, qkv: Tensor, scale: Tensor) -> Tensor:
-        qk = qkv.unflatten(-1, (3, scale.shape[0], -1))[:, :2]  # [n, 2, heads, d]
+        qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
         factor = _unit_factor(qk, scale)  # [n, 2, heads, 1]
         qk.mul_(factor)
         ctx.mark_dirty(qkv)
@@ -136,14 +145,15 @@ class _UnitLength(Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
         qkv, scale, factor = ctx.saved_tensors
-        qk, grad_qk = (x.unflatten(-1, (3, scale.shape[0], -1))[:, :2] for x in (qkv, grad))  # [n, 2, heads, d]
-        # Along the vector there is no gradient, except that of the scale.
+        qk, grad_qk = (_queries_and_keys(x, scale) for x in (qkv, grad))  # [n, 2, heads, d]
+        # Along a vector there is no gradient, except that of the scale.
         along = (qk * grad_qk).sum(-1, keepdim=True, dtype=scale.dtype)  # [n, 2, heads, 1]
-        squares = torch.stack([scale.square(), torch.ones_like(scale)])[..., None]  # [2, heads, 1]
-        out = grad.clone()  # [n, 3*heads*d]
-        out_qk = out.unflatten(-1, (3, scale.shape[0], -1))[:, :2]  # [n, 2, heads, d]
-        out_qk.sub_(qk * (along / squares).to(qk.dtype)).mul_(factor)
-        return out, along[:, 0].sum((0, 2)) / scale  # [n, 3*heads*d], [heads]
+        out = torch.empty_like(grad)  # [n, 3*heads*d]
+        out_qk, values = _queries_and_keys(out, scale), slice(2 * grad.shape[1] // 3, None)
+        torch.addcmul(grad_qk, qk, (along / scale.square()[..., None]).to(qk.dtype), value=-1, out=out_qk)
+        out_qk.mul_(factor)
+        out[:, values] = grad[:, values]
+        return out, along.sum(0)[..., 0] / scale  # [n, 3*heads*d], [2, heads]
 
 
 def attend_decomposed(
@@ -166,7 +176,6 @@ def attend_decomposed(
         ``[B, h w, heads d]``.
     """
     (b, h, w, heads, dim), nk = q.shape, k.shape[1]
-    layout = relative_layout(q, keys)
     on_cpu = q.device.type == "cpu"
     if torch.compiler.is_compiling():  # no branch on sizes
         folds = True
@@ -174,13 +183,13 @@ def attend_decomposed(
         folds = heads * h * w * nk > BIAS_ELEMENTS
     else:
         # What either form writes, and the fused kernel reads, more than the other: see docs/performance.md.
-        folds = h * w * nk > (h * w + (2 if on_cpu else 1) * nk) * (dim + layout.codes.shape[1])
-    along_h, along_w = bias(q, keys, layout, 1 / scale if folds else 1.0)
+        folds = h * w * nk > (h * w + (2 if on_cpu else 1) * nk) * folded_length(dim, keys)
+    layout = relative_layout(q, keys, aligns_rows=not folds)
+    # Codes are a power of two, which every dtype holds: with heads of 64 channels the rest of the factor is 1.
+    along_h, along_w = bias(q, keys, layout, 1 / (scale * layout.code) if folds else 1.0)
     if folds:
-        along = along_h[..., : keys[0]], along_w  # w'' fills the length up
-        return _attend_folded(q, k, v, *along, layout.codes, scale)
-    # With grids of h'' rows, the rows of the bias are aligned.
-    terms = along_h[..., None], along_w[..., None, : keys[1]]  # [B, h, w, heads, h'', 1], [B, h, w, heads, 1, w']
+        return _attend_folded(q, k, v, along_h, along_w, layout.codes, scale)
+    terms = along_h[..., None], along_w[..., None, :]  # [B, h, w, heads, h'', 1], [B, h, w, heads, 1, w']
     whole = max(1, BIAS_ELEMENTS // (heads * h * w * nk)) if on_cpu and not torch.is_grad_enabled() else b
     parts = zip(*(x.split(whole) for x in (q, k, v, *terms)))
     outs = [_attend_added(*part, scale) for part in parts]
@@ -196,8 +205,9 @@ def _attend_added(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Ten
 def _attend_folded(
     q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, codes: Tensor, scale: float
 ) -> Tensor:
-    """The bias as more channels: the query gets the terms over `scale`, the key one-hot codes of its row and column."""
-    q = torch.cat([q, along_h, along_w], dim=-1).flatten(1, 2)  # [B, h*w, heads, align(d + h' + w')]
+    """The bias as more channels: terms for the query, one-hot codes of row and column for the key."""
+    fill = q[..., : codes.shape[1] - along_h.shape[-1] - along_w.shape[-1]]  # anything finite: codes there are zero
+    q = torch.cat([q, along_h, along_w, fill], dim=-1).flatten(1, 2)  # [B, h*w, heads, align(d + h' + w')]
     codes = codes[:, None].expand(k.shape[0], -1, k.shape[2], -1)  # [B, h'*w', heads, align(d + h' + w') - d]
     k = torch.cat([k, codes], dim=-1)  # [B, h'*w', heads, align(d + h' + w')]
     dim = v.shape[-1]

@@ -68,22 +68,23 @@ class _WindowBias(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def of_blocks(cls, biases: Sequence["_WindowBias"], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def of_blocks(cls, biases: Sequence["_WindowBias"], dtype: torch.dtype) -> Tensor:
         """The biases of several blocks, made together: one by one, they are most of the kernels of a small map.
 
         Args:
             biases: Of the same window and number of heads.
-            dtype: Of the result. The bias of an offset is cast, before it is repeated for every pair.
+            dtype: Of the result. The bias of an offset is cast before it is repeated for every pair.
 
         Returns:
-            Per block ``[1, heads, N, align(N)]`` for N = wh * ww; the last columns fill the rows up.
+            ``[n, heads, N, align(N)]`` for N = wh * ww; the last columns fill the rows up.
         """
         first = biases[0]
-        return gather_bias(cls.tables(biases).to(dtype), first.index, first.window[0] * first.window[1]).split(1)
+        return gather_bias(cls.tables(biases).to(dtype), first.index, first.window[0] * first.window[1])
 
-    def forward(self, dtype: torch.dtype) -> Tensor:
-        """See `of_blocks`."""
-        return self.of_blocks([self], dtype)[0]
+    def forward(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The bias of one block, ``[1, heads, N, N]``; in its own dtype when None."""
+        bias = self.of_blocks([self], dtype or self.tables([self]).dtype)  # [1, heads, N, align(N)]
+        return bias[..., : bias.shape[-2]]  # [1, heads, N, N]
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "_WindowBias":
         was_meta = self.index.is_meta
@@ -179,10 +180,9 @@ class DecomposedBias(nn.Module):
             factor: On both terms.
 
         Returns:
-            ``[B, h, w, heads, h'']`` and ``[B, h, w, heads, w'']``, see `RelativePositions`.
+            ``[B, h, w, heads, h'']``, see `RelativePositions`, and ``[B, h, w, heads, w']``.
         """
         b, h, w, heads, dim = q.shape
-        h_width, w_width = layout.widths
         table = torch.cat(
             [
                 resize_relative_position(table, 2 * torch.sym_max(n, k) - 1)  # [2*max(n, k) - 1, d]
@@ -191,16 +191,16 @@ class DecomposedBias(nn.Module):
         )
         if factor != 1:
             table = table * factor
-        pairs = table.to(q.dtype).index_select(0, layout.index)  # [h*h'' + w*heads*w'', d]
-        rows, columns = pairs.split([h * h_width, w * heads * w_width])
+        pairs = table.to(q.dtype).index_select(0, layout.index)  # [h*h'' + w*heads*w', d]
+        rows, columns = pairs.split([h * layout.rows, w * heads * keys[1]])
         # Batched products of views of the queries: for a row of the map all its columns and heads, for a column and a
         # head all rows of all maps.
         by_row = q.reshape(b, h, w * heads, dim)
         by_column = by_row.flatten(0, 1).transpose(0, 1)  # [w*heads, B*h, d]
-        along_h = by_row @ rows.view(h, h_width, dim).transpose(1, 2)  # [B, h, w*heads, h'']
-        along_w = by_column @ columns.view(w * heads, w_width, dim).transpose(1, 2)  # [w*heads, B*h, w'']
+        along_h = by_row @ rows.view(h, layout.rows, dim).transpose(1, 2)  # [B, h, w*heads, h'']
+        along_w = by_column @ columns.view(w * heads, keys[1], dim).transpose(1, 2)  # [w*heads, B*h, w']
         along_h = along_h.unflatten(2, (w, heads))  # [B, h, w, heads, h'']
-        return along_h, along_w.transpose(0, 1).unflatten(1, (w, heads)).unflatten(0, (b, h))  # [B, h, w, heads, w'']
+        return along_h, along_w.transpose(0, 1).unflatten(1, (w, heads)).unflatten(0, (b, h))  # [B, h, w, heads, w']
 
 
 class LogCpbBias(_WindowBias):

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d, trunc_normal_
 from torch import Tensor, nn
+from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
@@ -21,11 +22,32 @@ def pad_to_multiple(x: Tensor, patch_size: int) -> Tensor:
     return F.pad(x, (0, -w % patch_size, 0, -h % patch_size)) if h % patch_size or w % patch_size else x
 
 
+class _Gelu(Function):
+    """GELU whose node gives its input to others: `hidden` unpacks it once, as activation checkpointing demands."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return F.gelu(x)
+
+    @staticmethod
+    def hidden(ctx: FunctionCtx) -> Tensor:
+        if not hasattr(ctx, "unpacked"):
+            (ctx.unpacked,) = ctx.saved_tensors
+        return ctx.unpacked
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
+        x = _Gelu.hidden(ctx)
+        del ctx.unpacked
+        return torch.ops.aten.gelu_backward(grad, x)
+
+
 class Mlp(nn.Module):
     """Linear, GELU, Linear (ViT section 3.1).
 
-    The activation between GELU and the second layer is the largest of a block. It is not kept for the backward pass,
-    but computed again from the input of the GELU, which is kept anyway.
+    What the second layer would keep for its backward pass is the largest tensor of a block. It is computed again, from
+    what the GELU keeps anyway.
 
     Args:
         dim: Channels of the input.
@@ -36,24 +58,22 @@ class Mlp(nn.Module):
     def __init__(self, dim: int, hidden_dim: int, out_dim: int | None = None) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden_dim)
-        self.act = nn.GELU()
         self.fc2 = nn.Linear(hidden_dim, out_dim or dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., dim]`` to ``[..., out_dim]``."""
-        hidden = self.fc1(x)  # [..., hidden_dim]
-        active = self.act(hidden)  # [..., hidden_dim]
+        x = self.fc1(x)  # [..., hidden_dim]
         # A compiler decides by itself what to compute again.
-        if active.grad_fn is None or torch.compiler.is_compiling():
-            return self.fc2(active)  # [..., out_dim]
+        if not (torch.is_grad_enabled() and x.requires_grad) or torch.compiler.is_compiling():
+            return self.fc2(F.gelu(x))  # [..., out_dim]
+        active = _Gelu.apply(x)  # [..., hidden_dim]
         storage, node = active.untyped_storage()._cdata, active.grad_fn
 
         def pack(saved: Tensor) -> Tensor | torch.Size:
             return saved.shape if saved.untyped_storage()._cdata == storage else saved
 
         def unpack(packed: Tensor | torch.Size) -> Tensor:
-            # From the node, not from `hidden`: activation checkpointing has its own way to keep that.
-            return packed if isinstance(packed, Tensor) else self.act(node._saved_self).view(packed)
+            return packed if isinstance(packed, Tensor) else F.gelu(_Gelu.hidden(node)).view(packed)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return self.fc2(active)  # [..., out_dim]

@@ -270,20 +270,23 @@ class RelativePositions:
 
     Attributes:
         index: Rows of the tables of both axes, joined, for every pair along the rows, then along the columns (these
-            repeated for every head): ``[h h'' + w heads w'']``, int32.
-        widths: h'' and w'': h' and w', and entries that make tensors align and are not used.
-        codes: One-hot codes of the row and the column of every key, ``[h' w', align(d + h' + w') - d]``.
+            repeated for every head): ``[h h'' + w heads w']``, int32.
+        rows: h'': h', and rows that align ``h'' w'`` and are not used.
+        codes: One-hot codes of the row and the column of every key, times `code`,
+            ``[h' w', align(d + h' + w') - d]`` (not aligned for d below `ALIGNMENT`).
+        code: The power of two next to the square root of d.
     """
 
     index: Tensor
-    widths: tuple[int, int]
+    rows: int
     codes: Tensor
+    code: float
 
 
-def relative_layout(q: Tensor, keys: tuple[int, int]) -> RelativePositions:
+def relative_layout(q: Tensor, keys: tuple[int, int], aligns_rows: bool) -> RelativePositions:
     """The relative positions of queries ``[B, h, w, heads, d]`` and of keys in a grid (h', w')."""
     _, h, w, heads, dim = q.shape
-    return _relative_positions(q, (h, w), keys, heads, dim)
+    return _relative_positions(q, (h, w), keys, heads, dim, aligns_rows)
 
 
 @_made_once
@@ -292,22 +295,29 @@ def _relative_positions(
     keys: tuple[int, int],
     num_heads: int,
     dim: int,
+    aligns_rows: bool,
     device: torch.device,
     dtype: torch.dtype,
 ) -> RelativePositions:
     (h, w), (h_keys, w_keys) = queries, keys
-    length = align(dim + h_keys + w_keys) - dim
-    # Rows of keys until h'' w' is aligned; columns until d + h' + w'' is.
-    step = 1 if torch.compiler.is_compiling() else ALIGNMENT // math.gcd(ALIGNMENT, w_keys)
-    widths = (h_keys + step - 1) // step * step, length - h_keys
-    rows = relative_index_1d(h, h_keys, widths[0], device)  # [h, h'']
-    columns = relative_index_1d(w, w_keys, widths[1], device) + 2 * torch.sym_max(h, h_keys) - 1  # [w, w'']
-    columns = columns[:, None].expand(-1, num_heads, -1)  # [w, heads, w'']
-    index = torch.cat([rows.flatten(), columns.reshape(-1)]).int()  # [h*h'' + w*heads*w'']
+    length = folded_length(dim, keys) - dim
+    step = ALIGNMENT // math.gcd(ALIGNMENT, w_keys) if aligns_rows else 1
+    num_rows = (h_keys + step - 1) // step * step
+    rows = relative_index_1d(h, h_keys, num_rows, device)  # [h, h'']
+    columns = relative_index_1d(w, w_keys, w_keys, device) + 2 * torch.sym_max(h, h_keys) - 1  # [w, w']
+    columns = columns[:, None].expand(-1, num_heads, -1)  # [w, heads, w']
+    index = torch.cat([rows.flatten(), columns.reshape(-1)]).int()  # [h*h'' + w*heads*w']
     number = torch.arange(length, device=device)
     row, column = torch.arange(h_keys, device=device), torch.arange(w_keys, device=device) + h_keys
     codes = (number == row[:, None, None]) | (number == column[:, None])  # [h', w', length]
-    return RelativePositions(index, widths, codes.flatten(0, 1).to(dtype))
+    code = 2.0 ** round(math.log2(dim) / 2)
+    return RelativePositions(index, num_rows, codes.flatten(0, 1).to(dtype) * code, code)
+
+
+def folded_length(dim: int, keys: tuple[int, int]) -> int:
+    """Channels of queries and keys of `dim` channels with the codes of a grid of keys (h', w')."""
+    length = dim + sum(keys)
+    return length if dim < ALIGNMENT else align(length)
 
 
 def relative_index_1d(

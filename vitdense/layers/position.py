@@ -22,7 +22,8 @@ class AbsolutePosition(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Adds the embedding to ``x`` ``[B, H, W, C]``."""
-        return x + resize_grid(self.table, (x.shape[1], x.shape[2])).to(x.dtype)
+        # In this order the sum has the memory layout of the table, which the next layers want, not of a convolution.
+        return resize_grid(self.table, (x.shape[1], x.shape[2])).to(x.dtype) + x
 
 
 class ExtraTokens(nn.Module):
