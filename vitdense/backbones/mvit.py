@@ -17,7 +17,7 @@ from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import MVIT, MViTArch, find_arch
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer
+from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer, max_pool
 from vitdense.layers.layout import window_layout, without_autocast
 from vitdense.layers.position import AbsolutePosition
 
@@ -135,7 +135,7 @@ class PooledAttention(nn.Module):
         heads, dtype = self.spec.num_heads, maps[0].dtype
         strides = (self.spec.q_stride, self.spec.kv_stride, self.spec.kv_stride)
         if not hasattr(self, "pool_q"):
-            return [max_pool(x, stride) for x, stride in zip(maps, strides)]
+            return [pool_map(x, stride) for x, stride in zip(maps, strides)]
         # All heads share the weights. The layers themselves would need the heads in the batch axis: copies of the maps.
         kernels = torch.stack([getattr(self, f"pool_{name}").weight for name in "qkv"])  # [3, d, 1, 3, 3]
         kernels = kernels[:, None].expand(-1, heads, *kernels.shape[1:]).flatten(1, 2)  # [3, C', 1, 3, 3]
@@ -176,11 +176,11 @@ class PooledAttention(nn.Module):
         return self.proj(y + q if self.residual else y)  # [B, N, C']
 
 
-def max_pool(x: Tensor, stride: int) -> Tensor:
+def pool_map(x: Tensor, stride: int) -> Tensor:
     """Overlapping max pooling of a map: ``[B, H, W, C]`` to ``[B, ceil(H / stride), ceil(W / stride), C]``."""
     if stride == 1:
         return x
-    y = F.max_pool2d(x.permute(0, 3, 1, 2), stride + 1, stride, padding=stride // 2)  # [B, C, h, w]
+    y = max_pool(x.permute(0, 3, 1, 2), stride + 1, stride, padding=stride // 2)  # [B, C, h, w]
     return y.permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
@@ -208,7 +208,7 @@ class MViTBlock(nn.Module):
         """``[B, H, W, dim]`` to ``[B, ceil(H / q_stride), ceil(W / q_stride), dim_out]``."""
         spec = self.spec
         y = self.norm1(x)
-        x = max_pool(self.proj(y) if spec.dim != spec.dim_attn else x, spec.q_stride)  # [B, h, w, dim_attn]
+        x = pool_map(self.proj(y) if spec.dim != spec.dim_attn else x, spec.q_stride)  # [B, h, w, dim_attn]
         x = x + self.drop_path(self.attn(y))  # [B, h, w, dim_attn]
         y = self.norm2(x)
         skip = self.proj(y) if spec.dim_attn != spec.dim_out else x  # [B, h, w, dim_out]

@@ -57,7 +57,7 @@ def attend_windows(
         qkv: Queries, keys and values, ``[n, N, 3, heads, d]``.
         bias: ``[heads, N, N]``, or None.
         masked_bias: Sum of bias and mask of the windows after `num_plain`, ``[n - num_plain, heads or 1, N, N]``; None
-            without masks.
+            without masks. While a model is compiled, of the windows of an image: all are after `num_plain`.
         num_plain: Windows without a mask.
         scale: Factor on the logits; ``d ** -0.5`` when None.
 
@@ -66,10 +66,20 @@ def attend_windows(
     """
     if masked_bias is None or num_plain == 0:
         bias = bias if masked_bias is None else masked_bias
-        return _to_tokens(attend(*(x.transpose(1, 2) for x in qkv.unbind(2)), bias, scale))  # [n, N, heads*d]
+        body = attend if masked_bias is None or not torch.compiler.is_compiling() else _attend_images
+        return _to_tokens(body(*(x.transpose(1, 2) for x in qkv.unbind(2)), bias, scale))  # [n, N, heads*d]
     parts = _SplitWindows.apply(qkv, num_plain)  # [num_plain, heads, N, d] and [n - num_plain, heads, N, d], three each
     outs = attend(*parts[:3], bias, scale), attend(*parts[3:], masked_bias, scale)
     return torch.cat([_to_tokens(out) for out in outs])  # [n, N, heads*d]
+
+
+def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Tensor:
+    """`attend` with the biases of the windows of an image, for all images. Without fused attention, for exporters: it
+    would need a copy of the biases for every image."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    logits = (q * scale) @ k.transpose(-2, -1)  # [n, heads, N, N]
+    logits = logits.view(q.shape[0] // bias.shape[0], *bias.shape[:1], *logits.shape[1:]) + bias
+    return logits.softmax(-1).view(q.shape[0], *logits.shape[2:]) @ v  # [n, heads, N, d]
 
 
 def _to_tokens(x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Patch embedding and merging on maps of any size. Inside, maps are ``[B, H, W, C]``."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d, trunc_normal_
@@ -19,7 +21,11 @@ def init_transformer(module: nn.Module) -> None:
 def pad_to_multiple(x: Tensor, patch_size: int) -> Tensor:
     """An image ``[B, C, H, W]`` padded with zeros right and bottom to multiples of the patch."""
     h, w = x.shape[-2:]
-    return F.pad(x, (0, -w % patch_size, 0, -h % patch_size)) if h % patch_size or w % patch_size else x
+    # Always while a model is compiled: one program serves all sizes.
+    if torch.compiler.is_compiling() or h % patch_size or w % patch_size:
+        right, bottom = ((n + patch_size - 1) // patch_size * patch_size - n for n in (w, h))
+        x = F.pad(x, (0, right, 0, bottom))  # [B, C, h*p, w*p]
+    return x
 
 
 class _Gelu(Function):
@@ -137,6 +143,18 @@ class HierarchicalStem(nn.Module):
         return self.proj(pad_to_multiple(x, self.patch_size)).permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
+def max_pool(x: Tensor, kernel: int, stride: int, padding: int = 0) -> Tensor:
+    """Max pooling of ``[B, C, H, W]`` to ``[B, C, ceil(H / stride), ceil(W / stride)]``.
+
+    While a model is compiled, the image is padded first: what torch does would be compiled for one parity of the sizes.
+    """
+    if not torch.compiler.is_compiling():
+        return F.max_pool2d(x, kernel, stride, padding, ceil_mode=padding == 0)  # [B, C, h, w]
+    h, w = x.shape[-2:]
+    right, bottom = ((n + stride - 1) // stride * stride - stride + kernel - padding - n for n in (w, h))
+    return F.max_pool2d(F.pad(x, (padding, right, padding, bottom), value=-math.inf), kernel, stride)  # [B, C, h, w]
+
+
 class OverlapPatchEmbed(nn.Module):
     """Patches of 7x7 pixels every 4, without a norm (MViTv2 appendix, "patch embedding").
 
@@ -164,9 +182,10 @@ def merge_2x2(x: Tensor) -> Tensor:
         ``[B, ceil(H/2), ceil(W/2), 4 C]``.
     """
     b, h, w, c = x.shape
-    if h % 2 or w % 2:
-        x = F.pad(x, (0, 0, 0, w % 2, 0, h % 2))
-    x = x.reshape(b, (h + 1) // 2, 2, (w + 1) // 2, 2, c)  # [B, h, 2 rows, w, 2 columns, C]
+    half_h, half_w = (h + 1) // 2, (w + 1) // 2
+    if torch.compiler.is_compiling() or h % 2 or w % 2:  # see `pad_to_multiple`
+        x = F.pad(x, (0, 0, 0, 2 * half_w - w, 0, 2 * half_h - h))
+    x = x.reshape(b, half_h, 2, half_w, 2, c)  # [B, h, 2 rows, w, 2 columns, C]
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, h, w, 4*C]
 
 

@@ -72,11 +72,12 @@ class Windows:
         gather: Index of the token in every slot, any index where the slot is padding: ``[images * nW * N]``, int32.
             None when windows are a permutation of the map's axes.
         scatter: Index of the slot of every token, ``[images * h * w]``, int32; or None.
-        images: Images that both indices cover: all of a batch where windows are not in the order of the images.
+        images: Images that both indices cover: all of a batch with shift, otherwise 1.
+        num_windows: Windows of an image, nW.
         num_plain: Windows without padding and masked pairs, of all `images`.
         padding: Whether a slot of the special windows is padding, ``[slots, 1]``; None without padding.
         mask: Added to the logits of the special windows: 0 or `MASK_VALUE`, ``[special windows, 1, N, align(N)]``;
-            None without shift.
+            None without shift. While a model is compiled, of one image.
     """
 
     size: tuple[int, int]
@@ -84,6 +85,7 @@ class Windows:
     gather: Tensor | None
     scatter: Tensor | None
     images: int
+    num_windows: int
     num_plain: int
     padding: Tensor | None
     mask: Tensor | None
@@ -98,24 +100,25 @@ class Windows:
 
         Padding is zero; without `zero_padding` it is any token of the map.
         """
-        (h, w), (wh, ww), c = self.size, self.window, x.shape[-1]
+        (h, w), (wh, ww), (b, *_, c) = self.size, self.window, x.shape
         if self.gather is None:
-            x = x.view(-1, h // wh, wh, w // ww, ww, c).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
+            x = x.view(b, h // wh, wh, w // ww, ww, c).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
         else:
-            x = x.reshape(-1, self.images * h * w, c)  # [B / images, images*h*w, C]
+            x = x.reshape(b // self.images, self.images * h * w, c)  # [B / images, images*h*w, C]
             padding = self.padding if zero_padding else None
             x = _PermuteTokens.apply(x, self.gather, self.scatter, padding, None)  # [B / images, images*nW*N, C]
-        return x.reshape(-1, self.tokens, c)  # [B*nW, N, C]
+        return x.reshape(b * self.num_windows, self.tokens, c)  # [B*nW, N, C]
 
     def unpartition(self, windows: Tensor) -> Tensor:
         """Windows ``[B * nW, N, C]`` to the map ``[B, h, w, C]``, padding dropped."""
         (h, w), (wh, ww), c = self.size, self.window, windows.shape[-1]
+        b = windows.shape[0] // self.num_windows
         if self.gather is None:
-            x = windows.view(-1, h // wh, w // ww, wh, ww, c).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
+            x = windows.view(b, h // wh, w // ww, wh, ww, c).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
         else:
-            x = windows.reshape(-1, self.gather.shape[0], c)  # [B / images, images*nW*N, C]
+            x = windows.reshape(b // self.images, self.images * self.num_windows * self.tokens, c)
             x = _PermuteTokens.apply(x, self.scatter, self.gather, None, self.padding)  # [B / images, images*h*w, C]
-        return x.reshape(-1, h, w, c)  # [B, h, w, C]
+        return x.reshape(b, h, w, c)  # [B, h, w, C]
 
 
 class _PermuteTokens(Function):
@@ -131,8 +134,12 @@ class _PermuteTokens(Function):
     ) -> Tensor:
         ctx.save_for_backward(index, inverse, padding, of_inverse)
         y = x.index_select(1, index)
-        if padding is not None:  # of the last slots
-            y.narrow(1, y.shape[1] - padding.shape[0], padding.shape[0]).masked_fill_(padding, 0)
+        if padding is None:
+            return y
+        if torch.compiler.is_compiling():
+            return torch.where(padding, 0, y)
+        # Of the last slots.
+        y.narrow(1, y.shape[1] - padding.shape[0], padding.shape[0]).masked_fill_(padding, 0)
         return y
 
     @staticmethod
@@ -169,13 +176,11 @@ def _windows(
     (wh, ww), traced, shifts = window, torch.compiler.is_compiling(), any(shift)
     nh, nw = (h + wh - 1) // wh, (w + ww - 1) // ww
     if not traced and not shifts and (h, w) == (nh * wh, nw * ww):
-        return Windows((h, w), window, None, None, 1, nh * nw, None, None)
+        return Windows((h, w), window, None, None, 1, nh * nw, nh * nw, None, None)
     tokens = wh * ww
-    # Of every slot along an axis of the rolled, padded map: the row or column of its token.
-    rows, columns = (
-        ((torch.arange(n * side, device=device) + by) % (n * side)).view(n, side)
-        for n, side, by in ((nh, wh, shift[0]), (nw, ww, shift[1]))
-    )  # [nH, wh], [nW, ww]
+    axes = ((h, nh, wh, shift[0]), (w, nw, ww, shift[1]))
+    # What follows has neither a branch on a size nor the remainder by one: the exporters know neither.
+    rows, columns = (_tokens_of_slots(*axis[1:], device) for axis in axes)  # [nH, wh], [nW, ww]
 
     def of_slots(by_row: Tensor, by_column: Tensor) -> Tensor:  # -> [nH * nW, N]
         grid = by_row.to(torch.int32)[:, None, :, None] + by_column.to(torch.int32)[None, :, None, :]
@@ -183,23 +188,17 @@ def _windows(
 
     gather = of_slots(rows.clamp(max=h - 1) * w, columns.clamp(max=w - 1))  # [nW, N]
     padding = of_slots(rows >= h, columns >= w) > 0  # [nW, N]
-    # Of every token along an axis: its window, and its place there.
-    (i, y), (j, z) = (
-        (at // side, at % side)
-        for at, side in (
-            ((torch.arange(h, device=device) - shift[0]) % (nh * wh), wh),
-            ((torch.arange(w, device=device) - shift[1]) % (nw * ww), ww),
-        )
-    )  # [h], [h], [w], [w]
+    (i, y), (j, z) = (_slots_of_tokens(*axis, device) for axis in axes)  # [h] each, [w] each
     number, place = (i * nw)[:, None] + j, (y * ww)[:, None] + z  # window and place of every token, [h, w]
     labels = None
     if shifts:
-        bands = (_bands(n, side, by, device) for n, side, by in ((nh, wh, shift[0]), (nw, ww, shift[1])))
-        labels = of_slots(*(band * factor for band, factor in zip(bands, (3, 1))))  # [nW, N]
+        row_bands, column_bands = (_bands(*axis[1:], device) for axis in axes)  # [nH, wh], [nW, ww]
+        labels = of_slots(row_bands * 3, column_bands)  # [nW, N]
     if traced:  # no branch on sizes: all windows are special, in the order of the images
         scatter = (number * tokens + place).flatten()  # [h*w]
-        mask = None if labels is None else _mask(labels, dtype).repeat(batch, 1, 1, 1)
-        return Windows((h, w), window, gather.flatten(), scatter, 1, 0, padding.reshape(-1, 1), mask)
+        mask = None if labels is None else _mask(labels, dtype)  # [nW, 1, N, align(N)]
+        padding = padding.reshape(nh * nw * tokens, 1)
+        return Windows((h, w), window, gather.flatten(), scatter, 1, nh * nw, 0, padding, mask)
 
     # Windows from these on, along each axis, have padding or masked pairs.
     first_row, first_column = (
@@ -232,17 +231,35 @@ def _windows(
         gather,
         scatter.flatten().int(),
         images,
+        nh * nw,
         images * plain.shape[0],
         padding if has_padding else None,
         mask,
     )
 
 
+def _slots(count: int, window: int, device: torch.device) -> Tensor:
+    """Along an axis of the rolled, padded map, the number of every slot, ``[count, window]``."""
+    return torch.arange(count, device=device)[:, None] * window + torch.arange(window, device=device)
+
+
+def _tokens_of_slots(count: int, window: int, shift: int, device: torch.device) -> Tensor:
+    """The row or column of the padded map in every slot along an axis, ``[count, window]``."""
+    at = _slots(count, window, device) + shift
+    return torch.where(at >= count * window, at - count * window, at)  # [count, window]
+
+
+def _slots_of_tokens(size: int, count: int, window: int, shift: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The window, and the place there, of every row or column, ``[size]`` each."""
+    at = torch.arange(size, device=device) - shift
+    at = torch.where(at < 0, at + count * window, at)  # [size]
+    return at // window, at % window
+
+
 def _bands(count: int, window: int, shift: int, device: torch.device) -> Tensor:
     """Along an axis of the rolled map, the band of every slot: 0, 1 or 2, cut at ``-window`` and ``-shift``."""
-    size = count * window
-    i = torch.arange(size, device=device)
-    return ((i >= size - window).int() + (i >= size - shift).int()).view(count, window)  # [n, window]
+    slots, size = _slots(count, window, device), count * window
+    return (slots >= size - window).int() + (slots >= size - shift).int()  # [count, window]
 
 
 def _mask(labels: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,8 @@ rule         relative position bias tables                    absolute positions
 ===========  ===============================================  ===========================
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +24,13 @@ RULES = ("bicubic", "timm")
 def _check(rule: str) -> None:
     if rule not in RULES:
         raise ValueError(f"resize: got {rule!r}, expected one of {', '.join(RULES)}")
+
+
+def _is_resized(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether sizes differ. Sizes that are symbols, while a model is compiled or exported, count as different, so that
+    one program serves all sizes; equal ones are resized to themselves exactly."""
+    symbolic = torch.compiler.is_dynamo_compiling() or any(isinstance(n, torch.SymInt) for n in new)
+    return symbolic or tuple(old) != tuple(new)
 
 
 def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tensor:
@@ -36,7 +45,7 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
         ``[B, H, W, C]``.
     """
     _check(rule)
-    if tuple(x.shape[1:3]) == tuple(size):
+    if not _is_resized(x.shape[1:3], size):
         return x
     y = x.float().permute(0, 3, 1, 2)  # [B, C, h, w]
     y = F.interpolate(y, size=size, mode="bicubic", align_corners=False, antialias=rule == "timm")  # [B, C, H, W]
@@ -77,7 +86,7 @@ def resize_relative_position(table: Tensor, length: int) -> Tensor:
     Returns:
         ``[length, d]``.
     """
-    if table.shape[0] == length:
+    if not _is_resized(table.shape[:1], (length,)):
         return table
     y = table.to(torch.promote_types(table.dtype, torch.float32)).T[None]  # [1, d, L]
     y = F.interpolate(y, size=length, mode="linear", align_corners=False)  # [1, d, length]

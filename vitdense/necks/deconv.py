@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from vitdense.layers.blocks import SyncBatchNorm
+from vitdense.layers.blocks import SyncBatchNorm, max_pool
 from vitdense.module import Module
 
 STEPS = (2, 1, 0, -1)  # of a level from the map's stride, in powers of two: strides 4, 8, 16, 32 from 16
@@ -125,14 +124,30 @@ class DeconvPyramid(Module):
         if self.convs is not None:
             outs = [conv(x) for conv, x in zip(self.convs, outs)]
         for _ in range(self.num_outs - len(STEPS)):
-            outs.append(F.max_pool2d(outs[-1], 1, stride=2))  # [B, C, ceil(h/2), ceil(w/2)]
+            outs.append(outs[-1][..., ::2, ::2])  # [B, C, ceil(h/2), ceil(w/2)]
         return tuple(outs)
+
+
+class MaxPool(nn.Module):
+    """Max pooling without overlap, rounded up.
+
+    Args:
+        stride: Side of a window in pixels.
+    """
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to ``[B, C, ceil(H / stride), ceil(W / stride)]``."""
+        return max_pool(x, self.stride, self.stride)  # [B, C, h, w]
 
 
 def _level(dim: int, step: int, design: Design) -> nn.Module:
     """The layers of one level; see `STEPS`."""
     if step < 0:
-        return nn.MaxPool2d(2**-step, ceil_mode=True)
+        return MaxPool(2**-step)
     layers: list[nn.Module] = []
     for n in range(step):
         width = int(dim * design.width)
