@@ -1,9 +1,13 @@
-"""Compare time and peak memory of a backbone with another project's, in turn on the same input in one process.
+"""Compare a backbone with another project's: time and peak memory, in turn on the same input, or counted costs.
 
 The baseline is the same model, or the one named after the project. No project has an MViT for detection:
 ``mvitv2_tiny --peer mmdet:swin_tiny`` compares with a Swin of about the same cost.
 
 ``--mode load`` compares loading a checkpoint file with ``torch.load`` and ``load_state_dict`` of the same tensors.
+
+``--count`` needs no GPU. It counts kernels, dtype casts, bytes, FLOPs and what autograd keeps for the backward pass.
+Bytes are at 2 per floating-point element whatever the weights are. The roofline time of a device ranks models and tells
+what binds: FLOPs, bytes or launches. It predicts no seconds.
 """
 
 import argparse
@@ -18,13 +22,16 @@ import torch
 from torch import Tensor, nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from counting import as_json, count_rows, table, top_table
 from peers import PEERS, comparable, find
 from timing import alternate, forward_backward, median_ratio, peak_memory
+from vitdense.cost import DEVICES
 from vitdense.models import create
 from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
 
-DROP_PATH = 0.1  # of both models
+DROP_PATH = 0.1  # of both models; 0 for counts, which are then the same in every pass
+TIMING, COUNTING = ("dtype", "device", "threads", "rounds"), ("device_model", "top")  # options of one use only
 
 
 def main() -> None:
@@ -37,38 +44,58 @@ def main() -> None:
         help="baseline, by default the first of its family. "
         + "; ".join(f"{family}: {', '.join(peers)}" for family, peers in PEERS.items()),
     )
-    parser.add_argument("--mode", default=["eval", "train"], nargs="+", choices=["eval", "train", "load"])
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1344), metavar=("H", "W"))
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="by autocast")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", action="store_true", help="one line of JSON per mode")
+    parser.add_argument("--json", action="store_true", help="one line of JSON per mode, or per counted pass")
+    use = parser.add_mutually_exclusive_group()
+    use.add_argument("--mode", default=["eval", "train"], nargs="+", choices=["eval", "train", "load"], help="to time")
+    use.add_argument(
+        "--count",
+        action="store_true",
+        help="count instead, on the meta device: with weights cast to float32 and to bfloat16, for the meta device has "
+        "no autocast",
+    )
+    timing = parser.add_argument_group("timing")
+    timing.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="by autocast")
+    timing.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    timing.add_argument("--threads", type=int, default=2, help="CPU threads")
+    timing.add_argument("--rounds", type=int, default=9)
+    counting = parser.add_argument_group("with --count")
+    counting.add_argument("--device-model", default="h200", choices=list(DEVICES), help="GPU of the roofline")
+    counting.add_argument("--top", type=int, default=0, metavar="N", help="also the N kernels with the most bytes")
     args = parser.parse_args()
+    for name in TIMING if args.count else COUNTING:
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')}: {'is for timing, not for' if args.count else 'needs'} --count")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     try:
-        models = pair(args.model, args.peer, tuple(args.shape))
+        models = pair(args.model, args.peer, tuple(args.shape), 0.0 if args.count else DROP_PATH)
     except ValueError as error:
         parser.error(str(error))
+    if args.count:
+        report_counts(args, models)
+        return
     for mode in args.mode:
         report(args, mode, loading(models["vitdense"][0]) if mode == "load" else running(args, mode, models))
 
 
-def pair(name: str, peer: str, shape: tuple[int, int]) -> dict[str, tuple[nn.Module, Callable]]:
+def pair(
+    name: str, peer: str, shape: tuple[int, int], drop_path_rate: float = DROP_PATH
+) -> dict[str, tuple[nn.Module, Callable]]:
     """Our model and the baseline, each with its forward pass, by name.
 
     Args:
         name: Name of the model table.
         peer: ``project``, ``project:model`` or empty, for the default.
         shape: Image (h, w) in pixels.
+        drop_path_rate: Of both.
 
     Raises:
         ValueError: There is no such model or project, or the project has no such model or not for this shape.
     """
     project, _, other = peer.partition(":")
-    ours, spec = comparable(find(other or name), shape, DROP_PATH)
+    ours, spec = comparable(find(other or name), shape, drop_path_rate)
     peers = PEERS[ours.family]
     project = project or next(iter(peers))
     if project not in peers:
@@ -79,7 +106,7 @@ def pair(name: str, peer: str, shape: tuple[int, int]) -> dict[str, tuple[nn.Mod
             f"a model of about the same cost: --peer mmdet:swin_tiny"
         )
     if other:
-        ours = create(name, drop_path_rate=DROP_PATH)
+        ours = create(name, drop_path_rate=drop_path_rate)
     theirs = peers[project].build(spec)
     return {"vitdense": (ours, ours), peer or project: (theirs, partial(peers[project].run, theirs))}
 
@@ -140,6 +167,29 @@ def report(args: argparse.Namespace, mode: str, functions: dict[str, Callable[[]
     )
     for name in functions:
         print(f"  {name:18} median {result['median_s'][name]:8.3f} s   peak {result['peak_mib'][name]:8.1f} MiB")
+
+
+def report_counts(args: argparse.Namespace, models: dict[str, tuple[nn.Module, Callable]]) -> None:
+    """Count and print."""
+    shape = [args.batch, 3, *args.shape]
+    device = DEVICES[args.device_model]
+    rows = count_rows(models, shape)
+    if args.json:
+        head = {"shape": shape, "device_model": args.device_model, "torch": torch.__version__}
+        for row in rows:
+            print(json.dumps({**head, **as_json(row, device, args.top)}))
+        return
+    print(f"{args.model} {shape}, counted on the meta device with torch {torch.__version__}")
+    print(
+        f"roofline of {args.device_model}: {device.flops / 1e12:g} TFLOP/s and {device.bandwidth / 1e12:g} TB/s "
+        f"({device.source}); {device.launch * 1e6:g} us a launch (order of magnitude)"
+    )
+    print(table(rows, device))
+    if args.top:
+        print(f"\nthe {args.top} kernels with the most bytes")
+        for row in rows:
+            if not isinstance(row.cost, str):
+                print(top_table(row, args.top))
 
 
 def step(model: nn.Module, run: Callable, x: Tensor, mode: str, dtype: torch.dtype) -> None:

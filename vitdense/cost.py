@@ -10,44 +10,56 @@ Run the pass inside a `CostCounter`, on the meta device for speed. Counts are ex
   the CPU takes it apart.
 - What autograd keeps for the backward pass is every storage once, without parameters and buffers.
 - A FLOP is half a multiply-add (`torch.utils.flop_counter`).
+
+On a CPU counts can differ: a model may choose by device, and ``x[i] = 0`` is one kernel there, two on other devices.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 ELEMENT_BYTES = 2  # of a floating-point element
-# Calls that return a view or an allocation although their schema does not say so.
+# Views and allocations that are not views by their schema.
 FREE = {
     aten.empty,
     aten.empty_like,
+    aten.empty_permuted,
     aten.empty_strided,
     aten.new_empty,
     aten.new_empty_strided,
-    aten.detach,
-    aten.alias,
     aten._unsafe_view,
-    aten._reshape_alias,
-    aten.lift_fresh,
-    aten.split,
-    aten.split_with_sizes,
-    aten.unbind,
-    aten.chunk,
+    aten.detach_,
+    aten.squeeze_,
+    aten.t_,
+    aten.transpose_,
+    aten.unsqueeze_,
 }
 GATHERS = {aten.index, aten.index_select, aten.gather}
-# Calls that take shape and dtype of their argument, and do not read it.
-FILLS = {aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full}
+# Calls that write their first argument or take its shape and dtype, and do not read it.
+FILLS = {
+    aten.zeros_like,
+    aten.ones_like,
+    aten.full_like,
+    aten.rand_like,
+    aten.randn_like,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_full,
+    aten.zero_,
+    aten.fill_,
+    aten.bernoulli_,
+    aten.uniform_,
+}
 
 
 @dataclass(frozen=True)
@@ -55,22 +67,25 @@ class Device:
     """What a roofline needs of a GPU.
 
     Attributes:
-        flops: Peak of half-precision matrix products in FLOP/s.
+        flops: Peak of dense matrix products in bfloat16, in FLOP/s.
         bandwidth: Of its memory in bytes/s.
-        launch: Time of a kernel launch in eager mode in seconds.
-        source: Where the numbers are from.
+        source: Where these are from.
+        launch: Time of a kernel launch in eager mode in seconds. An order of magnitude: the host decides it.
     """
 
     flops: float
     bandwidth: float
-    launch: float
     source: str
+    launch: float = 4e-6
 
 
+# A measured peak is below that of a data sheet: compare models on one device, not devices.
 DEVICES = {
-    "h200": Device(
-        790e12, 4.8e12, 4e-6, "matmul in bfloat16 measured; bandwidth of the data sheet; launch: order of magnitude"
-    ),
+    "h200": Device(790e12, 4.8e12, "FLOP/s: a product of large matrices, measured; bandwidth: data sheet"),
+    # Half of the FLOP/s with sparsity.
+    "h100": Device(989.5e12, 3.35e12, "data sheet (SXM5) in archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html"),
+    "a100": Device(312e12, 2.039e12, "data sheet (SXM4, 80 GB) in glennklockwood.com/garden/processors/A100"),
+    "rtx4090": Device(165.15e12, 1.008e12, "waredb.com/processor/nvidia-geforce-rtx-4090"),
 }
 
 
@@ -79,32 +94,45 @@ class Cost:
     """Cost of what ran inside a `CostCounter`.
 
     Attributes:
-        kernels: Kernel launches.
-        bytes: Bytes that they move.
+        calls: Kernel launches by name. Names are ATen's, and ``attention`` and ``attention_backward``.
+        bytes_of: Bytes that they move, by the same names.
         flops: FLOPs, two per multiply-add.
         kept: Bytes that autograd keeps for the backward pass.
-        casts: Kernels that change the dtype of a floating-point tensor.
+        casts: Kernels that only change the dtype of a floating-point tensor.
     """
 
-    kernels: int
-    bytes: int
+    calls: Mapping[str, int]
+    bytes_of: Mapping[str, int]
     flops: int
     kept: int
     casts: int
+
+    @property
+    def kernels(self) -> int:
+        """Kernel launches."""
+        return sum(self.calls.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the kernels move."""
+        return sum(self.bytes_of.values())
 
     def seconds(self, device: Device) -> tuple[float, float, float]:
         """Roofline time on a device: of the FLOPs, of the bytes, of the launches. It ranks; it does not predict."""
         return self.flops / device.flops, self.bytes / device.bandwidth, self.kernels * device.launch
 
-    def __sub__(self, other: "Cost") -> "Cost":
-        return Cost(*(a - b for a, b in zip(vars(self).values(), vars(other).values())))
-
 
 class CostCounter(TorchDispatchMode):
     """Counts what runs inside ``with CostCounter(model) as counter``; the result is `counter.cost`.
 
+    While it counts, attention returns no values. Counters cannot be nested.
+
     Args:
         model: Its parameters and buffers are not counted as kept. Create the counter after the model is on its device.
+
+    Raises:
+        RuntimeError: From the pass: it runs in inference mode, which hides calls from the counter, or multiplies
+            tensors of two dtypes, which fails on every device but meta.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -112,7 +140,7 @@ class CostCounter(TorchDispatchMode):
         own = [*model.parameters(), *model.buffers()] if model is not None else []
         self._own = {_storage(t) for t in own}
         self._kept: dict[int, Tensor] = {}  # a tensor of every storage, so that no storage is freed and its key reused
-        self._contexts = (_FuseAttention(self), torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t))
+        self._contexts = ExitStack()
         self.calls: Counter[str] = Counter()
         self.bytes_of: Counter[str] = Counter()
         self.flops = self.casts = 0
@@ -121,22 +149,28 @@ class CostCounter(TorchDispatchMode):
     def cost(self) -> Cost:
         """The cost so far."""
         kept = sum(_storage_bytes(t) for t in self._kept.values())
-        return Cost(sum(self.calls.values()), sum(self.bytes_of.values()), self.flops, kept, self.casts)
+        return Cost(dict(self.calls), dict(self.bytes_of), self.flops, kept, self.casts)
 
     def __enter__(self) -> "CostCounter":
-        for context in self._contexts:
-            context.__enter__()
+        # Below autocast, which casts the arguments of attention, and in place of autograd, which would take it apart.
+        library = self._contexts.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        for device in ("CPU", "CUDA", "Meta"):
+            library.impl("scaled_dot_product_attention", self._attention, f"Autograd{device}")
+        self._contexts.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        for context in reversed(self._contexts):
-            context.__exit__(*error)
+        self._contexts.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("inference mode hides calls from the counter: count under torch.no_grad()")
         packet = func._overloadpacket
+        if packet in flop_registry:
+            _check_dtypes(str(packet), _tensors(args))
+        out = func(*args, **kwargs)
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **kwargs, out_val=out)
         if func.is_view or packet in FREE:
@@ -145,17 +179,15 @@ class CostCounter(TorchDispatchMode):
         if not results:  # a question, such as for a common dtype
             return out
         if packet in GATHERS:
-            moved = 2 * _bytes(results) + _bytes(t for t in _tensors((args, kwargs)) if not t.is_floating_point())
-        else:
-            inputs = [] if packet in FILLS else _tensors((args, kwargs))
-            moved = _bytes(inputs) + _bytes(results)
-            self.casts += any(
-                a.is_floating_point() and b.is_floating_point() and a.dtype != b.dtype
-                for a in inputs
-                for b in results
-                if packet in (aten._to_copy, aten.copy_, aten.copy)
-            )
-        self.count(str(packet), moved)
+            self.count(str(packet), 2 * _bytes(results) + _bytes(_tensors(args[1:])))
+            return out
+        written = {argument.name for argument in func._schema.arguments if argument.is_out}
+        read = args[1:] if packet in FILLS or packet is aten.copy_ else args
+        inputs = _tensors((read, [value for name, value in kwargs.items() if name not in written]))
+        if packet in (aten._to_copy, aten.copy_):
+            dtypes = {t.dtype for t in (*inputs, *results)}
+            self.casts += len(dtypes) > 1 and all(dtype.is_floating_point for dtype in dtypes)
+        self.count(str(packet), _bytes(inputs) + _bytes(results))
         return out
 
     def count(self, name: str, moved: int, flops: int = 0) -> None:
@@ -169,21 +201,12 @@ class CostCounter(TorchDispatchMode):
             self._kept.setdefault(_storage(t), t.detach())
         return t
 
-
-class _FuseAttention(TorchFunctionMode):
-    """Replaces `scaled_dot_product_attention` by a single kernel, of which only the cost is computed."""
-
-    def __init__(self, counter: CostCounter) -> None:
-        super().__init__()
-        self.counter = counter
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        names = ("query", "key", "value", "attn_mask")
-        given = dict(zip(names, args), **kwargs)
-        return _FusedAttention.apply(self.counter, *(given.get(name) for name in names))
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """`scaled_dot_product_attention`; dropout, the causal mask and the scale do not change its cost."""
+        _check_dtypes("attention", (query, key, value))
+        return _FusedAttention.apply(self, query, key, value, attn_mask)
 
 
 class _FusedAttention(Function):
@@ -196,25 +219,33 @@ class _FusedAttention(Function):
         out = q.new_empty([shape[i] for i in order]).permute(order)  # [..., heads, Nq, dv]
         ctx.counter = counter
         ctx.save_for_backward(q, k, v, bias, out)
-        flops = sdpa_flop_count(*(t.flatten(0, -4).shape for t in (q, k, v)))
-        counter.count("attention", _bytes(t for t in (q, k, v, bias, out) if t is not None), flops)
+        ctx.multiply_adds = q.shape[:-1].numel() * k.shape[-2]  # per channel of q or v
+        flops = 2 * ctx.multiply_adds * (q.shape[-1] + v.shape[-1])
+        counter.count("attention", _bytes(_tensors((q, k, v, bias, out))), flops)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, out = ctx.saved_tensors
-        grads = [torch.empty_like(t) for t in (q, k, v)]
-        if bias is not None and ctx.needs_input_grad[4]:
-            grads.append(torch.empty_like(bias))
-        read = [t for t in (q, k, v, bias, out, grad) if t is not None]
-        flops = sdpa_backward_flop_count(*(t.flatten(0, -4).shape for t in (grad, q, k, v)))
-        ctx.counter.count("attention_backward", _bytes([*read, *grads]), flops)
-        return None, *grads, *[None] * (4 - len(grads))
+        of_q, of_k, of_v = (torch.empty_like(t) for t in (q, k, v))
+        of_bias = torch.empty_like(bias) if ctx.needs_input_grad[4] else None
+        # Logits are computed again: three products have the channels of q, two those of v.
+        flops = 2 * ctx.multiply_adds * (3 * q.shape[-1] + 2 * v.shape[-1])
+        moved = _bytes(_tensors((q, k, v, bias, out, grad, of_q, of_k, of_v, of_bias)))
+        ctx.counter.count("attention_backward", moved, flops)
+        return None, of_q, of_k, of_v, of_bias
 
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _check_dtypes(name: str, tensors: Sequence[Tensor]) -> None:
+    """The meta device does not look."""
+    dtypes = {t.dtype for t in tensors}
+    if len(dtypes) > 1:
+        raise RuntimeError(f"{name}: expected tensors of one dtype, got {', '.join(sorted(map(str, dtypes)))}")
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -239,7 +270,7 @@ def _storage_bytes(t: Tensor) -> int:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Costs of a model on one image.
+    """Costs of a model for one batch.
 
     Attributes:
         forward: A forward pass in eval mode without gradients.
@@ -253,9 +284,11 @@ class ModelCost:
 def count(model: nn.Module, x: Tensor, run: Callable[[Tensor], Sequence[Tensor]] | None = None) -> ModelCost:
     """Cost of a model that returns maps. First passes, which fill caches and gradients, are not counted.
 
+    The loss is the sum of the means of the maps. Leaves the model in train mode, with gradients.
+
     Args:
         model: On the device of `x`; the meta device computes nothing.
-        x: Image, ``[B, 3, H, W]``.
+        x: Images, ``[B, 3, H, W]``.
         run: Function of `x` that returns maps; the model itself when None.
     """
     run = run or model
@@ -265,7 +298,7 @@ def count(model: nn.Module, x: Tensor, run: Callable[[Tensor], Sequence[Tensor]]
             run(x)
 
     def train() -> None:
-        sum(out.float().mean() for out in run(x)).backward()
+        sum(out.mean() for out in run(x)).backward()
 
     costs = []
     for step in (evaluate, train):
