@@ -74,12 +74,16 @@ def attend_windows(
 
 
 def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Tensor:
-    """`attend` with the biases of the windows of an image, for all images. Without fused attention, for exporters: it
-    would need a copy of the biases for every image."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    logits = (q * scale) @ k.transpose(-2, -1)  # [n, heads, N, N]
-    logits = logits.view(q.shape[0] // bias.shape[0], *bias.shape[:1], *logits.shape[1:]) + bias
-    return logits.softmax(-1).view(q.shape[0], *logits.shape[2:]) @ v  # [n, heads, N, d]
+    """`attend` with the biases of the windows of an image, ``[nW, heads or 1, N, N]``, for all images.
+
+    Windows become heads, so that the biases are not repeated for every image. This copies queries, keys and values,
+    which a compiler avoids.
+    """
+    n, heads, tokens, _ = q.shape
+    num_windows = bias.shape[0]
+    q, k, v = (x.reshape(n // num_windows, num_windows * heads, tokens, -1) for x in (q, k, v))  # [B, nW*heads, N, d]
+    bias = bias.expand(-1, heads, -1, -1).reshape(1, num_windows * heads, tokens, tokens)
+    return attend(q, k, v, bias, scale).reshape(n, heads, tokens, -1)  # [n, heads, N, d]
 
 
 def _to_tokens(x: Tensor) -> Tensor:

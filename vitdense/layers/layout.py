@@ -297,8 +297,10 @@ def _axis(size: int, count: int, window: int, shift: int, device: torch.device) 
     """Along an axis of a map of `size` in `count` windows: the row (or column) of the padded map in every slot of the
     rolled map, ``[count * window]``, and the slot of every row, ``[size]``."""
     length = count * window
-    rows = torch.arange(length, device=device) + shift
-    slots = torch.arange(size, device=device) - shift
+    rows, slots = torch.arange(length, device=device), torch.arange(size, device=device)
+    if shift == 0:
+        return rows, slots
+    rows, slots = rows + shift, slots - shift
     # Not the remainder by a symbol, which exporters do not know.
     return torch.where(rows >= length, rows - length, rows), torch.where(slots < 0, slots + length, slots)
 
@@ -320,9 +322,8 @@ def _labels(axes: Sequence[tuple[int, int, int, int]], device: torch.device) -> 
 def _mask(labels: Tensor, dtype: torch.dtype) -> Tensor:
     """Attention mask of shifted windows: blocks pairs that are adjacent only because of the cyclic shift.
 
-    Tokens see each other when they share both bands. Padding shares its band
-    with the pixels next to it: padded keys stay visible, as in the authors' dense code
-    with which every published detector was trained.
+    Tokens see each other when they share both bands. Padding shares its band with the pixels next to it: padded keys
+    stay visible, as in the authors' dense code with which every published detector was trained.
 
     Args:
         labels: See `_labels`, ``[n, N]``.
