@@ -196,8 +196,10 @@ def attend_decomposed(
     elif on_cpu and not torch.is_grad_enabled():
         folds = heads * h * w * nk > BIAS_ELEMENTS
     else:
-        # What either form writes, and the fused kernel reads, more than the other: see docs/performance.md.
-        folds = h * w * nk > (h * w + (2 if on_cpu else 1) * nk) * folded_length(dim, keys)
+        # What either form writes, and the fused kernel reads, more than the other. With gradients, a third more for the
+        # sum: the gradient of all pairs is read once for each axis. Measured forms: docs/performance.md.
+        pairs = h * w * nk * (4 if torch.is_grad_enabled() else 3) // 3
+        folds = pairs > (h * w + (2 if on_cpu else 1) * nk) * folded_length(dim, keys)
     layout = relative_layout(q, keys, aligns_rows=not folds)
     # Codes are a power of two, which every dtype holds: with heads of 64 channels the rest of the factor is 1.
     along_h, along_w = bias(q, keys, layout, 1 / (scale * layout.code) if folds else 1.0)
