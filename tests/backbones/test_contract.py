@@ -136,7 +136,7 @@ def test_declared_channels_and_strides(make, size):
     assert [tuple(out.shape) for out in outs] == [
         (2, c, *s) for c, s in zip(model.out_channels, ceil_chain(size, model.out_strides), strict=True)
     ]
-    assert all(out.is_contiguous() for out in outs)
+    assert all(out.is_contiguous(memory_format=torch.channels_last) for out in outs)
 
 
 @every

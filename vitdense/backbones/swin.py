@@ -98,7 +98,8 @@ class WindowAttention(nn.Module):
             ``[B, H, W, C]``.
         """
         # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
-        qkv = self.qkv(windows.partition(x)).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
+        x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C], cast before it is copied
+        qkv = self.qkv(x).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
         y = attend_windows(qkv, bias, masked_bias, windows.num_plain)  # [B*nW, N, C]
         return self.project(y, windows)  # [B, H, W, C]
 

@@ -20,7 +20,7 @@ from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
 from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PostNormMerging
-from vitdense.layers.layout import Windows
+from vitdense.layers.layout import Windows, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class CosineWindowAttention(WindowAttention):
             scale: Of queries and keys, ``[2, heads]``, in float32 or wider.
             qkv_bias: ``[3 C]``.
         """
-        x = windows.partition(x)  # [B*nW, N, C]
+        x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C]
         # The weight of `qkv` with this bias. Calling the layer and adding the bias is one more pass over the largest
         # map: it took 1.06x the time of the whole forward pass (Swin V2-T at 384x384, CPU).
         qkv = F.linear(x.flatten(0, 1), self.qkv.weight, qkv_bias)  # [B*nW*N, 3*C]

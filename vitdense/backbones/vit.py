@@ -18,7 +18,7 @@ from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import HierarchicalStem, Mlp, PatchEmbed, init_transformer
-from vitdense.layers.layout import Windows, window_layout
+from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition, ExtraTokens
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
@@ -116,7 +116,7 @@ class Attention(nn.Module):
             ``[B, N, C]``.
         """
         if windows is not None:
-            x = windows.partition(x.unflatten(1, size))  # [B*nW, n, C]
+            x = windows.partition(x.to(compute_dtype(x)).unflatten(1, size))  # [B*nW, n, C]
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
         if self.bias is None:
             y = attend_windows(qkv, None)  # [B, N, C]

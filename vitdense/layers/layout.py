@@ -7,7 +7,7 @@ Maps are ``[B, H, W, C]``; windows are row-major: image, window row, window colu
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, wraps
@@ -77,7 +77,7 @@ class Windows:
         num_plain: Windows without padding and masked pairs, of all `images`.
         padding: Whether a slot of the special windows is padding, ``[slots, 1]``; None without padding.
         mask: Added to the logits of the special windows: 0 or `MASK_VALUE`, ``[special windows, 1, N, align(N)]``;
-            None without shift. While a model is compiled, of one image.
+            None without shift.
     """
 
     size: tuple[int, int]
@@ -136,8 +136,6 @@ class _PermuteTokens(Function):
         y = x.index_select(1, index)
         if padding is None:
             return y
-        if torch.compiler.is_compiling():
-            return torch.where(padding, 0, y)
         # Of the last slots.
         y.narrow(1, y.shape[1] - padding.shape[0], padding.shape[0]).masked_fill_(padding, 0)
         return y
@@ -148,7 +146,79 @@ class _PermuteTokens(Function):
         return _PermuteTokens.apply(grad, inverse, index, of_inverse, padding), None, None, None, None
 
 
-def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (0, 0)) -> Windows:
+@dataclass(frozen=True)
+class TracedWindows:
+    """`Windows` while a model is compiled or exported, when sizes are symbols.
+
+    One gather along each axis: exporters know no other form for all sizes. All windows are special, and in order.
+
+    Attributes:
+        size: Map (h, w) in tokens.
+        window: Window (h, w) in tokens.
+        grid: Windows (nH, nW) along each axis.
+        gather: Row, and column, of the map in every slot along an axis, ``[nH * wh]`` and ``[nW * ww]``.
+        scatter: Slot of every row, and column, of the map, ``[h]`` and ``[w]``.
+        padding: Whether a slot is padding, ``[nH * wh, nW * ww, 1]``.
+        mask: Added to the logits of an image: 0 or `MASK_VALUE`, ``[nH * nW, 1, N, align(N)]``; None without shift.
+    """
+
+    size: tuple[int, int]
+    window: tuple[int, int]
+    grid: tuple[int, int]
+    gather: tuple[Tensor, Tensor]
+    scatter: tuple[Tensor, Tensor]
+    padding: Tensor
+    mask: Tensor | None
+    num_plain: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Slots per window, N."""
+        return self.window[0] * self.window[1]
+
+    def partition(self, x: Tensor, zero_padding: bool = True) -> Tensor:
+        """See `Windows`."""
+        (n_h, n_w), (wh, ww), (b, *_, c) = self.grid, self.window, x.shape
+        padding = self.padding if zero_padding else None
+        x = _PermuteAxes.apply(x, *self.gather, *self.scatter, padding, None)  # [B, nH*wh, nW*ww, C]
+        x = x.view(b, n_h, wh, n_w, ww, c).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
+        return x.reshape(b * n_h * n_w, wh * ww, c)  # [B*nH*nW, N, C]
+
+    def unpartition(self, windows: Tensor) -> Tensor:
+        """See `Windows`."""
+        (n_h, n_w), (wh, ww), c = self.grid, self.window, windows.shape[-1]
+        b = windows.shape[0] // (n_h * n_w)
+        x = windows.view(b, n_h, n_w, wh, ww, c).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
+        x = x.reshape(b, n_h * wh, n_w * ww, c)  # [B, nH*wh, nW*ww, C]
+        return _PermuteAxes.apply(x, *self.scatter, *self.gather, None, self.padding)  # [B, h, w, C]
+
+
+class _PermuteAxes(Function):
+    """As `_PermuteTokens`, for rows and columns of ``[B, H, W, C]``."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        x: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        inverse_rows: Tensor,
+        inverse_columns: Tensor,
+        padding: Tensor | None,
+        of_inverse: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, columns, inverse_rows, inverse_columns, padding, of_inverse)
+        y = x.index_select(1, rows).index_select(2, columns)
+        return y if padding is None else torch.where(padding, 0, y)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, columns, inverse_rows, inverse_columns, padding, of_inverse = ctx.saved_tensors
+        grad = _PermuteAxes.apply(grad, inverse_rows, inverse_columns, rows, columns, of_inverse, padding)
+        return grad, *[None] * 6
+
+
+def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (0, 0)) -> Windows | TracedWindows:
     """The windows of a map ``[B, h, w, C]``: pad right and bottom, roll by ``-shift``, partition.
 
     The order is that of the authors' dense code: pad, then roll (Swin section 3.2; timm rolls first, which differs
@@ -172,105 +242,90 @@ def _windows(
     shift: tuple[int, int],
     device: torch.device,
     dtype: torch.dtype,
-) -> Windows:
-    (wh, ww), traced, shifts = window, torch.compiler.is_compiling(), any(shift)
+) -> Windows | TracedWindows:
+    (wh, ww), shifts = window, any(shift)
     nh, nw = (h + wh - 1) // wh, (w + ww - 1) // ww
-    if not traced and not shifts and (h, w) == (nh * wh, nw * ww):
-        return Windows((h, w), window, None, None, 1, nh * nw, nh * nw, None, None)
-    tokens = wh * ww
     axes = ((h, nh, wh, shift[0]), (w, nw, ww, shift[1]))
-    # What follows has neither a branch on a size nor the remainder by one: the exporters know neither.
-    rows, columns = (_tokens_of_slots(*axis[1:], device) for axis in axes)  # [nH, wh], [nW, ww]
+    if not torch.compiler.is_compiling() and not shifts and (h, w) == (nh * wh, nw * ww):
+        return Windows((h, w), window, None, None, 1, nh * nw, nh * nw, None, None)
+    # Along each axis: the row or column in every slot, and the slot of every row or column.
+    (rows, columns), (row_slots, column_slots) = zip(*(_axis(*axis, device) for axis in axes))
+    labels = _labels(axes, device) if shifts else None  # [nH*nW, N]
+    if torch.compiler.is_compiling():  # nothing here asks for the value of a size
+        padding = ((rows >= h)[:, None] | (columns >= w))[..., None]  # [nH*wh, nW*ww, 1]
+        gather = rows.clamp(max=h - 1), columns.clamp(max=w - 1)
+        mask = None if labels is None else _mask(labels, dtype)  # [nH*nW, 1, N, align(N)]
+        return TracedWindows((h, w), window, (nh, nw), gather, (row_slots, column_slots), padding, mask)
 
     def of_slots(by_row: Tensor, by_column: Tensor) -> Tensor:  # -> [nH * nW, N]
-        grid = by_row.to(torch.int32)[:, None, :, None] + by_column.to(torch.int32)[None, :, None, :]
-        return grid.reshape(nh * nw, tokens)
+        return (by_row.view(nh, 1, wh, 1) + by_column.view(1, nw, 1, ww)).reshape(nh * nw, wh * ww)
 
-    gather = of_slots(rows.clamp(max=h - 1) * w, columns.clamp(max=w - 1))  # [nW, N]
-    padding = of_slots(rows >= h, columns >= w) > 0  # [nW, N]
-    (i, y), (j, z) = (_slots_of_tokens(*axis, device) for axis in axes)  # [h] each, [w] each
-    number, place = (i * nw)[:, None] + j, (y * ww)[:, None] + z  # window and place of every token, [h, w]
-    labels = None
-    if shifts:
-        row_bands, column_bands = (_bands(*axis[1:], device) for axis in axes)  # [nH, wh], [nW, ww]
-        labels = of_slots(row_bands * 3, column_bands)  # [nW, N]
-    if traced:  # no branch on sizes: all windows are special, in the order of the images
-        scatter = (number * tokens + place).flatten()  # [h*w]
-        mask = None if labels is None else _mask(labels, dtype)  # [nW, 1, N, align(N)]
-        padding = padding.reshape(nh * nw * tokens, 1)
-        return Windows((h, w), window, gather.flatten(), scatter, 1, nh * nw, 0, padding, mask)
-
+    gather = of_slots(rows.clamp(max=h - 1) * w, columns.clamp(max=w - 1))  # [nH*nW, N]
+    padding = of_slots((rows >= h).int(), (columns >= w).int()) > 0  # [nH*nW, N]
+    number = (row_slots // wh * nw)[:, None] + column_slots // ww  # window of every token, [h, w]
+    place = (row_slots % wh * ww)[:, None] + column_slots % ww  # and place in it, [h, w]
     # Windows from these on, along each axis, have padding or masked pairs.
-    first_row, first_column = (
-        min(max(side - by, 0) // of_window, n - (by > 0))
-        for side, of_window, n, by in ((h, wh, nh, shift[0]), (w, ww, nw, shift[1]))
-    )
+    first_row, first_column = (min(max(n - by, 0) // side, count - (by > 0)) for n, count, side, by in axes)
     grid = torch.arange(nh * nw, device=device).view(nh, nw)
     plain = grid[:first_row, :first_column].flatten()
     special = torch.cat([grid[:first_row, first_column:].flatten(), grid[first_row:].flatten()])
     images = batch if shifts else 1
     # Plain windows of all images, then special windows of all images.
     image = torch.arange(images, device=device)[:, None]  # [images, 1]
-    gather = torch.cat(
-        [(gather[part].flatten() + image * (h * w)).flatten() for part in (plain, special)]
-    ).int()  # [images*nW*N]
-    rank = torch.empty_like(grid.flatten())  # of every window in its part, plus the part's start
-    per_image = torch.empty_like(rank)  # windows of that part
-    rank[plain], rank[special] = (
-        torch.arange(plain.shape[0], device=device),
-        torch.arange(special.shape[0], device=device) + images * plain.shape[0],
-    )
-    per_image[plain], per_image[special] = plain.shape[0], special.shape[0]
-    scatter = (rank[number] * tokens + place).flatten() + image * (per_image[number] * tokens).flatten()
-    padding = padding[special].reshape(1, -1).expand(images, -1).reshape(-1, 1)  # [images * special slots, 1]
+    tokens = [(gather[part].flatten() + image * (h * w)).flatten() for part in (plain, special)]
+    slots = torch.empty_like(grid.flatten())  # first slot of every window in the first image, [nH*nW]
+    step = torch.empty_like(slots)  # from an image to the next
+    for part, start in ((plain, 0), (special, images * plain.shape[0])):
+        slots[part] = (start + torch.arange(part.shape[0], device=device)) * (wh * ww)
+        step[part] = part.shape[0] * (wh * ww)
+    scatter = (slots[number] + place).flatten() + image * step[number].flatten()  # [images, h*w]
     has_padding = (h, w) != (nh * wh, nw * ww)
-    mask = None if labels is None else _mask(labels[special], dtype).repeat(images, 1, 1, 1)
     return Windows(
         (h, w),
         window,
-        gather,
-        scatter.flatten().int(),
-        images,
-        nh * nw,
-        images * plain.shape[0],
-        padding if has_padding else None,
-        mask,
+        gather=torch.cat(tokens).int(),
+        scatter=scatter.flatten().int(),
+        images=images,
+        num_windows=nh * nw,
+        num_plain=images * plain.shape[0],
+        padding=padding[special].expand(images, -1, -1).reshape(-1, 1) if has_padding else None,
+        mask=None if labels is None else _mask(labels[special], dtype).repeat(images, 1, 1, 1),
     )
 
 
-def _slots(count: int, window: int, device: torch.device) -> Tensor:
-    """Along an axis of the rolled, padded map, the number of every slot, ``[count, window]``."""
-    return torch.arange(count, device=device)[:, None] * window + torch.arange(window, device=device)
+def _axis(size: int, count: int, window: int, shift: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Along an axis of a map of `size` in `count` windows: the row (or column) of the padded map in every slot of the
+    rolled map, ``[count * window]``, and the slot of every row, ``[size]``."""
+    length = count * window
+    rows = torch.arange(length, device=device) + shift
+    slots = torch.arange(size, device=device) - shift
+    # Not the remainder by a symbol, which exporters do not know.
+    return torch.where(rows >= length, rows - length, rows), torch.where(slots < 0, slots + length, slots)
 
 
-def _tokens_of_slots(count: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """The row or column of the padded map in every slot along an axis, ``[count, window]``."""
-    at = _slots(count, window, device) + shift
-    return torch.where(at >= count * window, at - count * window, at)  # [count, window]
+def _labels(axes: Sequence[tuple[int, int, int, int]], device: torch.device) -> Tensor:
+    """Number of the pair of bands of every slot, ``[nH nW, N]``.
 
-
-def _slots_of_tokens(size: int, count: int, window: int, shift: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The window, and the place there, of every row or column, ``[size]`` each."""
-    at = torch.arange(size, device=device) - shift
-    at = torch.where(at < 0, at + count * window, at)  # [size]
-    return at // window, at % window
-
-
-def _bands(count: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Along an axis of the rolled map, the band of every slot: 0, 1 or 2, cut at ``-window`` and ``-shift``."""
-    slots, size = _slots(count, window, device), count * window
-    return (slots >= size - window).int() + (slots >= size - shift).int()  # [count, window]
+    The rolled, padded map consists of three row bands and three column bands, cut at ``-window`` and ``-shift``.
+    """
+    bands = []
+    for _, count, window, shift in axes:
+        slots, length = torch.arange(count * window, device=device), count * window
+        bands.append((slots >= length - window).int() + (slots >= length - shift).int())  # [count * window]
+    (_, nh, wh, _), (_, nw, ww, _) = axes
+    labels = bands[0].view(nh, 1, wh, 1) * 3 + bands[1].view(1, nw, 1, ww)  # [nH, nW, wh, ww]
+    return labels.reshape(nh * nw, wh * ww)  # [nH*nW, N]
 
 
 def _mask(labels: Tensor, dtype: torch.dtype) -> Tensor:
     """Attention mask of shifted windows: blocks pairs that are adjacent only because of the cyclic shift.
 
-    The rolled, padded map consists of three row bands and three column bands; tokens see each other when they share
-    both. Padding shares its band with the pixels next to it: padded keys stay visible, as in the authors' dense code
+    Tokens see each other when they share both bands. Padding shares its band
+    with the pixels next to it: padded keys stay visible, as in the authors' dense code
     with which every published detector was trained.
 
     Args:
-        labels: Number of the pair of bands of every slot, ``[n, N]``.
+        labels: See `_labels`, ``[n, N]``.
         dtype: Of the result.
 
     Returns:
