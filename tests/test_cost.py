@@ -166,8 +166,9 @@ def test_forms_of_attention():
     assert kernels_and_bytes(lambda: attend(query=q, key=k, value=v, scale=2.0)) == (1, read)
     assert kernels_and_bytes(lambda: attend(q, k, v, mask, is_causal=False)) == (1, read + 35)
     assert kernels_and_bytes(lambda: attend(q, k, v, torch.randn(1, 7).expand(2, 3, 5, 7))) == (2, read + 2 * 7 * 2)
-    cost = cost_of(lambda: attend(q, k, torch.cat([v, v], -1)))
-    assert cost.flops == sdpa_flop_count(Q, K, (2, 3, 7, 16))
+    wide, out = torch.randn(2, 3, 7, 16, requires_grad=True), (2, 3, 5, 16)
+    cost = cost_of(lambda: attend(q, k, wide).backward(torch.ones(out)))
+    assert cost.flops == sdpa_flop_count(Q, K, wide.shape) + sdpa_backward_flop_count(out, Q, K, wide.shape)
     assert cost.bytes_of["attention"] == (NUM_Q + NUM_K + 2 * NUM_K + 2 * NUM_Q) * 2
     assert kernels_and_bytes(lambda: attend(q[0], k[0], v[0])) == (1, read // 2)
     module, x = nn.MultiheadAttention(8, 2).eval(), torch.randn(5, 2, 8)
@@ -213,7 +214,7 @@ class Tiny(nn.Module):
         self.norm = nn.LayerNorm(16)
         self.qkv = nn.Linear(16, 48)
         self.bias = nn.Parameter(torch.zeros(2, 25, 25))
-        self.mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.5), nn.Linear(32, 16))
         self.order = None
 
     def forward(self, x):
@@ -232,7 +233,7 @@ def test_cpu_and_meta_agree_and_so_does_a_second_count():
     model, x = Tiny().to("meta"), torch.empty(2, 3, 20, 20, device="meta")
     assert count(model, x) == count(model, x) == first
     assert first.forward.kept == 0 < first.train.kept
-    assert first.forward.kernels < first.train.kernels
+    assert "aten.bernoulli_" in first.train.calls.keys() - first.forward.calls.keys()
 
 
 def test_first_passes_of_a_model_are_not_counted():
@@ -240,7 +241,6 @@ def test_first_passes_of_a_model_are_not_counted():
     cost = count(model, torch.randn(2, 3, 20, 20))
     assert {"aten.arange", "aten.flip"}.isdisjoint(cost.forward.calls)
     assert cost.train.calls["aten.add_"] >= len([*model.parameters()])  # to gradients that are there
-    assert {"aten.mul", "aten.zeros"}.isdisjoint(cost.train.calls)
 
 
 def test_another_forward_pass_can_be_counted():

@@ -30,13 +30,29 @@ from vitdense.models import create
 from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
 
+# ViTDet-B as in configs/cascade_vit_b_coco.py: the table of models has its weights under another name.
+VITDET = {
+    "vitdet_base": {
+        "name": "vit_base.mae",
+        "window_size": 14,
+        "relative_position": True,
+        "img_size": 1024,
+        "out_indices": (11,),
+        "out_norm": "none",
+    }
+}
 DROP_PATH = 0.1  # of both models; 0 for counts, which are then the same in every pass
 TIMING, COUNTING = ("dtype", "device", "threads", "rounds"), ("device_model", "top")  # options of one use only
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="swin_tiny", help="name of vitdense.list_models()")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="swin_tiny",
+        help="name of vitdense.list_models(), or vitdet_base with --peer PROJECT:MODEL",
+    )
     parser.add_argument(
         "--peer",
         default="",
@@ -106,9 +122,14 @@ def pair(
             f"a model of about the same cost: --peer mmdet:swin_tiny"
         )
     if other:
-        ours = create(name, drop_path_rate=drop_path_rate)
+        ours = build(name, drop_path_rate)
     theirs = peers[project].build(spec)
     return {"vitdense": (ours, ours), peer or project: (theirs, partial(peers[project].run, theirs))}
+
+
+def build(name: str, drop_path_rate: float) -> nn.Module:
+    """One of our models as its users build it: a name of the model table, or of `VITDET`."""
+    return create(**VITDET.get(name, {"name": name}), drop_path_rate=drop_path_rate)
 
 
 def running(

@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from conftest import REPO
 
 import benchmark
+import counting
+from vitdense.cost import DEVICES, Cost, Device
+from vitdense.models import find_model
 
 pytestmark = pytest.mark.long
 
@@ -68,3 +72,88 @@ def test_both_loaders_restore_the_weights(model):
 def test_baseline_that_does_not_exist_is_an_error(model, peer, shape, named):
     with pytest.raises(ValueError, match=named):
         benchmark.pair(model, peer, shape)
+
+
+# Counting
+
+
+def run_main(monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *options])
+    benchmark.main()
+
+
+def test_counts_of_both_models_without_drop_path(monkeypatch, capsys):
+    options = ["--count", "--shape", "32", "32", "--batch", "2", "--device-model", "a100", "--top", "99", "--json"]
+    run_main(monkeypatch, "deit_tiny", *options)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["dtype"], row["pass"], row["model"]) for row in rows] == [
+        (dtype, step, model)
+        for dtype in ("float32", "bfloat16")
+        for step in ("forward", "forward+backward")
+        for model in ("vitdense", "timm")
+    ]
+    for row in rows:
+        assert (row["shape"], row["device_model"]) == ([2, 3, 32, 32], "a100")
+        assert row["roofline_s"]["bytes"] == row["bytes"] / DEVICES["a100"].bandwidth
+        assert (row["kept"] > 0) == (row["pass"] == "forward+backward")
+        assert sum(kernel["calls"] for kernel in row["top"]) == row["kernels"]
+        assert [kernel["bytes"] for kernel in row["top"]] == sorted((k["bytes"] for k in row["top"]), reverse=True)
+        assert "aten.bernoulli_" not in [kernel["name"] for kernel in row["top"]]
+
+
+def test_table_of_counts(monkeypatch, capsys):
+    cost = Cost({"aten.mm": 1200, "aten.add": 34}, {"aten.mm": 3 * 10**9, "aten.add": 10**9}, 10**12, 5 * 10**9, 7)
+    rows = [counting.Row("vitdense", "float32", "forward", cost)]
+    monkeypatch.setattr(benchmark, "count_rows", lambda models, shape: rows)
+    monkeypatch.setattr(benchmark, "pair", lambda *args: {})
+    run_main(monkeypatch, "--count", "--top", "1")
+    lines = capsys.readouterr().out.splitlines()
+    assert DEVICES["h200"].source in lines[1]
+    row = "float32 forward vitdense 1,234 7 4.00 1000.0 5.00 | 1.27 0.83 4.94 7.04"
+    assert row in [" ".join(line.split()) for line in lines]
+    assert lines[-1].split() == ["aten.mm", "1,200", "calls", "3.000", "GB", "75.0%"]
+
+
+def test_model_that_does_not_run_in_bfloat16_is_told():
+    class Masked(torch.nn.Linear):
+        def forward(self, x):
+            return [super().forward(x[..., :4]).float() @ self.weight]
+
+    model = Masked(4, 4)
+    rows = counting.count_rows({"masked": (model, partial(model))}, (1, 3, 4, 4))
+    assert [isinstance(row.cost, Cost) for row in rows] == [True, True, False, False]
+    device = Device(1e9, 1e6, "here")
+    assert "bfloat16" in counting.as_json(rows[2], device, 1)["error"]
+    assert "does not run" in counting.table(rows, device).splitlines()[-1]
+    with pytest.raises(RuntimeError):  # no reason to fail in float32
+        counting.count_rows({"narrow": (model, partial(model))}, (1, 3, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--count", "--device", "cuda"], "--device"),
+        (["--count", "--rounds", "3"], "--rounds"),
+        (["--count", "--mode", "eval"], "--mode"),
+        (["--count", "--device-model", "h20"], "--device-model"),
+        (["--top", "3"], "--top"),
+        (["--device-model", "a100"], "--device-model"),
+    ],
+)
+def test_options_of_the_other_use_are_errors(options, named, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as error:
+        run_main(monkeypatch, *options)
+    assert error.value.code == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_vitdet_is_the_backbone_of_its_config():
+    from mmengine import Config
+
+    config = Config.fromfile(REPO / "configs/cascade_vit_b_coco.py").model.backbone
+    options = benchmark.VITDET["vitdet_base"]
+    assert find_model(options["name"]).arch == config.arch
+    assert {**options, "name": 0} == {
+        "name": 0,
+        **{key: value for key, value in config.items() if key not in ("type", "arch", "init_cfg", "drop_path_rate")},
+    }
