@@ -14,7 +14,13 @@ from vitdense.cost import FILLS, FREE, Cost, count
 SIZES = [(64, 96), (97, 61)]  # the second pads
 # By model and image: kernels and bytes of forward (evaluation), and of forward + backward (training). One image, no
 # drop path; weights in bfloat16, so that casts count. A count that rises fails; one that falls asks for a lower pin.
-PINS: dict[tuple[str, tuple[int, int]], tuple[tuple[int, int], tuple[int, int]]] = {}
+PINS: dict[tuple[str, tuple[int, int]], tuple[tuple[int, int], tuple[int, int]]] = {
+    ("swin_tiny", (800, 1344)): ((195, 3_000_944_142), (730, 9_496_245_956)),
+    ("swinv2_tiny", (768, 1280)): ((303, 3_038_009_624), (1086, 10_000_255_412)),
+    ("mvitv2_tiny", (1024, 1024)): ((329, 3_689_399_372), (1125, 11_411_000_273)),
+    ("vitdet_base", (1024, 1024)): ((241, 4_722_484_256), (852, 14_658_749_002)),
+    ("deit_small", (512, 512)): ((131, 417_659_488), (556, 1_490_181_096)),
+}
 
 
 def tensors(tree):

@@ -20,7 +20,7 @@ from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
 from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PostNormMerging
-from vitdense.layers.layout import Windows, compute_dtype
+from vitdense.layers.layout import Windows, compute_dtype, zero
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class CosineWindowAttention(WindowAttention):
         scales = torch.stack([layer.logit_scale[:, 0, 0] for layer in layers])[:, None]  # [n, 1, heads]
         scales = scales.to(torch.promote_types(scales.dtype, torch.float32)).clamp_max(math.log(100)).exp()
         scales = F.pad(scales, (0, 0, 0, 1), value=1.0)  # [n, 2, heads]: keys have no scale
-        zero = layers[0].q_bias.new_zeros(1).expand(layers[0].q_bias.shape)  # [C]: keys have no bias
-        qkv_biases = torch.cat([part for layer in layers for part in (layer.q_bias, zero, layer.v_bias)])
+        k_bias = zero(layers[0].q_bias).expand(layers[0].q_bias.shape)  # [C]: keys have no bias
+        qkv_biases = torch.cat([part for layer in layers for part in (layer.q_bias, k_bias, layer.v_bias)])
         return biases, list(zip(scales.unbind(), qkv_biases.chunk(len(layers))))  # [2, heads] and [3*C] each
 
     def forward(

@@ -14,7 +14,7 @@ from functools import lru_cache, wraps
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 
 MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
@@ -52,11 +52,18 @@ def _made_once(make: Callable) -> Callable:
 
     @wraps(make)
     def layout(x: Tensor, *sizes: tuple[int, ...]) -> object:
-        symbolic = torch.compiler.is_compiling() or type(x) is not Tensor  # a fake tensor must not be kept
+        fake = type(x) not in (Tensor, nn.Parameter)  # must not be kept
+        symbolic = torch.compiler.is_compiling() or fake
         return (make if symbolic else keep)(*sizes, x.device, compute_dtype(x))
 
     layout.cache = keep
     return layout
+
+
+@_made_once
+def zero(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A zero, ``[1]``: called with a tensor, on its device."""
+    return torch.zeros(1, device=device, dtype=dtype)
 
 
 @dataclass(frozen=True)
