@@ -123,10 +123,13 @@ def arguments(layers: Sequence[WindowAttention], x: Tensor) -> list[tuple]:
     plain = [None] * n if biases is None else biases[..., :tokens].split(1)  # [1, heads, N, N] each
     masked: list[Tensor | None] = [None] * n
     if shifted := [i for i in range(n) if windows[i].mask is not None]:
-        every = slice(shifted[0], None, 2)
-        mask = windows[shifted[0]].mask  # [special, 1, N, align(N)]
-        sums = mask[None] if biases is None else biases[every, None] + mask  # [n / 2, special, heads, N, align(N)]
-        masked[every] = sums[..., :tokens].expand(len(shifted), -1, -1, -1, -1).unbind()
+        every, layout = slice(shifted[0], None, 2), windows[shifted[0]]
+        mask = layout.mask.expand(layout.images, *layout.mask.shape)  # [images, special, 1, N, align(N)]
+        sums = (
+            mask[None] if biases is None else biases[every, None, None] + mask
+        )  # [n / 2, images, special, heads, ...]
+        sums = sums.flatten(1, 2)[..., :tokens]  # [n / 2, images*special, heads, N, N]
+        masked[every] = sums.expand(len(shifted), -1, -1, -1, -1).unbind()
     return [(*args, *other) for *args, other in zip(windows, plain, masked, others)]
 
 

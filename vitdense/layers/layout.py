@@ -19,7 +19,7 @@ from torch.autograd.function import Function, FunctionCtx
 
 MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
 ALIGNMENT = 8  # elements: fused kernels copy a bias whose rows do not start at a multiple of it
-# Layouts kept per kind, most recently used. A forward pass uses at most ten; a layout of a large map takes 1 MiB.
+# Layouts kept per kind, most recently used. A forward pass uses at most ten; a large map takes up to 1 MiB an image.
 CACHE_SIZE = 128
 
 
@@ -83,8 +83,8 @@ class Windows:
         num_windows: Windows of an image, nW.
         num_plain: Windows without padding and masked pairs, of all `images`.
         padding: Whether a slot of the special windows is padding, ``[slots, 1]``; None without padding.
-        mask: Added to the logits of the special windows: 0 or `MASK_VALUE`, ``[special windows, 1, N, align(N)]``;
-            None without shift.
+        mask: Added to the logits of the special windows of an image: 0 or `MASK_VALUE`, ``[special windows of it, 1, N,
+            align(N)]``; None without shift.
     """
 
     size: tuple[int, int]
@@ -176,6 +176,7 @@ class TracedWindows:
     scatter: tuple[Tensor, Tensor]
     padding: Tensor
     mask: Tensor | None
+    images: int = 1
     num_plain: int = 0
 
     @property
@@ -296,7 +297,7 @@ def _windows(
         num_windows=nh * nw,
         num_plain=images * plain.shape[0],
         padding=padding[special].expand(images, -1, -1).reshape(-1, 1) if has_padding else None,
-        mask=None if labels is None else _mask(labels[special], dtype).repeat(images, 1, 1, 1),
+        mask=None if labels is None else _mask(labels[special], dtype),
     )
 
 
