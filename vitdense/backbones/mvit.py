@@ -127,7 +127,8 @@ class PooledAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised map ``[B, H, W, C]`` to ``[B, ceil(H / q_stride), ceil(W / q_stride), dim_attn]``."""
         q, k, v = self.pool(*self.qkv(x).chunk(3, dim=-1))  # [B, h, w, C'] each
-        return self.attend_windows(q, k, v) if self.spec.window else self.attend_map(q, k, v)  # [B, h, w, C']
+        y = self.attend_windows(q, k, v) if self.spec.window else self.attend_map(q, k, v)  # [B, h, w, C']
+        return self.proj(y + q if self.residual else y)  # [B, h, w, C']
 
     def pool(self, *maps: Tensor) -> list[Tensor]:
         """Pool queries, keys and values, and normalise each head: ``[B, H, W, C']`` to ``[B, ceil(H/s), ceil(W/s),
@@ -166,14 +167,13 @@ class PooledAttention(nn.Module):
         return windows_q.unpartition(self.attend(q, k, v, of_q, of_kv))  # [B, h, w, C']
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, of_q: tuple[int, int], of_kv: tuple[int, int]) -> Tensor:
-        """Attention, residual and projection of tokens ``[B, N, C']`` of grids `of_q` and `of_kv`, row-major."""
+        """Tokens ``[B, N, C']`` of grids `of_q` and `of_kv`, row-major, to ``[B, N, C']``."""
         heads = [x.unflatten(-1, (self.spec.num_heads, -1)) for x in (q, k, v)]  # [B, N, heads, d] each
         if self.bias is None:
-            y = attend(*(x.transpose(1, 2) for x in heads), scale=self.scale).transpose(1, 2).flatten(2)  # [B, N, C']
-        else:
-            heads[0] = heads[0].unflatten(1, of_q)  # [B, h, w, heads, d]
-            y = attend_decomposed(*heads, self.bias, of_kv, self.scale)  # [B, N, C']
-        return self.proj(y + q if self.residual else y)  # [B, N, C']
+            y = attend(*(x.transpose(1, 2) for x in heads), scale=self.scale)  # [B, heads, N, d]
+            return y.transpose(1, 2).flatten(2)  # [B, N, C']
+        heads[0] = heads[0].unflatten(1, of_q)  # [B, h, w, heads, d]
+        return attend_decomposed(*heads, self.bias, of_kv, self.scale)  # [B, N, C']
 
 
 def pool_map(x: Tensor, stride: int) -> Tensor:

@@ -124,8 +124,8 @@ class Attention(nn.Module):
             q, k, v = qkv.unbind(2)  # [B, N, heads, d] each
             grid = self.window or size
             y = attend_decomposed(q.unflatten(1, grid), k, v, self.bias, grid, self.scale)  # [B, N, C]
-        y = self.proj(y)  # [B, N, C]
-        return y if windows is None else windows.unpartition(y).flatten(1, 2)  # [B, N, C]
+        # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
+        return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
 
 
 class ViTBlock(nn.Module):
