@@ -3,7 +3,9 @@ import torch
 from conftest import relative_error
 
 from vitdense.layers import attention
-from vitdense.layers.attention import attend, attend_decomposed
+from vitdense.layers.attention import attend, attend_decomposed, attend_windows
+from vitdense.layers.bias import DecomposedBias
+from vitdense.layers.layout import align, relative_layout
 
 
 def naive(q, k, v, bias, scale):
@@ -12,28 +14,33 @@ def naive(q, k, v, bias, scale):
     return torch.einsum("bhqk,bhkd->bhqd", weights / weights.sum(-1, keepdim=True), v)
 
 
-@pytest.mark.parametrize("bias_shape", [None, (1, 2, 5, 7), (3, 1, 5, 7), (3, 2, 5, 7)])
+@pytest.mark.parametrize("bias_shape", [None, (1, 2, 5, 7), (3, 1, 5, 7), (3, 2, 5, 7), (1, 2, 5, 8), (3, 1, 5, 16)])
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_attend_is_softmax_attention(bias_shape, scale):
+    """Columns of the bias after the keys are ignored, whatever they hold."""
     q, k, v = (torch.randn(3, 2, n, 4, dtype=torch.float64) for n in (5, 7, 7))
     bias = None if bias_shape is None else torch.randn(bias_shape, dtype=torch.float64)
-    want = naive(q, k, v, bias, 4**-0.5 if scale is None else scale)
+    if bias is not None:
+        bias[..., 7:] = torch.inf
+    want = naive(q, k, v, None if bias is None else bias[..., :7], 4**-0.5 if scale is None else scale)
     torch.testing.assert_close(attend(q, k, v, bias, scale), want)
     got = attend(*(t.float() for t in (q, k, v)), None if bias is None else bias.float(), scale)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])  # the fused and the composite body
-def test_both_bodies_agree(needs_grad):
+@pytest.mark.parametrize("columns", [5, 8])
+def test_both_bodies_agree(needs_grad, columns):
     q, k, v = (torch.randn(6, 2, 5, 4) for _ in range(3))
-    bias = torch.randn(1, 2, 5, 5, requires_grad=needs_grad)
-    torch.testing.assert_close(attend(q, k, v, bias), naive(q, k, v, bias, 0.5))
+    bias = torch.randn(1, 2, 5, columns, requires_grad=needs_grad)
+    torch.testing.assert_close(attend(q, k, v, bias), naive(q, k, v, bias[..., :5], 0.5))
 
 
-def test_gradients_reach_all_inputs():
+@pytest.mark.parametrize("columns", [4, 8])
+def test_gradients_reach_all_inputs(columns):
     q, k, v, bias = (
         torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        for shape in ((2, 1, 3, 2), (2, 1, 4, 2), (2, 1, 4, 2), (1, 1, 3, 4))
+        for shape in ((2, 1, 3, 2), (2, 1, 4, 2), (2, 1, 4, 2), (1, 1, 3, columns))
     )
     assert torch.autograd.gradcheck(attend, (q, k, v, bias))
 
@@ -43,55 +50,187 @@ def test_bias_follows_the_dtype_of_the_queries():
     assert attend(q, q, q, torch.zeros(1, 1, 4, 4)).dtype == torch.bfloat16
 
 
-def decomposed_inputs(nq, h, w, d, heads=2, batch=3, dtype=torch.float64):
-    """Queries, keys, values, and the terms of the rows and the columns."""
-    shapes = (nq, d), (h * w, d), (h * w, d), (nq, h), (nq, w)
-    return [torch.randn(batch, heads, *shape, dtype=dtype) for shape in shapes]
+TOKENS, HEADS = 6, 2
+# Windows, windows before those with a mask, heads of the mask: 1 without a position bias.
+WINDOWS = {
+    "no bias": (3, 0, None),
+    "bias": (3, 0, None),
+    "all masked": (3, 0, HEADS),
+    "some masked": (5, 3, HEADS),
+    "one masked": (3, 2, HEADS),
+    "some masked, no bias": (5, 3, 1),
+}
+every_window = pytest.mark.parametrize("kind", WINDOWS)
 
 
-def naive_decomposed(q, k, v, along_h, along_w, scale):
-    """Key by key, row-major."""
-    w = along_w.shape[-1]
-    bias = [along_h[..., key // w] + along_w[..., key % w] for key in range(k.shape[2])]
-    return naive(q, k, v, torch.stack(bias, dim=-1), scale)
+def window_inputs(kind, images=1):
+    """Queries, keys and values, bias and masked bias, as views of aligned rows; and the number of plain windows."""
+    n, num_plain, mask_heads = WINDOWS[kind]
+    columns = align(TOKENS)
+    qkv = torch.randn(images * n, TOKENS, 3, HEADS, 4, dtype=torch.float64)
+    bias = None if "no bias" in kind else torch.randn(HEADS, TOKENS, columns, dtype=torch.float64)[..., :TOKENS]
+    masked = None
+    if mask_heads:
+        mask = -100.0 * (torch.rand(n - num_plain, 1, TOKENS, columns) < 0.4).double()
+        mask[..., 0] = 0
+        masked = (mask if bias is None else torch.randn(mask_heads, TOKENS, columns).double() + mask)[..., :TOKENS]
+    return qkv, bias, masked, num_plain
 
 
-# Queries, rows and columns of the keys, channels. Of the last, the sum of the terms is the largest tensor by far.
-DECOMPOSED = [(5, 2, 3, 4), (3, 1, 4, 2), (1, 1, 1, 2), (12, 4, 1, 3), (72, 8, 8, 2)]
+def naive_windows(qkv, bias, masked, num_plain, scale):
+    """Window by window; the masked biases repeat for every image."""
+    outs = []
+    for n, window in enumerate(qkv):
+        of_window = bias if masked is None or n < num_plain else masked[(n - num_plain) % len(masked)]
+        out = naive(*window.permute(1, 2, 0, 3)[:, None], of_window, scale)  # [1, heads, N, d]
+        outs.append(out[0].transpose(0, 1).flatten(1))
+    return torch.stack(outs)
 
 
-@pytest.mark.parametrize("sizes", DECOMPOSED)
-@pytest.mark.parametrize("needs_grad", [(), (0,), (3, 4), (0, 1, 2, 3, 4)])  # the bodies differ
-def test_attend_decomposed_is_softmax_attention(sizes, needs_grad):
-    inputs = decomposed_inputs(*sizes)
+@every_window
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attend_windows_is_attention_in_every_window(kind, needs_grad, scale):
+    qkv, bias, masked, num_plain = window_inputs(kind)
+    want = naive_windows(qkv, bias, masked, num_plain, 0.5 if scale is None else scale)
+    inputs = [x if x is None else x.requires_grad_(needs_grad) for x in (qkv, bias, masked)]
+    torch.testing.assert_close(attend_windows(*inputs, num_plain, scale), want, rtol=1e-10, atol=1e-10)
+
+
+@every_window
+def test_traced_attend_windows_repeats_the_masks_for_every_image(kind, monkeypatch):
+    qkv, bias, masked, num_plain = window_inputs(kind, images=2)
+    if num_plain:  # while a model is compiled, every window has a mask
+        qkv = qkv[: 2 * len(masked)]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    got = attend_windows(qkv, bias, masked, 0)
+    torch.testing.assert_close(got, naive_windows(qkv, bias, masked, 0, 0.5), rtol=1e-10, atol=1e-10)
+
+
+@every_window
+def test_gradients_of_attend_windows(kind):
+    *tensors, num_plain = window_inputs(kind)
+    inputs = [x.detach().clone().requires_grad_() if x is not None else None for x in tensors]
+    assert torch.autograd.gradcheck(lambda *x: attend_windows(*x, num_plain), inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["bias", "some masked"])
+def test_attend_windows_in_half_precision(kind, dtype):
+    qkv, bias, masked, num_plain = window_inputs(kind)
+    want = naive_windows(qkv, bias, masked, num_plain, 0.5)
+    inputs = [x if x is None else x.to(dtype).requires_grad_() for x in (qkv, bias, masked)]
+    got = attend_windows(*inputs, num_plain)
+    assert got.dtype == dtype
+    assert relative_error(got.detach().double(), want) < 0.02
+    got.sum().backward()
+    assert all(x.grad.isfinite().all() for x in inputs if x is not None)
+
+
+# Grids of queries and keys, channels of a head.
+DECOMPOSED = {
+    "tiny": ((1, 1), (1, 1), 2),
+    "keys pooled": ((4, 6), (2, 3), 4),
+    "queries pooled": ((2, 3), (4, 6), 3),
+    "one row": ((1, 5), (1, 3), 8),
+    "one column": ((5, 1), (3, 1), 8),
+    "many keys": ((8, 8), (8, 8), 2),
+    "odd, aligned channels": ((7, 9), (7, 9), 16),
+}
+every_size = pytest.mark.parametrize("kind", DECOMPOSED)
+FORMS = {"added": (False, 10**6), "folded": (False, 0), "folded, traced": (True, 10**6)}
+
+
+def decomposed_inputs(kind, batch=3, heads=2):
+    """Queries, keys, values, the bias module and the grid of the keys, in float64."""
+    queries, keys, dim = DECOMPOSED[kind]
+    q = torch.randn(batch, *queries, heads, dim, dtype=torch.float64)
+    k, v = (torch.randn(batch, keys[0] * keys[1], heads, dim, dtype=torch.float64) for _ in range(2))
+    bias = DecomposedBias(tuple(max(sides) for sides in zip(queries, keys)), dim).double()
+    for table in bias.parameters():
+        torch.nn.init.normal_(table)
+    return q, k, v, bias, keys
+
+
+@torch.no_grad()
+def naive_decomposed(q, k, v, bias, keys, scale):
+    """The sum of both terms, key by key, row-major."""
+    along_h, along_w = bias(q, keys, relative_layout(q, keys, False))
+    sums = [along_h[..., key // keys[1]] + along_w[..., key % keys[1]] for key in range(k.shape[1])]
+    total = torch.stack(sums, dim=-1).flatten(1, 2).transpose(1, 2)  # [B, heads, h*w, h'*w']
+    out = naive(*(x.transpose(1, 2) for x in (q.flatten(1, 2), k, v)), total, scale)
+    return out.transpose(1, 2).flatten(2)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Names of the forms that ran."""
+    names = []
+    for name in ("_attend_added", "_attend_folded"):
+        body = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *args, body=body, name=name: names.append(name) or body(*args))
+    return names
+
+
+@every_size
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_attend_decomposed_are_softmax_attention(kind, form, monkeypatch, ran):
+    inputs = decomposed_inputs(kind)
     want = naive_decomposed(*inputs, 0.3)
-    for i in needs_grad:
-        inputs[i].requires_grad_()
-    torch.testing.assert_close(attend_decomposed(*inputs, 0.3), want, rtol=1e-10, atol=1e-10)
+    traced, elements = FORMS[form]
+    monkeypatch.setattr(attention, "BIAS_ELEMENTS", elements)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
     with torch.no_grad():
-        torch.testing.assert_close(attend_decomposed(*inputs, 0.3), want, rtol=1e-10, atol=1e-10)
+        got = attend_decomposed(*inputs, 0.3)
+    assert ran == [f"_attend_{form.split(',')[0]}"]
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("pairs", [1, 50, 6 * 40, 2 * 6 * 40 + 1, 10**6])  # an image has 2 heads of 6 times 40 of them
-def test_attend_decomposed_in_parts(pairs, monkeypatch):
-    monkeypatch.setattr(attention, "BIAS_ELEMENTS", pairs)
-    inputs = decomposed_inputs(6, 5, 8, 4)
-    got = attend_decomposed(*inputs, 0.3)
+@every_size
+def test_attend_decomposed_with_gradients_is_softmax_attention(kind, ran):
+    """Which form depends on the sizes."""
+    inputs = decomposed_inputs(kind)
+    torch.testing.assert_close(attend_decomposed(*inputs, 0.3), naive_decomposed(*inputs, 0.3), rtol=1e-10, atol=1e-10)
+    assert ran == ["_attend_folded" if kind == "many keys" else "_attend_added"]
+
+
+@pytest.mark.parametrize(("images", "calls"), [(1, 3), (2, 2), (3, 1), (9, 1)])
+def test_attend_decomposed_in_parts(images, calls, monkeypatch, ran):
+    inputs = decomposed_inputs("keys pooled")
+    monkeypatch.setattr(attention, "BIAS_ELEMENTS", images * 2 * 24 * 6)  # heads, queries and keys of an image
+    with torch.no_grad():
+        got = attend_decomposed(*inputs, 0.3)
+    assert ran == ["_attend_added"] * calls
     torch.testing.assert_close(got, naive_decomposed(*inputs, 0.3), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("sizes", DECOMPOSED)
-def test_gradients_of_attend_decomposed(sizes):
-    inputs = [x.requires_grad_() for x in decomposed_inputs(*sizes, batch=1)]
-    assert torch.autograd.gradcheck(lambda *x: attend_decomposed(*x, 0.3), inputs, fast_mode=True)
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("kind", ["tiny", "keys pooled", "many keys"])
+def test_gradients_of_attend_decomposed(kind, traced, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
+    q, k, v, bias, keys = decomposed_inputs(kind, batch=1)
+
+    def function(q, k, v, *tables):
+        def terms(*args):
+            return torch.func.functional_call(bias, dict(zip(("rel_pos_h", "rel_pos_w"), tables)), args)
+
+        return attend_decomposed(q, k, v, terms, keys, 0.3)
+
+    inputs = [x.detach().requires_grad_() for x in (q, k, v, bias.rel_pos_h, bias.rel_pos_w)]
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("sizes", DECOMPOSED)
-@pytest.mark.parametrize("needs_grad", [False, True])
-def test_attend_decomposed_in_half_precision(sizes, needs_grad):
-    inputs = decomposed_inputs(*sizes)
-    want = naive_decomposed(*inputs, 0.3)
-    halves = [x.bfloat16().requires_grad_(needs_grad) for x in inputs]
-    got = attend_decomposed(*halves, 0.3)
-    assert got.dtype == torch.bfloat16
-    assert relative_error(got.detach().double(), want) < 0.02
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS)
+@every_size
+def test_attend_decomposed_in_half_precision(kind, form, dtype, monkeypatch):
+    q, k, v, bias, keys = decomposed_inputs(kind)
+    want = naive_decomposed(q, k, v, bias, keys, 0.3)
+    traced, elements = FORMS[form]
+    monkeypatch.setattr(attention, "BIAS_ELEMENTS", elements)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
+    halves = [x.to(dtype) for x in (q, k, v)]
+    with torch.no_grad():
+        got = attend_decomposed(*halves, bias, keys, 0.3)
+    assert got.dtype == dtype
+    assert relative_error(got.double(), want) < (0.03 if dtype == torch.bfloat16 else 0.004)
