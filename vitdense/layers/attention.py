@@ -222,8 +222,10 @@ def _attend_folded(
     q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, codes: Tensor, scale: float
 ) -> Tensor:
     """The bias as more channels: terms for the query, one-hot codes of row and column for the key."""
-    fill = q[..., : codes.shape[1] - along_h.shape[-1] - along_w.shape[-1]]  # anything finite: codes there are zero
-    q = torch.cat([q, along_h, along_w, fill], dim=-1).flatten(1, 2)  # [B, h*w, heads, align(d + h' + w')]
+    parts = [q, along_h, along_w]
+    if not torch.compiler.is_compiling():  # see `folded_length`
+        parts.append(q[..., : codes.shape[1] - along_h.shape[-1] - along_w.shape[-1]])  # codes there are zero
+    q = torch.cat(parts, dim=-1).flatten(1, 2)  # [B, h*w, heads, align(d + h' + w')]
     codes = codes[:, None].expand(k.shape[0], -1, k.shape[2], -1)  # [B, h'*w', heads, align(d + h' + w') - d]
     k = torch.cat([k, codes], dim=-1)  # [B, h'*w', heads, align(d + h' + w')]
     dim = v.shape[-1]

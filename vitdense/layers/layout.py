@@ -41,6 +41,12 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
+def copied(x: Tensor) -> Tensor:
+    """A contiguous copy. `contiguous` and `reshape` ask for sizes: whether they copy would be decided for the one that
+    is compiled, and no other size could use the program."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _made_once(make: Callable) -> Callable:
     """Keep what `make(*sizes, device, dtype)` returns; the wrapper's first argument is a tensor of that device."""
 
@@ -190,14 +196,14 @@ class TracedWindows:
         padding = self.padding if zero_padding else None
         x = _PermuteAxes.apply(x, *self.gather, *self.scatter, padding, None)  # [B, nH*wh, nW*ww, C]
         x = x.view(b, n_h, wh, n_w, ww, c).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
-        return x.reshape(b * n_h * n_w, wh * ww, c)  # [B*nH*nW, N, C]
+        return copied(x).view(b * n_h * n_w, wh * ww, c)  # [B*nH*nW, N, C]
 
     def unpartition(self, windows: Tensor) -> Tensor:
         """See `Windows`."""
         (n_h, n_w), (wh, ww), c = self.grid, self.window, windows.shape[-1]
         b = windows.shape[0] // (n_h * n_w)
         x = windows.view(b, n_h, n_w, wh, ww, c).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
-        x = x.reshape(b, n_h * wh, n_w * ww, c)  # [B, nH*wh, nW*ww, C]
+        x = copied(x).view(b, n_h * wh, n_w * ww, c)  # [B, nH*wh, nW*ww, C]
         return _PermuteAxes.apply(x, *self.scatter, *self.gather, None, self.padding)  # [B, h, w, C]
 
 
@@ -238,7 +244,29 @@ def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (
         shift: Cyclic shift (h, w) in tokens.
     """
     batch, h, w, _ = x.shape
-    return _windows(x, batch if any(shift) else 1, h, w, window, shift)
+    return _windows(x, batch if any(shift) else 1, h, w, window, shift, _pads((h, w), window))
+
+
+def pooled_window_layouts(maps: Sequence[Tensor], windows: Sequence[tuple[int, int]]) -> list[Windows | TracedWindows]:
+    """The same windows of maps that were pooled with different strides, in the same order.
+
+    One map may need padding where another does not: windows are special if they are in any of the maps.
+
+    Args:
+        maps: ``[B, h_i, w_i, C]``.
+        windows: Window (h, w) of each map in tokens.
+    """
+    sizes = [tuple(x.shape[1:3]) for x in maps]
+    pads = tuple(any(axis) for axis in zip(*(_pads(size, window) for size, window in zip(sizes, windows))))
+    return [_windows(x, 1, *size, window, (0, 0), pads) for x, size, window in zip(maps, sizes, windows)]
+
+
+def _pads(size: tuple[int, int], window: tuple[int, int]) -> tuple[bool, bool]:
+    """Whether the last windows of each axis have padding. While a model is compiled nothing depends on it, and nothing
+    asks."""
+    if torch.compiler.is_compiling():
+        return False, False
+    return size[0] % window[0] > 0, size[1] % window[1] > 0
 
 
 @_made_once
@@ -248,13 +276,14 @@ def _windows(
     w: int,
     window: tuple[int, int],
     shift: tuple[int, int],
+    pads: tuple[bool, bool],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Windows | TracedWindows:
     (wh, ww), shifts = window, any(shift)
     nh, nw = (h + wh - 1) // wh, (w + ww - 1) // ww
     axes = ((h, nh, wh, shift[0]), (w, nw, ww, shift[1]))
-    if not torch.compiler.is_compiling() and not shifts and (h, w) == (nh * wh, nw * ww):
+    if not torch.compiler.is_compiling() and not shifts and not any(pads):
         return Windows((h, w), window, None, None, 1, nh * nw, nh * nw, None, None)
     # Along each axis: the row or column in every slot, and the slot of every row or column.
     (rows, columns), (row_slots, column_slots) = zip(*(_axis(*axis, device) for axis in axes))
@@ -273,7 +302,9 @@ def _windows(
     number = (row_slots // wh * nw)[:, None] + column_slots // ww  # window of every token, [h, w]
     place = (row_slots % wh * ww)[:, None] + column_slots % ww  # and place in it, [h, w]
     # Windows from these on, along each axis, have padding or masked pairs.
-    first_row, first_column = (min(max(n - by, 0) // side, count - (by > 0)) for n, count, side, by in axes)
+    first_row, first_column = (
+        min(max(n - by, 0) // side, count - (by > 0 or pad)) for (n, count, side, by), pad in zip(axes, pads)
+    )
     grid = torch.arange(nh * nw, device=device).view(nh, nw)
     plain = grid[:first_row, :first_column].flatten()
     special = torch.cat([grid[:first_row, first_column:].flatten(), grid[first_row:].flatten()])
@@ -353,8 +384,7 @@ class RelativePositions:
         index: Rows of the tables of both axes, joined, for every pair along the rows, then along the columns (these
             repeated for every head): ``[h h'' + w heads w']``, int32.
         rows: h'': h', and rows that align ``h'' w'`` and are not used.
-        codes: One-hot codes of the row and the column of every key, times `code`,
-            ``[h' w', align(d + h' + w') - d]`` (not aligned for d below `ALIGNMENT`).
+        codes: One-hot codes of the row and the column of every key, times `code`, ``[h' w', folded_length - d]``.
         code: The power of two next to the square root of d.
     """
 
@@ -396,9 +426,11 @@ def _relative_positions(
 
 
 def folded_length(dim: int, keys: tuple[int, int]) -> int:
-    """Channels of queries and keys of `dim` channels with the codes of a grid of keys (h', w')."""
+    """Channels of queries and keys of `dim` channels with the codes of a grid of keys (h', w'): ``d + h' + w'``, aligned
+    for d from `ALIGNMENT` on."""
     length = dim + sum(keys)
-    return length if dim < ALIGNMENT else align(length)
+    # Not while a model is compiled: how many channels fill it up would be another size to compile for.
+    return length if dim < ALIGNMENT or torch.compiler.is_compiling() else align(length)
 
 
 def relative_index_1d(
