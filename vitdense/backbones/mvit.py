@@ -18,7 +18,7 @@ from vitdense.backbones.variants import MVIT, MViTArch, find_arch
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer, max_pool
-from vitdense.layers.layout import copied, pooled_window_layouts, without_autocast
+from vitdense.layers.layout import pooled_window_layouts, without_autocast
 from vitdense.layers.position import AbsolutePosition
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
@@ -142,10 +142,7 @@ class PooledAttention(nn.Module):
         kernels = kernels[:, None].expand(-1, heads, *kernels.shape[1:]).flatten(1, 2)  # [3, C', 1, 3, 3]
         out = []
         for name, x, stride, kernel in zip("qkv", maps, strides, kernels.unbind()):
-            x = x.permute(0, 3, 1, 2)  # [B, C', H, W]
-            # Whether a map is in channels-last memory would be asked, which depends on its sizes.
-            x = copied(x) if torch.compiler.is_compiling() else x
-            x = F.conv2d(x, kernel, stride=stride, padding=1, groups=x.shape[1])  # [B, C', h, w]
+            x = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride, padding=1, groups=x.shape[3])  # [B, C', h, w]
             x = x.permute(0, 2, 3, 1).unflatten(-1, (heads, -1))  # [B, h, w, heads, d]
             norm = getattr(self, f"norm_{name}")
             with without_autocast(x):  # which would send the map through float32; the kernel computes in it anyway

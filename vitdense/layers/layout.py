@@ -426,8 +426,8 @@ def _relative_positions(
 
 
 def folded_length(dim: int, keys: tuple[int, int]) -> int:
-    """Channels of queries and keys of `dim` channels with the codes of a grid of keys (h', w'): ``d + h' + w'``, aligned
-    for d from `ALIGNMENT` on."""
+    """Channels of queries and keys with the codes of a grid of keys (h', w'): ``d + h' + w'``, aligned for d from
+    `ALIGNMENT` on."""
     length = dim + sum(keys)
     # Not while a model is compiled: how many channels fill it up would be another size to compile for.
     return length if dim < ALIGNMENT or torch.compiler.is_compiling() else align(length)

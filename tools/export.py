@@ -1,0 +1,32 @@
+"""Export a trained segmentor, or the maps of a detector, to torch.export (pt2) or ONNX.
+
+The result takes normalised images of all sizes and batches, or with --static one image of one size. It is compared
+with the model before it is written.
+"""
+
+from pathlib import Path
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.engine.config import config_of, make_parser
+from vitdense.engine.export import FORMATS, export
+from vitdense.engine.launch import exit_on_user_error, find_checkpoint
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    parser.add_argument("--to", choices=FORMATS, required=True)
+    parser.add_argument("--static", nargs=2, type=int, metavar=("H", "W"), help="image size in pixels, for one image")
+    parser.add_argument("--half", action="store_true", help="weights and maps in half precision")
+    parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
+    args = parser.parse_args()
+    if args.static and min(args.static) < 1:
+        parser.error(f"--static: got {args.static}, expected pixels above 0")
+    with exit_on_user_error():
+        path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
+        static = tuple(args.static) if args.static else None
+        print(export(config_of(args), find_checkpoint(args.checkpoint), path, args.to, static, args.half))
+
+
+if __name__ == "__main__":
+    main()
