@@ -153,12 +153,12 @@ def decomposed_inputs(kind, batch=3, heads=2):
 
 
 @torch.no_grad()
-def naive_decomposed(q, k, v, bias, keys, scale):
+def naive_decomposed(q, k, v, bias, keys):
     """The sum of both terms, key by key, row-major."""
     along_h, along_w = bias(q, keys, relative_layout(q, keys, False))
     sums = [along_h[..., key // keys[1]] + along_w[..., key % keys[1]] for key in range(k.shape[1])]
     total = torch.stack(sums, dim=-1).flatten(1, 2).transpose(1, 2)  # [B, heads, h*w, h'*w']
-    out = naive(*(x.transpose(1, 2) for x in (q.flatten(1, 2), k, v)), total, scale)
+    out = naive(*(x.transpose(1, 2) for x in (q.flatten(1, 2), k, v)), total, q.shape[-1] ** -0.5)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -176,12 +176,12 @@ def ran(monkeypatch):
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_attend_decomposed_are_softmax_attention(kind, form, monkeypatch, ran):
     inputs = decomposed_inputs(kind)
-    want = naive_decomposed(*inputs, 0.3)
+    want = naive_decomposed(*inputs)
     traced, elements = FORMS[form]
     monkeypatch.setattr(attention, "BIAS_ELEMENTS", elements)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
     with torch.no_grad():
-        got = attend_decomposed(*inputs, 0.3)
+        got = attend_decomposed(*inputs)
     assert ran == [f"_attend_{form.split(',')[0]}"]
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
@@ -190,7 +190,7 @@ def test_forms_of_attend_decomposed_are_softmax_attention(kind, form, monkeypatc
 def test_attend_decomposed_with_gradients_is_softmax_attention(kind, ran):
     """Which form depends on the sizes."""
     inputs = decomposed_inputs(kind)
-    torch.testing.assert_close(attend_decomposed(*inputs, 0.3), naive_decomposed(*inputs, 0.3), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(attend_decomposed(*inputs), naive_decomposed(*inputs), rtol=1e-10, atol=1e-10)
     assert ran == ["_attend_folded" if kind == "many keys" else "_attend_added"]
 
 
@@ -199,9 +199,9 @@ def test_attend_decomposed_in_parts(images, calls, monkeypatch, ran):
     inputs = decomposed_inputs("keys pooled")
     monkeypatch.setattr(attention, "BIAS_ELEMENTS", images * 2 * 24 * 6)  # heads, queries and keys of an image
     with torch.no_grad():
-        got = attend_decomposed(*inputs, 0.3)
+        got = attend_decomposed(*inputs)
     assert ran == ["_attend_added"] * calls
-    torch.testing.assert_close(got, naive_decomposed(*inputs, 0.3), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got, naive_decomposed(*inputs), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -214,7 +214,7 @@ def test_gradients_of_attend_decomposed(kind, traced, monkeypatch):
         def terms(*args):
             return torch.func.functional_call(bias, dict(zip(("rel_pos_h", "rel_pos_w"), tables)), args)
 
-        return attend_decomposed(q, k, v, terms, keys, 0.3)
+        return attend_decomposed(q, k, v, terms, keys)
 
     inputs = [x.detach().requires_grad_() for x in (q, k, v, bias.rel_pos_h, bias.rel_pos_w)]
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
@@ -225,12 +225,12 @@ def test_gradients_of_attend_decomposed(kind, traced, monkeypatch):
 @every_size
 def test_attend_decomposed_in_half_precision(kind, form, dtype, monkeypatch):
     q, k, v, bias, keys = decomposed_inputs(kind)
-    want = naive_decomposed(q, k, v, bias, keys, 0.3)
+    want = naive_decomposed(q, k, v, bias, keys)
     traced, elements = FORMS[form]
     monkeypatch.setattr(attention, "BIAS_ELEMENTS", elements)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
     halves = [x.to(dtype) for x in (q, k, v)]
     with torch.no_grad():
-        got = attend_decomposed(*halves, bias, keys, 0.3)
+        got = attend_decomposed(*halves, bias, keys)
     assert got.dtype == dtype
     assert relative_error(got.double(), want) < (0.03 if dtype == torch.bfloat16 else 0.004)

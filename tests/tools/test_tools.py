@@ -138,6 +138,30 @@ def test_predict_writes_pictures_and_coco_results(tiny, trained):
         assert found.annToMask(result).shape == (96, 96)
 
 
+def test_export_of_the_maps_of_a_detector(tiny, trained):
+    out = tiny.parent / "detector.pt2"
+    done = tool("export", tiny, trained, "--to", "pt2", "--static", 97, 131, "--half", "--out", out)
+    assert "map0 [1, 64, 25, 33]" in done.stdout
+    described = {"classes": ""}
+    program = torch.export.load(out, extra_files=described).module()
+    maps = program(torch.zeros(1, 3, 97, 131, dtype=torch.float16))
+    assert list(maps) == [f"{name}{i}" for name in ("map", "scores", "boxes") for i in range(5)]
+    assert maps["map0"].dtype == torch.float16
+    assert len(json.loads(described["classes"])) == 3
+
+
+def test_an_export_unlike_its_model_is_not_written(tiny, trained, monkeypatch):
+    from vitdense.engine import export
+    from vitdense.engine.config import load_config
+    from vitdense.engine.errors import ConfigError
+
+    monkeypatch.setattr(export, "MAX_ERROR", 0.0)
+    out = tiny.parent / "unlike" / "detector.pt2"
+    with pytest.raises(ConfigError, match="not written"):
+        export.export(load_config(str(tiny)), str(trained / "iter_6.pth"), out, "pt2", static=(64, 64))
+    assert not list(out.parent.iterdir())
+
+
 def test_predict_writes_a_coco_data_set_by_option(tiny, trained):
     from pycocotools.coco import COCO
 
@@ -223,6 +247,27 @@ def trained_segmentor(segmentor) -> Path:
     done = tool("train", segmentor, "--work-dir", folder)
     assert "mIoU:" in done.stdout + done.stderr
     return folder
+
+
+def test_export_of_a_segmentor(segmentor, trained_segmentor):
+    out = segmentor.parent / "segmentor.pt2"
+    done = tool("export", segmentor, trained_segmentor, "--to", "pt2", "--out", out)
+    assert "logits [1, 9, 97, 131]" in done.stdout
+    logits = torch.export.load(out).module()(torch.randn(2, 3, 65, 90))["logits"]
+    assert logits.shape == (2, 9, 65, 90)
+
+
+@pytest.mark.slow
+def test_export_of_a_segmentor_to_onnx(segmentor, trained_segmentor):
+    out = segmentor.parent / "segmentor.onnx"
+    tool("export", segmentor, trained_segmentor, "--to", "onnx", "--out", out)
+    session = pytest.importorskip("onnxruntime").InferenceSession(out)
+    (logits,) = session.run(["logits"], {"image": torch.randn(2, 3, 65, 90).numpy()})
+    assert logits.shape == (2, 9, 65, 90)
+    described = {key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}
+    assert described["channels"] == "RGB"
+    assert len(described["classes"]) == 9
+    assert len(described["mean"]) == len(described["std"]) == 3
 
 
 def test_resumed_run_of_a_segmentor_has_bit_identical_weights(segmentor, trained_segmentor):

@@ -13,6 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from vitdense.layers.blocks import LayerNorm
 from vitdense.models import Model, find_model
 from vitdense.module import Module
 from vitdense.weights.load import LoadReport, load_pretrained, remap_keys_in_place
@@ -149,7 +150,7 @@ class Backbone(Module):
         out_indices: Sequence[int],
         frozen_stages: int,
         finetune: str | None,
-        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        norm: Callable[[int], nn.Module] = LayerNorm,
     ) -> None:
         """Add an output norm ``norm{i}`` per index, declare the outputs, and freeze.
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import MVIT, MViTArch, find_arch
+from vitdense.layers import blocks
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer, max_pool
-from vitdense.layers.layout import pooled_window_layouts, without_autocast
+from vitdense.layers.layout import pooled_window_layouts
 from vitdense.layers.position import AbsolutePosition
 
-LayerNorm = partial(nn.LayerNorm, eps=1e-6)
+LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 WINDOWS = ("hybrid", "global", "window")
 KV_STRIDE = 4  # of the first stage; half of it per stage (section 4.1)
 
@@ -113,7 +114,6 @@ class PooledAttention(nn.Module):
         self.spec = spec
         self.residual = arch.residual_pooling
         dim = spec.dim_attn // spec.num_heads
-        self.scale = dim**-0.5
         self.qkv = nn.Linear(spec.dim, 3 * spec.dim_attn)
         self.proj = nn.Linear(spec.dim_attn, spec.dim_attn)
         if arch.pool == "conv":
@@ -133,7 +133,7 @@ class PooledAttention(nn.Module):
     def pool(self, *maps: Tensor) -> list[Tensor]:
         """Pool queries, keys and values, and normalise each head: ``[B, H, W, C']`` to ``[B, ceil(H/s), ceil(W/s),
         C']`` each."""
-        heads, dtype = self.spec.num_heads, maps[0].dtype
+        heads = self.spec.num_heads
         strides = (self.spec.q_stride, self.spec.kv_stride, self.spec.kv_stride)
         if not hasattr(self, "pool_q"):
             return [pool_map(x, stride) for x, stride in zip(maps, strides)]
@@ -144,10 +144,7 @@ class PooledAttention(nn.Module):
         for name, x, stride, kernel in zip("qkv", maps, strides, kernels.unbind()):
             x = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride, padding=1, groups=x.shape[3])  # [B, C', h, w]
             x = x.permute(0, 2, 3, 1).unflatten(-1, (heads, -1))  # [B, h, w, heads, d]
-            norm = getattr(self, f"norm_{name}")
-            with without_autocast(x):  # which would send the map through float32; the kernel computes in it anyway
-                x = F.layer_norm(x, x.shape[-1:], norm.weight.to(dtype), norm.bias.to(dtype), norm.eps)
-            out.append(x.flatten(-2))  # [B, h, w, C']
+            out.append(getattr(self, f"norm_{name}")(x).flatten(-2))  # [B, h, w, C']
         return out
 
     def attend_map(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -170,10 +167,10 @@ class PooledAttention(nn.Module):
         """Tokens ``[B, N, C']`` of grids `of_q` and `of_kv`, row-major, to ``[B, N, C']``."""
         heads = [x.unflatten(-1, (self.spec.num_heads, -1)) for x in (q, k, v)]  # [B, N, heads, d] each
         if self.bias is None:
-            y = attend(*(x.transpose(1, 2) for x in heads), scale=self.scale)  # [B, heads, N, d]
+            y = attend(*(x.transpose(1, 2) for x in heads))  # [B, heads, N, d]
             return y.transpose(1, 2).flatten(2)  # [B, N, C']
         heads[0] = heads[0].unflatten(1, of_q)  # [B, h, w, heads, d]
-        return attend_decomposed(*heads, self.bias, of_kv, self.scale)  # [B, N, C']
+        return attend_decomposed(*heads, self.bias, of_kv)  # [B, N, C']
 
 
 def pool_map(x: Tensor, stride: int) -> Tensor:

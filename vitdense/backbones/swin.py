@@ -15,7 +15,7 @@ from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import SWIN, SwinArch, find_arch
 from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
-from vitdense.layers.blocks import Mlp, PatchEmbed, PatchMerging, init_transformer
+from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition
 
@@ -142,12 +142,14 @@ class SwinBlock(nn.Module):
         mlp_ratio: Hidden width of the MLP over `spec.dim`.
     """
 
+    norm = LayerNorm
+
     def __init__(self, spec: BlockSpec, attn: WindowAttention, mlp_ratio: float) -> None:
         super().__init__()
         self.spec = spec
-        self.norm1 = nn.LayerNorm(spec.dim)
+        self.norm1 = self.norm(spec.dim)
         self.attn = attn
-        self.norm2 = nn.LayerNorm(spec.dim)
+        self.norm2 = self.norm(spec.dim)
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 

@@ -141,6 +141,8 @@ class PostNormBlock(SwinBlock):
         mlp_ratio: Hidden width of the MLP over `spec.dim`.
     """
 
+    norm = nn.LayerNorm  # their results are added to the map, which stays in float32 under autocast
+
     def __init__(self, spec: BlockSpecV2, attn: CosineWindowAttention, mlp_ratio: float) -> None:
         super().__init__(spec, attn, mlp_ratio)
         for parameter in (*self.norm1.parameters(), *self.norm2.parameters()):

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import VIT, ViTArch, find_arch
+from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import HierarchicalStem, Mlp, PatchEmbed, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition, ExtraTokens
 
-LayerNorm = partial(nn.LayerNorm, eps=1e-6)
+LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 STEMS = {"patch": None, "hmlp": "BN", "hmlp_ln": "LN"}
 OUT_NORMS = ("each", "final", "none")
 
@@ -94,7 +95,6 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.window = spec.num_heads, spec.window
         head_dim = spec.dim // spec.num_heads
-        self.scale = head_dim**-0.5
         self.qkv = nn.Linear(spec.dim, 3 * spec.dim)
         self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
         for table in self.bias.parameters() if self.bias is not None else ():
@@ -123,7 +123,7 @@ class Attention(nn.Module):
         else:
             q, k, v = qkv.unbind(2)  # [B, N, heads, d] each
             grid = self.window or size
-            y = attend_decomposed(q.unflatten(1, grid), k, v, self.bias, grid, self.scale)  # [B, N, C]
+            y = attend_decomposed(q.unflatten(1, grid), k, v, self.bias, grid)  # [B, N, C]
         # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
         return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
 

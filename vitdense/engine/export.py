@@ -1,6 +1,7 @@
 """Export of segmentors (mmseg) and of the maps of detectors (mmdet)."""
 
 import json
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -121,6 +122,7 @@ def export(
     program = export_program(model.to(dtype), torch.zeros(example[0], channels, *example[1:], dtype=dtype), not static)
     with atomic_write(path) as scratch:
         if to == "onnx":
+            logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it names the constants that it does not fold
             save_onnx(program, scratch, list(want), metadata)
             got = run_onnx(scratch, image.to(dtype))
         else:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from vitdense.layers.layout import RelativePositions, align, without_autocast
+from vitdense.layers.layout import RelativePositions, align, longer, without_autocast
 from vitdense.layers.resize import resize_relative_position
 
 
@@ -185,7 +185,7 @@ class DecomposedBias(nn.Module):
         b, h, w, heads, dim = q.shape
         table = torch.cat(
             [
-                resize_relative_position(table, 2 * torch.sym_max(n, k) - 1)  # [2*max(n, k) - 1, d]
+                resize_relative_position(table, 2 * longer(n, k) - 1)  # [2*max(n, k) - 1, d]
                 for table, n, k in zip((self.rel_pos_h, self.rel_pos_w), (h, w), keys)
             ]
         )

@@ -41,6 +41,12 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
+def longer(a: int, b: int) -> int:
+    """The maximum of two sizes. `max` would ask for their values while a model is exported; torch's is unknown to its
+    compiler, which knows `max`."""
+    return max(a, b) if torch.compiler.is_dynamo_compiling() else torch.sym_max(a, b)
+
+
 def copied(x: Tensor) -> Tensor:
     """A contiguous copy. `contiguous` and `reshape` ask for sizes: whether they copy would be decided for the one that
     is compiled, and no other size could use the program."""
@@ -415,7 +421,7 @@ def _relative_positions(
     step = ALIGNMENT // math.gcd(ALIGNMENT, w_keys) if aligns_rows else 1
     num_rows = (h_keys + step - 1) // step * step
     rows = relative_index_1d(h, h_keys, num_rows, device)  # [h, h'']
-    columns = relative_index_1d(w, w_keys, w_keys, device) + 2 * torch.sym_max(h, h_keys) - 1  # [w, w']
+    columns = relative_index_1d(w, w_keys, w_keys, device) + 2 * longer(h, h_keys) - 1  # [w, w']
     columns = columns[:, None].expand(-1, num_heads, -1)  # [w, heads, w']
     index = torch.cat([rows.flatten(), columns.reshape(-1)]).int()  # [h*h'' + w*heads*w']
     number = torch.arange(length, device=device)
@@ -451,8 +457,8 @@ def relative_index_1d(
     Returns:
         ``[num_queries, width]``, int64.
     """
-    of_query = torch.sym_max(num_keys / num_queries, 1.0)  # `max` would ask for a value while a model is exported
-    of_key = torch.sym_max(num_queries / num_keys, 1.0)
+    finer = longer(num_queries, num_keys)
+    of_query, of_key = finer / num_queries, finer / num_keys
     i = torch.arange(num_queries, device=device)[:, None] * of_query  # [q, 1]
     j = torch.arange(num_keys if width is None else width, device=device) * of_key  # [width]
     return (i - j + (num_keys - 1) * of_key).long().clamp(min=0)  # [q, width]

@@ -1,0 +1,84 @@
+"""Automatic mixed precision: forward and backward passes near those in float32, and no cast of a map without need."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+from test_contract import BACKBONES, every, with_random_norms
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Relative error of maps, and of the gradients of all parameters together. Twice what was measured.
+BOUNDS = {torch.bfloat16: (0.03, 0.07), torch.float16: (0.004, 0.02)}
+# Casts of maps in a forward pass by CUDA's rules: of the image, and where a norm or a LayerScale in float32 meets the
+# sum of all branches, which then is in float32. That is Swin's first stage, and all of Swin V2 and of DeiT III.
+CASTS = {
+    "swin": 7,
+    "swin, window 4x6, absolute position": 7,
+    "swin_v2": 40,
+    "swin_v2, window 4x6, extra norms, absolute position": 40,
+    "mvit": 1,
+    "mvit, global, two heads": 1,
+    "mvit v1": 2,
+    "vit": 2,
+    "vit, windows, relative positions": 2,
+    "vit, distilled, parallel, hMLP, LayerScale": 16,
+    "vit, hMLP with LN, constant drop path": 14,
+}
+SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
+
+
+def outputs_and_gradients(model, x):
+    outs = model(x)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(sum(out.float().square().mean() for out in outs), parameters)
+    return outs, torch.cat([grad.flatten() for grad in grads])
+
+
+@every
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_forward_and_backward_are_near_float32(make, dtype):
+    model = with_random_norms(make()).train()
+    x = torch.randn(2, 3, 72, 104)
+    outs, grads = outputs_and_gradients(model, x)
+    with torch.autocast("cpu", dtype):
+        half_outs, half_grads = outputs_and_gradients(model, x)
+    assert max(relative_error(a.float(), b) for a, b in zip(half_outs, outs)) < BOUNDS[dtype][0]
+    assert relative_error(half_grads, grads) < BOUNDS[dtype][1]
+
+
+class MapCasts(TorchDispatchMode):
+    """Shapes and types of the maps that change their floating type."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        is_cast = func is torch.ops.aten._to_copy.default and args[0].is_floating_point() and args[0].dtype != out.dtype
+        if is_cast and out.numel() >= SMALLEST_MAP:
+            self.seen.append((tuple(out.shape), args[0].dtype, out.dtype))
+        return out
+
+
+@pytest.fixture
+def cuda_autocast():
+    """Autocast of a GPU, on tensors without memory: `torch.autocast` would switch itself off without one."""
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    yield
+    torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_casts_of_maps(name, cuda_autocast, monkeypatch):
+    def fused(q, k, v, attn_mask=None, **options):  # one kernel on a GPU, which takes half precision
+        return F.pad(q[..., :1], (0, v.shape[-1] - 1)).to(torch.bfloat16)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
+    with FakeTensorMode(), torch.device("cuda"):
+        model, image = BACKBONES[name]().eval(), torch.empty(1, 3, 1024, 1280)
+        with torch.no_grad(), MapCasts() as casts:
+            model(image)
+    assert len(casts.seen) == CASTS[name], casts.seen

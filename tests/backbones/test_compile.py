@@ -1,0 +1,80 @@
+"""`torch.compile(fullgraph=True, dynamic=True)`: one program for ordinary sizes, equal to the model, gradients too."""
+
+import pytest
+import torch
+from conftest import relative_error
+from test_contract import BACKBONES, with_random_norms
+from torch._dynamo import config as dynamo
+from torch._dynamo.backends.debugging import aot_eager
+
+from vitdense.export import largest_error
+
+# Batch, height, width. One image is another program: torch tells size 1 from others, as it does for maps of one window.
+SIZES = [(2, 256, 320), (2, 300, 420), (2, 333, 257), (2, 384, 512), (1, 257, 384)]
+MOST_PROGRAMS = 2
+QUICK = ("swin", "vit, windows, relative positions")
+every_quick = pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, make in BACKBONES.items()],
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    # Otherwise torch compiles every model with a LayerNorm twice: once with the epsilon as an input.
+    with dynamo.patch(specialize_float=True):
+        yield
+    torch._dynamo.reset()
+
+
+class Programs:
+    """A backend that needs no compiler, and counts what it is given."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, graph, example, **options):
+        self.count += 1
+        return aot_eager(graph, example, **options)
+
+
+def gradients(outs, model):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(sum(out.square().mean() for out in outs), parameters)
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+@every_quick
+@pytest.mark.long
+def test_forward_and_backward(make):
+    model, programs = with_random_norms(make()).train(), Programs()
+    compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
+    for batch, *size in SIZES:
+        image = torch.randn(batch, 3, *size)
+        got, want = compiled(image), model(image)
+        assert largest_error([out.detach() for out in got], [out.detach() for out in want]) < 1e-5, size
+        assert relative_error(gradients(got, model), gradients(want, model)) < 1e-4, size
+    assert programs.count <= MOST_PROGRAMS
+
+
+@every_quick
+@pytest.mark.long
+def test_forward(make):
+    model, programs = make().eval(), Programs()
+    compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for batch, *size in SIZES:
+            image = torch.randn(batch, 3, *size)
+            assert largest_error(compiled(image), model(image)) < 1e-5, size
+    assert programs.count <= MOST_PROGRAMS
+
+
+@pytest.mark.slow
+def test_inductor():
+    model = BACKBONES["swin"]().eval()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for batch, *size in SIZES[:3]:
+            image = torch.randn(batch, 3, *size)
+            assert largest_error(compiled(image), model(image)) < 1e-4, size
