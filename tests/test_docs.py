@@ -253,8 +253,8 @@ def run_tool(path, args, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")  # which the tools set
     if name in ("train", "test"):
         stand_in(name, {})
-    elif name == "predict":
-        stand_in("predict")
+    elif name in ("predict", "export"):
+        stand_in(name)
         stand_in("find_checkpoint")
     elif name == "convert":
         monkeypatch.chdir(tmp_path)
@@ -267,7 +267,7 @@ def run_tool(path, args, tmp_path, monkeypatch):
         stand_in("report_counts")
     monkeypatch.setattr(sys, "argv", [path, *args])
     module.main()  # raises SystemExit where the arguments or the config are wrong
-    if name in ("train", "test", "predict"):
+    if name in ("train", "test", "predict", "export"):
         (cfg, *_), _ = calls[-1]
         for option in (arg.partition("=")[0] for arg in args if re.match(r"[\w.]+=", arg)):
             *parents, key = option.split(".")

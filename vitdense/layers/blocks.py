@@ -21,10 +21,11 @@ def init_transformer(module: nn.Module) -> None:
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm that keeps a map in half precision under autocast, for results that only such layers read.
+    """LayerNorm whose result is read by linear layers, attention and convolutions only.
 
-    Autocast would cast the map to float32 and the result back, though the kernel computes in float32 anyway: in a
-    transformer, a third of the bytes. It casts the few weights instead.
+    Under autocast these compute in half precision. torch's LayerNorm would cast a map in half precision to float32 and
+    its result back (docs/performance.md counts it). This one casts its weights instead; the kernel computes in float32
+    in both cases.
     """
 
     def forward(self, x: Tensor) -> Tensor:
