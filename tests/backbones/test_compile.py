@@ -1,5 +1,7 @@
 """`torch.compile(fullgraph=True, dynamic=True)`: one program for ordinary sizes, equal to the model, gradients too."""
 
+import shutil
+
 import pytest
 import torch
 from conftest import relative_error
@@ -12,11 +14,13 @@ from vitdense.export import largest_error
 # Batch, height, width. One image is another program: torch tells size 1 from others, as it does for maps of one window.
 SIZES = [(2, 256, 320), (2, 300, 420), (2, 333, 257), (2, 384, 512), (1, 257, 384)]
 MOST_PROGRAMS = 2
-QUICK = ("swin", "vit, windows, relative positions")
-every_quick = pytest.mark.parametrize(
-    "make",
-    [pytest.param(make, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, make in BACKBONES.items()],
-)
+
+
+def every_but_slow(*quick):
+    """All backbones; those that are not named are slow."""
+    rows = BACKBONES.items()
+    marks = {name: [] if name in quick else pytest.mark.slow for name in BACKBONES}
+    return pytest.mark.parametrize("make", [pytest.param(make, id=name, marks=marks[name]) for name, make in rows])
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +49,7 @@ def gradients(outs, model):
     return torch.cat([grad.flatten() for grad in grads])
 
 
-@every_quick
+@every_but_slow("swin", "vit, windows, relative positions")
 @pytest.mark.long
 def test_forward_and_backward(make):
     model, programs = with_random_norms(make()).train(), Programs()
@@ -58,7 +62,7 @@ def test_forward_and_backward(make):
     assert programs.count <= MOST_PROGRAMS
 
 
-@every_quick
+@every_but_slow("vit, windows, relative positions")
 @pytest.mark.long
 def test_forward(make):
     model, programs = make().eval(), Programs()
@@ -71,6 +75,7 @@ def test_forward(make):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 def test_inductor():
     model = BACKBONES["swin"]().eval()
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
