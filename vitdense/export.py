@@ -150,6 +150,14 @@ def save_onnx(
         onnx.save(scratch)
 
 
+def run_onnx(path: str | Path, image: Tensor) -> list:
+    """The outputs of a file of `save_onnx` for an image ``[B, 3, H, W]``, as arrays: onnxruntime, on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(None, {"image": image.numpy()})
+
+
 def largest_error(got: object, want: object) -> float:
     """The largest relative error (Frobenius norm) of any output; NaN where one is not finite.
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-from test_contract import BACKBONES, every, with_random_norms
+from test_contract import BACKBONES, every, outputs_and_gradients, with_random_norms
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,21 +28,14 @@ CASTS = {
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
 
 
-def outputs_and_gradients(model, x):
-    outs = model(x)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    grads = torch.autograd.grad(sum(out.float().square().mean() for out in outs), parameters)
-    return outs, torch.cat([grad.flatten() for grad in grads])
-
-
 @every
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_forward_and_backward_are_near_float32(make, dtype):
     model = with_random_norms(make()).train()
     x = torch.randn(2, 3, 72, 104)
-    outs, grads = outputs_and_gradients(model, x)
+    outs, grads = outputs_and_gradients(model, model, x)
     with torch.autocast("cpu", dtype):
-        half_outs, half_grads = outputs_and_gradients(model, x)
+        half_outs, half_grads = outputs_and_gradients(model, model, x)
     assert max(relative_error(a.float(), b) for a, b in zip(half_outs, outs)) < BOUNDS[dtype][0]
     assert relative_error(half_grads, grads) < BOUNDS[dtype][1]
 

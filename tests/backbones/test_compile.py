@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from conftest import relative_error
-from test_contract import BACKBONES, with_random_norms
+from test_contract import BACKBONES, every_but_slow, outputs_and_gradients, with_random_norms
 from torch._dynamo import config as dynamo
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -14,13 +14,6 @@ from vitdense.export import largest_error
 # Batch, height, width. One image is another program: torch tells size 1 from others, as it does for maps of one window.
 SIZES = [(2, 256, 320), (2, 300, 420), (2, 333, 257), (2, 384, 512), (1, 257, 384)]
 MOST_PROGRAMS = 2
-
-
-def every_but_slow(*quick):
-    """All backbones; those that are not named are slow."""
-    rows = BACKBONES.items()
-    marks = {name: [] if name in quick else pytest.mark.slow for name in BACKBONES}
-    return pytest.mark.parametrize("make", [pytest.param(make, id=name, marks=marks[name]) for name, make in rows])
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +36,6 @@ class Programs:
         return aot_eager(graph, example, **options)
 
 
-def gradients(outs, model):
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    grads = torch.autograd.grad(sum(out.square().mean() for out in outs), parameters)
-    return torch.cat([grad.flatten() for grad in grads])
-
-
 @every_but_slow("swin", "vit, windows, relative positions")
 @pytest.mark.long
 def test_forward_and_backward(make):
@@ -56,9 +43,10 @@ def test_forward_and_backward(make):
     compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
     for batch, *size in SIZES:
         image = torch.randn(batch, 3, *size)
-        got, want = compiled(image), model(image)
-        assert largest_error([out.detach() for out in got], [out.detach() for out in want]) < 1e-5, size
-        assert relative_error(gradients(got, model), gradients(want, model)) < 1e-4, size
+        outs, grads = outputs_and_gradients(model, model, image)
+        got_outs, got_grads = outputs_and_gradients(compiled, model, image)
+        assert largest_error(got_outs, outs) < 1e-5, size
+        assert relative_error(got_grads, grads) < 1e-4, size
     assert programs.count <= MOST_PROGRAMS
 
 

@@ -116,6 +116,21 @@ STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
 
 
+def every_but_slow(*quick):
+    """All backbones; those that are not named are slow."""
+    marks = {name: [] if name in quick else pytest.mark.slow for name in BACKBONES}
+    rows = [pytest.param(make, id=name, marks=marks[name]) for name, make in BACKBONES.items()]
+    return pytest.mark.parametrize("make", rows)
+
+
+def outputs_and_gradients(run, model, x):
+    """Maps of an image, and the gradients of all parameters as one vector; `run` is the model or a form of it."""
+    outs = run(x)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(sum(out.float().square().mean() for out in outs), parameters)
+    return [out.detach() for out in outs], torch.cat([grad.flatten() for grad in grads])
+
+
 def ceil_chain(size, strides):
     """Sizes after a patch embedding and mergings that each round up."""
     out, previous = [], 1

@@ -7,24 +7,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-from test_contract import BACKBONES, every, with_random_norms
+from test_contract import every, every_but_slow, with_random_norms
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdense.backbones import Swin
-from vitdense.export import MIN_SIDE, _AnySize, export_program, largest_error, save_onnx, save_program
+from vitdense.export import MIN_SIDE, _AnySize, export_program, largest_error, run_onnx, save_onnx, save_program
 
-onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
 EXAMPLE = (2, 3, 64, 96)
 UNSEEN = [(1, 97, 131), (3, 65, 200), (1, MIN_SIDE, MIN_SIDE)]
 BRANCHES = {"If", "Loop", "Tile", "Scan", "NonZero"}  # what runtimes do not take, or take slowly
 OF_SIZES = {"Shape", "Range", "Resize", "Cast", "Less", "GreaterOrEqual", "Or", "Clip"}  # what decides on a size
-QUICK = ("swin_v2", "vit, windows, relative positions")  # the others take minutes
-every_quick = pytest.mark.parametrize(
-    "make",
-    [pytest.param(make, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, make in BACKBONES.items()],
-)
+every_quick = every_but_slow("swin_v2", "vit, windows, relative positions")  # the others take minutes
 
 
 class LayerNorms(TorchDispatchMode):
@@ -37,18 +34,21 @@ class LayerNorms(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def run(path, image):
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return session.run(None, {"image": image.numpy()})
+def nodes(path):
+    return onnx.load(path).graph.node
 
 
 def operators(path):
-    return Counter(node.op_type for node in onnx.load(path).graph.node)
+    return Counter(node.op_type for node in nodes(path))
 
 
-def image_of(shape, dtype=torch.float32):
+def cast_types(path):
+    return {node.attribute[0].i for node in nodes(path) if node.op_type == "Cast"}
+
+
+def image_of(shape):
     batch, *size = shape
-    return torch.randn(batch, 3, *size).to(dtype)
+    return torch.randn(batch, 3, *size)
 
 
 @pytest.mark.long
@@ -71,14 +71,13 @@ def test_onnx_equals_torch_at_sizes_and_batches_of_its_own(make, tmp_path):
     with torch.no_grad():
         for shape in UNSEEN:
             image = image_of(shape)
-            assert largest_error(run(path, image), model(image)) < 1e-4, shape
+            assert largest_error(run_onnx(path, image), model(image)) < 1e-4, shape
         with LayerNorms() as norms:
             model(image)
     found, file = operators(path), onnx.load(path)
     assert not found.keys() & BRANCHES
     assert found["LayerNormalization"] == norms.count > 0
-    casts = [node.attribute[0].i for node in file.graph.node if node.op_type == "Cast"]
-    assert onnx.TensorProto.DOUBLE not in casts
+    assert onnx.TensorProto.DOUBLE not in cast_types(path)
     dims = [dim.dim_param or dim.dim_value for dim in file.graph.input[0].type.tensor_type.shape.dim]
     assert dims == ["batch", 3, "height", "width"]
     assert {entry.key: entry.value for entry in file.metadata_props} == {"key": "value"}
@@ -90,7 +89,7 @@ def test_onnx_of_one_size_has_constants_for_all_that_sizes_decide(make, tmp_path
     model, path, image = make().eval(), tmp_path / "model.onnx", image_of((1, 97, 131))
     save_onnx(export_program(model, image, dynamic=False), path)
     with torch.no_grad():
-        assert largest_error(run(path, image), model(image)) < 1e-4
+        assert largest_error(run_onnx(path, image), model(image)) < 1e-4
     assert not operators(path).keys() & (BRANCHES | OF_SIZES)
 
 
@@ -101,10 +100,8 @@ def test_onnx_in_half_precision(make, tmp_path):
     half = copy.deepcopy(model).half()
     save_onnx(export_program(half, torch.zeros(EXAMPLE, dtype=torch.float16)), path)
     with torch.no_grad():
-        assert largest_error(run(path, image.half()), model(image)) < 1e-2
-    assert onnx.TensorProto.DOUBLE not in [
-        node.attribute[0].i for node in onnx.load(path).graph.node if node.op_type == "Cast"
-    ]
+        assert largest_error(run_onnx(path, image.half()), model(image)) < 1e-2
+    assert onnx.TensorProto.DOUBLE not in cast_types(path)
 
 
 def test_a_saved_program_runs_without_its_model(tmp_path):

@@ -105,7 +105,7 @@ class WindowAttention(nn.Module):
 
     def project(self, y: Tensor, windows: Windows) -> Tensor:
         """The projection of windows ``[B*nW, N, C]``, put back to a map ``[B, H, W, C]``."""
-        # In this order, what the projection keeps for its backward pass is what attention keeps. Padding is little.
+        # In this order, what the projection keeps for its backward pass is what attention keeps.
         return windows.unpartition(self.proj(y))  # [B, H, W, C]
 
 

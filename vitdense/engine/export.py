@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.predict import load_model
-from vitdense.export import export_program, largest_error, save_onnx, save_program
+from vitdense.export import export_program, largest_error, run_onnx, save_onnx, save_program
 from vitdense.files import atomic_write
 
 FORMATS = ("pt2", "onnx")
@@ -74,14 +74,6 @@ def describe_input(cfg: Config, model: nn.Module) -> dict[str, str]:
         "classes": model.dataset_meta["classes"],
     }
     return {key: json.dumps(value) for key, value in described.items()}
-
-
-def run_onnx(path: Path, image: Tensor) -> list:
-    """Outputs of an ONNX file in onnxruntime, on the CPU."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return session.run(None, {"image": image.numpy()})
 
 
 def export(

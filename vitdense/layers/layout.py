@@ -172,7 +172,6 @@ class TracedWindows:
     One gather along each axis: exporters know no other form for all sizes. All windows are special, and in order.
 
     Attributes:
-        size: Map (h, w) in tokens.
         window: Window (h, w) in tokens.
         grid: Windows (nH, nW) along each axis.
         gather: Row, and column, of the map in every slot along an axis, ``[nH * wh]`` and ``[nW * ww]``.
@@ -181,7 +180,6 @@ class TracedWindows:
         mask: Added to the logits of an image: 0 or `MASK_VALUE`, ``[nH * nW, 1, N, align(N)]``; None without shift.
     """
 
-    size: tuple[int, int]
     window: tuple[int, int]
     grid: tuple[int, int]
     gather: tuple[Tensor, Tensor]
@@ -298,7 +296,7 @@ def _windows(
         padding = ((rows >= h)[:, None] | (columns >= w))[..., None]  # [nH*wh, nW*ww, 1]
         gather = rows.clamp(max=h - 1), columns.clamp(max=w - 1)
         mask = None if labels is None else _mask(labels, dtype)  # [nH*nW, 1, N, align(N)]
-        return TracedWindows((h, w), window, (nh, nw), gather, (row_slots, column_slots), padding, mask)
+        return TracedWindows(window, (nh, nw), gather, (row_slots, column_slots), padding, mask)
 
     def of_slots(by_row: Tensor, by_column: Tensor) -> Tensor:  # -> [nH * nW, N]
         return (by_row.view(nh, 1, wh, 1) + by_column.view(1, nw, 1, ww)).reshape(nh * nw, wh * ww)
