@@ -1,5 +1,8 @@
 """Heads for mmdet, registered under the scope ``vitdense``; needs mmdet."""
 
 from vitdense.heads.cascade import Detectron2CascadeRoIHead
+from vitdense.heads.htc import HTCRoIHead
+from vitdense.heads.losses import ClampedFocalLoss
+from vitdense.heads.tta import InstanceTTAModel
 
-__all__ = ["Detectron2CascadeRoIHead"]
+__all__ = ["ClampedFocalLoss", "Detectron2CascadeRoIHead", "HTCRoIHead", "InstanceTTAModel"]
