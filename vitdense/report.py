@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -49,11 +50,12 @@ def num_params(module: nn.Module) -> int:
 def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
     """Parameters and MACs of a detector or segmentor of mmdet or mmseg, a row per part.
 
-    RoI heads are counted as in papers: 1000 boxes and 100 masks per stage. The auxiliary head of a segmentor has no
-    MACs, because it does not run at test time.
+    RoI heads are counted as in papers: 1000 boxes and 100 masks per stage, or the proposals of Sparse R-CNN. The
+    auxiliary head of a segmentor has no MACs, because it does not run at test time. Bilinear sampling has none either.
 
     Args:
-        model: In eval mode, on the meta device, so that nothing is computed.
+        model: In eval mode, on the meta device, so that nothing is computed. Parts with multi-scale deformable
+            attention, which needs values, are moved to the CPU, filled with zeros, and run.
         shape: Image height and width in pixels.
 
     Returns:
@@ -73,20 +75,32 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
     maps = add("backbone", model.backbone, lambda: model.backbone(image))
     if getattr(model, "neck", None) is not None:
         maps = add("neck", model.neck, lambda: model.neck(maps))
+    if hasattr(model, "forward_transformer"):  # DETR and its descendants
+        _add_transformer(add, model, maps, shape)
+        return rows
+    proposals = getattr(getattr(model, "rpn_head", None), "num_proposals", None)
     if getattr(model, "rpn_head", None) is not None:
-        add("rpn_head", model.rpn_head, lambda: model.rpn_head(maps))
+        add("rpn_head", model.rpn_head, lambda: model.rpn_head(maps) if proposals is None else None)
     if getattr(model, "roi_head", None) is not None:
-        for kind, rois in (("bbox", BOX_ROIS), ("mask", MASK_ROIS)):
+        if getattr(model.roi_head, "semantic_head", None) is not None:
+            add("roi_head.semantic_head", model.roi_head.semantic_head, lambda: model.roi_head.semantic_head(maps))
+        for kind, rois in (("bbox", proposals or BOX_ROIS), ("mask", MASK_ROIS)):
             _add_roi_heads(add, model.roi_head, kind, rois)
-    elif getattr(model, "bbox_head", None) is not None:
-        add("bbox_head", model.bbox_head, lambda: model.bbox_head(maps))
-    elif getattr(model, "decode_head", None) is not None:
-        add("decode_head", model.decode_head, lambda: model.decode_head(maps))
+        return rows
+    for name in ("bbox_head", "panoptic_head", "decode_head"):
+        head = getattr(model, name, None)
+        if head is None:
+            continue
+        inputs = (maps,)
+        if _needs_values(head):  # a Mask2Former, which also takes the samples
+            inputs = (_zeros_on_cpu(head, maps), _samples(shape))
+        add(name, head, lambda head=head, inputs=inputs: head(*inputs))
         if getattr(model, "auxiliary_head", None) is not None:
             add("auxiliary_head (training only)", model.auxiliary_head)
-    else:
-        raise ValueError(f"{type(model).__name__} cannot be counted: expected a roi_head, bbox_head or decode_head")
-    return rows
+        return rows
+    raise ValueError(
+        f"{type(model).__name__} cannot be counted: expected a roi_head, bbox_head, panoptic_head or decode_head"
+    )
 
 
 def _add_roi_heads(add: Callable, roi_head: nn.Module, kind: str, rois: int) -> None:
@@ -97,8 +111,39 @@ def _add_roi_heads(add: Callable, roi_head: nn.Module, kind: str, rois: int) -> 
         extractor = getattr(roi_head, f"{kind}_roi_extractor")
         extractor = extractor[int(name)] if isinstance(extractor, nn.ModuleList) else extractor
         size = extractor.roi_layers[0].output_size
-        features = torch.empty(rois, extractor.out_channels, *size, device="meta")  # [rois, C, h, w]
-        add(f"roi_head.{kind}_head{'.' * bool(name)}{name}", head, lambda head=head, x=features: head(x))
+        inputs = [torch.empty(rois, extractor.out_channels, *size, device="meta")]  # [rois, C, h, w]
+        if hasattr(head, "conv_res"):  # HTC adds features of the stage before
+            inputs.append(inputs[0])
+        elif hasattr(head, "instance_interactive_conv"):  # Sparse R-CNN's heads also read its proposals
+            inputs.append(torch.empty(1, rois, extractor.out_channels, device="meta"))  # [1, rois, C]
+        add(f"roi_head.{kind}_head{'.' * bool(name)}{name}", head, lambda head=head, inputs=inputs: head(*inputs))
+
+
+def _add_transformer(add: Callable, model: nn.Module, maps: Sequence[Tensor], shape: tuple[int, int]) -> None:
+    head = model.bbox_head
+    parts = nn.ModuleList(
+        part for name, part in model.named_children() if name not in ("backbone", "neck", "bbox_head")
+    )
+    zeros = [_zeros_on_cpu(part, maps) for part in (parts, head)]
+    outputs = add("transformer", parts, lambda: model.forward_transformer(zeros[0], _samples(shape)))
+    add("bbox_head", head, lambda: head(outputs["hidden_states"], outputs["references"]))
+
+
+def _needs_values(module: nn.Module) -> bool:
+    return any(type(part).__name__ == "MultiScaleDeformableAttention" for part in module.modules())
+
+
+def _zeros_on_cpu(module: nn.Module, maps: Sequence[Tensor]) -> list[Tensor]:
+    """Move a module from the meta device to the CPU, in place; its inputs there. All values are zero."""
+    for tensor in (*module.to_empty(device="cpu").parameters(), *module.buffers()):
+        tensor.zero_()
+    return [torch.zeros(x.shape) for x in maps]
+
+
+def _samples(shape: tuple[int, int]) -> list[SimpleNamespace]:
+    """What a transformer head reads of mmdet's data samples."""
+    meta = {"img_shape": shape, "batch_input_shape": shape}
+    return [SimpleNamespace(metainfo=meta, **meta)]
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -2,9 +2,9 @@
 fourth would have a norm without gradients."""
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
-from mmengine.hub import get_config
+from vitdense.engine.config import shipped
 
-model = get_config("mmdet::atss/atss_r50_fpn_1x_coco.py").model
+model = shipped("mmdet::atss/atss_r50_fpn_1x_coco.py").model
 model.backbone = dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.2, out_indices=(1, 2, 3))
 model.neck.update(in_channels=[192, 384, 768], start_level=0)
 del model.bbox_head["num_classes"]  # follows the data

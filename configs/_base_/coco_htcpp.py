@@ -10,9 +10,7 @@ train_pipeline = [
     dict(type="RandomFlip", prob=0.5),
     dict(type="PackDetInputs"),
 ]
-test_pipeline = [
-    dict(step, scale=(1600, 1400)) if step.type == "Resize" else step for step in _base_.test_pipeline
-]
+test_pipeline = [dict(step, scale=(1600, 1400)) if step.type == "Resize" else step for step in _base_.test_pipeline]
 train_dataloader = dict(batch_size=1, dataset=dict(pipeline=train_pipeline))  # on 16 GPUs
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader

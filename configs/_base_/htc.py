@@ -2,9 +2,9 @@
 and GIoU on decoded boxes. Unlike theirs, one box serves all classes."""
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
-from mmengine.hub import get_config
+from vitdense.engine.config import shipped
 
-model = get_config("mmdet::htc/htc-without-semantic_r50_fpn_1x_coco.py").model
+model = shipped("mmdet::htc/htc-without-semantic_r50_fpn_1x_coco.py").model
 model.data_preprocessor.pad_mask = True
 model.backbone = dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.2)
 model.neck.in_channels = [96, 192, 384, 768]
@@ -17,8 +17,8 @@ for head in model.roi_head.bbox_head:
         conv_out_channels=256,
         norm_cfg=dict(type="SyncBN", requires_grad=True),
         reg_decoded_bbox=True,
-        loss_bbox=dict(type="GIoULoss", loss_weight=10.0),
     )
+    head.loss_bbox = dict(type="GIoULoss", loss_weight=10.0)
 for head in [*model.roi_head.bbox_head, *model.roi_head.mask_head]:
     del head["num_classes"]  # follows the data
 del head

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ def load_config(
     Raises:
         ConfigError: `path` is not a file; it merges a dict into a list; or see the functions above.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"config {path} is not a file")
+    path = _existing(Path(path))
     cfg = _read(path)
     old_root = cfg.get("data_root")
     apply_settings(cfg)
@@ -54,6 +53,27 @@ def load_config(
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / path.stem)
     return cfg
+
+
+def shipped(name: str) -> Config:
+    """A config that mmdet or mmseg ships, by ``package::path``, such as ``mmdet::atss/atss_r50_fpn_1x_coco.py``.
+
+    mmengine's own reader of such names looks for packages by the name of the distribution, which differs for mmseg.
+
+    Raises:
+        ConfigError: The package is not installed, or has no such file.
+    """
+    package, _, path = name.partition("::")
+    spec = find_spec(package)
+    if spec is None:
+        raise ConfigError(f"{name}: {package} is not installed")
+    return _read(_existing(Path(spec.origin).parent / ".mim" / "configs" / path))
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ConfigError(f"config {path} is not a file")
+    return path
 
 
 def _read(path: Path) -> Config:
