@@ -33,6 +33,7 @@ class InstanceTTAModel(DetTTAModel):
         super().__init__(tta_cfg=tta_cfg, **kwargs)
         head = self.module.roi_head
         self.mask_threshold = head.test_cfg.mask_thr_binary
+        head.test_cfg = head.test_cfg.copy()
         head.test_cfg.mask_thr_binary = -1  # masks of 0 to 255
 
     @torch.no_grad()
@@ -72,7 +73,8 @@ class InstanceTTAModel(DetTTAModel):
         metas = [sample.metainfo for sample in samples]
         boxes = [_to_view(sample.pred_instances, meta) for sample, meta in zip(merged, metas)]
         semantic = {"semantic_heat": self._semantic(x)} if isinstance(head, HybridTaskCascadeRoIHead) else {}
-        results = head.predict_mask(x, batch_img_metas=metas, results_list=boxes, rescale=True, **semantic)
+        plain = [{**meta, "flip": False} for meta in metas]  # mmdet would flip back masks of cascades, and fails
+        results = head.predict_mask(x, batch_img_metas=plain, results_list=boxes, rescale=True, **semantic)
         flips = [FLIPPED_AXES[meta["flip_direction"]] if meta["flip"] else [] for meta in metas]
         return [result.masks.flip(axes) for result, axes in zip(results, flips)]
 
