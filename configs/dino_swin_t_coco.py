@@ -1,4 +1,4 @@
-"""DINO, four scales, Swin-T, 12 epochs.
+"""DINO, four scales, Swin-T, 12 epochs (counted: 48.3 M, 287.2 G at 800x1280).
 
 torchrun --nproc-per-node 8 tools/train.py configs/dino_swin_t_coco.py --launcher pytorch
 """

@@ -29,6 +29,13 @@ def test_macs_of_a_linear_layer_a_convolution_and_attention():
         ("cascade_mvitv2_l_coco", 265.1, 1470.5),
         ("mask_rcnn_mvitv2_t_coco", 43.68, 277.6),
         ("cascade_deit_s_coco", 79.8, 888.3),
+        ("atss_swin_t_coco", 35.73, 214.4),
+        ("atss_r50_coco", 32.30, 204.5),
+        ("sparse_rcnn_swin_t_coco", 109.74, 175.6),
+        ("sparse_rcnn_r50_coco", 106.34, 168.3),
+        ("htcpp_swin_b_coco", 159.54, 1042.7),
+        ("htcpp_without_semantic_swin_b_coco", 156.73, 997.5),
+        ("htcpp_swin_l_coco", 283.77, 1469.7),
     ],
 )
 def test_published_totals_at_800x1280(repo, name, params_m, gmacs):
@@ -45,6 +52,46 @@ def test_published_totals_of_segmentors_at_512x2048(repo, name, params_m, gmacs)
     neck = ["neck"] if name == "deit_s" else []
     assert [row.name for row in rows] == ["backbone", *neck, "decode_head", "auxiliary_head (training only)"]
     assert rows[-1].params > 0 == rows[-1].macs  # it does not run at test time
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "shape", "params_m", "parts"),
+    [
+        ("dino_swin_t_coco", (256, 320), 48.32, ["backbone", "neck", "transformer", "bbox_head"]),
+        ("mask2former_swin_t_coco", (256, 320), 47.42, ["backbone", "panoptic_head"]),
+        ("mask2former_swin_t_ade20k", (256, 320), 47.44, ["backbone", "decode_head"]),
+    ],
+)
+def test_transformer_heads_are_counted_as_they_run(repo, name, shape, params_m, parts):
+    """MACs after the backbone: of linear layers and convolutions by hooks, and of attention by its sizes."""
+    pytest.importorskip("mmseg" if "ade20k" in name else "mmdet")
+    with torch.device("meta"):
+        model = build_model(load_config(repo / f"configs/{name}.py")).eval()
+    found = []
+
+    def of_layer(module, args, result):
+        reads = module.weight[0].numel() if isinstance(module, nn.Conv2d) else module.in_features
+        found.append(result.numel() * reads)
+
+    def of_attention(module, args, kwargs, result):
+        queries, keys = kwargs["query"].shape[0], kwargs["key"].shape[0]  # [N, B, C]
+        dim = module.embed_dim
+        found.append(2 * (queries + keys) * dim**2 + 2 * queries * keys * dim)
+
+    for part in (value for key, value in model.named_children() if key not in ("backbone", "neck")):
+        for module in part.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                module.register_forward_hook(of_layer)
+            elif isinstance(module, nn.MultiheadAttention):
+                module.register_forward_hook(of_attention, with_kwargs=True)
+    rows = count(model, shape)
+    assert [row.name for row in rows] == parts
+    assert sum(row.params for row in rows) == sum(p.numel() for p in model.parameters())
+    assert sum(row.params for row in rows) / 1e6 == pytest.approx(params_m, abs=0.05)
+    if "mask2former" in name:  # products of 100 queries with the map of stride 4, before and after 9 layers
+        found.append(10 * 100 * 256 * shape[0] * shape[1] // 16)
+    assert sum(row.macs for row in rows if row.name not in ("backbone", "neck")) == sum(found)
 
 
 def assert_totals(path, shape, params_m, gmacs):

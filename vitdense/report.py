@@ -54,8 +54,8 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
     auxiliary head of a segmentor has no MACs, because it does not run at test time. Bilinear sampling has none either.
 
     Args:
-        model: In eval mode, on the meta device, so that nothing is computed. Parts with multi-scale deformable
-            attention, which needs values, are moved to the CPU, filled with zeros, and run.
+        model: In eval mode, on the meta device, so that nothing is computed. Heads with multi-scale deformable
+            attention need values: for them the model is moved to the CPU and filled with zeros.
         shape: Image height and width in pixels.
 
     Returns:
@@ -93,7 +93,7 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
             continue
         inputs = (maps,)
         if _needs_values(head):  # a Mask2Former, which also takes the samples
-            inputs = (_zeros_on_cpu(head, maps), _samples(shape))
+            inputs = (_zeros_on_cpu(model, maps), _samples(shape))
         add(name, head, lambda head=head, inputs=inputs: head(*inputs))
         if getattr(model, "auxiliary_head", None) is not None:
             add("auxiliary_head (training only)", model.auxiliary_head)
@@ -120,12 +120,10 @@ def _add_roi_heads(add: Callable, roi_head: nn.Module, kind: str, rois: int) -> 
 
 
 def _add_transformer(add: Callable, model: nn.Module, maps: Sequence[Tensor], shape: tuple[int, int]) -> None:
-    head = model.bbox_head
-    parts = nn.ModuleList(
-        part for name, part in model.named_children() if name not in ("backbone", "neck", "bbox_head")
-    )
-    zeros = [_zeros_on_cpu(part, maps) for part in (parts, head)]
-    outputs = add("transformer", parts, lambda: model.forward_transformer(zeros[0], _samples(shape)))
+    maps, head = _zeros_on_cpu(model, maps), model.bbox_head
+    parts = [part for name, part in model.named_children() if name not in ("backbone", "neck", "bbox_head")]
+    transformer = nn.ModuleList([*parts, nn.ParameterList(model.parameters(recurse=False))])
+    outputs = add("transformer", transformer, lambda: model.forward_transformer(maps, _samples(shape)))
     add("bbox_head", head, lambda: head(outputs["hidden_states"], outputs["references"]))
 
 
@@ -133,9 +131,9 @@ def _needs_values(module: nn.Module) -> bool:
     return any(type(part).__name__ == "MultiScaleDeformableAttention" for part in module.modules())
 
 
-def _zeros_on_cpu(module: nn.Module, maps: Sequence[Tensor]) -> list[Tensor]:
-    """Move a module from the meta device to the CPU, in place; its inputs there. All values are zero."""
-    for tensor in (*module.to_empty(device="cpu").parameters(), *module.buffers()):
+def _zeros_on_cpu(model: nn.Module, maps: Sequence[Tensor]) -> list[Tensor]:
+    """Move a model from the meta device to the CPU, in place, and its maps. All values are zero."""
+    for tensor in (*model.to_empty(device="cpu").parameters(), *model.buffers()):
         tensor.zero_()
     return [torch.zeros(x.shape) for x in maps]
 
