@@ -22,6 +22,13 @@ def config(**model):
         {"neck": {"type": "YOLOV3Neck", "in_channels": CHANNELS[::-1]}},
         {"neck": {"type": "DilatedEncoder", "in_channels": 64}},
         {"decode_head": {"in_channels": CHANNELS, "in_index": [0, 1, 2, 3]}},
+        {"decode_head": {"in_channels": CHANNELS}},  # Mask2Former
+        {
+            "neck": [
+                {"type": "vitdense.GlobalBlock", "in_channels": CHANNELS, "num_heads": 2},
+                {"in_channels": CHANNELS},
+            ]
+        },
         {"decode_head": {"in_channels": 64}, "auxiliary_head": [{"in_channels": 32, "in_index": 2}]},
         {
             "backbone": VIT,
@@ -50,6 +57,7 @@ def test_channels_that_fit(model):
             r"model\.neck\.in_channels.*out_channels, \[8, 16",
         ),
         ({"neck": [{"type": "FPN", "in_channels": [8, 16, 32]}]}, r"model\.neck\.0\.in_channels"),
+        ({"decode_head": {"in_channels": [8, 16, 32, 32]}}, r"model\.decode_head\.in_channels.*\[8, 16, 32, 64\]"),
         ({"decode_head": {"in_channels": [8, 8], "in_index": [0, 1]}}, r"model\.decode_head\.in_channels.*\[8, 16\]"),
         ({"auxiliary_head": {"in_channels": 16, "in_index": 2}}, r"model\.auxiliary_head\.in_channels.* 32"),
         ({"decode_head": {"in_channels": 8, "in_index": 4}}, r"model\.decode_head\.in_index.*4 maps"),

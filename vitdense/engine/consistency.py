@@ -50,9 +50,11 @@ def check_channels(cfg: Config) -> None:
 
 def _check_head(name: str, head: Mapping, source: str, channels: Sequence[int]) -> None:
     """Check the channels of a head of mmseg, which takes the maps `in_index`."""
-    index, wanted = head.get("in_index", -1), head.get("in_channels")
+    wanted = head.get("in_channels")
     if wanted is None:
         return
+    all_maps = -1 if isinstance(wanted, int) else list(range(len(wanted)))
+    index = head.get("in_index", all_maps)  # Mask2Former's head has no in_index
     try:
         expected = channels[index] if isinstance(index, int) else [channels[i] for i in index]
     except IndexError as error:

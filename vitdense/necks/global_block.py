@@ -23,6 +23,9 @@ class GlobalBlock(Module):
         drop_path_rate: Stochastic depth of both branches.
         init_cfg: See `Module`.
 
+    Attributes:
+        out_channels: Channels of every output.
+
     Raises:
         ValueError: The channels of the last map are not a multiple of `num_heads`.
     """
@@ -35,6 +38,7 @@ class GlobalBlock(Module):
         init_cfg: dict | None = None,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
+        self.out_channels = tuple(in_channels)
         dim, self.num_heads = in_channels[-1], num_heads
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"num_heads: got {num_heads}, expected a divisor of the {dim} channels of the last map")
