@@ -1,5 +1,6 @@
-"""Necks for plain backbones: plain torch modules."""
+"""Necks: plain torch modules."""
 
+from vitdense.necks.bifpn import BiFPN
 from vitdense.necks.deconv import DeconvPyramid
 
-__all__ = ["DeconvPyramid"]
+__all__ = ["BiFPN", "DeconvPyramid"]
