@@ -29,6 +29,8 @@ def test_macs_of_a_linear_layer_a_convolution_and_attention():
         ("cascade_mvitv2_l_coco", 265.1, 1470.5),
         ("mask_rcnn_mvitv2_t_coco", 43.68, 277.6),
         ("cascade_deit_s_coco", 79.8, 888.3),
+        ("reppoints_v2_swin_t_coco", 44.92, 282.0),
+        ("reppoints_v2_r50_coco", 42.13, 272.2),
     ],
 )
 def test_published_totals_at_800x1280(repo, name, params_m, gmacs):

@@ -540,6 +540,14 @@ def test_parameters_of_the_published_head():
     assert len(head.state_dict()) == 74
 
 
+def test_other_names_of_losses_are_an_error():
+    with pytest.raises(ValueError, match="loss_weights"):
+        make_head(loss_weights={"cls": 1.0, "bbox": 2.0})
+    weights = dict.fromkeys(LOSSES, 0.0) | {"sem": 1.0}
+    losses = make_head(loss_weights=weights).loss(maps(), samples(some_truth()))
+    assert {name for name, loss in losses.items() if loss > 0} == {"loss_sem"}
+
+
 def samples(truths):
     found = [DetDataSample(metainfo=meta()) for _ in truths]
     for sample, gt in zip(found, truths):

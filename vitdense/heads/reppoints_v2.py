@@ -107,6 +107,9 @@ class RepPointsV2Head(BaseDenseHead):
         loss_weights: Factor of every loss, as in `LOSS_WEIGHTS`.
         train_cfg: ``topk`` of ATSS, and ``gaussian_iou``, the least IoU of boxes with corners in the Gaussians.
         test_cfg: ``nms_pre`` (points of a level), ``score_thr``, ``nms`` and ``max_per_img``.
+
+    Raises:
+        ValueError: `loss_weights` has other names.
     """
 
     def __init__(
@@ -123,6 +126,8 @@ class RepPointsV2Head(BaseDenseHead):
         test_cfg: Mapping | None = None,
     ) -> None:
         super().__init__()
+        if loss_weights.keys() != LOSS_WEIGHTS.keys():
+            raise ValueError(f"loss_weights: got {', '.join(loss_weights)}; expected exactly {', '.join(LOSS_WEIGHTS)}")
         self.num_classes, self.loss_weights = num_classes, dict(loss_weights)
         self.train_cfg, self.test_cfg = train_cfg, test_cfg
         self.prior_generator = MlvlPointGenerator(strides, offset=0)  # points are the top-left corners of cells
@@ -185,21 +190,18 @@ class RepPointsV2Head(BaseDenseHead):
         classes, points, shared = classes + embedding, points + embedding, shared + embedding
 
         tl, br = self.hem_tl(shared), self.hem_br(shared)
-        scores = torch.cat(
-            [self.reppoints_hem_tl_score_out(tl), self.reppoints_hem_br_score_out(br)], 1
-        )  # [B, 2, h, w]
-        offsets = torch.cat(
-            [self.reppoints_hem_tl_offset_out(tl), self.reppoints_hem_br_offset_out(br)], 1
-        )  # [B, 4, h, w]
+        scores = [self.reppoints_hem_tl_score_out(tl), self.reppoints_hem_br_score_out(br)]
+        offsets = [self.reppoints_hem_tl_offset_out(tl), self.reppoints_hem_br_offset_out(br)]
+        corners = torch.cat(scores + offsets, 1)  # [B, 6, h, w]
 
         # Points in float32: half precision would move them by pixels.
         init = self.reppoints_pts_init_out(F.relu(self.reppoints_pts_init_conv(points))).float()  # [B, 18, h, w]
         fixed = init.detach()
         samples = GRADIENT_MUL * init + (1 - GRADIENT_MUL) * fixed - self.kernel
-        classes = self.reppoints_cls_conv(torch.cat([classes, scores, offsets], 1), samples)
-        points = self.reppoints_pts_refine_conv(torch.cat([points, scores, offsets], 1), samples)
+        classes = self.reppoints_cls_conv(torch.cat([classes, corners], 1), samples)
+        points = self.reppoints_pts_refine_conv(torch.cat([points, corners], 1), samples)
         refine = self.reppoints_pts_refine_out(F.relu(points)).float() + fixed  # [B, 18, h, w]
-        return self.reppoints_cls_out(F.relu(classes)), init, refine, scores, offsets, semantic
+        return self.reppoints_cls_out(F.relu(classes)), init, refine, *corners.split([2, 4], 1), semantic
 
     def loss_by_feat(
         self,
@@ -213,9 +215,9 @@ class RepPointsV2Head(BaseDenseHead):
         batch_img_metas: Sequence[dict],
         batch_gt_instances_ignore: Sequence[InstanceData] | None = None,
     ) -> dict[str, Tensor]:
-        """Losses of the outputs of `forward`; as in the paper, boxes to ignore have no effect.
+        """Losses of the outputs of `forward`. Boxes to ignore (crowds) have no effect, as in the authors' code.
 
-        Every divisor is a sum over the images of this process of the number of positives, at least 1 each.
+        Every divisor is the number of positives, at least 1 in each image, in all images of this process.
         """
         sizes, points, counts = self._points(cls_scores)
         init, refine = (_boxes(x, points) for x in (pts_init, pts_refine))  # [B, N, 4]
@@ -226,10 +228,11 @@ class RepPointsV2Head(BaseDenseHead):
         unit = POINT_SCALE * points[:, 2:].repeat(1, 2)  # [N, 4]
         losses = {}
         for name, boxes in (("init", init), ("refine", refine)):
-            positive, truth = target[name] > 0, target[f"{name}_boxes"]
-            loss = giou_loss_plus_one((boxes / unit)[positive], (truth / unit)[positive])
+            positive = target[name] > 0  # [B, N]
+            loss = giou_loss_plus_one((boxes / unit)[positive], (target[f"{name}_boxes"] / unit)[positive])
             losses[f"pts_{name}"] = loss.sum() / _at_least_one(positive)
-        quality = bbox_overlaps(refine.detach(), truth, is_aligned=True) * positive  # [B, N]
+        positive = target["refine"] > 0
+        quality = bbox_overlaps(refine.detach(), target["refine_boxes"], is_aligned=True) * positive  # [B, N]
         losses["cls"] = self.loss_cls(
             _flat(cls_scores).flatten(0, 1),
             (target["labels"].flatten(), quality.flatten()),
