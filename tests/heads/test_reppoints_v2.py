@@ -579,6 +579,22 @@ def test_a_few_steps_lower_the_loss():
     assert values[-1] < 0.85 * values[0]
 
 
+def test_a_tenth_of_the_gradient_of_the_samples_reaches_the_first_points():
+    """And nothing else: the refined points start from them without a gradient."""
+    head = make_head()
+    seen = {}
+    for name in ("reppoints_cls_conv", "reppoints_pts_refine_conv"):
+        head.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: seen.update({name: args[1]}))
+    head.reppoints_pts_init_out.register_forward_hook(lambda module, args, out: seen.update(init=out))
+    for name in ("reppoints_cls_out", "reppoints_pts_refine_out"):
+        nn.init.normal_(head.get_submodule(name).weight)
+    cls, _, refine, *_ = head.forward_single(maps()[0])
+    for name, out in (("reppoints_cls_conv", cls), ("reppoints_pts_refine_conv", refine)):
+        got, samples = torch.autograd.grad(out.square().sum(), [seen["init"], seen[name]], retain_graph=True)
+        assert got.any()
+        torch.testing.assert_close(got, 0.1 * samples)
+
+
 def test_losses_at_initialisation():
     """Probabilities of 0.01, and points at the corners of the cells."""
     head = make_head()
