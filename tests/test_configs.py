@@ -124,7 +124,7 @@ def rates_and_decays(model, cfg):
 
     groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
     settings = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
-    return {name: settings[id(p)] for name, p in model.named_parameters()}
+    return {name: settings[id(p)] for name, p in model.named_parameters() if p.requires_grad}
 
 
 def decays(model, cfg):

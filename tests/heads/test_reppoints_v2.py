@@ -356,9 +356,9 @@ def test_trap_04_outputs_are_y_x_and_corner_offsets_are_x_y():
     offset = corner_targets(*grid_of_level(points[:192]), torch.tensor([[17.0, 10.0]]), torch.tensor([2.0]))[1]
     assert offset[16 + 2].tolist() == [1 / 8, 2 / 8]
     # A set of points one row down and two columns to the right moves what the deformable convolutions see.
-    shift = torch.tensor([1.0, 2.0]).repeat(9).view(1, 18, 1, 1)
+    grid = [(y + 1.0, x + 2.0) for y in (-1, 0, 1) for x in (-1, 0, 1)]
     nn.init.zeros_(head.reppoints_pts_init_out.weight)
-    head.reppoints_pts_init_out.bias.data = (head.kernel + shift).flatten()
+    head.reppoints_pts_init_out.bias.data = torch.tensor(grid).flatten()
     seen = {}
     for name in ("reppoints_cls_conv", "reppoints_pts_refine_conv"):
         head.get_submodule(name).register_forward_hook(
