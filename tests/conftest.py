@@ -1,10 +1,13 @@
 """Shared fixtures. Importing vitdense first makes mmcv importable without a compiler."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import vitdense  # noqa: F401
 
@@ -29,6 +32,20 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip("no ../shared/data")
     return path
+
+
+@pytest.fixture(scope="session")
+def shared_golden(shared_data) -> Callable[[str], tuple[dict, dict[str, torch.Tensor]]]:
+    """Read a golden file of the shared data by its name: configuration and tensors."""
+
+    def read(name: str) -> tuple[dict, dict[str, torch.Tensor]]:
+        path = shared_data / f"golden/{name}.safetensors"
+        if not path.is_file():
+            pytest.skip(f"no {path.name}")
+        with safe_open(path, "pt") as file:
+            return json.loads(file.metadata()["config"]), load_file(path)
+
+    return read
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:

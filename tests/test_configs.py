@@ -25,7 +25,8 @@ def test_config_builds_and_its_parts_fit(path):
     if cfg.default_scope == "mmseg":
         pytest.importorskip("mmseg")
     model = build_on_meta(cfg).eval()
-    maps = model.extract_feat(torch.empty(1, 3, 97, 161, device="meta"))
+    image = torch.empty(1, 3, 97, 161, device="meta")
+    maps = model.extract_feat(image)
     widths = [x.shape[1] for x in maps]
     if cfg.default_scope == "mmseg":
         heads = [head for head in (cfg.model.decode_head, cfg.model.get("auxiliary_head")) if head]
@@ -40,8 +41,7 @@ def test_config_builds_and_its_parts_fit(path):
     else:
         necks = cfg.model.neck if isinstance(cfg.model.neck, list) else [cfg.model.neck]
         inputs = necks[0].in_channels
-        trunk = model.backbone(torch.empty(1, 3, 97, 161, device="meta"))
-        assert [x.shape[1] for x in trunk] == (inputs if isinstance(inputs, list) else [inputs])
+        assert [x.shape[1] for x in model.backbone(image)] == (inputs if isinstance(inputs, list) else [inputs])
         assert len(maps) == necks[-1].num_outs
     assert cfg.custom_imports.imports[0] == "vitdense"  # before anything that imports mmcv.ops
     assert cfg.model.data_preprocessor.bgr_to_rgb
@@ -146,6 +146,25 @@ def test_schedule_and_decay_of_the_coco_configs(name):
         exempt = ("norm", "relative_position_bias_table", "cpb_mlp", "logit_scale")
         if name.startswith("backbone."):
             assert decay == (0 if any(key in name for key in exempt) else 0.05), name
+
+
+@pytest.mark.parametrize("name", ["swin_t", "r50"])
+def test_recipe_of_reppoints_v2(name):
+    cfg = load_config(REPO / f"configs/reppoints_v2_{name}_coco.py")
+    assert cfg.model.backbone.out_indices == (1, 2, 3)
+    weights = {"cls": 1.0, "pts_init": 1.0, "pts_refine": 2.0, "heatmap": 0.25, "offset": 1.0, "sem": 0.1}
+    assert cfg.model.bbox_head.loss_weights == weights
+    nms = {"type": "nms", "iou_threshold": 0.6}
+    assert cfg.model.test_cfg == {"nms_pre": 1000, "score_thr": 0.05, "nms": nms, "max_per_img": 100}
+    steps = {step.type: step for step in cfg.train_dataloader.dataset.pipeline}
+    assert "RandomChoice" not in steps  # no crops
+    assert not steps["LoadAnnotations"].with_mask
+    assert steps["RandomChoiceResize"].scales == [(short, 1333) for short in range(480, 961, 32)]
+    assert cfg.val_evaluator.metric == "bbox"
+    assert cfg.param_scheduler[1].milestones == [27, 33]
+    for key, decay in decays(build_on_meta(cfg), cfg).items():
+        exempt = name == "swin_t" and ("norm" in key or "relative_position_bias_table" in key)
+        assert decay == (0 if exempt else 0.05), key  # GroupNorms and weights of fusions decay
 
 
 def test_windows_of_the_swin_v2_config_are_those_of_its_weights():

@@ -17,7 +17,7 @@ from timm.layers import LayerNorm2d
 from vitdense import backbones
 from vitdense.backbones.variants import FAMILIES
 from vitdense.module import Module
-from vitdense.necks import DeconvPyramid, GlobalBlock
+from vitdense.necks import BiFPN, DeconvPyramid, GlobalBlock
 
 
 def _child(parent: Registry, **locations: str) -> Registry:
@@ -39,7 +39,7 @@ METRICS = _child(root.METRICS, mmdet="engine.metrics")
 HOOKS = _child(root.HOOKS, mmengine="engine.hooks")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")
 
-for _module in (*(getattr(backbones, name) for name in FAMILIES), DeconvPyramid, GlobalBlock):
+for _module in (*(getattr(backbones, name) for name in FAMILIES), BiFPN, DeconvPyramid, GlobalBlock):
     MODELS.register_module(module=_module)
 # LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
 MODELS.register_module(name="LN2d", module=LayerNorm2d)

@@ -1,5 +1,6 @@
 """Parameters and multiply-adds of models."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torchvision  # noqa: F401 registers its ops
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,9 +36,15 @@ class _PublishedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _deform_conv_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape: Sequence[int]) -> int:
+    """FLOPs of `torchvision.ops.deform_conv2d` from the shapes of input, weight and output: those of a convolution."""
+    return 2 * math.prod(out_shape) * math.prod(weight[1:])
+
+
 def macs(function: Callable[[], object]) -> tuple[object, int]:
     """Run `function` on the meta device; its result and its MACs (papers call a MAC a FLOP)."""
-    with FlopCounterMode(display=False) as counter, _PublishedAttention():
+    formulas = {torch.ops.torchvision.deform_conv2d: _deform_conv_flops}
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter, _PublishedAttention():
         result = function()
     return result, counter.get_total_flops() // 2
 

@@ -1,0 +1,24 @@
+"""RepPoints V2, Swin-T, 3x: 50.0 box AP in the Swin paper (44.9 M, 282.0 G at 800x1280).
+
+torchrun --nproc-per-node 8 tools/train.py configs/reppoints_v2_swin_t_coco.py --launcher pytorch
+"""
+
+_base_ = ["_base_/reppoints_v2.py", "_base_/coco_boxes.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]
+
+release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
+model = dict(
+    backbone=dict(
+        init_cfg=dict(type="Pretrained", checkpoint=release + "swin_tiny_patch4_window7_224.pth"),
+    ),
+)
+# Larger images than in the authors' other recipes, and no crops.
+train_pipeline = [
+    dict(type="vitdense.SeedFromSample"),
+    dict(type="vitdense.LoadImage"),
+    dict(type="LoadAnnotations", with_bbox=True, with_mask=False),
+    dict(type="RandomFlip", prob=0.5),
+    dict(type="RandomChoiceResize", scales=[(short, 1333) for short in range(480, 961, 32)], keep_ratio=True),
+    dict(type="PackDetInputs"),
+]
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+# As in the authors' code, weights of GroupNorm (`gn`) and of the fusion (`weights`) decay: their names lack `norm`.

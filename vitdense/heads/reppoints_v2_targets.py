@@ -1,0 +1,116 @@
+"""Training targets of RepPoints V2 for one image: on its device, without loops over points or boxes.
+
+There are N points in all levels and G ground-truth boxes (x1, y1, x2, y2) in pixels. `points` [N, 4] are
+(x, y, stride, stride) in pixels, level after level, `counts` of each. `inside` [N] marks the points in the padded area
+of the image; no others get a target. An assignment [N] is 1 + the index of a ground-truth box, and 0 for background.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from mmdet.structures.bbox import bbox_overlaps
+from torch import Tensor
+
+INFINITY = float("inf")
+POINT_SCALE = 4  # strides of a box: of sqrt(w * h) = 32 to 64 pixels for stride 8
+MIN_MARGIN = 0.01  # pixels from a positive's centre to the nearest side of its ground-truth box
+
+
+def assign_init(points: Tensor, inside: Tensor, boxes: Tensor) -> Tensor:
+    """Assignment [N] of the first boxes: the point nearest to the centre, in widths and heights of the box (RepPoints,
+    section 3.3), on the level of the box's size."""
+    centers, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]).clamp(min=1e-6)
+    levels = points[:, 2].log2().round()
+    wanted = (sizes / POINT_SCALE).log2().mean(1).floor().clamp(levels[0], levels[-1])  # [G]
+    distances = ((points[:, None, :2] - centers) / sizes).norm(dim=-1)  # [N, G]
+    distances = distances.masked_fill(~inside[:, None] | (levels[:, None] != wanted), INFINITY)
+    nearest, index = distances.min(0, keepdim=True)  # [1, G]
+    return _claim(index, nearest, len(points))
+
+
+def assign_atss(predicted: Tensor, counts: Sequence[int], inside: Tensor, boxes: Tensor, topk: int) -> Tensor:
+    """Assignment [N] by adaptive training sample selection (ATSS, section 3.2) on predicted boxes [N, 4].
+
+    Candidates of a ground-truth box are the `topk` predicted boxes of each level with the nearest centres. Positive
+    are those with an IoU of at least mean + standard deviation of all candidates and with the centre inside the box.
+    """
+    at = (predicted[:, :2] + predicted[:, 2:]) / 2  # [N, 2]
+    distances = (at[:, None] - (boxes[:, :2] + boxes[:, 2:]) / 2).norm(dim=-1)  # [N, G]
+    distances = distances.masked_fill(~inside[:, None], INFINITY)
+    index = _nearest(distances, counts, topk)  # [K, G]
+    exists = distances.gather(0, index).isfinite()  # [K, G]: a level may have fewer points inside
+    overlaps = bbox_overlaps(predicted, boxes).gather(0, index)  # [K, G]
+    number = exists.sum(0)  # [G]
+    mean = (overlaps * exists).sum(0) / number
+    deviation = ((overlaps - mean).square() * exists).sum(0).div(number - 1).sqrt()  # [G]
+    margins = torch.cat([at[index] - boxes[:, :2], boxes[:, 2:] - at[index]], -1).amin(-1)  # [K, G]
+    positive = exists & (overlaps >= mean + deviation) & (margins > MIN_MARGIN)
+    return _claim(index, (-overlaps).masked_fill(~positive, INFINITY), len(predicted))
+
+
+def gaussian_radius(sizes: Tensor, iou: float) -> Tensor:
+    """How far both corners of boxes [G, 2] (height and width) may move, the IoU being at least `iou`: pixels [G].
+
+    The least of three cases (CornerNet, section 3.2): one corner moves into the box and one out, both in, both out.
+    """
+    total, area = sizes.sum(1), sizes.prod(1)
+    mixed = (total - (total**2 - 4 * area * (1 - iou) / (1 + iou)).sqrt()) / 2
+    shrunk = (total - (total**2 - 4 * area * (1 - iou)).sqrt()) / 4
+    grown = ((total**2 + 4 * area * (1 - iou) / iou).sqrt() - total) / 4
+    return torch.stack([mixed, shrunk, grown]).amin(0)
+
+
+def corner_targets(
+    points: Tensor, counts: Sequence[int], inside: Tensor, corners: Tensor, radii: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Targets of one corner of every box, on all levels (RepPoints V2, section 3).
+
+    Args:
+        corners: (x, y) [G, 2].
+        radii: Of the Gaussians, in pixels on every level [G].
+
+    Returns:
+        Heatmap [N]: the largest Gaussian, and 1 at the point of each level that is nearest to a corner. Offset [N, 2],
+        where the heatmap is 1, from the point to the corner in strides, (x, y); of the last box if boxes share it.
+    """
+    distances = (corners - points[:, None, :2]).norm(dim=-1).masked_fill(~inside[:, None], INFINITY)  # [N, G]
+    sigmas = (2 * radii + 1) / 6
+    heatmaps = (-(distances / sigmas).square() / 2).exp() * (distances < radii)
+    index = _nearest(distances, counts, 1)  # [levels, G]
+    heatmap = F.pad(heatmaps.scatter(0, index, 1.0), (1, 0)).amax(1)  # [N], 0 without boxes
+    last = -torch.arange(len(corners), device=corners.device, dtype=corners.dtype).expand(index.shape)
+    assigned = _claim(index, last, len(points))
+    offset = (F.pad(corners, (0, 0, 1, 0))[assigned] - points[:, :2]) / points[:, 2:]  # [N, 2]
+    return heatmap, offset * (assigned > 0)[:, None]
+
+
+def semantic_weights(points: Tensor, inside: Tensor, boxes: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Weights [n, num_classes] of the n points of the finest level: 1 / area, in pixels, of the smallest box of a class
+    that covers the cell in part, 0 for no box."""
+    cell = (points[:, :2] / points[:, 2:])[:, None]  # [n, 1, 2]
+    first, last = ((corner / points[0, 2]).floor() for corner in (boxes[:, :2], boxes[:, 2:]))
+    covered = ((cell >= first) & (cell <= last)).all(-1) & inside[:, None]  # [n, G]
+    areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=1e-6).prod(1)
+    weights = boxes.new_zeros(len(points), num_classes)
+    return weights.scatter_reduce(1, labels.expand(covered.shape), covered / areas, "amax")
+
+
+def _nearest(distances: Tensor, counts: Sequence[int], k: int) -> Tensor:
+    """Index of the k nearest points [N] of every level for each of G columns [N, G]: [levels * k, G], fewer of a level
+    with fewer than k points."""
+    parts = zip(distances.split(list(counts)), accumulate(counts, initial=0))
+    return torch.cat([part.topk(min(k, len(part)), 0, largest=False).indices + start for part, start in parts])
+
+
+def _claim(index: Tensor, costs: Tensor, num_points: int) -> Tensor:
+    """Assignment [num_points] where several boxes may claim a point: that of the lowest cost wins, or the first.
+
+    Args:
+        index: Points that a box claims [K, G], different ones in a column.
+        costs: [K, G], infinite for no claim.
+    """
+    table = costs.new_full((num_points, 1 + costs.shape[1]), INFINITY)
+    table[:, 1:].scatter_(0, index, costs)
+    return table.argmin(1)  # 0, the first, where all are infinite
