@@ -212,13 +212,16 @@ def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, cap
 def run_package(args, monkeypatch):
     """`python -m vitdense` with these arguments; sub-commands end once these are parsed."""
     from vitdense.__main__ import main
-    from vitdense.engine import data_report, new
+    from vitdense.engine import data_report, new, swap
     from vitdense.ops import environment
 
     def stop(*_):
         sys.exit(0)
 
-    for module, function in ((new, "_detection"), (new, "_segmentation"), (data_report, "config_of")):
+    for module, function in (
+        *((new, "_detection"), (new, "_segmentation")),
+        *((data_report, "config_of"), (swap, "find_config")),
+    ):
         monkeypatch.setattr(module, function, stop)
     for function in ("enable", "disable"):
         monkeypatch.setattr(environment, function, lambda: "the file")
@@ -227,6 +230,16 @@ def run_package(args, monkeypatch):
     except SystemExit as end:
         status = end.code
     assert status == 0
+
+
+def test_swap_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
+    from vitdense.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    Path("my_config.py").write_text('_base_ = "mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py"')
+    command, shown = list(blocks(REPO / "docs/swap.md"))[:2]
+    assert main(shlex.split(command.text)[3:]) == 0
+    assert capsys.readouterr().out.split() == shown.text.split()
 
 
 def test_make_targets_of_the_docs_exist():

@@ -40,6 +40,7 @@ PACKAGES = (
 ENGINE_COMMANDS = {  # modules whose main(argv) is the sub-command
     "check": ("vitdense.engine.data_report", "check a config and its data, without training"),
     "new": ("vitdense.engine.new", "write a config for your own data"),
+    "swap": ("vitdense.engine.swap", "another backbone in a config you already have"),
 }
 
 

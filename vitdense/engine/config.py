@@ -27,15 +27,15 @@ def load_config(
     of the config. mmengine would change the variable ``data_root`` only, after all paths have been made from it.
 
     Args:
-        path: Config file.
+        path: See `find_config`.
         options: ``--cfg-options``: dotted keys and values.
         work_dir: Output folder; default: the config's, or ``work_dirs/<name of the config>``.
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
 
     Raises:
-        ConfigError: `path` is not a file; it merges a dict into a list; or see the functions above.
+        ConfigError: There is no such file; it merges a dict into a list; or see the functions above.
     """
-    path = _existing(Path(path))
+    path = find_config(path)
     cfg = _read(path)
     old_root = cfg.get("data_root")
     apply_settings(cfg)
@@ -56,23 +56,23 @@ def load_config(
 
 
 def shipped(name: str) -> Config:
-    """A config that mmdet or mmseg ships, by ``package::path``, such as ``mmdet::atss/atss_r50_fpn_1x_coco.py``.
+    """A config that mmdet or mmseg ships, as its file has it; see `find_config`."""
+    return _read(find_config(name))
+
+
+def find_config(name: str | Path) -> Path:
+    """The path of a config: a file, or ``mmdet::FOLDER/NAME.py`` for one that an installed package ships.
 
     mmengine's own reader of such names looks for packages by the name of the distribution, which differs for mmseg.
 
     Raises:
-        ConfigError: The package is not installed, or has no such file.
+        ConfigError: There is no such file.
     """
-    package, _, path = name.partition("::")
-    spec = find_spec(package)
-    if spec is None:
-        raise ConfigError(f"{name}: {package} is not installed")
-    return _read(_existing(Path(spec.origin).parent / ".mim" / "configs" / path))
-
-
-def _existing(path: Path) -> Path:
+    package, _, inside = str(name).rpartition("::")
+    spec = find_spec(package) if package else None
+    path = Path(spec.origin).parent / ".mim/configs" / inside if spec else Path(name)
     if not path.is_file():
-        raise ConfigError(f"config {path} is not a file")
+        raise ConfigError(f"config {path} is not a file; expected one, or a name such as mmdet::FOLDER/NAME.py")
     return path
 
 

@@ -11,17 +11,15 @@ import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import torch
 from mmengine.config import Config
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import vitdense
-from vitdense import backbones
 from vitdense.engine.annotations import examine, read_annotations
+from vitdense.engine.backbone import model_changes
 from vitdense.engine.config import load_config
 from vitdense.engine.data_report import report
 from vitdense.engine.errors import ConfigError
@@ -30,7 +28,6 @@ from vitdense.engine.images import FILES_READ, evenly_spaced, join_some, read_im
 from vitdense.engine.launch import exit_on_user_error
 from vitdense.engine.settings import image_size
 from vitdense.files import atomic_write
-from vitdense.models import Model, find_model, near_names
 
 ROOT = Path(vitdense.__file__).parents[1]  # of a clone
 DETECTORS = {  # (method, boxes only) -> config
@@ -73,10 +70,7 @@ def main(argv: Sequence[str]) -> int:
     """The command; its exit status: 0, or 2 if the check finds errors."""
     args = _parser().parse_args(argv)
     with exit_on_user_error():
-        if args.out.suffix != ".py":
-            raise ConfigError(f"NAME.py: got {args.out}, expected a name that ends with .py")
-        if args.out.exists() and not args.force:
-            raise FileExistsError(f"{args.out} exists; choose another name, or give --force to overwrite it")
+        check_new_file(args.out, args.force)
         text = config_text(args, _detection(args) if args.task == "detection" else _segmentation(args))
         with atomic_write(args.out) as scratch:
             scratch.write_text(text)
@@ -86,6 +80,14 @@ def main(argv: Sequence[str]) -> int:
             print(estimate(args.out))
         print("", *commands(args.out), sep="\n")
     return status
+
+
+def check_new_file(path: Path, force: bool) -> None:
+    """Raise unless a config may be written to `path`."""
+    if path.suffix != ".py":
+        raise ConfigError(f"NAME.py: got {path}, expected a name that ends with .py")
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists; choose another name, or give --force to overwrite it")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -251,21 +253,21 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     lines = [
         f'"""{data.line}\n\n' + "\n".join(commands(args.out)) + '\n"""',
         "",
-        f"_base_ = {_code(_base_path(base, args.out))}",
+        f"_base_ = {code(_base_path(base, args.out))}",
         "",
-        f"data_root = {_code(data.root)}",
+        f"data_root = {code(data.root)}",
     ]
     if settings:
-        lines.append(f"settings = {_code(settings)}  # schedules and sizes of the recipe follow")
+        lines.append(f"settings = {code(settings)}  # schedules and sizes of the recipe follow")
     if args.backbone:  # otherwise the recipe's
-        lines.append(f"model = {_code(_model(args.backbone, cfg), prefix=8)}")
+        lines.append(f"model = {code(model_changes(cfg, args.backbone), prefix=8)}")
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
     if "metainfo" in cfg.train_dataloader.dataset:  # classes and colours of other data
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
-    lines.append(f"dataset = {_code(shared, prefix=10)}")
+    lines.append(f"dataset = {code(shared, prefix=10)}")
     for split, own in (("train", data.train), ("val", data.val)):
         dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, args.task)}
-        lines.append(f"{split}_dataloader = {_code({'dataset': dataset}, prefix=19)}")
+        lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", "del dataset"]
     return "\n".join(lines) + "\n"
 
@@ -314,52 +316,6 @@ def _base_path(base: Path, out: Path) -> str:
     return Path(os.path.relpath(base, folder)).as_posix() if together else base.as_posix()
 
 
-def _model(name: str, cfg: Config) -> dict[str, Any]:
-    """What changes in a recipe's model for another backbone."""
-    row = find_model(name)
-    if row is None:
-        near = near_names(name)
-        raise ConfigError(
-            f"--backbone: got {name!r}; expected a name of vitdense.list_models(), such as {near or 'swin_tiny'}"
-        )
-    kind = getattr(backbones, row.family)
-    with torch.device("meta"):
-        trunk = kind(row.arch, **row.options)
-    channels, plain = list(trunk.out_channels), len(set(trunk.out_strides)) == 1
-    if plain and trunk.out_strides[0] != 16:
-        raise ConfigError(f"--backbone: {name} has patches of {trunk.out_strides[0]} pixels, expected 16 (or 4)")
-    model = {"backbone": _backbone(name, row, kind, plain)}
-    if plain:
-        pyramid = {"type": "vitdense.DeconvPyramid", "in_channels": channels, "design": "light"}
-    statistics_of = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
-    preprocessor = {
-        key: value for key, value in statistics_of.items() if value != list(cfg.model.data_preprocessor[key])
-    }
-    if cfg.default_scope == "mmdet":
-        if plain:
-            model["neck"] = [pyramid, {**cfg.model.neck, "in_channels": channels}]
-        elif channels != list(cfg.model.neck.in_channels):
-            model["neck"] = {"in_channels": channels}
-    else:
-        if plain:
-            preprocessor["test_cfg"] = {"size_divisor": 32}  # whole patches
-            model["neck"] = pyramid
-        if channels != list(cfg.model.decode_head.in_channels):
-            model["decode_head"] = {"in_channels": channels}
-            model["auxiliary_head"] = {"in_channels": channels[2]}
-    return {"data_preprocessor": preprocessor, **model} if preprocessor else model
-
-
-def _backbone(name: str, row: Model, kind: type, plain: bool) -> dict[str, Any]:
-    defaults = {key: parameter.default for key, parameter in signature(kind).parameters.items()}
-    options = {key: value for key, value in row.options.items() if value != defaults.get(key)}
-    backbone = {"_delete_": True, "type": f"vitdense.{row.family}", "arch": row.arch, **options}
-    backbone["drop_path_rate"] = 0.1 if plain else 0.2
-    if row.weights:
-        backbone["init_cfg"] = {"type": "Pretrained", "checkpoint": name}
-    return backbone
-
-
 def commands(config: Path) -> list[str]:
     """The commands for training, evaluation and prediction."""
     tools = ROOT / "tools"
@@ -372,7 +328,7 @@ def commands(config: Path) -> list[str]:
     ]
 
 
-def _code(value: Any, indent: int = 0, prefix: int = 0) -> str:
+def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
     """A value as Python code. What is too long for a line, of which `prefix` characters are taken, gets a line per
     part. The key ``""`` of a dict is an argument without a name."""
     if isinstance(value, Mapping):
@@ -384,9 +340,9 @@ def _code(value: Any, indent: int = 0, prefix: int = 0) -> str:
     else:
         is_text = isinstance(value, str) and not isinstance(value, Name)
         return json.dumps(value, ensure_ascii=False) if is_text else str(value)
-    line = f"{start}{', '.join(key + _code(part) for key, part in parts)}{end}"
+    line = f"{start}{', '.join(key + code(part) for key, part in parts)}{end}"
     if indent + prefix + len(line) < WIDTH and "\n" not in line:
         return line
     inner = " " * (indent + 4)
-    body = "".join(f"{inner}{key}{_code(part, indent + 4, len(key))},\n" for key, part in parts)
+    body = "".join(f"{inner}{key}{code(part, indent + 4, len(key))},\n" for key, part in parts)
     return f"{start}\n{body}{' ' * indent}{end[-1]}"
