@@ -1,5 +1,5 @@
-"""RepPoints V2, ResNet-50, 3x: the Swin paper's comparison with reppoints_v2_swin_t_coco.py, 46.5 box AP (42.1 M,
-272.2 G at 800x1280). Its authors released no config of it: all but the backbone is as with Swin-T.
+"""RepPoints V2, ResNet-50, 3x: what the Swin paper compares reppoints_v2_swin_t_coco.py with. 46.5 box AP, 42 M, 274 G
+(counted: 42.1 M, 272.2 G at 800x1280). Its authors released no config of it; here, all but the backbone is the same.
 
 torchrun --nproc-per-node 8 tools/train.py configs/reppoints_v2_r50_coco.py --launcher pytorch
 """

@@ -42,9 +42,9 @@ def giou_loss_plus_one(boxes: Tensor, targets: Tensor) -> Tensor:
     """
     shared = torch.cat([torch.maximum(boxes[:, :2], targets[:, :2]), torch.minimum(boxes[:, 2:], targets[:, 2:])], 1)
     hull = torch.cat([torch.minimum(boxes[:, :2], targets[:, :2]), torch.maximum(boxes[:, 2:], targets[:, 2:])], 1)
-    sizes = [x[:, 2:] - x[:, :2] + 1 for x in (boxes, targets, shared, hull)]
-    box, target, overlap, enclosure = (size.prod(1) for size in (*sizes[:2], *(x.clamp(min=0) for x in sizes[2:])))
-    union, enclosure = box + target - overlap + 1e-6, enclosure + 1e-6
+    sides = [x[:, 2:] - x[:, :2] + 1 for x in (boxes, targets, shared, hull)]
+    overlap, enclosure = (side.clamp(min=0).prod(1) for side in sides[2:])
+    union, enclosure = sides[0].prod(1) + sides[1].prod(1) - overlap + 1e-6, enclosure + 1e-6
     return 1 - overlap / union + (enclosure - union) / enclosure
 
 
@@ -61,7 +61,7 @@ def semantic_focal_loss(logits: Tensor, weights: Tensor, alpha: float = 0.25, ga
 
 
 class CornerPooling(nn.Module):
-    """Finds a corner (CornerNet, section 3.5): sums the maxima along two directions and adds the input.
+    """Finds a corner (CornerNet): sums the maxima along two directions and adds the input.
 
     Modules have the names of the authors' weights.
 

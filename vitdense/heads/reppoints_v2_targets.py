@@ -19,8 +19,8 @@ MIN_MARGIN = 0.01  # pixels from a positive's centre to the nearest side of its 
 
 
 def assign_init(points: Tensor, inside: Tensor, boxes: Tensor) -> Tensor:
-    """Assignment [N] of the first boxes: the point nearest to the centre, in widths and heights of the box (RepPoints,
-    section 3.3), on the level of the box's size."""
+    """Assignment [N] of the first boxes (RepPoints): on the level of a box's size, the point nearest to its centre, in
+    widths and heights of the box. If boxes share a point, the nearest gets it."""
     centers, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]).clamp(min=1e-6)
     levels = points[:, 2].log2().round()
     wanted = (sizes / POINT_SCALE).log2().mean(1).floor().clamp(levels[0], levels[-1])  # [G]
@@ -31,13 +31,13 @@ def assign_init(points: Tensor, inside: Tensor, boxes: Tensor) -> Tensor:
 
 
 def assign_atss(predicted: Tensor, counts: Sequence[int], inside: Tensor, boxes: Tensor, topk: int) -> Tensor:
-    """Assignment [N] by adaptive training sample selection (ATSS, section 3.2) on predicted boxes [N, 4].
+    """Assignment [N] by adaptive training sample selection (ATSS) on predicted boxes [N, 4].
 
     Candidates of a ground-truth box are the `topk` predicted boxes of each level with the nearest centres. Positive
     are those with an IoU of at least mean + standard deviation of all candidates and with the centre inside the box.
     """
-    at = (predicted[:, :2] + predicted[:, 2:]) / 2  # [N, 2]
-    distances = (at[:, None] - (boxes[:, :2] + boxes[:, 2:]) / 2).norm(dim=-1)  # [N, G]
+    centers = (predicted[:, :2] + predicted[:, 2:]) / 2  # [N, 2]
+    distances = (centers[:, None] - (boxes[:, :2] + boxes[:, 2:]) / 2).norm(dim=-1)  # [N, G]
     distances = distances.masked_fill(~inside[:, None], INFINITY)
     index = _nearest(distances, counts, topk)  # [K, G]
     exists = distances.gather(0, index).isfinite()  # [K, G]: a level may have fewer points inside
@@ -45,7 +45,7 @@ def assign_atss(predicted: Tensor, counts: Sequence[int], inside: Tensor, boxes:
     number = exists.sum(0)  # [G]
     mean = (overlaps * exists).sum(0) / number
     deviation = ((overlaps - mean).square() * exists).sum(0).div(number - 1).sqrt()  # [G]
-    margins = torch.cat([at[index] - boxes[:, :2], boxes[:, 2:] - at[index]], -1).amin(-1)  # [K, G]
+    margins = torch.cat([centers[index] - boxes[:, :2], boxes[:, 2:] - centers[index]], -1).amin(-1)  # [K, G]
     positive = exists & (overlaps >= mean + deviation) & (margins > MIN_MARGIN)
     return _claim(index, (-overlaps).masked_fill(~positive, INFINITY), len(predicted))
 
@@ -53,7 +53,7 @@ def assign_atss(predicted: Tensor, counts: Sequence[int], inside: Tensor, boxes:
 def gaussian_radius(sizes: Tensor, iou: float) -> Tensor:
     """How far both corners of boxes [G, 2] (height and width) may move, the IoU being at least `iou`: pixels [G].
 
-    The least of three cases (CornerNet, section 3.2): one corner moves into the box and one out, both in, both out.
+    The least of three cases (CornerNet): one corner moves into the box and one out, both in, both out.
     """
     total, area = sizes.sum(1), sizes.prod(1)
     mixed = (total - (total**2 - 4 * area * (1 - iou) / (1 + iou)).sqrt()) / 2
@@ -65,7 +65,7 @@ def gaussian_radius(sizes: Tensor, iou: float) -> Tensor:
 def corner_targets(
     points: Tensor, counts: Sequence[int], inside: Tensor, corners: Tensor, radii: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Targets of one corner of every box, on all levels (RepPoints V2, section 3).
+    """Targets of one corner of every box, on all levels.
 
     Args:
         corners: (x, y) [G, 2].
