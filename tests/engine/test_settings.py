@@ -96,13 +96,13 @@ def test_image_size_of_vitdet_changes_padding_and_positions(repo):
     assert cfg.model.data_preprocessor.pad_size_divisor == cfg.model.backbone.img_size == 512
 
 
-def test_settings_in_a_config_file_and_applied_again(repo, tmp_path):
+@pytest.mark.parametrize("epochs", [12, 1])
+def test_settings_in_a_config_file_and_applied_again(repo, tmp_path, epochs):
     path = tmp_path / "mine.py"
-    path.write_text(
-        f"_base_ = {str(repo / 'configs/cascade_swin_t_coco.py')!r}\nsettings = dict(max_epochs=12, image_size=400)\n"
-    )
+    base = str(repo / "configs/cascade_swin_t_coco.py")
+    path.write_text(f"_base_ = {base!r}\nsettings = dict(max_epochs={epochs}, image_size=400)\n")
     cfg = load_config(path)
-    assert (cfg.train_cfg.max_epochs, steps(cfg, "val")["Resize"].scale) == (12, (666, 400))
+    assert (cfg.train_cfg.max_epochs, steps(cfg, "val")["Resize"].scale) == (epochs, (666, 400))
     cfg.dump(tmp_path / "again.py")
     again = load_config(tmp_path / "again.py")
     assert again.param_scheduler == cfg.param_scheduler

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from conftest import REPO
 from torch import nn
+from torchvision.ops import DeformConv2d
 
 from vitdense.engine.classes import follow_classes
 from vitdense.engine.config import build_model, load_config
@@ -15,7 +16,6 @@ from vitdense.weights.convert import convert
 from vitdense.weights.load import fit_whole
 
 pytest.importorskip("mmdet")
-from mmcv.ops import DeformConv2d
 from mmdet.registry import MODELS
 from mmdet.structures import DetDataSample
 from mmengine.registry import init_default_scope

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import ConvModule
-from mmcv.ops import CornerPool, DeformConv2d
+from mmcv.ops import CornerPool
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmdet.models.layers import multiclass_nms
 from mmdet.models.losses import GaussianFocalLoss, QualityFocalLoss, SmoothL1Loss
@@ -17,6 +17,7 @@ from mmdet.structures.bbox import bbox_overlaps, scale_boxes
 from mmengine.model import bias_init_with_prob, normal_init
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
+from torchvision.ops import DeformConv2d
 
 from vitdense.heads.reppoints_v2_targets import (
     POINT_SCALE,
@@ -149,9 +150,9 @@ class RepPointsV2Head(BaseDenseHead):
         self.reppoints_pts_init_conv = nn.Conv2d(feat_channels, point_feat_channels, 3, padding=1)
         self.reppoints_pts_init_out = nn.Conv2d(point_feat_channels, 2 * NUM_POINTS, 1)
         verified = feat_channels + 6  # two corner scores, two offsets (x, y)
-        self.reppoints_cls_conv = DeformConv2d(verified, point_feat_channels, 3, padding=1)
+        self.reppoints_cls_conv = DeformConv2d(verified, point_feat_channels, 3, padding=1, bias=False)
         self.reppoints_cls_out = nn.Conv2d(point_feat_channels, num_classes, 1)
-        self.reppoints_pts_refine_conv = DeformConv2d(verified, point_feat_channels, 3, padding=1)
+        self.reppoints_pts_refine_conv = DeformConv2d(verified, point_feat_channels, 3, padding=1, bias=False)
         self.reppoints_pts_refine_out = nn.Conv2d(point_feat_channels, 2 * NUM_POINTS, 1)
 
         steps = torch.arange(-1.0, 2.0)
@@ -194,12 +195,12 @@ class RepPointsV2Head(BaseDenseHead):
         offsets = [self.reppoints_hem_tl_offset_out(tl), self.reppoints_hem_br_offset_out(br)]
         corners = torch.cat(scores + offsets, 1)  # [B, 6, h, w]
 
-        # Points in float32: half precision would move them by pixels.
+        # Points in float32: half precision would move them by pixels. The deformable convolutions have one dtype.
         init = self.reppoints_pts_init_out(F.relu(self.reppoints_pts_init_conv(points))).float()  # [B, 18, h, w]
         fixed = init.detach()
         samples = GRADIENT_MUL * init + (1 - GRADIENT_MUL) * fixed - self.kernel
-        classes = self.reppoints_cls_conv(torch.cat([classes, corners], 1), samples)
-        points = self.reppoints_pts_refine_conv(torch.cat([points, corners], 1), samples)
+        classes = self.reppoints_cls_conv(torch.cat([classes, corners], 1).float(), samples)
+        points = self.reppoints_pts_refine_conv(torch.cat([points, corners], 1).float(), samples)
         refine = self.reppoints_pts_refine_out(F.relu(points)).float() + fixed  # [B, 18, h, w]
         return self.reppoints_cls_out(F.relu(classes)), init, refine, *corners.split([2, 4], 1), semantic
 
