@@ -1,4 +1,5 @@
-"""ATSS, ResNet-50, 3x in the settings of Swin: published 43.5 box AP on COCO val (32.3 M, 204.5 G at 800x1280)."""
+"""ATSS, ResNet-50, 3x in the settings of Swin: published 43.5 box AP on COCO val (counted: 32.3 M, 204.5 G at
+800x1280)."""
 
 _base_ = ["atss_swin_t_coco.py", "_base_/resnet50.py"]
 

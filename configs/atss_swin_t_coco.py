@@ -1,4 +1,4 @@
-"""ATSS, Swin-T, 3x: published 47.2 box AP on COCO val (35.7 M, 214.4 G at 800x1280).
+"""ATSS, Swin-T, 3x: published 47.2 box AP on COCO val (counted: 35.7 M, 214.4 G at 800x1280).
 
 torchrun --nproc-per-node 8 tools/train.py configs/atss_swin_t_coco.py --launcher pytorch
 """

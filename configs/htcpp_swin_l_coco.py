@@ -1,5 +1,5 @@
-"""HTC++, Swin-L, 3x: published 57.1 box AP, 49.5 mask AP on COCO val, 58.0 and 50.4 with --tta (283.8 M, 1469.7 G at
-800x1280)."""
+"""HTC++, Swin-L, 3x: published 57.1 box AP, 49.5 mask AP on COCO val, 58.0 and 50.4 with the authors' multi-scale
+test (counted: 283.8 M, 1469.3 G at 800x1280)."""
 
 _base_ = "htcpp_swin_b_coco.py"
 

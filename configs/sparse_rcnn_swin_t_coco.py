@@ -1,8 +1,8 @@
-"""Sparse R-CNN, 300 proposals, Swin-T, 3x: published 47.9 box AP on COCO val (109.7 M, 175.6 G at 800x1280).
+"""Sparse R-CNN, 300 proposals, Swin-T, 3x: published 47.9 box AP on COCO val (counted: 109.7 M, 175.6 G at 800x1280).
 
 torchrun --nproc-per-node 8 tools/train.py configs/sparse_rcnn_swin_t_coco.py --launcher pytorch
 
-In half precision it diverges: train it in float32, or with --amp in bfloat16.
+In float16 it diverges: train it in float32, or with --amp bfloat16.
 """
 
 _base_ = ["_base_/sparse_rcnn.py", "_base_/coco_boxes.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]

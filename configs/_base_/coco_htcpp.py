@@ -1,6 +1,7 @@
 """COCO 2017 instances as HTC++ trains and tests: short sides of 400 to 1400 pixels, long sides up to 1600.
 
-InstaBoost, which augments half of the images, fails with NumPy 1.24 and later. They get large-scale jitter instead.
+The authors' scales for multi-scale tests are not published; these are CBNetV2's. InstaBoost, which augments half of
+the images, fails with NumPy 1.24 and later. They get large-scale jitter instead.
 """
 
 _base_ = "coco_instance.py"

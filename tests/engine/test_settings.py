@@ -107,6 +107,7 @@ def test_settings_in_a_config_file_and_applied_again(repo, tmp_path, epochs):
     again = load_config(tmp_path / "again.py")
     assert again.param_scheduler == cfg.param_scheduler
     assert again.train_dataloader == cfg.train_dataloader
+    assert cfg.param_scheduler[1].milestones == ([9, 11] if epochs == 12 else [])  # 0 would lower the rate at once
 
 
 @pytest.mark.parametrize("settings", [{"image_size": 0}, {"max_epochs": 2.5}, {"size": 3}], ids=str)

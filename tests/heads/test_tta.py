@@ -13,7 +13,7 @@ from mmengine.config import ConfigDict
 from vitdense.heads import InstanceTTAModel
 
 HEIGHT, WIDTH = 64, 96
-DETECTORS = {"cascade": "cascade_swin_nano_shapes"}
+DETECTORS = {"cascade": "cascade_swin_nano_shapes", "htc": "htc_swin_nano_shapes"}
 
 
 @pytest.fixture(scope="module", params=DETECTORS.values(), ids=DETECTORS)
@@ -31,14 +31,16 @@ def detector(request):
     return cfg, model.state_dict()
 
 
-def build(detector, with_tta):
+def build(detector):
     cfg, weights = detector
     model = build_model(cfg).eval()
     model.load_state_dict(weights)
-    if not with_tta:
-        return model
-    tta_cfg = ConfigDict(nms={"type": "nms", "iou_threshold": 0.5}, max_per_img=8)
-    return InstanceTTAModel(tta_cfg, module=model).eval()
+    return model
+
+
+def build_tta(detector, nms="nms"):
+    tta_cfg = {"nms": {"type": nms, "iou_threshold": 0.5}, "max_per_img": 8}
+    return InstanceTTAModel(tta_cfg, module=build(detector)).eval()
 
 
 def view(image, scale=1, flip=None):
@@ -60,26 +62,29 @@ def image():
 
 
 def run(detector, *views):
-    (sample,) = build(detector, with_tta=True).test_step(batch(*views))
+    (sample,) = build_tta(detector).test_step(batch(*views))
     return sample.pred_instances
 
 
 def predict(detector, one_view):
-    """What the detector itself gives for a view."""
+    """What the detector itself gives for a view, with masks by probabilities in steps of 1/255."""
     pixels, sample = one_view
+    model = build(detector)
+    model.roi_head.test_cfg = ConfigDict(model.roi_head.test_cfg, mask_thr_binary=-1)
     with torch.no_grad():
-        (out,) = build(detector, with_tta=False).test_step({"inputs": [pixels], "data_samples": [sample]})
-    assert len(out.pred_instances) > 2
-    return out.pred_instances
+        (out,) = model.test_step({"inputs": [pixels], "data_samples": [sample]})
+    found = out.pred_instances
+    assert len(found) > 2
+    found.masks = found.masks / 255 >= 0.5
+    assert found.masks.any(dim=(1, 2)).sum() > 1
+    return found
 
 
 def assert_same(got, want):
     torch.testing.assert_close(got.bboxes, want.bboxes)
     torch.testing.assert_close(got.scores, want.scores)
     assert torch.equal(got.labels, want.labels)
-    assert got.masks.shape == want.masks.shape
-    differ = (got.masks != want.masks).sum() / want.masks.sum()
-    assert differ < 0.1  # probabilities are in steps of 1/255, and near 0.5 without training
+    assert torch.equal(got.masks, want.masks)
 
 
 @pytest.mark.parametrize("scale", [1, 2])
@@ -105,7 +110,7 @@ def test_masks_of_views_are_averaged_and_boxes_merged(detector, monkeypatch):
     views = [view(image()), view(image()), view(image(), scale=2, flip="horizontal")]
     levels = iter((255, 0, 200))  # mean 151.7
 
-    def masks(self, x, samples, merged):
+    def masks(self, x, samples, semantic, merged):
         (sample,) = merged
         return [torch.full((len(sample.pred_instances), HEIGHT, WIDTH), next(levels), dtype=torch.uint8)]
 
@@ -125,3 +130,23 @@ def test_an_image_without_detections(detector, monkeypatch):
     found = run(detector, view(image()), view(image(), flip="horizontal"))
     assert len(found) == 0
     assert found.masks.shape == (0, HEIGHT, WIDTH)
+
+
+def test_images_of_a_batch_are_independent(detector):
+    first, second = image(), image().flip(0)
+    views = [[view(x), view(x, flip="horizontal")] for x in (first, second)]
+    data = {
+        "inputs": [[one[i][0] for one in views] for i in range(2)],
+        "data_samples": [[one[i][1] for one in views] for i in range(2)],
+    }
+    together = build_tta(detector, "soft_nms").test_step(data)
+    for x, got in zip((first, second), together, strict=True):
+        (want,) = build_tta(detector, "soft_nms").test_step(batch(view(x), view(x, flip="horizontal")))
+        torch.testing.assert_close(got.pred_instances.bboxes, want.pred_instances.bboxes)
+        assert (got.pred_instances.masks == want.pred_instances.masks).float().mean() > 0.999
+
+
+def test_other_detectors_are_refused():
+    cfg = load_config(REPO / "configs/atss_swin_t_coco.py")
+    with torch.device("meta"), pytest.raises(ValueError, match="roi_head"):
+        InstanceTTAModel({}, module=build_model(cfg))

@@ -132,7 +132,8 @@ def _augment_tests(cfg: Config) -> None:
     """Wrap the model for test-time augmentation, and replace the test pipeline."""
     if absent := [key for key in ("tta_pipeline", "tta_model") if not cfg.get(key)]:
         raise ConfigError(
-            f"--tta: the config has no {' and no '.join(absent)}; configs/_base_/seg_data.py has both, for a segmentor"
+            f"--tta: the config has no {' and no '.join(absent)}; configs/_base_/seg_data.py has both for a segmentor, "
+            f"configs/_base_/coco_htcpp.py for a detector with masks"
         )
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline = cfg.tta_pipeline

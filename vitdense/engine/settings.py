@@ -62,6 +62,8 @@ def _set_length(cfg: Config, name: str, length: int) -> None:
     for step in schedulers:
         for key in {"begin", "T_max", "milestones"} & step.keys():
             step[key] = _scale(step[key], length, old)
+            if key == "milestones":  # mmengine would apply one at 0 before the first step
+                step[key] = [time for time in step[key] if time > 0]
         if "end" in step:  # a warm-up of one step would never leave its first factor
             step["end"] = max(-(-step["end"] * length // old), step.get("begin", 0) + 2)
 

@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
         scratch.write_text(f"_base_ = {code(path.as_posix())}\n{lines}")
         kind = try_model(scratch, args.config)
         if args.out:
-            base = path if "::" in args.config else Path(os.path.relpath(path, args.out.resolve().parent))
+            base = Path(os.path.relpath(path, args.out.resolve().parent))
+            if "::" in args.config:  # mmengine finds mmdet's configs by this name, but not mmseg's
+                base = Path(args.config) if args.config.startswith("mmdet::") else path
             with atomic_write(args.out) as file:
                 file.write_text(f"_base_ = {code(base.as_posix())}\n\n{lines}")
             print(f"# wrote {args.out}")

@@ -337,6 +337,8 @@ class RepPointsV2Head(BaseDenseHead):
 def refine_corners(boxes: Tensor, scores: Tensor, offsets: Tensor, stride: int) -> Tensor:
     """Boxes with each corner at the best of the four cells around it, plus the offset there.
 
+    Maps have 2x2 cells at least: pad images to 32 pixels.
+
     Args:
         boxes: In pixels [n, 4].
         scores: Of top-left and bottom-right corners [2, h, w].

@@ -4,21 +4,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mmdet.models.roi_heads import HybridTaskCascadeRoIHead
+from mmdet.models.roi_heads import CascadeRoIHead, HybridTaskCascadeRoIHead, StandardRoIHead
 from mmdet.models.test_time_augs import DetTTAModel
 from mmdet.structures import SampleList
 from mmdet.structures.bbox import bbox_flip
+from mmengine.config import ConfigDict
 from mmengine.structures import InstanceData
 from torch import Tensor
 
+from vitdense.heads.cascade import Detectron2CascadeRoIHead
+from vitdense.heads.htc import HTCRoIHead
 from vitdense.registry import MODELS
 
+# Not their sub-classes in mmdet, whose masks need more than maps and boxes.
+ROI_HEADS = (StandardRoIHead, CascadeRoIHead, HybridTaskCascadeRoIHead, Detectron2CascadeRoIHead, HTCRoIHead)
 FLIPPED_AXES = {"horizontal": [-1], "vertical": [-2], "diagonal": [-2, -1]}
 
 
 @MODELS.register_module()
 class InstanceTTAModel(DetTTAModel):
-    """Test-time augmentation for two-stage detectors with masks, which mmdet's `DetTTAModel` refuses.
+    """Test-time augmentation of masks, which mmdet's `DetTTAModel` refuses: for Mask R-CNN, Cascade Mask R-CNN and HTC.
 
     As in detectron2: the detections of all views of an image are merged by NMS; then the masks of the merged boxes are
     predicted in every view, and their mean is compared with ``mask_thr_binary``. The probabilities are in steps of
@@ -27,11 +32,17 @@ class InstanceTTAModel(DetTTAModel):
     Args:
         tta_cfg: ``nms`` that merges the boxes, and ``max_per_img``, how many are kept.
         **kwargs: As for mmengine's `BaseTTAModel`: ``module``, the detector or its config.
+
+    Raises:
+        ValueError: The detector has another RoI head.
     """
 
     def __init__(self, tta_cfg: dict, **kwargs: Any) -> None:
-        super().__init__(tta_cfg=tta_cfg, **kwargs)
-        head = self.module.roi_head
+        super().__init__(tta_cfg=ConfigDict(tta_cfg), **kwargs)
+        head = getattr(self.module, "roi_head", None)
+        if type(head) not in ROI_HEADS:
+            names = ", ".join(kind.__name__ for kind in ROI_HEADS)
+            raise ValueError(f"InstanceTTAModel: got {type(head).__name__} as the roi_head, expected one of {names}")
         self.mask_threshold = head.test_cfg.mask_thr_binary
         head.test_cfg = head.test_cfg.copy()
         head.test_cfg.mask_thr_binary = -1  # masks of 0 to 255
@@ -48,39 +59,44 @@ class InstanceTTAModel(DetTTAModel):
         batches = [self.module.data_preprocessor(view, False) for view in views]
         maps = [self.module.extract_feat(batch["inputs"]) for batch in batches]
         samples = [batch["data_samples"] for batch in batches]
-        for x, of_view in zip(maps, samples):
-            for sample, boxes in zip(of_view, self._predict_boxes(x, of_view)):
+        semantics = [self._semantic(x) for x in maps]
+        for x, of_view, semantic in zip(maps, samples, semantics):
+            for sample, boxes in zip(of_view, self._predict_boxes(x, of_view, semantic)):
                 sample.pred_instances = boxes
         merged = [self._merge_single_sample(of_image) for of_image in zip(*samples)]
         total = [0] * len(merged)
-        for x, of_view in zip(maps, samples):
-            for i, masks in enumerate(self._predict_masks(x, of_view, merged)):
+        for x, of_view, semantic in zip(maps, samples, semantics):
+            for i, masks in enumerate(self._predict_masks(x, of_view, semantic, merged)):
                 total[i] = total[i] + masks.float()  # [N, H, W]
         for sample, masks in zip(merged, total):
             sample.pred_instances.masks = masks / (255 * len(views)) >= self.mask_threshold  # [N, H, W]
         return merged
 
-    def _predict_boxes(self, x: Sequence[Tensor], samples: SampleList) -> list[InstanceData]:
+    def _semantic(self, x: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """Features of the semantic branch of an HTC, None without one; nothing for other detectors."""
+        head = self.module.roi_head
+        if not isinstance(head, HybridTaskCascadeRoIHead):
+            return ()
+        return (head.semantic_head(x)[1] if head.with_semantic else None,)
+
+    def _predict_boxes(self, x: Sequence[Tensor], samples: SampleList, semantic: tuple) -> list[InstanceData]:
         head = self.module.roi_head
         proposals = self.module.rpn_head.predict(x, samples, rescale=False)
-        semantic = {"semantic_feat": self._semantic(x)} if isinstance(head, HybridTaskCascadeRoIHead) else {}
         metas = [sample.metainfo for sample in samples]
-        return head.predict_bbox(x, metas, proposals, head.test_cfg, rescale=True, **semantic)
+        options = {"semantic_feat": semantic[0]} if semantic else {}
+        return head.predict_bbox(x, metas, proposals, head.test_cfg, rescale=True, **options)
 
-    def _predict_masks(self, x: Sequence[Tensor], samples: SampleList, merged: SampleList) -> list[Tensor]:
+    def _predict_masks(
+        self, x: Sequence[Tensor], samples: SampleList, semantic: tuple, merged: SampleList
+    ) -> list[Tensor]:
         """Masks of the merged boxes in one view, ``[N, H, W]`` of 0 to 255, each in the size and sides of its file."""
         head = self.module.roi_head
         metas = [sample.metainfo for sample in samples]
         boxes = [_to_view(sample.pred_instances, meta) for sample, meta in zip(merged, metas)]
-        semantic = {"semantic_heat": self._semantic(x)} if isinstance(head, HybridTaskCascadeRoIHead) else {}
         plain = [{**meta, "flip": False} for meta in metas]  # mmdet would flip back masks of cascades, and fails
-        results = head.predict_mask(x, batch_img_metas=plain, results_list=boxes, rescale=True, **semantic)
+        results = head.predict_mask(x, *semantic, plain, boxes, rescale=True)
         flips = [FLIPPED_AXES[meta["flip_direction"]] if meta["flip"] else [] for meta in metas]
         return [result.masks.flip(axes) for result, axes in zip(results, flips)]
-
-    def _semantic(self, x: Sequence[Tensor]) -> Tensor | None:
-        head = self.module.roi_head
-        return head.semantic_head(x)[1] if head.with_semantic else None
 
 
 def _to_view(instances: InstanceData, meta: dict) -> InstanceData:
