@@ -25,6 +25,6 @@ model = dict(
     dn_cfg=dict(group_cfg=dict(num_dn_queries=40)),
     test_cfg=dict(max_per_img=100),
 )
-optim_wrapper = dict(optimizer=dict(lr=1e-3))
+optim_wrapper = dict(optimizer=dict(lr=5e-4))
 train_cfg = dict(max_iters=1500, val_interval=1500)
 param_scheduler = [_base_.param_scheduler[0], dict(_base_.param_scheduler[1], end=1500)]

@@ -39,7 +39,7 @@ model = dict(
     test_cfg=dict(rcnn=dict(max_per_img=100)),
 )
 optim_wrapper = dict(
-    optimizer=dict(lr=1e-3),
+    optimizer=dict(lr=5e-4),
     paramwise_cfg=dict(custom_keys=dict(rpn_head=dict(decay_mult=0.0))),  # the learned proposals
 )
 train_cfg = dict(max_iters=1400, val_interval=1400)
