@@ -1,5 +1,7 @@
 """Test-time augmentation of masks: a view gives what the detector gives, in the size and sides of the file."""
 
+import copy
+
 import pytest
 import torch
 from conftest import REPO
@@ -124,10 +126,10 @@ def test_masks_of_views_are_averaged_and_boxes_merged(detector, monkeypatch):
     assert found.scores[0] >= alone.scores.max() - 1e-6
 
 
-def test_an_image_without_detections(detector, monkeypatch):
-    cfg, _ = detector
-    monkeypatch.setattr(cfg.model.test_cfg.rcnn, "score_thr", 2.0)
-    found = run(detector, view(image()), view(image(), flip="horizontal"))
+def test_an_image_without_detections(detector):
+    cfg, weights = copy.deepcopy(detector)
+    cfg.model.test_cfg.rcnn.score_thr = 2.0
+    found = run((cfg, weights), view(image()), view(image(), flip="horizontal"))
     assert len(found) == 0
     assert found.masks.shape == (0, HEIGHT, WIDTH)
 
