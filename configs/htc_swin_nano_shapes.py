@@ -27,7 +27,7 @@ model = dict(
         ],
         mask_roi_extractor=roi_extractor,
         mask_head=[
-            dict(head, num_convs=4, in_channels=width, conv_out_channels=width, norm_cfg=norm)
+            dict(head, num_convs=2, in_channels=width, conv_out_channels=width, norm_cfg=norm)
             for head in roi_head.mask_head
         ],
     ),
