@@ -22,12 +22,19 @@ model = dict(
     roi_head=dict(
         bbox_roi_extractor=roi_extractor,
         bbox_head=[
-            dict(head, num_shared_convs=1, in_channels=width, conv_out_channels=width, fc_out_channels=256)
+            dict(
+                head,
+                num_shared_convs=1,
+                in_channels=width,
+                conv_out_channels=width,
+                fc_out_channels=256,
+                reg_class_agnostic=False,
+            )
             for head in roi_head.bbox_head
         ],
         mask_roi_extractor=roi_extractor,
         mask_head=[
-            dict(head, num_convs=2, in_channels=width, conv_out_channels=width, norm_cfg=norm)
+            dict(head, num_convs=4, in_channels=width, conv_out_channels=width, norm_cfg=norm)
             for head in roi_head.mask_head
         ],
     ),
