@@ -15,7 +15,7 @@ width = 64  # channels of neck and transformer
 attention = dict(embed_dims=width, num_heads=4)
 ffn_cfg = dict(embed_dims=width, feedforward_channels=4 * width)
 model = dict(
-    num_queries=300,  # of 1360 tokens: among 40 there are seldom those on objects, and it learns nothing
+    num_queries=300,  # of 1360 tokens; with 40 it did not learn
     backbone=dict(_delete_=True, **_base_.swin_nano, out_indices=(1, 2, 3)),
     neck=dict(in_channels=[64, 128, 256], out_channels=width),
     encoder=dict(num_layers=1, layer_cfg=dict(self_attn_cfg=attention, ffn_cfg=ffn_cfg)),

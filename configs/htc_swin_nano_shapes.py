@@ -28,7 +28,7 @@ model = dict(
                 in_channels=width,
                 conv_out_channels=width,
                 fc_out_channels=256,
-                reg_class_agnostic=False,  # a box per class learns faster from scratch
+                reg_class_agnostic=False,  # as in cascade_swin_nano_shapes.py
             )
             for head in roi_head.bbox_head
         ],

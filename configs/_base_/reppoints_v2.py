@@ -11,11 +11,7 @@ model = dict(
     ),
     backbone=dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.2, out_indices=(1, 2, 3)),
     neck=dict(type="vitdense.BiFPN", in_channels=[192, 384, 768], out_channels=256, num_outs=5),
-    bbox_head=dict(
-        type="vitdense.RepPointsV2Head",
-        in_channels=256,
-        loss_weights=dict(cls=1.0, pts_init=1.0, pts_refine=2.0, heatmap=0.25, offset=1.0, sem=0.1),
-    ),
+    bbox_head=dict(type="vitdense.RepPointsV2Head", in_channels=256),
     train_cfg=dict(topk=9, gaussian_iou=0.7),
     test_cfg=dict(nms_pre=1000, score_thr=0.05, nms=dict(type="nms", iou_threshold=0.6), max_per_img=100),
 )

@@ -52,7 +52,7 @@ def _set_length(cfg: Config, name: str, length: int) -> None:
     by_epoch = name == "max_epochs"
     schedulers = [step for step in as_list(cfg.get("param_scheduler")) if step.get("by_epoch", True) == by_epoch]
     end = max((step["end"] for step in schedulers if "end" in step), default=old)
-    if end == max(length, 2):  # see the last line
+    if end == max(length, 2):  # the schedule of one step ends at 2, see below
         return
     if end != old:
         raise ConfigError(

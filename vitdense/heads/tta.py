@@ -48,7 +48,7 @@ class InstanceTTAModel(DetTTAModel):
         head.test_cfg.mask_thr_binary = -1  # masks of 0 to 255
 
     @torch.no_grad()
-    def test_step(self, data: dict | Sequence[dict]) -> SampleList:
+    def test_step(self, data: dict) -> SampleList:
         """Merged detections of a batch, in the size of the file.
 
         Args:
