@@ -31,11 +31,11 @@ def _child(parent: Registry, **locations: str) -> Registry:
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
 
-MODELS = _child(root.MODELS, mmdet="heads")
-DATASETS = _child(root.DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg")
+MODELS = _child(root.MODELS, mmdet="heads", mmengine="pretraining")
+DATASETS = _child(root.DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg", mmengine="pretraining.data")
 DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="engine.seeded")
-TRANSFORMS = _child(root.TRANSFORMS, mmcv="engine.transforms")
-METRICS = _child(root.METRICS, mmdet="engine.metrics")
+TRANSFORMS = _child(root.TRANSFORMS, mmcv="engine.transforms", mmengine="pretraining.data")
+METRICS = _child(root.METRICS, mmdet="engine.metrics", mmengine="pretraining.data")
 HOOKS = _child(root.HOOKS, mmengine="engine.hooks")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")
 

@@ -89,8 +89,7 @@ class Backbone(Module):
     """Base of all backbones: stages with one normalised output map each.
 
     A subclass builds its modules, then calls `build_outputs_and_freeze`. It implements `stem_modules` and
-    `stage_modules` (what `frozen_stages` counts), `unused_modules` and `forward`, which returns a tuple of
-    ``[B, C_i, H_i, W_i]``.
+    `stage_modules` (what `frozen_stages` counts), `unused_modules`, and `forward_patches` or `forward`.
 
     Arguments that every subclass has:
 
@@ -187,6 +186,14 @@ class Backbone(Module):
         for name, parameter in self.named_parameters():
             if finetune and not re.fullmatch(FINETUNE[finetune], name):
                 parameter.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
+        return self.forward_patches(self.patch_embed(x))
+
+    def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `forward`, from what `patch_embed` makes of an image, ``[B, h, w, C]``: masked pretraining enters here."""
+        raise NotImplementedError
 
     def stem_modules(self) -> list[nn.Module]:
         """Modules before the first stage."""

@@ -304,9 +304,8 @@ class MViT(Backbone):
     def unused_modules(self) -> list[nn.Module]:
         return list(self.stages[self.out_indices[-1] + 1 :])
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
-        x = self.absolute_pos_embed(self.patch_embed(x))  # [B, H/4, W/4, C]
+    def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = self.absolute_pos_embed(x)  # [B, H/4, W/4, C]
         outs = []
         for i, stage in enumerate(self.stages[: self.out_indices[-1] + 1]):
             x = stage(x)  # [B, H_i, W_i, C_i]

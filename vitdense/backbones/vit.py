@@ -324,10 +324,10 @@ class ViT(Backbone):
         is_final = self.norm is not None and stage == len(self.blocks) - 1
         return self.norm if is_final else super().output_norm(stage)
 
-    def forward(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
-        """Image ``[B, 3, H, W]`` to one map ``[B, C, ceil(H/p), ceil(W/p)]`` per index of `out_indices`; with
-        `output_cls_token`, a tuple of the map and its tokens ``[B, C]``."""
-        x = self.absolute_pos_embed(self.patch_embed(x))  # [B, h, w, C]
+    def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
+        """Patches ``[B, h, w, C]`` to one map ``[B, C, h, w]`` per index of `out_indices`; with `output_cls_token`, a
+        tuple of the map and its tokens ``[B, C]``."""
+        x = self.absolute_pos_embed(x)  # [B, h, w, C]
         size = (x.shape[1], x.shape[2])
         x = x.flatten(1, 2)  # [B, h*w, C]
         x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
@@ -339,6 +339,22 @@ class ViT(Backbone):
             if i in self.out_indices:
                 outs.append(self.to_feature_map(x, size, i))
         return tuple(outs)
+
+    def forward_tokens(self, x: Tensor) -> Tensor:
+        """Some of the patches, positions added, ``[B, n, C]``, through all blocks: MAE's encoder drops the others.
+
+        Returns:
+            ``[B, E + n, C]`` after the norm of the last output; the E extra tokens come first.
+
+        Raises:
+            ValueError: The blocks have windows or relative positions, for which the map must be whole.
+        """
+        if self.tokens is None:
+            raise ValueError(f"{type(self).__name__}: blocks with windows or relative positions need all patches")
+        x = self.tokens(x)  # [B, E + n, C]
+        for block in self.blocks:
+            x = maybe_checkpoint(block, x, None, None, with_cp=self.with_cp and self.training)  # [B, E + n, C]
+        return self.output_norm(len(self.blocks) - 1)(x)
 
     def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
         """Map ``[B, C, h, w]`` of tokens ``[B, E + h*w, C]``; with `output_cls_token` also the E extra tokens."""

@@ -12,7 +12,8 @@ from vitdense.weights.rename import Scheme, find_rule
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
-PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.")  # of whole models: detectron2's two, and mm's
+# Of whole models: detectron2's two, mm's, and SimMIM's.
+PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.")
 LISTED = 20  # keys in a message
 
 

@@ -30,7 +30,7 @@ class Family:
     """
 
     schemes: tuple[Scheme, ...]
-    ignored: tuple[str, ...] = (CLASSIFIER, OUTPUT_NORMS, REBUILT)
+    ignored: tuple[str, ...] = (CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT)
     may_be_missing: tuple[str, ...] = (OUTPUT_NORMS,)
 
 
@@ -53,7 +53,7 @@ def own(*in_block: str, outside: tuple[str, ...] = ("patch_embed.norm.*", "stage
     """Our own names for a backbone of stages: those of every family, and these in blocks and outside of blocks."""
     block = ("norm1.*", "norm2.*", "attn.qkv.*", "attn.proj.*", "mlp.*", *in_block)
     blocks = (f"stages.{{i}}.blocks.{{j}}.{name}" for name in block)
-    everywhere = ("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "norm.*", "head.*")
+    everywhere = ("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "norm.*", "head.*", "mask_token")
     return Scheme("vitdense", same(*everywhere, *blocks, *outside), wrapper="state_dict")
 
 

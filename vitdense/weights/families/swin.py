@@ -67,7 +67,8 @@ def official(attention: tuple[Rule, ...]) -> tuple[Scheme, Scheme]:
     trunk = (*stem(), *block("layers.{i}.blocks.{j}."), *attention, *merge("layers.{i}.downsample."))
     mask = Rule("layers.{i}.blocks.{j}.attn_mask", "stages.{i}.blocks.{j}.attn_mask")
     position, ours = "absolute_pos_embed", "absolute_pos_embed.table"
-    classifier = (*trunk, mask, *same("norm.*", "head.*"), Rule(position, ours, CLASSIFIER_POSITION))
+    # SimMIM's backbone has a mask token.
+    classifier = (*trunk, mask, *same("norm.*", "head.*", "mask_token"), Rule(position, ours, CLASSIFIER_POSITION))
     dense = (*trunk, *same("norm{i}.*"), Rule(position, ours, DENSE_POSITION))
     # timm has the same names for blocks, but no downsample in layer 0. A model of one stage has no downsample at all.
     marker = r"(layers\.0\.downsample|norm0)\..+"

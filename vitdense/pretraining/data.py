@@ -1,0 +1,95 @@
+"""Data of classification and of masked pretraining: folders of images, timm's augmentation, top-1."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from mmengine.dataset import BaseDataset
+from mmengine.evaluator import BaseMetric
+from mmengine.structures import BaseDataElement
+from PIL import Image
+from timm.data import create_transform
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from vitdense.registry import DATASETS, METRICS, TRANSFORMS
+
+
+@DATASETS.register_module()
+class ImageFolder(BaseDataset):
+    """The images in a folder and its sub-folders, in order of their names.
+
+    Args:
+        data_root: The folder.
+        labels: Whether the sub-folder directly in `data_root` is the class of an image, as in ImageNet. Classes are in
+            order of their names, or in that of ``metainfo=dict(classes=...)``.
+        metainfo, pipeline, lazy_init: See mmengine.
+
+    Raises:
+        ValueError: There is no image, or a sub-folder that is no class.
+    """
+
+    def __init__(
+        self,
+        data_root: str,
+        labels: bool = False,
+        metainfo: Mapping | None = None,
+        pipeline: Sequence[Mapping] = (),
+        lazy_init: bool = False,
+    ) -> None:
+        self.labels = labels
+        super().__init__(data_root=data_root, metainfo=metainfo, pipeline=list(pipeline), lazy_init=lazy_init)
+
+    def load_data_list(self) -> list[dict]:
+        """Paths and, with labels, classes, as mmengine asks for them."""
+        root = Path(self.data_root)
+        files = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
+        paths = sorted(path for path in files if path.suffix.lower() in IMG_EXTENSIONS)
+        if not paths:
+            raise ValueError(f"data_root: {root} has no image; expected files {', '.join(IMG_EXTENSIONS)}")
+        if not self.labels:
+            return [{"img_path": str(path)} for path in paths]
+        folders = [path.relative_to(root).parts[0] for path in paths]
+        classes = self._metainfo.setdefault("classes", tuple(sorted(set(folders))))
+        if strange := sorted(set(folders) - set(classes)):
+            raise ValueError(f"data_root: {root} has {', '.join(strange[:5])}, which are no classes of metainfo")
+        number = {name: i for i, name in enumerate(classes)}
+        return [{"img_path": str(path), "gt_label": number[name]} for path, name in zip(paths, folders)]
+
+
+@TRANSFORMS.register_module()
+class TimmTransform:
+    """Last step of a pipeline, after ``vitdense.LoadImage``: timm's augmentation, and normalisation.
+
+    Args:
+        size: Side of the square result in pixels.
+        training: Whether to augment. Otherwise the image is resized to ``size / crop_pct`` and its centre cut.
+        **options: Other arguments of `timm.data.create_transform`, such as ``auto_augment='rand-m9-mstd0.5-inc1'``,
+            ``re_prob=0.25``, ``scale=(0.2, 1.0)``, ``interpolation='bicubic'``.
+    """
+
+    def __init__(self, size: int, training: bool = True, **options: object) -> None:
+        self.transform = create_transform(size, is_training=training, **options)
+
+    def __call__(self, results: dict) -> dict:
+        """A normalised RGB image ``[3, size, size]`` and its sample."""
+        image = Image.fromarray(np.ascontiguousarray(results["img"][..., ::-1]))
+        sample = BaseDataElement(metainfo={"img_path": results["img_path"]})
+        if "gt_label" in results:
+            sample.gt_label = results["gt_label"]
+        return {"inputs": self.transform(image), "data_samples": sample}
+
+
+@METRICS.register_module()
+class Top1(BaseMetric):
+    """Share of images whose class is found, in percent."""
+
+    default_prefix = "accuracy"
+
+    def process(self, data_batch: Mapping, data_samples: Sequence[Mapping]) -> None:
+        """Compare `pred_label` with `gt_label`."""
+        self.results += [sample["pred_label"] == sample["gt_label"] for sample in data_samples]
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        """``top1``."""
+        return {"top1": 100 * sum(results) / len(results)}

@@ -1,0 +1,366 @@
+"""Masked-image pretraining: BEiT (Bao et al., ICLR 2022), SimMIM (Xie et al., CVPR 2022), MAE (He et al., CVPR 2022).
+
+The mask comes after the patch embedding, as in "Three things everyone should know about Vision Transformers" section 5.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS as ALL_MODELS
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from vitdense.backbones import ViT
+from vitdense.backbones.vit import BlockSpec, LayerNorm, ViTBlock
+from vitdense.layers.blocks import init_transformer
+from vitdense.layers.position import sine_cosine
+from vitdense.pretraining.teacher import ModelWithTeacher, Teacher
+from vitdense.registry import MODELS
+
+BINS = 8  # of every colour channel: 3 bits (ViT appendix B.1.2)
+
+
+def random_mask(batch: int, grid: tuple[int, int], ratio: float) -> Tensor:
+    """A mask of the same number of cells in every image, rounded up: ``[B, h, w]``, True where masked."""
+    cells = grid[0] * grid[1]
+    count = math.ceil(cells * ratio - 1e-6)  # of 196 cells 75 % are 147, whatever rounding makes of the product
+    order = torch.rand(batch, cells).argsort(1).argsort(1)  # [B, cells]
+    return (order < count).unflatten(1, grid)  # [B, h, w]
+
+
+def block_mask(batch: int, grid: tuple[int, int], ratio: float) -> Tensor:
+    """Rectangles of at least 16 cells and of aspects 0.3 to 3.3, up to a share of the image (BEiT algorithm 1).
+
+    Returns:
+        ``[B, h, w]``, True where masked. The share may be smaller: a rectangle that would exceed it is drawn again, ten
+        times at most.
+    """
+    mask = torch.zeros(batch, *grid, dtype=torch.bool)  # [B, h, w]
+    allowed = round(grid[0] * grid[1] * ratio)
+    for image in mask:
+        misses = 0
+        while (left := allowed - int(image.sum())) > 0 and misses < 10:
+            area = torch.empty(()).uniform_(min(16, left), left).item()
+            aspect = math.exp(torch.empty(()).uniform_(math.log(0.3), math.log(1 / 0.3)).item())
+            h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            fits = 0 < h <= grid[0] and 0 < w <= grid[1]
+            if fits:
+                top, start = (int(torch.randint(n - side + 1, ())) for n, side in zip(grid, (h, w)))
+                block = image[top : top + h, start : start + w]
+                fits = 0 < block.numel() - int(block.sum()) <= left
+            if fits:
+                block.fill_(True)
+            misses = 0 if fits else misses + 1
+    return mask
+
+
+MASKS: dict[str, Callable[[int, tuple[int, int], float], Tensor]] = {"random": random_mask, "blocks": block_mask}
+
+
+def patches(images: Tensor, side: int) -> Tensor:
+    """Whole patches ``[B, h, w, side * side * 3]`` of images ``[B, 3, H, W]``: rows, then columns, then channels."""
+    b, c, h, w = (*images.shape[:2], *(n // side for n in images.shape[2:]))
+    x = images[..., : h * side, : w * side].reshape(b, c, h, side, w, side)  # [B, 3, h, side, w, side]
+    return x.permute(0, 2, 4, 3, 5, 1).flatten(3)  # [B, h, w, side*side*3]
+
+
+class PixelTarget:
+    """The pixels of every patch.
+
+    Args:
+        loss: ``'mse'`` (MAE) or ``'l1'`` (SimMIM).
+        norm: ``'patch'`` normalises every patch by its mean and unbiased variance (MAE); an odd number of pixels, by
+            those of the square window around every pixel (47 for Swin V2); None leaves normalised images as they are.
+    """
+
+    def __init__(self, loss: str = "mse", norm: str | int | None = "patch") -> None:
+        losses = {"mse": F.mse_loss, "l1": F.l1_loss}
+        if loss not in losses or not (norm in (None, "patch") or (isinstance(norm, int) and norm % 2)):
+            raise ValueError(
+                f"target: got loss={loss!r}, norm={norm!r}, expected 'mse' or 'l1', and None, 'patch' or an odd number"
+            )
+        self.loss, self.norm = losses[loss], norm
+
+    def channels(self, side: int) -> int:
+        """Of a prediction for a patch of `side` pixels."""
+        return 3 * side**2
+
+    def __call__(self, model: "MaskedImageModel", images: Tensor) -> Tensor:
+        """``[B, h, w, channels]``, of normalised images ``[B, 3, H, W]``."""
+        if isinstance(self.norm, int):
+            mean, square, share = (self.window_mean(x) for x in (images, images**2, torch.ones_like(images[:1, :1])))
+            mean, count = mean / share, share * self.norm**2  # of the pixels inside the image
+            variance = (square / share - mean**2) * (count / (count - 1))
+            images = (images - mean) / (variance.clamp(min=0) + 1e-6).sqrt()  # [B, 3, H, W]
+        x = patches(images, model.side)  # [B, h, w, D]
+        if self.norm == "patch":
+            x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-6).sqrt()
+        return x
+
+    def window_mean(self, x: Tensor) -> Tensor:
+        """Mean over the window around every pixel; outside the image there are zeros."""
+        return F.avg_pool2d(x, self.norm, stride=1, padding=self.norm // 2)
+
+
+class MeanColour:
+    """The mean colour of every patch, one of 512: three bits a channel (ViT section 4.6 and appendix B.1.2)."""
+
+    loss = staticmethod(F.cross_entropy)
+
+    def channels(self, side: int) -> int:
+        """Of a prediction: the classes."""
+        return BINS**3
+
+    def __call__(self, model: "MaskedImageModel", images: Tensor) -> Tensor:
+        """Classes ``[B, h, w]`` of normalised images ``[B, 3, H, W]``."""
+        mean = patches(model.raw(images), model.side).unflatten(-1, (-1, 3)).mean(-2)  # [B, h, w, 3]
+        bins = (mean * BINS).long().clamp(0, BINS - 1)
+        return (bins * bins.new_tensor([BINS**2, BINS, 1])).sum(-1)  # [B, h, w]
+
+
+class VisualWords:
+    """The word of every patch: the centre next to a teacher's feature of it. In BEiT a tokenizer gives the words.
+
+    Args:
+        centres: ``[words, C]``, or a file that `torch.save` or numpy wrote; see `find_words`.
+    """
+
+    loss = staticmethod(F.cross_entropy)
+
+    def __init__(self, centres: Tensor | str) -> None:
+        if isinstance(centres, str):
+            is_numpy = centres.endswith(".npy")
+            centres = torch.from_numpy(np.load(centres)) if is_numpy else torch.load(centres, weights_only=True)
+        self.centres = centres
+
+    def channels(self, side: int) -> int:
+        """Of a prediction: the words."""
+        return len(self.centres)
+
+    def __call__(self, model: "MaskedImageModel", images: Tensor) -> Tensor:
+        """Words ``[B, h, w]`` of normalised images ``[B, 3, H, W]``."""
+        h, w = (n // model.side for n in images.shape[2:])
+        whole = model.raw(images[..., : h * model.side, : w * model.side])  # [B, 3, H', W']
+        features = word_features(model.teacher, whole, (h, w)).flatten(1, 2)  # [B, h*w, C]
+        return torch.cdist(features, self.centres.to(features)).argmin(-1).unflatten(1, (h, w))  # [B, h, w]
+
+
+def word_features(teacher: Teacher, images: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The teacher's last map, ``[B, h, w, C]``, of images ``[B, 3, H, W]`` with values in [0, 1], resized to fit it."""
+    stride = teacher.model.out_strides[-1]
+    return teacher(images, (grid[0] * stride, grid[1] * stride))[-1].permute(0, 2, 3, 1)  # [B, h, w, C]
+
+
+def find_words(teacher: Teacher, batches: Sequence[Tensor], grid: tuple[int, int], words: int, seed: int = 0) -> Tensor:
+    """Centres of a teacher's features, by k-means: ``[words, C]``.
+
+    Args:
+        teacher: Its model is a backbone.
+        batches: Images ``[B, 3, H, W]`` with values in [0, 1].
+        grid: Patches (h, w) of every image.
+        words: Number of centres.
+        seed: Of the first centres.
+    """
+    from scipy.cluster.vq import kmeans2  # not a dependency of mmengine
+
+    features = torch.cat([word_features(teacher, x, grid).flatten(0, 2) for x in batches])  # [N, C]
+    centres, _ = kmeans2(features.double().numpy(), words, minit="++", seed=seed)
+    return torch.from_numpy(centres).float()
+
+
+TARGETS = {"pixels": PixelTarget, "mean_colour": MeanColour, "words": VisualWords}
+
+
+class Decoder(nn.Module):
+    """MAE's decoder: mask tokens in the place of dropped patches, fixed positions, and a few blocks of a ViT.
+
+    Args:
+        dim: Channels of the encoder.
+        out: Channels of a prediction.
+        embed_dims, depth, num_heads: Sizes.
+    """
+
+    def __init__(self, dim: int, out: int, embed_dims: int = 512, depth: int = 8, num_heads: int = 16) -> None:
+        super().__init__()
+        spec = BlockSpec(embed_dims, num_heads, window=None, table=None, layer_scale=None, drop_path=0.0)
+        self.embed = nn.Linear(dim, embed_dims)
+        self.mask_token = nn.Parameter(trunc_normal_(torch.empty(embed_dims), std=0.02))
+        self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio=4.0, parallel=1) for _ in range(depth))
+        self.norm = LayerNorm(embed_dims)
+        self.pred = nn.Linear(embed_dims, out)
+        self.apply(init_transformer)
+
+    def forward(self, x: Tensor, num_extra: int, order: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Predict every patch.
+
+        Args:
+            x: The visible patches after E extra tokens, ``[B, E + n, C]``.
+            num_extra: E.
+            order: Numbers of the patches, ``[B, h * w]``: of the visible ones as in `x`, then of the dropped ones.
+            grid: (h, w).
+
+        Returns:
+            ``[B, h, w, out]``.
+        """
+        extra, x = self.embed(x).tensor_split((num_extra,), dim=1)  # [B, E, D], [B, n, D]
+        dropped = self.mask_token.expand(x.shape[0], order.shape[1] - x.shape[1], -1)  # [B, h*w - n, D]
+        back = order.argsort(1)[..., None].expand(-1, -1, x.shape[2])  # [B, h*w, D]
+        x = torch.cat([x, dropped.to(x.dtype)], dim=1).gather(1, back)  # [B, h*w, D]
+        x = x + sine_cosine(grid, x.shape[2], x.device).flatten(1, 2).to(x.dtype)
+        x = torch.cat([extra, x], dim=1)  # [B, E + h*w, D]
+        for block in self.blocks:
+            x = block(x, None, None)
+        return self.pred(self.norm(x))[:, num_extra:].unflatten(1, grid)  # [B, h, w, out]
+
+
+@MODELS.register_module()
+class MaskedImageModel(ModelWithTeacher):
+    """Learns to predict masked patches of images without labels.
+
+    Without a `decoder` the embeddings of masked patches are replaced by a learned token (BEiT, SimMIM), and a linear
+    layer predicts from the backbone's last map. With one, masked patches are dropped, and the decoder predicts from the
+    others (MAE). Checkpoints are read by the `init_cfg` of the same backbone in any detector, segmentor or classifier.
+
+    Args:
+        backbone: A ViT (``out_norm='final'``) or Swin with its last block or stage as its one output.
+        target: ``dict(type='pixels')``, ``dict(type='mean_colour')`` or ``dict(type='words', centres=...)``, with the
+            arguments of `PixelTarget`, `MeanColour`, `VisualWords`. Words need the `teacher` that they were found with.
+        mask: ``'random'`` or ``'blocks'`` (`block_mask`).
+        ratio: Share of masked cells.
+        cell: Side of a cell of the mask in pixels; the stride of the output when None (32 for Swin).
+        decoder: Sizes of `Decoder`, or None. Positions are fixed sines and cosines then, as MAE's.
+        teacher, mean, std, data_preprocessor, init_cfg: See `ModelWithTeacher`.
+
+    Raises:
+        ValueError: Options that do not fit together.
+    """
+
+    def __init__(
+        self,
+        backbone: Mapping | nn.Module,
+        target: Mapping,
+        mask: str = "random",
+        ratio: float = 0.6,
+        cell: int | None = None,
+        decoder: Mapping | None = None,
+        teacher: Teacher | Mapping | None = None,
+        **options: object,
+    ) -> None:
+        super().__init__(teacher, **options)
+        self.backbone = backbone if isinstance(backbone, nn.Module) else ALL_MODELS.build(backbone)
+        self.side = self.backbone.out_strides[-1]
+        self.cell = cell or self.side
+        self.mask, self.ratio = MASKS.get(mask), ratio
+        self._check(target, mask, decoder)
+        target = dict(target)
+        self.target = TARGETS[target.pop("type")](**target)
+        # Checkpoints of a backbone have the output norms of all stages or none. The norm of a ViT is a classifier's.
+        last = f"norm{self.backbone.out_indices[0]}"
+        self.norm = getattr(self.backbone, last)
+        setattr(self.backbone, last, nn.Identity())
+        dim, channels = self.backbone.out_channels[0], self.target.channels(self.side)
+        if decoder is None:
+            self.mask_token = nn.Parameter(trunc_normal_(torch.empty(self.backbone.arch.embed_dims), std=0.02))
+            self.decoder = nn.Linear(dim, channels)
+            init_transformer(self.decoder)
+            return
+        self.decoder = Decoder(dim, channels, **decoder)
+        fixed = {"table": self.backbone.absolute_pos_embed.table}
+        fixed |= {key: x for key, x in self.backbone.tokens.named_parameters() if key.endswith("_position")}
+        for key, x in fixed.items():
+            x.requires_grad_(False)
+            x.copy_(sine_cosine(tuple(x.shape[1:3]), x.shape[3], x.device) if key == "table" else torch.zeros_like(x))
+
+    def _check(self, target: Mapping, mask: str, decoder: Mapping | None) -> None:
+        backbone, last = self.backbone, len(self.backbone.stage_modules()) - 1
+        if target.get("type") not in TARGETS or self.mask is None or not 0 < self.ratio < 1:
+            raise ValueError(
+                f"got target={target}, mask={mask!r}, ratio={self.ratio}; expected a target of type "
+                f"{', '.join(TARGETS)}, a mask {' or '.join(MASKS)}, and a ratio between 0 and 1"
+            )
+        is_normed = not isinstance(backbone, ViT) or (backbone.norm is not None and not backbone.output_cls_token)
+        if backbone.out_indices != (last,) or not is_normed:
+            raise ValueError(
+                f"backbone: expected out_indices=[{last}], and of a ViT out_norm='final' and no output_cls_token"
+            )
+        if decoder is not None and (not isinstance(backbone, ViT) or backbone.tokens is None or mask != "random"):
+            raise ValueError(
+                "decoder: masked patches can be dropped only from a ViT with global attention, as many from every "
+                "image: with mask='random'; give None"
+            )
+        if self.cell % self.side or not hasattr(backbone.patch_embed, "patch_size"):
+            raise ValueError(
+                f"cell: got {self.cell} pixels with {type(backbone).__name__}, expected a multiple of {self.side}, its "
+                f"stride, and non-overlapping patches"
+            )
+        if (target["type"] == "words") != (self.teacher is not None):
+            raise ValueError(f"teacher: got {self.teacher is not None} with target {target['type']}; words need one")
+
+    def forward(self, inputs: Tensor, data_samples: Sequence | None = None, mode: str = "tensor") -> object:
+        """Mask normalised images ``[B, 3, H, W]`` and predict.
+
+        Args:
+            inputs: Images.
+            data_samples: Not read.
+            mode: ``'loss'`` gives ``{"loss": mean over the masked patches}``; ``'tensor'`` the prediction of every
+                whole patch, ``[B, h, w, D]``, and the mask, ``[B, h, w]``.
+        """
+        mask = self.draw_mask(inputs)  # [B, h, w]
+        prediction = self.predict_patches(inputs, mask)  # [B, h, w, D]
+        if mode == "tensor":
+            return prediction, mask
+        if mode != "loss":
+            raise ValueError(f"mode: got {mode!r}, expected 'loss' or 'tensor'; there is nothing to evaluate")
+        return {"loss": self.loss_of(prediction, mask, inputs)}
+
+    def draw_mask(self, images: Tensor) -> Tensor:
+        """A mask of whole patches on the CPU, ``[B, h, w]``, True where masked. Padding is never masked."""
+        grid = tuple(n // self.cell for n in images.shape[2:])
+        if min(grid) < 1:
+            raise ValueError(f"images: got {tuple(images.shape[2:])} pixels, expected at least a cell of {self.cell}")
+        mask = _repeat(self.mask(len(images), grid, self.ratio), self.cell // self.side)
+        return _pad(mask, tuple(n // self.side for n in images.shape[2:]))  # [B, h, w]
+
+    def predict_patches(self, images: Tensor, mask: Tensor) -> Tensor:
+        """The prediction of every whole patch, ``[B, h, w, D]``; see `forward`."""
+        x = self.backbone.patch_embed(images)  # [B, h', w', C]
+        factor = self.side // self.backbone.patch_embed.patch_size
+        hidden = _pad(_repeat(mask, factor), tuple(x.shape[1:3]))  # [B, h', w']
+        if isinstance(self.decoder, Decoder):
+            x = self._encode_visible(x, hidden)  # [B, h', w', D]
+        else:
+            x = torch.where(hidden[..., None].to(x.device), self.mask_token.to(x.dtype), x)  # [B, h', w', C]
+            x = self.decoder(self.norm(self.backbone.forward_patches(x)[-1].permute(0, 2, 3, 1)))  # [B, h', w', D]
+        return x[:, : mask.shape[1], : mask.shape[2]]
+
+    def _encode_visible(self, x: Tensor, hidden: Tensor) -> Tensor:
+        visible = int((~hidden[0]).sum())  # the mask is on the CPU
+        order = hidden.flatten(1).byte().argsort(dim=1, stable=True).to(x.device)  # [B, h*w], visible patches first
+        keep = order[:, :visible, None].expand(-1, -1, x.shape[3])  # [B, n, C]
+        tokens = self.backbone.absolute_pos_embed(x).flatten(1, 2).gather(1, keep)  # [B, n, C]
+        tokens = self.backbone.forward_tokens(tokens)  # [B, E + n, C]
+        return self.decoder(tokens, len(self.backbone.tokens), order, tuple(x.shape[1:3]))  # [B, h, w, D]
+
+    def loss_of(self, prediction: Tensor, mask: Tensor, images: Tensor) -> Tensor:
+        """Mean loss of the masked patches; for the shapes see `forward`."""
+        mask = mask.to(prediction.device)
+        with torch.no_grad():
+            target = self.target(self, images)  # [B, h, w, D] or, classes, [B, h, w]
+        if target.ndim == 4:
+            loss = self.target.loss(prediction, target, reduction="none").mean(-1)  # [B, h, w]
+        else:
+            loss = self.target.loss(prediction.movedim(-1, 1), target, reduction="none")  # [B, h, w]
+        return (loss * mask).sum() / mask.sum()
+
+
+def _repeat(mask: Tensor, times: int) -> Tensor:
+    """Every cell of ``[B, h, w]`` as ``times x times`` cells."""
+    return mask.repeat_interleave(times, 1).repeat_interleave(times, 2)  # [B, times*h, times*w]
+
+
+def _pad(mask: Tensor, grid: tuple[int, int]) -> Tensor:
+    """``[B, h, w]`` with False right and bottom up to a grid."""
+    return F.pad(mask, (0, grid[1] - mask.shape[2], 0, grid[0] - mask.shape[1]))  # [B, *grid]

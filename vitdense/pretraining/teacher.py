@@ -1,0 +1,109 @@
+"""Teachers: trained models that give targets, and models that train with one."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import timm
+import torch
+import torch.nn.functional as F
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from vitdense.models import IMAGENET
+
+
+class Teacher(nn.Module):
+    """A trained model in eval mode, without gradients, on images of its own size and statistics.
+
+    Args:
+        model: A name of timm, whose pretrained weights are loaded; the config of a model, such as a `Classifier`; or a
+            module.
+        image_size: Side in pixels to which images are resized (bicubic); None leaves their size.
+        mean: Of RGB images with values in [0, 1]. A model of timm has its own.
+        std: Likewise.
+    """
+
+    def __init__(
+        self,
+        model: str | Mapping | nn.Module,
+        image_size: int | None = None,
+        mean: Sequence[float] = IMAGENET[0],
+        std: Sequence[float] = IMAGENET[1],
+    ) -> None:
+        super().__init__()
+        self.is_timm = isinstance(model, str)
+        if self.is_timm:
+            model = timm.create_model(model)
+            mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
+        self.model = (model if isinstance(model, nn.Module) else MODELS.build(model)).eval().requires_grad_(False)
+        self.image_size = image_size
+        for name, value in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
+
+    def init_weights(self) -> None:
+        """Load the weights."""
+        if self.is_timm:
+            timm.models.load_pretrained(self.model)
+        elif hasattr(self.model, "init_weights"):
+            self.model.init_weights()
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor | tuple[Tensor, ...]:
+        """What the model makes of RGB images ``[B, 3, H, W]`` with values in [0, 1].
+
+        `size` (h, w) in pixels takes the place of `image_size`.
+        """
+        size = size or (self.image_size and (self.image_size, self.image_size)) or tuple(images.shape[-2:])
+        if size != tuple(images.shape[-2:]):
+            images = F.interpolate(images, size, mode="bicubic", antialias=True)  # [B, 3, h, w]
+        return self.model((images - self.mean) / self.std)
+
+
+class ModelWithTeacher(BaseModel):
+    """A model that may train with a teacher.
+
+    The teacher is no part of it: it is in no checkpoint and no optimiser, and `train()` leaves it in eval mode. It
+    moves with the model from device to device.
+
+    Args:
+        teacher: A `Teacher`, its arguments, or None.
+        mean: Of the model's RGB images, whose values were in [0, 1]. They come normalised.
+        std: Likewise.
+        data_preprocessor: See mmengine; stacks the images of a batch by default.
+        init_cfg: See mmengine.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher | Mapping | None = None,
+        mean: Sequence[float] = IMAGENET[0],
+        std: Sequence[float] = IMAGENET[1],
+        data_preprocessor: Mapping | nn.Module | None = None,
+        init_cfg: Mapping | None = None,
+    ) -> None:
+        super().__init__(data_preprocessor or {"type": "mmengine.ImgDataPreprocessor"}, init_cfg)
+        if teacher is not None and not isinstance(teacher, Teacher):
+            teacher = Teacher(**teacher)
+        self._outside = (teacher,)  # torch does not look into tuples
+        for name, value in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """The teacher, or None."""
+        return self._outside[0]
+
+    def init_weights(self) -> None:
+        """Initialise the model, and load the teacher's weights."""
+        super().init_weights()
+        if self.teacher is not None:
+            self.teacher.init_weights()
+
+    def raw(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` with values in [0, 1] again."""
+        return images * self.std + self.mean
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "ModelWithTeacher":
+        if self.teacher is not None:
+            self.teacher._apply(fn, recurse)
+        return super()._apply(fn, recurse)
