@@ -128,9 +128,7 @@ del sizes, teacher, pipeline
 """)
     train(load_config(config, {"settings.max_epochs": 1}, str(tmp_path / "student")))
     state = torch.load(tmp_path / "student/epoch_1.pth", weights_only=False)["state_dict"]
-    assert {"head.weight", "backbone.norm.weight"} == {
-        key for key in state if key.startswith(("head", "backbone.norm.w"))
-    }
+    assert {"head.weight", "backbone.norm.weight"} <= state.keys()
     weight = "backbone.blocks.3.mlp.fc1.weight"
     torch.testing.assert_close(state[weight], masked[weight], rtol=0, atol=1e-8)  # at this learning rate
     assert "accuracy/top1" in next((tmp_path / "student").rglob("*.log")).read_text()
