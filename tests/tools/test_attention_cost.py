@@ -70,11 +70,11 @@ def test_measured_memory_is_that_of_the_formula():
     sides = (16, 24, 32, 48, 64)
     peaks = {"explicit": [], "fused": [], "windows": []}
     for side in sides:
-        q = torch.randn(1, 1, side * side, 8)
-        window = window_layout(torch.empty(1, side, side, 8), (8, 8))
+        q = torch.randn(1, 1, side * side, 64)
+        window = window_layout(torch.empty(1, side, side, 64), (8, 8))
 
         def windows(q=q, side=side, window=window):
-            x = window.partition(q.view(1, side, side, 8))[:, None]
+            x = window.partition(q.view(1, side, side, 64))[:, None]
             return window.unpartition(explicit(x, x, x)[:, 0])
 
         functions = {
@@ -89,7 +89,8 @@ def test_measured_memory_is_that_of_the_formula():
     matrices = [2 * side**4 * 4 for side in sides]
     assert np.array(peaks["explicit"]) / matrices == pytest.approx(1, abs=0.05)
     assert slope(sides, peaks["explicit"]) == pytest.approx(4, abs=0.05)
-    assert slope(sides[1:], peaks["fused"][1:]) == pytest.approx(2, abs=0.3)  # besides a buffer of the kernel
+    assert slope(sides, peaks["fused"]) < 2.1  # there is a buffer too, of one size
+    assert peaks["fused"][-1] < 0.02 * peaks["explicit"][-1]
     assert slope(sides, peaks["windows"]) == pytest.approx(2, abs=0.1)
 
 
