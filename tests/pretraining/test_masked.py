@@ -8,15 +8,8 @@ from torch import nn
 
 from vitdense.backbones import Swin, ViT
 from vitdense.layers.position import sine_cosine
-from vitdense.pretraining.masked import (
-    MaskedImageModel,
-    MeanColour,
-    PixelTarget,
-    block_mask,
-    find_words,
-    patches,
-    random_mask,
-)
+from vitdense.pretraining.masked import MaskedImageModel
+from vitdense.pretraining.targets import MeanColour, PixelTarget, block_mask, find_words, patches, random_mask
 from vitdense.pretraining.teacher import Teacher
 from vitdense.weights.load import load_pretrained
 
@@ -191,7 +184,7 @@ def test_mean_colour_is_three_bits_of_each_channel():
     model = MaskedImageModel(vit(), {"type": "mean_colour"})
     colours = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.13, 0.49, 0.51], [0.874, 0.876, 0.2]])
     images = colours.view(2, 2, 3).permute(2, 0, 1).repeat_interleave(16, 1).repeat_interleave(16, 2)[None]
-    classes = MeanColour()(model, (images - model.mean) / model.std)
+    classes = MeanColour(16)(model, (images - model.mean) / model.std)
     want = [0, 511, 1 * 64 + 3 * 8 + 4, 6 * 64 + 7 * 8 + 1]
     assert classes.flatten().tolist() == want
     assert model.decoder.out_features == 512
@@ -246,7 +239,7 @@ def test_positions_are_fixed_when_patches_are_dropped_and_train_in_a_detector(tm
 def test_window_statistics_ignore_what_is_outside_of_the_image():
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
     model = MaskedImageModel(vit(), {**PIXELS, "norm": 5})
-    got = PixelTarget(norm=5)(model, images)
+    got = PixelTarget(16, norm=5)(model, images)
     for y, x in ((0, 0), (31, 7), (15, 16)):
         window = images[0, :, max(y - 2, 0) : y + 3, max(x - 2, 0) : x + 3].flatten(1)
         want = (images[0, :, y, x] - window.mean(1)) / (window.var(1) + 1e-6).sqrt()

@@ -3,10 +3,8 @@
 The mask comes after the patch embedding, as in "Three things everyone should know about Vision Transformers" section 5.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS as ALL_MODELS
@@ -17,161 +15,9 @@ from vitdense.backbones import ViT
 from vitdense.backbones.vit import BlockSpec, LayerNorm, ViTBlock
 from vitdense.layers.blocks import init_transformer
 from vitdense.layers.position import sine_cosine
+from vitdense.pretraining.targets import MASKS, TARGETS
 from vitdense.pretraining.teacher import ModelWithTeacher, Teacher
 from vitdense.registry import MODELS
-
-BINS = 8  # of every colour channel: 3 bits (ViT appendix B.1.2)
-
-
-def random_mask(batch: int, grid: tuple[int, int], ratio: float) -> Tensor:
-    """A mask of the same number of cells in every image, rounded up: ``[B, h, w]``, True where masked."""
-    cells = grid[0] * grid[1]
-    count = math.ceil(cells * ratio - 1e-6)  # of 196 cells 75 % are 147, whatever rounding makes of the product
-    order = torch.rand(batch, cells).argsort(1).argsort(1)  # [B, cells]
-    return (order < count).unflatten(1, grid)  # [B, h, w]
-
-
-def block_mask(batch: int, grid: tuple[int, int], ratio: float) -> Tensor:
-    """Rectangles of at least 16 cells and of aspects 0.3 to 3.3, up to a share of the image (BEiT algorithm 1).
-
-    Returns:
-        ``[B, h, w]``, True where masked. The share may be smaller: a rectangle that would exceed it is drawn again, ten
-        times at most.
-    """
-    mask = torch.zeros(batch, *grid, dtype=torch.bool)  # [B, h, w]
-    allowed = round(grid[0] * grid[1] * ratio)
-    for image in mask:
-        misses = 0
-        while (left := allowed - int(image.sum())) > 0 and misses < 10:
-            area = torch.empty(()).uniform_(min(16, left), left).item()
-            aspect = math.exp(torch.empty(()).uniform_(math.log(0.3), math.log(1 / 0.3)).item())
-            h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-            fits = 0 < h <= grid[0] and 0 < w <= grid[1]
-            if fits:
-                top, start = (int(torch.randint(n - side + 1, ())) for n, side in zip(grid, (h, w)))
-                block = image[top : top + h, start : start + w]
-                fits = 0 < block.numel() - int(block.sum()) <= left
-            if fits:
-                block.fill_(True)
-            misses = 0 if fits else misses + 1
-    return mask
-
-
-MASKS: dict[str, Callable[[int, tuple[int, int], float], Tensor]] = {"random": random_mask, "blocks": block_mask}
-
-
-def patches(images: Tensor, side: int) -> Tensor:
-    """Whole patches ``[B, h, w, side * side * 3]`` of images ``[B, 3, H, W]``: rows, then columns, then channels."""
-    b, c, h, w = (*images.shape[:2], *(n // side for n in images.shape[2:]))
-    x = images[..., : h * side, : w * side].reshape(b, c, h, side, w, side)  # [B, 3, h, side, w, side]
-    return x.permute(0, 2, 4, 3, 5, 1).flatten(3)  # [B, h, w, side*side*3]
-
-
-class PixelTarget:
-    """The pixels of every patch.
-
-    Args:
-        loss: ``'mse'`` (MAE) or ``'l1'`` (SimMIM).
-        norm: ``'patch'`` normalises every patch by its mean and unbiased variance (MAE); an odd number of pixels, by
-            those of the square window around every pixel (47 for Swin V2); None leaves normalised images as they are.
-    """
-
-    def __init__(self, loss: str = "mse", norm: str | int | None = "patch") -> None:
-        losses = {"mse": F.mse_loss, "l1": F.l1_loss}
-        if loss not in losses or not (norm in (None, "patch") or (isinstance(norm, int) and norm % 2)):
-            raise ValueError(
-                f"target: got loss={loss!r}, norm={norm!r}, expected 'mse' or 'l1', and None, 'patch' or an odd number"
-            )
-        self.loss, self.norm = losses[loss], norm
-
-    def channels(self, side: int) -> int:
-        """Of a prediction for a patch of `side` pixels."""
-        return 3 * side**2
-
-    def __call__(self, model: "MaskedImageModel", images: Tensor) -> Tensor:
-        """``[B, h, w, channels]``, of normalised images ``[B, 3, H, W]``."""
-        if isinstance(self.norm, int):
-            mean, square, share = (self.window_mean(x) for x in (images, images**2, torch.ones_like(images[:1, :1])))
-            mean, count = mean / share, share * self.norm**2  # of the pixels inside the image
-            variance = (square / share - mean**2) * (count / (count - 1))
-            images = (images - mean) / (variance.clamp(min=0) + 1e-6).sqrt()  # [B, 3, H, W]
-        x = patches(images, model.side)  # [B, h, w, D]
-        if self.norm == "patch":
-            x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-6).sqrt()
-        return x
-
-    def window_mean(self, x: Tensor) -> Tensor:
-        """Mean over the window around every pixel; outside the image there are zeros."""
-        return F.avg_pool2d(x, self.norm, stride=1, padding=self.norm // 2)
-
-
-class MeanColour:
-    """The mean colour of every patch, one of 512: three bits a channel (ViT section 4.6 and appendix B.1.2)."""
-
-    loss = staticmethod(F.cross_entropy)
-
-    def channels(self, side: int) -> int:
-        """Of a prediction: the classes."""
-        return BINS**3
-
-    def __call__(self, model: "MaskedImageModel", images: Tensor) -> Tensor:
-        """Classes ``[B, h, w]`` of normalised images ``[B, 3, H, W]``."""
-        mean = patches(model.raw(images), model.side).unflatten(-1, (-1, 3)).mean(-2)  # [B, h, w, 3]
-        bins = (mean * BINS).long().clamp(0, BINS - 1)
-        return (bins * bins.new_tensor([BINS**2, BINS, 1])).sum(-1)  # [B, h, w]
-
-
-class VisualWords:
-    """The word of every patch: the centre next to a teacher's feature of it. In BEiT a tokenizer gives the words.
-
-    Args:
-        centres: ``[words, C]``, or a file that `torch.save` or numpy wrote; see `find_words`.
-    """
-
-    loss = staticmethod(F.cross_entropy)
-
-    def __init__(self, centres: Tensor | str) -> None:
-        if isinstance(centres, str):
-            is_numpy = centres.endswith(".npy")
-            centres = torch.from_numpy(np.load(centres)) if is_numpy else torch.load(centres, weights_only=True)
-        self.centres = centres
-
-    def channels(self, side: int) -> int:
-        """Of a prediction: the words."""
-        return len(self.centres)
-
-    def __call__(self, model: "MaskedImageModel", images: Tensor) -> Tensor:
-        """Words ``[B, h, w]`` of normalised images ``[B, 3, H, W]``."""
-        h, w = (n // model.side for n in images.shape[2:])
-        whole = model.raw(images[..., : h * model.side, : w * model.side])  # [B, 3, H', W']
-        features = word_features(model.teacher, whole, (h, w)).flatten(1, 2)  # [B, h*w, C]
-        return torch.cdist(features, self.centres.to(features)).argmin(-1).unflatten(1, (h, w))  # [B, h, w]
-
-
-def word_features(teacher: Teacher, images: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The teacher's last map, ``[B, h, w, C]``, of images ``[B, 3, H, W]`` with values in [0, 1], resized to fit it."""
-    stride = teacher.model.out_strides[-1]
-    return teacher(images, (grid[0] * stride, grid[1] * stride))[-1].permute(0, 2, 3, 1)  # [B, h, w, C]
-
-
-def find_words(teacher: Teacher, batches: Sequence[Tensor], grid: tuple[int, int], words: int, seed: int = 0) -> Tensor:
-    """Centres of a teacher's features, by k-means: ``[words, C]``.
-
-    Args:
-        teacher: Its model is a backbone.
-        batches: Images ``[B, 3, H, W]`` with values in [0, 1].
-        grid: Patches (h, w) of every image.
-        words: Number of centres.
-        seed: Of the first centres.
-    """
-    from scipy.cluster.vq import kmeans2  # not a dependency of mmengine
-
-    features = torch.cat([word_features(teacher, x, grid).flatten(0, 2) for x in batches])  # [N, C]
-    centres, _ = kmeans2(features.double().numpy(), words, minit="++", seed=seed)
-    return torch.from_numpy(centres).float()
-
-
-TARGETS = {"pixels": PixelTarget, "mean_colour": MeanColour, "words": VisualWords}
 
 
 class Decoder(nn.Module):
@@ -256,12 +102,12 @@ class MaskedImageModel(ModelWithTeacher):
         self.mask, self.ratio = MASKS.get(mask), ratio
         self._check(target, mask, decoder)
         target = dict(target)
-        self.target = TARGETS[target.pop("type")](**target)
+        self.target = TARGETS[target.pop("type")](self.side, **target)
         # Checkpoints of a backbone have the output norms of all stages or none. The norm of a ViT is a classifier's.
         last = f"norm{self.backbone.out_indices[0]}"
         self.norm = getattr(self.backbone, last)
         setattr(self.backbone, last, nn.Identity())
-        dim, channels = self.backbone.out_channels[0], self.target.channels(self.side)
+        dim, channels = self.backbone.out_channels[0], self.target.channels
         if decoder is None:
             self.mask_token = nn.Parameter(trunc_normal_(torch.empty(self.backbone.arch.embed_dims), std=0.02))
             self.decoder = nn.Linear(dim, channels)
