@@ -188,8 +188,7 @@ class SwinStage(nn.Module):
 
 
 class SwinTrunk(Backbone):
-    """What Swin, Swin V2 and Swin-Mixer share: patch embedding, stages of blocks with patch merging between them, output
-    norms.
+    """What Swin, Swin V2 and Swin-Mixer share: patch embedding, stages of blocks and patch merging, output norms.
 
     Args:
         arch: Row of the variants table.

@@ -16,7 +16,7 @@ from vitdense.backbones.base import InitCfg, as_pair
 from vitdense.backbones.swin import BlockSpec, SwinBlock, SwinTrunk, plan
 from vitdense.backbones.variants import SWIN_MIXER, find_arch
 from vitdense.layers.blocks import PatchMerging
-from vitdense.layers.layout import compute_dtype, window_layout
+from vitdense.layers.layout import compute_dtype, copied, window_layout
 
 
 class WindowLinear(nn.Module):
@@ -45,11 +45,13 @@ class WindowLinear(nn.Module):
             x = F.pad(x, (0, 0, self.left, 0, self.top, 0))  # [B, top + H, left + W, C]
         windows = window_layout(x, self.window)
         heads = self.weight.shape[0]
-        x = windows.partition(x).unflatten(-1, (heads, -1)).permute(2, 1, 0, 3)  # [heads, N, B*nW, d]
+        x = windows.partition(x)  # [B*nW, N, C]
+        n, tokens, dim = x.shape
+        x = copied(x.view(n, tokens, heads, -1).permute(2, 1, 0, 3))  # [heads, N, B*nW, d]
         weight = self.weight.flatten(3).flatten(1, 2).to(x.dtype)  # [heads, N, N]
         bias = self.bias.flatten(1)[..., None].to(x.dtype)  # [heads, N, 1]
-        y = torch.baddbmm(bias, weight, x.flatten(2)).view(x.shape)  # [heads, N, B*nW, d]
-        y = windows.unpartition(y.permute(2, 1, 0, 3).flatten(2))  # [B, top + H, left + W, C]
+        y = torch.baddbmm(bias, weight, x.view(heads, tokens, -1)).view(x.shape)  # [heads, N, B*nW, d]
+        y = windows.unpartition(copied(y.permute(2, 1, 0, 3)).view(n, tokens, dim))  # [B, top + H, left + W, C]
         return y[:, self.top :, self.left :]  # [B, H, W, C]
 
 

@@ -277,13 +277,17 @@ class Resampling:
     def unpartition(self, windows: Tensor) -> Tensor:
         """Windows ``[B, N, C]`` to the map ``[B, h, w, C]``."""
         grid = self.rows.shape[1], self.columns.shape[1]
-        return _times(windows.unflatten(1, grid), self.rows, self.columns)  # [B, h, w, C]
+        return _times(copied(windows).unflatten(1, grid), self.rows, self.columns)  # [B, h, w, C]
 
 
 def _times(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``[B, h, w, C]`` times a matrix for each axis, ``[H, h]`` and ``[W, w]``: ``[B, H, W, C]``."""
-    x = torch.einsum("ih,bhwc->biwc", rows, x)  # [B, H, w, C]
-    return torch.einsum("jw,bhwc->bhjc", columns, x)  # [B, H, W, C]
+    b, h, w, c = x.shape
+    new_h, new_w = rows.shape[0], columns.shape[0]
+    # matmul would ask for the batch: a program of it would not take a batch of one.
+    x = torch.bmm(rows.expand(b, -1, -1), x.view(b, h, w * c))  # [B, H, w*C]
+    x = torch.bmm(columns.expand(b * new_h, -1, -1), x.view(b * new_h, w, c))  # [B*H, W, C]
+    return x.view(b, new_h, new_w, c)  # [B, H, W, C]
 
 
 def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | TracedWindows | Resampling:
