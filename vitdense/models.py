@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,43 @@ def _vit() -> list[Model]:
     return rows + [row(f"vit_{size}", size, "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
 
 
-MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit())}
+def _mixers() -> list[Model]:
+    """Swin-Mixer as its authors host it; MLP-Mixer, ResMLP and gMLP as timm hosts them: Google's, converted from flax,
+    Alibaba's ("miil"), the ResMLP authors', and timm's own gMLP."""
+    release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.5/swin_mlp"
+    rows = []
+    for size, file, window, image in (
+        *((f"tiny_d{d}", f"tiny_c{d}_patch4_window8_256", 8, 256) for d in (24, 12, 6)),
+        ("base", "base_patch4_window7_224", 7, 224),
+    ):
+        model, options = f"swin_mixer_{size}", {"window_size": window}
+        rows.append(Model(f"{model}.ms_in1k", model, "SwinMixer", size, f"{release}_{file}.pth", "MIT", image, options))
+    for model, timm, stats, data in (
+        ("mixer_small_32", "", HALF, ()),
+        ("mixer_small_16", "", HALF, ()),
+        ("mixer_base_32", "", HALF, ()),
+        ("mixer_base_16", "mixer_b16_224", HALF, ("goog_in21k", "goog_in21k_ft_in1k")),
+        ("mixer_base_16", "mixer_b16_224", UNIT, ("miil_in21k", "miil_in21k_ft_in1k")),
+        ("mixer_large_32", "", HALF, ()),
+        ("mixer_large_16", "mixer_l16_224", HALF, ("goog_in21k", "goog_in21k_ft_in1k")),
+        ("mixer_huge_14", "", HALF, ()),
+        ("resmlp_small_12", "resmlp_12_224", IMAGENET, ("fb_in1k", "fb_distilled_in1k", "fb_dino")),
+        ("resmlp_small_24", "resmlp_24_224", IMAGENET, ("fb_in1k", "fb_distilled_in1k", "fb_dino")),
+        ("resmlp_small_36", "resmlp_36_224", IMAGENET, ("fb_in1k", "fb_distilled_in1k")),
+        ("resmlp_base_24", "resmlp_big_24_224", IMAGENET, ("fb_in1k", "fb_distilled_in1k", "fb_in22k_ft_in1k")),
+        ("gmlp_tiny", "", HALF, ()),
+        ("gmlp_small", "gmlp_s16_224", HALF, ("ra3_in1k",)),
+        ("gmlp_base", "", HALF, ()),
+    ):
+        for name in data:
+            weights = f"timm://{timm}.{name}"
+            rows.append(Model(f"{model}.{name}", model, "Mixer", model, weights, "Apache-2.0", 224, {}, *stats))
+        if not data:  # never released, or not for torch
+            rows.append(Model(model, model, "Mixer", model))
+    return rows
+
+
+MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit(), *_mixers())}
 # Models without the weights' name: the first row of each.
 DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}
 # Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.

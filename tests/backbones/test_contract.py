@@ -12,7 +12,7 @@ from conftest import relative_error
 from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
-from vitdense.backbones import MViT, Swin, SwinV2, ViT
+from vitdense.backbones import Mixer, MViT, Swin, SwinMixer, SwinV2, ViT
 
 
 def with_random_norms(model):
@@ -34,6 +34,7 @@ class Row:
         options: Other arguments.
         eps: Epsilon of every LayerNorm.
         prepare: What a new one needs to be a fair example.
+        has_attention: Whether there is attention, which can train alone.
     """
 
     kind: type
@@ -41,6 +42,7 @@ class Row:
     options: dict = field(default_factory=dict)
     eps: float = 1e-5
     prepare: Callable = lambda model: model
+    has_attention: bool = True
 
     def __call__(self, **options):
         return self.prepare(self.kind(self.arch, **{"drop_path_rate": 0.0, **self.options, **options}))
@@ -49,6 +51,8 @@ class Row:
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
+MIXER = {"embed_dims": 32, "depth": 4}
+RESMLP = {**MIXER, "block": "resmlp", "layer_scale": 0.5}
 BACKBONES = {
     "swin": Row(Swin, NANO),
     "swin, window 4x6, absolute position": Row(
@@ -110,6 +114,20 @@ BACKBONES = {
         {"pretrain_img_size": 64, "stem": "hmlp_ln"},
         eps=1e-6,
     ),
+    # An odd window: the zeros of a shift are one more to the left and top than its half.
+    "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),
+    "swin_mixer, window 4x6, absolute position": Row(
+        SwinMixer,
+        NANO,
+        {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64},
+        has_attention=False,
+    ),
+    # Their grid is 4x6 tokens of 16 pixels, so that 72x104 pixels pad to four windows.
+    "mixer, windows": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
+    "mixer, resize": Row(
+        Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, has_attention=False
+    ),
+    "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
 }
 ATTENTION = re.compile(r"\.attn1?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
 STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")
@@ -173,7 +191,12 @@ def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_sta
 @every
 @pytest.mark.parametrize("frozen_stages", [-1, 1])
 def test_attention_only_fine_tuning(make, frozen_stages):
-    """Attention, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work on."""
+    """Attention, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work on.
+    Mixers refuse."""
+    if not make.has_attention:
+        with pytest.raises(ValueError, match=f"{make.kind.__name__}: got finetune='attention', but it has no attention"):
+            make(finetune="attention", frozen_stages=frozen_stages)
+        return
     model = make(finetune="attention", frozen_stages=frozen_stages, drop_path_rate=0.5, with_cp=True).train()
     whole = make(frozen_stages=frozen_stages)
     expected = {name for name, p in whole.named_parameters() if p.requires_grad and ATTENTION.search(name)}
@@ -338,7 +361,8 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     vits = [name for name in BACKBONES if name.startswith("vit")]
     BACKBONES[vits[2]]().train()(torch.randn(2, 3, 32, 32))  # SyncBN on a CPU in a process group, without DDP
-    for family in ("swin", "swin_v2", "mvit", *vits):
+    mixers = [name for name in BACKBONES if "mixer" in name]
+    for family in ("swin", "swin_v2", "mvit", *vits, *mixers):
         for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
             _ddp_steps(rank, family, options)
     torch.distributed.barrier()

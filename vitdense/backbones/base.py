@@ -100,7 +100,7 @@ class Backbone(Module):
     - `out_indices`: Stages to return, ascending.
     - `frozen_stages`: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
     - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4); None
-      trains everything.
+      trains everything. Mixers, which have no attention, do not have it.
     - `with_cp`: Recompute activations in the backward pass: less memory, more time, the same gradients.
     - `init_cfg`: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
       `init_weights`.
@@ -126,6 +126,11 @@ class Backbone(Module):
             raise ValueError(
                 f"{cls.__name__}: got pretrained={options['pretrained']!r}, which older versions of mm had; give the "
                 f"checkpoint as init_cfg, and init_weights() loads it"
+            )
+        if "finetune" in options and "finetune" not in signature(cls).parameters:
+            raise ValueError(
+                f"{cls.__name__}: got finetune={options['finetune']!r}, but it has no attention to train alone; leave "
+                f"finetune out, and freeze stages by frozen_stages"
             )
         return super().__new__(cls)
 

@@ -143,20 +143,26 @@ class SwinBlock(nn.Module):
     """
 
     norm = LayerNorm
+    mixer = "attn"  # name of the layer that mixes tokens
 
-    def __init__(self, spec: BlockSpec, attn: WindowAttention, mlp_ratio: float) -> None:
+    def __init__(self, spec: BlockSpec, attn: nn.Module, mlp_ratio: float) -> None:
         super().__init__()
         self.spec = spec
         self.norm1 = self.norm(spec.dim)
-        self.attn = attn
+        self.add_module(self.mixer, attn)
         self.norm2 = self.norm(spec.dim)
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(self, x: Tensor, *args: Windows | Tensor | None) -> Tensor:
         """``[B, H, W, C]`` to the same; `args` are those of the attention."""
-        x = x + self.drop_path(self.attn(self.norm1(x), *args))
+        x = x + self.drop_path(getattr(self, self.mixer)(self.norm1(x), *args))
         return x + self.drop_path(self.mlp(self.norm2(x)))
+
+    @staticmethod
+    def arguments(blocks: Sequence["SwinBlock"], x: Tensor) -> list[tuple]:
+        """The arguments, after the map, of the blocks of a stage for a map ``[B, H, W, C]``."""
+        return arguments([block.attn for block in blocks], x)
 
 
 class SwinStage(nn.Module):
@@ -176,13 +182,13 @@ class SwinStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
-        for block, args in zip(self.blocks, arguments([block.attn for block in self.blocks], x)):
+        for block, args in zip(self.blocks, self.blocks[0].arguments(self.blocks, x)):
             x = maybe_checkpoint(block, x, *args, with_cp=self.with_cp and self.training)
         return x
 
 
 class SwinTrunk(Backbone):
-    """What Swin and Swin V2 share: patch embedding, stages of blocks with patch merging between them, output norms.
+    """What Swin, Swin V2 and Swin-Mixer share: patch embedding, stages of blocks and patch merging, output norms.
 
     Args:
         arch: Row of the variants table.

@@ -70,6 +70,14 @@ SWIN_V2 = {
     "giant": SwinV2Arch(512, (2, 2, 42, 4), (16, 32, 64, 128), extra_norm_every=6),
 }
 
+# Swin Table 6 and the authors' configs/swinmlp. D are the channels per head; base, which the paper calls D24, has 32.
+SWIN_MIXER = {
+    "tiny_d24": SwinArch(96, (2, 2, 6, 2), (4, 8, 16, 32)),
+    "tiny_d12": SwinArch(96, (2, 2, 6, 2), (8, 16, 32, 64)),
+    "tiny_d6": SwinArch(96, (2, 2, 6, 2), (16, 32, 64, 128)),
+    "base": SwinArch(128, (2, 2, 18, 2), (4, 8, 16, 32)),
+}
+
 
 @dataclass(frozen=True)
 class MViTArch:
@@ -183,12 +191,71 @@ VIT = {
     "deit3_huge": _deit3(1280, 32, 16, patch_size=14),
 }
 
+
+@dataclass(frozen=True)
+class MixerArch:
+    """Sizes of an isotropic mixer, the same in every block.
+
+    Attributes:
+        embed_dims: Channels.
+        depth: Blocks.
+        patch_size: Patch side and stride in pixels.
+        block: ``'mixer'``, ``'resmlp'`` or ``'gmlp'``.
+        mlp_ratio: Hidden width of the channel MLPs over `embed_dims`. (That of Mixer's token MLPs is half of
+            `embed_dims`.)
+        layer_scale: Initial value of a learned factor per channel on every residual branch of ResMLP; None in others.
+    """
+
+    embed_dims: int
+    depth: int
+    patch_size: int = 16
+    block: str = "mixer"
+    mlp_ratio: float = 4.0
+    layer_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("embed_dims", "depth", "patch_size"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                raise ValueError(f"arch: {name} is {value!r}, expected a number above 0")
+        if self.block not in ("mixer", "resmlp", "gmlp"):
+            raise ValueError(f"arch: block is {self.block!r}, expected one of mixer, resmlp, gmlp")
+        if (self.block == "resmlp") != (self.layer_scale is not None):
+            raise ValueError(
+                f"arch: layer_scale is {self.layer_scale!r} for block={self.block!r}, expected a number for 'resmlp', "
+                f"and None for the others"
+            )
+
+
+_resmlp = partial(MixerArch, block="resmlp")
+_gmlp = partial(MixerArch, depth=30, block="gmlp", mlp_ratio=6.0)
+MIXER = {
+    # MLP-Mixer Table 1.
+    "mixer_small_32": MixerArch(512, 8, patch_size=32),
+    "mixer_small_16": MixerArch(512, 8),
+    "mixer_base_32": MixerArch(768, 12, patch_size=32),
+    "mixer_base_16": MixerArch(768, 12),
+    "mixer_large_32": MixerArch(1024, 24, patch_size=32),
+    "mixer_large_16": MixerArch(1024, 24),
+    "mixer_huge_14": MixerArch(1280, 32, patch_size=14),
+    # ResMLP Table 1 and the authors' code.
+    "resmlp_small_12": _resmlp(384, 12, layer_scale=0.1),
+    "resmlp_small_24": _resmlp(384, 24, layer_scale=1e-5),
+    "resmlp_small_36": _resmlp(384, 36, layer_scale=1e-6),
+    "resmlp_base_24": _resmlp(768, 24, patch_size=8, layer_scale=1e-6),
+    # gMLP Table 1.
+    "gmlp_tiny": _gmlp(128),
+    "gmlp_small": _gmlp(256),
+    "gmlp_base": _gmlp(512),
+}
+
 # Every family: its class, and the name of its modules in `vitdense.backbones` and `vitdense.weights.families`.
 FAMILIES = {
     "Swin": "swin",
     "SwinV2": "swin_v2",
     "MViT": "mvit",
     "ViT": "vit",
+    "SwinMixer": "swin_mixer",
+    "Mixer": "mixer",
 }
 
 Arch = TypeVar("Arch")

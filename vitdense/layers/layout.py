@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 
+from vitdense.layers.resize import bicubic_weights
+
 MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
 ALIGNMENT = 8  # elements: fused kernels copy a bias whose rows do not start at a multiple of it
 # Layouts kept per kind, most recently used. A forward pass uses at most ten; a large map takes up to 1 MiB an image.
@@ -249,6 +251,58 @@ def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (
     """
     batch, h, w, _ = x.shape
     return _windows(x, batch if any(shift) else 1, h, w, window, shift, _pads((h, w), window))
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """A map of one size as a single window of another, fixed size, and back.
+
+    A linear map W over the tokens of the window becomes ``(S / S') R W R^T`` for S' tokens of the map, S of the window
+    and the bicubic resize R: its outputs and its inputs are resized as grids are, and a mean stays a mean.
+
+    Attributes:
+        rows, columns: R, ``[h, wh]`` and ``[w, ww]``.
+        rows_back, columns_back: Its transpose, times the old over the new length, ``[wh, h]`` and ``[ww, w]``.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    rows_back: Tensor
+    columns_back: Tensor
+
+    def partition(self, x: Tensor) -> Tensor:
+        """Map ``[B, h, w, C]`` to windows ``[B, N, C]``."""
+        return _times(x, self.rows_back, self.columns_back).flatten(1, 2)  # [B, wh*ww, C]
+
+    def unpartition(self, windows: Tensor) -> Tensor:
+        """Windows ``[B, N, C]`` to the map ``[B, h, w, C]``."""
+        grid = self.rows.shape[1], self.columns.shape[1]
+        return _times(copied(windows).unflatten(1, grid), self.rows, self.columns)  # [B, h, w, C]
+
+
+def _times(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """``[B, h, w, C]`` times a matrix for each axis, ``[H, h]`` and ``[W, w]``: ``[B, H, W, C]``."""
+    b, h, w, c = x.shape
+    new_h, new_w = rows.shape[0], columns.shape[0]
+    # matmul would ask for the batch: a program of it would not take a batch of one.
+    x = torch.bmm(rows.expand(b, -1, -1), x.view(b, h, w * c))  # [B, H, w*C]
+    x = torch.bmm(columns.expand(b * new_h, -1, -1), x.view(b * new_h, w, c))  # [B*H, W, C]
+    return x.view(b, new_h, new_w, c)  # [B, H, W, C]
+
+
+def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | TracedWindows | Resampling:
+    """A map ``[B, h, w, C]`` as one window (h, w) of tokens, resized where the sizes differ."""
+    size = x.shape[1], x.shape[2]
+    if not torch.compiler.is_compiling() and size == window:
+        return window_layout(x, window)
+    return _resampling(x, *size, window)
+
+
+@_made_once
+def _resampling(h: int, w: int, window: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Resampling:
+    rows, columns = bicubic_weights(window[0], h, device), bicubic_weights(window[1], w, device)
+    back = rows.T * (window[0] / h), columns.T * (window[1] / w)
+    return Resampling(*(matrix.to(dtype) for matrix in (rows, columns, *back)))
 
 
 def pooled_window_layouts(maps: Sequence[Tensor], windows: Sequence[tuple[int, int]]) -> list[Windows | TracedWindows]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitdense.layers.bias import window_of_offsets
-from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
+from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position, resize_window_linear
 from vitdense.weights.detect import Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import CLASSIFIER, FAMILIES, REBUILT, TOKENS
@@ -70,6 +70,8 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
 
     `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
     """
+    if ".spatial_mlp." in key and (value.ndim, value.shape[0]) == (target.ndim, target.shape[0]):
+        return resize_window_linear(value, tuple(target.shape[1:3]), rule)
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
         return value
     if key.endswith(".relative_position_bias_table"):

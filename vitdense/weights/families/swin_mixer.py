@@ -1,0 +1,39 @@
+"""Naming schemes of Swin-Mixer."""
+
+import math
+
+from torch import Tensor
+
+from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.families.common import Family, own
+from vitdense.weights.families.swin import official
+from vitdense.weights.rename import Rule, Transform
+
+
+def from_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The authors' grouped convolution over the tokens of a square window, ``[heads M^2, M^2, 1]`` and ``[heads M^2]``,
+    as ours, ``[heads, M, M, M, M]`` (outputs, then inputs) and ``[heads, M, M]``."""
+    side = math.isqrt(weight.shape[1])
+    if side * side != weight.shape[1]:
+        raise CheckpointMismatchError(
+            f"the spatial_mlp.weight has shape {tuple(weight.shape)}, expected a square number of columns; vitdense "
+            f"names keep other windows"
+        )
+    return weight.reshape(-1, *[side] * 4), bias.reshape(-1, side, side)
+
+
+def to_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of `from_grouped`."""
+    if weight.shape[1] != weight.shape[2]:
+        raise CheckpointMismatchError(
+            f"the window of a spatial_mlp.weight of shape {tuple(weight.shape)} is not square and cannot be written "
+            f"flat; convert to vitdense"
+        )
+    return weight.flatten(3).flatten(0, 2)[..., None], bias.flatten()
+
+
+_THEIRS, _OURS = "layers.{i}.blocks.{j}.spatial_mlp.", "stages.{i}.blocks.{j}.spatial_mlp."
+_SPATIAL = Rule(
+    (f"{_THEIRS}weight", f"{_THEIRS}bias"), (f"{_OURS}weight", f"{_OURS}bias"), Transform(from_grouped, to_grouped)
+)
+SWIN_MIXER = Family((own("spatial_mlp.*"), *official((_SPATIAL,))))
