@@ -110,6 +110,7 @@ BACKBONES = {
         {"pretrain_img_size": 64, "stem": "hmlp_ln"},
         eps=1e-6,
     ),
+    "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
 }
 ATTENTION = re.compile(r"\.attn1?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
 STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")

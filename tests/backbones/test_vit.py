@@ -185,33 +185,94 @@ def test_the_final_norm_is_frozen_with_the_last_block_and_when_attention_alone_t
     assert norm(finetune="attention") == ({False}, True)
 
 
-# The hMLP stem
+# Stems
+
+# Of "Three things" Table 7: what divides the channels, kernel and stride of every convolution; norm; GELU at the end.
+STEM_TABLE = {
+    "linear_bn": ([(1, 16, 16)], "BN", False),
+    "linear_gelu": ([(1, 16, 16)], None, True),
+    "linear_bn_gelu": ([(1, 16, 16)], "BN", True),
+    "conv": ([(8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2)], "BN", False),
+    "conv_ln": ([(8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2)], "LN", False),
+    "hmlp": ([(4, 4, 4), (4, 2, 2), (1, 2, 2)], "BN", False),
+    "hmlp_ln": ([(4, 4, 4), (4, 2, 2), (1, 2, 2)], "LN", False),
+}
 
 
-@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
-def test_the_hmlp_stem_is_the_definition(stem):
-    """Every patch on its own, as matrices: 4x4 pixels, 2x2 of these, 2x2 of those; a norm after each, GELU between."""
+@pytest.mark.parametrize("stem", STEM_TABLE)
+def test_a_stem_is_the_definition(stem):
+    """Convolutions as sums over pixels, zeros outside the map; after each its norm, between them GELU."""
     torch.manual_seed(0)
+    table, norm, last_gelu = STEM_TABLE[stem]
     layers = randomise(ViT(NANO, stem=stem).patch_embed).double().proj
-    kind = SyncBatchNorm if stem == "hmlp" else LayerNorm2d
-    assert [type(layer) for layer in layers] == [nn.Conv2d, kind, nn.GELU] * 2 + [nn.Conv2d, kind]
+    kinds = [nn.Conv2d, *({"BN": [SyncBatchNorm], "LN": [LayerNorm2d]}.get(norm, [])), nn.GELU]
+    assert [type(layer) for layer in layers] == (kinds * len(table))[: None if last_gelu else -1]
     x = torch.randn(2, 3, 32, 48, dtype=torch.float64)
-    y = x
-    for i, side in ((0, 4), (3, 2), (6, 2)):
-        conv, norm = layers[i], layers[i + 1]
-        b, c, h, w = y.shape
-        y = y.view(b, c, h // side, side, w // side, side)  # [B, c, h, side, w, side]
-        y = torch.einsum("bchkwl,dckl->bdhw", y, conv.weight) + conv.bias[:, None, None]
-        axes, eps = ((0, 2, 3), 1e-5) if stem == "hmlp" else ((1,), 1e-6)
-        y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, unbiased=False, keepdim=True) + eps).sqrt()
-        y = y * norm.weight[:, None, None] + norm.bias[:, None, None]
-        y = F.gelu(y) if i < 6 else y
+    y, rest = x, iter(layers)
+    for part, kernel, stride in table:
+        conv = next(rest)
+        b, _, h, w = y.shape
+        before = (kernel - stride + 1) // 2
+        padded = y.new_zeros(b, y.shape[1], h + kernel, w + kernel)
+        padded[:, :, before : before + h, before : before + w] = y
+        y = y.new_zeros(b, NANO["embed_dims"] // part, h // stride, w // stride)
+        for i in range(kernel):
+            for j in range(kernel):
+                pixels = padded[:, :, i : i + h : stride, j : j + w : stride]
+                y += torch.einsum("bchw,dc->bdhw", pixels, conv.weight[:, :, i, j])
+        assert (conv.bias is None) == stem.startswith("conv")
+        y = y if conv.bias is None else y + conv.bias[:, None, None]
+        if norm:
+            layer = next(rest)
+            axes, eps = ((0, 2, 3), 1e-5) if norm == "BN" else ((1,), 1e-6)
+            y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, unbiased=False, keepdim=True) + eps).sqrt()
+            y = y * layer.weight[:, None, None] + layer.bias[:, None, None]
+        if next(rest, None) is not None:
+            y = F.gelu(y)
     with torch.no_grad():
         torch.testing.assert_close(layers.train()(x), y)
 
 
-@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
-def test_hmlp_stem_does_not_mix_patches(stem):
+# Classifiers of "Three things" Table 7: GFLOPs there, millions of parameters as counted here.
+@pytest.mark.parametrize(
+    ("stem", "billions", "millions"),
+    [
+        ("patch", 17.58, 86.568),
+        ("linear_bn", 17.58, 86.569),
+        ("linear_gelu", 17.58, 86.568),
+        ("linear_bn_gelu", 17.58, 86.569),
+        ("conv", 19.07, 89.466),
+        ("conv_ln", 19.07, 89.466),
+        ("hmlp", 17.73, 86.727),
+        ("hmlp_ln", 17.73, 86.727),
+    ],
+)
+def test_published_costs_of_stems(stem, billions, millions):
+    with torch.device("meta"), torch.no_grad():
+        model = ViT("vit_base", stem=stem, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    head = (768 + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.001)
+    # Theirs are higher by 0.02 to 0.03, as norms and activations would be.
+    assert 0.01 < billions - (cost + head) / 1e9 < 0.035
+
+
+@pytest.mark.parametrize("stem", ["conv", "conv_ln"])
+def test_conv_stem_mixes_patches(stem):
+    """Why it defeats masking: a pixel is seen in the tokens around its patch as well."""
+    torch.manual_seed(0)
+    stem = ViT(NANO, stem=stem).patch_embed.eval()
+    image = torch.randn(1, 3, 80, 80)
+    other = image.clone()
+    other[:, :, 32:48, 32:48] += 1  # the patch in the middle
+    with torch.no_grad():
+        changed = (stem(image) != stem(other)).any(-1)[0]
+    # A token sees 15 pixels before its patch, none after it.
+    assert changed.nonzero().tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]]
+
+
+@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln", "linear_bn_gelu"])
+def test_hmlp_and_linear_stems_do_not_mix_patches(stem):
     """Its defining property: masking patches of the image is masking tokens after the stem."""
     torch.manual_seed(0)
     stem = randomise(ViT(NANO, stem=stem).patch_embed)
@@ -401,7 +462,9 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stem": "mlp"}, "stem: got 'mlp', expected one of 'patch', 'hmlp', 'hmlp_ln'"),
+        ({"stem": "mlp"}, "stem: got 'mlp', expected one of 'patch', .*, 'hmlp', 'hmlp_ln'"),
+        ({"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels, expected patches of 16 pixels"),
+        ({"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "got patches of 16 and 36 channels, .* multiple of 8"),
         ({"stem": "hmlp", "patch_size": 8}, "got patches of 8 and 32 channels, expected patches of 16 pixels"),
         ({"parallel": 3}, "parallel: got 3, expected one of 1, 2"),
         ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
@@ -421,7 +484,7 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
 )
 def test_invalid_options_name_the_option(options, message):
     with pytest.raises(ValueError, match=message):
-        ViT(NANO, **options)
+        ViT(**{"arch": NANO, **options})
 
 
 @pytest.mark.parametrize(

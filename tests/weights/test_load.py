@@ -205,6 +205,7 @@ DEIT3 = ({"token_position": False, "layer_scale": 1e-4}, {})
 PARALLEL = ({}, {"parallel": 2})
 HMLP = ({}, {"stem": "hmlp"})
 HMLP_LN = ({}, {"stem": "hmlp_ln"})
+CONV = ({}, {"stem": "conv"})
 WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
     "distilled into plain": (DISTILLED, PLAIN, r"unexpected keys \(2\): tokens\.dist_\w+, tokens\.dist_\w+"),
     "plain into distilled": (PLAIN, DISTILLED, r"missing keys \(2\): tokens\.dist_token"),
@@ -223,6 +224,7 @@ WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
     "hMLP into patch": (HMLP, PLAIN, r"missing keys \(2\): patch_embed\.proj\.weight.*proj\.1\.running_mean"),
     "patch into hMLP": (PLAIN, HMLP, r"missing keys .*patch_embed\.proj\.0\.weight.*unexpected keys \(2\)"),
     "hMLP into hMLP with LN": (HMLP, HMLP_LN, r"unexpected keys \(9\): patch_embed\.proj\.1\.running_mean"),
+    "hMLP into conv stem": (HMLP, CONV, r"missing keys \(6\): patch_embed\.proj\.9\.weight.*size mismatch"),
     "relative positions into none": (
         ({}, {"relative_position": True, "img_size": 64}),
         ({}, {"window_size": 2}),

@@ -18,12 +18,11 @@ from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import HierarchicalStem, Mlp, PatchEmbed, init_transformer
+from vitdense.layers.blocks import STEMS, Mlp, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition, ExtraTokens
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
-STEMS = {"patch": None, "hmlp": "BN", "hmlp_ln": "LN"}
 OUT_NORMS = ("each", "final", "none")
 
 
@@ -183,7 +182,9 @@ class ViT(Backbone):
             ``'vit_small'``, ``'vit_base'``, ``'vit_large'``, ``'vit_huge'``; ``'deit3_small'``, ``'deit3_medium'``,
             ``'deit3_base'``, ``'deit3_large'``, ``'deit3_huge'``; or a dict of the fields of `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16, or 14 for huge).
-        stem: ``'patch'``, one convolution; ``'hmlp'`` or ``'hmlp_ln'``, the hMLP stem with BN or LN, for patches of 16.
+        stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
+            ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
+            ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or both.
         parallel: 1, or 2 for two attention, then two MLP branches in parallel in every block.
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
@@ -258,11 +259,7 @@ class ViT(Backbone):
                 raise ValueError(f"{name}: got {h}x{w}, expected at least one patch of {patch} pixels")
             return h // patch, w // patch
 
-        self.patch_embed = (
-            PatchEmbed(in_channels, dim, patch, norm=False)
-            if stem == "patch"
-            else HierarchicalStem(in_channels, dim, STEMS[stem])
-        )
+        self.patch_embed = STEMS[stem](in_channels, dim, patch)
         self.absolute_pos_embed = AbsolutePosition(grid(pretrain_img_size, "pretrain_img_size"), dim)
         self.tokens = ExtraTokens(dim, row.distilled, row.token_position) if has_tokens else None
         specs = plan(
@@ -295,11 +292,6 @@ class ViT(Backbone):
         ):
             if got not in known:
                 raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
-        if stem != "patch" and (row.patch_size != HierarchicalStem.patch_size or row.embed_dims % 4):
-            raise ValueError(
-                f"stem={stem!r}: got patches of {row.patch_size} and {row.embed_dims} channels, expected patches "
-                f"of {HierarchicalStem.patch_size} pixels and a multiple of 4 channels"
-            )
         if wrong := [i for i in global_indices if not 0 <= i < row.depth]:
             raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {row.depth - 1}")
 
