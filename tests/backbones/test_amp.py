@@ -20,6 +20,7 @@ CASTS = {
     "mvit": 1,
     "mvit, global, two heads": 1,
     "mvit v1": 2,
+    "mvit v1, convolutions": 2,
     "vit": 2,
     "vit, windows, relative positions": 2,
     "vit, distilled, parallel, hMLP, LayerScale": 16,

@@ -84,6 +84,19 @@ BACKBONES = {
         {"pretrain_img_size": 64},
         eps=1e-6,
     ),
+    "mvit v1, convolutions": Row(
+        MViT,
+        {
+            **MVIT,
+            "growth": "mlp",
+            "pool_all_queries": False,
+            "relative_position": False,
+            "absolute_position": True,
+            "residual_pooling": False,
+        },
+        {"pretrain_img_size": 64},
+        eps=1e-6,
+    ),
     "vit": Row(ViT, VIT, {"pretrain_img_size": 64}, eps=1e-6),
     # Its first three blocks attend in windows of 2x3 tokens.
     "vit, windows, relative positions": Row(

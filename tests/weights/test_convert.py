@@ -16,7 +16,13 @@ from vitdense.weights.read import read
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2), "num_heads": (1, 2, 4)}
 MVIT_ARCH = {"embed_dims": 8, "depths": (1, 3, 2), "num_heads": 1}
 VIT_ARCH = {"embed_dims": 192, "depth": 3, "num_heads": 3}
-V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
+V1 = {
+    "pool_all_queries": False,
+    "relative_position": False,
+    "absolute_position": True,
+    "residual_pooling": False,
+}
+V1_MAX = {**V1, "pool": "max"}
 MAKE = {
     "swin": lambda **options: Swin(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
     "swin_v2": lambda **options: SwinV2(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
@@ -79,7 +85,11 @@ def mvit_state(parts, **arch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arch", [{}, {"growth": "mlp"}, {"growth": "mlp", **V1}], ids=["attention", "mlp", "v1"])
+@pytest.mark.parametrize(
+    "arch",
+    [{}, {"growth": "mlp"}, {"growth": "mlp", **V1_MAX}, {"growth": "mlp", **V1}],
+    ids=["attention", "mlp", "v1, max", "v1"],
+)
 @pytest.mark.parametrize(("first", "second"), [(a, b) for a in NAMES["mvit"] for b in NAMES["mvit"]])
 def test_mvit_round_trip_is_bit_equal(first, second, arch):
     parts = max((a & b for a in KEEPS[first] for b in KEEPS[second]), key=len)

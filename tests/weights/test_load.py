@@ -177,6 +177,69 @@ def test_class_token_and_its_position_are_reported_as_ignored():
     assert torch.equal(target.absolute_pos_embed.table, resize_grid(source.absolute_pos_embed.table, (24, 24)))
 
 
+def released_mvit_v1(dim=8, first=(1, 3, 6), depth=8, image=64):
+    """Names and shapes of SlowFast's image model MVIT_B_16_CONV, written down from its code and config, smaller.
+
+    Its pooling is over one frame. Width doubles in the MLP of the block before the map shrinks.
+    """
+    state = {"cls_token": (1, 1, dim), "pos_embed": (1, 1 + (image // 4) ** 2, dim)}
+    state |= {"patch_embed.proj.weight": (dim, 3, 7, 7), "patch_embed.proj.bias": (dim,)}
+    head, width = dim, dim
+    for i in range(depth):
+        out = 2 * width if i + 1 in first else width
+        linear = {"attn.qkv": (3 * width, width), "attn.proj": (width, width)}
+        linear |= {"mlp.fc1": (4 * width, width), "mlp.fc2": (out, 4 * width)}
+        linear |= {"proj": (out, width)} if out != width else {}
+        block = {f"{name}.weight": shape for name, shape in linear.items()}
+        block |= {f"{name}.bias": shape[:1] for name, shape in linear.items()}
+        block |= {f"{norm}.{part}": (width,) for norm in ("norm1", "norm2") for part in ("weight", "bias")}
+        for name in "qkv" if i in first else "kv":
+            block |= {f"attn.pool_{name}.weight": (head, 1, 1, 3, 3)}
+            block |= {f"attn.norm_{name}.{part}": (head,) for part in ("weight", "bias")}
+        state |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
+        width = out
+    state |= {"norm.weight": (width,), "norm.bias": (width,)}
+    state |= {"head.projection.weight": (10, width), "head.projection.bias": (10,)}
+    return {key: torch.randn(shape) for key, shape in state.items()}
+
+
+V1_NANO = {"embed_dims": 8, "depths": (1, 2, 3, 2), "num_heads": 1, "growth": "mlp", "pool_all_queries": False}
+V1_NANO |= {"relative_position": False, "absolute_position": True, "residual_pooling": False}
+
+
+def test_released_mvit_v1_loads_exactly():
+    state = released_mvit_v1()
+    model = MViT(V1_NANO, pretrain_img_size=64)
+    report = load_pretrained(model, {"model_state": state})
+    assert (report.scheme, report.kept_at_init) == (
+        "official",
+        [f"norm{i}.{x}" for i in range(4) for x in ("weight", "bias")],
+    )
+    assert set(report.ignored) == {
+        *("tokens.cls_token", "tokens.cls_position", "norm.weight", "norm.bias", "head.weight", "head.bias")
+    }
+    assert not report.resized
+    assert torch.equal(model.stages[1].blocks[0].attn.pool_q.weight, state["blocks.1.attn.pool_q.weight"][:, :, 0])
+    assert torch.equal(model.stages[3].blocks[1].attn.pool_v.weight, state["blocks.7.attn.pool_v.weight"][:, :, 0])
+    assert torch.equal(model.stages[0].blocks[0].proj.weight, state["blocks.0.proj.weight"])
+    assert torch.equal(model.absolute_pos_embed.table.flatten(1, 2), state["pos_embed"][:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        ({"pool": "max"}, r"unexpected keys \(57\): stages\.0\.blocks\.0\.attn\.pool_k\.weight"),
+        ({"pool_all_queries": True}, r"missing keys \(15\): stages\.0\.blocks\.0\.attn\.pool_q\.weight"),
+        ({"relative_position": True}, r"missing keys \(16\): stages\.0\.blocks\.0\.attn\.bias\.rel_pos_h"),
+        ({"absolute_position": False}, r"unexpected keys \(1\): absolute_pos_embed\.table"),
+        ({"growth": "attention"}, r"size mismatch"),
+    ],
+)
+def test_released_mvit_v1_is_refused_by_other_models(arch, message):
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(MViT({**V1_NANO, **arch}, pretrain_img_size=64), released_mvit_v1())
+
+
 def test_mvit_with_another_growth_is_refused():
     state = convert(make_mvit(growth="mlp").state_dict(), "detectron2").state
     with pytest.raises(CheckpointMismatchError, match=r"check the arch and the options.*size mismatch"):
