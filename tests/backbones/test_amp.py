@@ -25,6 +25,7 @@ CASTS = {
     "vit, windows, relative positions": 2,
     "vit, distilled, parallel, hMLP, LayerScale": 16,
     "vit, hMLP with LN, constant drop path": 14,
+    "vit, 4 parallel branches": 30,
     "vit, conv stem": 2,
 }
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many

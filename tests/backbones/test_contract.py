@@ -123,9 +123,12 @@ BACKBONES = {
         {"pretrain_img_size": 64, "stem": "hmlp_ln"},
         eps=1e-6,
     ),
+    "vit, 4 parallel branches": Row(
+        ViT, {**VIT, "layer_scale": 0.5}, {"pretrain_img_size": 64, "parallel": 4}, eps=1e-6
+    ),
     "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
 }
-ATTENTION = re.compile(r"\.attn1?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
+ATTENTION = re.compile(r"\.attn[1-3]?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
 STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
 

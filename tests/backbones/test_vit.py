@@ -87,14 +87,15 @@ def block_by_hand(block, x, size, window):
     ):
         first = function(of(layer), by_hand(of(norm), x))
         total = x + (first if of(gamma) is None else of(gamma) * first)
-        if of(f"{layer}1") is not None:
-            second = function(of(f"{layer}1"), by_hand(of(f"{norm}1"), x))
-            total = total + (second if of(f"{gamma}_1") is None else of(f"{gamma}_1") * second)
+        for n in (1, 2, 3):
+            if of(f"{layer}{n}") is not None:
+                branch = function(of(f"{layer}{n}"), by_hand(of(f"{norm}{n}"), x))
+                total = total + (branch if of(f"{gamma}_{n}") is None else of(f"{gamma}_{n}") * branch)
         x = total
     return x
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [1, 2, 3, 4])
 @pytest.mark.parametrize("layer_scale", [None, 0.5])
 @pytest.mark.parametrize(
     ("size", "window", "table"),
@@ -231,6 +232,27 @@ def test_a_stem_is_the_definition(stem):
             y = F.gelu(y)
     with torch.no_grad():
         torch.testing.assert_close(layers.train()(x), y)
+
+
+# Classifiers of "Three things" Table 3. Those of 3 and 4 branches (Figure 1) have as many pairs of attention and MLP.
+SMALL, BASE = ({"embed_dims": dim, "num_heads": dim // 64} for dim in (384, 768))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sizes", "depth", "parallel", "millions", "billions"),
+    [
+        *((SMALL, depth, parallel, 85.9, 18.3) for depth, parallel in ((24, 2), (16, 3))),
+        *((BASE, depth, parallel, 256.7, 52.5) for depth, parallel in ((18, 2), (9, 4))),
+    ],
+)
+def test_published_totals_of_parallel_models(sizes, depth, parallel, millions, billions):
+    with torch.device("meta"), torch.no_grad():
+        model = ViT({**sizes, "depth": depth}, parallel=parallel, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    head = (sizes["embed_dims"] + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert (cost + head) / 1e9 == pytest.approx(billions, rel=5e-3)
 
 
 # Classifiers of "Three things" Table 7: GFLOPs there, millions of parameters as counted here.
@@ -414,7 +436,7 @@ def test_totals_of_vitdet():
 # Fine-tuning
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [1, 2, 3])
 def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep(parallel):
     """Of an MLP only what its own gradient needs: the hidden map before GELU, and no inputs."""
     x = torch.randn(2, 3, 64, 64)
@@ -430,7 +452,7 @@ def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep(parallel
 
 
 def test_trainable_parameters_of_attention_only_fine_tuning():
-    """The list of the README, by name; of a parallel model both branches, of which the authors' code misses one."""
+    """The list of the README, by name; of a parallel model all branches, of which the authors' code has the first."""
 
     def trained(model):
         return {
@@ -441,7 +463,7 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
 
     linear = {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
     vit = {"absolute_pos_embed.table", "tokens.cls_position", "norm0.weight", "norm0.bias"}
-    vit |= {f"{attn}.{name}" for attn in ("attn", "attn1") for name in linear}
+    vit |= {f"{attn}.{name}" for attn in ("attn", "attn1", "attn2", "attn3") for name in linear}
     norms = {f"norm{i}.{name}" for i in range(4) for name in ("weight", "bias")}
     swin = {f"attn.{name}" for name in linear} | norms
     v2 = swin - {"attn.qkv.bias"} | {"attn.q_bias", "attn.v_bias", "attn.logit_scale"}
@@ -450,7 +472,7 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
     mvit |= {f"attn.pool_{x}.weight" for x in "qkv"} | {f"attn.norm_{x}.{n}" for x in "qkv" for n in ("weight", "bias")}
     only = {"finetune": "attention"}
     sizes = {"embed_dims": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
-    assert trained(ViT({**NANO, "depth": 1}, parallel=2, **only)) == vit
+    assert trained(ViT({**NANO, "depth": 1}, parallel=4, **only)) == vit
     assert trained(Swin(sizes, **only)) == swin | {"attn.bias.relative_position_bias_table"}
     assert trained(SwinV2(sizes, **only)) == v2
     assert trained(MViT({**sizes, "num_heads": 1}, **only)) == mvit
@@ -466,7 +488,7 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
         ({"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels, expected patches of 16 pixels"),
         ({"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "got patches of 16 and 36 channels, .* multiple of 8"),
         ({"stem": "hmlp", "patch_size": 8}, "got patches of 8 and 32 channels, expected patches of 16 pixels"),
-        ({"parallel": 3}, "parallel: got 3, expected one of 1, 2"),
+        ({"parallel": 5}, "parallel: got 5, expected one of 1, 2, 3, 4"),
         ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
         ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
         ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),

@@ -180,6 +180,7 @@ VIT_PARTS = {
     "no positions of tokens": ({"arch": {"token_position": False}}, {}),
     "layer scale": ({"arch": {"layer_scale": 1.0}}, {}),
     "parallel": ({"parallel": 2}, {}),
+    "4 branches": ({"parallel": 4}, {}),
     "hmlp": ({"stem": "hmlp"}, {}),
     "conv stem": ({"stem": "conv"}, {}),
     "relative": ({"window_size": 2, "relative_position": True, "img_size": 64}, {"tokens.cls_position": (1, 1, 192)}),
@@ -201,7 +202,7 @@ VIT_KEEPS = {  # what every form of every scheme keeps of it
     "official": [set(VIT_PARTS) - {"relative", "output norms", "pre-logits"}],
     "timm": [
         {"class token", "distillation", "no positions of tokens", "layer scale", *more, "norm", "head", "pooled"}
-        for more in ((), ("parallel",))
+        for more in ((), ("parallel", "4 branches"))
     ],
     "mmseg": [{"class token", "no positions of tokens", "norm"}],
     "mmpretrain": [
@@ -217,6 +218,7 @@ VIT_KINDS = {  # of checkpoints, by what they have
     "a distilled DeiT": {"class token", "distillation", "norm", "head"},
     "a DeiT III": {"class token", "no positions of tokens", "layer scale", "norm", "head"},
     "a parallel DeiT": {"class token", "no positions of tokens", "parallel", "layer scale", "norm", "head"},
+    "a ViT of 4 branches": {"class token", "4 branches", "layer scale", "norm", "head"},
     "a parallel DeiT without LayerScale": {"class token", "no positions of tokens", "parallel", "norm", "head"},
     "an hMLP stem": {"class token", "no positions of tokens", "hmlp", "layer scale", "norm", "head"},
     "a conv stem": {"class token", "conv stem", "norm", "head"},

@@ -266,6 +266,7 @@ PLAIN = ({}, {})
 DISTILLED = ({"distilled": True}, {})
 DEIT3 = ({"token_position": False, "layer_scale": 1e-4}, {})
 PARALLEL = ({}, {"parallel": 2})
+BRANCHES = ({}, {"parallel": 3})
 HMLP = ({}, {"stem": "hmlp"})
 HMLP_LN = ({}, {"stem": "hmlp_ln"})
 CONV = ({}, {"stem": "conv"})
@@ -284,6 +285,7 @@ WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
     ),
     "parallel into plain": (PARALLEL, PLAIN, r"unexpected keys \(12\): blocks\.0\.norm11"),
     "plain into parallel": (PLAIN, PARALLEL, r"missing keys \(12\): blocks\.0\.norm11"),
+    "3 branches into 2": (BRANCHES, PARALLEL, r"unexpected keys \(12\): blocks\.0\.norm12"),
     "hMLP into patch": (HMLP, PLAIN, r"missing keys \(2\): patch_embed\.proj\.weight.*proj\.1\.running_mean"),
     "patch into hMLP": (PLAIN, HMLP, r"missing keys .*patch_embed\.proj\.0\.weight.*unexpected keys \(2\)"),
     "hMLP into hMLP with LN": (HMLP, HMLP_LN, r"unexpected keys \(9\): patch_embed\.proj\.1\.running_mean"),
@@ -331,10 +333,10 @@ def test_tokens_are_ignored_and_missing_relative_positions_kept_at_init():
 
 
 def test_positions_and_relative_positions_of_a_vit_are_resized():
-    options = {"relative_position": True, "parallel": 2}
+    options = {"relative_position": True, "parallel": 4}
     source, target = make_vit(img_size=64, **options), make_vit(image=(96, 80), img_size=96, **options)
     report = load_pretrained(target, source.state_dict())
-    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", "1") for axis in "hw"}
+    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", *"123") for axis in "hw"}
     assert report.resized == {"absolute_pos_embed.table": ((1, 4, 4, 192), (1, 6, 5, 192)), **tables}
 
 

@@ -26,7 +26,7 @@ PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "k
 # What trains by `finetune`, as regular expressions of parameter names; everything else is frozen. "Three things"
 # section 4 adapts the attention and the position embeddings. Output norms are in no classifier's checkpoint: they
 # train.
-FINETUNE = {"attention": r".+\.attn1?\..+|absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"}
+FINETUNE = {"attention": r".+\.attn\d*\..+|absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"}
 
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
