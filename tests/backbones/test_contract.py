@@ -128,7 +128,11 @@ BACKBONES = {
     ),
     "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
 }
-ATTENTION = re.compile(r"\.attn[1-3]?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
+POSITIONS_AND_NORMS = r"|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\."
+FINETUNED = {  # by what trains of every block
+    "attention": re.compile(r"\.attn[1-3]?\." + POSITIONS_AND_NORMS),
+    "mlp": re.compile(r"\.mlp[1-3]?\." + POSITIONS_AND_NORMS),
+}
 STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
 
@@ -188,14 +192,14 @@ def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_sta
 
 
 @every
-@pytest.mark.parametrize("frozen_stages", [-1, 1])
-def test_attention_only_fine_tuning(make, frozen_stages):
-    """Attention, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work on."""
-    model = make(finetune="attention", frozen_stages=frozen_stages, drop_path_rate=0.5, with_cp=True).train()
+@pytest.mark.parametrize(("finetune", "frozen_stages"), [("attention", -1), ("attention", 1), ("mlp", 1)])
+def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
+    """One of them, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work."""
+    model = make(finetune=finetune, frozen_stages=frozen_stages, drop_path_rate=0.5, with_cp=True).train()
     whole = make(frozen_stages=frozen_stages)
-    expected = {name for name, p in whole.named_parameters() if p.requires_grad and ATTENTION.search(name)}
+    expected = {name for name, p in whole.named_parameters() if p.requires_grad and FINETUNED[finetune].search(name)}
     assert {name for name, p in model.named_parameters() if p.requires_grad} == expected
-    assert any(".attn." in name for name in expected)
+    assert any({"attention": ".attn.", "mlp": ".mlp."}[finetune] in name for name in expected)
     x = torch.randn(4, 3, 72, 104)
     sum(out.square().mean() for out in model(x)).backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == expected

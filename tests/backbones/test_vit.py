@@ -478,6 +478,23 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
     assert trained(MViT({**sizes, "num_heads": 1}, **only)) == mvit
 
 
+def test_trainable_parameters_of_mlp_only_fine_tuning():
+    """The control of "Three things" Tables 5 and 6: all MLPs, and what else trains with the attention; by name."""
+
+    def trained(model):
+        return {name for name, p in model.named_parameters() if p.requires_grad}
+
+    one = {**NANO, "depth": 1}
+    layers = [f"blocks.0.{mlp}.{fc}" for mlp in ("mlp", "mlp1", "mlp2") for fc in ("fc1", "fc2")]
+    mlps = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    names = trained(ViT(one, parallel=3, finetune="mlp"))
+    assert names == mlps | {"absolute_pos_embed.table", "tokens.cls_position", "norm0.weight", "norm0.bias"}
+    assert names & trained(ViT(one, parallel=3, finetune="attention")) == names - mlps
+    # MViT's projection of a skip is in neither branch.
+    mvit = MViT({"embed_dims": 8, "depths": (1, 1), "num_heads": 1}, out_indices=(0, 1), finetune="mlp")
+    assert {name.split(".")[4] for name in trained(mvit) if name.startswith("stages")} == {"mlp"}
+
+
 # Bad input
 
 
@@ -499,7 +516,7 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
         ({"output_cls_token": True, "relative_position": True}, "output_cls_token: with windows"),
         ({"window_size": 0}, "window_size: got 0"),
         ({"pretrain_img_size": 8}, "pretrain_img_size: got 8x8, expected at least one patch of 16"),
-        ({"finetune": "mlp"}, "finetune: got 'mlp', expected None .all. or one of attention"),
+        ({"finetune": "ffn"}, "finetune: got 'ffn', expected None .all. or one of attention, mlp"),
         ({"out_indices": (3, 4)}, "out_indices: got .3, 4., expected ascending stages from 0 to 3"),
         ({"frozen_stages": 5}, "frozen_stages: got 5"),
     ],

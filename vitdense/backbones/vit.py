@@ -201,7 +201,7 @@ class ViT(Backbone):
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
             ``[B, C]`` under the same norm.
         frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
-        finetune: See `Backbone`. Of parallel blocks all attention branches train (the authors' code: only the first).
+        finetune: See `Backbone`. Of parallel blocks all branches train (the authors' code: only the first).
 
     Raises:
         ValueError: An unknown arch, stem or norm, or options that do not fit together.
