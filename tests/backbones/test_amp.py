@@ -15,6 +15,7 @@ BOUNDS = {torch.bfloat16: (0.03, 0.07), torch.float16: (0.004, 0.02)}
 CASTS = {
     "swin": 7,
     "swin, window 4x6, absolute position": 7,
+    "swin, positions alone": 7,
     "swin_v2": 40,
     "swin_v2, window 4x6, extra norms, absolute position": 40,
     "mvit": 1,
