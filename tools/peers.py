@@ -50,6 +50,7 @@ class PeerSpec:
 # Features that some projects lack, and whether a spec needs them.
 FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
     "max pooling": lambda spec: spec.arch.pool == "max",
+    "queries without pooling": lambda spec: not spec.arch.pool_all_queries,
     "absolute positions": lambda spec: spec.arch.absolute_position,
     "non-square images": lambda spec: spec.shape[0] != spec.shape[1],
     "images of partial patches": lambda spec: any(side % spec.arch.patch_size for side in spec.shape),
@@ -213,7 +214,7 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
         no_embed_class=not arch.token_position,
         drop_path_rate=spec.drop_path_rate,
         num_classes=10,
-        block_fn=ParallelThingsBlock if spec.parallel == 2 else Block,
+        block_fn=partial(ParallelThingsBlock, num_parallel=spec.parallel) if spec.parallel > 1 else Block,
         dynamic_img_size=True,  # any multiple of the patch size
     )
 
@@ -306,7 +307,7 @@ def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
     return model(x)
 
 
-_MVIT = ("max pooling", "absolute positions", "non-square images")
+_MVIT = ("max pooling", "queries without pooling", "absolute positions", "non-square images")
 _VIT = ("windows", "images of partial patches")
 _MM_VIT = (*_VIT, "parallel blocks", "tokens without positions")
 PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first is the default baseline

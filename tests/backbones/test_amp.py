@@ -15,11 +15,13 @@ BOUNDS = {torch.bfloat16: (0.03, 0.07), torch.float16: (0.004, 0.02)}
 CASTS = {
     "swin": 7,
     "swin, window 4x6, absolute position": 7,
+    "swin, positions alone": 7,
     "swin_v2": 40,
     "swin_v2, window 4x6, extra norms, absolute position": 40,
     "mvit": 1,
     "mvit, global, two heads": 1,
     "mvit v1": 2,
+    "mvit v1, convolutions": 2,
     "vit": 2,
     "vit, windows, relative positions": 2,
     "vit, distilled, parallel, hMLP, LayerScale": 16,
@@ -29,6 +31,8 @@ CASTS = {
     "mixer, windows": 2,
     "mixer, resize": 2,
     "mixer, ResMLP": 10,
+    "vit, 4 parallel branches": 30,
+    "vit, conv stem": 2,
 }
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
 

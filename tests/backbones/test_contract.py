@@ -58,6 +58,7 @@ BACKBONES = {
     "swin, window 4x6, absolute position": Row(
         Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
     ),
+    "swin, positions alone": Row(Swin, NANO, {"window_size": 4, "content": False}),
     "swin_v2": Row(SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
     "swin_v2, window 4x6, extra norms, absolute position": Row(
         SwinV2,
@@ -81,6 +82,19 @@ BACKBONES = {
             **MVIT,
             "growth": "mlp",
             "pool": "max",
+            "relative_position": False,
+            "absolute_position": True,
+            "residual_pooling": False,
+        },
+        {"pretrain_img_size": 64},
+        eps=1e-6,
+    ),
+    "mvit v1, convolutions": Row(
+        MViT,
+        {
+            **MVIT,
+            "growth": "mlp",
+            "pool_all_queries": False,
             "relative_position": False,
             "absolute_position": True,
             "residual_pooling": False,
@@ -114,6 +128,10 @@ BACKBONES = {
         {"pretrain_img_size": 64, "stem": "hmlp_ln"},
         eps=1e-6,
     ),
+    "vit, 4 parallel branches": Row(
+        ViT, {**VIT, "layer_scale": 0.5}, {"pretrain_img_size": 64, "parallel": 4}, eps=1e-6
+    ),
+    "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
     "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),
     "swin_mixer, window 4x6, absolute position": Row(
@@ -129,7 +147,11 @@ BACKBONES = {
     ),
     "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
 }
-ATTENTION = re.compile(r"\.attn1?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
+POSITIONS_AND_NORMS = r"|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\."
+FINETUNED = {  # by what trains of every block
+    "attention": re.compile(r"\.attn[1-3]?\." + POSITIONS_AND_NORMS),
+    "mlp": re.compile(r"\.mlp[1-3]?\." + POSITIONS_AND_NORMS),
+}
 STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
 
@@ -189,19 +211,21 @@ def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_sta
 
 
 @every
-@pytest.mark.parametrize("frozen_stages", [-1, 1])
-def test_attention_only_fine_tuning(make, frozen_stages):
-    """Attention, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work on.
+@pytest.mark.parametrize(("finetune", "frozen_stages"), [("attention", -1), ("attention", 1), ("mlp", 1)])
+def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
+    """One of them, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work.
     Mixers refuse."""
     if not make.has_attention:
-        with pytest.raises(ValueError, match=f"{make.kind.__name__}: got finetune='attention', but it has no attention"):
-            make(finetune="attention", frozen_stages=frozen_stages)
+        with pytest.raises(
+            ValueError, match=f"{make.kind.__name__}: got finetune='{finetune}', but it has no attention"
+        ):
+            make(finetune=finetune, frozen_stages=frozen_stages)
         return
-    model = make(finetune="attention", frozen_stages=frozen_stages, drop_path_rate=0.5, with_cp=True).train()
+    model = make(finetune=finetune, frozen_stages=frozen_stages, drop_path_rate=0.5, with_cp=True).train()
     whole = make(frozen_stages=frozen_stages)
-    expected = {name for name, p in whole.named_parameters() if p.requires_grad and ATTENTION.search(name)}
+    expected = {name for name, p in whole.named_parameters() if p.requires_grad and FINETUNED[finetune].search(name)}
     assert {name for name, p in model.named_parameters() if p.requires_grad} == expected
-    assert any(".attn." in name for name in expected)
+    assert any({"attention": ".attn.", "mlp": ".mlp."}[finetune] in name for name in expected)
     x = torch.randn(4, 3, 72, 104)
     sum(out.square().mean() for out in model(x)).backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == expected

@@ -16,7 +16,14 @@ from vitdense.backbones.variants import MVIT, MViTArch
 from vitdense.report import macs, num_params
 
 NANO = {"embed_dims": 8, "depths": (1, 2, 3, 2), "num_heads": 2}
-V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False, "growth": "mlp"}
+V1_CONV = {
+    "pool_all_queries": False,
+    "relative_position": False,
+    "absolute_position": True,
+    "residual_pooling": False,
+    "growth": "mlp",
+}
+V1 = {**V1_CONV, "pool": "max"}
 IMAGE = 64  # of pretraining: windows of 16 tokens, so that small images have several
 
 
@@ -164,6 +171,19 @@ def test_block_of_v1_is_the_definition(name):
     torch.testing.assert_close(block(x)[0], brute_force_block(block, x[0]), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["stage 1", "first of stage 2", "middle of stage 3", "global and first"])
+@torch.no_grad()
+def test_block_of_v1_with_convolutions_is_the_definition(name):
+    """Queries that keep their resolution are neither pooled nor normalised."""
+    spec = BLOCKS[name]
+    block = randomise(MViTBlock(spec, MViTArch(8, (1,), 2, **V1_CONV), mlp_ratio=2)).double()
+    pooled = {key.removeprefix("attn.pool_")[0] for key in block.state_dict() if "pool_" in key}
+    assert pooled == {*("q" if spec.q_stride > 1 else ""), "k", "v"}
+    assert {key.removeprefix("attn.norm_")[0] for key in block.state_dict() if "norm_" in key} == pooled
+    x = torch.randn(1, 5, 9, 8, dtype=torch.float64)
+    torch.testing.assert_close(block(x)[0], brute_force_block(block, x[0]), rtol=1e-10, atol=1e-10)
+
+
 # Of v2_base at 224: number of blocks, q and kv stride, window, its queries and keys, rows of the tables.
 HYBRID_BASE = [
     (2, 1, 4, 56, 56, 14, 111),
@@ -209,6 +229,7 @@ def test_plan_is_the_table_of_the_authors_detection_code():
         ("v2_large_in1k", 48, [2, 8, 44], [1, 7, 43, 47]),
         ("v2_huge", 80, [4, 12, 72], [3, 11, 71, 79]),
         ("v1_base", 16, [1, 3, 14], [0, 2, 13, 15]),
+        ("v1_base_max", 16, [1, 3, 14], [0, 2, 13, 15]),
     ],
 )
 def test_where_stages_begin_and_end(arch, depth, first, last):
@@ -237,11 +258,21 @@ def test_plan_without_the_hybrid(window):
     assert [s.grid for s in specs] == windows
 
 
-def test_plan_of_v1_is_the_authors_config():
-    """Strides of SlowFast's configs/ImageNet/MVIT_B_16_MAX.yaml."""
-    specs = plan(MVIT["v1_base"], "global", (56, 56), drop_path_rate=0.1)
+@pytest.mark.parametrize("arch", ["v1_base", "v1_base_max"])
+def test_plan_of_v1_is_the_authors_config(arch):
+    """Strides of SlowFast's configs/ImageNet/MVIT_B_16_CONV.yaml and MVIT_B_16_MAX.yaml."""
+    specs = plan(MVIT[arch], "global", (56, 56), drop_path_rate=0.1)
     assert [s.kv_stride for s in specs] == [4, 2, 2] + [1] * 13
     assert [s.num_heads for s in specs] == [1] + [2] * 2 + [4] * 11 + [8] * 2
+
+
+def test_convolutions_of_v1_are_those_of_the_authors_config():
+    """Of its 16 blocks all pool keys and values, and three pool queries, each with a norm."""
+    with torch.device("meta"):
+        blocks = [block for stage in MViT("v1_base").stages for block in stage.blocks]
+    found = {name: [i for i, block in enumerate(blocks) if hasattr(block.attn, f"pool_{name}")] for name in "qkv"}
+    assert found == {"q": [1, 3, 14], "k": [*range(16)], "v": [*range(16)]}
+    assert found == {name: [i for i, b in enumerate(blocks) if hasattr(b.attn, f"norm_{name}")] for name in "qkv"}
 
 
 @torch.no_grad()
@@ -317,6 +348,8 @@ PUBLISHED = [
     ("v2_large_in1k", 217.99, 43.7, False),
     ("v2_large", 213.6, 42.0, True),
     ("v2_huge", 666.9, 120.3, True),
+    ("v1_base", 36.98, 7.81, True),  # 37.0 and 7.8 in the paper
+    ("v1_base_max", 36.95, 7.78, True),
 ]
 
 
@@ -388,8 +421,8 @@ def test_drop_path_drops_both_branches():
 
 @pytest.mark.parametrize(
     ("options", "channels"),
-    [({}, (8, 16, 32, 64)), ({"growth": "mlp"}, (16, 32, 64, 64)), (V1, (16, 32, 64, 64))],
-    ids=["attention", "mlp", "v1"],
+    [({}, (8, 16, 32, 64)), *((options, (16, 32, 64, 64)) for options in ({"growth": "mlp"}, V1, V1_CONV))],
+    ids=["attention", "mlp", "v1, max", "v1"],
 )
 @pytest.mark.parametrize("size", [(31, 33), (97, 131)])
 @torch.no_grad()
@@ -424,7 +457,7 @@ def test_v1_at_odd_sizes(window):
 
 
 @pytest.mark.parametrize("with_cp", [False, True])
-@pytest.mark.parametrize("options", [{}, V1], ids=["v2", "v1"])
+@pytest.mark.parametrize("options", [{}, V1, V1_CONV], ids=["v2", "v1, max", "v1"])
 def test_gradients(options, with_cp):
     """Of a stage whose first block shrinks the map and grows, and whose last one is global, on a map that pads."""
     arch = MViTArch(2, (1, 2), 1, **options)
@@ -473,7 +506,7 @@ def test_other_numbers_of_stages(depths, image):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"arch": "tiny"}, "got 'tiny', expected one of v2_tiny, .*, v2_huge, v1_base or a dict of sizes"),
+        ({"arch": "tiny"}, "got 'tiny', expected one of v2_tiny, .*, v2_huge, v1_base, v1_base_max or a dict of sizes"),
         ({"arch": {"embed_dims": 16}}, "exactly embed_dims, depths, num_heads and, if wanted, growth, pool"),
         ({"arch": {**NANO, "num_heads": 3}}, "3 heads do not divide 8 channels"),
         ({"arch": {**NANO, "num_heads": (1, 2, 4, 8)}}, r"num_heads is \(1, 2, 4, 8\), expected the number"),

@@ -5,7 +5,7 @@ import torch
 from conftest import relative_error
 
 from vitdense.backbones import Swin
-from vitdense.backbones.swin import BlockSpec, WindowAttention, arguments, plan
+from vitdense.backbones.swin import BiasAttention, BlockSpec, WindowAttention, arguments, plan
 from vitdense.backbones.variants import SWIN, SwinArch
 from vitdense.report import num_params
 from vitdense.weights.load import load_pretrained
@@ -49,14 +49,18 @@ def test_parity_with_mmdet_full_size(size):
 
 
 def brute_force_attention(attention, x, size):
-    """Shifted window attention written from the definition, query by query, in float64."""
+    """Shifted window attention written from the definition, query by query, in float64; or of positions alone."""
     spec, table = attention.spec, attention.bias.relative_position_bias_table.double().flatten(0, 1)
     (h, w), (wh, ww), (sh, sw), heads = size, spec.window, spec.shift, spec.num_heads
     hp, wp, d = -(-h // wh) * wh, -(-w // ww) * ww, spec.dim // spec.num_heads
     padded = torch.zeros(hp, wp, spec.dim, dtype=torch.float64)
     padded[:h, :w] = x[0]
-    weight, bias = attention.qkv.weight.double(), attention.qkv.bias.double()
-    qkv = (padded @ weight.T + bias).view(hp, wp, 3, heads, d)
+    if isinstance(attention, BiasAttention):
+        qkv = torch.zeros(hp, wp, 3, heads, d, dtype=torch.float64)
+        qkv[:, :, 2] = (padded @ attention.v.weight.T + attention.v.bias).view(hp, wp, heads, d)
+    else:
+        weight, bias = attention.qkv.weight.double(), attention.qkv.bias.double()
+        qkv = (padded @ weight.T + bias).view(hp, wp, 3, heads, d)
 
     def place(y, n, window, shift):  # of a padded row or column: window, position inside it, band after the roll
         rolled = (y - shift) % n
@@ -99,6 +103,36 @@ def test_window_attention_is_the_definition(size, shift):
         torch.testing.assert_close(got[0], brute_force_attention(attention, x, size))
 
 
+@pytest.mark.parametrize("shift", [(0, 0), (1, 1)])
+@pytest.mark.parametrize("size", [(6, 6), (5, 7), (3, 3), (12, 9)])  # the last has windows without a mask
+def test_attention_without_content_is_the_definition(size, shift):
+    """Table 4, "w/o app.": the softmax of the bias alone. Padded keys count; pairs of the shift's mask do not."""
+    spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(3, 3), shift=shift, drop_path=0.0)
+    attention = BiasAttention(spec, qkv_bias=True).double()
+    assert [name for name, _ in attention.named_children()] == ["bias", "proj", "v"]
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, *size, 4, dtype=torch.float64)
+    with torch.no_grad():
+        got = attention(x, *arguments([attention], x)[0])
+        for i in range(2):
+            torch.testing.assert_close(got[i], brute_force_attention(attention, x[i : i + 1], size))
+
+
+def test_weights_without_content_do_not_depend_on_the_image():
+    """The attention is a linear map of the image, in contrast to one with queries and keys."""
+    spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(3, 3), shift=(1, 1), drop_path=0.0)
+    linear = {}
+    for attention in (BiasAttention(spec, qkv_bias=False), WindowAttention(spec, qkv_bias=False, relative_bias=True)):
+        for parameter in attention.double().parameters():
+            torch.nn.init.normal_(parameter)
+        torch.nn.init.zeros_(attention.proj.bias)
+        a, b = torch.randn(2, 1, 7, 8, 4, dtype=torch.float64)
+        out = {name: attention(x, *arguments([attention], x)[0]) for name, x in (("a", a), ("b", b), ("sum", a + b))}
+        linear[type(attention)] = torch.allclose(out["a"] + out["b"], out["sum"])
+    assert linear == {BiasAttention: True, WindowAttention: False}
+
+
 def test_plan_is_the_table_of_the_paper():
     blocks = plan(SWIN["tiny"], (7, 7), drop_path_rate=0.2)
     assert [b.dim for b in blocks] == [96] * 2 + [192] * 2 + [384] * 6 + [768] * 2
@@ -123,9 +157,12 @@ def test_ablations_of_table_4():
     x = torch.randn(1, 3, 70, 100)
     keys = {name: set(Swin(NANO, **options).state_dict()) for name, options in {
         "plain": {}, "no bias": {"relative_bias": False}, "absolute": {"absolute_position": True},
+        "no content": {"content": False},
     }.items()}  # fmt: skip
     assert keys["absolute"] - keys["plain"] == {"absolute_pos_embed.table"}
     assert all("bias_table" in key for key in keys["plain"] - keys["no bias"])
+    assert all(".attn.qkv." in key for key in keys["plain"] - keys["no content"])
+    assert all(".attn.v." in key for key in keys["no content"] - keys["plain"])
     torch.manual_seed(1)
     with torch.no_grad():
         plain = Swin(NANO).eval()
@@ -144,6 +181,7 @@ def test_ablations_of_table_4():
         ({"arch": {"embed_dims": 16, "depths": (2,), "num_heads": (3,)}}, "16 channels, which 3 heads do not divide"),
         ({"arch": {"embed_dims": 16, "depths": (2, 2), "num_heads": (1,)}}, "same number of stages"),
         ({"window_size": 0}, "window_size"),
+        ({"content": False, "relative_bias": False}, "content, relative_bias: got False for both"),
         ({"window_size": (7, 7, 7)}, "window_size"),
         ({"out_indices": (0, 4)}, "stages from 0 to 3"),
         ({"out_indices": ()}, "out_indices"),

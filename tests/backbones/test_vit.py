@@ -87,14 +87,15 @@ def block_by_hand(block, x, size, window):
     ):
         first = function(of(layer), by_hand(of(norm), x))
         total = x + (first if of(gamma) is None else of(gamma) * first)
-        if of(f"{layer}1") is not None:
-            second = function(of(f"{layer}1"), by_hand(of(f"{norm}1"), x))
-            total = total + (second if of(f"{gamma}_1") is None else of(f"{gamma}_1") * second)
+        for n in (1, 2, 3):
+            if of(f"{layer}{n}") is not None:
+                branch = function(of(f"{layer}{n}"), by_hand(of(f"{norm}{n}"), x))
+                total = total + (branch if of(f"{gamma}_{n}") is None else of(f"{gamma}_{n}") * branch)
         x = total
     return x
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [1, 2, 3, 4])
 @pytest.mark.parametrize("layer_scale", [None, 0.5])
 @pytest.mark.parametrize(
     ("size", "window", "table"),
@@ -185,33 +186,115 @@ def test_the_final_norm_is_frozen_with_the_last_block_and_when_attention_alone_t
     assert norm(finetune="attention") == ({False}, True)
 
 
-# The hMLP stem
+# Stems
+
+# Of "Three things" Table 7: what divides the channels, kernel and stride of every convolution; norm; GELU at the end.
+STEM_TABLE = {
+    "linear_bn": ([(1, 16, 16)], "BN", False),
+    "linear_gelu": ([(1, 16, 16)], None, True),
+    "linear_bn_gelu": ([(1, 16, 16)], "BN", True),
+    "conv": ([(8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2)], "BN", False),
+    "conv_ln": ([(8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2)], "LN", False),
+    "hmlp": ([(4, 4, 4), (4, 2, 2), (1, 2, 2)], "BN", False),
+    "hmlp_ln": ([(4, 4, 4), (4, 2, 2), (1, 2, 2)], "LN", False),
+}
 
 
-@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
-def test_the_hmlp_stem_is_the_definition(stem):
-    """Every patch on its own, as matrices: 4x4 pixels, 2x2 of these, 2x2 of those; a norm after each, GELU between."""
+@pytest.mark.parametrize("stem", STEM_TABLE)
+def test_a_stem_is_the_definition(stem):
+    """Convolutions as sums over pixels, zeros outside the map; after each its norm, between them GELU."""
     torch.manual_seed(0)
+    table, norm, last_gelu = STEM_TABLE[stem]
     layers = randomise(ViT(NANO, stem=stem).patch_embed).double().proj
-    kind = SyncBatchNorm if stem == "hmlp" else LayerNorm2d
-    assert [type(layer) for layer in layers] == [nn.Conv2d, kind, nn.GELU] * 2 + [nn.Conv2d, kind]
+    kinds = [nn.Conv2d, *({"BN": [SyncBatchNorm], "LN": [LayerNorm2d]}.get(norm, [])), nn.GELU]
+    assert [type(layer) for layer in layers] == (kinds * len(table))[: None if last_gelu else -1]
     x = torch.randn(2, 3, 32, 48, dtype=torch.float64)
-    y = x
-    for i, side in ((0, 4), (3, 2), (6, 2)):
-        conv, norm = layers[i], layers[i + 1]
-        b, c, h, w = y.shape
-        y = y.view(b, c, h // side, side, w // side, side)  # [B, c, h, side, w, side]
-        y = torch.einsum("bchkwl,dckl->bdhw", y, conv.weight) + conv.bias[:, None, None]
-        axes, eps = ((0, 2, 3), 1e-5) if stem == "hmlp" else ((1,), 1e-6)
-        y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, unbiased=False, keepdim=True) + eps).sqrt()
-        y = y * norm.weight[:, None, None] + norm.bias[:, None, None]
-        y = F.gelu(y) if i < 6 else y
+    y, rest = x, iter(layers)
+    for part, kernel, stride in table:
+        conv = next(rest)
+        b, _, h, w = y.shape
+        before = (kernel - stride + 1) // 2
+        padded = y.new_zeros(b, y.shape[1], h + kernel, w + kernel)
+        padded[:, :, before : before + h, before : before + w] = y
+        y = y.new_zeros(b, NANO["embed_dims"] // part, h // stride, w // stride)
+        for i in range(kernel):
+            for j in range(kernel):
+                pixels = padded[:, :, i : i + h : stride, j : j + w : stride]
+                y += torch.einsum("bchw,dc->bdhw", pixels, conv.weight[:, :, i, j])
+        assert (conv.bias is None) == stem.startswith("conv")
+        y = y if conv.bias is None else y + conv.bias[:, None, None]
+        if norm:
+            layer = next(rest)
+            axes, eps = ((0, 2, 3), 1e-5) if norm == "BN" else ((1,), 1e-6)
+            y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, unbiased=False, keepdim=True) + eps).sqrt()
+            y = y * layer.weight[:, None, None] + layer.bias[:, None, None]
+        if next(rest, None) is not None:
+            y = F.gelu(y)
     with torch.no_grad():
         torch.testing.assert_close(layers.train()(x), y)
 
 
-@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln"])
-def test_hmlp_stem_does_not_mix_patches(stem):
+# Classifiers of "Three things" Table 3. Those of 3 and 4 branches (Figure 1) have as many pairs of attention and MLP.
+SMALL, BASE = ({"embed_dims": dim, "num_heads": dim // 64} for dim in (384, 768))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sizes", "depth", "parallel", "millions", "billions"),
+    [
+        *((SMALL, depth, parallel, 85.9, 18.3) for depth, parallel in ((24, 2), (16, 3))),
+        *((BASE, depth, parallel, 256.7, 52.5) for depth, parallel in ((18, 2), (9, 4))),
+    ],
+)
+def test_published_totals_of_parallel_models(sizes, depth, parallel, millions, billions):
+    with torch.device("meta"), torch.no_grad():
+        model = ViT({**sizes, "depth": depth}, parallel=parallel, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    head = (sizes["embed_dims"] + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert (cost + head) / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+# Classifiers of "Three things" Table 7: GFLOPs there, millions of parameters as counted here.
+@pytest.mark.parametrize(
+    ("stem", "billions", "millions"),
+    [
+        ("patch", 17.58, 86.568),
+        ("linear_bn", 17.58, 86.569),
+        ("linear_gelu", 17.58, 86.568),
+        ("linear_bn_gelu", 17.58, 86.569),
+        ("conv", 19.07, 89.466),
+        ("conv_ln", 19.07, 89.466),
+        ("hmlp", 17.73, 86.727),
+        ("hmlp_ln", 17.73, 86.727),
+    ],
+)
+def test_published_costs_of_stems(stem, billions, millions):
+    with torch.device("meta"), torch.no_grad():
+        model = ViT("vit_base", stem=stem, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    head = (768 + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.001)
+    # Theirs are higher by 0.02 to 0.03, as norms and activations would be.
+    assert 0.01 < billions - (cost + head) / 1e9 < 0.035
+
+
+@pytest.mark.parametrize("stem", ["conv", "conv_ln"])
+def test_conv_stem_mixes_patches(stem):
+    """Why it defeats masking: a pixel is seen in the tokens around its patch as well."""
+    torch.manual_seed(0)
+    stem = ViT(NANO, stem=stem).patch_embed.eval()
+    image = torch.randn(1, 3, 80, 80)
+    other = image.clone()
+    other[:, :, 32:48, 32:48] += 1  # the patch in the middle
+    with torch.no_grad():
+        changed = (stem(image) != stem(other)).any(-1)[0]
+    # A token sees 15 pixels before its patch, none after it.
+    assert changed.nonzero().tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]]
+
+
+@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln", "linear_bn_gelu"])
+def test_hmlp_and_linear_stems_do_not_mix_patches(stem):
     """Its defining property: masking patches of the image is masking tokens after the stem."""
     torch.manual_seed(0)
     stem = randomise(ViT(NANO, stem=stem).patch_embed)
@@ -353,7 +436,7 @@ def test_totals_of_vitdet():
 # Fine-tuning
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [1, 2, 3])
 def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep(parallel):
     """Of an MLP only what its own gradient needs: the hidden map before GELU, and no inputs."""
     x = torch.randn(2, 3, 64, 64)
@@ -369,7 +452,7 @@ def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep(parallel
 
 
 def test_trainable_parameters_of_attention_only_fine_tuning():
-    """The list of the README, by name; of a parallel model both branches, of which the authors' code misses one."""
+    """The list of the README, by name; of a parallel model all branches, of which the authors' code has the first."""
 
     def trained(model):
         return {
@@ -380,7 +463,7 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
 
     linear = {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
     vit = {"absolute_pos_embed.table", "tokens.cls_position", "norm0.weight", "norm0.bias"}
-    vit |= {f"{attn}.{name}" for attn in ("attn", "attn1") for name in linear}
+    vit |= {f"{attn}.{name}" for attn in ("attn", "attn1", "attn2", "attn3") for name in linear}
     norms = {f"norm{i}.{name}" for i in range(4) for name in ("weight", "bias")}
     swin = {f"attn.{name}" for name in linear} | norms
     v2 = swin - {"attn.qkv.bias"} | {"attn.q_bias", "attn.v_bias", "attn.logit_scale"}
@@ -389,10 +472,27 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
     mvit |= {f"attn.pool_{x}.weight" for x in "qkv"} | {f"attn.norm_{x}.{n}" for x in "qkv" for n in ("weight", "bias")}
     only = {"finetune": "attention"}
     sizes = {"embed_dims": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
-    assert trained(ViT({**NANO, "depth": 1}, parallel=2, **only)) == vit
+    assert trained(ViT({**NANO, "depth": 1}, parallel=4, **only)) == vit
     assert trained(Swin(sizes, **only)) == swin | {"attn.bias.relative_position_bias_table"}
     assert trained(SwinV2(sizes, **only)) == v2
     assert trained(MViT({**sizes, "num_heads": 1}, **only)) == mvit
+
+
+def test_trainable_parameters_of_mlp_only_fine_tuning():
+    """The control of "Three things" Tables 5 and 6: all MLPs, and what else trains with the attention; by name."""
+
+    def trained(model):
+        return {name for name, p in model.named_parameters() if p.requires_grad}
+
+    one = {**NANO, "depth": 1}
+    layers = [f"blocks.0.{mlp}.{fc}" for mlp in ("mlp", "mlp1", "mlp2") for fc in ("fc1", "fc2")]
+    mlps = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    names = trained(ViT(one, parallel=3, finetune="mlp"))
+    assert names == mlps | {"absolute_pos_embed.table", "tokens.cls_position", "norm0.weight", "norm0.bias"}
+    assert names & trained(ViT(one, parallel=3, finetune="attention")) == names - mlps
+    # MViT's projection of a skip is in neither branch.
+    mvit = MViT({"embed_dims": 8, "depths": (1, 1), "num_heads": 1}, out_indices=(0, 1), finetune="mlp")
+    assert {name.split(".")[4] for name in trained(mvit) if name.startswith("stages")} == {"mlp"}
 
 
 # Bad input
@@ -401,9 +501,11 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stem": "mlp"}, "stem: got 'mlp', expected one of 'patch', 'hmlp', 'hmlp_ln'"),
+        ({"stem": "mlp"}, "stem: got 'mlp', expected one of 'patch', .*, 'hmlp', 'hmlp_ln'"),
+        ({"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels, expected patches of 16 pixels"),
+        ({"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "got patches of 16 and 36 channels, .* multiple of 8"),
         ({"stem": "hmlp", "patch_size": 8}, "got patches of 8 and 32 channels, expected patches of 16 pixels"),
-        ({"parallel": 3}, "parallel: got 3, expected one of 1, 2"),
+        ({"parallel": 5}, "parallel: got 5, expected one of 1, 2, 3, 4"),
         ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
         ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
         ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),
@@ -414,14 +516,14 @@ def test_trainable_parameters_of_attention_only_fine_tuning():
         ({"output_cls_token": True, "relative_position": True}, "output_cls_token: with windows"),
         ({"window_size": 0}, "window_size: got 0"),
         ({"pretrain_img_size": 8}, "pretrain_img_size: got 8x8, expected at least one patch of 16"),
-        ({"finetune": "mlp"}, "finetune: got 'mlp', expected None .all. or one of attention"),
+        ({"finetune": "ffn"}, "finetune: got 'ffn', expected None .all. or one of attention, mlp"),
         ({"out_indices": (3, 4)}, "out_indices: got .3, 4., expected ascending stages from 0 to 3"),
         ({"frozen_stages": 5}, "frozen_stages: got 5"),
     ],
 )
 def test_invalid_options_name_the_option(options, message):
     with pytest.raises(ValueError, match=message):
-        ViT(NANO, **options)
+        ViT(**{"arch": NANO, **options})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ from vitdense.weights.read import read
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2), "num_heads": (1, 2, 4)}
 MVIT_ARCH = {"embed_dims": 8, "depths": (1, 3, 2), "num_heads": 1}
 VIT_ARCH = {"embed_dims": 192, "depth": 3, "num_heads": 3}
-V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
+V1 = {
+    "pool_all_queries": False,
+    "relative_position": False,
+    "absolute_position": True,
+    "residual_pooling": False,
+}
+V1_MAX = {**V1, "pool": "max"}
 MAKE = {
     "swin": lambda **options: Swin(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
     "swin_v2": lambda **options: SwinV2(ARCH, out_indices=(0, 1, 2), window_size=4, **options),
@@ -79,7 +85,11 @@ def mvit_state(parts, **arch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arch", [{}, {"growth": "mlp"}, {"growth": "mlp", **V1}], ids=["attention", "mlp", "v1"])
+@pytest.mark.parametrize(
+    "arch",
+    [{}, {"growth": "mlp"}, {"growth": "mlp", **V1_MAX}, {"growth": "mlp", **V1}],
+    ids=["attention", "mlp", "v1, max", "v1"],
+)
 @pytest.mark.parametrize(("first", "second"), [(a, b) for a in NAMES["mvit"] for b in NAMES["mvit"]])
 def test_mvit_round_trip_is_bit_equal(first, second, arch):
     parts = max((a & b for a in KEEPS[first] for b in KEEPS[second]), key=len)
@@ -170,7 +180,9 @@ VIT_PARTS = {
     "no positions of tokens": ({"arch": {"token_position": False}}, {}),
     "layer scale": ({"arch": {"layer_scale": 1.0}}, {}),
     "parallel": ({"parallel": 2}, {}),
+    "4 branches": ({"parallel": 4}, {}),
     "hmlp": ({"stem": "hmlp"}, {}),
+    "conv stem": ({"stem": "conv"}, {}),
     "relative": ({"window_size": 2, "relative_position": True, "img_size": 64}, {"tokens.cls_position": (1, 1, 192)}),
     "output norms": ({"out_norm": "each"}, {}),
     "norm": ({}, {"norm.weight": (192,), "norm.bias": (192,)}),
@@ -190,7 +202,7 @@ VIT_KEEPS = {  # what every form of every scheme keeps of it
     "official": [set(VIT_PARTS) - {"relative", "output norms", "pre-logits"}],
     "timm": [
         {"class token", "distillation", "no positions of tokens", "layer scale", *more, "norm", "head", "pooled"}
-        for more in ((), ("parallel",))
+        for more in ((), ("parallel", "4 branches"))
     ],
     "mmseg": [{"class token", "no positions of tokens", "norm"}],
     "mmpretrain": [
@@ -206,8 +218,10 @@ VIT_KINDS = {  # of checkpoints, by what they have
     "a distilled DeiT": {"class token", "distillation", "norm", "head"},
     "a DeiT III": {"class token", "no positions of tokens", "layer scale", "norm", "head"},
     "a parallel DeiT": {"class token", "no positions of tokens", "parallel", "layer scale", "norm", "head"},
+    "a ViT of 4 branches": {"class token", "4 branches", "layer scale", "norm", "head"},
     "a parallel DeiT without LayerScale": {"class token", "no positions of tokens", "parallel", "norm", "head"},
     "an hMLP stem": {"class token", "no positions of tokens", "hmlp", "layer scale", "norm", "head"},
+    "a conv stem": {"class token", "conv stem", "norm", "head"},
     "an MAE": {"class token", "norm", "decoder"},
     "a fine-tuned MAE": {"class token", "pooled", "head"},
     "a ViTDet": {"relative"},

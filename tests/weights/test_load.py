@@ -177,6 +177,69 @@ def test_class_token_and_its_position_are_reported_as_ignored():
     assert torch.equal(target.absolute_pos_embed.table, resize_grid(source.absolute_pos_embed.table, (24, 24)))
 
 
+def released_mvit_v1(dim=8, first=(1, 3, 6), depth=8, image=64):
+    """Names and shapes of SlowFast's image model MVIT_B_16_CONV, written down from its code and config, smaller.
+
+    Its pooling is over one frame. Width doubles in the MLP of the block before the map shrinks.
+    """
+    state = {"cls_token": (1, 1, dim), "pos_embed": (1, 1 + (image // 4) ** 2, dim)}
+    state |= {"patch_embed.proj.weight": (dim, 3, 7, 7), "patch_embed.proj.bias": (dim,)}
+    head, width = dim, dim
+    for i in range(depth):
+        out = 2 * width if i + 1 in first else width
+        linear = {"attn.qkv": (3 * width, width), "attn.proj": (width, width)}
+        linear |= {"mlp.fc1": (4 * width, width), "mlp.fc2": (out, 4 * width)}
+        linear |= {"proj": (out, width)} if out != width else {}
+        block = {f"{name}.weight": shape for name, shape in linear.items()}
+        block |= {f"{name}.bias": shape[:1] for name, shape in linear.items()}
+        block |= {f"{norm}.{part}": (width,) for norm in ("norm1", "norm2") for part in ("weight", "bias")}
+        for name in "qkv" if i in first else "kv":
+            block |= {f"attn.pool_{name}.weight": (head, 1, 1, 3, 3)}
+            block |= {f"attn.norm_{name}.{part}": (head,) for part in ("weight", "bias")}
+        state |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
+        width = out
+    state |= {"norm.weight": (width,), "norm.bias": (width,)}
+    state |= {"head.projection.weight": (10, width), "head.projection.bias": (10,)}
+    return {key: torch.randn(shape) for key, shape in state.items()}
+
+
+V1_NANO = {"embed_dims": 8, "depths": (1, 2, 3, 2), "num_heads": 1, "growth": "mlp", "pool_all_queries": False}
+V1_NANO |= {"relative_position": False, "absolute_position": True, "residual_pooling": False}
+
+
+def test_released_mvit_v1_loads_exactly():
+    state = released_mvit_v1()
+    model = MViT(V1_NANO, pretrain_img_size=64)
+    report = load_pretrained(model, {"model_state": state})
+    assert (report.scheme, report.kept_at_init) == (
+        "official",
+        [f"norm{i}.{x}" for i in range(4) for x in ("weight", "bias")],
+    )
+    assert set(report.ignored) == {
+        *("tokens.cls_token", "tokens.cls_position", "norm.weight", "norm.bias", "head.weight", "head.bias")
+    }
+    assert not report.resized
+    assert torch.equal(model.stages[1].blocks[0].attn.pool_q.weight, state["blocks.1.attn.pool_q.weight"][:, :, 0])
+    assert torch.equal(model.stages[3].blocks[1].attn.pool_v.weight, state["blocks.7.attn.pool_v.weight"][:, :, 0])
+    assert torch.equal(model.stages[0].blocks[0].proj.weight, state["blocks.0.proj.weight"])
+    assert torch.equal(model.absolute_pos_embed.table.flatten(1, 2), state["pos_embed"][:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        ({"pool": "max"}, r"unexpected keys \(57\): stages\.0\.blocks\.0\.attn\.pool_k\.weight"),
+        ({"pool_all_queries": True}, r"missing keys \(15\): stages\.0\.blocks\.0\.attn\.pool_q\.weight"),
+        ({"relative_position": True}, r"missing keys \(16\): stages\.0\.blocks\.0\.attn\.bias\.rel_pos_h"),
+        ({"absolute_position": False}, r"unexpected keys \(1\): absolute_pos_embed\.table"),
+        ({"growth": "attention"}, r"size mismatch"),
+    ],
+)
+def test_released_mvit_v1_is_refused_by_other_models(arch, message):
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(MViT({**V1_NANO, **arch}, pretrain_img_size=64), released_mvit_v1())
+
+
 def test_mvit_with_another_growth_is_refused():
     state = convert(make_mvit(growth="mlp").state_dict(), "detectron2").state
     with pytest.raises(CheckpointMismatchError, match=r"check the arch and the options.*size mismatch"):
@@ -203,8 +266,10 @@ PLAIN = ({}, {})
 DISTILLED = ({"distilled": True}, {})
 DEIT3 = ({"token_position": False, "layer_scale": 1e-4}, {})
 PARALLEL = ({}, {"parallel": 2})
+BRANCHES = ({}, {"parallel": 3})
 HMLP = ({}, {"stem": "hmlp"})
 HMLP_LN = ({}, {"stem": "hmlp_ln"})
+CONV = ({}, {"stem": "conv"})
 WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
     "distilled into plain": (DISTILLED, PLAIN, r"unexpected keys \(2\): tokens\.dist_\w+, tokens\.dist_\w+"),
     "plain into distilled": (PLAIN, DISTILLED, r"missing keys \(2\): tokens\.dist_token"),
@@ -220,9 +285,11 @@ WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
     ),
     "parallel into plain": (PARALLEL, PLAIN, r"unexpected keys \(12\): blocks\.0\.norm11"),
     "plain into parallel": (PLAIN, PARALLEL, r"missing keys \(12\): blocks\.0\.norm11"),
+    "3 branches into 2": (BRANCHES, PARALLEL, r"unexpected keys \(12\): blocks\.0\.norm12"),
     "hMLP into patch": (HMLP, PLAIN, r"missing keys \(2\): patch_embed\.proj\.weight.*proj\.1\.running_mean"),
     "patch into hMLP": (PLAIN, HMLP, r"missing keys .*patch_embed\.proj\.0\.weight.*unexpected keys \(2\)"),
     "hMLP into hMLP with LN": (HMLP, HMLP_LN, r"unexpected keys \(9\): patch_embed\.proj\.1\.running_mean"),
+    "hMLP into conv stem": (HMLP, CONV, r"missing keys \(6\): patch_embed\.proj\.9\.weight.*size mismatch"),
     "relative positions into none": (
         ({}, {"relative_position": True, "img_size": 64}),
         ({}, {"window_size": 2}),
@@ -266,10 +333,10 @@ def test_tokens_are_ignored_and_missing_relative_positions_kept_at_init():
 
 
 def test_positions_and_relative_positions_of_a_vit_are_resized():
-    options = {"relative_position": True, "parallel": 2}
+    options = {"relative_position": True, "parallel": 4}
     source, target = make_vit(img_size=64, **options), make_vit(image=(96, 80), img_size=96, **options)
     report = load_pretrained(target, source.state_dict())
-    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", "1") for axis in "hw"}
+    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", *"123") for axis in "hw"}
     assert report.resized == {"absolute_pos_embed.table": ((1, 4, 4, 192), (1, 6, 5, 192)), **tables}
 
 

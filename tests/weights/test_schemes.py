@@ -45,6 +45,10 @@ MODELS = {
         lambda **options: ViT(PARALLEL, parallel=2, out_norm="none", **options),
         PeerSpec(ViTArch(**PARALLEL), (224, 224), parallel=2),
     ),
+    ("vit", "4 branches"): (
+        lambda **options: ViT({**PARALLEL, "depth": 4}, parallel=4, out_norm="none", **options),
+        PeerSpec(ViTArch(**{**PARALLEL, "depth": 4}), (224, 224), parallel=4),
+    ),
 }
 ROWS = [
     (family, size, scheme)

@@ -24,9 +24,10 @@ InitCfg = dict | Sequence[dict] | str | Path | None
 PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier", "map_location")
 
 # What trains by `finetune`, as regular expressions of parameter names; everything else is frozen. "Three things"
-# section 4 adapts the attention and the position embeddings. Output norms are in no classifier's checkpoint: they
-# train.
-FINETUNE = {"attention": r".+\.attn1?\..+|absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"}
+# section 4 adapts the attention and, in its code, the position embeddings; the MLPs are its control, which differs in
+# nothing else. Output norms are in no classifier's checkpoint: they train.
+_ALWAYS = r"absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"
+FINETUNE = {kind: rf".+\.{name}\d*\..+|{_ALWAYS}" for kind, name in (("attention", "attn"), ("mlp", "mlp"))}
 
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
@@ -99,8 +100,9 @@ class Backbone(Module):
     - `drop_path_rate`: Stochastic depth of the last block; it grows linearly from 0 at the first.
     - `out_indices`: Stages to return, ascending.
     - `frozen_stages`: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
-    - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4); None
-      trains everything. Mixers, which have no attention, do not have it.
+    - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4),
+      ``'mlp'`` the MLPs in place of the attention, as its control; None trains everything. Mixers, which have
+      no attention, do not have it.
     - `with_cp`: Recompute activations in the backward pass: less memory, more time, the same gradients.
     - `init_cfg`: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
       `init_weights`.

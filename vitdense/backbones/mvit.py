@@ -117,7 +117,7 @@ class PooledAttention(nn.Module):
         self.qkv = nn.Linear(spec.dim, 3 * spec.dim_attn)
         self.proj = nn.Linear(spec.dim_attn, spec.dim_attn)
         if arch.pool == "conv":
-            for name in "qkv":
+            for name in "qkv" if arch.pool_all_queries or spec.q_stride > 1 else "kv":
                 self.add_module(f"pool_{name}", nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False))
                 self.add_module(f"norm_{name}", LayerNorm(dim))
         finer = min(spec.q_stride, spec.kv_stride)
@@ -135,14 +135,19 @@ class PooledAttention(nn.Module):
         C']`` each."""
         heads = self.spec.num_heads
         strides = (self.spec.q_stride, self.spec.kv_stride, self.spec.kv_stride)
-        if not hasattr(self, "pool_q"):
-            return [pool_map(x, stride) for x, stride in zip(maps, strides)]
-        # All heads share the weights. The layers themselves would need the heads in the batch axis: copies of the maps.
-        kernels = torch.stack([getattr(self, f"pool_{name}").weight for name in "qkv"])  # [3, d, 1, 3, 3]
-        kernels = kernels[:, None].expand(-1, heads, *kernels.shape[1:]).flatten(1, 2)  # [3, C', 1, 3, 3]
+        kernels: dict[str, Tensor] = {}
+        if names := [name for name in "qkv" if hasattr(self, f"pool_{name}")]:
+            # All heads share weights. The layers themselves would need the heads in the batch axis: copies of the maps.
+            weights = torch.stack([getattr(self, f"pool_{name}").weight for name in names])  # [n, d, 1, 3, 3]
+            weights = weights[:, None].expand(-1, heads, *weights.shape[1:]).flatten(1, 2)  # [n, C', 1, 3, 3]
+            kernels = dict(zip(names, weights.unbind()))
         out = []
-        for name, x, stride, kernel in zip("qkv", maps, strides, kernels.unbind()):
-            x = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride, padding=1, groups=x.shape[3])  # [B, C', h, w]
+        for name, x, stride in zip("qkv", maps, strides):
+            if name not in kernels:
+                out.append(pool_map(x, stride))  # [B, h, w, C']
+                continue
+            kernel, groups = kernels[name], x.shape[3]
+            x = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride, padding=1, groups=groups)  # [B, C', h, w]
             x = x.permute(0, 2, 3, 1).unflatten(-1, (heads, -1))  # [B, h, w, heads, d]
             out.append(getattr(self, f"norm_{name}")(x).flatten(-2))  # [B, h, w, C']
         return out
@@ -236,13 +241,13 @@ class MViT(Backbone):
     """MViTv2 or MViT v1: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
     Each output has its own LayerNorm; the next stage receives the map before that norm. With growth in attention output
-    i has ``embed_dims * 2**i`` channels; with growth in the MLP (`v2_large_in1k`, `v1_base`) the last block of a
+    i has ``embed_dims * 2**i`` channels; with growth in the MLP (`v2_large_in1k`, v1) the last block of a
     stage already has those of the next. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'v2_tiny'``, ``'v2_small'``, ``'v2_base'``, ``'v2_large'`` (as for ImageNet-21K and for detection),
-            ``'v2_large_in1k'`` (growth in the MLP), ``'v2_huge'``, ``'v1_base'``, or a dict of the fields of
-            `MViTArch`.
+            ``'v2_large_in1k'`` (growth in the MLP), ``'v2_huge'``, ``'v1_base'``, ``'v1_base_max'`` (max
+            pooling), or a dict of the fields of `MViTArch`.
         window: ``'hybrid'`` (section 3.3), ``'global'`` as in classification, or ``'window'`` for windows alone.
         pretrain_img_size: Image size in pixels, one int or (h, w), of pretraining: its grid is the window, and the
             size of the position tables.

@@ -109,6 +109,39 @@ class WindowAttention(nn.Module):
         return windows.unpartition(self.proj(y))  # [B, H, W, C]
 
 
+class BiasAttention(WindowAttention):
+    """Values weighted by the softmax of the relative position bias alone (Table 4, "rel. pos. w/o app.").
+
+    There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether values have a bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool) -> None:
+        super().__init__(spec, qkv_bias, relative_bias=True)
+        del self.qkv
+        self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
+
+    def forward(self, x: Tensor, windows: Windows, bias: Tensor, masked_bias: Tensor | None) -> Tensor:
+        """See `WindowAttention`."""
+        x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C]
+        v = self.v(x).unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)  # [B*nW, heads, N, d]
+        parts, n = [(bias, v)], windows.num_plain
+        if masked_bias is not None:
+            parts = [(bias, v[:n]), (masked_bias, v[n:])][n == 0 :]
+        y = torch.cat([self.weighted(*part) for part in parts])  # [B*nW, heads, N, d]
+        return self.project(y.transpose(1, 2).flatten(2), windows)  # [B, H, W, C]
+
+    @staticmethod
+    def weighted(bias: Tensor, v: Tensor) -> Tensor:
+        """Values ``[n, heads, N, d]`` of windows that repeat the ones of `bias`, ``[m, heads, N, N]``, to the same."""
+        m = bias.shape[0]
+        v = v.reshape(v.shape[0] // m, m, *v.shape[1:])  # [n / m, m, heads, N, d]
+        return (bias.softmax(-1) @ v).flatten(0, 1)  # [n, heads, N, d]
+
+
 def arguments(layers: Sequence[WindowAttention], x: Tensor) -> list[tuple]:
     """The arguments, after the map, of the attention layers of a stage for a map ``[B, H, W, C]``.
 
@@ -278,6 +311,7 @@ class Swin(SwinTrunk):
         qkv_bias: Whether queries, keys and values have a bias.
         shift: Whether odd blocks shift their windows (off: Table 4's ablation).
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
+        content: Whether attention has queries and keys (off: Table 4's "w/o app.", weights by relative position alone).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
 
@@ -298,6 +332,7 @@ class Swin(SwinTrunk):
         drop_path_rate: float = 0.2,
         shift: bool = True,
         relative_bias: bool = True,
+        content: bool = True,
         absolute_position: bool = False,
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] = (0, 1, 2, 3),
@@ -307,10 +342,16 @@ class Swin(SwinTrunk):
         init_cfg: InitCfg = None,
     ) -> None:
         row = find_arch(arch, SWIN)
+        if not (content or relative_bias):
+            raise ValueError("content, relative_bias: got False for both; attention needs one of them")
+
+        def attention(spec: BlockSpec) -> WindowAttention:
+            return WindowAttention(spec, qkv_bias, relative_bias) if content else BiasAttention(spec, qkv_bias)
+
         super().__init__(
             row,
             plan(row, as_pair(window_size, "window_size"), drop_path_rate, shift),
-            block=lambda spec: SwinBlock(spec, WindowAttention(spec, qkv_bias, relative_bias), mlp_ratio),
+            block=lambda spec: SwinBlock(spec, attention(spec), mlp_ratio),
             merging=PatchMerging,
             in_channels=in_channels,
             patch_size=patch_size,

@@ -87,6 +87,7 @@ class MViTArch:
         growth: Which branch changes the width: ``'attention'`` of a stage's first block, or ``'mlp'`` of the last block
             of the stage before.
         pool: ``'conv'`` (depthwise, with a norm) or ``'max'``.
+        pool_all_queries: Whether queries have that convolution in every block, or only in blocks that shrink the map.
         relative_position: Decomposed relative positions.
         absolute_position: An absolute position embedding after the patch embedding.
         residual_pooling: Whether the pooled queries are added to the attention's result.
@@ -97,6 +98,7 @@ class MViTArch:
     num_heads: int
     growth: str = "attention"
     pool: str = "conv"
+    pool_all_queries: bool = True
     relative_position: bool = True
     absolute_position: bool = False
     residual_pooling: bool = True
@@ -114,6 +116,14 @@ class MViTArch:
                 raise ValueError(f"arch: {name} is {got!r}, expected one of {', '.join(known)}")
 
 
+_mvit_v1 = partial(
+    MViTArch,
+    growth="mlp",
+    pool_all_queries=False,
+    relative_position=False,
+    absolute_position=True,
+    residual_pooling=False,
+)
 # MViTv2 Table 1 and the authors' configs. Large was released twice: for ImageNet-1K it grows in the MLP.
 MVIT = {
     "v2_tiny": MViTArch(96, (1, 2, 5, 2), 1),
@@ -122,17 +132,9 @@ MVIT = {
     "v2_large": MViTArch(144, (2, 6, 36, 4), 2),
     "v2_large_in1k": MViTArch(144, (2, 6, 36, 4), 2, growth="mlp"),
     "v2_huge": MViTArch(192, (4, 8, 60, 8), 3),
-    # MViT v1 Table 2 ("B-16") as trained on images.
-    "v1_base": MViTArch(
-        96,
-        (1, 2, 11, 2),
-        1,
-        growth="mlp",
-        pool="max",
-        relative_position=False,
-        absolute_position=True,
-        residual_pooling=False,
-    ),
+    # MViT v1 Table 2 ("B-16") as trained on images: the released model, and the authors' config with max pooling.
+    "v1_base": _mvit_v1(96, (1, 2, 11, 2), 1),
+    "v1_base_max": _mvit_v1(96, (1, 2, 11, 2), 1, pool="max"),
 }
 
 

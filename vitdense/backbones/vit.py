@@ -18,12 +18,11 @@ from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import HierarchicalStem, Mlp, PatchEmbed, init_transformer
+from vitdense.layers.blocks import STEMS, Mlp, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition, ExtraTokens
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
-STEMS = {"patch": None, "hmlp": "BN", "hmlp_ln": "LN"}
 OUT_NORMS = ("each", "final", "none")
 
 
@@ -129,10 +128,10 @@ class Attention(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """Attention, then an MLP, each on a normalised branch: one of each, or two in parallel ("Three things" section 3).
+    """Attention, then an MLP, each on a normalised branch: one of each, or more in parallel ("Three things" section 3).
 
-    The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1. Parallel branches
-    read the same input and are dropped independently.
+    The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1; further ones count
+    on. Parallel branches read the same input and are dropped independently.
 
     Args:
         spec: The block.
@@ -143,26 +142,27 @@ class ViTBlock(nn.Module):
     def __init__(self, spec: BlockSpec, mlp_ratio: float, parallel: int) -> None:
         super().__init__()
         self.spec = spec
-        self.parallel = parallel
-        for n in range(parallel):
-            tail = str(n or "")
+        self.branches = [(str(n or ""), f"_{n}" * (n > 0)) for n in range(parallel)]  # ends of names
+        for tail, gamma_tail in self.branches:
             self.add_module(f"norm1{tail}", LayerNorm(spec.dim))
             self.add_module(f"attn{tail}", Attention(spec))
             self.add_module(f"norm2{tail}", LayerNorm(spec.dim))
             self.add_module(f"mlp{tail}", Mlp(spec.dim, int(spec.dim * mlp_ratio)))
             for kind in ("gamma_1", "gamma_2"):
                 scale = None if spec.layer_scale is None else nn.Parameter(torch.full((spec.dim,), spec.layer_scale))
-                self.register_parameter(kind + f"_{n}" * (n > 0), scale)
+                self.register_parameter(kind + gamma_tail, scale)
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
         """``[B, N, C]`` to the same; see `Attention`."""
-        y = x + self.drop_path(_scaled(self.attn(self.norm1(x), size, windows), self.gamma_1))
-        if self.parallel == 2:
-            y = y + self.drop_path(_scaled(self.attn1(self.norm11(x), size, windows), self.gamma_1_1))
-        z = y + self.drop_path(_scaled(self.mlp(self.norm2(y)), self.gamma_2))
-        if self.parallel == 2:
-            z = z + self.drop_path(_scaled(self.mlp1(self.norm21(y)), self.gamma_2_1))
+        y = x
+        for tail, gamma_tail in self.branches:
+            branch = getattr(self, f"attn{tail}")(getattr(self, f"norm1{tail}")(x), size, windows)
+            y = y + self.drop_path(_scaled(branch, getattr(self, f"gamma_1{gamma_tail}")))
+        z = y
+        for tail, gamma_tail in self.branches:
+            branch = getattr(self, f"mlp{tail}")(getattr(self, f"norm2{tail}")(y))
+            z = z + self.drop_path(_scaled(branch, getattr(self, f"gamma_2{gamma_tail}")))
         return z
 
 
@@ -183,8 +183,10 @@ class ViT(Backbone):
             ``'vit_small'``, ``'vit_base'``, ``'vit_large'``, ``'vit_huge'``; ``'deit3_small'``, ``'deit3_medium'``,
             ``'deit3_base'``, ``'deit3_large'``, ``'deit3_huge'``; or a dict of the fields of `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16, or 14 for huge).
-        stem: ``'patch'``, one convolution; ``'hmlp'`` or ``'hmlp_ln'``, the hMLP stem with BN or LN, for patches of 16.
-        parallel: 1, or 2 for two attention, then two MLP branches in parallel in every block.
+        stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
+            ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
+            ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or both.
+        parallel: Attention branches, then MLP branches, in parallel in every block: 1 to 4.
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
         global_indices: Blocks without windows; the last of every quarter when None, as ViTDet.
@@ -199,7 +201,7 @@ class ViT(Backbone):
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
             ``[B, C]`` under the same norm.
         frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
-        finetune: See `Backbone`. Of parallel blocks both attention branches train (the authors' code: only the first).
+        finetune: See `Backbone`. Of parallel blocks all branches train (the authors' code: only the first).
 
     Raises:
         ValueError: An unknown arch, stem or norm, or options that do not fit together.
@@ -258,11 +260,7 @@ class ViT(Backbone):
                 raise ValueError(f"{name}: got {h}x{w}, expected at least one patch of {patch} pixels")
             return h // patch, w // patch
 
-        self.patch_embed = (
-            PatchEmbed(in_channels, dim, patch, norm=False)
-            if stem == "patch"
-            else HierarchicalStem(in_channels, dim, STEMS[stem])
-        )
+        self.patch_embed = STEMS[stem](in_channels, dim, patch)
         self.absolute_pos_embed = AbsolutePosition(grid(pretrain_img_size, "pretrain_img_size"), dim)
         self.tokens = ExtraTokens(dim, row.distilled, row.token_position) if has_tokens else None
         specs = plan(
@@ -290,16 +288,11 @@ class ViT(Backbone):
     def _check_options(row: ViTArch, stem: str, parallel: int, global_indices: Sequence[int], out_norm: str) -> None:
         for name, got, known in (
             ("stem", stem, STEMS),
-            ("parallel", parallel, (1, 2)),
+            ("parallel", parallel, (1, 2, 3, 4)),
             ("out_norm", out_norm, OUT_NORMS),
         ):
             if got not in known:
                 raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
-        if stem != "patch" and (row.patch_size != HierarchicalStem.patch_size or row.embed_dims % 4):
-            raise ValueError(
-                f"stem={stem!r}: got patches of {row.patch_size} and {row.embed_dims} channels, expected patches "
-                f"of {HierarchicalStem.patch_size} pixels and a multiple of 4 channels"
-            )
         if wrong := [i for i in global_indices if not 0 <= i < row.depth]:
             raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {row.depth - 1}")
 

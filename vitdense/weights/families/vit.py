@@ -54,9 +54,14 @@ _TOKENS = (
     position("tokens.cls_position", "tokens.dist_position"),
 )
 _HEAD = same("norm.*", "fc_norm.*", "head.weight", "head.bias", "head_dist.*")
-_BLOCKS = (  # with parallel branches
-    *(*_block({}), *_layer_scale("gamma_1", "gamma_2")),
-    *(*_block({}, branch=1), *_layer_scale("gamma_1_1", "gamma_2_1", branch=1)),
+_BRANCHES = range(4)  # of parallel blocks, at most
+_BLOCKS = tuple(
+    rule
+    for n in _BRANCHES
+    for rule in (
+        *_block({}, branch=n),
+        *_layer_scale(*(f"gamma_{kind}{f'_{n}' * (n > 0)}" for kind in (1, 2)), branch=n),
+    )
 )
 _MAE = same(
     "mask_token", "decoder_pos_embed", "decoder_blocks.{i}.*", *(f"decoder_{x}.*" for x in ("embed", "norm", "pred"))
@@ -75,7 +80,7 @@ _MMPRETRAIN = (
     *_layer_scale("attn.gamma1.weight", "ffn.gamma2.weight", "layers.{i}."),
     *(Rule("ln1.*", "norm.*"), Rule("ln2.*", "fc_norm.*")),
 )
-_RELATIVE_POSITIONS = r".+\.attn1?\.bias\.rel_pos_[hw]"
+_RELATIVE_POSITIONS = r".+\.attn\d*\.bias\.rel_pos_[hw]"
 VIT = Family(
     (
         Scheme(
@@ -84,7 +89,7 @@ VIT = Family(
                 *same("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "pre_logits.*"),
                 *same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
                 *(*_BLOCKS, *_HEAD, *_MAE),
-                *same(*(f"blocks.{{i}}.attn{n}.bias.rel_pos_{axis}" for n in ("", "1") for axis in "hw")),
+                *same(*(f"blocks.{{i}}.attn{n or ''}.bias.rel_pos_{axis}" for n in _BRANCHES for axis in "hw")),
             ),
             wrapper="state_dict",
         ),
@@ -94,7 +99,7 @@ VIT = Family(
             wrapper="model",
         ),
         Scheme("timm", (*_TIMM, *_block({}), *_layer_scale("ls1.gamma", "ls2.gamma"))),
-        Scheme("timm", (*_TIMM, *_timm_branch(0), *_timm_branch(1))),
+        Scheme("timm", (*_TIMM, *(rule for n in _BRANCHES for rule in _timm_branch(n)))),
         Scheme(
             "mmseg",
             (
