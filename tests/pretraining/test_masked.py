@@ -101,6 +101,9 @@ def gradient_of_masked_pixels(model, side=64):
         ("hmlp_ln", "train", False),
         ("hmlp", "eval", False),
         ("hmlp", "train", True),  # statistics of the batch see masked patches
+        ("linear_bn_gelu", "eval", False),
+        ("conv", "eval", True),  # a window of 3 pixels every 2
+        ("conv_ln", "train", True),
     ],
 )
 @pytest.mark.parametrize("decoder", [None, {"embed_dims": 16, "depth": 1, "num_heads": 2}])
