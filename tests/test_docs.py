@@ -388,7 +388,7 @@ def test_options_of_the_docs_are_those_of_init_cfg():
 def test_models_named_in_the_docs_are_in_the_model_table():
     for page in PAGES:
         for name in re.findall(r"`((?:swin|swinv2|mvitv2|vit|deit|deit3)_[a-z]\w*(?:\.\w+)?)`", page.read_text()):
-            assert name == "swin_v2" or name.endswith(".pth") or find_model(name), f"{page.name}: {name}"
+            assert name in SCHEMES or name.endswith(".pth") or find_model(name), f"{page.name}: {name}"
 
 
 # The toy family

@@ -26,8 +26,8 @@ CASTS = {
     "vit, hMLP with LN, constant drop path": 14,
     "swin_mixer": 7,
     "swin_mixer, window 4x6, absolute position": 7,
-    "mixer, windows": 2,
-    "mixer, resize": 2,
+    "mixer, windows": 1,
+    "mixer, resize": 1,
     "mixer, ResMLP": 10,
 }
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
