@@ -90,6 +90,7 @@ FILES = {  # that blocks read
     "swin_tiny_patch4_window7_224.pth": lambda: of_timm("swin_tiny_patch4_window7_224"),
     "swin_with_positions.pth": lambda: of_authors(vitdense.Swin("tiny", absolute_position=True)),
     "deit_tiny.pth": lambda: of_authors(vitdense.ViT("deit_tiny")),
+    "swin_mlp_tiny_c24_patch4_window8_256.pth": lambda: of_authors(vitdense.SwinMixer("tiny_d24")),
 }
 
 

@@ -215,11 +215,10 @@ PUBLISHED = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("transfer", ["windows", "resize"])
 @pytest.mark.parametrize(("arch", "millions", "billions"), PUBLISHED)
-def test_published_totals(arch, millions, billions, transfer):
+def test_published_totals(arch, millions, billions):
     with torch.device("meta"), torch.no_grad():
-        model = Mixer(arch, transfer=transfer).eval()
+        model = Mixer(arch).eval()
         _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
     dim, is_resmlp = model.out_channels[0], arch.startswith("resmlp")
     final_norm = 2 * dim  # ours has one for each of four outputs
@@ -228,6 +227,7 @@ def test_published_totals(arch, millions, billions, transfer):
     assert cost / 1e9 == pytest.approx(billions, abs=0.06)
 
 
+@pytest.mark.long
 def test_every_arch_builds_and_its_weights_say_what_they_expect():
     with torch.device("meta"):
         for name, arch in MIXER.items():
@@ -255,7 +255,7 @@ def test_drop_path_grows_to_the_last_block():
         ({"arch": {**NANO, "block": "resmlp"}}, "layer_scale is None for block='resmlp'"),
         ({"arch": {**NANO, "layer_scale": 0.1}}, "layer_scale is 0.1 for block='mixer'"),
         ({"arch": {**NANO, "depth": 0}}, "depth is 0"),
-        ({"arch": "mixer_base"}, "did you mean arch='mixer_base_16'"),
+        ({"arch": "mixer_base"}, "did you mean arch='mixer_base_"),
         ({"finetune": "attention"}, "Mixer: got finetune='attention', but it has no attention"),
         ({"out_indices": (3, 4)}, "expected ascending stages from 0 to 3"),
     ],

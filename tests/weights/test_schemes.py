@@ -77,11 +77,12 @@ def without_output_norms(model):
 def randomise(model):
     for name, parameter in model.named_parameters():  # norms and biases too: 1 and 0 would hide a swap
         # With smaller ones attention would be so even that neither they nor queries and keys were seen in the maps.
-        is_seen_in_attention = re.search(r"rel_pos|pool_|norm_[qkv]|(qkv\.|in_proj_)weight$", name) is not None
+        # Gates of gMLP likewise.
+        is_seen = re.search(r"rel_pos|pool_|norm_[qkv]|(qkv\.|in_proj_|gate\.norm\.)weight$", name) is not None
         # LayerScale and factors near 0 would hide their branch.
         is_factor = re.search(r"gamma|\.ls\d|\.alpha$|gate\.proj\.bias$", name) is not None
         mean = 2.3 if name.endswith("logit_scale") else 1.0 if is_factor else 0.0
-        nn.init.normal_(parameter, mean, std=1.0 if is_seen_in_attention else 0.05)
+        nn.init.normal_(parameter, mean, std=1.0 if is_seen else 0.05)
     for module in model.modules():
         if hasattr(module, "logit_scale") and getattr(module.qkv, "bias", None) is not None:
             # torchvision keeps a bias for keys that it never uses: the one thing that comes back as zero.
