@@ -7,6 +7,7 @@ import torch
 from conftest import REPO
 
 from vitdense.engine.config import build_model, load_config
+from vitdense.report import count
 
 pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long
@@ -167,6 +168,22 @@ def test_recipe_of_reppoints_v2(name):
     for key, decay in decays(model, cfg).items():
         exempt = name == "swin_t" and ("norm" in key or "relative_position_bias_table" in key)
         assert decay == (0 if exempt else 0.05), key  # GroupNorms and weights of fusions decay
+
+
+def test_swin_mixer_config_has_the_cost_of_the_nano_swin_and_spares_the_biases_of_its_windows_from_decay():
+    cost = {}
+    for name in ("swin", "swin_mixer"):
+        cfg = load_config(REPO / f"configs/upernet_{name}_nano_camvid.py")
+        model = build_on_meta(cfg).eval()
+        rows = count(model, (360, 480))
+        cost[name] = torch.tensor([rows[0].macs, sum(row.macs for row in rows)], dtype=torch.float64)
+    assert (cost["swin_mixer"] / cost["swin"] - 1).abs().max() < 0.03
+    found = {key: decay for key, decay in decays(model, cfg).items() if "spatial_mlp" in key}
+    assert len(found) == 16
+    for key, decay in found.items():
+        assert decay == (0 if key.endswith(".bias") else 0.05), key
+    still = load_config(REPO / "configs/upernet_swin_mixer_nano_camvid.py", {"model.backbone.shift": False})
+    assert not any(block.spatial_mlp.top for stage in build_on_meta(still).backbone.stages for block in stage.blocks)
 
 
 def test_windows_of_the_swin_v2_config_are_those_of_its_weights():

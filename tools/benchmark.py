@@ -113,6 +113,8 @@ def pair(
     project, _, other = peer.partition(":")
     ours, spec = comparable(find(other or name), shape, drop_path_rate)
     peers = PEERS[ours.family]
+    if not peers:
+        raise ValueError(f"--peer: no other project has {name}; give a model of about its cost: --peer mmdet:swin_tiny")
     project = project or next(iter(peers))
     if project not in peers:
         raise ValueError(f"--peer: got {project}, expected one of {', '.join(peers)} for {other or name}")

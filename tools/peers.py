@@ -59,6 +59,7 @@ FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
     "tokens without positions": lambda spec: not spec.arch.token_position,
     "a distillation token": lambda spec: spec.arch.distilled,
     "LayerScale": lambda spec: spec.arch.layer_scale is not None,
+    "blocks other than Mixer's": lambda spec: spec.arch.block != "mixer",
 }
 
 
@@ -257,6 +258,46 @@ def _mmseg_vit(spec: PeerSpec) -> nn.Module:
     )
 
 
+def _timm_mixer(spec: PeerSpec) -> nn.Module:
+    from timm.layers import GatedMlp
+    from timm.models.mlp_mixer import Affine, MixerBlock, MlpMixer, ResBlock, SpatialGatingBlock
+
+    arch = spec.arch
+    options = {
+        "mixer": {"block_layer": MixerBlock, "mlp_ratio": (0.5, arch.mlp_ratio)},
+        "resmlp": {"block_layer": ResBlock, "mlp_ratio": arch.mlp_ratio, "norm_layer": Affine},
+        "gmlp": {"block_layer": SpatialGatingBlock, "mlp_ratio": arch.mlp_ratio, "mlp_layer": GatedMlp},
+    }
+    return MlpMixer(
+        img_size=spec.shape,
+        patch_size=arch.patch_size,
+        embed_dim=arch.embed_dims,
+        num_blocks=arch.depth,
+        drop_path_rate=spec.drop_path_rate,  # of all blocks
+        num_classes=10,
+        **options[arch.block],
+    )
+
+
+def _mmpretrain_mixer(spec: PeerSpec) -> nn.Module:
+    from mmpretrain.models.backbones import MlpMixer
+
+    arch = spec.arch
+    return MlpMixer(
+        {
+            "embed_dims": arch.embed_dims,
+            "num_layers": arch.depth,
+            "tokens_mlp_dims": arch.embed_dims // 2,
+            "channels_mlp_dims": int(arch.embed_dims * arch.mlp_ratio),
+        },
+        img_size=spec.shape,
+        patch_size=arch.patch_size,
+        out_indices=[i - arch.depth for i in default_out_indices(arch.depth)],  # its check refuses others
+        drop_path_rate=spec.drop_path_rate,
+        norm_cfg={"type": "LN", "eps": 1e-6},  # default 1e-5; 1e-6 where the weights are from
+    )
+
+
 def _mm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     for i in model.out_indices:
         setattr(model, f"norm{i}", nn.Identity())
@@ -275,6 +316,10 @@ def _timm_vit_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
 def _mm_vit_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     model.ln1 = nn.Identity()  # after the last block
     return list(model(x))
+
+
+def _mm_mixer_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    return [out.unflatten(2, model.patch_resolution) for out in _mm_vit_maps(model, x)]  # [B, C, h, w] each
 
 
 def _torchvision_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -335,6 +380,14 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
         # In mmpretrain's DeiT III, the first norm of a block also feeds the MLP: its features are not the authors'.
         "mmpretrain": Peer("mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, _MM_VIT),
         "mmseg": Peer("mmseg", _mmseg_vit, _mm_vit_maps, _call, (*_MM_VIT, "a distillation token", "LayerScale")),
+    },
+    "swin_mixer": {},  # the authors' code is not a package
+    # Of the image size that they are built for. The last block of every quarter gives a map.
+    "mixer": {
+        "timm": Peer("timm", _timm_mixer, _timm_vit_maps, _timm_vit_maps, _VIT[1:]),
+        "mmpretrain": Peer(
+            "mmpretrain", _mmpretrain_mixer, _mm_mixer_maps, _mm_mixer_maps, (*_VIT[1:], "blocks other than Mixer's")
+        ),
     },
 }
 AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # our arguments for the same model

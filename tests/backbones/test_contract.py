@@ -216,9 +216,7 @@ def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
     """One of them, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work.
     Mixers refuse."""
     if not make.has_attention:
-        with pytest.raises(
-            ValueError, match=f"{make.kind.__name__}: got finetune='{finetune}', but it has no attention"
-        ):
+        with pytest.raises(ValueError, match=f"finetune='{finetune}', but it has no attention"):
             make(finetune=finetune, frozen_stages=frozen_stages)
         return
     model = make(finetune=finetune, frozen_stages=frozen_stages, drop_path_rate=0.5, with_cp=True).train()

@@ -3,6 +3,7 @@ loader, give the features of that model, and convert back bit by bit. The module
 
 import copy
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
-from vitdense.backbones import MViT, Swin, SwinV2, ViT
-from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT, MViTArch, ViTArch
+from vitdense.backbones import Mixer, MViT, Swin, SwinV2, ViT
+from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT, MixerArch, MViTArch, ViTArch
 from vitdense.report import num_params
 from vitdense.weights.convert import convert
 from vitdense.weights.load import load_pretrained
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.long
 
 PARALLEL = {"embed_dims": 192, "depth": 6, "num_heads": 3, "token_position": False, "layer_scale": 1.0}
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 2), "num_heads": 1}
+MIXER = {"embed_dims": 96, "depth": 4}
 # Our model by family and size, and what its peers are built from. At 448 (512 for V2) pixels, with windows of 7 (8),
 # every map of a Swin is of several whole windows: there all agree, also the classification codes, which do not shift on
 # a map that is one window. MViT's codes for classification attend globally, at the size of pretraining only. ViTs agree
@@ -49,6 +51,16 @@ MODELS = {
         lambda **options: ViT({**PARALLEL, "depth": 4}, parallel=4, out_norm="none", **options),
         PeerSpec(ViTArch(**{**PARALLEL, "depth": 4}), (224, 224), parallel=4),
     ),
+    # At the size of pretraining both rules for other sizes are the published model.
+    **{
+        ("mixer", name): (partial(Mixer, arch, **options), PeerSpec(MixerArch(**arch), (224, 224)))
+        for name, arch, options in (
+            ("windows", MIXER, {"transfer": "windows"}),
+            ("resize", MIXER, {"transfer": "resize"}),
+            ("ResMLP", {**MIXER, "block": "resmlp", "layer_scale": 1.0}, {}),
+            ("gMLP", {**MIXER, "block": "gmlp", "mlp_ratio": 6.0}, {}),
+        )
+    },
 }
 ROWS = [
     (family, size, scheme)
@@ -69,10 +81,12 @@ def without_output_norms(model):
 def randomise(model):
     for name, parameter in model.named_parameters():  # norms and biases too: 1 and 0 would hide a swap
         # With smaller ones attention would be so even that neither they nor queries and keys were seen in the maps.
-        is_seen_in_attention = re.search(r"rel_pos|pool_|norm_[qkv]|(qkv\.|in_proj_)weight$", name) is not None
-        # LayerScale near 0 would hide its branch.
-        mean = 2.3 if name.endswith("logit_scale") else 1.0 if "gamma" in name else 0.0
-        nn.init.normal_(parameter, mean, std=1.0 if is_seen_in_attention else 0.05)
+        # Gates of gMLP likewise.
+        is_seen = re.search(r"rel_pos|pool_|norm_[qkv]|(qkv\.|in_proj_|gate\.norm\.)weight$", name) is not None
+        # LayerScale and factors near 0 would hide their branch.
+        is_factor = re.search(r"gamma|\.ls\d|\.alpha$|gate\.proj\.bias$", name) is not None
+        mean = 2.3 if name.endswith("logit_scale") else 1.0 if is_factor else 0.0
+        nn.init.normal_(parameter, mean, std=1.0 if is_seen else 0.05)
     for module in model.modules():
         if hasattr(module, "logit_scale") and getattr(module.qkv, "bias", None) is not None:
             # torchvision keeps a bias for keys that it never uses: the one thing that comes back as zero.
@@ -83,11 +97,13 @@ def randomise(model):
 
 @torch.no_grad()
 def without_keys(model):
-    """Every query meets the same key. (MViT adds its queries to the result as well.)"""
+    """Every query meets the same key. (MViT adds its queries to the result as well.) Tokens of a mixer do not meet."""
     model = copy.deepcopy(model)
     for name, parameter in model.named_parameters():
         if name.endswith((".qkv.weight", ".qkv.bias")):
             parameter.chunk(3)[1].zero_()
+        elif name.endswith(("mlp_tokens.fc1.weight", "linear_tokens.weight")):
+            parameter.zero_()
     return model
 
 
@@ -101,6 +117,8 @@ def state_of(peer, family, scheme):
             f"head.layers.{head}.{name}": s for head in heads for name, s in (("weight", (10, 8)), ("bias", (10,)))
         }
         return state | {name: torch.randn(shape) for name, shape in shapes.items()}
+    if family == "mixer" and scheme == "mmpretrain":
+        return state | {"head.fc.weight": torch.randn(10, 8), "head.fc.bias": torch.randn(10)}
     if scheme == "mmpretrain":  # a classifier: its norm is the last output norm, its head is outside the backbone
         state = {key: value for key, value in state.items() if not key.startswith(("backbone.norm0", "backbone.norm1"))}
         state = {key: value for key, value in state.items() if not key.startswith("backbone.norm2")}
