@@ -18,7 +18,7 @@ from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import HierarchicalStem, Mlp, PatchEmbed, init_transformer
+from vitdense.layers.blocks import HierarchicalStem, Mlp, PatchEmbed, init_transformer, scaled
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition, ExtraTokens
 
@@ -157,18 +157,13 @@ class ViTBlock(nn.Module):
 
     def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
         """``[B, N, C]`` to the same; see `Attention`."""
-        y = x + self.drop_path(_scaled(self.attn(self.norm1(x), size, windows), self.gamma_1))
+        y = x + self.drop_path(scaled(self.attn(self.norm1(x), size, windows), self.gamma_1))
         if self.parallel == 2:
-            y = y + self.drop_path(_scaled(self.attn1(self.norm11(x), size, windows), self.gamma_1_1))
-        z = y + self.drop_path(_scaled(self.mlp(self.norm2(y)), self.gamma_2))
+            y = y + self.drop_path(scaled(self.attn1(self.norm11(x), size, windows), self.gamma_1_1))
+        z = y + self.drop_path(scaled(self.mlp(self.norm2(y)), self.gamma_2))
         if self.parallel == 2:
-            z = z + self.drop_path(_scaled(self.mlp1(self.norm21(y)), self.gamma_2_1))
+            z = z + self.drop_path(scaled(self.mlp1(self.norm21(y)), self.gamma_2_1))
         return z
-
-
-def _scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
-    """LayerScale, where the block has it."""
-    return branch if gamma is None else gamma * branch
 
 
 class ViT(Backbone):
