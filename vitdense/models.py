@@ -172,7 +172,16 @@ def _mixers() -> list[Model]:
     return rows
 
 
-MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit(), *_mixers())}
+def _nat() -> list[Model]:
+    """The authors' releases."""
+    address = "https://shi-labs.com/projects/nat/checkpoints/CLS/nat_{}.pth"
+    return [
+        Model(f"nat_{size}.shi_in1k", f"nat_{size}", "NAT", size, address.format(size), "MIT")
+        for size in ("mini", "tiny", "small", "base")
+    ]
+
+
+MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit(), *_mixers(), *_nat())}
 # Models without the weights' name: the first row of each.
 DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}
 # Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitdense.layers.local import attend_local
+
 BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in published counts of Mask R-CNN
 
 
@@ -26,14 +28,32 @@ class Row:
 
 
 class _PublishedAttention(TorchFunctionMode):
-    """Makes queries and keys as long as values, as in papers: longer ones carry a position bias, see
-    `vitdense.layers.attention.attend_decomposed`, which papers count as an addition. The values become wrong."""
+    """Counts attention as papers do. The values become wrong.
+
+    Queries and keys are as long as values: longer ones carry a position bias, see
+    `vitdense.layers.attention.attend_decomposed`, which papers count as an addition. Local attention has the pairs of
+    its definition, not those of tiles.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is attend_local:
+            return _published_local_attention(*args)
         if func is F.scaled_dot_product_attention:
             q, k, v, *others = args
             args = (q[..., : v.shape[-1]], k[..., : v.shape[-1]], v, *others)
         return func(*args, **(kwargs or {}))
+
+
+def _published_local_attention(
+    q: Tensor, k: Tensor, v: Tensor, kernel: int, border: str, position: Tensor | tuple | None, scale: float | None
+) -> Tensor:
+    """A tensor ``[B, H, W, heads d]`` by the products of the definition: of every query with ``kernel ** 2`` keys and
+    values, and with embeddings of as many offsets where positions are such."""
+    b, h, w, heads, dim = v.shape
+    length = 2 * dim if isinstance(position, tuple) else dim
+    q, k = q.new_zeros(b, heads, h * w, length), q.new_zeros(b, heads, kernel**2, length)
+    y = F.scaled_dot_product_attention(q, k, k[..., :dim])  # [B, heads, H*W, d]
+    return y.transpose(1, 2).reshape(b, h, w, heads * dim)  # [B, H, W, heads*d]
 
 
 def _deform_conv_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape: Sequence[int]) -> int:

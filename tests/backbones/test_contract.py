@@ -12,7 +12,7 @@ from conftest import relative_error
 from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
-from vitdense.backbones import Mixer, MViT, Swin, SwinMixer, SwinV2, ViT
+from vitdense.backbones import NAT, Mixer, MViT, Swin, SwinMixer, SwinV2, ViT
 
 
 def with_random_norms(model):
@@ -58,7 +58,7 @@ BACKBONES = {
     "swin, window 4x6, absolute position": Row(
         Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
     ),
-    "swin, positions alone": Row(Swin, NANO, {"window_size": 4, "content": False}),
+    "swin, positions alone": Row(Swin, NANO, {"window_size": 4, "attention": "bias"}),
     "swin_v2": Row(SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
     "swin_v2, window 4x6, extra norms, absolute position": Row(
         SwinV2,
@@ -71,6 +71,9 @@ BACKBONES = {
         },
         prepare=with_random_norms,
     ),
+    "swin, sliding": Row(Swin, NANO, {"attention": "sliding"}),
+    "nat": Row(NAT, {**NANO, "mlp_ratio": 3.0}),
+    "nat, LayerScale": Row(NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
     # Its first windows are 16x16 tokens, so that 72x104 pixels pad to four of them.
     "mvit": Row(MViT, MVIT, {"pretrain_img_size": 64}, eps=1e-6),
     "mvit, global, two heads": Row(

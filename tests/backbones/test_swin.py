@@ -157,7 +157,7 @@ def test_ablations_of_table_4():
     x = torch.randn(1, 3, 70, 100)
     keys = {name: set(Swin(NANO, **options).state_dict()) for name, options in {
         "plain": {}, "no bias": {"relative_bias": False}, "absolute": {"absolute_position": True},
-        "no content": {"content": False},
+        "no content": {"attention": "bias"},
     }.items()}  # fmt: skip
     assert keys["absolute"] - keys["plain"] == {"absolute_pos_embed.table"}
     assert all("bias_table" in key for key in keys["plain"] - keys["no bias"])
@@ -181,7 +181,7 @@ def test_ablations_of_table_4():
         ({"arch": {"embed_dims": 16, "depths": (2,), "num_heads": (3,)}}, "16 channels, which 3 heads do not divide"),
         ({"arch": {"embed_dims": 16, "depths": (2, 2), "num_heads": (1,)}}, "same number of stages"),
         ({"window_size": 0}, "window_size"),
-        ({"content": False, "relative_bias": False}, "content, relative_bias: got False for both"),
+        ({"attention": "bias", "relative_bias": False}, "relative_bias"),
         ({"window_size": (7, 7, 7)}, "window_size"),
         ({"out_indices": (0, 4)}, "stages from 0 to 3"),
         ({"out_indices": ()}, "out_indices"),

@@ -17,6 +17,7 @@ from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
+from vitdense.layers.local import LocalAttention
 from vitdense.layers.position import AbsolutePosition
 
 
@@ -117,10 +118,13 @@ class BiasAttention(WindowAttention):
     Args:
         spec: The block.
         qkv_bias: Whether values have a bias.
+        relative_bias: True: nothing else decides the weights.
     """
 
-    def __init__(self, spec: BlockSpec, qkv_bias: bool) -> None:
-        super().__init__(spec, qkv_bias, relative_bias=True)
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        if not relative_bias:
+            raise ValueError("attention='bias': got relative_bias=False, expected True: nothing else weighs the values")
+        super().__init__(spec, qkv_bias, relative_bias)
         del self.qkv
         self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
 
@@ -142,11 +146,35 @@ class BiasAttention(WindowAttention):
         return (bias.softmax(-1) @ v).flatten(0, 1)  # [n, heads, N, d]
 
 
-def arguments(layers: Sequence[WindowAttention], x: Tensor) -> list[tuple]:
+class SlidingAttention(LocalAttention):
+    """Multi-head self-attention of every position to the window around it: "sliding window" (Tables 5 and 6).
+
+    It has the parameters of `WindowAttention`. Of the bias table the centre is used, up to half a window away.
+
+    Args:
+        spec: The block. Its window is square, of odd sides.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: Whether logits get a learned relative position bias.
+        border: See `attend_local`.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool, border: str = "mask") -> None:
+        super().__init__(spec.dim, spec.num_heads, spec.window[0], border, None, qkv_bias)
+        self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
+        self.proj = nn.Linear(spec.dim, spec.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, H, W, C]`` to the same."""
+        return self.proj(super().forward(x))
+
+
+def arguments(layers: Sequence[WindowAttention | LocalAttention], x: Tensor) -> list[tuple]:
     """The arguments, after the map, of the attention layers of a stage for a map ``[B, H, W, C]``.
 
-    Every second layer shifts, or none does.
+    Every second layer shifts, or none does. Local attention takes the map alone.
     """
+    if isinstance(layers[0], LocalAttention):
+        return [()] * len(layers)
     biases, others = layers[0].of_stage(layers, compute_dtype(x))  # [n, heads, N, align(N)]
     layouts = {
         shift: window_layout(x, layers[0].spec.window, shift) for shift in {layer.spec.shift for layer in layers}
@@ -164,6 +192,9 @@ def arguments(layers: Sequence[WindowAttention], x: Tensor) -> list[tuple]:
         sums = sums.flatten(1, 2)[..., :tokens]  # [n / 2, images*special, heads, N, N]
         masked[every] = sums.expand(len(shifted), -1, -1, -1, -1).unbind()
     return [(*args, *other) for *args, other in zip(windows, plain, masked, others)]
+
+
+ATTENTIONS = {"window": WindowAttention, "bias": BiasAttention, "sliding": SlidingAttention}
 
 
 class SwinBlock(nn.Module):
@@ -226,13 +257,13 @@ class SwinTrunk(Backbone):
     Args:
         arch: Row of the variants table.
         specs: Every block in order.
+        stem: Builds the patch embedding from its channels.
         block: Builds a block.
         merging: Builds a patch merging from its input channels.
-        in_channels: Image channels.
-        patch_size: Patch side and stride in pixels.
+        patch_size: Stride of the patch embedding in pixels.
+        out_indices: This and the next four: see `Backbone`.
         absolute_position: Whether to add an absolute position embedding.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid that embedding has.
-        out_indices: This and the rest: see `Backbone`.
 
     Raises:
         ValueError: Sizes that do not fit together.
@@ -242,22 +273,22 @@ class SwinTrunk(Backbone):
         self,
         arch: SwinArch,
         specs: Sequence[BlockSpec],
+        stem: Callable[[int], nn.Module],
         block: Callable[[BlockSpec], SwinBlock],
         merging: Callable[[int], nn.Module],
-        in_channels: int,
         patch_size: int,
-        absolute_position: bool,
-        pretrain_img_size: int | Sequence[int],
         out_indices: Sequence[int],
         frozen_stages: int,
         finetune: str | None,
         with_cp: bool,
         init_cfg: InitCfg,
+        absolute_position: bool = False,
+        pretrain_img_size: int | Sequence[int] = 224,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
         self.arch = arch
         dims = [arch.embed_dims * 2**i for i in range(len(arch.depths))]
-        self.patch_embed = PatchEmbed(in_channels, dims[0], patch_size)
+        self.patch_embed = stem(dims[0])
         if absolute_position:
             h, w = as_pair(pretrain_img_size, "pretrain_img_size")
             self.absolute_pos_embed = AbsolutePosition((h // patch_size, w // patch_size), dims[0])
@@ -309,9 +340,11 @@ class Swin(SwinTrunk):
         patch_size: Patch side and stride in pixels.
         window_size: Window in tokens, one int or (h, w). Published weights use 7, or 12 when trained at 384 pixels.
         qkv_bias: Whether queries, keys and values have a bias.
-        shift: Whether odd blocks shift their windows (off: Table 4's ablation).
+        attention: ``'window'``; ``'sliding'``: every position attends to the window around it (Tables 5 and 6), with
+            the same weights, and such a window is square, of odd sides; or ``'bias'``: no queries and keys, the weights
+            are of the relative position alone (Table 4, "rel. pos. w/o app.").
+        shift: Whether odd blocks shift their windows (off: Table 4's ablation). Sliding windows do not.
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
-        content: Whether attention has queries and keys (off: Table 4's "w/o app.", weights by relative position alone).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
 
@@ -330,9 +363,9 @@ class Swin(SwinTrunk):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         drop_path_rate: float = 0.2,
+        attention: str = "window",
         shift: bool = True,
         relative_bias: bool = True,
-        content: bool = True,
         absolute_position: bool = False,
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] = (0, 1, 2, 3),
@@ -341,19 +374,17 @@ class Swin(SwinTrunk):
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:
-        row = find_arch(arch, SWIN)
-        if not (content or relative_bias):
-            raise ValueError("content, relative_bias: got False for both; attention needs one of them")
-
-        def attention(spec: BlockSpec) -> WindowAttention:
-            return WindowAttention(spec, qkv_bias, relative_bias) if content else BiasAttention(spec, qkv_bias)
-
+        row, window = find_arch(arch, SWIN), as_pair(window_size, "window_size")
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention: got {attention!r}, expected one of {', '.join(ATTENTIONS)}")
+        if attention == "sliding" and (window[0] != window[1] or window[0] % 2 == 0):
+            raise ValueError(f"window_size: got {window}, expected a square of odd sides for attention='sliding'")
         super().__init__(
             row,
-            plan(row, as_pair(window_size, "window_size"), drop_path_rate, shift),
-            block=lambda spec: SwinBlock(spec, attention(spec), mlp_ratio),
+            plan(row, window, drop_path_rate, shift and attention != "sliding"),
+            stem=lambda dim: PatchEmbed(in_channels, dim, patch_size),
+            block=lambda spec: SwinBlock(spec, ATTENTIONS[attention](spec, qkv_bias, relative_bias), mlp_ratio),
             merging=PatchMerging,
-            in_channels=in_channels,
             patch_size=patch_size,
             absolute_position=absolute_position,
             pretrain_img_size=pretrain_img_size,

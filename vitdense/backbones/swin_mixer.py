@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitdense.backbones.base import InitCfg, as_pair
 from vitdense.backbones.swin import BlockSpec, SwinBlock, SwinTrunk, plan
 from vitdense.backbones.variants import SWIN_MIXER, find_arch
-from vitdense.layers.blocks import PatchMerging
+from vitdense.layers.blocks import PatchEmbed, PatchMerging
 from vitdense.layers.layout import compute_dtype, copied, window_layout
 
 
@@ -106,9 +106,9 @@ class SwinMixer(SwinTrunk):
         super().__init__(
             row,
             plan(row, as_pair(window_size, "window_size"), drop_path_rate, shift),
+            stem=lambda dim: PatchEmbed(in_channels, dim, patch_size),
             block=lambda spec: SwinMixerBlock(spec, WindowLinear(spec), mlp_ratio),
             merging=PatchMerging,
-            in_channels=in_channels,
             patch_size=patch_size,
             absolute_position=absolute_position,
             pretrain_img_size=pretrain_img_size,

@@ -19,7 +19,7 @@ from vitdense.backbones.swin import plan as plan_v1
 from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
 from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
-from vitdense.layers.blocks import PostNormMerging
+from vitdense.layers.blocks import PatchEmbed, PostNormMerging
 from vitdense.layers.layout import Windows, compute_dtype, zero
 
 
@@ -201,9 +201,9 @@ class SwinV2(SwinTrunk):
         super().__init__(
             row,
             plan(row, window, trained, drop_path_rate),
+            stem=lambda dim: PatchEmbed(in_channels, dim, patch_size),
             block=lambda spec: PostNormBlock(spec, CosineWindowAttention(spec), mlp_ratio),
             merging=PostNormMerging,
-            in_channels=in_channels,
             patch_size=patch_size,
             absolute_position=absolute_position,
             pretrain_img_size=pretrain_img_size,

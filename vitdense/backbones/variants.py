@@ -250,6 +250,28 @@ MIXER = {
     "gmlp_base": _gmlp(512),
 }
 
+
+@dataclass(frozen=True)
+class NATArch(SwinArch):
+    """Sizes of a NAT: those of a Swin, and what else differs.
+
+    Attributes:
+        mlp_ratio: Hidden width of the MLPs over their input.
+        layer_scale: Initial value of a learned factor per channel on every residual branch; None for no factors.
+    """
+
+    mlp_ratio: float
+    layer_scale: float | None = None
+
+
+# NAT Table 1 and the authors' code.
+NAT = {
+    "mini": NATArch(64, (3, 4, 6, 5), (2, 4, 8, 16), 3.0),
+    "tiny": NATArch(64, (3, 4, 18, 5), (2, 4, 8, 16), 3.0),
+    "small": NATArch(96, (3, 4, 18, 5), (3, 6, 12, 24), 2.0, layer_scale=1e-5),
+    "base": NATArch(128, (3, 4, 18, 5), (4, 8, 16, 32), 2.0, layer_scale=1e-5),
+}
+
 # Every family: its class, and the name of its modules in `vitdense.backbones` and `vitdense.weights.families`.
 FAMILIES = {
     "Swin": "swin",
@@ -258,6 +280,7 @@ FAMILIES = {
     "ViT": "vit",
     "SwinMixer": "swin_mixer",
     "Mixer": "mixer",
+    "NAT": "nat",
 }
 
 Arch = TypeVar("Arch")

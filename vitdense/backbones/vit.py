@@ -18,7 +18,7 @@ from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import STEMS, Mlp, init_transformer
+from vitdense.layers.blocks import STEMS, Mlp, init_transformer, scaled
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition, ExtraTokens
 
@@ -158,17 +158,12 @@ class ViTBlock(nn.Module):
         y = x
         for tail, gamma_tail in self.branches:
             branch = getattr(self, f"attn{tail}")(getattr(self, f"norm1{tail}")(x), size, windows)
-            y = y + self.drop_path(_scaled(branch, getattr(self, f"gamma_1{gamma_tail}")))
+            y = y + self.drop_path(scaled(branch, getattr(self, f"gamma_1{gamma_tail}")))
         z = y
         for tail, gamma_tail in self.branches:
             branch = getattr(self, f"mlp{tail}")(getattr(self, f"norm2{tail}")(y))
-            z = z + self.drop_path(_scaled(branch, getattr(self, f"gamma_2{gamma_tail}")))
+            z = z + self.drop_path(scaled(branch, getattr(self, f"gamma_2{gamma_tail}")))
         return z
-
-
-def _scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
-    """LayerScale, where the block has it."""
-    return branch if gamma is None else gamma * branch
 
 
 class ViT(Backbone):

@@ -39,6 +39,11 @@ class LayerNorm(nn.LayerNorm):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
+def scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
+    """LayerScale of a branch ``[..., C]``, where the block has it."""
+    return branch if gamma is None else gamma * branch
+
+
 def pad_to_multiple(x: Tensor, patch_size: int) -> Tensor:
     """An image ``[B, C, H, W]`` padded with zeros right and bottom to multiples of the patch."""
     h, w = x.shape[-2:]

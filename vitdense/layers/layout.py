@@ -55,7 +55,7 @@ def copied(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _made_once(make: Callable) -> Callable:
+def made_once(make: Callable) -> Callable:
     """Keep what `make(*sizes, device, dtype)` returns; the wrapper's first argument is a tensor of that device."""
 
     @lru_cache(CACHE_SIZE)
@@ -74,7 +74,7 @@ def _made_once(make: Callable) -> Callable:
     return layout
 
 
-@_made_once
+@made_once
 def zero(device: torch.device, dtype: torch.dtype) -> Tensor:
     """A zero, ``[1]``: called with a tensor, on its device."""
     return torch.zeros(1, device=device, dtype=dtype)
@@ -298,7 +298,7 @@ def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | Tra
     return _resampling(x, *size, window)
 
 
-@_made_once
+@made_once
 def _resampling(h: int, w: int, window: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Resampling:
     rows, columns = bicubic_weights(window[0], h, device), bicubic_weights(window[1], w, device)
     back = rows.T * (window[0] / h), columns.T * (window[1] / w)
@@ -327,7 +327,7 @@ def _pads(size: tuple[int, int], window: tuple[int, int]) -> tuple[bool, bool]:
     return size[0] % window[0] > 0, size[1] % window[1] > 0
 
 
-@_made_once
+@made_once
 def _windows(
     batch: int,
     h: int,
@@ -458,7 +458,7 @@ def relative_layout(q: Tensor, keys: tuple[int, int], aligns_rows: bool) -> Rela
     return _relative_positions(q, (h, w), keys, heads, dim, aligns_rows)
 
 
-@_made_once
+@made_once
 def _relative_positions(
     queries: tuple[int, int],
     keys: tuple[int, int],

@@ -1,0 +1,352 @@
+"""Local attention by tiles against its definition, against `F.unfold`, and against a loop over offsets."""
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+from torch.utils.flop_counter import FlopCounterMode
+
+from timing import alternate, median_ratio, peak_memory
+from vitdense.cost import CostCounter
+from vitdense.layers import local
+from vitdense.layers.local import BORDERS, POSITIONS, LocalAttention, attend_local, num_offsets
+from vitdense.report import macs
+
+HEADS, DIM, SCALE = 2, 4, 0.7
+every_border = pytest.mark.parametrize("border", BORDERS)
+every_position = pytest.mark.parametrize("position", POSITIONS)
+
+
+def inputs(batch, h, w, kernel, border, position, dtype=torch.float64, dim=DIM):
+    """Queries, keys and values, and positions as `attend_local` takes them."""
+    q, k, v = (torch.randn(batch, h, w, HEADS, dim, dtype=dtype) for _ in range(3))
+    length = num_offsets(kernel, border)
+    tables = {
+        "table": torch.randn(HEADS, length, length, dtype=dtype),
+        "query": tuple(torch.randn(length, dim // 2, dtype=dtype) for _ in "hw"),
+        None: None,
+    }
+    return q, k, v, tables[position]
+
+
+def neighbours(i, size, kernel, border):
+    """Positions that position i of an axis attends to, also outside of it where they are zero."""
+    start = i - kernel // 2
+    if border == "clamp":
+        start = max(min(start, size - kernel), 0)
+    return [j for j in range(start, start + kernel) if border == "zero" or 0 <= j < size]
+
+
+def definition(q, k, v, kernel, border, position, scale):
+    """Query by query, key by key."""
+    batch, h, w, heads, dim = q.shape
+    out, nothing = torch.zeros_like(q), torch.zeros(dim, dtype=q.dtype)
+    for b, y, x, head in itertools.product(range(batch), range(h), range(w), range(heads)):
+        logits, values = [], []
+        for row, column in itertools.product(neighbours(y, h, kernel, border), neighbours(x, w, kernel, border)):
+            inside = 0 <= row < h and 0 <= column < w
+            key, value = (t[b, row, column, head] if inside else nothing for t in (k, v))
+            bias = 0.0
+            if isinstance(position, tuple):
+                centre = position[0].shape[0] // 2
+                offset = torch.cat([position[0][y - row + centre], position[1][x - column + centre]])
+                bias = scale * (q[b, y, x, head] @ offset)
+            elif position is not None:
+                centre = position.shape[1] // 2
+                bias = position[head, y - row + centre, x - column + centre]
+            logits.append(scale * (q[b, y, x, head] @ key) + bias)
+            values.append(value)
+        out[b, y, x, head] = torch.stack(logits).softmax(0) @ torch.stack(values)
+    return out.flatten(3)
+
+
+@pytest.mark.parametrize("size", [(9, 17), (3, 4), (1, 8)])
+@pytest.mark.parametrize("kernel", [3, 7])
+@every_border
+@every_position
+def test_tiles_are_the_definition(size, kernel, border, position):
+    """On several tiles, on a map smaller than the kernel, and on a row of whole tiles."""
+    q, k, v, position = inputs(1, *size, kernel, border, position)
+    got = attend_local(q, k, v, kernel, border, position, SCALE)
+    torch.testing.assert_close(got, definition(q, k, v, kernel, border, position, SCALE), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("size", "kernel"), [((26, 29), 3), ((25, 3), 19), ((3, 41), 17)])
+@every_border
+@every_position
+def test_tiles_are_the_definition_on_maps_with_inner_tiles(size, kernel, border, position):
+    """And where tiles next to those at the border are concerned by it too."""
+    q, k, v, position = inputs(1, *size, kernel, border, position)
+    q, k, v = (x[:, :, :, :1] for x in (q, k, v))
+    position = position[:1] if isinstance(position, torch.Tensor) else position
+    got = attend_local(q, k, v, kernel, border, position, SCALE)
+    torch.testing.assert_close(got, definition(q, k, v, kernel, border, position, SCALE), rtol=1e-10, atol=1e-10)
+
+
+def by_unfold(q, k, v, kernel, position=None, scale=SCALE):
+    """With zeros at the border: copies of the keys and values of every neighbourhood."""
+    _, h, w, heads, dim = q.shape
+
+    def columns(x):  # -> [B, heads, h*w, k*k, d]
+        x = F.unfold(x.flatten(3).permute(0, 3, 1, 2), kernel, padding=kernel // 2)  # [B, C*k*k, h*w]
+        return x.unflatten(1, (heads, dim, -1)).permute(0, 1, 4, 3, 2)
+
+    logits = scale * columns(k) @ q.flatten(1, 2).transpose(1, 2)[..., None]  # [B, heads, h*w, k*k, 1]
+    if position is not None:
+        logits = logits + position.flip(1, 2).flatten(1)[:, None, :, None]
+    y = (logits.softmax(-2) * columns(v)).sum(-2)  # [B, heads, h*w, d]
+    return y.transpose(1, 2).flatten(2).unflatten(1, (h, w))
+
+
+def by_offset(q, k, v, kernel, position=None, scale=SCALE):
+    """With zeros at the border: one pass over the map per offset for the logits, and one for the sum."""
+    h, w = q.shape[1:3]
+    k, v = (F.pad(x, (0, 0, 0, 0, *[kernel // 2] * 4)) for x in (k, v))  # [B, h+k-1, w+k-1, heads, d]
+    offsets = list(itertools.product(range(kernel), repeat=2))
+    logits = q.new_empty(*q.shape[:4], len(offsets))  # [B, h, w, heads, k*k]
+    for n, (y, x) in enumerate(offsets):
+        logits[..., n] = (q * k[:, y : y + h, x : x + w]).sum(-1).mul_(scale)
+    if position is not None:
+        logits += position.flip(1, 2).flatten(1)
+    share, out = logits.softmax(-1), torch.zeros_like(q)
+    for n, (y, x) in enumerate(offsets):
+        out.addcmul_(share[..., n, None], v[:, y : y + h, x : x + w])
+    return out.flatten(3)
+
+
+by_tiles = partial(attend_local, border="zero", scale=SCALE)
+
+
+@pytest.mark.parametrize("size", [(30, 41), (16, 24), (5, 60)])
+@pytest.mark.parametrize("kernel", [3, 7])
+@pytest.mark.parametrize("position", ["table", None])
+def test_with_zeros_at_the_border_all_three_ways_agree(size, kernel, position):
+    q, k, v, position = inputs(2, *size, kernel, "zero", position)
+    got = by_tiles(q, k, v, kernel, position=position)
+    for way in (by_unfold, by_offset):
+        torch.testing.assert_close(got, way(q, k, v, kernel, position), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [7, 8, 12, 31, 40, 65])
+@pytest.mark.parametrize("kernel", [5, 7, 27])
+@every_border
+def test_neighbourhoods_of_an_axis(size, kernel, border):
+    """With queries of zero the result is the mean of the values: 1 for every visible position of an axis."""
+    values = torch.eye(size, dtype=torch.float64)[:, None].expand(-1, 3, -1)[None, :, :, None]  # [1, size, 3, 1, size]
+    zero = torch.zeros_like(values)
+    share = attend_local(zero, zero, values, kernel, border)[0, :, 1]  # [size, size]
+    for i in range(size):
+        inside = {j for j in neighbours(i, size, kernel, border) if 0 <= j < size}
+        assert set(share[i].nonzero().flatten().tolist()) == inside
+
+
+def test_a_clamped_neighbourhood_has_all_its_keys():
+    """The rule of NAT's code: the start is that of the window around the query, moved into the map."""
+    h, w, kernel = 10, 19, 7
+    for size in (h, w):
+        for i in range(size):
+            assert len(neighbours(i, size, kernel, "clamp")) == kernel
+    zeros, ones = torch.zeros(1, h, w, 1, 2), torch.ones(1, h, w, 1, 2)
+    shares = {border: attend_local(zeros, zeros, ones, kernel, border)[0, ..., 0] for border in BORDERS}
+    for border in ("mask", "clamp"):
+        torch.testing.assert_close(shares[border], torch.ones(h, w))
+    # In a corner 4x4 of 7x7 keys are of the map: the others are zero, and share the softmax.
+    assert shares["zero"][0, 0].item() == pytest.approx(16 / 49)
+    assert shares["zero"][5, 9].item() == pytest.approx(1)
+
+
+@every_border
+@every_position
+@pytest.mark.parametrize("size", [(9, 10), (2, 3)])
+def test_gradients(border, position, size):
+    q, k, v, position = inputs(1, *size, 3, border, position)
+    tables = position if isinstance(position, tuple) else () if position is None else (position,)
+    tensors = [x.requires_grad_() for x in (q, k, v, *tables)]
+
+    def run(q, k, v, *tables):
+        given = tables if len(tables) == 2 else tables[0] if tables else None
+        return attend_local(q, k, v, 3, border, given, SCALE)
+
+    assert torch.autograd.gradcheck(run, tensors, fast_mode=True)
+
+
+@every_border
+@every_position
+def test_images_of_a_batch_are_independent(border, position):
+    q, k, v, position = inputs(3, 18, 25, 5, border, position)
+    together = attend_local(q, k, v, 5, border, position)
+    for i in range(3):
+        alone = attend_local(*(x[i : i + 1] for x in (q, k, v)), 5, border, position)
+        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-10, atol=1e-10)
+
+
+@every_border
+@every_position
+@pytest.mark.parametrize("size", [(26, 41), (3, 5)])
+def test_traced_form_is_the_same(border, position, size, monkeypatch):
+    q, k, v, position = inputs(2, *size, 7, border, position)
+    want = attend_local(q, k, v, 7, border, position)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(attend_local(q, k, v, 7, border, position), want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every_border
+@every_position
+@pytest.mark.parametrize("size", [(9, 17), (1, 1), (25, 3)])
+def test_half_precision_with_padded_tiles(dtype, border, position, size):
+    """Padded queries see keys, so that nothing is NaN, also in gradients; hidden pairs stay hidden."""
+    q, k, v, position = inputs(2, *size, 3, border, position, dim=16)
+    want = attend_local(q, k, v, 3, border, position)
+    tables = position if isinstance(position, tuple) else () if position is None else (position,)
+    tensors = [x.to(dtype).requires_grad_() for x in (q, k, v, *tables)]
+    tables = tuple(tensors[3:]) if len(tables) == 2 else tensors[3] if tables else None
+    got = attend_local(*tensors[:3], 3, border, tables)
+    assert got.dtype == dtype
+    assert relative_error(got.detach().double(), want) < 0.03
+    got.float().square().sum().backward()
+    assert all(x.grad.isfinite().all() for x in tensors)
+
+
+@every_border
+@pytest.mark.parametrize("size", [(9, 17), (1, 1), (25, 3), (40, 57)])
+def test_every_query_of_every_tile_sees_a_key(border, size):
+    """Those of the padding too: a row of hidden pairs alone would be NaN in the softmax."""
+    kernel, length = 7, num_offsets(7, border)
+    tiles = local._tiles(torch.zeros(1), *size, 8, kernel, border, length)
+    keys = tiles.index[..., : math.prod(x.shape[0] // n for x, n in zip(tiles.keys, tiles.grid))]
+    assert (keys < length**2).any(-1).all()
+    assert all((x < length).any(-1).all() for x in tiles.offsets)
+
+
+@every_border
+def test_biases_do_not_grow_with_the_batch_and_hardly_with_the_rows(border):
+    """Tiles that are not at the border share a bias: 200 rows have as few groups as 48."""
+    found = [local._tiles(torch.zeros(1), h, 80, 8, 7, border, num_offsets(7, border)) for h in (48, 200)]
+    assert [len(tiles.groups) for tiles in found] == [{"mask": 3, "zero": 1, "clamp": 3}[border]] * 2
+    assert found[0].index.shape == found[1].index.shape
+
+
+def test_layouts_are_made_once_per_size():
+    local._tiles.cache.cache_clear()
+    layer = LocalAttention(8, 2, 3)
+    for h in (12, 13, 12):
+        layer(torch.randn(1, h, 20, 8))
+        layer(torch.randn(2, h, 20, 8))
+    assert local._tiles.cache.cache_info().misses == 2
+
+
+def test_module_projects_and_attends():
+    """`"query"` as in stand-alone self-attention: no bias, no scale, offsets that all heads share."""
+    layer = LocalAttention(8, HEADS, 5, "zero", "query", qkv_bias=False, scale=1.0).double()
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
+        "qkv.weight": (24, 8),
+        "rel_pos_h": (5, 2),
+        "rel_pos_w": (5, 2),
+    }
+    assert layer.rel_pos_h.std() < 0.1
+    x = torch.randn(2, 7, 9, 8, dtype=torch.float64)
+    q, k, v = ((x @ part.T).unflatten(-1, (HEADS, DIM)) for part in layer.qkv.weight.chunk(3))
+    want = definition(q, k, v, 5, "zero", (layer.rel_pos_h, layer.rel_pos_w), 1.0)
+    torch.testing.assert_close(layer(x), want, rtol=1e-10, atol=1e-10)
+
+
+@every_border
+def test_module_with_a_table_and_without_positions(border):
+    x = torch.randn(1, 7, 9, 8, dtype=torch.float64)
+    table, none = (LocalAttention(8, HEADS, 3, border, position).double() for position in ("table", None))
+    length = {"mask": 3, "zero": 3, "clamp": 5}[border]
+    assert table.bias.relative_position_bias_table.shape == (length, length, HEADS)
+    none.load_state_dict({name: value for name, value in table.state_dict().items() if "qkv" in name}, strict=True)
+    q, k, v = table.qkv(x).unflatten(-1, (3, HEADS, DIM)).unbind(3)
+    of_heads = table.bias.relative_position_bias_table.permute(2, 0, 1)
+    torch.testing.assert_close(table(x), definition(q, k, v, 3, border, of_heads, 0.5), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(none(x), definition(q, k, v, 3, border, None, 0.5), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kernel": 4}, "kernel: got 4"),
+        ({"kernel": 7.0}, "kernel: got 7.0"),
+        ({"border": "wrap"}, "border: got 'wrap'"),
+        ({"position": "absolute"}, "position: got 'absolute'"),
+        ({"num_heads": 3}, "num_heads: got 3"),
+        ({"num_heads": 8, "position": "query"}, "num_heads: got 8"),
+    ],
+)
+def test_refused(options, named):
+    with pytest.raises(ValueError, match=named):
+        LocalAttention(**{"dim": 8, "num_heads": 2, "kernel": 3, **options})
+
+
+@pytest.mark.parametrize("length", [5, 6, 11])
+def test_too_few_offsets_are_refused(length):
+    q, table = torch.randn(1, 4, 4, HEADS, DIM), torch.randn(HEADS, length, length)
+    with pytest.raises(ValueError, match=f"position: got {length} offsets"):
+        attend_local(q, q, q, 7, "clamp", table)
+    attend_local(q, q, q, 7, "clamp", torch.randn(HEADS, 15, 15))  # more than are read
+
+
+# Costs
+
+
+@every_border
+@pytest.mark.parametrize(("position", "products"), [("table", 2), ("query", 3), (None, 2)])
+def test_published_count_is_that_of_the_definition(border, position, products):
+    """`kernel ** 2` pairs for every position, also at the border; tiles compute more."""
+    q, k, v, position = inputs(2, 20, 30, 7, border, position)
+    q, k, v = (x.to("meta") for x in (q, k, v))
+    position = tuple(x.to("meta") for x in position) if isinstance(position, tuple) else position
+    position = position.to("meta") if isinstance(position, torch.Tensor) else position
+    out, found = macs(lambda: attend_local(q, k, v, 7, border, position))
+    assert out.shape == (2, 20, 30, HEADS * DIM)
+    assert found == products * 2 * 20 * 30 * 49 * HEADS * DIM
+    with FlopCounterMode(display=False) as counter:
+        attend_local(q, k, v, 7, border, position)
+    assert counter.get_total_flops() // 2 > 2 * found
+
+
+# Stage 1 of Swin-T at 800x1344 pixels.
+STAGE = (1, 200, 336, 3, 32)
+WAYS = {"tiles with a halo": by_tiles, "unfold": by_unfold, "loop over offsets": by_offset}
+
+
+def counted(way):
+    """Kernels and bytes of a forward pass, after one that makes the layouts."""
+    q, table = torch.empty(STAGE, device="meta"), torch.empty(3, 7, 7, device="meta")
+    way(q, q, q, 7, position=table)
+    with CostCounter() as counter:
+        way(q, q, q, 7, position=table)
+    return counter.cost
+
+
+def test_tiles_move_the_fewest_bytes_in_few_kernels():
+    costs = {name: counted(way) for name, way in WAYS.items()}
+    print(*(f"\n{name}: {cost.kernels} kernels, {cost.bytes / 1e9:.2f} GB" for name, cost in costs.items()))
+    tiles, unfold, loop = costs.values()
+    assert tiles.bytes < unfold.bytes / 4
+    assert tiles.bytes < loop.bytes / 4
+    assert tiles.kernels < loop.kernels / 10
+
+
+@pytest.mark.slow
+def test_memory_and_time_of_the_three_ways():
+    """Prints the table of docs/local-attention.md (`pytest -s`)."""
+    torch.set_num_threads(1)
+    q, k, v = (torch.randn(STAGE) for _ in range(3))
+    table = torch.randn(3, 7, 7)
+    steps = {name: partial(way, q, k, v, 7, position=table) for name, way in WAYS.items()}
+    with torch.no_grad():
+        outs = [step() for step in steps.values()]
+        assert all(relative_error(out, outs[0]) < 1e-5 for out in outs)
+        peaks = {name: peak_memory(step, "cpu") for name, step in steps.items()}
+        seconds = alternate(steps, rounds=5)
+    for name in WAYS:
+        ratio = median_ratio(seconds, "tiles with a halo", name)
+        print(f"\n{name}: peak {peaks[name] / 1e6:.0f} MB, {ratio:.2f} x the time of tiles")
+    assert peaks["tiles with a halo"] < peaks["unfold"] / 4
