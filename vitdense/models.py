@@ -135,14 +135,26 @@ def _vit() -> list[Model]:
     return rows + [row(f"vit_{size}", size, "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
 
 
-MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit())}
+def _resnet() -> list[Model]:
+    """torchvision's trainings: the first (V1), with which mmdet's and mmseg's baselines start, and a longer one (V2)."""
+    return [
+        Model(f"{model}.{data}", model, "ResNet", model, f"torchvision://{model}.{version}", "BSD-3-Clause")
+        for data, version, depths in (
+            ("tv_in1k", "IMAGENET1K_V1", (18, 34, 50, 101, 152)),
+            ("tv2_in1k", "IMAGENET1K_V2", (50, 101, 152)),
+        )
+        for model in (f"resnet{depth}" for depth in depths)
+    ]
+
+
+MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit(), *_resnet())}
 # Models without the weights' name: the first row of each.
 DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}
 # Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.
 SHORT: dict[str, Model] = {
     re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1): row
     for name, row in MODELS.items()
-    if row.weights
+    if row.weights and row.family != "ResNet"
 }
 
 

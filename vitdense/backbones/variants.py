@@ -183,12 +183,42 @@ VIT = {
     "deit3_huge": _deit3(1280, 32, 16, patch_size=14),
 }
 
+
+@dataclass(frozen=True)
+class ResNetArch:
+    """Sizes of a ResNet: width of the stem and of the first stage's 3x3 convolutions (it doubles per stage), blocks per
+    stage, and whether these are bottlenecks, whose output is four times as wide, or basic blocks of two convolutions.
+    """
+
+    embed_dims: int
+    depths: tuple[int, ...]
+    bottleneck: bool = True
+
+    def __post_init__(self) -> None:
+        check_sizes(self.embed_dims, self.depths)
+
+    @property
+    def dims(self) -> list[int]:
+        """Channels of every stage."""
+        return [self.embed_dims * 2**stage * (4 if self.bottleneck else 1) for stage in range(len(self.depths))]
+
+
+# ResNet Table 1.
+RESNET = {
+    "resnet18": ResNetArch(64, (2, 2, 2, 2), bottleneck=False),
+    "resnet34": ResNetArch(64, (3, 4, 6, 3), bottleneck=False),
+    "resnet50": ResNetArch(64, (3, 4, 6, 3)),
+    "resnet101": ResNetArch(64, (3, 4, 23, 3)),
+    "resnet152": ResNetArch(64, (3, 8, 36, 3)),
+}
+
 # Every family: its class, and the name of its modules in `vitdense.backbones` and `vitdense.weights.families`.
 FAMILIES = {
     "Swin": "swin",
     "SwinV2": "swin_v2",
     "MViT": "mvit",
     "ViT": "vit",
+    "ResNet": "resnet",
 }
 
 Arch = TypeVar("Arch")
