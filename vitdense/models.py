@@ -136,7 +136,7 @@ def _vit() -> list[Model]:
 
 
 def _resnet() -> list[Model]:
-    """torchvision's trainings: the first (V1), with which mmdet's and mmseg's baselines start, and a longer one (V2)."""
+    """torchvision's trainings: V1, with which the baselines of mmdet start, and the longer V2."""
     return [
         Model(f"{model}.{data}", model, "ResNet", model, f"torchvision://{model}.{version}", "BSD-3-Clause")
         for data, version, depths in (

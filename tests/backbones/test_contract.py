@@ -13,6 +13,8 @@ from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
+from vitdense.backbones.resnet import ResNet
+from vitdense.layers.non_local import Gamma
 
 
 def with_random_norms(model):
@@ -21,6 +23,17 @@ def with_random_norms(model):
         if isinstance(module, nn.LayerNorm):
             nn.init.normal_(module.weight, 0.5, 0.2)
             nn.init.normal_(module.bias, 0, 0.2)
+    return model
+
+
+def with_random_batch_norms(model):
+    """At their initial zero, the last norms of a ResNet's branches and attention layers make all the identity."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, 0, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        if isinstance(module, (nn.BatchNorm2d, Gamma)):
+            nn.init.normal_(module.weight, 0.5, 0.2)
     return model
 
 
@@ -49,6 +62,7 @@ class Row:
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
+RESNET = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
 BACKBONES = {
     "swin": Row(Swin, NANO),
     "swin, window 4x6, absolute position": Row(
@@ -110,9 +124,21 @@ BACKBONES = {
         {"pretrain_img_size": 64, "stem": "hmlp_ln"},
         eps=1e-6,
     ),
+    "resnet, non-local": Row(
+        ResNet,
+        RESNET,
+        {"attention": {"kind": "nonlocal", "after": ((1, 0), (2, 0)), "pool": "after"}, "norm_eval": False},
+        prepare=with_random_batch_norms,
+    ),
+    "resnet, SAGAN": Row(
+        ResNet,
+        {**RESNET, "bottleneck": False},
+        {"attention": {"kind": "sagan", "after": ((2, 1), (3, 0))}, "norm_eval": False},
+        prepare=with_random_batch_norms,
+    ),
 }
 ATTENTION = re.compile(r"\.attn1?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
-STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")
+STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.", "conv1.", "bn1.")
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
 
 
@@ -192,7 +218,8 @@ def test_frozen_stages_in_mmdets_sense(make):
     model = make(frozen_stages=2, drop_path_rate=0.5)
     assert model.train() is model
     for name, parameter in model.named_parameters():
-        frozen = name.startswith((*STEM, "stages.0.", "stages.1.", "blocks.0.", "blocks.1.", "norm0.", "norm1."))
+        stages = ("stages.0.", "stages.1.", "blocks.0.", "blocks.1.", "layer1.", "layer2.")
+        frozen = name.startswith((*STEM, *stages, "norm0.", "norm1."))
         assert parameter.requires_grad is not frozen, name
     assert not any(m.training for m in model.stage_modules()[1].modules())
     assert all(m.training for m in model.stage_modules()[2].modules())
@@ -277,7 +304,7 @@ def test_state_dict_round_trip(make):
 def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
     """Linear layers and position tables with a standard deviation of 0.02, as far as their number of values tells."""
     model = make()
-    assert {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)} == {make.eps}
+    assert {m.eps for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.BatchNorm2d))} == {make.eps}
     drawn = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
     names = ("table", "rel_pos_h", "rel_pos_w", "_token", "_position")
     positions = [p for name, p in model.named_parameters() if name.endswith(names)]
@@ -338,7 +365,7 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     vits = [name for name in BACKBONES if name.startswith("vit")]
     BACKBONES[vits[2]]().train()(torch.randn(2, 3, 32, 32))  # SyncBN on a CPU in a process group, without DDP
-    for family in ("swin", "swin_v2", "mvit", *vits):
+    for family in ("swin", "swin_v2", "mvit", *vits, "resnet, non-local"):
         for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
             _ddp_steps(rank, family, options)
     torch.distributed.barrier()

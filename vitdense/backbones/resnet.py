@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitdense.backbones.base import Backbone, InitCfg, maybe_checkpoint
 from vitdense.backbones.variants import RESNET, ResNetArch, find_arch
+from vitdense.layers.blocks import max_pool
 from vitdense.layers.non_local import NonLocal, SAGANAttention
 
 ATTENTION = {"nonlocal": NonLocal, "sagan": SAGANAttention}
@@ -111,8 +112,8 @@ def attention_layers(attention: Mapping, arch: ResNetArch) -> dict[tuple[int, in
     known = {(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)}
     if not pairs or not set(pairs) <= known or len(set(pairs)) < len(pairs):
         raise ValueError(
-            f"attention.after: got {after!r}, expected different pairs (stage, block), counted from 0, of a ResNet with "
-            f"{arch.depths} blocks, such as ((2, 0),)"
+            f"attention.after: got {after!r}, expected different pairs (stage, block) of a ResNet with {arch.depths} "
+            f"blocks, counted from 0, such as ((2, 0),)"
         )
     return {(stage, i): ATTENTION[kind](arch.dims[stage], **options) for stage, i in pairs}
 
@@ -160,7 +161,6 @@ class ResNet(Backbone):
         self.conv1.apply(init_conv)
         self.bn1 = nn.BatchNorm2d(self.arch.embed_dims)
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         specs, dims = plan(self.arch, drop_path_rate), self.arch.dims
         attn = attention_layers(attention, self.arch) if attention else {}
         for i in range(len(dims)):
@@ -205,7 +205,7 @@ class ResNet(Backbone):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
         x = x.contiguous(memory_format=torch.channels_last)
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))  # [B, C, H/4, W/4]
+        x = max_pool(self.relu(self.bn1(self.conv1(x))), kernel=3, stride=2, padding=1)  # [B, C, H/4, W/4]
         outs = []
         for i, stage in enumerate(self.stage_modules()[: self.out_indices[-1] + 1]):
             x = stage(x)  # [B, C_i, H_i, W_i]

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.layers.attention import attend
+from vitdense.layers.blocks import max_pool
+from vitdense.layers.layout import copied
 
 POOLS = ("before", "after")
 
@@ -83,6 +85,8 @@ class NonLocal(nn.Module):
         q, k, v = (t.flatten(2).transpose(1, 2) for t in (q, k, v))  # [B, N, d], [B, n, d], [B, n, heads*d]
         q, k = (t[:, None].expand(-1, self.num_heads, -1, -1) for t in (q, k))  # [B, heads, N, d], [B, heads, n, d]
         v = v.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, heads, n, d]
+        if torch.compiler.is_compiling():  # where attention is taken apart, its products ask how these lie in memory
+            q, k, v = (copied(t) for t in (q, k, v))
         y = attend(q, k, v, scale=self.scale).transpose(1, 2).flatten(2)  # [B, N, heads*d]
         return x + self.norm(self.out(y.transpose(1, 2).unflatten(2, x.shape[2:])))  # [B, C, H, W]
 
@@ -121,7 +125,11 @@ class SAGANAttention(NonLocal):
 def _pool(x: Tensor) -> Tensor:
     """2x2 max pooling of ``[B, C, H, W]`` to ``[B, C, H // 2, W // 2]``; a side of 1 stays.
 
-    While a model is compiled, sizes are symbols: maps of one row or column would be another program.
+    While a model is compiled, an odd row and column are pooled, then dropped: torch's own would be compiled for one
+    parity of the sizes. Maps of one row or column would be another program.
     """
-    h, w = (2, 2) if torch.compiler.is_compiling() else (min(n, 2) for n in x.shape[2:])
-    return F.max_pool2d(x, (h, w))  # [B, C, h, w]
+    h, w = x.shape[2:]
+    if not torch.compiler.is_compiling():
+        return F.max_pool2d(x, (min(h, 2), min(w, 2)))  # [B, C, h, w]
+    rows, columns = (torch.arange(n // 2, device=x.device) for n in (h, w))
+    return max_pool(x, 2, 2).index_select(2, rows).index_select(3, columns)  # [B, C, h, w]
