@@ -108,7 +108,7 @@ def attention_layers(attention: Mapping, arch: ResNetArch) -> dict[tuple[int, in
     kind, after = options.pop("kind", None), options.pop("after", ())
     if kind not in ATTENTION:
         raise ValueError(f"attention.kind: got {kind!r}, expected one of {', '.join(ATTENTION)}")
-    pairs = [tuple(pair) for pair in after]
+    pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else pair for pair in after]
     known = {(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)}
     if not pairs or not set(pairs) <= known or len(set(pairs)) < len(pairs):
         raise ValueError(
