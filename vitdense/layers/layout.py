@@ -53,7 +53,7 @@ def copied(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _made_once(make: Callable) -> Callable:
+def made_once(make: Callable) -> Callable:
     """Keep what `make(*sizes, device, dtype)` returns; the wrapper's first argument is a tensor of that device."""
 
     @lru_cache(CACHE_SIZE)
@@ -72,7 +72,7 @@ def _made_once(make: Callable) -> Callable:
     return layout
 
 
-@_made_once
+@made_once
 def zero(device: torch.device, dtype: torch.dtype) -> Tensor:
     """A zero, ``[1]``: called with a tensor, on its device."""
     return torch.zeros(1, device=device, dtype=dtype)
@@ -273,7 +273,7 @@ def _pads(size: tuple[int, int], window: tuple[int, int]) -> tuple[bool, bool]:
     return size[0] % window[0] > 0, size[1] % window[1] > 0
 
 
-@_made_once
+@made_once
 def _windows(
     batch: int,
     h: int,
@@ -404,7 +404,7 @@ def relative_layout(q: Tensor, keys: tuple[int, int], aligns_rows: bool) -> Rela
     return _relative_positions(q, (h, w), keys, heads, dim, aligns_rows)
 
 
-@_made_once
+@made_once
 def _relative_positions(
     queries: tuple[int, int],
     keys: tuple[int, int],

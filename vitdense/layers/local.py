@@ -1,0 +1,307 @@
+"""Local self-attention: every position of a map attends to the k x k positions around it.
+
+Queries are cut into tiles, keys and values into tiles with a halo: attention is then a few batched products. Pairs of a
+tile that do not see each other are hidden by the bias, which also holds the positions.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+from vitdense.layers.attention import attend, attend_decomposed
+from vitdense.layers.bias import TableBias
+from vitdense.layers.layout import align, copied, made_once, zero
+
+BORDERS = ("mask", "zero", "clamp")
+POSITIONS = ("table", "query", None)
+TILES = (8, 7)  # sides of a tile of queries; while a model is compiled, the first
+HIDDEN = -3e4  # one term of the bias of a hidden pair: the sum of two is finite in every dtype
+
+
+def attend_local(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: int,
+    border: str = "mask",
+    position: Tensor | tuple[Tensor, Tensor] | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of every position of a map to its neighbourhood of `kernel` x `kernel` positions.
+
+    At the border of the map the neighbourhood is cut off (``'mask'``); or it has keys and values of zero outside, which
+    take part in the softmax (``'zero'``); or it is moved into the map (``'clamp'``), and is all of a smaller map.
+
+    Args:
+        q: Queries, ``[B, H, W, heads, d]``.
+        k: Keys, likewise.
+        v: Values, likewise.
+        kernel: Side of the neighbourhood, odd.
+        border: One of `BORDERS`.
+        position: None; or a bias for every offset of a query from a key, ``[heads, T, T]`` with offset (0, 0) in the
+            centre; or embeddings of the offsets of rows and of columns, ``[T, d / 2]`` each: the bias is the product of
+            the query with both, joined, times `scale`. T is odd, and at least `num_offsets`.
+        scale: Factor on the logits; ``d ** -0.5`` when None.
+
+    Returns:
+        ``[B, H, W, heads d]``.
+
+    Raises:
+        ValueError: An even kernel, an unknown border, or too few offsets.
+    """
+    if has_torch_function((q, k, v)):  # `vitdense.report` counts the pairs of the definition, not those of tiles
+        return handle_torch_function(attend_local, (q, k, v), q, k, v, kernel, border, position, scale)
+    (_, h, w, heads, dim), radius = q.shape, kernel // 2
+    least, length = num_offsets(kernel, border), 1
+    if position is None:
+        position = zero(q).expand(heads, 1, 1)  # [heads, 1, 1]
+    elif (length := position[0].shape[0 if isinstance(position, tuple) else 1]) < least or length % 2 == 0:
+        raise ValueError(f"position: got {length} offsets, expected at least {least}, an odd number")
+    scale = dim**-0.5 if scale is None else scale
+    if border == "zero":
+        k, v = (F.pad(x, (0, 0, 0, 0, radius, radius, radius, radius)) for x in (k, v))  # [B, H+k-1, W+k-1, heads, d]
+    tiles = _tiles(q, h, w, _side(h, w, kernel), kernel, border, length)
+    k, v = (tiles.cut(x, *tiles.keys) for x in (k, v))  # [G, B', heads', m*n, d] each
+    if isinstance(position, tuple):
+        terms = [
+            # [B, H, W, heads, T + 1] to [B, H, W, heads, n]
+            F.pad(half @ table.T.to(q.dtype) * scale, (0, 1), value=HIDDEN).gather(-1, x.expand(*q.shape[:-1], -1))
+            for half, table, x in zip(q.chunk(2, dim=-1), position, tiles.offsets)
+        ]
+        return tiles.join(_attend_terms(*(tiles.cut(x, *tiles.queries) for x in (q, *terms)), k, v, tiles.side, scale))
+    q, biases = tiles.cut(q, *tiles.queries), tiles.biases(position.to(q.dtype))  # [G, B', heads', t*t, d]
+    outs = [
+        attend(*(x[rows].flatten(0, 1) for x in (q, k, v)), bias, scale)
+        for rows, bias in zip(tiles.groups, biases.split(1))
+    ]
+    y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
+    return tiles.join(y.unflatten(0, q.shape[:2]))  # [B, H, W, heads*d]
+
+
+def _attend_terms(
+    q: Tensor, of_row: Tensor, of_column: Tensor, k: Tensor, v: Tensor, side: int, scale: float
+) -> Tensor:
+    """Attention in tiles ``[G, B', heads', t * t, d]`` whose bias is a sum of a term of the key's row and one of its
+    column, ``[G, B', heads', t * t, n]``."""
+    shape, keys = q.shape, (of_column.shape[-1], of_row.shape[-1])  # column by column
+
+    def bias(*args: object) -> tuple[Tensor, Tensor]:
+        _, _, layout, factor = args
+        return F.pad(of_column, (0, layout.rows - keys[0])) * factor, of_row * factor
+
+    k, v = (x.flatten(0, 1).transpose(1, 2) for x in (k, v))  # [G*B', m*n, heads', d] each
+    q, of_row, of_column = (
+        x.flatten(0, 1).transpose(1, 2).unflatten(1, (side, side)) for x in (q, of_row, of_column)
+    )  # [G*B', t, t, heads', d]
+    y = attend_decomposed(q, k, v, bias, keys, scale)  # [G*B', t*t, heads'*d]
+    return y.unflatten(-1, shape[2::2]).transpose(1, 2).unflatten(0, shape[:2])  # [G, B', heads', t*t, d]
+
+
+def num_offsets(kernel: int, border: str) -> int:
+    """How many offsets a query has from its keys along an axis.
+
+    Raises:
+        ValueError: An even kernel or an unknown border.
+    """
+    if not isinstance(kernel, int) or kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"kernel: got {kernel}, expected an odd number of positions, such as 7")
+    if border not in BORDERS:
+        raise ValueError(f"border: got {border!r}, expected one of {', '.join(BORDERS)}")
+    return 2 * kernel - 1 if border == "clamp" else kernel
+
+
+def _side(h: int, w: int, kernel: int) -> int:
+    """The side of a tile with which the fewest keys are copied."""
+    if torch.compiler.is_compiling():
+        return TILES[0]
+    return min(TILES, key=lambda t: -(-h // t) * -(-w // t) * min(t + kernel - 1, h) * min(t + kernel - 1, w))
+
+
+class _Axis(NamedTuple):
+    """The tiles along one axis of a map.
+
+    Attributes:
+        queries: Row, or column, of every query of every tile, ``[tiles * side]``; after the map, that of the last one.
+        keys: Of every key of every tile, ``[tiles * span]``.
+        offsets: Entry of the table of offsets of every query and key of a tile, ``[tiles, side, span]``; the one after
+            the table where the query does not see the key. Every query sees a key.
+        inner: The first of the tiles that are not at a border, and the one after them: their offsets are the same.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    offsets: Tensor
+    inner: tuple[int, int]
+
+
+def _axis(size: int, side: int, kernel: int, border: str, length: int, device: torch.device) -> _Axis:
+    radius, tiles, span = kernel // 2, (size + side - 1) // side, side + kernel - 1
+    before = radius if border == "zero" else 0  # keys of zero on either side of the map
+    keys, inner = size + 2 * before, (0, 0)
+    if not torch.compiler.is_compiling():  # there nothing may depend on sizes
+        span = min(span, keys)
+        start = min((radius - before + side - 1) // side, tiles)
+        inner = start, max((keys - before - radius) // side, start)
+    first = torch.arange(tiles, device=device) * side  # [tiles]
+    query = (first[:, None] + torch.arange(side, device=device)).clamp(max=size - 1)  # [tiles, side]
+    window = query + before - radius  # its first key
+    if border == "clamp":
+        window = window.clamp(max=keys - kernel).clamp(min=0)
+    halo = (first + before - radius).clamp(max=keys - span).clamp(min=0)  # first key of a tile, [tiles]
+    key = halo[:, None] + torch.arange(span, device=device)  # [tiles, span]
+    place = key[:, None] - window[..., None]  # of a key in the window of a query, [tiles, side, span]
+    sees = (place >= 0) & (place < kernel) & (key < keys)[:, None]
+    offset = (query + before)[..., None] - key[:, None] + length // 2
+    offset = torch.where(sees, offset.clamp(0, length - 1), length)  # a table of one entry serves all offsets
+    return _Axis(query.flatten(), key.clamp(max=keys - 1).flatten(), offset, inner)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """The tiles of maps of one size: nH x nW of them with N queries or keys each, column by column.
+
+    As tensors they are ``[G, B', heads', N, d]``. The tiles of a row of tiles are heads: G is nH, B' the batch and
+    heads' is ``heads * nW``, so that biases of a row serve all images, and most rows. While a model is compiled, where
+    nothing may depend on the number of rows, G is 1 and heads' is ``heads * nH * nW``.
+
+    Attributes:
+        size: Map (h, w).
+        side: Of a tile of queries, t.
+        grid: (nH, nW).
+        queries: Rows and columns, see `_Axis`.
+        keys: Likewise.
+        offsets: Entries of the table of offsets, of every row of the map, ``[h, 1, 1, n]``, and column, ``[w, 1, m]``.
+        index: Entry of the joint table of every pair in a tile, for tiles of every kind along rows and columns: of no
+            two are all offsets the same. ``[kinds, kinds, t * t, align(m * n)]``, int32.
+        columns: Kind of every tile along columns, ``[nW]``; None while a model is compiled: every tile is a kind.
+        groups: Rows of tiles of every kind along rows.
+    """
+
+    size: tuple[int, int]
+    side: int
+    grid: tuple[int, int]
+    queries: tuple[Tensor, Tensor]
+    keys: tuple[Tensor, Tensor]
+    offsets: tuple[Tensor, Tensor]
+    index: Tensor
+    columns: Tensor | None
+    groups: tuple[slice, ...]
+
+    def cut(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """A map ``[B, h, w, heads, d]`` as tiles ``[G, B', heads', N, d]``."""
+        nh, nw = self.grid
+        x = x.index_select(1, rows).unflatten(1, (nh, -1))  # [B, nH, n, w, heads, d]
+        traced = self.columns is None
+        x = x.permute(0, 4, 1, 3, 2, 5) if traced else x.permute(1, 0, 4, 3, 2, 5)  # [nH, B, heads, w, n, d]
+        x = x.index_select(3, columns).unflatten(3, (nw, -1)).flatten(4, 5)  # [nH, B, heads, nW, m*n, d]
+        return x.flatten(1, 3)[None] if traced else x.flatten(2, 3)  # [G, B', heads', m*n, d]
+
+    def join(self, x: Tensor) -> Tensor:
+        """Tiles ``[G, B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
+        (h, w), (nh, nw), side = self.size, self.grid, self.side
+        if self.columns is None:
+            x = x[0].unflatten(1, (-1, nh, nw)).permute(0, 2, 3, 1, 4, 5)  # [B, nH, nW, heads, t*t, d]
+        else:
+            x = x.unflatten(2, (-1, nw)).permute(1, 0, 3, 2, 4, 5)  # [B, nH, nW, heads, t*t, d]
+        x = x.unflatten(4, (side, side)).permute(0, 1, 5, 2, 4, 3, 6)  # [B, nH, t, nW, t, heads, d]
+        return copied(x).view(x.shape[0], nh * side, nw * side, -1)[:, :h, :w]  # [B, h, w, heads*d]
+
+    def biases(self, table: Tensor) -> Tensor:
+        """The biases of the groups, ``[groups, heads', t * t, align(m * n)]``, from a table ``[heads, T, T]``."""
+        table = F.pad(table.flatten(1), (0, 1), value=-math.inf)  # [heads, T*T + 1]
+        x = table.index_select(1, self.index.flatten()).unflatten(1, self.index.shape)  # [heads, kinds, kinds, ...]
+        if self.columns is None:
+            return x.flatten(0, 2)[None]  # [1, heads*nH*nW, t*t, align(m*n)]
+        return x.transpose(0, 1).index_select(2, self.columns).flatten(1, 2)  # [kinds, heads*nW, t*t, align(m*n)]
+
+
+@made_once
+def _tiles(
+    h: int, w: int, side: int, kernel: int, border: str, length: int, device: torch.device, dtype: torch.dtype
+) -> _Tiles:
+    axes = rows, columns = [_axis(n, side, kernel, border, length, device) for n in (h, w)]
+    grid = tuple((n + side - 1) // side for n in (h, w))
+    y, x = (  # of every kind, [kinds, side, span]
+        torch.cat([axis.offsets[:start], axis.offsets[start:stop][:1], axis.offsets[stop:]])
+        for axis in axes
+        for start, stop in [axis.inner]
+    )
+    y, x = y[:, None, None, :, None, :], x[None, :, :, None, :, None]  # [kinds, 1, 1, t, 1, n], [1, kinds, t, 1, m, 1]
+    index = torch.where((y == length) | (x == length), length**2, y * length + x)  # [kinds, kinds, t, t, m, n]
+    index = index.flatten(4).flatten(2, 3)  # [kinds, kinds, t*t, m*n]
+    index = F.pad(index, (0, align(index.shape[-1]) - index.shape[-1]), value=length**2)
+    kinds, groups = None, (slice(None),)
+    if not torch.compiler.is_compiling():
+        (start, stop), tile = columns.inner, torch.arange(grid[1], device=device)  # [nW]
+        kinds = (tile - (tile - start).clamp(0, max(stop - start - 1, 0))).int()  # [nW]
+        start, stop = rows.inner
+        firsts = [*range(start), *range(start, stop)[:1], *range(stop, grid[0])]
+        groups = tuple(slice(i, j) for i, j in zip(firsts, [*firsts[1:], grid[0]]))
+    return _Tiles(
+        (h, w),
+        side,
+        grid,
+        queries=tuple(axis.queries.int() for axis in axes),
+        keys=tuple(axis.keys.int() for axis in axes),
+        offsets=(rows.offsets.flatten(0, 1)[:h, None, None], columns.offsets.flatten(0, 1)[:w, None]),
+        index=index.int(),
+        columns=kinds,
+        groups=groups,
+    )
+
+
+class LocalAttention(nn.Module):
+    """Multi-head self-attention of every position of a map to its neighbourhood, without the last projection.
+
+    Args:
+        dim: Channels.
+        num_heads: Attention heads.
+        kernel: Side of the neighbourhood, odd.
+        border: ``'mask'``, ``'zero'`` or ``'clamp'``, see `attend_local`.
+        position: ``'table'``, a bias per head and offset; ``'query'``, the product of the query with learned embeddings
+            of the row and the column of the offset, which all heads share ("Stand-alone self-attention", section 3.1);
+            or None.
+        qkv_bias: Whether queries, keys and values have a bias.
+        scale: Factor on the logits; None is one over the root of a head's channels.
+
+    Raises:
+        ValueError: An even kernel, an unknown border or position, or heads that do not divide the channels.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        kernel: int,
+        border: str = "mask",
+        position: str | None = "table",
+        qkv_bias: bool = True,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        length = num_offsets(kernel, border)
+        if position not in POSITIONS:
+            raise ValueError(f"position: got {position!r}, expected one of {', '.join(map(repr, POSITIONS))}")
+        if dim % (num_heads * (2 if position == "query" else 1)):
+            raise ValueError(f"num_heads: got {num_heads} for {dim} channels, expected equal heads, of even channels")
+        self.num_heads, self.kernel, self.border, self.position, self.scale = num_heads, kernel, border, position, scale
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.bias = TableBias((length // 2 + 1,) * 2, num_heads) if position == "table" else None
+        for name in ("rel_pos_h", "rel_pos_w") if position == "query" else ():
+            table = trunc_normal_(torch.empty(length, dim // num_heads // 2), std=0.02)
+            self.register_parameter(name, nn.Parameter(table))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, H, W, C]`` to the same."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(3)  # [B, H, W, heads, d] each
+        if self.position == "query":
+            position = self.rel_pos_h, self.rel_pos_w
+        else:
+            position = None if self.bias is None else self.bias.relative_position_bias_table.permute(2, 0, 1)
+        return attend_local(q, k, v, self.kernel, self.border, position, self.scale)  # [B, H, W, C]
