@@ -136,8 +136,9 @@ def _vit() -> list[Model]:
 
 
 def _resnet() -> list[Model]:
-    """torchvision's trainings: V1, with which the baselines of mmdet start, and the longer V2."""
-    return [
+    """torchvision's trainings: V1, with which the baselines of mmdet start, and the longer V2. Those of "Stand-alone
+    self-attention" were never released."""
+    rows = [
         Model(f"{model}.{data}", model, "ResNet", model, f"torchvision://{model}.{version}", "BSD-3-Clause")
         for data, version, depths in (
             ("tv_in1k", "IMAGENET1K_V1", (18, 34, 50, 101, 152)),
@@ -145,6 +146,7 @@ def _resnet() -> list[Model]:
         )
         for model in (f"resnet{depth}" for depth in depths)
     ]
+    return [*rows, *(Model(model, model, "ResNet", model) for model in ("sasa26", "sasa38", "sasa50"))]
 
 
 MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit(), *_resnet())}

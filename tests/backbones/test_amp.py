@@ -27,6 +27,7 @@ CASTS = {
     "vit, hMLP with LN, constant drop path": 14,
     "resnet, non-local": 1,
     "resnet, SAGAN": 1,
+    "sasa resnet": 1,
 }
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
 

@@ -136,6 +136,12 @@ BACKBONES = {
         {"attention": {"kind": "sagan", "after": ((2, 1), (3, 0))}, "norm_eval": False},
         prepare=with_random_batch_norms,
     ),
+    "sasa resnet": Row(
+        ResNet,
+        {**RESNET, "local_stages": (0, 1, 2, 3), "num_heads": 4, "kernel": 5},
+        {"norm_eval": False},
+        prepare=with_random_batch_norms,
+    ),
 }
 ATTENTION = re.compile(r"\.attn1?\.|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\.")
 STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.", "conv1.", "bn1.")

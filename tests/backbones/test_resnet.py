@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from conftest import relative_error
 from mmengine.logging import MMLogger
 from torch import nn
 from torchvision import models as torchvision_models
 
-from vitdense.backbones.resnet import ATTENTION, ResNet, plan
+from vitdense.backbones.resnet import ATTENTION, LocalConv, ResNet, plan
 from vitdense.backbones.variants import RESNET, ResNetArch
+from vitdense.layers import local
 from vitdense.models import create
 from vitdense.report import macs, num_params
 from vitdense.weights.convert import convert
@@ -196,3 +198,101 @@ def test_created_by_name():
     assert model.out_strides == (8, 32)
     assert num_params(model) == 23_508_032 + 2_099_712 + 2_048
     assert ResNetArch(64, (3, 4, 6, 3)) == model.arch
+
+
+# Local self-attention in the place of 3x3 convolutions
+
+CONV50 = {"embed_dims": 64, "depths": (3, 4, 6, 3)}
+SASA_TOTALS = {  # FLOPs in G, two per multiply-add, and parameters in M, as counted; and as Table 1 has them
+    "resnet, 26": ({**CONV50, "depths": (1, 2, 4, 1)}, 4.68, 13.70, (4.7, 13.7)),
+    "resnet, 38": ({**CONV50, "depths": (2, 3, 5, 2)}, 6.43, 19.63, (6.5, 19.6)),
+    "resnet, 50": ("resnet50", 8.18, 25.56, (8.2, 25.6)),
+    "26": ("sasa26", 4.48, 10.33, (4.5, 10.3)),
+    "38": ("sasa38", 5.73, 14.17, (5.7, 14.1)),
+    "50": ("sasa50", 6.97, 18.02, (7.0, 18.0)),
+    **{  # Table 3
+        f"attention in stages {stages}": ({**CONV50, "local_stages": stages}, flops, params, None)
+        for stages, flops, params in (
+            ((1, 2, 3), 7.25, 18.09),
+            ((2, 3), 7.43, 18.48),
+            ((3,), 7.99, 20.84),
+            ((0,), 7.89, 25.48),
+            ((0, 1), 7.71, 25.10),
+            ((0, 1, 2), 7.15, 22.73),
+        )
+    },
+    **{  # Table 4
+        f"kernel {kernel}": ({**CONV50, "local_stages": (0, 1, 2, 3), "kernel": kernel}, flops, 18.02, None)
+        for kernel, flops in ((3, 6.51), (5, 6.69), (7, 6.97), (9, 7.33), (11, 7.79))
+    },
+}
+
+
+@pytest.mark.parametrize(("arch", "gflops", "params_m", "published"), SASA_TOTALS.values(), ids=SASA_TOTALS.keys())
+def test_totals_of_stand_alone_self_attention(arch, gflops, params_m, published, monkeypatch):
+    """With the classifier. Attention has three products of the query's channels per neighbour: q k, q r and a v."""
+    pairs = []
+
+    def by_definition(q, k, v, kernel, *args):
+        pairs.append(3 * kernel**2 * q.numel())
+        return q.flatten(-2)  # [B, H, W, C]
+
+    monkeypatch.setattr(local, "attend_local", by_definition)
+    with torch.device("meta"):
+        model, classifier = ResNet(arch).eval(), nn.Linear(2048, 1000)
+    dense = macs(lambda: model(torch.empty(1, 3, 224, 224, device="meta")))[1]
+    assert len(pairs) == sum(model.arch.depths[stage] for stage in model.arch.local_stages)
+    totals = (
+        2 * (dense + sum(pairs) + classifier.weight.numel()) / 1e9,
+        (num_params(model) + num_params(classifier)) / 1e6,
+    )
+    assert totals == pytest.approx((gflops, params_m), abs=0.006)
+    assert published is None or totals == pytest.approx(published, abs=0.1)
+
+
+def test_local_attention_in_place_of_a_convolution_equals_its_definition(stride, size):
+    """In float64, a loop over the pixels: no scale, positions as keys, all of the map, then the mean of 2x2."""
+    arch = ResNetArch(16, (1,), local_stages=(0,), kernel=5, num_heads=2)
+    layer, (h, w) = LocalConv(16, arch, stride).double(), size
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    assert layer.attn.qkv.bias is None
+    x = torch.randn(1, 16, *size, dtype=torch.float64)
+    q, k, v = (t.unflatten(1, (2, 8)) for t in torch.einsum("oc,bchw->bohw", layer.attn.qkv.weight, x).chunk(3, 1))
+    y = torch.zeros_like(v)
+    for i in range(h):
+        for j in range(w):
+            near = [(a, b) for a in range(max(i - 2, 0), min(i + 3, h)) for b in range(max(j - 2, 0), min(j + 3, w))]
+            at = [torch.cat([layer.attn.rel_pos_h[i - a + 2], layer.attn.rel_pos_w[j - b + 2]]) for a, b in near]
+            keys = torch.stack([k[..., a, b] + r for (a, b), r in zip(near, at)], -1)  # [1, heads, d, n]
+            weights = torch.einsum("bhd,bhdn->bhn", q[..., i, j], keys).softmax(-1)
+            y[..., i, j] = torch.einsum("bhn,bhdn->bhd", weights, torch.stack([v[..., a, b] for a, b in near], -1))
+    y = y.flatten(1, 2)  # [1, C, H, W]
+    if stride == 2:
+        y = torch.stack([y[..., i : i + 2, :].mean(-2) for i in range(0, h, 2)], -2)
+        y = torch.stack([y[..., i : i + 2].mean(-1) for i in range(0, w, 2)], -1)
+    assert relative_error(layer(x).detach(), y.detach()) < 1e-12
+
+
+def test_attention_runs_before_the_stride_is_taken():
+    """At the resolution of its input; the shortcut and the other convolutions are those of a ResNet."""
+    seen = []
+    model = ResNet({**NANO, "local_stages": (1, 3), "num_heads": 4}).eval()
+    for module in model.modules():
+        if isinstance(module, local.LocalAttention):
+            module.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape[1:])))
+    assert [x.shape[1:] for x in model(images(97, 61))] == [x.shape[1:] for x in ResNet(NANO).eval()(images(97, 61))]
+    assert seen == [(25, 16, 32), (13, 8, 32), (7, 4, 128)]  # [H, W, C]
+    plain = {key: value.shape for key, value in ResNet(NANO).state_dict().items()}
+    ours = {key: value.shape for key, value in model.state_dict().items() if ".attn." not in key}
+    missing = {f"layer2.{i}.conv2.weight" for i in (0, 1)} | {"layer4.0.conv2.weight"}
+    assert ours == {key: shape for key, shape in plain.items() if key not in missing}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [({"local_stages": (4,)}, "local_stages"), ({"local_stages": (0,), "bottleneck": False}, "bottleneck")],
+)
+def test_refused_sizes_of_stand_alone_self_attention(sizes, named):
+    with pytest.raises(ValueError, match=named):
+        ResNet({**NANO, **sizes})

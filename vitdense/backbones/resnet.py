@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from timm.layers import DropPath
 from timm.models.resnet import BasicBlock, Bottleneck, downsample_conv
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitdense.backbones.base import Backbone, InitCfg, maybe_checkpoint
 from vitdense.backbones.variants import RESNET, ResNetArch, find_arch
-from vitdense.layers.blocks import max_pool
+from vitdense.layers.blocks import init_transformer, max_pool
+from vitdense.layers.local import LocalAttention
 from vitdense.layers.non_local import NonLocal, SAGANAttention
 
 ATTENTION = {"nonlocal": NonLocal, "sagan": SAGANAttention}
@@ -46,14 +48,45 @@ def plan(arch: ResNetArch, drop_path_rate: float) -> list[BlockSpec]:
     ]
 
 
-def make_block(spec: BlockSpec, bottleneck: bool) -> nn.Module:
+class LocalConv(nn.Module):
+    """Local self-attention in the place of a 3x3 convolution ("Stand-alone self-attention" section 3.2).
+
+    The product of the query with row and column offsets is added to the logits, which are not scaled. Keys outside of
+    the map are masked. The mean over 2x2 pixels follows where the convolution has a stride of 2.
+
+    Args:
+        dim: Channels.
+        arch: Has the neighbourhood and the heads.
+        stride: 1 or 2.
+    """
+
+    def __init__(self, dim: int, arch: ResNetArch, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.attn = LocalAttention(dim, arch.num_heads, arch.kernel, position="query", qkv_bias=False, scale=1.0)
+        self.attn.apply(init_transformer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to ``[B, C, ceil(H / stride), ceil(W / stride)]``."""
+        x = self.attn(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, C, H, W]
+        if self.stride == 1:
+            return x
+        h, w = x.shape[2:]
+        if torch.compiler.is_compiling() or h % 2 or w % 2:  # the mean of the last row is of that row alone
+            x = F.pad(x, (0, (w + 1) // 2 * 2 - w, 0, (h + 1) // 2 * 2 - h), mode="replicate")
+        return F.avg_pool2d(x, 2)  # [B, C, h, w]
+
+
+def make_block(spec: BlockSpec, arch: ResNetArch) -> nn.Module:
     """A block with the usual initialisation: He's, and 0 for the weight of the norm at the end of the branch."""
     downsample = None
     if spec.stride > 1 or spec.in_channels != spec.out_channels:
         downsample = downsample_conv(spec.in_channels, spec.out_channels, 1, spec.stride)
     drop_path = DropPath(spec.drop_path) if spec.drop_path else None
-    kind = Bottleneck if bottleneck else BasicBlock
+    kind = Bottleneck if arch.bottleneck else BasicBlock
     block = kind(spec.in_channels, spec.width, spec.stride, downsample, drop_path=drop_path)
+    if spec.stage in arch.local_stages:
+        block.conv2 = LocalConv(spec.width, arch, spec.stride)
     block.apply(init_conv)
     block.zero_init_last()
     return block
@@ -126,8 +159,9 @@ class ResNet(Backbone):
     ``finetune='attention'``, the attention layers alone train. Arguments not listed here: see `Backbone`.
 
     Args:
-        arch: ``'resnet18'``, ``'resnet34'``, ``'resnet50'``, ``'resnet101'``, ``'resnet152'``, or a dict of
-            `embed_dims`, `depths` and, if wanted, `bottleneck`.
+        arch: ``'resnet18'``, ``'resnet34'``, ``'resnet50'``, ``'resnet101'``, ``'resnet152'``; ``'sasa26'``,
+            ``'sasa38'``, ``'sasa50'`` with local self-attention in the place of all 3x3 convolutions; or a dict of the
+            fields of `ResNetArch`.
         attention: None, or a dict: `kind`, ``'nonlocal'`` or ``'sagan'``; `after`, the blocks that a layer follows, as
             pairs (stage, block) counted from 0, such as ``((2, 4),)``; and options of `NonLocal` or `SAGANAttention`.
         norm_eval: Keep all BNs in eval mode while training, as mmdet does with pretrained weights: their statistics
@@ -155,7 +189,7 @@ class ResNet(Backbone):
         super().__init__(init_cfg=init_cfg)
         self.arch = find_arch(arch, RESNET)
         self.norm_eval = norm_eval
-        if finetune == "attention" and not attention:
+        if finetune == "attention" and not attention and not self.arch.local_stages:
             raise ValueError("finetune: got 'attention' for a ResNet without attention; set attention, or None here")
         self.conv1 = nn.Conv2d(in_channels, self.arch.embed_dims, 7, stride=2, padding=3, bias=False)
         self.conv1.apply(init_conv)
@@ -164,7 +198,7 @@ class ResNet(Backbone):
         specs, dims = plan(self.arch, drop_path_rate), self.arch.dims
         attn = attention_layers(attention, self.arch) if attention else {}
         for i in range(len(dims)):
-            blocks = [make_block(spec, self.arch.bottleneck) for spec in specs if spec.stage == i]
+            blocks = [make_block(spec, self.arch) for spec in specs if spec.stage == i]
             after = {block: layer for (stage, block), layer in attn.items() if stage == i}
             self.add_module(f"layer{i + 1}", ResNetStage(blocks, after, with_cp))
         strides = [4 * 2**i for i in range(len(dims))]
