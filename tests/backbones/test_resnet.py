@@ -6,6 +6,7 @@ from conftest import relative_error
 from mmengine.logging import MMLogger
 from torch import nn
 from torchvision import models as torchvision_models
+from torchvision.models import resnet
 
 from vitdense.backbones.resnet import ATTENTION, LocalConv, ResNet, plan
 from vitdense.backbones.variants import RESNET, ResNetArch
@@ -39,11 +40,12 @@ def attention_of(model):
     return [layer for stage in model.stage_modules() for layer in stage.attn.values()]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_maps_equal_torchvisions_to_the_bit(name):
+@pytest.mark.parametrize("bottleneck", [True, False])
+def test_maps_equal_torchvisions_to_the_bit(bottleneck):
     """In the same memory format."""
-    theirs = getattr(torchvision_models, name)().eval()
-    ours = ResNet(name).eval()
+    kind, depths = resnet.Bottleneck if bottleneck else resnet.BasicBlock, (1, 2, 1, 1)
+    theirs = resnet.ResNet(kind, depths, num_classes=10).eval()
+    ours = ResNet({"embed_dims": 64, "depths": depths, "bottleneck": bottleneck}).eval()
     assert load_pretrained(ours, state_with_statistics(theirs)).share == 1
     x = images(97, 131).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
@@ -255,6 +257,7 @@ def test_flops_by_the_side_of_the_neighbourhood(monkeypatch):
     assert flops == pytest.approx({3: 6.51, 5: 6.69, 7: 6.97, 9: 7.33, 11: 7.79}, abs=0.01)
 
 
+@pytest.mark.parametrize(("stride", "size"), [(1, (6, 7)), (2, (6, 8)), (2, (7, 9)), (2, (1, 3))])
 def test_local_attention_in_place_of_a_convolution_equals_its_definition(stride, size):
     """In float64, a loop over the pixels: no scale, positions as keys, all of the map, then the mean of 2x2."""
     arch = ResNetArch(16, (1,), local_stages=(0,), kernel=5, num_heads=2)
