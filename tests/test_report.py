@@ -38,6 +38,7 @@ def test_macs_of_a_linear_layer_a_convolution_and_attention():
         ("htcpp_swin_l_coco", 283.77, 1469.7),
         ("reppoints_v2_swin_t_coco", 44.92, 282.0),
         ("reppoints_v2_r50_coco", 42.13, 272.2),
+        ("mask_rcnn_r50_nonlocal_coco", 46.50, 284.1),
     ],
 )
 def test_published_totals_at_800x1280(repo, name, params_m, gmacs):

@@ -6,6 +6,7 @@ Each project is imported on first use. None of them is a dependency.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from itertools import accumulate
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from vitdense import backbones
 from vitdense.backbones.base import Backbone, as_pair
+from vitdense.backbones.variants import RESNET
 from vitdense.backbones.vit import default_out_indices
 from vitdense.models import Model, find_model, near_names
 
@@ -298,6 +300,24 @@ def _mmpretrain_mixer(spec: PeerSpec) -> nn.Module:
     )
 
 
+def _torchvision_resnet(spec: PeerSpec) -> nn.Module:
+    from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+    return ResNet(Bottleneck if spec.arch.bottleneck else BasicBlock, list(spec.arch.depths), num_classes=10)
+
+
+def _timm_resnet(spec: PeerSpec) -> nn.Module:
+    from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+
+    kind = Bottleneck if spec.arch.bottleneck else BasicBlock
+    return ResNet(kind, spec.arch.depths, num_classes=10, drop_path_rate=spec.drop_path_rate)
+
+
+def _mm_resnet(spec: PeerSpec, package: str) -> nn.Module:
+    (depth,) = (name.removeprefix("resnet") for name, arch in RESNET.items() if arch == spec.arch)
+    return import_module(f"{package}.models.backbones").ResNet(int(depth), out_indices=(0, 1, 2, 3))
+
+
 def _mm_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     for i in model.out_indices:
         setattr(model, f"norm{i}", nn.Identity())
@@ -320,6 +340,17 @@ def _mm_vit_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def _mm_mixer_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [out.unflatten(2, model.patch_resolution) for out in _mm_vit_maps(model, x)]  # [B, C, h, w] each
+
+
+def _timm_resnet_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    return model.forward_intermediates(x, indices=[1, 2, 3, 4], intermediates_only=True)  # 0 is the stem
+
+
+def _torchvision_resnet_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    outs = [model.maxpool(model.relu(model.bn1(model.conv1(x))))]
+    for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
+        outs.append(stage(outs[-1]))
+    return outs[1:]
 
 
 def _torchvision_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -389,6 +420,12 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
             "mmpretrain", _mmpretrain_mixer, _mm_mixer_maps, _mm_mixer_maps, (*_VIT[1:], "blocks other than Mixer's")
         ),
     },
+    "resnet": {
+        "mmdet": Peer("mmdet", partial(_mm_resnet, package="mmdet"), _mm_maps, _call),
+        "mmpretrain": Peer("mmpretrain", partial(_mm_resnet, package="mmpretrain"), _mm_maps, _call),
+        "timm": Peer("timm", _timm_resnet, _timm_resnet_maps, _timm_resnet_maps),
+        "torchvision": Peer("torchvision", _torchvision_resnet, _torchvision_resnet_maps, _torchvision_resnet_maps),
+    },
 }
 AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # our arguments for the same model
 # Our arguments with a field in `PeerSpec`. No peer has the others.
@@ -408,8 +445,10 @@ def comparable(
     """
     make = getattr(backbones, row.family)
     options = {name: parameter.default for name, parameter in signature(make).parameters.items()} | dict(row.options)
-    image = as_pair(shape or options["pretrain_img_size"], "shape")
-    as_peers = {"pretrain_img_size": image, "drop_path_rate": drop_path_rate, **AS_PEERS.get(make.family, {})}
+    image = as_pair(shape or options.get("pretrain_img_size", row.image_size), "shape")
+    as_peers = {"drop_path_rate": drop_path_rate, **AS_PEERS.get(make.family, {})}
+    if "pretrain_img_size" in options:
+        as_peers["pretrain_img_size"] = image
     model = make(row.arch, **{**row.options, **as_peers}).eval()
     window, pretrained = options.get("window_size") or 0, options.get("pretrained_window_sizes") or 0
     if shape is None and make.family in ("swin", "swin_v2"):

@@ -14,7 +14,7 @@ from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import REBUILT
 from vitdense.weights.load import load_pretrained
 
-HEADS = r"(norm\d*|ln1|head|head_dist)\..+"  # parameters of peers after the last block of a stage
+HEADS = r"(norm\d*|ln1|head|head_dist|fc)\..+"  # parameters of peers after the last block of a stage
 LARGEST = 1e-4  # relative difference; float32 rounding gives about 1e-6
 
 

@@ -106,7 +106,7 @@ def _mvit() -> list[Model]:
         *(row(size, "fb_in1k", f"mvitv2_{size}") for size in ("tiny", "small", "base")),
         *(row(size, "fb_inw21k", f"mvitv2_{size}_cls") for size in ("base", "large", "huge")),
         row("large", "fb_in1k", "mvitv2_large", "v2_large_in1k"),
-        Model("mvitv1_base", "mvitv1_base", "MViT", "v1_base"),
+        *(Model(f"mvitv1_{size}", f"mvitv1_{size}", "MViT", f"v1_{size}") for size in ("base", "base_max")),
     ]
 
 
@@ -181,14 +181,30 @@ def _nat() -> list[Model]:
     ]
 
 
-MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit(), *_mixers(), *_nat())}
+def _resnet() -> list[Model]:
+    """torchvision's trainings: V1, with which the baselines of mmdet start, and the longer V2. Those of "Stand-alone
+    self-attention" were never released."""
+    rows = [
+        Model(f"{model}.{data}", model, "ResNet", model, f"torchvision://{model}.{version}", "BSD-3-Clause")
+        for data, version, depths in (
+            ("tv_in1k", "IMAGENET1K_V1", (18, 34, 50, 101, 152)),
+            ("tv2_in1k", "IMAGENET1K_V2", (50, 101, 152)),
+        )
+        for model in (f"resnet{depth}" for depth in depths)
+    ]
+    return [*rows, *(Model(model, model, "ResNet", model) for model in ("sasa26", "sasa38", "sasa50"))]
+
+
+MODELS: dict[str, Model] = {
+    row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit(), *_mixers(), *_nat(), *_resnet())
+}
 # Models without the weights' name: the first row of each.
 DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}
 # Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.
 SHORT: dict[str, Model] = {
     re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1): row
     for name, row in MODELS.items()
-    if row.weights
+    if row.weights and row.family in ("Swin", "SwinV2", "MViT", "ViT")
 }
 
 

@@ -16,6 +16,7 @@ from timm.layers import LayerNorm2d
 
 from vitdense import backbones
 from vitdense.backbones.variants import FAMILIES
+from vitdense.layers.non_local import NonLocal, SAGANAttention
 from vitdense.module import Module
 from vitdense.necks import BiFPN, DeconvPyramid, GlobalBlock
 
@@ -40,6 +41,9 @@ HOOKS = _child(root.HOOKS, mmengine="engine.hooks")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")
 
 for _module in (*(getattr(backbones, name) for name in FAMILIES), BiFPN, DeconvPyramid, GlobalBlock):
+    MODELS.register_module(module=_module)
+# Plugin layers for mm's ResNets.
+for _module in (NonLocal, SAGANAttention):
     MODELS.register_module(module=_module)
 # LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
 MODELS.register_module(name="LN2d", module=LayerNorm2d)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from conftest import relative_error
 from test_contract import BACKBONES, every, outputs_and_gradients, with_random_norms
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,6 +34,9 @@ CASTS = {
     "mixer, ResMLP": 10,
     "vit, 4 parallel branches": 30,
     "vit, conv stem": 2,
+    "resnet, non-local": 1,
+    "resnet, SAGAN": 1,
+    "sasa resnet": 1,
 }
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
 
@@ -41,6 +45,9 @@ SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weigh
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_forward_and_backward_are_near_float32(make, dtype):
     model = with_random_norms(make()).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()  # statistics of the 24 pixels of a map would amplify what is rounded
     x = torch.randn(2, 3, 72, 104)
     outs, grads = outputs_and_gradients(model, model, x)
     with torch.autocast("cpu", dtype):

@@ -57,8 +57,8 @@ def test_mmengine_load_state_dict_accepts_other_naming_schemes(capsys):
 def test_unknown_backbone_keys_raise_even_if_not_strict():
     model = Detector()
     before = copy.deepcopy(model)
-    with pytest.raises(CheckpointMismatchError, match=r"conv1\.weight"):
-        model.load_state_dict({"backbone.conv1.weight": torch.ones(1)}, strict=False)
+    with pytest.raises(CheckpointMismatchError, match=r"conv0\.weight"):
+        model.load_state_dict({"backbone.conv0.weight": torch.ones(1)}, strict=False)
     assert same(model, before)
     model.load_state_dict({"head.bias": torch.ones(2)}, strict=False)  # nothing of the backbone: nothing to say
     assert model.head.bias.tolist() == [1, 1]

@@ -12,7 +12,8 @@ from conftest import relative_error
 from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
-from vitdense.backbones import NAT, Mixer, MViT, Swin, SwinMixer, SwinV2, ViT
+from vitdense.backbones import NAT, Mixer, MViT, ResNet, Swin, SwinMixer, SwinV2, ViT
+from vitdense.layers.non_local import Gamma
 
 
 def with_random_norms(model):
@@ -21,6 +22,17 @@ def with_random_norms(model):
         if isinstance(module, nn.LayerNorm):
             nn.init.normal_(module.weight, 0.5, 0.2)
             nn.init.normal_(module.bias, 0, 0.2)
+    return model
+
+
+def with_random_batch_norms(model):
+    """At their initial zero, the last norms of a ResNet's branches and attention layers make all the identity."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, 0, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        if isinstance(module, (nn.BatchNorm2d, Gamma)):
+            nn.init.normal_(module.weight, 0.5, 0.2)
     return model
 
 
@@ -53,6 +65,7 @@ VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
 MIXER = {"embed_dims": 32, "depth": 4}
 RESMLP = {**MIXER, "block": "resmlp", "layer_scale": 0.5}
+RESNET = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
 BACKBONES = {
     "swin": Row(Swin, NANO),
     "swin, window 4x6, absolute position": Row(
@@ -149,13 +162,31 @@ BACKBONES = {
         Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, has_attention=False
     ),
     "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
+    "resnet, non-local": Row(
+        ResNet,
+        RESNET,
+        {"attention": {"kind": "nonlocal", "after": ((1, 0), (2, 0)), "pool": "after"}, "norm_eval": False},
+        prepare=with_random_batch_norms,
+    ),
+    "resnet, SAGAN": Row(
+        ResNet,
+        {**RESNET, "bottleneck": False},
+        {"attention": {"kind": "sagan", "after": ((2, 1), (3, 0))}, "norm_eval": False},
+        prepare=with_random_batch_norms,
+    ),
+    "sasa resnet": Row(
+        ResNet,
+        {**RESNET, "local_stages": (0, 1, 2, 3), "num_heads": 4, "kernel": 5},
+        {"norm_eval": False},
+        prepare=with_random_batch_norms,
+    ),
 }
 POSITIONS_AND_NORMS = r"|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\."
 FINETUNED = {  # by what trains of every block
     "attention": re.compile(r"\.attn[1-3]?\." + POSITIONS_AND_NORMS),
     "mlp": re.compile(r"\.mlp[1-3]?\." + POSITIONS_AND_NORMS),
 }
-STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.")
+STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.", "conv1.", "bn1.")
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
 
 
@@ -240,7 +271,8 @@ def test_frozen_stages_in_mmdets_sense(make):
     model = make(frozen_stages=2, drop_path_rate=0.5)
     assert model.train() is model
     for name, parameter in model.named_parameters():
-        frozen = name.startswith((*STEM, "stages.0.", "stages.1.", "blocks.0.", "blocks.1.", "norm0.", "norm1."))
+        stages = ("stages.0.", "stages.1.", "blocks.0.", "blocks.1.", "layer1.", "layer2.")
+        frozen = name.startswith((*STEM, *stages, "norm0.", "norm1."))
         assert parameter.requires_grad is not frozen, name
     assert not any(m.training for m in model.stage_modules()[1].modules())
     assert all(m.training for m in model.stage_modules()[2].modules())
@@ -325,7 +357,7 @@ def test_state_dict_round_trip(make):
 def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
     """Linear layers and position tables with a standard deviation of 0.02, as far as their number of values tells."""
     model = make()
-    assert {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)} == {make.eps}
+    assert {m.eps for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.BatchNorm2d))} == {make.eps}
     drawn = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
     names = ("table", "rel_pos_h", "rel_pos_w", "_token", "_position")
     positions = [p for name, p in model.named_parameters() if name.endswith(names)]
@@ -387,7 +419,7 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
     vits = [name for name in BACKBONES if name.startswith("vit")]
     BACKBONES[vits[2]]().train()(torch.randn(2, 3, 32, 32))  # SyncBN on a CPU in a process group, without DDP
     mixers = [name for name in BACKBONES if "mixer" in name]
-    for family in ("swin", "swin_v2", "mvit", *vits, *mixers):
+    for family in ("swin", "swin_v2", "mvit", *vits, *mixers, "resnet, non-local"):
         for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
             _ddp_steps(rank, family, options)
     torch.distributed.barrier()

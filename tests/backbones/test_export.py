@@ -76,7 +76,8 @@ def test_onnx_equals_torch_at_sizes_and_batches_of_its_own(make, tmp_path):
             model(image)
     found, file = operators(path), onnx.load(path)
     assert not found.keys() & BRANCHES
-    assert found["LayerNormalization"] == norms.count > 0
+    assert found["LayerNormalization"] == norms.count
+    assert norms.count > 0 or model.family == "resnet"  # which has none
     assert onnx.TensorProto.DOUBLE not in cast_types(path)
     dims = [dim.dim_param or dim.dim_value for dim in file.graph.input[0].type.tensor_type.shape.dim]
     assert dims == ["batch", 3, "height", "width"]

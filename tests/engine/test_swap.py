@@ -191,7 +191,7 @@ def test_printed_lines(mine, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backbone", ["mvitv2_tiny", "deit_tiny"])
+@pytest.mark.parametrize("backbone", ["mvitv2_tiny", "deit_tiny", "resnet50"])
 def test_written_config(mine, capsys, backbone):
     config = mine("mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py")
     assert run(config, "--backbone", backbone, "--out", "configs/changed.py") == 0
@@ -199,6 +199,7 @@ def test_written_config(mine, capsys, backbone):
     assert Path("configs/changed.py").read_text().startswith('_base_ = "../mine.py"\n')
     cfg = load_config("configs/changed.py")
     assert cfg.model.backbone.init_cfg.checkpoint == backbone
+    assert cfg.model.backbone.drop_path_rate == {"mvitv2_tiny": 0.2, "deit_tiny": 0.1, "resnet50": 0.0}[backbone]
     check_channels(cfg)
     assert run(config, "--backbone", "swin_tiny", "--out", "configs/changed.py") == 2
     assert "configs/changed.py exists" in capsys.readouterr().err

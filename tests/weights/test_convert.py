@@ -512,10 +512,10 @@ class TestDetection:
             convert(classifier("swin_v2"), "mmdet")
 
     def test_checkpoint_without_a_backbone_is_refused(self):
-        with pytest.raises(CheckpointMismatchError, match=r"swin or swin_v2 or mvit .*family.*conv1\.weight"):
-            detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)})
+        with pytest.raises(CheckpointMismatchError, match=r"swin or swin_v2 or mvit or vit or .*family.*conv0\.weight"):
+            detect({"conv0.weight": torch.ones(1), "linear.bias": torch.ones(1)})
 
     @pytest.mark.parametrize("family", SCHEMES)
     def test_nearest_scheme_is_of_the_wanted_family(self, family):
         with pytest.raises(CheckpointMismatchError, match=rf"nearest scheme is 'vitdense' of {family}\b"):
-            detect({"conv1.weight": torch.ones(1), "fc.bias": torch.ones(1)}, [family])
+            detect({"conv0.weight": torch.ones(1), "linear.bias": torch.ones(1)}, [family])

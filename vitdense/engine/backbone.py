@@ -101,7 +101,7 @@ def _named(name: str, row: Model, strides: list[int]) -> tuple[dict[str, Any], l
         options["out_indices"] = tuple(own.index(stride) for stride in strides)
         channels = [channels[i] for i in options["out_indices"]]
     backbone = {"_delete_": True, "type": f"vitdense.{row.family}", "arch": row.arch, **_not_default(kind, options)}
-    backbone["drop_path_rate"] = 0.1 if is_plain else 0.2
+    backbone["drop_path_rate"] = inspect.signature(kind).parameters["drop_path_rate"].default
     if row.weights:
         backbone["init_cfg"] = {"type": "Pretrained", "checkpoint": name}
     return backbone, channels, pyramid
