@@ -70,7 +70,7 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
 
     `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
     """
-    if ".spatial_mlp." in key and (value.ndim, value.shape[0]) == (target.ndim, target.shape[0]):
+    if ".spatial_mlp." in key and value.ndim == target.ndim:
         return resize_window_linear(value, tuple(target.shape[1:3]), rule)
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
         return value
