@@ -169,6 +169,7 @@ def test_every_parameter_is_in_one_layer_and_attention_in_that_of_its_block():
     [
         ({"attention": {"kind": "non_local", "after": ((2, 0),)}}, ValueError, "attention.kind"),
         ({"attention": {"after": ((2, 0),)}}, ValueError, "attention.kind"),
+        ({"attention": {}}, ValueError, "attention.kind"),
         ({"attention": {"kind": "nonlocal"}}, ValueError, "attention.after"),
         ({"attention": {"kind": "nonlocal", "after": ((2, 3),)}}, ValueError, "attention.after"),
         ({"attention": {"kind": "nonlocal", "after": ((2, 1), [2, 1])}}, ValueError, "attention.after"),

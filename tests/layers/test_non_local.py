@@ -47,17 +47,26 @@ def test_a_new_block_is_the_identity(make, layout):
     assert not torch.equal(trained(block)(x), x)
 
 
-@every
-def test_equals_its_definition_in_float64(make):
-    block = trained(make(16)).double().eval()
+DEFINITIONS = {  # of 16 channels: pooling, scale, channels of keys and of values
+    "nonlocal": (None, 8**-0.5, 8, 8),
+    "nonlocal, paper": ("after", 1, 8, 8),
+    "nonlocal, authors' code": ("before", 8**-0.5, 8, 8),
+    "sagan, authors' code": ("after", 1, 2, 8),
+    "sagan, paper": (None, 1, 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_equals_its_definition_in_float64(name):
+    block, (pooling, scale, keys, values) = trained(KINDS[name](16)).double().eval(), DEFINITIONS[name]
+    assert (block.theta.out_channels, block.phi.out_channels, block.g.out_channels) == (keys, keys, values)
     for size in ((7, 10), (1, 5), (4, 1), (1, 1)):
         x = torch.randn(2, 16, *size, dtype=torch.float64)
         pool = [min(side, 2) for side in size]
-        inner = F.max_pool2d(x, pool) if block.pool == "before" else x
+        inner = F.max_pool2d(x, pool) if pooling == "before" else x
         q, k, v = block.theta(x), block.phi(inner), block.g(inner)
-        if block.pool == "after":
+        if pooling == "after":
             k, v = F.max_pool2d(k, pool), F.max_pool2d(v, pool)
-        scale = q.shape[1] ** -0.5 if block.scale is None else block.scale
         weights = torch.einsum("bchw,bcyx->bhwyx", q, k).mul(scale).flatten(3).softmax(-1).view(2, *size, *k.shape[2:])
         y = block.out(torch.einsum("bhwyx,bcyx->bchw", weights, v))
         assert relative_error(block(x).detach(), x + block.norm(y).detach()) < 1e-12, size

@@ -189,14 +189,14 @@ class ResNet(Backbone):
         super().__init__(init_cfg=init_cfg)
         self.arch = find_arch(arch, RESNET)
         self.norm_eval = norm_eval
-        if finetune == "attention" and not attention and not self.arch.local_stages:
+        if finetune == "attention" and attention is None and not self.arch.local_stages:
             raise ValueError("finetune: got 'attention' for a ResNet without attention; set attention, or None here")
         self.conv1 = nn.Conv2d(in_channels, self.arch.embed_dims, 7, stride=2, padding=3, bias=False)
         self.conv1.apply(init_conv)
         self.bn1 = nn.BatchNorm2d(self.arch.embed_dims)
         self.relu = nn.ReLU(inplace=True)
         specs, dims = plan(self.arch, drop_path_rate), self.arch.dims
-        attn = attention_layers(attention, self.arch) if attention else {}
+        attn = {} if attention is None else attention_layers(attention, self.arch)
         for i in range(len(dims)):
             blocks = [make_block(spec, self.arch) for spec in specs if spec.stage == i]
             after = {block: layer for (stage, block), layer in attn.items() if stage == i}
