@@ -334,6 +334,21 @@ def test_positions_are_resized_to_the_map_and_not_to_a_square():
     assert torch.equal(model.absolute_pos_embed(torch.zeros(1, 4, 6, 32)), model.absolute_pos_embed.table)
 
 
+@pytest.mark.parametrize(("position", "has"), [("1d", {"table"}), ("2d", {"rows", "columns"}), ("none", set())])
+def test_positions_of_appendix_d4(position, has):
+    """Without positions a ViT sees a bag of patches: maps move with their patches."""
+    torch.manual_seed(0)
+    model = randomise(ViT(NANO, pretrain_img_size=64, position=position, out_indices=(3,), out_norm="none")).eval()
+    assert {name for name, _ in model.absolute_pos_embed.named_parameters()} == has
+    assert hasattr(model.tokens, "cls_position") == (position == "1d")
+    image = torch.randn(1, 3, 64, 64)
+    moved = torch.cat([image[..., 32:], image[..., :32]], dim=-1)  # columns of patches in another order
+    with torch.no_grad():
+        (a,), (b,) = model(image), model(moved)
+    b = torch.cat([b[..., 2:], b[..., :2]], dim=-1)
+    assert torch.allclose(a, b, atol=1e-4) == (position == "none")
+
+
 @pytest.mark.parametrize(("patch", "grid"), [(8, (7, 9)), (14, (4, 5)), (16, (4, 5)), (32, (2, 3))])
 def test_any_patch_size(patch, grid):
     model = ViT(NANO, patch_size=patch, pretrain_img_size=96, out_indices=(3,)).eval()
@@ -506,6 +521,7 @@ def test_trainable_parameters_of_mlp_only_fine_tuning():
         ({"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "got patches of 16 and 36 channels, .* multiple of 8"),
         ({"stem": "hmlp", "patch_size": 8}, "got patches of 8 and 32 channels, expected patches of 16 pixels"),
         ({"parallel": 5}, "parallel: got 5, expected one of 1, 2, 3, 4"),
+        ({"position": "sine"}, "position: got 'sine', expected one of '1d', '2d', 'none'"),
         ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
         ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
         ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),

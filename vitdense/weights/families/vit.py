@@ -86,7 +86,7 @@ VIT = Family(
         Scheme(
             "vitdense",
             (
-                *same("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "pre_logits.*"),
+                *same("patch_embed.proj.*", "absolute_pos_embed.*", "norm{i}.*", "pre_logits.*"),
                 *same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
                 *(*_BLOCKS, *_HEAD, *_MAE),
                 *same(*(f"blocks.{{i}}.attn{n or ''}.bias.rel_pos_{axis}" for n in _BRANCHES for axis in "hw")),
