@@ -128,6 +128,7 @@ BACKBONES = {
         ViT, {**VIT, "layer_scale": 0.5}, {"pretrain_img_size": 64, "parallel": 4}, eps=1e-6
     ),
     "vit, 2-D positions": Row(ViT, VIT, {"pretrain_img_size": 64, "position": "2d"}, eps=1e-6),
+    "vit, ResNet as stem": Row(ViT, {**VIT, "patch_size": 32}, {"pretrain_img_size": 64, "stem": "r26_s32"}, eps=1e-6),
     "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
 }
 POSITIONS_AND_NORMS = r"|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\."

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.backbones.variants import VIT, ViTArch
 from vitdense.backbones.vit import BlockSpec, ViTBlock, default_out_indices, plan
 from vitdense.cost import CostCounter
-from vitdense.layers.blocks import SyncBatchNorm
+from vitdense.layers.blocks import SameConv, SyncBatchNorm
 from vitdense.layers.layout import window_layout
+from vitdense.models import create
 from vitdense.report import macs, num_params
 
 NANO = {"embed_dims": 32, "depth": 4, "num_heads": 2}
@@ -322,6 +324,45 @@ def test_the_frozen_hmlp_stem_keeps_its_statistics():
         assert torch.equal(before, model.patch_embed.proj[1].running_mean) is not moves
 
 
+# Hybrids
+
+
+# timm's counts, without a classifier.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("vit_base_r50_s16", 97_890_112),
+        ("vit_base_r50_s16_384.orig_in21k_ft_in1k", 98_950_952 - 769_000),
+        ("vit_small_r26_s32", 36_431_912 - 385_000),
+        ("vit_large_r50_s32", 328_994_856 - 1_025_000),
+    ],
+)
+def test_parameters_of_hybrids_are_timms(name, parameters):
+    with torch.device("meta"):
+        model = create(name, out_norm="final")
+    assert num_params(model) == parameters
+    assert model.out_strides == (int(re.search(r"_s(\d+)", name)[1]),) * 4
+
+
+@pytest.mark.parametrize(("stem", "layers"), [("r50_s32", [3, 4, 6, 3]), ("r50_s16", [3, 4, 9]), ("r26_s32", [2] * 4)])
+def test_stages_of_hybrids(stem, layers):
+    """Of the paper's two ResNet-50s one has the blocks of stage 4 in stage 3: as many layers."""
+    with torch.device("meta"):
+        resnet = ViT(NANO, stem=stem, patch_size=int(stem[-2:])).patch_embed.backbone
+    assert [len(stage.blocks) for stage in resnet.stages] == layers
+    assert not [module for module in resnet.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (3, 2), (3, 1), (1, 2), (1, 1)])
+def test_same_padding_for_even_sizes_is_timms(kernel, stride):
+    from timm.layers import StdConv2dSame
+
+    ours, theirs = SameConv(4, 6, kernel, stride), StdConv2dSame(4, 6, kernel, stride, eps=1e-8)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 4, 8, 10)
+    assert torch.equal(ours(x), theirs(x))
+
+
 # Position embeddings
 
 
@@ -520,6 +561,8 @@ def test_trainable_parameters_of_mlp_only_fine_tuning():
         ({"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels, expected patches of 16 pixels"),
         ({"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "got patches of 16 and 36 channels, .* multiple of 8"),
         ({"stem": "hmlp", "patch_size": 8}, "got patches of 8 and 32 channels, expected patches of 16 pixels"),
+        ({"stem": "r50_s32"}, "stem: got patches of 16 pixels, expected 32, .* set patch_size=32"),
+        ({"stem": "r50_s16", "patch_size": 32}, "stem: got patches of 32 pixels, expected 16"),
         ({"parallel": 5}, "parallel: got 5, expected one of 1, 2, 3, 4"),
         ({"position": "sine"}, "position: got 'sine', expected one of '1d', '2d', 'none'"),
         ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
