@@ -18,6 +18,7 @@ from vitdense import backbones
 from vitdense.backbones.base import Backbone, as_pair
 from vitdense.backbones.variants import RESNET
 from vitdense.backbones.vit import default_out_indices
+from vitdense.layers.blocks import STEMS, HybridStem
 from vitdense.models import Model, find_model, near_names
 
 
@@ -32,6 +33,7 @@ class PeerSpec:
         pretrained: Window sides of Swin V2 in pretraining, per stage in tokens; 0 means `window`.
         drop_path_rate: Of the last block.
         parallel: Branches of each kind in a block of ViT.
+        resnet: Blocks of every stage of the ResNet before a hybrid ViT; empty for none.
         others: Other options of our class, by name. No peer supports them.
     """
 
@@ -41,6 +43,7 @@ class PeerSpec:
     pretrained: tuple[int, ...] = (0, 0, 0, 0)
     drop_path_rate: float = 0.0
     parallel: int = 1
+    resnet: tuple[int, ...] = ()
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -58,6 +61,7 @@ FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
     "images of partial patches": lambda spec: any(side % spec.arch.patch_size for side in spec.shape),
     "windows": lambda spec: spec.window > 0,
     "parallel blocks": lambda spec: spec.parallel > 1,
+    "a ResNet as stem": lambda spec: len(spec.resnet) > 0,
     "tokens without positions": lambda spec: not spec.arch.token_position,
     "a distillation token": lambda spec: spec.arch.distilled,
     "LayerScale": lambda spec: spec.arch.layer_scale is not None,
@@ -203,13 +207,16 @@ def _timm_mvit(spec: PeerSpec) -> nn.Module:
 
 
 def _timm_vit(spec: PeerSpec) -> nn.Module:
+    from timm.layers import HybridEmbed, PatchEmbed
     from timm.models.deit import VisionTransformerDistilled
     from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
+    from timm.models.vision_transformer_hybrid import _resnetv2
 
-    arch = spec.arch
+    arch, resnet = spec.arch, spec.resnet
     return (VisionTransformerDistilled if arch.distilled else VisionTransformer)(
         img_size=spec.shape,
-        patch_size=arch.patch_size,
+        patch_size=1 if resnet else arch.patch_size,
+        embed_layer=partial(HybridEmbed, backbone=_resnetv2(resnet)) if resnet else PatchEmbed,
         embed_dim=arch.embed_dims,
         depth=arch.depth,
         num_heads=arch.num_heads,
@@ -385,7 +392,7 @@ def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
 
 _MVIT = ("max pooling", "queries without pooling", "absolute positions", "non-square images")
 _VIT = ("windows", "images of partial patches")
-_MM_VIT = (*_VIT, "parallel blocks", "tokens without positions")
+_MM_VIT = (*_VIT, "parallel blocks", "a ResNet as stem", "tokens without positions")
 PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first is the default baseline
     "swin": {
         "mmdet": Peer("mmdet", _mmdet_swin, _mm_maps, _call),
@@ -407,7 +414,13 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
     "vit": {
         "timm": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, _VIT),
         # DeiT and MAE use timm's model. DeiT III has other names for LayerScale and parallel blocks.
-        "official": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, (*_VIT, "LayerScale", "parallel blocks")),
+        "official": Peer(
+            "timm",
+            _timm_vit,
+            _timm_vit_maps,
+            _timm_vit_maps,
+            (*_VIT, "LayerScale", "parallel blocks", "a ResNet as stem"),
+        ),
         # In mmpretrain's DeiT III, the first norm of a block also feeds the MLP: its features are not the authors'.
         "mmpretrain": Peer("mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, _MM_VIT),
         "mmseg": Peer("mmseg", _mmseg_vit, _mm_vit_maps, _call, (*_MM_VIT, "a distillation token", "LayerScale")),
@@ -429,7 +442,8 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
 }
 AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # our arguments for the same model
 # Our arguments with a field in `PeerSpec`. No peer has the others.
-IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "parallel"}
+IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "patch_size", "parallel"}
+RESNETS = {name: stem.keywords["layers"] for name, stem in STEMS.items() if stem.func is HybridStem}
 
 
 def comparable(
@@ -461,7 +475,8 @@ def comparable(
         (pretrained,) * 4 if isinstance(pretrained, int) else tuple(pretrained),
         drop_path_rate,
         options.get("parallel", 1),
-        {name: value for name, value in row.options.items() if name not in IN_SPEC},
+        RESNETS.get(options.get("stem"), ()),
+        {name: value for name, value in row.options.items() if name not in IN_SPEC and value not in RESNETS},
     )
     return model, spec
 

@@ -106,7 +106,8 @@ def _mvit() -> list[Model]:
         *(row(size, "fb_in1k", f"mvitv2_{size}") for size in ("tiny", "small", "base")),
         *(row(size, "fb_inw21k", f"mvitv2_{size}_cls") for size in ("base", "large", "huge")),
         row("large", "fb_in1k", "mvitv2_large", "v2_large_in1k"),
-        *(Model(f"mvitv1_{size}", f"mvitv1_{size}", "MViT", f"v1_{size}") for size in ("base", "base_max")),
+        # Released by the authors on a page that programs cannot fetch from: give the file.
+        *(Model(f"mvit{arch}", f"mvit{arch}", "MViT", arch) for arch in ("v1_base", "v1_base_max")),
     ]
 
 
@@ -134,6 +135,27 @@ def _vit() -> list[Model]:
     ):
         rows += [row(f"vit_{size}", size, data, image, stats=HALF) for size in sizes]
     return rows + [row(f"vit_{size}", size, "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
+
+
+def _hybrids() -> list[Model]:
+    """ViTs on a ResNet: those of ViT and of "How to train your ViT?", as timm hosts them."""
+
+    def row(size: str, stem: str, data: str, image: int) -> Model:
+        model = f"vit_{size}_{stem}"
+        options = {"stem": stem, "patch_size": int(stem[-2:]), "pretrain_img_size": image}
+        name = f"{model}{f'_{image}' * (image != 224)}.{data}"
+        weights = f"timm://{model}_{image}.{data}"
+        return Model(name, model, "ViT", f"vit_{size}", weights, "Apache-2.0", image, options, *HALF)
+
+    return [
+        row("base", "r50_s16", "orig_in21k", 224),
+        row("base", "r50_s16", "orig_in21k_ft_in1k", 384),
+        *(
+            row(size, stem, f"augreg_in21k{tuned}", image)
+            for size, stem in (("small", "r26_s32"), ("large", "r50_s32"))
+            for tuned, image in (("", 224), ("_ft_in1k", 224), ("_ft_in1k", 384))
+        ),
+    ]
 
 
 def _mixers() -> list[Model]:
@@ -195,9 +217,8 @@ def _resnet() -> list[Model]:
     return [*rows, *(Model(model, model, "ResNet", model) for model in ("sasa26", "sasa38", "sasa50"))]
 
 
-MODELS: dict[str, Model] = {
-    row.name: row for row in (*_swin(), *_swin_v2(), *_mvit(), *_vit(), *_mixers(), *_nat(), *_resnet())
-}
+TABLES = (_swin, _swin_v2, _mvit, _vit, _hybrids, _mixers, _nat, _resnet)
+MODELS: dict[str, Model] = {row.name: row for table in TABLES for row in table()}
 # Models without the weights' name: the first row of each.
 DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}
 # Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.

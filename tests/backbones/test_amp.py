@@ -4,13 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-from test_contract import BACKBONES, every, outputs_and_gradients, with_random_norms
+from test_contract import BACKBONES, outputs_and_gradients, with_random_norms
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Relative error of maps, and of the gradients of all parameters together. Twice what was measured.
 BOUNDS = {torch.bfloat16: (0.03, 0.07), torch.float16: (0.004, 0.02)}
+# Times the bound of gradients: they pass a ResNet of 26 layers, whose norms enlarge what each of them rounds.
+DEEPER = {"vit, ResNet as stem": 3}
 # Casts of maps in a forward pass by CUDA's rules: of the image, and where a norm or a LayerScale in float32 meets the
 # sum of all branches, which then is in float32. That is Swin's first stage, and all of Swin V2 and of DeiT III.
 CASTS = {
@@ -33,6 +35,7 @@ CASTS = {
     "mixer, resize": 1,
     "mixer, ResMLP": 10,
     "vit, 4 parallel branches": 30,
+    "vit, 2-D positions": 2,
     "vit, conv stem": 2,
     "resnet, non-local": 1,
     "resnet, SAGAN": 1,
@@ -41,10 +44,10 @@ CASTS = {
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
 
 
-@every
+@pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_forward_and_backward_are_near_float32(make, dtype):
-    model = with_random_norms(make()).train()
+def test_forward_and_backward_are_near_float32(name, dtype):
+    model = with_random_norms(BACKBONES[name]()).train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()  # statistics of the 24 pixels of a map would amplify what is rounded
@@ -53,7 +56,7 @@ def test_forward_and_backward_are_near_float32(make, dtype):
     with torch.autocast("cpu", dtype):
         half_outs, half_grads = outputs_and_gradients(model, model, x)
     assert max(relative_error(a.float(), b) for a, b in zip(half_outs, outs)) < BOUNDS[dtype][0]
-    assert relative_error(half_grads, grads) < BOUNDS[dtype][1]
+    assert relative_error(half_grads, grads) < BOUNDS[dtype][1] * DEEPER.get(name, 1)
 
 
 class MapCasts(TorchDispatchMode):
@@ -80,7 +83,8 @@ def cuda_autocast():
     torch.set_autocast_enabled("cuda", False)
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+# timm's ResNet, whose norms decide on casts, cannot be built without memory.
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name != "vit, ResNet as stem"])
 def test_casts_of_maps(name, cuda_autocast, monkeypatch):
     def fused(q, k, v, attn_mask=None, **options):  # one kernel on a GPU, which takes half precision
         return F.pad(q[..., :1], (0, v.shape[-1] - 1)).to(torch.bfloat16)

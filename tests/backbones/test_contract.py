@@ -147,6 +147,8 @@ BACKBONES = {
     "vit, 4 parallel branches": Row(
         ViT, {**VIT, "layer_scale": 0.5}, {"pretrain_img_size": 64, "parallel": 4}, eps=1e-6
     ),
+    "vit, 2-D positions": Row(ViT, VIT, {"pretrain_img_size": 64, "position": "2d"}, eps=1e-6),
+    "vit, ResNet as stem": Row(ViT, {**VIT, "patch_size": 32}, {"pretrain_img_size": 64, "stem": "r26_s32"}, eps=1e-6),
     "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
     "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),
@@ -359,7 +361,7 @@ def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
     model = make()
     assert {m.eps for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.BatchNorm2d))} == {make.eps}
     drawn = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
-    names = ("table", "rel_pos_h", "rel_pos_w", "_token", "_position")
+    names = ("table", "rel_pos_h", "rel_pos_w", "rows", "columns", "_token", "_position")
     positions = [p for name, p in model.named_parameters() if name.endswith(names)]
     if model.family == "vit":  # relative positions join weights that were trained without
         assert not any(p.any() for name, p in model.named_parameters() if "rel_pos" in name)

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.backbones.variants import VIT, ViTArch
 from vitdense.backbones.vit import BlockSpec, ViTBlock, default_out_indices, plan
 from vitdense.cost import CostCounter
-from vitdense.layers.blocks import SyncBatchNorm
+from vitdense.layers.blocks import SameConv, SyncBatchNorm
 from vitdense.layers.layout import window_layout
+from vitdense.models import create
 from vitdense.report import macs, num_params
 
 NANO = {"embed_dims": 32, "depth": 4, "num_heads": 2}
@@ -322,6 +324,45 @@ def test_the_frozen_hmlp_stem_keeps_its_statistics():
         assert torch.equal(before, model.patch_embed.proj[1].running_mean) is not moves
 
 
+# Hybrids
+
+
+# timm's counts, without a classifier.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("vit_base_r50_s16", 97_890_112),
+        ("vit_base_r50_s16_384.orig_in21k_ft_in1k", 98_950_952 - 769_000),
+        ("vit_small_r26_s32", 36_431_912 - 385_000),
+        ("vit_large_r50_s32", 328_994_856 - 1_025_000),
+    ],
+)
+def test_parameters_of_hybrids_are_timms(name, parameters):
+    with torch.device("meta"):
+        model = create(name, out_norm="final")
+    assert num_params(model) == parameters
+    assert model.out_strides == (int(re.search(r"_s(\d+)", name)[1]),) * 4
+
+
+@pytest.mark.parametrize(("stem", "layers"), [("r50_s32", [3, 4, 6, 3]), ("r50_s16", [3, 4, 9]), ("r26_s32", [2] * 4)])
+def test_stages_of_hybrids(stem, layers):
+    """Of the paper's two ResNet-50s one has the blocks of stage 4 in stage 3: as many layers."""
+    with torch.device("meta"):
+        resnet = ViT(NANO, stem=stem, patch_size=int(stem[-2:])).patch_embed.backbone
+    assert [len(stage.blocks) for stage in resnet.stages] == layers
+    assert not [module for module in resnet.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (3, 2), (3, 1), (1, 2), (1, 1)])
+def test_same_padding_for_even_sizes_is_timms(kernel, stride):
+    from timm.layers import StdConv2dSame
+
+    ours, theirs = SameConv(4, 6, kernel, stride), StdConv2dSame(4, 6, kernel, stride, eps=1e-8)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 4, 8, 10)
+    assert torch.equal(ours(x), theirs(x))
+
+
 # Position embeddings
 
 
@@ -332,6 +373,21 @@ def test_positions_are_resized_to_the_map_and_not_to_a_square():
     want = F.interpolate(model.absolute_pos_embed.table.permute(0, 3, 1, 2), (5, 3), mode="bicubic")
     assert torch.equal(got, want.permute(0, 2, 3, 1))
     assert torch.equal(model.absolute_pos_embed(torch.zeros(1, 4, 6, 32)), model.absolute_pos_embed.table)
+
+
+@pytest.mark.parametrize(("position", "has"), [("1d", {"table"}), ("2d", {"rows", "columns"}), ("none", set())])
+def test_positions_of_appendix_d4(position, has):
+    """Without positions a ViT sees a bag of patches: maps move with their patches."""
+    torch.manual_seed(0)
+    model = randomise(ViT(NANO, pretrain_img_size=64, position=position, out_indices=(3,), out_norm="none")).eval()
+    assert {name for name, _ in model.absolute_pos_embed.named_parameters()} == has
+    assert hasattr(model.tokens, "cls_position") == (position == "1d")
+    image = torch.randn(1, 3, 64, 64)
+    moved = torch.cat([image[..., 32:], image[..., :32]], dim=-1)  # columns of patches in another order
+    with torch.no_grad():
+        (a,), (b,) = model(image), model(moved)
+    b = torch.cat([b[..., 2:], b[..., :2]], dim=-1)
+    assert torch.allclose(a, b, atol=1e-4) == (position == "none")
 
 
 @pytest.mark.parametrize(("patch", "grid"), [(8, (7, 9)), (14, (4, 5)), (16, (4, 5)), (32, (2, 3))])
@@ -505,7 +561,10 @@ def test_trainable_parameters_of_mlp_only_fine_tuning():
         ({"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels, expected patches of 16 pixels"),
         ({"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "got patches of 16 and 36 channels, .* multiple of 8"),
         ({"stem": "hmlp", "patch_size": 8}, "got patches of 8 and 32 channels, expected patches of 16 pixels"),
+        ({"stem": "r50_s32"}, "stem: got patches of 16 pixels, expected 32, .* set patch_size=32"),
+        ({"stem": "r50_s16", "patch_size": 32}, "stem: got patches of 32 pixels, expected 16"),
         ({"parallel": 5}, "parallel: got 5, expected one of 1, 2, 3, 4"),
+        ({"position": "sine"}, "position: got 'sine', expected one of '1d', '2d', 'none'"),
         ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
         ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
         ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),

@@ -122,6 +122,7 @@ def test_swapped_norms_of_mvit_are_an_error():
         *((to, {"arch": DISTILLED}) for to in ("official", "timm", "mmpretrain")),
         ("timm", {"arch": DEIT3}),
         ("timm", {"arch": DEIT3, "parallel": 2, "image": 96}),
+        ("timm", {"stem": "r26_s32", "patch_size": 32}),
     ],
 )
 def test_vit_at_the_image_size_of_pretraining(to, options):

@@ -183,6 +183,7 @@ VIT_PARTS = {
     "4 branches": ({"parallel": 4}, {}),
     "hmlp": ({"stem": "hmlp"}, {}),
     "conv stem": ({"stem": "conv"}, {}),
+    "2-D positions": ({"position": "2d"}, {}),
     "relative": ({"window_size": 2, "relative_position": True, "img_size": 64}, {"tokens.cls_position": (1, 1, 192)}),
     "output norms": ({"out_norm": "each"}, {}),
     "norm": ({}, {"norm.weight": (192,), "norm.bias": (192,)}),
@@ -199,7 +200,7 @@ VIT_PARTS = {
 }
 VIT_KEEPS = {  # what every form of every scheme keeps of it
     "vitdense": [set(VIT_PARTS)],
-    "official": [set(VIT_PARTS) - {"relative", "output norms", "pre-logits"}],
+    "official": [set(VIT_PARTS) - {"relative", "output norms", "pre-logits", "2-D positions"}],
     "timm": [
         {"class token", "distillation", "no positions of tokens", "layer scale", *more, "norm", "head", "pooled"}
         for more in ((), ("parallel", "4 branches"))
@@ -222,6 +223,7 @@ VIT_KINDS = {  # of checkpoints, by what they have
     "a parallel DeiT without LayerScale": {"class token", "no positions of tokens", "parallel", "norm", "head"},
     "an hMLP stem": {"class token", "no positions of tokens", "hmlp", "layer scale", "norm", "head"},
     "a conv stem": {"class token", "conv stem", "norm", "head"},
+    "2-D positions": {"class token", "2-D positions"},
     "an MAE": {"class token", "norm", "decoder"},
     "a fine-tuned MAE": {"class token", "pooled", "head"},
     "a ViTDet": {"relative"},

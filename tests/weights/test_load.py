@@ -340,6 +340,19 @@ def test_positions_and_relative_positions_of_a_vit_are_resized():
     assert report.resized == {"absolute_pos_embed.table": ((1, 4, 4, 192), (1, 6, 5, 192)), **tables}
 
 
+def test_2d_positions_are_resized_along_their_axes_and_others_are_refused():
+    source, target = make_vit(position="2d"), make_vit(image=(96, 80), position="2d")
+    report = load_pretrained(target, source.state_dict())
+    assert report.resized == {
+        "absolute_pos_embed.columns": ((1, 1, 4, 96), (1, 1, 5, 96)),
+        "absolute_pos_embed.rows": ((1, 4, 1, 96), (1, 6, 1, 96)),
+    }
+    assert report.share == 1
+    for position, message in (("1d", r"missing keys \(2\): absolute_pos_embed\.table"), ("none", "unexpected keys")):
+        with pytest.raises(CheckpointMismatchError, match=message):
+            load_pretrained(make_vit(position=position), source.state_dict())
+
+
 def test_flat_position_embedding_is_square():
     source, square = make_vit(image=(64, 256)), make_vit(image=128)
     with pytest.raises(CheckpointMismatchError, match=r"\(1, 4, 16, 192\)"):

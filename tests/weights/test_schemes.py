@@ -3,6 +3,7 @@ loader, give the features of that model, and convert back bit by bit. The module
 
 import copy
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -46,6 +47,14 @@ MODELS = {
     ("vit", "parallel deit3"): (
         lambda **options: ViT(PARALLEL, parallel=2, out_norm="none", **options),
         PeerSpec(ViTArch(**PARALLEL), (224, 224), parallel=2),
+    ),
+    ("vit", "small, R26, stride 32"): (
+        lambda **options: ViT("vit_small", stem="r26_s32", patch_size=32, out_norm="none", **options),
+        PeerSpec(replace(VIT["vit_small"], patch_size=32), (224, 224), resnet=(2, 2, 2, 2)),
+    ),
+    ("vit", "tiny, R50, stride 16"): (
+        lambda **options: ViT("vit_tiny", stem="r50_s16", out_norm="none", **options),
+        PeerSpec(VIT["vit_tiny"], (224, 224), resnet=(3, 4, 9)),
     ),
     ("vit", "4 branches"): (
         lambda **options: ViT({**PARALLEL, "depth": 4}, parallel=4, out_norm="none", **options),

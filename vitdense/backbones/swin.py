@@ -16,7 +16,7 @@ from vitdense.backbones.variants import SWIN, SwinArch, find_arch
 from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
-from vitdense.layers.layout import Windows, compute_dtype, window_layout
+from vitdense.layers.layout import Windows, compute_dtype, copied, window_layout
 from vitdense.layers.local import LocalAttention
 from vitdense.layers.position import AbsolutePosition
 
@@ -130,20 +130,19 @@ class BiasAttention(WindowAttention):
 
     def forward(self, x: Tensor, windows: Windows, bias: Tensor, masked_bias: Tensor | None) -> Tensor:
         """See `WindowAttention`."""
-        x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C]
-        v = self.v(x).unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)  # [B*nW, heads, N, d]
+        v = self.v(windows.partition(x.to(compute_dtype(x))))  # [B*nW, N, C]
         parts, n = [(bias, v)], windows.num_plain
         if masked_bias is not None:
             parts = [(bias, v[:n]), (masked_bias, v[n:])][n == 0 :]
-        y = torch.cat([self.weighted(*part) for part in parts])  # [B*nW, heads, N, d]
-        return self.project(y.transpose(1, 2).flatten(2), windows)  # [B, H, W, C]
+        return self.project(torch.cat([self.weighted(*part) for part in parts]), windows)  # [B, H, W, C]
 
-    @staticmethod
-    def weighted(bias: Tensor, v: Tensor) -> Tensor:
-        """Values ``[n, heads, N, d]`` of windows that repeat the ones of `bias`, ``[m, heads, N, N]``, to the same."""
-        m = bias.shape[0]
-        v = v.reshape(v.shape[0] // m, m, *v.shape[1:])  # [n / m, m, heads, N, d]
-        return (bias.softmax(-1) @ v).flatten(0, 1)  # [n, heads, N, d]
+    def weighted(self, bias: Tensor, v: Tensor) -> Tensor:
+        """Values ``[n, N, C]`` of windows that repeat the m windows of `bias`, ``[m, heads, N, N]``, to the same."""
+        # The windows that share weights become channels: a batch of images is one product, of any number of them.
+        v = v.unflatten(-1, (self.spec.num_heads, -1)).unflatten(0, (-1, bias.shape[0]))  # [n/m, m, N, heads, d]
+        v = copied(v.permute(1, 3, 2, 0, 4))  # [m, heads, N, n/m, d]
+        y = (bias.softmax(-1) @ v.flatten(3)).unflatten(3, v.shape[3:])  # [m, heads, N, n/m, d]
+        return copied(y.permute(3, 0, 2, 1, 4)).flatten(0, 1).flatten(2)  # [n, N, C]
 
 
 class SlidingAttention(LocalAttention):

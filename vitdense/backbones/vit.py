@@ -20,7 +20,7 @@ from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import STEMS, Mlp, init_transformer, scaled
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
-from vitdense.layers.position import AbsolutePosition, ExtraTokens
+from vitdense.layers.position import POSITIONS, ExtraTokens
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 OUT_NORMS = ("each", "final", "none")
@@ -181,6 +181,8 @@ class ViT(Backbone):
         stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
             ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
             ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or both.
+        position: Position embedding of the patches (ViT appendix D.4): ``'1d'``, one per patch; ``'2d'``, half of the
+            channels from its column and half from its row; ``'none'``. Tokens have positions with ``'1d'`` only.
         parallel: Attention branches, then MLP branches, in parallel in every block: 1 to 4.
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
@@ -210,6 +212,7 @@ class ViT(Backbone):
         in_channels: int = 3,
         patch_size: int | None = None,
         stem: str = "patch",
+        position: str = "1d",
         parallel: int = 1,
         window_size: int | Sequence[int] | None = None,
         global_indices: Sequence[int] | None = None,
@@ -245,7 +248,7 @@ class ViT(Backbone):
             raise ValueError(
                 "output_cls_token: with windows or relative positions there is no class token; leave it False"
             )
-        self._check_options(row, stem, parallel, global_indices or (), out_norm)
+        self._check_options(row, stem, position, parallel, global_indices or (), out_norm)
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
 
@@ -256,8 +259,9 @@ class ViT(Backbone):
             return h // patch, w // patch
 
         self.patch_embed = STEMS[stem](in_channels, dim, patch)
-        self.absolute_pos_embed = AbsolutePosition(grid(pretrain_img_size, "pretrain_img_size"), dim)
-        self.tokens = ExtraTokens(dim, row.distilled, row.token_position) if has_tokens else None
+        self.absolute_pos_embed = POSITIONS[position](grid(pretrain_img_size, "pretrain_img_size"), dim)
+        token_position = row.token_position and position == "1d"
+        self.tokens = ExtraTokens(dim, row.distilled, token_position) if has_tokens else None
         specs = plan(
             row,
             window,
@@ -280,9 +284,12 @@ class ViT(Backbone):
             raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
 
     @staticmethod
-    def _check_options(row: ViTArch, stem: str, parallel: int, global_indices: Sequence[int], out_norm: str) -> None:
+    def _check_options(
+        row: ViTArch, stem: str, position: str, parallel: int, global_indices: Sequence[int], out_norm: str
+    ) -> None:
         for name, got, known in (
             ("stem", stem, STEMS),
+            ("position", position, POSITIONS),
             ("parallel", parallel, (1, 2, 3, 4)),
             ("out_norm", out_norm, OUT_NORMS),
         ):

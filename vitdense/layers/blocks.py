@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import LayerNorm2d, trunc_normal_
+from timm.layers import LayerNorm2d, StdConv2d, trunc_normal_
+from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -201,6 +203,65 @@ class ConvStem(nn.Module):
         return self.proj(pad_to_multiple(x, self.patch_size)).permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
+class SameConv(StdConv2d):
+    """timm's convolution with standardised weights, with TensorFlow's "SAME" padding, for maps that the stride divides.
+
+    For those the padding depends on the kernel alone. timm's own form asks for the map's size: it would be exported
+    for one.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, **options: Any) -> None:
+        padding = max(kernel_size - stride, 0)  # of an axis
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding // 2, eps=1e-8, **options)
+        self.is_uneven = padding % 2 == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to ``[B, C', H / stride, W / stride]``."""
+        return super().forward(F.pad(x, (0, 1, 0, 1)) if self.is_uneven else x)  # [B, C', h, w]
+
+
+class HybridStem(nn.Module):
+    """Tokens of a ResNet's last map by a 1x1 convolution: the hybrid architecture of ViT (section 3.1).
+
+    It is timm's ResNet with GroupNorm and standardised weights (section 4.1, "ResNet (BiT)").
+
+    Args:
+        in_channels: Image channels.
+        dim: Channels of the result.
+        patch_size: The ResNet's stride: 16 for three stages, 32 for four; any other is an error.
+        layers: Blocks of every stage.
+
+    Raises:
+        ValueError: Patches of another size.
+    """
+
+    def __init__(self, in_channels: int, dim: int, patch_size: int, layers: Sequence[int]) -> None:
+        super().__init__()
+        self.patch_size = 2 ** (len(layers) + 1)
+        if patch_size != self.patch_size:
+            raise ValueError(
+                f"stem: got patches of {patch_size} pixels, expected {self.patch_size}, the stride of a ResNet of "
+                f"{len(layers)} stages; set patch_size={self.patch_size}"
+            )
+        self.backbone = ResNetV2(
+            layers=layers,
+            num_classes=0,
+            in_chans=in_channels,
+            global_pool="",
+            preact=False,
+            conv_layer=SameConv,
+            zero_init_last=True,
+        )
+        pool = nn.MaxPool2d(3, stride=2)
+        self.backbone.stem.pool = nn.Sequential(nn.ConstantPad2d((0, 1, 0, 1), -math.inf), pool)  # "SAME"
+        self.proj = nn.Conv2d(self.backbone.num_features, dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/p), ceil(W/p), C]``."""
+        x = self.backbone.forward_features(pad_to_multiple(x, self.patch_size))  # [B, C', h, w]
+        return self.proj(x).permute(0, 2, 3, 1)  # [B, h, w, C]
+
+
 # By name; all take image channels, channels and the patch size. The order of norm and GELU of linear stems, which the
 # paper does not print, is that of the others.
 STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
@@ -212,6 +273,11 @@ STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "conv_ln": partial(ConvStem, convs=GRAHAM, norm="LN"),
     "hmlp": partial(ConvStem, convs=HMLP, norm="BN"),
     "hmlp_ln": partial(ConvStem, convs=HMLP, norm="LN"),
+    # Hybrids: a ResNet-50 as it is, one with the blocks of stage 4 moved into stage 3, and a ResNet-26 ("How to train
+    # your ViT?").
+    "r50_s32": partial(HybridStem, layers=(3, 4, 6, 3)),
+    "r50_s16": partial(HybridStem, layers=(3, 4, 9)),
+    "r26_s32": partial(HybridStem, layers=(2, 2, 2, 2)),
 }
 
 

@@ -76,7 +76,7 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
         return value
     if key.endswith(".relative_position_bias_table"):
         return resize_bias_table(value, tuple((side + 1) // 2 for side in target.shape[:2]), rule)
-    if key == "absolute_pos_embed.table":
+    if key.startswith("absolute_pos_embed."):  # a grid, or the rows or columns of one
         return resize_grid(value, tuple(target.shape[1:3]), rule)
     if key.endswith((".bias.rel_pos_h", ".bias.rel_pos_w")):
         return resize_relative_position(value, target.shape[0])

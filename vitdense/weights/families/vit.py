@@ -68,7 +68,7 @@ _MAE = same(
 )
 _PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
 _TIMM = (
-    *(*_PATCH, *_TOKENS, *_HEAD),
+    *(*_PATCH, *_TOKENS, *_HEAD, *same("patch_embed.backbone.*")),  # of hybrids
     *read_only(Rule("pre_logits.fc.*", "pre_logits.*"), *same("mask_token")),  # the authors' DINOv2 has a mask_token
 )
 _MM_NAMES = {"norm1": "ln1.*", "norm2": "ln2.*", "mlp.fc1": "ffn.layers.0.0.*", "mlp.fc2": "ffn.layers.1.*"}
@@ -86,7 +86,9 @@ VIT = Family(
         Scheme(
             "vitdense",
             (
-                *same("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "pre_logits.*"),
+                *same(
+                    "patch_embed.proj.*", "patch_embed.backbone.*", "absolute_pos_embed.*", "norm{i}.*", "pre_logits.*"
+                ),
                 *same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
                 *(*_BLOCKS, *_HEAD, *_MAE),
                 *same(*(f"blocks.{{i}}.attn{n or ''}.bias.rel_pos_{axis}" for n in _BRANCHES for axis in "hw")),
