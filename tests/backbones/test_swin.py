@@ -108,7 +108,7 @@ def test_window_attention_is_the_definition(size, shift):
 def test_attention_without_content_is_the_definition(size, shift):
     """Table 4, "w/o app.": the softmax of the bias alone. Padded keys count; pairs of the shift's mask do not."""
     spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(3, 3), shift=shift, drop_path=0.0)
-    attention = BiasAttention(spec, qkv_bias=True).double()
+    attention = BiasAttention(spec, qkv_bias=True, relative_bias=True).double()
     assert [name for name, _ in attention.named_children()] == ["bias", "proj", "v"]
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
