@@ -123,7 +123,7 @@ def test_weights_without_content_do_not_depend_on_the_image():
     """The attention is a linear map of the image, in contrast to one with queries and keys."""
     spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(3, 3), shift=(1, 1), drop_path=0.0)
     linear = {}
-    for attention in (BiasAttention(spec, qkv_bias=False), WindowAttention(spec, qkv_bias=False, relative_bias=True)):
+    for attention in (BiasAttention(spec, False, True), WindowAttention(spec, False, True)):
         for parameter in attention.double().parameters():
             torch.nn.init.normal_(parameter)
         torch.nn.init.zeros_(attention.proj.bias)
