@@ -263,6 +263,7 @@ def test_window_statistics_ignore_what_is_outside_of_the_image():
         (dict(backbone=vit(out_norm="each")), "out_norm"),
         (dict(backbone=vit(output_cls_token=True)), "output_cls_token"),
         (dict(backbone=vit(window_size=2), decoder={}), "decoder"),
+        (dict(backbone=vit(position="2d"), decoder={}), "decoder"),
         (dict(mask="blocks", decoder={}), "decoder"),
         (dict(backbone=swin(), decoder={}), "decoder"),
     ],
