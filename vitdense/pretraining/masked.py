@@ -132,13 +132,12 @@ class MaskedImageModel(ModelWithTeacher):
             raise ValueError(
                 f"backbone: expected out_indices=[{last}], and of a ViT out_norm='final' and no output_cls_token"
             )
-        drops = (
-            isinstance(backbone, ViT) and backbone.tokens is not None and hasattr(backbone.absolute_pos_embed, "table")
-        )
-        if decoder is not None and not (drops and mask == "random"):
+        is_global = isinstance(backbone, ViT) and backbone.tokens is not None
+        has_table = hasattr(getattr(backbone, "absolute_pos_embed", None), "table")
+        if decoder is not None and not (is_global and has_table and mask == "random"):
             raise ValueError(
-                "decoder: masked patches can be dropped only from a ViT with global attention and a table of positions, "
-                "as many from every image: with mask='random'; give None"
+                "decoder: masked patches can be dropped only from a ViT with global attention and a table of "
+                "positions, as many from every image (mask='random'); give None"
             )
         if self.cell % self.side or not hasattr(backbone.patch_embed, "patch_size"):
             raise ValueError(
