@@ -626,7 +626,8 @@ def test_weights_of_the_model_table_exist_in_timm_or_torchvision():
             assert timm.is_model_pretrained(model), name
             assert read_module.timm_address(model).startswith("hf://timm/"), name
         elif host == "https":
-            assert model.startswith("github.com/SwinTransformer/storage/releases/download/v1.0.5/swin_mlp_"), name
+            releases = "github.com/SwinTransformer/storage/releases/download/v1.0.5/swin_mlp_"
+            assert model.startswith((releases, "shi-labs.com/projects/nat/checkpoints/CLS/nat_")), name
         else:
             assert host == "torchvision"
             model, _, version = model.partition(".")

@@ -168,7 +168,7 @@ class ResNet(Backbone):
             stay. Set it to False to train from random weights.
 
     Raises:
-        ValueError: An unknown arch, kind or block, or ``finetune='attention'`` without attention.
+        ValueError: An unknown arch, kind or block, ``finetune='mlp'``, or ``'attention'`` without attention.
     """
 
     family = "resnet"
@@ -191,6 +191,8 @@ class ResNet(Backbone):
         self.norm_eval = norm_eval
         if finetune == "attention" and attention is None and not self.arch.local_stages:
             raise ValueError("finetune: got 'attention' for a ResNet without attention; set attention, or None here")
+        if finetune == "mlp":
+            raise ValueError("finetune: got 'mlp' for a ResNet, which has no MLPs; expected 'attention' or None")
         self.conv1 = nn.Conv2d(in_channels, self.arch.embed_dims, 7, stride=2, padding=3, bias=False)
         self.conv1.apply(init_conv)
         self.bn1 = nn.BatchNorm2d(self.arch.embed_dims)
