@@ -30,6 +30,7 @@ CASTS = {
     "vit, hMLP with LN, constant drop path": 14,
     "vit, 4 parallel branches": 30,
     "vit, 2-D positions": 2,
+    "vit, talking heads and class attention": 17,
     "vit, conv stem": 2,
 }
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
