@@ -176,9 +176,10 @@ MODELS: dict[str, Model] = {row.name: row for row in (*_swin(), *_swin_v2(), *_m
 DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}
 # Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.
 SHORT: dict[str, Model] = {
-    re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1): row
+    short: row
     for name, row in MODELS.items()
     if row.weights
+    and (short := re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1)) != name
 }
 
 
