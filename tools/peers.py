@@ -66,6 +66,8 @@ FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
     "a distillation token": lambda spec: spec.arch.distilled,
     "LayerScale": lambda spec: spec.arch.layer_scale is not None,
     "blocks other than Mixer's": lambda spec: spec.arch.block != "mixer",
+    "talking heads": lambda spec: spec.arch.talking_heads,
+    "class attention": lambda spec: spec.arch.class_blocks > 0,
 }
 
 
@@ -213,6 +215,8 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
     from timm.models.vision_transformer_hybrid import _resnetv2
 
     arch, resnet = spec.arch, spec.resnet
+    if arch.talking_heads:
+        return _timm_cait(spec)
     return (VisionTransformerDistilled if arch.distilled else VisionTransformer)(
         img_size=spec.shape,
         patch_size=1 if resnet else arch.patch_size,
@@ -226,6 +230,23 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
         num_classes=10,
         block_fn=partial(ParallelThingsBlock, num_parallel=spec.parallel) if spec.parallel > 1 else Block,
         dynamic_img_size=True,  # any multiple of the patch size
+    )
+
+
+def _timm_cait(spec: PeerSpec) -> nn.Module:
+    from timm.models.cait import Cait
+
+    arch = spec.arch
+    return Cait(
+        img_size=spec.shape,
+        patch_size=arch.patch_size,
+        embed_dim=arch.embed_dims,
+        depth=arch.depth,
+        num_heads=arch.num_heads,
+        depth_token_only=arch.class_blocks,
+        init_values=arch.layer_scale,
+        drop_path_rate=spec.drop_path_rate,
+        num_classes=10,
     )
 
 
@@ -392,7 +413,7 @@ def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
 
 _MVIT = ("max pooling", "queries without pooling", "absolute positions", "non-square images")
 _VIT = ("windows", "images of partial patches")
-_MM_VIT = (*_VIT, "parallel blocks", "a ResNet as stem", "tokens without positions")
+_MM_VIT = (*_VIT, "parallel blocks", "a ResNet as stem", "tokens without positions", "talking heads", "class attention")
 PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first is the default baseline
     "swin": {
         "mmdet": Peer("mmdet", _mmdet_swin, _mm_maps, _call),

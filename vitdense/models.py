@@ -134,7 +134,21 @@ def _vit() -> list[Model]:
         ("augreg_in1k", 224, ("small", "base")),
     ):
         rows += [row(f"vit_{size}", size, data, image, stats=HALF) for size in sizes]
-    return rows + [row(f"vit_{size}", size, "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
+    rows += [row(f"vit_{size}", size, "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
+    return [*rows, *_cait(), *_hybrids()]
+
+
+def _cait() -> list[Model]:
+    """The authors' releases, distilled on ImageNet-1K, as timm hosts them."""
+
+    def row(size: str, image: int) -> Model:
+        name = f"cait_{size}{f'_{image}' * (image != 224)}.fb_dist_in1k"
+        weights = f"timm://cait_{size}_{image}.fb_dist_in1k"
+        model = f"cait_{size}"
+        return Model(name, model, "ViT", model, weights, "Apache-2.0", image, {"pretrain_img_size": image})
+
+    sizes = (("xxs24", (224, 384)), ("xxs36", (224, 384)), ("xs24", (384,)), ("s24", (224, 384)), ("s36", (384,)))
+    return [row(size, image) for size, images in (*sizes, ("m36", (384,)), ("m48", (448,))) for image in images]
 
 
 def _hybrids() -> list[Model]:
@@ -217,15 +231,16 @@ def _resnet() -> list[Model]:
     return [*rows, *(Model(model, model, "ResNet", model) for model in ("sasa26", "sasa38", "sasa50"))]
 
 
-TABLES = (_swin, _swin_v2, _mvit, _vit, _hybrids, _mixers, _nat, _resnet)
+TABLES = (_swin, _swin_v2, _mvit, _vit, _mixers, _nat, _resnet)
 MODELS: dict[str, Model] = {row.name: row for table in TABLES for row in table()}
 # Models without the weights' name: the first row of each.
 DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}
 # Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.
 SHORT: dict[str, Model] = {
-    re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1): row
+    short: row
     for name, row in MODELS.items()
     if row.weights and row.family in ("Swin", "SwinV2", "MViT", "ViT")
+    if (short := re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1)) != name
 }
 
 

@@ -36,6 +36,7 @@ CASTS = {
     "mixer, ResMLP": 10,
     "vit, 4 parallel branches": 30,
     "vit, 2-D positions": 2,
+    "vit, talking heads and class attention": 17,
     "vit, conv stem": 2,
     "resnet, non-local": 1,
     "resnet, SAGAN": 1,

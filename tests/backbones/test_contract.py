@@ -149,6 +149,12 @@ BACKBONES = {
     ),
     "vit, 2-D positions": Row(ViT, VIT, {"pretrain_img_size": 64, "position": "2d"}, eps=1e-6),
     "vit, ResNet as stem": Row(ViT, {**VIT, "patch_size": 32}, {"pretrain_img_size": 64, "stem": "r26_s32"}, eps=1e-6),
+    "vit, talking heads and class attention": Row(
+        ViT,
+        {**VIT, "token_position": False, "layer_scale": 0.5, "talking_heads": True, "class_blocks": 1},
+        {"pretrain_img_size": 64},
+        eps=1e-6,
+    ),
     "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
     "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),

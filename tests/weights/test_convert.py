@@ -179,6 +179,7 @@ VIT_PARTS = {
     ),
     "no positions of tokens": ({"arch": {"token_position": False}}, {}),
     "layer scale": ({"arch": {"layer_scale": 1.0}}, {}),
+    "talking heads": ({"arch": {"talking_heads": True, "class_blocks": 1}}, {}),
     "parallel": ({"parallel": 2}, {}),
     "4 branches": ({"parallel": 4}, {}),
     "hmlp": ({"stem": "hmlp"}, {}),
@@ -198,13 +199,15 @@ VIT_PARTS = {
         },
     ),
 }
+CAIT = {"no positions of tokens", "layer scale", "talking heads", "norm", "head"}
 VIT_KEEPS = {  # what every form of every scheme keeps of it
     "vitdense": [set(VIT_PARTS)],
-    "official": [set(VIT_PARTS) - {"relative", "output norms", "pre-logits", "2-D positions"}],
+    "official": [set(VIT_PARTS) - {"relative", "output norms", "pre-logits", "2-D positions", "talking heads"}, CAIT],
     "timm": [
         {"class token", "distillation", "no positions of tokens", "layer scale", *more, "norm", "head", "pooled"}
         for more in ((), ("parallel", "4 branches"))
-    ],
+    ]
+    + [CAIT],
     "mmseg": [{"class token", "no positions of tokens", "norm"}],
     "mmpretrain": [
         {"class token", "distillation", "no positions of tokens", "layer scale", "norm", "head", "pooled", "pre-logits"}
@@ -222,6 +225,7 @@ VIT_KINDS = {  # of checkpoints, by what they have
     "a ViT of 4 branches": {"class token", "4 branches", "layer scale", "norm", "head"},
     "a parallel DeiT without LayerScale": {"class token", "no positions of tokens", "parallel", "norm", "head"},
     "an hMLP stem": {"class token", "no positions of tokens", "hmlp", "layer scale", "norm", "head"},
+    "a CaiT": CAIT,
     "a conv stem": {"class token", "conv stem", "norm", "head"},
     "2-D positions": {"class token", "2-D positions"},
     "an MAE": {"class token", "norm", "decoder"},

@@ -151,6 +151,9 @@ class ViTArch:
         token_position: Whether these tokens have position embeddings.
         layer_scale: Initial value of a learned factor per channel on every residual branch; None for no factors.
         constant_drop_path: Whether all blocks have the same stochastic depth; otherwise it is linear from 0.
+        talking_heads: Whether attention mixes its heads, before and after the softmax (CaiT).
+        class_blocks: Blocks of class attention after the others, which then have no class token (CaiT); needs
+            `layer_scale`.
     """
 
     embed_dims: int
@@ -161,8 +164,12 @@ class ViTArch:
     token_position: bool = True
     layer_scale: float | None = None
     constant_drop_path: bool = False
+    talking_heads: bool = False
+    class_blocks: int = 0
 
     def __post_init__(self) -> None:
+        if self.class_blocks and (self.distilled or self.layer_scale is None):
+            raise ValueError("arch: class_blocks need a layer_scale and no distillation token")
         for name in ("embed_dims", "depth", "num_heads", "patch_size"):
             if not isinstance(value := getattr(self, name), int) or value < 1:
                 raise ValueError(f"arch: {name} is {value!r}, expected a number above 0")
@@ -170,6 +177,9 @@ class ViTArch:
             raise ValueError(f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads")
 
 
+_cait = partial(
+    ViTArch, token_position=False, layer_scale=1e-5, constant_drop_path=True, talking_heads=True, class_blocks=2
+)
 _deit3 = partial(ViTArch, token_position=False, layer_scale=1e-4, constant_drop_path=True)
 VIT = {
     # ViT Table 1; tiny and small are of "How to train your ViT?" (Steiner et al.), Table 1.
@@ -191,6 +201,14 @@ VIT = {
     "deit3_base": _deit3(768, 12, 12),
     "deit3_large": _deit3(1024, 24, 16),
     "deit3_huge": _deit3(1280, 32, 16, patch_size=14),
+    # CaiT ("Going deeper with Image Transformers") Table 3, as far as released.
+    "cait_xxs24": _cait(192, 24, 4),
+    "cait_xxs36": _cait(192, 36, 4),
+    "cait_xs24": _cait(288, 24, 6),
+    "cait_s24": _cait(384, 24, 8),
+    "cait_s36": _cait(384, 36, 8, layer_scale=1e-6),
+    "cait_m36": _cait(768, 36, 16, layer_scale=1e-6),
+    "cait_m48": _cait(768, 48, 16, layer_scale=1e-6),
 }
 
 

@@ -2,7 +2,8 @@
 
 ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021) and DeiT III (Touvron et al., ECCV 2022), with
 windows as in ViTDet (Li et al., ECCV 2022), and with the parallel blocks, the hMLP stem and the attention-only
-fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022).
+fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022); and CaiT
+(Touvron et al., ICCV 2021).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import STEMS, Mlp, init_transformer, scaled
+from vitdense.layers.class_attention import ClassBlocks
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import POSITIONS, ExtraTokens
 
@@ -37,6 +39,7 @@ class BlockSpec:
         table: The grid whose relative positions it has a table for; None for no relative positions.
         layer_scale: Initial value of the factors on its branches; None for no factors.
         drop_path: Stochastic depth.
+        talking_heads: Whether attention mixes its heads.
     """
 
     dim: int
@@ -45,6 +48,7 @@ class BlockSpec:
     table: tuple[int, int] | None
     layer_scale: float | None
     drop_path: float
+    talking_heads: bool = False
 
 
 def default_out_indices(depth: int) -> tuple[int, ...]:
@@ -78,6 +82,7 @@ def plan(
             table=table and (of_block or table),
             layer_scale=arch.layer_scale,
             drop_path=drop_path_rate * (1 if arch.constant_drop_path else i / max(arch.depth - 1, 1)),
+            talking_heads=arch.talking_heads,
         )
         for i, of_block in enumerate(windows)
     ]
@@ -116,15 +121,40 @@ class Attention(nn.Module):
         """
         if windows is not None:
             x = windows.partition(x.to(compute_dtype(x)).unflatten(1, size))  # [B*nW, n, C]
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
-        if self.bias is None:
-            y = attend_windows(qkv, None)  # [B, N, C]
-        else:
-            q, k, v = qkv.unbind(2)  # [B, N, heads, d] each
-            grid = self.window or size
-            y = attend_decomposed(q.unflatten(1, grid), k, v, self.bias, grid)  # [B, N, C]
+        y = self.attend(self.qkv(x).unflatten(-1, (3, self.num_heads, -1)), self.window or size)  # [B, N, C]
         # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
         return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
+
+    def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
+        """``[B, N, 3, heads, d]`` to ``[B, N, C]``; with relative positions the N tokens are a map or window (h, w)."""
+        if self.bias is None:
+            return attend_windows(qkv, None)  # [B, N, C]
+        q, k, v = qkv.unbind(2)  # [B, N, heads, d] each
+        return attend_decomposed(q.unflatten(1, grid), k, v, self.bias, grid)  # [B, N, C]
+
+
+class TalkingHeads(Attention):
+    """Attention with its heads mixed by a linear layer before the softmax, and by another one after it (CaiT).
+
+    Fused attention keeps heads apart, and never has all logits at a time. This form makes them, ``[B, heads, N, N]``,
+    and copies them several times.
+
+    Args:
+        spec: The block.
+    """
+
+    def __init__(self, spec: BlockSpec) -> None:
+        super().__init__(spec)
+        self.proj_l = nn.Linear(spec.num_heads, spec.num_heads)
+        self.proj_w = nn.Linear(spec.num_heads, spec.num_heads)
+
+    def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
+        """See `Attention`; the grid decides nothing, for there are no relative positions."""
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [B, heads, N, d] each
+        x = (q * q.shape[-1] ** -0.5) @ k.mT  # [B, heads, N, N]
+        x = self.proj_l(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = self.proj_w(x.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return (x @ v).transpose(1, 2).flatten(2)  # [B, N, C]
 
 
 class ViTBlock(nn.Module):
@@ -142,10 +172,11 @@ class ViTBlock(nn.Module):
     def __init__(self, spec: BlockSpec, mlp_ratio: float, parallel: int) -> None:
         super().__init__()
         self.spec = spec
+        attention = TalkingHeads if spec.talking_heads else Attention
         self.branches = [(str(n or ""), f"_{n}" * (n > 0)) for n in range(parallel)]  # ends of names
         for tail, gamma_tail in self.branches:
             self.add_module(f"norm1{tail}", LayerNorm(spec.dim))
-            self.add_module(f"attn{tail}", Attention(spec))
+            self.add_module(f"attn{tail}", attention(spec))
             self.add_module(f"norm2{tail}", LayerNorm(spec.dim))
             self.add_module(f"mlp{tail}", Mlp(spec.dim, int(spec.dim * mlp_ratio)))
             for kind in ("gamma_1", "gamma_2"):
@@ -176,7 +207,9 @@ class ViT(Backbone):
     Args:
         arch: ``'deit_tiny'``, ``'deit_small'``, ``'deit_base'``, each also with ``'_distilled'``; ``'vit_tiny'``,
             ``'vit_small'``, ``'vit_base'``, ``'vit_large'``, ``'vit_huge'``; ``'deit3_small'``, ``'deit3_medium'``,
-            ``'deit3_base'``, ``'deit3_large'``, ``'deit3_huge'``; or a dict of the fields of `ViTArch`.
+            ``'deit3_base'``, ``'deit3_large'``, ``'deit3_huge'``; ``'cait_xxs24'``, ``'cait_xxs36'``,
+            ``'cait_xs24'``, ``'cait_s24'``, ``'cait_s36'``, ``'cait_m36'``, ``'cait_m48'``; or a dict of the fields of
+            `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16, or 14 for huge).
         stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
             ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
@@ -196,7 +229,8 @@ class ViT(Backbone):
         out_norm: ``'each'``: a new LayerNorm for every output, which no classifier's checkpoint has; ``'final'``: the
             checkpoint's own norm on the last block's map, no norm on other outputs; ``'none'``.
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
-            ``[B, C]`` under the same norm.
+            ``[B, C]`` under the same norm. In CaiT the token attends after the last block, whose map must be the only
+            output; without it the blocks of class attention are left out.
         frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
         finetune: See `Backbone`. Of parallel blocks all branches train (the authors' code: only the first).
 
@@ -237,17 +271,19 @@ class ViT(Backbone):
         patch, depth, dim = row.patch_size, row.depth, row.embed_dims
         quarters = default_out_indices(depth)
         window = None if window_size is None else as_pair(window_size, "window_size")
-        has_tokens = window is None and not relative_position
+        has_tokens = window is None and not relative_position and not row.class_blocks
         if isinstance(global_indices, int) or isinstance(out_indices, int):
             raise ValueError(
                 f"global_indices, out_indices: got {global_indices}, {out_indices}; expected lists of blocks or None"
             )
         if global_indices is not None and window is None:
             raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
-        if output_cls_token and not has_tokens:
+        if output_cls_token and not (has_tokens or row.class_blocks):
             raise ValueError(
                 "output_cls_token: with windows or relative positions there is no class token; leave it False"
             )
+        if relative_position and row.talking_heads:
+            raise ValueError("relative_position: attention with talking heads has none; leave it False")
         self._check_options(row, stem, position, parallel, global_indices or (), out_norm)
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
@@ -270,6 +306,9 @@ class ViT(Backbone):
             drop_path_rate,
         )
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
+        self.class_blocks = None
+        if row.class_blocks and output_cls_token:
+            self.class_blocks = ClassBlocks(dim, row.num_heads, mlp_ratio, row.layer_scale, row.class_blocks)
         self.norm = LayerNorm(dim) if out_norm == "final" else None
         self.apply(init_transformer)
         self.build_outputs_and_freeze(
@@ -280,6 +319,11 @@ class ViT(Backbone):
             finetune=finetune,
             norm=LayerNorm if out_norm == "each" else lambda dim: nn.Identity(),
         )
+        if self.class_blocks is not None and self.out_indices != (depth - 1,):
+            raise ValueError(
+                f"output_cls_token: got out_indices {self.out_indices}, expected ({depth - 1},): with class_blocks the "
+                f"token attends after the last block alone"
+            )
         if self.norm is not None and self.out_indices[-1] != depth - 1:
             raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
 
@@ -309,8 +353,8 @@ class ViT(Backbone):
         return list(self.blocks[self.out_indices[-1] + 1 :])
 
     def frozen_modules(self) -> list[nn.Module]:
-        everything = self.frozen_stages == len(self.blocks) and self.norm is not None
-        return [*super().frozen_modules(), *([self.norm] if everything else [])]
+        last = [module for module in (self.class_blocks, self.norm) if module is not None]
+        return [*super().frozen_modules(), *(last if self.frozen_stages == len(self.blocks) else [])]
 
     def layers(self) -> list[list[nn.Module]]:
         return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
@@ -357,4 +401,5 @@ class ViT(Backbone):
         out = self.output(x[:, extra:].unflatten(1, size), index)  # [B, C, h, w]
         if not self.output_cls_token:
             return out
-        return out, *self.output_norm(index)(x[:, :extra]).unbind(1)  # E of [B, C]
+        tokens = x[:, :extra] if self.class_blocks is None else self.class_blocks(x)  # [B, E, C]
+        return out, *self.output_norm(index)(tokens).unbind(1)  # E of [B, C]

@@ -1,4 +1,4 @@
-"""Naming schemes of the plain ViT: ViT, DeiT, DeiT III, MAE, ViTDet."""
+"""Naming schemes of the plain ViT: ViT, DeiT, DeiT III, CaiT, MAE, ViTDet."""
 
 from collections.abc import Mapping
 
@@ -66,6 +66,13 @@ _BLOCKS = tuple(
 _MAE = same(
     "mask_token", "decoder_pos_embed", "decoder_blocks.{i}.*", *(f"decoder_{x}.*" for x in ("embed", "norm", "pred"))
 )
+_TALKING = tuple(f"blocks.{{i}}.attn{n or ''}.proj_{x}.*" for n in _BRANCHES for x in "lw")
+_CAIT = (  # the authors' names, and timm's
+    *same("patch_embed.proj.*", "norm.*", "head.*", *_TALKING),
+    *(*_block({}), *_layer_scale("gamma_1", "gamma_2"), position()),
+    *(Rule("cls_token", "class_blocks.cls_token"), Rule("blocks_token_only.{i}.*", "class_blocks.blocks.{i}.*")),
+)
+_HAS_TALKING_HEADS = r"blocks\.\d+\.attn\.proj_l\..+"
 _PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
 _TIMM = (
     *(*_PATCH, *_TOKENS, *_HEAD, *same("patch_embed.backbone.*")),  # of hybrids
@@ -91,6 +98,7 @@ VIT = Family(
                 ),
                 *same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
                 *(*_BLOCKS, *_HEAD, *_MAE),
+                *same(*_TALKING, "class_blocks.cls_token", "class_blocks.blocks.{i}.*"),
                 *same(*(f"blocks.{{i}}.attn{n or ''}.bias.rel_pos_{axis}" for n in _BRANCHES for axis in "hw")),
             ),
             wrapper="state_dict",
@@ -99,6 +107,10 @@ VIT = Family(
             "official",  # DeiT, DeiT III with parallel blocks and the hMLP stem, and MAE with its decoder
             (*same("patch_embed.proj.*"), *_TOKENS, *_BLOCKS, *_HEAD, *_MAE),
             wrapper="model",
+        ),
+        *(
+            Scheme(name, _CAIT, _HAS_TALKING_HEADS, wrapper=wrapper)
+            for name, wrapper in (("official", "model"), ("timm", None))
         ),
         Scheme("timm", (*_TIMM, *_block({}), *_layer_scale("ls1.gamma", "ls2.gamma"))),
         Scheme("timm", (*_TIMM, *(rule for n in _BRANCHES for rule in _timm_branch(n)))),
@@ -137,7 +149,7 @@ VIT = Family(
             wrapper="model",
         ),
     ),
-    ignored=(CLASSIFIER, OUTPUT_NORMS, PRETRAINING),
+    ignored=(CLASSIFIER, OUTPUT_NORMS, PRETRAINING, r"class_blocks\..+"),
     # ViTDet adds relative positions to models that were pretrained without them.
     may_be_missing=(OUTPUT_NORMS, _RELATIVE_POSITIONS),
 )
