@@ -17,6 +17,7 @@ from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, copied, window_layout
+from vitdense.layers.performer import PerformerAttention
 from vitdense.layers.position import AbsolutePosition
 
 
@@ -109,7 +110,7 @@ class WindowAttention(nn.Module):
         return windows.unpartition(self.proj(y))  # [B, H, W, C]
 
 
-class BiasAttention(WindowAttention):
+class PositionAttention(WindowAttention):
     """Values weighted by the softmax of the relative position bias alone (Table 4, "rel. pos. w/o app.").
 
     There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
@@ -117,10 +118,16 @@ class BiasAttention(WindowAttention):
     Args:
         spec: The block.
         qkv_bias: Whether values have a bias.
+        relative_bias: True.
+
+    Raises:
+        ValueError: No relative position bias.
     """
 
-    def __init__(self, spec: BlockSpec, qkv_bias: bool) -> None:
-        super().__init__(spec, qkv_bias, relative_bias=True)
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        if not relative_bias:
+            raise ValueError("relative_bias: got False, but attention='position' has nothing else; leave it True")
+        super().__init__(spec, qkv_bias, relative_bias)
         del self.qkv
         self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
 
@@ -141,11 +148,31 @@ class BiasAttention(WindowAttention):
         return copied(y.permute(3, 0, 2, 1, 4)).flatten(0, 1).flatten(2)  # [n, N, C]
 
 
-def arguments(layers: Sequence[WindowAttention], x: Tensor) -> list[tuple]:
+class KernelAttention(PerformerAttention):
+    """Performer attention over the whole map (Tables 5 and 6). It has no windows, shifts or position bias.
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: False.
+
+    Raises:
+        ValueError: A relative position bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        if relative_bias:
+            raise ValueError("relative_bias: got True, but attention='performer' has no logits; set it False")
+        super().__init__(spec.dim, spec.num_heads, qkv_bias)
+
+
+def arguments(layers: Sequence[WindowAttention | KernelAttention], x: Tensor) -> list[tuple]:
     """The arguments, after the map, of the attention layers of a stage for a map ``[B, H, W, C]``.
 
-    Every second layer shifts, or none does.
+    Every second layer shifts, or none does. Attention without windows takes the map alone.
     """
+    if not isinstance(layers[0], WindowAttention):
+        return [()] * len(layers)
     biases, others = layers[0].of_stage(layers, compute_dtype(x))  # [n, heads, N, align(N)]
     layouts = {
         shift: window_layout(x, layers[0].spec.window, shift) for shift in {layer.spec.shift for layer in layers}
@@ -165,6 +192,9 @@ def arguments(layers: Sequence[WindowAttention], x: Tensor) -> list[tuple]:
     return [(*args, *other) for *args, other in zip(windows, plain, masked, others)]
 
 
+ATTENTIONS = {"window": WindowAttention, "position": PositionAttention, "performer": KernelAttention}
+
+
 class SwinBlock(nn.Module):
     """Windowed attention and MLP, each on a normalised branch (equation 3).
 
@@ -176,7 +206,7 @@ class SwinBlock(nn.Module):
 
     norm = LayerNorm
 
-    def __init__(self, spec: BlockSpec, attn: WindowAttention, mlp_ratio: float) -> None:
+    def __init__(self, spec: BlockSpec, attn: WindowAttention | KernelAttention, mlp_ratio: float) -> None:
         super().__init__()
         self.spec = spec
         self.norm1 = self.norm(spec.dim)
@@ -303,9 +333,10 @@ class Swin(SwinTrunk):
         patch_size: Patch side and stride in pixels.
         window_size: Window in tokens, one int or (h, w). Published weights use 7, or 12 when trained at 384 pixels.
         qkv_bias: Whether queries, keys and values have a bias.
+        attention: ``'window'``; ``'position'``, by relative position alone, without queries and keys (Table 4, "w/o
+            app."); or ``'performer'`` over the whole map (Tables 5 and 6), which needs ``relative_bias=False``.
         shift: Whether odd blocks shift their windows (off: Table 4's ablation).
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
-        content: Whether attention has queries and keys (off: Table 4's "w/o app.", weights by relative position alone).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
 
@@ -324,9 +355,9 @@ class Swin(SwinTrunk):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         drop_path_rate: float = 0.2,
+        attention: str = "window",
         shift: bool = True,
         relative_bias: bool = True,
-        content: bool = True,
         absolute_position: bool = False,
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] = (0, 1, 2, 3),
@@ -336,16 +367,12 @@ class Swin(SwinTrunk):
         init_cfg: InitCfg = None,
     ) -> None:
         row = find_arch(arch, SWIN)
-        if not (content or relative_bias):
-            raise ValueError("content, relative_bias: got False for both; attention needs one of them")
-
-        def attention(spec: BlockSpec) -> WindowAttention:
-            return WindowAttention(spec, qkv_bias, relative_bias) if content else BiasAttention(spec, qkv_bias)
-
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention: got {attention!r}, expected one of {', '.join(ATTENTIONS)}")
         super().__init__(
             row,
             plan(row, as_pair(window_size, "window_size"), drop_path_rate, shift),
-            block=lambda spec: SwinBlock(spec, attention(spec), mlp_ratio),
+            block=lambda spec: SwinBlock(spec, ATTENTIONS[attention](spec, qkv_bias, relative_bias), mlp_ratio),
             merging=PatchMerging,
             in_channels=in_channels,
             patch_size=patch_size,
