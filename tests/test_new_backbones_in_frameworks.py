@@ -26,7 +26,7 @@ QUICK = ("nat", "resnet, non-local", "mixer, windows")  # the others are slow
 CONFIGS = ("cascade_swin_nano_shapes", "upernet_swin_nano_shapes")
 BACKBONES = {
     "swin, sliding windows": dict(type="Swin", arch=NANO, attention="sliding"),
-    "swin, positions alone": dict(type="Swin", arch=NANO, attention="bias"),
+    "swin, positions alone": dict(type="Swin", arch=NANO, attention="position"),
     "swin-mixer": dict(type="SwinMixer", arch=NANO),
     "nat": dict(type="NAT", arch={**NANO, "mlp_ratio": 2.0, "layer_scale": 1e-5}),
     "resnet, non-local": dict(

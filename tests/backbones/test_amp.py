@@ -19,6 +19,7 @@ CASTS = {
     "swin": 7,
     "swin, window 4x6, absolute position": 7,
     "swin, positions alone": 7,
+    "swin, Performer": 39,  # features in float32
     "swin_v2": 40,
     "swin_v2, window 4x6, extra norms, absolute position": 40,
     "mvit": 1,

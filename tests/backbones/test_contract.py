@@ -71,7 +71,8 @@ BACKBONES = {
     "swin, window 4x6, absolute position": Row(
         Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
     ),
-    "swin, positions alone": Row(Swin, NANO, {"window_size": 4, "attention": "bias"}),
+    "swin, positions alone": Row(Swin, NANO, {"window_size": 4, "attention": "position"}),
+    "swin, Performer": Row(Swin, NANO, {"attention": "performer", "relative_bias": False}),
     "swin_v2": Row(SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
     "swin_v2, window 4x6, extra norms, absolute position": Row(
         SwinV2,

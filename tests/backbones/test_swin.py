@@ -5,7 +5,7 @@ import torch
 from conftest import relative_error
 
 from vitdense.backbones import Swin
-from vitdense.backbones.swin import BiasAttention, BlockSpec, WindowAttention, arguments, plan
+from vitdense.backbones.swin import BlockSpec, PositionAttention, WindowAttention, arguments, plan
 from vitdense.backbones.variants import SWIN, SwinArch
 from vitdense.report import num_params
 from vitdense.weights.load import load_pretrained
@@ -55,7 +55,7 @@ def brute_force_attention(attention, x, size):
     hp, wp, d = -(-h // wh) * wh, -(-w // ww) * ww, spec.dim // spec.num_heads
     padded = torch.zeros(hp, wp, spec.dim, dtype=torch.float64)
     padded[:h, :w] = x[0]
-    if isinstance(attention, BiasAttention):
+    if isinstance(attention, PositionAttention):
         qkv = torch.zeros(hp, wp, 3, heads, d, dtype=torch.float64)
         qkv[:, :, 2] = (padded @ attention.v.weight.T + attention.v.bias).view(hp, wp, heads, d)
     else:
@@ -108,7 +108,7 @@ def test_window_attention_is_the_definition(size, shift):
 def test_attention_without_content_is_the_definition(size, shift):
     """Table 4, "w/o app.": the softmax of the bias alone. Padded keys count; pairs of the shift's mask do not."""
     spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(3, 3), shift=shift, drop_path=0.0)
-    attention = BiasAttention(spec, qkv_bias=True, relative_bias=True).double()
+    attention = PositionAttention(spec, qkv_bias=True, relative_bias=True).double()
     assert [name for name, _ in attention.named_children()] == ["bias", "proj", "v"]
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
@@ -123,14 +123,17 @@ def test_weights_without_content_do_not_depend_on_the_image():
     """The attention is a linear map of the image, in contrast to one with queries and keys."""
     spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(3, 3), shift=(1, 1), drop_path=0.0)
     linear = {}
-    for attention in (BiasAttention(spec, False, True), WindowAttention(spec, False, True)):
+    for attention in (
+        PositionAttention(spec, qkv_bias=False, relative_bias=True),
+        WindowAttention(spec, qkv_bias=False, relative_bias=True),
+    ):
         for parameter in attention.double().parameters():
             torch.nn.init.normal_(parameter)
         torch.nn.init.zeros_(attention.proj.bias)
         a, b = torch.randn(2, 1, 7, 8, 4, dtype=torch.float64)
         out = {name: attention(x, *arguments([attention], x)[0]) for name, x in (("a", a), ("b", b), ("sum", a + b))}
         linear[type(attention)] = torch.allclose(out["a"] + out["b"], out["sum"])
-    assert linear == {BiasAttention: True, WindowAttention: False}
+    assert linear == {PositionAttention: True, WindowAttention: False}
 
 
 def test_plan_is_the_table_of_the_paper():
@@ -157,7 +160,7 @@ def test_ablations_of_table_4():
     x = torch.randn(1, 3, 70, 100)
     keys = {name: set(Swin(NANO, **options).state_dict()) for name, options in {
         "plain": {}, "no bias": {"relative_bias": False}, "absolute": {"absolute_position": True},
-        "no content": {"attention": "bias"},
+        "no content": {"attention": "position"},
     }.items()}  # fmt: skip
     assert keys["absolute"] - keys["plain"] == {"absolute_pos_embed.table"}
     assert all("bias_table" in key for key in keys["plain"] - keys["no bias"])
@@ -181,7 +184,9 @@ def test_ablations_of_table_4():
         ({"arch": {"embed_dims": 16, "depths": (2,), "num_heads": (3,)}}, "16 channels, which 3 heads do not divide"),
         ({"arch": {"embed_dims": 16, "depths": (2, 2), "num_heads": (1,)}}, "same number of stages"),
         ({"window_size": 0}, "window_size"),
-        ({"attention": "bias", "relative_bias": False}, "relative_bias"),
+        ({"attention": "sine"}, "attention: got 'sine', expected one of window"),
+        ({"attention": "position", "relative_bias": False}, "relative_bias: got False"),
+        ({"attention": "performer"}, "relative_bias: got True"),
         ({"window_size": (7, 7, 7)}, "window_size"),
         ({"out_indices": (0, 4)}, "stages from 0 to 3"),
         ({"out_indices": ()}, "out_indices"),

@@ -18,6 +18,7 @@ from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, copied, window_layout
 from vitdense.layers.local import LocalAttention
+from vitdense.layers.performer import PerformerAttention
 from vitdense.layers.position import AbsolutePosition
 
 
@@ -110,7 +111,7 @@ class WindowAttention(nn.Module):
         return windows.unpartition(self.proj(y))  # [B, H, W, C]
 
 
-class BiasAttention(WindowAttention):
+class PositionAttention(WindowAttention):
     """Values weighted by the softmax of the relative position bias alone (Table 4, "rel. pos. w/o app.").
 
     There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
@@ -118,12 +119,15 @@ class BiasAttention(WindowAttention):
     Args:
         spec: The block.
         qkv_bias: Whether values have a bias.
-        relative_bias: True: nothing else decides the weights.
+        relative_bias: True.
+
+    Raises:
+        ValueError: No relative position bias.
     """
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         if not relative_bias:
-            raise ValueError("attention='bias': got relative_bias=False, expected True: nothing else weighs the values")
+            raise ValueError("relative_bias: got False, but attention='position' has nothing else; leave it True")
         super().__init__(spec, qkv_bias, relative_bias)
         del self.qkv
         self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
@@ -167,12 +171,30 @@ class SlidingAttention(LocalAttention):
         return self.proj(super().forward(x))
 
 
-def arguments(layers: Sequence[WindowAttention | LocalAttention], x: Tensor) -> list[tuple]:
+class KernelAttention(PerformerAttention):
+    """Performer attention over the whole map (Tables 5 and 6). It has no windows, shifts or position bias.
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: False.
+
+    Raises:
+        ValueError: A relative position bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        if relative_bias:
+            raise ValueError("relative_bias: got True, but attention='performer' has no logits; set it False")
+        super().__init__(spec.dim, spec.num_heads, qkv_bias)
+
+
+def arguments(layers: Sequence[nn.Module], x: Tensor) -> list[tuple]:
     """The arguments, after the map, of the attention layers of a stage for a map ``[B, H, W, C]``.
 
-    Every second layer shifts, or none does. Local attention takes the map alone.
+    Every second layer shifts, or none does. Attention without windows takes the map alone.
     """
-    if isinstance(layers[0], LocalAttention):
+    if not isinstance(layers[0], WindowAttention):
         return [()] * len(layers)
     biases, others = layers[0].of_stage(layers, compute_dtype(x))  # [n, heads, N, align(N)]
     layouts = {
@@ -193,7 +215,12 @@ def arguments(layers: Sequence[WindowAttention | LocalAttention], x: Tensor) -> 
     return [(*args, *other) for *args, other in zip(windows, plain, masked, others)]
 
 
-ATTENTIONS = {"window": WindowAttention, "bias": BiasAttention, "sliding": SlidingAttention}
+ATTENTIONS = {
+    "window": WindowAttention,
+    "sliding": SlidingAttention,
+    "position": PositionAttention,
+    "performer": KernelAttention,
+}
 
 
 class SwinBlock(nn.Module):
@@ -340,8 +367,9 @@ class Swin(SwinTrunk):
         window_size: Window in tokens, one int or (h, w). Published weights use 7, or 12 when trained at 384 pixels.
         qkv_bias: Whether queries, keys and values have a bias.
         attention: ``'window'``; ``'sliding'``: every position attends to the window around it (Tables 5 and 6), with
-            the same weights, and such a window is square, of odd sides; or ``'bias'``: no queries and keys, the weights
-            are of the relative position alone (Table 4, "rel. pos. w/o app.").
+            the same weights, and the window is square, of odd sides; ``'position'``, by relative position alone,
+            without queries and keys (Table 4, "w/o app."); or ``'performer'`` over the whole map (Tables 5 and 6),
+            which needs ``relative_bias=False``.
         shift: Whether odd blocks shift their windows (off: Table 4's ablation). Sliding windows do not.
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).

@@ -115,7 +115,7 @@ def _attention(path: str, index: Transform | None = None) -> tuple[Rule, ...]:
 _MM = mm_trunk(_attention("stages.{i}.blocks.{j}.attn.w_msa."), merge("stages.{i}.downsample.", UNFOLD, UNFOLD))
 SWIN = Family(
     (
-        own("attn.bias.relative_position_bias_table", "attn.v.*"),
+        own("attn.bias.relative_position_bias_table", "attn.v.*", "attn.features"),
         *official(_attention("layers.{i}.blocks.{j}.attn.")),
         timm(_attention("layers.{i}.blocks.{j}.attn.")),
         torchvision(_attention("features.{2i+1}.{j}.attn.", FLAT_INDEX)),
