@@ -51,6 +51,13 @@ BACKBONES = {
         pretrain_img_size=128,
         transfer="resize",
     ),
+    "swin, Performer": dict(type="Swin", arch=NANO, attention="performer", relative_bias=False),
+    "cait": dict(
+        type="ViT",
+        arch={**PLAIN, "talking_heads": True, "class_blocks": 1, "layer_scale": 1e-5},
+        pretrain_img_size=128,
+    ),
+    "hybrid": dict(type="ViT", arch=PLAIN, stem="r50_s16", pretrain_img_size=128),
     "vit, conv stem, 4 branches": dict(type="ViT", arch=PLAIN, stem="conv", parallel=4, pretrain_img_size=128),
 }  # fmt: skip
 
