@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from conftest import relative_error
-from test_contract import BACKBONES, every_but_slow, outputs_and_gradients, with_random_norms
+from test_contract import BACKBONES, every_but_slow, outputs_and_gradients, with_fixed_statistics, with_random_norms
 from torch._dynamo import config as dynamo
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -39,7 +39,7 @@ class Programs:
 @every_but_slow("swin", "vit, windows, relative positions")
 @pytest.mark.long
 def test_forward_and_backward(make):
-    model, programs = with_random_norms(make()).train(), Programs()
+    model, programs = with_fixed_statistics(with_random_norms(make())), Programs()
     compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
     for batch, *size in SIZES:
         image = torch.randn(batch, 3, *size)
