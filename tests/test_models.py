@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vitdense
-from vitdense.backbones.variants import MVIT, SWIN, SWIN_V2, VIT
+from vitdense.backbones.variants import MVIT, NAT, SWIN, SWIN_V2, VIT
 from vitdense.models import DEFAULTS, MODELS, SHORT, create, find_model, list_models
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 
@@ -35,7 +35,7 @@ def test_every_row_builds(name):
 
 def test_every_published_size_has_a_row():
     sizes = {(row.family, row.arch) for row in MODELS.values()}
-    tables = {"Swin": SWIN, "SwinV2": SWIN_V2, "MViT": MVIT, "ViT": VIT}
+    tables = {"Swin": SWIN, "SwinV2": SWIN_V2, "MViT": MVIT, "ViT": VIT, "NAT": NAT}
     assert sizes == {(family, arch) for family, table in tables.items() for arch in table}
 
 
