@@ -39,6 +39,7 @@ def test_macs_of_a_linear_layer_a_convolution_and_attention():
         ("reppoints_v2_swin_t_coco", 44.92, 282.0),
         ("reppoints_v2_r50_coco", 42.13, 272.2),
         ("mask_rcnn_r50_nonlocal_coco", 46.50, 284.1),
+        ("cascade_nat_t_coco", 85.38, 737),
     ],
 )
 def test_published_totals_at_800x1280(repo, name, params_m, gmacs):
@@ -47,7 +48,13 @@ def test_published_totals_at_800x1280(repo, name, params_m, gmacs):
 
 @pytest.mark.parametrize(
     ("name", "params_m", "gmacs"),
-    [("swin_t", 59.94, 944.4), ("swin_s", 81.26, 1037.4), ("swin_b", 121.28, 1187.4), ("deit_s", 51.8, 1097.8)],
+    [
+        ("swin_t", 59.94, 944.4),
+        ("swin_s", 81.26, 1037.4),
+        ("swin_b", 121.28, 1187.4),
+        ("deit_s", 51.8, 1097.8),
+        ("nat_t", 57.70, 934),
+    ],
 )
 def test_published_totals_of_segmentors_at_512x2048(repo, name, params_m, gmacs):
     pytest.importorskip("mmseg")

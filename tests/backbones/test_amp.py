@@ -13,12 +13,15 @@ BOUNDS = {torch.bfloat16: (0.03, 0.07), torch.float16: (0.004, 0.02)}
 # Times the bound of gradients: they pass a ResNet of 26 layers, whose norms enlarge what each of them rounds.
 DEEPER = {"vit, ResNet as stem": 3}
 # Casts of maps in a forward pass by CUDA's rules: of the image, and where a norm or a LayerScale in float32 meets the
-# sum of all branches, which then is in float32. That is Swin's first stage, and all of Swin V2 and of DeiT III.
+# sum of all branches, which then is in float32. That is Swin's first stage, and all of Swin V2, DeiT III and NAT.
 CASTS = {
     "swin": 7,
     "swin, window 4x6, absolute position": 7,
     "swin, positions alone": 7,
     "swin, Performer": 39,  # features in float32
+    "swin, sliding": 7,
+    "nat": 24,
+    "nat, LayerScale": 24,
     "swin_v2": 40,
     "swin_v2, window 4x6, extra norms, absolute position": 40,
     "mvit": 1,

@@ -5,7 +5,7 @@ import torch
 from conftest import relative_error
 
 from vitdense.backbones import Swin
-from vitdense.backbones.swin import BlockSpec, PositionAttention, WindowAttention, arguments, plan
+from vitdense.backbones.swin import BlockSpec, PositionAttention, SlidingAttention, WindowAttention, arguments, plan
 from vitdense.backbones.variants import SWIN, SwinArch
 from vitdense.report import num_params
 from vitdense.weights.load import load_pretrained
@@ -134,6 +134,43 @@ def test_weights_without_content_do_not_depend_on_the_image():
         out = {name: attention(x, *arguments([attention], x)[0]) for name, x in (("a", a), ("b", b), ("sum", a + b))}
         linear[type(attention)] = torch.allclose(out["a"] + out["b"], out["sum"])
     assert linear == {PositionAttention: True, WindowAttention: False}
+
+
+@pytest.mark.parametrize("size", [(6, 10), (2, 3)])
+@pytest.mark.parametrize("relative_bias", [True, False])
+def test_sliding_attention_is_the_definition(size, relative_bias):
+    """Position by position, in float64: the bias of a window, for the keys at most half a window away."""
+    spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(5, 5), shift=(0, 0), drop_path=0.0)
+    attention = SlidingAttention(spec, qkv_bias=True, relative_bias=relative_bias).double()
+    (h, w), table = size, torch.zeros(9, 9, 2, dtype=torch.float64)
+    if relative_bias:
+        torch.nn.init.normal_(attention.bias.relative_position_bias_table)
+        table = attention.bias.relative_position_bias_table.detach()
+    x = torch.randn(1, h, w, 4, dtype=torch.float64)
+    q, k, v = attention.qkv(x)[0].unflatten(-1, (3, 2, 2)).unbind(2)
+    out = torch.zeros(h, w, 2, 2, dtype=torch.float64)
+    for y in range(h):
+        for z in range(w):
+            keys = [(a, b) for a in range(h) for b in range(w) if abs(a - y) <= 2 and abs(b - z) <= 2]
+            for head in range(2):
+                logits = [q[y, z, head] @ k[a, b, head] / 2**0.5 + table[y - a + 4, z - b + 4, head] for a, b in keys]
+                out[y, z, head] = torch.stack(logits).softmax(0) @ torch.stack([v[a, b, head] for a, b in keys])
+    torch.testing.assert_close(attention(x)[0], attention.proj(out.flatten(2)))
+
+
+def test_sliding_windows_have_the_weights_of_a_swin():
+    """A position whose window is whole, and in which the window is centred, sees the same keys with the same bias."""
+    plain, sliding = Swin(NANO, shift=False).eval(), Swin(NANO, attention="sliding").eval()
+    assert sliding.load_state_dict(plain.state_dict(), strict=True)
+    assert not any(any(block.spec.shift) for stage in sliding.stages for block in stage.blocks)
+    attn, other = (model.stages[1].blocks[1].attn for model in (plain, sliding))
+    for attention in (attn, other):
+        torch.nn.init.normal_(attention.bias.relative_position_bias_table, generator=torch.manual_seed(0))
+    x = torch.randn(1, 28, 35, 32)
+    with torch.no_grad():
+        in_windows, slid = attn(x, *arguments([attn], x)[0]), other(x, *arguments([other], x)[0])
+    torch.testing.assert_close(slid[:, 3::7, 3::7], in_windows[:, 3::7, 3::7])
+    assert relative_error(slid, in_windows) > 0.1
 
 
 def test_plan_is_the_table_of_the_paper():

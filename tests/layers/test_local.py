@@ -218,7 +218,7 @@ def test_every_query_of_every_tile_sees_a_key(border, size):
     """Those of the padding too: a row of hidden pairs alone would be NaN in the softmax."""
     kernel, length = 7, num_offsets(7, border)
     tiles = local._tiles(torch.zeros(1), *size, 8, kernel, border, length)
-    keys = tiles.index[..., : math.prod(x.shape[0] // n for x, n in zip(tiles.keys, tiles.grid))]
+    keys = tiles.index[..., : math.prod(x.shape[1] for x in tiles.keys)]
     assert (keys < length**2).any(-1).all()
     assert all((x < length).any(-1).all() for x in tiles.offsets)
 

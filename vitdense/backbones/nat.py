@@ -16,6 +16,7 @@ from vitdense.backbones.variants import NAT as SIZES
 from vitdense.backbones.variants import find_arch
 from vitdense.layers.blocks import scaled
 from vitdense.layers.layout import longer
+from vitdense.layers.local import crop
 
 
 class NeighborhoodAttention(SlidingAttention):
@@ -34,7 +35,7 @@ class NeighborhoodAttention(SlidingAttention):
         right, bottom = (longer(n, self.kernel) - n for n in (w, h))
         if torch.compiler.is_compiling() or right or bottom:  # one program serves all sizes
             x = F.pad(x, (0, 0, 0, right, 0, bottom))  # [B, max(H, k), max(W, k), C]
-        return super().forward(x)[:, :h, :w]  # [B, H, W, C]
+        return crop(super().forward(x), h, w)  # [B, H, W, C]
 
 
 class NATBlock(SwinBlock):
