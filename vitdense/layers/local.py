@@ -20,7 +20,7 @@ from vitdense.layers.layout import align, copied, made_once, zero
 
 BORDERS = ("mask", "zero", "clamp")
 POSITIONS = ("table", "query", None)
-TILES = (8, 7)  # sides of a tile of queries; while a model is compiled, the first
+TILES = (7, 8)  # sides of a tile of queries; while a model is compiled, the first
 HIDDEN = -3e4  # one term of the bias of a hidden pair: the sum of two is finite in every dtype
 
 
@@ -74,7 +74,8 @@ def attend_local(
             F.pad(half @ table.T.to(q.dtype) * scale, (0, 1), value=HIDDEN).gather(-1, x.expand(*q.shape[:-1], -1))
             for half, table, x in zip(q.chunk(2, dim=-1), position, tiles.offsets)
         ]
-        return tiles.join(_attend_terms(*(tiles.cut(x, *tiles.queries) for x in (q, *terms)), k, v, tiles.side, scale))
+        q, *terms = (tiles.cut(x, *tiles.queries) for x in (q, *terms))  # [G, B', heads', t*t, d], [..., n], [..., m]
+        return tiles.join(_attend_terms(q, *terms, k, v, tiles.queries[0].shape[1], scale))  # [B, H, W, heads*d]
     q, biases = tiles.cut(q, *tiles.queries), tiles.biases(position.to(q.dtype))  # [G, B', heads', t*t, d]
     outs = [
         attend(*(x[rows].flatten(0, 1) for x in (q, k, v)), bias, scale)
@@ -103,6 +104,14 @@ def _attend_terms(
     return y.unflatten(-1, shape[2::2]).transpose(1, 2).unflatten(0, shape[:2])  # [G, B', heads', t*t, d]
 
 
+def crop(x: Tensor, h: int, w: int) -> Tensor:
+    """The first rows and columns of a map ``[B, H, W, C]``, ``[B, h, w, C]``."""
+    if torch.compiler.is_compiling():  # whether a part is contiguous would depend on the sizes, and layers ask
+        rows, columns = (torch.arange(n, device=x.device) for n in (h, w))
+        return x.index_select(1, rows).index_select(2, columns)  # [B, h, w, C]
+    return x[:, :h, :w]
+
+
 def num_offsets(kernel: int, border: str) -> int:
     """How many offsets a query has from its keys along an axis.
 
@@ -127,8 +136,8 @@ class _Axis(NamedTuple):
     """The tiles along one axis of a map.
 
     Attributes:
-        queries: Row, or column, of every query of every tile, ``[tiles * side]``; after the map, that of the last one.
-        keys: Of every key of every tile, ``[tiles * span]``.
+        queries: Row, or column, of every query of every tile, ``[tiles, side]``; after the map, that of the last one.
+        keys: Of every key of every tile, ``[tiles, span]``.
         offsets: Entry of the table of offsets of every query and key of a tile, ``[tiles, side, span]``; the one after
             the table where the query does not see the key. Every query sees a key.
         inner: The first of the tiles that are not at a border, and the one after them: their offsets are the same.
@@ -159,7 +168,7 @@ def _axis(size: int, side: int, kernel: int, border: str, length: int, device: t
     sees = (place >= 0) & (place < kernel) & (key < keys)[:, None]
     offset = (query + before)[..., None] - key[:, None] + length // 2
     offset = torch.where(sees, offset.clamp(0, length - 1), length)  # a table of one entry serves all offsets
-    return _Axis(query.flatten(), key.clamp(max=keys - 1).flatten(), offset, inner)
+    return _Axis(query, key.clamp(max=keys - 1), offset, inner)
 
 
 @dataclass(frozen=True)
@@ -172,9 +181,7 @@ class _Tiles:
 
     Attributes:
         size: Map (h, w).
-        side: Of a tile of queries, t.
-        grid: (nH, nW).
-        queries: Rows and columns, see `_Axis`.
+        queries: Rows and columns of the queries, see `_Axis`; int32.
         keys: Likewise.
         offsets: Entries of the table of offsets, of every row of the map, ``[h, 1, 1, n]``, and column, ``[w, 1, m]``.
         index: Entry of the joint table of every pair in a tile, for tiles of every kind along rows and columns: of no
@@ -184,8 +191,6 @@ class _Tiles:
     """
 
     size: tuple[int, int]
-    side: int
-    grid: tuple[int, int]
     queries: tuple[Tensor, Tensor]
     keys: tuple[Tensor, Tensor]
     offsets: tuple[Tensor, Tensor]
@@ -195,22 +200,22 @@ class _Tiles:
 
     def cut(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """A map ``[B, h, w, heads, d]`` as tiles ``[G, B', heads', N, d]``."""
-        nh, nw = self.grid
-        x = x.index_select(1, rows).unflatten(1, (nh, -1))  # [B, nH, n, w, heads, d]
+        x = x.index_select(1, rows.flatten()).unflatten(1, rows.shape)  # [B, nH, n, w, heads, d]
         traced = self.columns is None
         x = x.permute(0, 4, 1, 3, 2, 5) if traced else x.permute(1, 0, 4, 3, 2, 5)  # [nH, B, heads, w, n, d]
-        x = x.index_select(3, columns).unflatten(3, (nw, -1)).flatten(4, 5)  # [nH, B, heads, nW, m*n, d]
+        x = x.index_select(3, columns.flatten()).unflatten(3, columns.shape)  # [nH, B, heads, nW, m, n, d]
+        x = x.flatten(4, 5)  # [nH, B, heads, nW, m*n, d]
         return x.flatten(1, 3)[None] if traced else x.flatten(2, 3)  # [G, B', heads', m*n, d]
 
     def join(self, x: Tensor) -> Tensor:
         """Tiles ``[G, B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
-        (h, w), (nh, nw), side = self.size, self.grid, self.side
+        (h, w), ((nh, side), (nw, _)) = self.size, (x.shape for x in self.queries)
         if self.columns is None:
             x = x[0].unflatten(1, (-1, nh, nw)).permute(0, 2, 3, 1, 4, 5)  # [B, nH, nW, heads, t*t, d]
         else:
             x = x.unflatten(2, (-1, nw)).permute(1, 0, 3, 2, 4, 5)  # [B, nH, nW, heads, t*t, d]
         x = x.unflatten(4, (side, side)).permute(0, 1, 5, 2, 4, 3, 6)  # [B, nH, t, nW, t, heads, d]
-        return copied(x).view(x.shape[0], nh * side, nw * side, -1)[:, :h, :w]  # [B, h, w, heads*d]
+        return crop(copied(x).view(x.shape[0], nh * side, nw * side, -1), h, w)  # [B, h, w, heads*d]
 
     def biases(self, table: Tensor) -> Tensor:
         """The biases of the groups, ``[groups, heads', t * t, align(m * n)]``, from a table ``[heads, T, T]``."""
@@ -226,7 +231,6 @@ def _tiles(
     h: int, w: int, side: int, kernel: int, border: str, length: int, device: torch.device, dtype: torch.dtype
 ) -> _Tiles:
     axes = rows, columns = [_axis(n, side, kernel, border, length, device) for n in (h, w)]
-    grid = tuple((n + side - 1) // side for n in (h, w))
     y, x = (  # of every kind, [kinds, side, span]
         torch.cat([axis.offsets[:start], axis.offsets[start:stop][:1], axis.offsets[stop:]])
         for axis in axes
@@ -238,15 +242,13 @@ def _tiles(
     index = F.pad(index, (0, align(index.shape[-1]) - index.shape[-1]), value=length**2)
     kinds, groups = None, (slice(None),)
     if not torch.compiler.is_compiling():
-        (start, stop), tile = columns.inner, torch.arange(grid[1], device=device)  # [nW]
+        (start, stop), tile = columns.inner, torch.arange(columns.keys.shape[0], device=device)  # [nW]
         kinds = (tile - (tile - start).clamp(0, max(stop - start - 1, 0))).int()  # [nW]
         start, stop = rows.inner
-        firsts = [*range(start), *range(start, stop)[:1], *range(stop, grid[0])]
-        groups = tuple(slice(i, j) for i, j in zip(firsts, [*firsts[1:], grid[0]]))
+        firsts = [*range(start), *range(start, stop)[:1], *range(stop, rows.keys.shape[0])]
+        groups = tuple(slice(i, j) for i, j in zip(firsts, [*firsts[1:], None]))
     return _Tiles(
         (h, w),
-        side,
-        grid,
         queries=tuple(axis.queries.int() for axis in axes),
         keys=tuple(axis.keys.int() for axis in axes),
         offsets=(rows.offsets.flatten(0, 1)[:h, None, None], columns.offsets.flatten(0, 1)[:w, None]),
