@@ -193,7 +193,7 @@ BACKBONES = {
     ),
     "sasa resnet": Row(
         ResNet,
-        {**RESNET, "local_stages": (0, 1, 2, 3), "num_heads": 4, "kernel": 5},
+        {**RESNET, "depths": (1, 1, 1, 1), "local_stages": (0, 2), "num_heads": 4, "kernel": 5},
         {"norm_eval": False},
         prepare=with_random_batch_norms,
     ),
