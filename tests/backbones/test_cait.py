@@ -124,6 +124,22 @@ def test_dense_work_ignores_class_attention():
         load_pretrained(whole, own)
 
 
+@torch.no_grad()
+def test_windows_limit_talking_heads_but_not_class_attention():
+    """A window as large as the map is global attention; smaller ones give other maps, and a class token as well."""
+    x, models = torch.randn(1, 3, 64, 64), {}
+    for window in (None, 4, 2):
+        torch.manual_seed(0)
+        models[window] = ViT(
+            NANO, pretrain_img_size=64, window_size=window, global_indices=window and (), **WHOLE
+        ).eval()
+    ((a, token),), ((b, same),), ((c, other),) = (model(x) for model in models.values())
+    assert relative_error(b, a) < 1e-5
+    assert relative_error(same, token) < 1e-5
+    assert relative_error(c, a) > 1e-4
+    assert other.shape == token.shape
+
+
 def test_plain_attention_and_talking_heads_refuse_each_other():
     state = timm_cait().state_dict()
     plain = {**NANO, "talking_heads": False, "class_blocks": 0}

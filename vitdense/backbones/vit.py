@@ -202,7 +202,8 @@ class ViT(Backbone):
 
     The image is padded right and bottom to whole patches; position embeddings are resized bicubically to the map. The
     class token takes part in attention, but not in the maps. A backbone with windows or relative positions has no class
-    token, as ViTDet: that of a checkpoint is ignored. Arguments not listed here: see `Backbone`.
+    token, as ViTDet, nor have the blocks of CaiT: that of a checkpoint is ignored. Arguments not listed here: see
+    `Backbone`.
 
     Args:
         arch: ``'deit_tiny'``, ``'deit_small'``, ``'deit_base'``, each also with ``'_distilled'``; ``'vit_tiny'``,
@@ -213,7 +214,8 @@ class ViT(Backbone):
         patch_size: Patch side and stride in pixels; the arch's when None (16, or 14 for huge).
         stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
             ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
-            ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or both.
+            ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or both; or of
+            hybrids (ViT section 3.1), a ResNet of the stride `patch_size`: ``'r50_s16'``, ``'r50_s32'``, ``'r26_s32'``.
         position: Position embedding of the patches (ViT appendix D.4): ``'1d'``, one per patch; ``'2d'``, half of the
             channels from its column and half from its row; ``'none'``. Tokens have positions with ``'1d'`` only.
         parallel: Attention branches, then MLP branches, in parallel in every block: 1 to 4.

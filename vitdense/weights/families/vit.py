@@ -68,7 +68,7 @@ _MAE = same(
 )
 _TALKING = tuple(f"blocks.{{i}}.attn{n or ''}.proj_{x}.*" for n in _BRANCHES for x in "lw")
 _CAIT = (  # the authors' names, and timm's
-    *same("patch_embed.proj.*", "norm.*", "head.*", *_TALKING[:2]),
+    *same("patch_embed.proj.*", "norm.*", "head.*", *(f"blocks.{{i}}.attn.proj_{x}.*" for x in "lw")),
     *(*_block({}), *_layer_scale("gamma_1", "gamma_2"), position()),
     *(Rule("cls_token", "class_blocks.cls_token"), Rule("blocks_token_only.{i}.*", "class_blocks.blocks.{i}.*")),
 )
