@@ -119,6 +119,18 @@ def test_attention_without_content_is_the_definition(size, shift):
             torch.testing.assert_close(got[i], brute_force_attention(attention, x[i : i + 1], size))
 
 
+def test_windows_of_images_repeat_their_biases():
+    """As a compiled model calls it: biases of the windows of an image, for those of all images."""
+    spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(1, 3), shift=(0, 0), drop_path=0.0)
+    attention = PositionAttention(spec, qkv_bias=True, relative_bias=True)
+    bias, v = torch.randn(2, 2, 3, 3), torch.randn(6, 3, 4)  # of 2 windows; 3 images
+    got = attention.weighted(bias, v)
+    for i in range(6):
+        for head in (0, 1):
+            channels = slice(2 * head, 2 * head + 2)
+            torch.testing.assert_close(got[i, :, channels], bias[i % 2, head].softmax(-1) @ v[i, :, channels])
+
+
 def test_weights_without_content_do_not_depend_on_the_image():
     """The attention is a linear map of the image, in contrast to one with queries and keys."""
     spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(3, 3), shift=(1, 1), drop_path=0.0)

@@ -332,6 +332,14 @@ def test_tokens_are_ignored_and_missing_relative_positions_kept_at_init():
         load_pretrained(make_vit(**options), own)
 
 
+def test_missing_relative_positions_of_all_branches_are_kept_at_init():
+    options = {"parallel": 3, "window_size": 2}
+    source = {key: x for key, x in make_vit(**options).state_dict().items() if not key.startswith("norm")}
+    report = load_pretrained(make_vit(relative_position=True, img_size=64, **options), source)
+    branches = ("attn", "attn1", "attn2")
+    assert report.kept_at_init == [f"blocks.0.{attn}.bias.rel_pos_{axis}" for attn in branches for axis in "hw"]
+
+
 def test_positions_and_relative_positions_of_a_vit_are_resized():
     options = {"relative_position": True, "parallel": 4}
     source, target = make_vit(img_size=64, **options), make_vit(image=(96, 80), img_size=96, **options)
