@@ -40,8 +40,8 @@ def attend_local(
 
     Args:
         q: Queries, ``[B, H, W, heads, d]``.
-        k: Keys, likewise.
-        v: Values, likewise.
+        k: Keys, likewise; for ``'clamp'`` they may go on right and bottom, where smaller maps have no neighbours.
+        v: Values, as keys.
         kernel: Side of the neighbourhood, odd.
         border: One of `BORDERS`.
         position: None; or a bias for every offset of a query from a key, ``[heads, T, T]`` with offset (0, 0) in the
@@ -66,17 +66,17 @@ def attend_local(
     scale = dim**-0.5 if scale is None else scale
     if border == "zero":
         k, v = (F.pad(x, (0, 0, 0, 0, radius, radius, radius, radius)) for x in (k, v))  # [B, H+k-1, W+k-1, heads, d]
-    tiles = _tiles(q, h, w, _side(h, w, kernel), kernel, border, length)
-    k, v = (tiles.cut(x, *tiles.keys) for x in (k, v))  # [G, B', heads', m*n, d] each
+    tiles = _tiles(q, (h, w), tuple(k.shape[1:3]), _side(h, w, kernel), kernel, border, length)
+    k, v = tiles.of_keys(k), tiles.of_keys(v)  # [G, B', heads', m*n, d] each
     if isinstance(position, tuple):
         terms = [
             # [B, H, W, heads, T + 1] to [B, H, W, heads, n]
             F.pad(half @ table.T.to(q.dtype) * scale, (0, 1), value=HIDDEN).gather(-1, x.expand(*q.shape[:-1], -1))
             for half, table, x in zip(q.chunk(2, dim=-1), position, tiles.offsets)
         ]
-        q, *terms = (tiles.cut(x, *tiles.queries) for x in (q, *terms))  # [G, B', heads', t*t, d], [..., n], [..., m]
-        return tiles.join(_attend_terms(q, *terms, k, v, tiles.queries[0].shape[1], scale))  # [B, H, W, heads*d]
-    q, biases = tiles.cut(q, *tiles.queries), tiles.biases(position.to(q.dtype))  # [G, B', heads', t*t, d]
+        q, *terms = (tiles.of_queries(x) for x in (q, *terms))  # [G, B', heads', t*t, d], [..., n], [..., m]
+        return tiles.join(_attend_terms(q, *terms, k, v, tiles.side, scale))  # [B, H, W, heads*d]
+    q, biases = tiles.of_queries(q), tiles.biases(position.to(q.dtype))  # [G, B', heads', t*t, d]
     outs = [
         attend(*(x[rows].flatten(0, 1) for x in (q, k, v)), bias, scale)
         for rows, bias in zip(tiles.groups, biases.split(1))
@@ -136,39 +136,36 @@ class _Axis(NamedTuple):
     """The tiles along one axis of a map.
 
     Attributes:
-        queries: Row, or column, of every query of every tile, ``[tiles, side]``; after the map, that of the last one.
-        keys: Of every key of every tile, ``[tiles, span]``.
+        keys: Row, or column, of every key of every tile, ``[tiles, span]``.
         offsets: Entry of the table of offsets of every query and key of a tile, ``[tiles, side, span]``; the one after
-            the table where the query does not see the key. Every query sees a key.
+            the table where the query does not see the key. Every query sees a key: those after the map see what the
+            last one sees.
         inner: The first of the tiles that are not at a border, and the one after them: their offsets are the same.
     """
 
-    queries: Tensor
     keys: Tensor
     offsets: Tensor
     inner: tuple[int, int]
 
 
-def _axis(size: int, side: int, kernel: int, border: str, length: int, device: torch.device) -> _Axis:
+def _axis(size: int, keys: int, side: int, kernel: int, border: str, length: int, device: torch.device) -> _Axis:
     radius, tiles, span = kernel // 2, (size + side - 1) // side, side + kernel - 1
-    before = radius if border == "zero" else 0  # keys of zero on either side of the map
-    keys, inner = size + 2 * before, (0, 0)
+    before, inner = radius if border == "zero" else 0, (0, 0)  # keys before the map
     if not torch.compiler.is_compiling():  # there nothing may depend on sizes
         span = min(span, keys)
         start = min((radius - before + side - 1) // side, tiles)
-        inner = start, max((keys - before - radius) // side, start)
-    first = torch.arange(tiles, device=device) * side  # [tiles]
-    query = (first[:, None] + torch.arange(side, device=device)).clamp(max=size - 1)  # [tiles, side]
+        inner = start, max((size + before - radius) // side, start)
+    query = torch.arange(tiles * side, device=device).clamp(max=size - 1).view(tiles, side)  # [tiles, side]
     window = query + before - radius  # its first key
     if border == "clamp":
-        window = window.clamp(max=keys - kernel).clamp(min=0)
-    halo = (first + before - radius).clamp(max=keys - span).clamp(min=0)  # first key of a tile, [tiles]
-    key = halo[:, None] + torch.arange(span, device=device)  # [tiles, span]
+        window = window.clamp(max=size - kernel).clamp(min=0)
+    halo = window[:, :1].clamp(max=keys - span).clamp(min=0)  # first key of a tile, [tiles, 1]
+    key = halo + torch.arange(span, device=device)  # [tiles, span]
     place = key[:, None] - window[..., None]  # of a key in the window of a query, [tiles, side, span]
     sees = (place >= 0) & (place < kernel) & (key < keys)[:, None]
     offset = (query + before)[..., None] - key[:, None] + length // 2
     offset = torch.where(sees, offset.clamp(0, length - 1), length)  # a table of one entry serves all offsets
-    return _Axis(query, key.clamp(max=keys - 1), offset, inner)
+    return _Axis(key.clamp(max=keys - 1), offset, inner)
 
 
 @dataclass(frozen=True)
@@ -181,8 +178,8 @@ class _Tiles:
 
     Attributes:
         size: Map (h, w).
-        queries: Rows and columns of the queries, see `_Axis`; int32.
-        keys: Likewise.
+        side: Of a tile of queries, t.
+        keys: Rows and columns of the keys, see `_Axis`, ``[nH, n]`` and ``[nW, m]``, int32.
         offsets: Entries of the table of offsets, of every row of the map, ``[h, 1, 1, n]``, and column, ``[w, 1, m]``.
         index: Entry of the joint table of every pair in a tile, for tiles of every kind along rows and columns: of no
             two are all offsets the same. ``[kinds, kinds, t * t, align(m * n)]``, int32.
@@ -191,15 +188,21 @@ class _Tiles:
     """
 
     size: tuple[int, int]
-    queries: tuple[Tensor, Tensor]
+    side: int
     keys: tuple[Tensor, Tensor]
     offsets: tuple[Tensor, Tensor]
     index: Tensor
     columns: Tensor | None
     groups: tuple[slice, ...]
 
-    def cut(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """A map ``[B, h, w, heads, d]`` as tiles ``[G, B', heads', N, d]``."""
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles along each axis, (nH, nW)."""
+        return self.keys[0].shape[0], self.keys[1].shape[0]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """A map ``[B, h, w, heads, d]`` of keys or values as tiles ``[G, B', heads', m * n, d]``."""
+        rows, columns = self.keys
         x = x.index_select(1, rows.flatten()).unflatten(1, rows.shape)  # [B, nH, n, w, heads, d]
         traced = self.columns is None
         x = x.permute(0, 4, 1, 3, 2, 5) if traced else x.permute(1, 0, 4, 3, 2, 5)  # [nH, B, heads, w, n, d]
@@ -207,15 +210,25 @@ class _Tiles:
         x = x.flatten(4, 5)  # [nH, B, heads, nW, m*n, d]
         return x.flatten(1, 3)[None] if traced else x.flatten(2, 3)  # [G, B', heads', m*n, d]
 
+    def of_queries(self, x: Tensor) -> Tensor:
+        """A map ``[B, h, w, heads, d]`` as tiles ``[G, B', heads', t * t, d]``, padded with zeros right and bottom."""
+        (h, w), (nh, nw), t, traced = self.size, self.grid, self.side, self.columns is None
+        if traced or h % t or w % t:
+            x = F.pad(x, (0, 0, 0, 0, 0, nw * t - w, 0, nh * t - h))  # [B, nH*t, nW*t, heads, d]
+        x = x.unflatten(2, (nw, t)).unflatten(1, (nh, t))  # [B, nH, t, nW, t, heads, d]
+        x = x.permute(0, 5, 1, 3, 4, 2, 6) if traced else x.permute(1, 0, 5, 3, 4, 2, 6)  # [nH, B, heads, nW, t, t, d]
+        x = copied(x).flatten(4, 5)  # [nH, B, heads, nW, t*t, d]
+        return x.flatten(1, 3)[None] if traced else x.flatten(2, 3)  # [G, B', heads', t*t, d]
+
     def join(self, x: Tensor) -> Tensor:
         """Tiles ``[G, B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
-        (h, w), ((nh, side), (nw, _)) = self.size, (x.shape for x in self.queries)
+        (h, w), (nh, nw), t = self.size, self.grid, self.side
         if self.columns is None:
             x = x[0].unflatten(1, (-1, nh, nw)).permute(0, 2, 3, 1, 4, 5)  # [B, nH, nW, heads, t*t, d]
         else:
             x = x.unflatten(2, (-1, nw)).permute(1, 0, 3, 2, 4, 5)  # [B, nH, nW, heads, t*t, d]
-        x = x.unflatten(4, (side, side)).permute(0, 1, 5, 2, 4, 3, 6)  # [B, nH, t, nW, t, heads, d]
-        return crop(copied(x).view(x.shape[0], nh * side, nw * side, -1), h, w)  # [B, h, w, heads*d]
+        x = x.unflatten(4, (t, t)).permute(0, 1, 5, 2, 4, 3, 6)  # [B, nH, t, nW, t, heads, d]
+        return crop(copied(x).view(x.shape[0], nh * t, nw * t, -1), h, w)  # [B, h, w, heads*d]
 
     def biases(self, table: Tensor) -> Tensor:
         """The biases of the groups, ``[groups, heads', t * t, align(m * n)]``, from a table ``[heads, T, T]``."""
@@ -228,9 +241,16 @@ class _Tiles:
 
 @made_once
 def _tiles(
-    h: int, w: int, side: int, kernel: int, border: str, length: int, device: torch.device, dtype: torch.dtype
+    size: tuple[int, int],
+    keys: tuple[int, int],
+    side: int,
+    kernel: int,
+    border: str,
+    length: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> _Tiles:
-    axes = rows, columns = [_axis(n, side, kernel, border, length, device) for n in (h, w)]
+    axes = rows, columns = [_axis(*n, side, kernel, border, length, device) for n in zip(size, keys)]
     y, x = (  # of every kind, [kinds, side, span]
         torch.cat([axis.offsets[:start], axis.offsets[start:stop][:1], axis.offsets[stop:]])
         for axis in axes
@@ -248,10 +268,10 @@ def _tiles(
         firsts = [*range(start), *range(start, stop)[:1], *range(stop, rows.keys.shape[0])]
         groups = tuple(slice(i, j) for i, j in zip(firsts, [*firsts[1:], None]))
     return _Tiles(
-        (h, w),
-        queries=tuple(axis.queries.int() for axis in axes),
+        size,
+        side,
         keys=tuple(axis.keys.int() for axis in axes),
-        offsets=(rows.offsets.flatten(0, 1)[:h, None, None], columns.offsets.flatten(0, 1)[:w, None]),
+        offsets=(rows.offsets.flatten(0, 1)[: size[0], None, None], columns.offsets.flatten(0, 1)[: size[1], None]),
         index=index.int(),
         columns=kinds,
         groups=groups,
@@ -260,6 +280,9 @@ def _tiles(
 
 class LocalAttention(nn.Module):
     """Multi-head self-attention of every position of a map to its neighbourhood, without the last projection.
+
+    With ``'clamp'`` a map that is smaller than the kernel is padded with zeros right and bottom before queries, keys and
+    values are made, as in NAT's code: the padding is visible.
 
     Args:
         dim: Channels.
@@ -301,9 +324,22 @@ class LocalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]`` to the same."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(3)  # [B, H, W, heads, d] each
+        h, w = x.shape[1:3]
+        q, k, v = self.qkv(self.padded(x)).unflatten(-1, (3, self.num_heads, -1)).unbind(3)  # [B, H, W, heads, d] each
         if self.position == "query":
             position = self.rel_pos_h, self.rel_pos_w
         else:
             position = None if self.bias is None else self.bias.relative_position_bias_table.permute(2, 0, 1)
+        if self.border == "clamp":
+            q = crop(q, h, w)  # [B, H, W, heads, d]
         return attend_local(q, k, v, self.kernel, self.border, position, self.scale)  # [B, H, W, C]
+
+    def padded(self, x: Tensor) -> Tensor:
+        """A map ``[B, H, W, C]`` with at least as many rows and columns as a clamped neighbourhood has."""
+        if self.border != "clamp":
+            return x
+        (w, h), reach = (x.shape[2], x.shape[1]), self.kernel - 1
+        if torch.compiler.is_compiling():  # zero from the kernel on, as below; exporters mistake a maximum
+            return F.pad(x, (0, 0, 0, reach // w * reach, 0, reach // h * reach))
+        right, bottom = (max(self.kernel - n, 0) for n in (w, h))
+        return F.pad(x, (0, 0, 0, right, 0, bottom)) if right or bottom else x  # [B, H + bottom, W + right, C]
