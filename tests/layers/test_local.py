@@ -212,12 +212,17 @@ def test_half_precision_with_padded_tiles(dtype, border, position, size):
     assert all(x.grad.isfinite().all() for x in tensors)
 
 
+def layout_of(h, w, kernel, border):
+    keys = (h + kernel - 1, w + kernel - 1) if border == "zero" else (h, w)
+    return local._tiles(torch.zeros(1), (h, w), keys, 8, kernel, border, num_offsets(kernel, border))
+
+
 @every_border
 @pytest.mark.parametrize("size", [(9, 17), (1, 1), (25, 3), (40, 57)])
 def test_every_query_of_every_tile_sees_a_key(border, size):
     """Those of the padding too: a row of hidden pairs alone would be NaN in the softmax."""
     kernel, length = 7, num_offsets(7, border)
-    tiles = local._tiles(torch.zeros(1), *size, 8, kernel, border, length)
+    tiles = layout_of(*size, kernel, border)
     keys = tiles.index[..., : math.prod(x.shape[1] for x in tiles.keys)]
     assert (keys < length**2).any(-1).all()
     assert all((x < length).any(-1).all() for x in tiles.offsets)
@@ -226,7 +231,7 @@ def test_every_query_of_every_tile_sees_a_key(border, size):
 @every_border
 def test_biases_do_not_grow_with_the_batch_and_hardly_with_the_rows(border):
     """Tiles that are not at the border share a bias: 200 rows have as few groups as 48."""
-    found = [local._tiles(torch.zeros(1), h, 80, 8, 7, border, num_offsets(7, border)) for h in (48, 200)]
+    found = [layout_of(h, 80, 7, border) for h in (48, 200)]
     assert [len(tiles.groups) for tiles in found] == [{"mask": 3, "zero": 1, "clamp": 3}[border]] * 2
     assert found[0].index.shape == found[1].index.shape
 

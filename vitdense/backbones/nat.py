@@ -7,7 +7,6 @@ keys and values are made, and padded keys are visible.
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.backbones.base import InitCfg
@@ -15,31 +14,11 @@ from vitdense.backbones.swin import BlockSpec, SlidingAttention, SwinBlock, Swin
 from vitdense.backbones.variants import NAT as SIZES
 from vitdense.backbones.variants import find_arch
 from vitdense.layers.blocks import scaled
-from vitdense.layers.layout import longer
-from vitdense.layers.local import crop
-
-
-class NeighborhoodAttention(SlidingAttention):
-    """Multi-head self-attention of every position to its neighbourhood, which is moved into the map (section 3.1).
-
-    Args:
-        spec: The block. Its window is the kernel.
-    """
-
-    def __init__(self, spec: BlockSpec) -> None:
-        super().__init__(spec, qkv_bias=True, relative_bias=True, border="clamp")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to the same."""
-        h, w = x.shape[1:3]
-        right, bottom = (longer(n, self.kernel) - n for n in (w, h))
-        if torch.compiler.is_compiling() or right or bottom:  # one program serves all sizes
-            x = F.pad(x, (0, 0, 0, right, 0, bottom))  # [B, max(H, k), max(W, k), C]
-        return crop(super().forward(x), h, w)  # [B, H, W, C]
+from vitdense.layers.local import num_offsets
 
 
 class NATBlock(SwinBlock):
-    """Neighborhood attention and MLP, each on a normalised branch, with LayerScale in the larger models (section 3.3).
+    """Neighborhood attention (section 3.1) and MLP, each on a normalised branch, with LayerScale in the larger models.
 
     Args:
         spec: The block.
@@ -48,7 +27,8 @@ class NATBlock(SwinBlock):
     """
 
     def __init__(self, spec: BlockSpec, mlp_ratio: float, layer_scale: float | None) -> None:
-        super().__init__(spec, NeighborhoodAttention(spec), mlp_ratio)
+        attn = SlidingAttention(spec, qkv_bias=True, relative_bias=True, border="clamp")
+        super().__init__(spec, attn, mlp_ratio)
         for name in ("gamma_1", "gamma_2"):
             gamma = None if layer_scale is None else nn.Parameter(torch.full((spec.dim,), layer_scale))
             self.register_parameter(name, gamma)
@@ -124,6 +104,7 @@ class NAT(SwinTrunk):
         init_cfg: InitCfg = None,
     ) -> None:
         row = find_arch(arch, SIZES)
+        num_offsets(kernel_size, "clamp")  # refuses an even kernel
         super().__init__(
             row,
             plan(row, (kernel_size, kernel_size), drop_path_rate, shift=False),

@@ -152,17 +152,19 @@ class PositionAttention(WindowAttention):
 class SlidingAttention(LocalAttention):
     """Multi-head self-attention of every position to the window around it: "sliding window" (Tables 5 and 6).
 
-    It has the parameters of `WindowAttention`. Of the bias table the centre is used, up to half a window away.
+    It has the parameters of `WindowAttention`. Of the bias table the centre is used, for keys up to half a window away.
 
     Args:
-        spec: The block. Its window is square, of odd sides.
+        spec: The block. Its window is square; a window of even sides is one row and column less, to have a centre.
         qkv_bias: Whether queries, keys and values have a bias.
         relative_bias: Whether logits get a learned relative position bias.
         border: See `attend_local`.
     """
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool, border: str = "mask") -> None:
-        super().__init__(spec.dim, spec.num_heads, spec.window[0], border, None, qkv_bias)
+        if spec.window[0] != spec.window[1]:
+            raise ValueError(f"window_size: got {spec.window}, expected a square for attention='sliding'")
+        super().__init__(spec.dim, spec.num_heads, (spec.window[0] - 1) // 2 * 2 + 1, border, None, qkv_bias)
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
 
@@ -404,8 +406,6 @@ class Swin(SwinTrunk):
         row, window = find_arch(arch, SWIN), as_pair(window_size, "window_size")
         if attention not in ATTENTIONS:
             raise ValueError(f"attention: got {attention!r}, expected one of {', '.join(ATTENTIONS)}")
-        if attention == "sliding" and (window[0] != window[1] or window[0] % 2 == 0):
-            raise ValueError(f"window_size: got {window}, expected a square of odd sides for attention='sliding'")
         super().__init__(
             row,
             plan(row, window, drop_path_rate, shift and attention != "sliding"),

@@ -171,12 +171,7 @@ class _UnitLength(Function):
 
 
 def attend_decomposed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Callable[..., tuple[Tensor, Tensor]],
-    keys: tuple[int, int],
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Callable[..., tuple[Tensor, Tensor]], keys: tuple[int, int]
 ) -> Tensor:
     """Attention whose bias is a sum of a term of the key's row and one of its column (MViTv2 section 3.1).
 
@@ -189,13 +184,12 @@ def attend_decomposed(
         v: Values, ``[B, h' w', heads, d]``.
         bias: Makes the terms, see `DecomposedBias`.
         keys: Grid (h', w') of the keys in tokens.
-        scale: Factor on the products of queries and keys alone; ``d ** -0.5`` when None.
 
     Returns:
         ``[B, h w, heads d]``.
     """
     (b, h, w, heads, dim), nk = q.shape, k.shape[1]
-    scale = dim**-0.5 if scale is None else scale
+    scale = dim**-0.5  # on q k^T alone
     on_cpu = q.device.type == "cpu"
     if torch.compiler.is_compiling():  # no branch on sizes
         folds = True

@@ -6,7 +6,6 @@ tile that do not see each other are hidden by the bias, which also holds the pos
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +13,13 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from vitdense.layers.attention import attend, attend_decomposed
+from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
 from vitdense.layers.layout import align, copied, made_once, zero
 
 BORDERS = ("mask", "zero", "clamp")
 POSITIONS = ("table", "query", None)
 TILES = (7, 8)  # sides of a tile of queries; while a model is compiled, the first
-HIDDEN = -3e4  # one term of the bias of a hidden pair: the sum of two is finite in every dtype
 
 
 def attend_local(
@@ -40,8 +38,8 @@ def attend_local(
 
     Args:
         q: Queries, ``[B, H, W, heads, d]``.
-        k: Keys, likewise.
-        v: Values, likewise.
+        k: Keys, likewise. For ``'clamp'`` there may be more of them right and bottom, for maps smaller than the kernel.
+        v: Values, as the keys.
         kernel: Side of the neighbourhood, odd.
         border: One of `BORDERS`.
         position: None; or a bias for every offset of a query from a key, ``[heads, T, T]`` with offset (0, 0) in the
@@ -57,59 +55,28 @@ def attend_local(
     """
     if has_torch_function((q, k, v)):  # `vitdense.report` counts the pairs of the definition, not those of tiles
         return handle_torch_function(attend_local, (q, k, v), q, k, v, kernel, border, position, scale)
-    (_, h, w, heads, dim), radius = q.shape, kernel // 2
-    least, length = num_offsets(kernel, border), 1
+    (_, h, w, heads, dim), least, length = q.shape, num_offsets(kernel, border), 1
     if position is None:
         position = zero(q).expand(heads, 1, 1)  # [heads, 1, 1]
     elif (length := position[0].shape[0 if isinstance(position, tuple) else 1]) < least or length % 2 == 0:
         raise ValueError(f"position: got {length} offsets, expected at least {least}, an odd number")
     scale = dim**-0.5 if scale is None else scale
     if border == "zero":
-        k, v = (F.pad(x, (0, 0, 0, 0, radius, radius, radius, radius)) for x in (k, v))  # [B, H+k-1, W+k-1, heads, d]
-    tiles = _tiles(q, h, w, _side(h, w, kernel), kernel, border, length)
-    k, v = (tiles.cut(x, *tiles.keys) for x in (k, v))  # [G, B', heads', m*n, d] each
+        k, v = (F.pad(x, (0, 0, 0, 0, *[kernel // 2] * 4)) for x in (k, v))  # [B, H+k-1, W+k-1, heads, d] each
+    tiles = _tiles(q, (h, w), tuple(k.shape[1:3]), _side(h, w, kernel), kernel, border, length)
     if isinstance(position, tuple):
-        terms = [
-            # [B, H, W, heads, T + 1] to [B, H, W, heads, n]
-            F.pad(half @ table.T.to(q.dtype) * scale, (0, 1), value=HIDDEN).gather(-1, x.expand(*q.shape[:-1], -1))
+        terms = [  # [B, H, W, heads, T + 1] to [B, H, W, heads, n]
+            F.pad(half @ table.T.to(q.dtype) * scale, (0, 1), value=-math.inf).gather(-1, x.expand(*q.shape[:-1], -1))
             for half, table, x in zip(q.chunk(2, dim=-1), position, tiles.offsets)
         ]
-        q, *terms = (tiles.cut(x, *tiles.queries) for x in (q, *terms))  # [G, B', heads', t*t, d], [..., n], [..., m]
-        return tiles.join(_attend_terms(q, *terms, k, v, tiles.queries[0].shape[1], scale))  # [B, H, W, heads*d]
-    q, biases = tiles.cut(q, *tiles.queries), tiles.biases(position.to(q.dtype))  # [G, B', heads', t*t, d]
-    outs = [
-        attend(*(x[rows].flatten(0, 1) for x in (q, k, v)), bias, scale)
-        for rows, bias in zip(tiles.groups, biases.split(1))
-    ]
+        of_row, of_column = (tiles.of_queries(x).flatten(0, 1) for x in terms)  # [G*B', heads', t*t, n], [..., m'']
+        groups, biases = [slice(None)], [(of_column[..., None] + of_row[..., None, :]).flatten(-2)]
+    else:
+        groups, biases = tiles.groups, tiles.biases(position.to(q.dtype)).split(1)  # [1, heads', t*t, align(m*n)] each
+    parts = tiles.of_queries(q), tiles.of_keys(k), tiles.of_keys(v)  # [G, B', heads', t*t, d], [..., m*n, d] twice
+    outs = [attend(*(x[rows].flatten(0, 1) for x in parts), bias, scale) for rows, bias in zip(groups, biases)]
     y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
-    return tiles.join(y.unflatten(0, q.shape[:2]))  # [B, H, W, heads*d]
-
-
-def _attend_terms(
-    q: Tensor, of_row: Tensor, of_column: Tensor, k: Tensor, v: Tensor, side: int, scale: float
-) -> Tensor:
-    """Attention in tiles ``[G, B', heads', t * t, d]`` whose bias is a sum of a term of the key's row and one of its
-    column, ``[G, B', heads', t * t, n]``."""
-    shape, keys = q.shape, (of_column.shape[-1], of_row.shape[-1])  # column by column
-
-    def bias(*args: object) -> tuple[Tensor, Tensor]:
-        _, _, layout, factor = args
-        return F.pad(of_column, (0, layout.rows - keys[0])) * factor, of_row * factor
-
-    k, v = (x.flatten(0, 1).transpose(1, 2) for x in (k, v))  # [G*B', m*n, heads', d] each
-    q, of_row, of_column = (
-        x.flatten(0, 1).transpose(1, 2).unflatten(1, (side, side)) for x in (q, of_row, of_column)
-    )  # [G*B', t, t, heads', d]
-    y = attend_decomposed(q, k, v, bias, keys, scale)  # [G*B', t*t, heads'*d]
-    return y.unflatten(-1, shape[2::2]).transpose(1, 2).unflatten(0, shape[:2])  # [G, B', heads', t*t, d]
-
-
-def crop(x: Tensor, h: int, w: int) -> Tensor:
-    """The first rows and columns of a map ``[B, H, W, C]``, ``[B, h, w, C]``."""
-    if torch.compiler.is_compiling():  # whether a part is contiguous would depend on the sizes, and layers ask
-        rows, columns = (torch.arange(n, device=x.device) for n in (h, w))
-        return x.index_select(1, rows).index_select(2, columns)  # [B, h, w, C]
-    return x[:, :h, :w]
+    return tiles.join(y.unflatten(0, parts[0].shape[:2]))  # [B, H, W, heads*d]
 
 
 def num_offsets(kernel: int, border: str) -> int:
@@ -125,50 +92,19 @@ def num_offsets(kernel: int, border: str) -> int:
     return 2 * kernel - 1 if border == "clamp" else kernel
 
 
+def crop(x: Tensor, h: int, w: int) -> Tensor:
+    """The first rows and columns of a map ``[B, H, W, ...]``, ``[B, h, w, ...]``."""
+    if torch.compiler.is_compiling():  # whether a part is contiguous would depend on the sizes, and layers ask
+        rows, columns = (torch.arange(n, device=x.device) for n in (h, w))
+        return x.index_select(1, rows).index_select(2, columns)  # [B, h, w, ...]
+    return x[:, :h, :w]
+
+
 def _side(h: int, w: int, kernel: int) -> int:
     """The side of a tile with which the fewest keys are copied."""
     if torch.compiler.is_compiling():
         return TILES[0]
     return min(TILES, key=lambda t: -(-h // t) * -(-w // t) * min(t + kernel - 1, h) * min(t + kernel - 1, w))
-
-
-class _Axis(NamedTuple):
-    """The tiles along one axis of a map.
-
-    Attributes:
-        queries: Row, or column, of every query of every tile, ``[tiles, side]``; after the map, that of the last one.
-        keys: Of every key of every tile, ``[tiles, span]``.
-        offsets: Entry of the table of offsets of every query and key of a tile, ``[tiles, side, span]``; the one after
-            the table where the query does not see the key. Every query sees a key.
-        inner: The first of the tiles that are not at a border, and the one after them: their offsets are the same.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    offsets: Tensor
-    inner: tuple[int, int]
-
-
-def _axis(size: int, side: int, kernel: int, border: str, length: int, device: torch.device) -> _Axis:
-    radius, tiles, span = kernel // 2, (size + side - 1) // side, side + kernel - 1
-    before = radius if border == "zero" else 0  # keys of zero on either side of the map
-    keys, inner = size + 2 * before, (0, 0)
-    if not torch.compiler.is_compiling():  # there nothing may depend on sizes
-        span = min(span, keys)
-        start = min((radius - before + side - 1) // side, tiles)
-        inner = start, max((keys - before - radius) // side, start)
-    first = torch.arange(tiles, device=device) * side  # [tiles]
-    query = (first[:, None] + torch.arange(side, device=device)).clamp(max=size - 1)  # [tiles, side]
-    window = query + before - radius  # its first key
-    if border == "clamp":
-        window = window.clamp(max=keys - kernel).clamp(min=0)
-    halo = (first + before - radius).clamp(max=keys - span).clamp(min=0)  # first key of a tile, [tiles]
-    key = halo[:, None] + torch.arange(span, device=device)  # [tiles, span]
-    place = key[:, None] - window[..., None]  # of a key in the window of a query, [tiles, side, span]
-    sees = (place >= 0) & (place < kernel) & (key < keys)[:, None]
-    offset = (query + before)[..., None] - key[:, None] + length // 2
-    offset = torch.where(sees, offset.clamp(0, length - 1), length)  # a table of one entry serves all offsets
-    return _Axis(query, key.clamp(max=keys - 1), offset, inner)
 
 
 @dataclass(frozen=True)
@@ -181,25 +117,32 @@ class _Tiles:
 
     Attributes:
         size: Map (h, w).
-        queries: Rows and columns of the queries, see `_Axis`; int32.
-        keys: Likewise.
-        offsets: Entries of the table of offsets, of every row of the map, ``[h, 1, 1, n]``, and column, ``[w, 1, m]``.
-        index: Entry of the joint table of every pair in a tile, for tiles of every kind along rows and columns: of no
-            two are all offsets the same. ``[kinds, kinds, t * t, align(m * n)]``, int32.
+        side: Of a tile of queries, t.
+        keys: Row, and column, of every key of every tile along an axis, ``[nH, n]`` and ``[nW, m]``, int32.
+        offsets: Entry of a table of T offsets for every row of the map and key of its tile, ``[h, 1, 1, n]``, and
+            column, ``[w, 1, m'']``. Entry T is that of hidden pairs, and fills up the columns.
+        index: Entry of a joint table for every pair in a tile, ``[kinds, kinds, t * t, align(m * n)]``, int32: for
+            kinds of tiles along rows and columns, of which no two have the same offsets.
         columns: Kind of every tile along columns, ``[nW]``; None while a model is compiled: every tile is a kind.
         groups: Rows of tiles of every kind along rows.
     """
 
     size: tuple[int, int]
-    queries: tuple[Tensor, Tensor]
+    side: int
     keys: tuple[Tensor, Tensor]
     offsets: tuple[Tensor, Tensor]
     index: Tensor
     columns: Tensor | None
     groups: tuple[slice, ...]
 
-    def cut(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """A map ``[B, h, w, heads, d]`` as tiles ``[G, B', heads', N, d]``."""
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles along each axis, (nH, nW)."""
+        return self.keys[0].shape[0], self.keys[1].shape[0]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """A map ``[B, h, w, heads, d]`` of keys or values as tiles ``[G, B', heads', m * n, d]``."""
+        rows, columns = self.keys
         x = x.index_select(1, rows.flatten()).unflatten(1, rows.shape)  # [B, nH, n, w, heads, d]
         traced = self.columns is None
         x = x.permute(0, 4, 1, 3, 2, 5) if traced else x.permute(1, 0, 4, 3, 2, 5)  # [nH, B, heads, w, n, d]
@@ -207,15 +150,25 @@ class _Tiles:
         x = x.flatten(4, 5)  # [nH, B, heads, nW, m*n, d]
         return x.flatten(1, 3)[None] if traced else x.flatten(2, 3)  # [G, B', heads', m*n, d]
 
+    def of_queries(self, x: Tensor) -> Tensor:
+        """A map ``[B, h, w, heads, d]`` as tiles ``[G, B', heads', t * t, d]``, padded with zeros right and bottom."""
+        (h, w), (nh, nw), t, traced = self.size, self.grid, self.side, self.columns is None
+        if traced or h % t or w % t:
+            x = F.pad(x, (0, 0, 0, 0, 0, nw * t - w, 0, nh * t - h))  # [B, nH*t, nW*t, heads, d]
+        x = x.unflatten(2, (nw, t)).unflatten(1, (nh, t))  # [B, nH, t, nW, t, heads, d]
+        x = x.permute(0, 5, 1, 3, 4, 2, 6) if traced else x.permute(1, 0, 5, 3, 4, 2, 6)  # [nH, B, heads, nW, t, t, d]
+        x = copied(x).flatten(4, 5)  # [nH, B, heads, nW, t*t, d]
+        return x.flatten(1, 3)[None] if traced else x.flatten(2, 3)  # [G, B', heads', t*t, d]
+
     def join(self, x: Tensor) -> Tensor:
         """Tiles ``[G, B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
-        (h, w), ((nh, side), (nw, _)) = self.size, (x.shape for x in self.queries)
+        (h, w), (nh, nw), t = self.size, self.grid, self.side
         if self.columns is None:
             x = x[0].unflatten(1, (-1, nh, nw)).permute(0, 2, 3, 1, 4, 5)  # [B, nH, nW, heads, t*t, d]
         else:
             x = x.unflatten(2, (-1, nw)).permute(1, 0, 3, 2, 4, 5)  # [B, nH, nW, heads, t*t, d]
-        x = x.unflatten(4, (side, side)).permute(0, 1, 5, 2, 4, 3, 6)  # [B, nH, t, nW, t, heads, d]
-        return crop(copied(x).view(x.shape[0], nh * side, nw * side, -1), h, w)  # [B, h, w, heads*d]
+        x = x.unflatten(4, (t, t)).permute(0, 1, 5, 2, 4, 3, 6)  # [B, nH, t, nW, t, heads, d]
+        return crop(copied(x).view(x.shape[0], nh * t, nw * t, -1), h, w)  # [B, h, w, heads*d]
 
     def biases(self, table: Tensor) -> Tensor:
         """The biases of the groups, ``[groups, heads', t * t, align(m * n)]``, from a table ``[heads, T, T]``."""
@@ -226,40 +179,72 @@ class _Tiles:
         return x.transpose(0, 1).index_select(2, self.columns).flatten(1, 2)  # [kinds, heads*nW, t*t, align(m*n)]
 
 
+def _axis(
+    size: int, keys: int, side: int, kernel: int, border: str, length: int, device: torch.device
+) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """The tiles along an axis of a map with `size` queries.
+
+    Returns:
+        The row, or column, of every key, ``[tiles, n]``; the entry of a table of offsets of every query and key,
+        ``[tiles, side, n]``, the one after the table for a hidden pair; and the first of the tiles that are not at a
+        border, which have the same entries, and the one after them. Every query sees a key: those after the map see
+        what the last one does.
+    """
+    radius, tiles, span = kernel // 2, (size + side - 1) // side, side + kernel - 1
+    before, inner = radius if border == "zero" else 0, (0, 0)  # keys before the map
+    if not torch.compiler.is_compiling():  # there nothing may depend on sizes
+        span = min(span, keys)
+        start = min((radius - before + side - 1) // side, tiles)
+        inner = start, max((size + before - radius) // side, start)
+    query = torch.arange(tiles * side, device=device).clamp(max=size - 1).view(tiles, side)  # [tiles, side]
+    window = query + before - radius  # its first key
+    if border == "clamp":
+        window = window.clamp(max=size - kernel).clamp(min=0)
+    key = window[:, :1].clamp(max=keys - span).clamp(min=0) + torch.arange(span, device=device)  # [tiles, n]
+    place = key[:, None] - window[..., None]  # of a key in the window of a query, [tiles, side, n]
+    sees = (place >= 0) & (place < kernel) & (key < keys)[:, None]
+    offset = (query + before)[..., None] - key[:, None] + length // 2
+    offset = torch.where(sees, offset.clamp(0, length - 1), length)  # a table of one entry serves all offsets
+    return key.clamp(max=keys - 1), offset, inner
+
+
 @made_once
 def _tiles(
-    h: int, w: int, side: int, kernel: int, border: str, length: int, device: torch.device, dtype: torch.dtype
+    size: tuple[int, int],
+    keys: tuple[int, int],
+    side: int,
+    kernel: int,
+    border: str,
+    length: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> _Tiles:
-    axes = rows, columns = [_axis(n, side, kernel, border, length, device) for n in (h, w)]
-    y, x = (  # of every kind, [kinds, side, span]
-        torch.cat([axis.offsets[:start], axis.offsets[start:stop][:1], axis.offsets[stop:]])
-        for axis in axes
-        for start, stop in [axis.inner]
+    keys, offsets, inner = zip(*(_axis(*n, side, kernel, border, length, device) for n in zip(size, keys)))
+    y, x = (  # of every kind, [kinds, t, n] and [kinds, t, m]
+        torch.cat([every[:start], every[start:stop][:1], every[stop:]]) for every, (start, stop) in zip(offsets, inner)
     )
     y, x = y[:, None, None, :, None, :], x[None, :, :, None, :, None]  # [kinds, 1, 1, t, 1, n], [1, kinds, t, 1, m, 1]
     index = torch.where((y == length) | (x == length), length**2, y * length + x)  # [kinds, kinds, t, t, m, n]
     index = index.flatten(4).flatten(2, 3)  # [kinds, kinds, t*t, m*n]
     index = F.pad(index, (0, align(index.shape[-1]) - index.shape[-1]), value=length**2)
+    of_rows, of_columns = (x.flatten(0, 1)[:n] for x, n in zip(offsets, size))  # [h, n], [w, m]
+    of_columns = F.pad(of_columns, (0, align(of_columns.shape[1]) - of_columns.shape[1]), value=length)
     kinds, groups = None, (slice(None),)
     if not torch.compiler.is_compiling():
-        (start, stop), tile = columns.inner, torch.arange(columns.keys.shape[0], device=device)  # [nW]
+        (start, stop), tile = inner[1], torch.arange(keys[1].shape[0], device=device)  # [nW]
         kinds = (tile - (tile - start).clamp(0, max(stop - start - 1, 0))).int()  # [nW]
-        start, stop = rows.inner
-        firsts = [*range(start), *range(start, stop)[:1], *range(stop, rows.keys.shape[0])]
+        start, stop = inner[0]
+        firsts = [*range(start), *range(start, stop)[:1], *range(stop, keys[0].shape[0])]
         groups = tuple(slice(i, j) for i, j in zip(firsts, [*firsts[1:], None]))
-    return _Tiles(
-        (h, w),
-        queries=tuple(axis.queries.int() for axis in axes),
-        keys=tuple(axis.keys.int() for axis in axes),
-        offsets=(rows.offsets.flatten(0, 1)[:h, None, None], columns.offsets.flatten(0, 1)[:w, None]),
-        index=index.int(),
-        columns=kinds,
-        groups=groups,
-    )
+    offsets = of_rows[:, None, None], of_columns[:, None]  # [h, 1, 1, n], [w, 1, m'']
+    return _Tiles(size, side, tuple(key.int() for key in keys), offsets, index.int(), kinds, groups)
 
 
 class LocalAttention(nn.Module):
     """Multi-head self-attention of every position of a map to its neighbourhood, without the last projection.
+
+    With ``'clamp'`` a map that is smaller than the kernel is padded with zeros right and bottom before queries, keys
+    and values are made, as in NAT's code: the padding is visible.
 
     Args:
         dim: Channels.
@@ -301,9 +286,26 @@ class LocalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]`` to the same."""
+        h, w = x.shape[1:3]
+        if self.border == "clamp":
+            x = _padded(x, self.kernel)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(3)  # [B, H, W, heads, d] each
+        if self.border == "clamp":
+            q = crop(q, h, w)  # [B, H, W, heads, d]
         if self.position == "query":
             position = self.rel_pos_h, self.rel_pos_w
         else:
             position = None if self.bias is None else self.bias.relative_position_bias_table.permute(2, 0, 1)
         return attend_local(q, k, v, self.kernel, self.border, position, self.scale)  # [B, H, W, C]
+
+
+def _padded(x: Tensor, kernel: int) -> Tensor:
+    """A map ``[B, H, W, C]``, padded right and bottom where it is smaller than the kernel."""
+    (h, w), reach = x.shape[1:3], kernel - 1
+    if torch.compiler.is_compiling():  # no less there, and nothing from the kernel on: exporters mistake a maximum
+        right, bottom = (reach // n * reach for n in (w, h))
+    else:
+        right, bottom = (max(kernel - n, 0) for n in (w, h))
+        if right == bottom == 0:
+            return x
+    return F.pad(x, (0, 0, 0, right, 0, bottom))  # [B, H + bottom, W + right, C]
