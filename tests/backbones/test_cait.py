@@ -177,7 +177,6 @@ PUBLISHED = [
     ("cait_xs24", 384, 27, 19.3),
     ("cait_s24", 384, 47, 32.2),
     ("cait_s36", 384, 68, 48.0),
-    ("cait_m36", 384, 271, 173.3),
     ("cait_m48", 448, 356, 329.6),
 ]
 
@@ -196,7 +195,7 @@ def test_published_totals(arch, image, millions, billions):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["cait_xxs24_224", "cait_xxs36_384", "cait_xs24_384", "cait_s36_384"])
+@pytest.mark.parametrize("name", ["cait_xxs36_224", "cait_xs24_384", "cait_s36_384"])
 def test_parameters_and_initial_layer_scale_are_timms(name):
     import timm
 
