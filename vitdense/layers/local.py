@@ -74,9 +74,14 @@ def attend_local(
     else:
         groups, biases = tiles.groups, tiles.biases(position.to(q.dtype)).split(1)  # [1, heads', t*t, align(m*n)] each
     parts = tiles.of_queries(q), tiles.of_keys(k), tiles.of_keys(v)  # [G, B', heads', t*t, d], [..., m*n, d] twice
+    shape = parts[0].shape[:3]
+    images_are_heads = torch.compiler.is_compiling() and isinstance(position, tuple)
+    if images_are_heads:  # [1, 1, B*heads', ...] each: a bias for every image would fix whether there is more than one
+        parts, biases = [x.flatten(1, 2)[:, None] for x in parts], [biases[0].flatten(0, 1)[None]]
     outs = [attend(*(x[rows].flatten(0, 1) for x in parts), bias, scale) for rows, bias in zip(groups, biases)]
     y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
-    return tiles.join(y.unflatten(0, parts[0].shape[:2]))  # [B, H, W, heads*d]
+    y = y.unflatten(1, shape[1:]) if images_are_heads else y.unflatten(0, shape[:2])  # [G, B', heads', t*t, d]
+    return tiles.join(y)  # [B, H, W, heads*d]
 
 
 def num_offsets(kernel: int, border: str) -> int:
