@@ -460,6 +460,7 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
         "timm": Peer("timm", _timm_resnet, _timm_resnet_maps, _timm_resnet_maps),
         "torchvision": Peer("torchvision", _torchvision_resnet, _torchvision_resnet_maps, _torchvision_resnet_maps),
     },
+    "nat": {},  # the authors' code needs an extension that is compiled
 }
 AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # our arguments for the same model
 # Our arguments with a field in `PeerSpec`. No peer has the others.

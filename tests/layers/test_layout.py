@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.cost import CostCounter
-from vitdense.layers import layout
+from vitdense.layers import layout, local
 from vitdense.layers.layout import CACHE_SIZE, MASK_VALUE, RelativePositions, Windows, relative_layout, window_layout
 
 # Map, window, shift.
@@ -219,6 +219,9 @@ def test_masks_and_codes_have_the_dtype_in_which_attention_computes(dtype):
 TINY = {"embed_dims": 8, "depths": (2, 1), "num_heads": (1, 2)}
 MODELS = {
     "swin": lambda **o: Swin(TINY, window_size=4, out_indices=(0, 1), drop_path_rate=0.0, **o),
+    "swin, sliding": lambda **o: Swin(
+        TINY, window_size=3, attention="sliding", out_indices=(0, 1), drop_path_rate=0.0, **o
+    ),
     "swin_v2": lambda **o: SwinV2(TINY, window_size=4, out_indices=(0, 1), drop_path_rate=0.0, **o),
     "mvit": lambda **o: MViT(
         {"embed_dims": 8, "depths": (1, 2), "num_heads": 1},
@@ -239,7 +242,7 @@ MODELS = {
     ),
 }
 EVERY = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-CACHES = (layout._windows.cache, layout._relative_positions.cache)
+CACHES = (layout._windows.cache, layout._relative_positions.cache, local._tiles.cache)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.long
 
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
 SWIN = Model("tiny", "tiny", "Swin", ARCH, options={"window_size": 4})
+NAT = Model("tiny", "tiny", "NAT", {**ARCH, "mlp_ratio": 2.0})
 SWIN_V2 = Model("tiny", "tiny", "SwinV2", ARCH, options={"window_size": 4, "pretrained_window_sizes": (8, 8, 8, 4)})
 MVIT = {"embed_dims": 8, "depths": (1, 2, 2, 1), "num_heads": 1}
 V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
@@ -77,8 +78,9 @@ def test_checkpoint_of_another_model_is_an_error():
         verify(done, *comparable(another))
 
 
-def test_project_without_a_package_is_not_run():
-    done, *ours = converted(SWIN, "official")
+@pytest.mark.parametrize("row", [SWIN, NAT], ids=["swin", "nat"])
+def test_project_without_a_package_is_not_run(row):
+    done, *ours = converted(row, "official")
     (result,) = verify(done, *ours)
     assert result.errors is None
     assert "verify official: not run" in str(result)
