@@ -1,7 +1,9 @@
 """Shared fixtures. Importing vitdense first makes mmcv importable without a compiler."""
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,19 @@ PARITY_TABLE: list[str] = []  # printed at the end of a run with `pytest -s`
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _scope_of_module():
+    """Runners and configs leave a default scope behind, in which later names are looked up: not for other modules."""
+    if not find_spec("mmengine"):
+        yield
+        return
+    from mmengine.registry import DefaultScope
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DefaultScope, "_instance_dict", OrderedDict())
+        yield
 
 
 @pytest.fixture(scope="session")
