@@ -33,7 +33,7 @@ CASTS = {
     "vit, distilled, parallel, hMLP, LayerScale": 16,
     "vit, hMLP with LN, constant drop path": 14,
     "swin_mixer": 7,
-    "swin_mixer, window 4x6, absolute position": 7,
+    "swin_mixer, window 4x6": 7,
     "mixer, windows": 1,
     "mixer, resize": 1,
     "mixer, ResMLP": 10,

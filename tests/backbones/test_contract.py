@@ -167,12 +167,7 @@ BACKBONES = {
     "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
     "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),
-    "swin_mixer, window 4x6, absolute position": Row(
-        SwinMixer,
-        NANO,
-        {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64},
-        has_attention=False,
-    ),
+    "swin_mixer, window 4x6": Row(SwinMixer, NANO, {"window_size": (4, 6)}, has_attention=False),
     # Their grid is 4x6 tokens of 16 pixels, so that 72x104 pixels pad to four windows.
     "mixer, windows": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
     "mixer, resize": Row(
