@@ -37,6 +37,7 @@ CASTS = {
     "mixer, windows": 1,
     "mixer, resize": 1,
     "mixer, ResMLP": 10,
+    "mixer, gMLP": 1,
     "vit, 4 parallel branches": 30,
     "vit, 2-D positions": 2,
     "vit, talking heads and class attention": 17,
