@@ -196,9 +196,6 @@ class Mixer(Backbone):
     def stage_modules(self) -> nn.ModuleList:
         return self.blocks
 
-    def unused_modules(self) -> list[nn.Module]:
-        return list(self.blocks[self.out_indices[-1] + 1 :])
-
     def layers(self) -> list[list[nn.Module]]:
         return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
 

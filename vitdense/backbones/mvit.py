@@ -305,9 +305,6 @@ class MViT(Backbone):
     def stage_modules(self) -> nn.ModuleList:
         return self.stages
 
-    def unused_modules(self) -> list[nn.Module]:
-        return list(self.stages[self.out_indices[-1] + 1 :])
-
     def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
         x = self.absolute_pos_embed(x)  # [B, H/4, W/4, C]
         outs = []

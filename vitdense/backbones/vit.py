@@ -341,9 +341,6 @@ class ViT(Backbone):
     def stage_modules(self) -> nn.ModuleList:
         return self.blocks
 
-    def unused_modules(self) -> list[nn.Module]:
-        return list(self.blocks[self.out_indices[-1] + 1 :])
-
     def frozen_modules(self) -> list[nn.Module]:
         last = [module for module in (self.class_blocks, self.norm) if module is not None]
         return [*super().frozen_modules(), *(last if self.frozen_stages == len(self.blocks) else [])]
