@@ -251,8 +251,8 @@ class HybridStem(nn.Module):
             conv_layer=SameConv,
             zero_init_last=True,  # as the authors' code
         )
-        pool = nn.MaxPool2d(3, stride=2)
-        self.backbone.stem.pool = nn.Sequential(nn.ConstantPad2d((0, 1, 0, 1), -math.inf), pool)  # "SAME"
+        # "SAME"; zeros change no maximum after a ReLU.
+        self.backbone.stem.pool = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.MaxPool2d(3, stride=2))
         self.proj = nn.Conv2d(self.backbone.num_features, dim, 1)
 
     def forward(self, x: Tensor) -> Tensor:
