@@ -111,65 +111,60 @@ def _mvit() -> list[Model]:
     ]
 
 
+def _timm_vit(
+    model: str,
+    data: str,
+    image: int = 224,
+    patch: str = "",
+    arch: str | None = None,
+    licence: str = "Apache-2.0",
+    stats: tuple = IMAGENET,
+    **options: Any,
+) -> Model:
+    """A ViT whose weights timm hosts, as ``<model><patch>_<image>.<data>``. Its arch is `model` unless given."""
+    name = f"{model}{f'_{image}' * (image != 224)}.{data}"
+    weights = f"timm://{model}{patch}_{image}.{data}"
+    options["pretrain_img_size"] = image
+    return Model(name, model, "ViT", arch or model, weights, licence, image, options, *stats)
+
+
 def _vit() -> list[Model]:
-    """The authors' releases, as timm hosts them: DeiT, DeiT III, "How to train your ViT?", MAE's pretraining."""
+    """The authors' releases: DeiT, DeiT III, "How to train your ViT?", MAE's pretraining; CaiT and hybrids."""
 
-    def row(model: str, size: str, data: str, image: int = 224, licence: str = "Apache-2.0", stats=IMAGENET) -> Model:
-        kind, _, rest = model.partition("_")  # "deit", "small_distilled"
-        patch = 14 if size == "huge" else 16
-        name = f"{model}{f'_{image}' * (image != 224)}.{data}"
-        weights = f"timm://{kind}_{rest}_patch{patch}_{image}.{data}"
-        return Model(name, model, "ViT", model, weights, licence, image, {"pretrain_img_size": image}, *stats)
+    def row(model: str, data: str, image: int = 224, **others: Any) -> Model:
+        return _timm_vit(model, data, image, "_patch14" if model.endswith("huge") else "_patch16", **others)
 
-    rows = [row(f"deit_{size}", size, "fb_in1k") for size in ("tiny", "small", "base")]
-    rows += [row(f"deit_{size}_distilled", size, "fb_in1k") for size in ("tiny", "small", "base")]
-    rows += [row(model, "base", "fb_in1k", 384) for model in ("deit_base", "deit_base_distilled")]
+    rows = [row(f"deit_{size}", "fb_in1k") for size in ("tiny", "small", "base")]
+    rows += [row(f"deit_{size}_distilled", "fb_in1k") for size in ("tiny", "small", "base")]
+    rows += [row(model, "fb_in1k", 384) for model in ("deit_base", "deit_base_distilled")]
     for image, sizes in ((224, ("small", "medium", "base", "large", "huge")), (384, ("small", "base", "large"))):
         for size in sizes:
-            rows += [row(f"deit3_{size}", size, data, image) for data in ("fb_in1k", "fb_in22k_ft_in1k")]
+            rows += [row(f"deit3_{size}", data, image) for data in ("fb_in1k", "fb_in22k_ft_in1k")]
     for data, image, sizes in (
         ("augreg_in21k", 224, ("tiny", "small", "base", "large")),
         ("augreg_in21k_ft_in1k", 224, ("tiny", "small", "base", "large")),
         ("augreg_in21k_ft_in1k", 384, ("tiny", "small", "base", "large")),
         ("augreg_in1k", 224, ("small", "base")),
     ):
-        rows += [row(f"vit_{size}", size, data, image, stats=HALF) for size in sizes]
-    rows += [row(f"vit_{size}", size, "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
-    return [*rows, *_cait(), *_hybrids()]
-
-
-def _cait() -> list[Model]:
-    """The authors' releases, distilled on ImageNet-1K, as timm hosts them."""
-
-    def row(size: str, image: int) -> Model:
-        name = f"cait_{size}{f'_{image}' * (image != 224)}.fb_dist_in1k"
-        weights = f"timm://cait_{size}_{image}.fb_dist_in1k"
-        model = f"cait_{size}"
-        return Model(name, model, "ViT", model, weights, "Apache-2.0", image, {"pretrain_img_size": image})
-
-    sizes = (("xxs24", (224, 384)), ("xxs36", (224, 384)), ("xs24", (384,)), ("s24", (224, 384)), ("s36", (384,)))
-    return [row(size, image) for size, images in (*sizes, ("m36", (384,)), ("m48", (448,))) for image in images]
-
-
-def _hybrids() -> list[Model]:
-    """ViTs on a ResNet: those of ViT and of "How to train your ViT?", as timm hosts them."""
-
-    def row(size: str, stem: str, data: str, image: int) -> Model:
-        model = f"vit_{size}_{stem}"
-        options = {"stem": stem, "patch_size": int(stem[-2:]), "pretrain_img_size": image}
-        name = f"{model}{f'_{image}' * (image != 224)}.{data}"
-        weights = f"timm://{model}_{image}.{data}"
-        return Model(name, model, "ViT", f"vit_{size}", weights, "Apache-2.0", image, options, *HALF)
-
-    return [
-        row("base", "r50_s16", "orig_in21k", 224),
-        row("base", "r50_s16", "orig_in21k_ft_in1k", 384),
+        rows += [row(f"vit_{size}", data, image, stats=HALF) for size in sizes]
+    rows += [row(f"vit_{size}", "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
+    # CaiT, distilled on ImageNet-1K.
+    for image, sizes in ((224, ("xxs24", "xxs36", "s24")), (384, ("xxs24", "xxs36", "xs24", "s24", "s36", "m36"))):
+        rows += [_timm_vit(f"cait_{size}", "fb_dist_in1k", image) for size in sizes]
+    rows.append(_timm_vit("cait_m48", "fb_dist_in1k", 448))
+    # Hybrids, on a ResNet: of ViT, and of "How to train your ViT?".
+    for size, stem, data, image in (
+        ("base", "r50_s16", "orig_in21k", 224),
+        ("base", "r50_s16", "orig_in21k_ft_in1k", 384),
         *(
-            row(size, stem, f"augreg_in21k{tuned}", image)
+            (size, stem, *weights)
             for size, stem in (("small", "r26_s32"), ("large", "r50_s32"))
-            for tuned, image in (("", 224), ("_ft_in1k", 224), ("_ft_in1k", 384))
+            for weights in (("augreg_in21k", 224), ("augreg_in21k_ft_in1k", 224), ("augreg_in21k_ft_in1k", 384))
         ),
-    ]
+    ):
+        options = {"arch": f"vit_{size}", "stats": HALF, "stem": stem, "patch_size": int(stem[-2:])}
+        rows.append(_timm_vit(f"vit_{size}_{stem}", data, image, **options))
+    return rows
 
 
 def _mixers() -> list[Model]:
@@ -184,28 +179,21 @@ def _mixers() -> list[Model]:
         model, options = f"swin_mixer_{size}", {"window_size": window}
         rows.append(Model(f"{model}.ms_in1k", model, "SwinMixer", size, f"{release}_{file}.pth", "MIT", image, options))
     for model, timm, stats, data in (
-        ("mixer_small_32", "", HALF, ()),
-        ("mixer_small_16", "", HALF, ()),
-        ("mixer_base_32", "", HALF, ()),
         ("mixer_base_16", "mixer_b16_224", HALF, ("goog_in21k", "goog_in21k_ft_in1k")),
         ("mixer_base_16", "mixer_b16_224", UNIT, ("miil_in21k", "miil_in21k_ft_in1k")),
-        ("mixer_large_32", "", HALF, ()),
         ("mixer_large_16", "mixer_l16_224", HALF, ("goog_in21k", "goog_in21k_ft_in1k")),
-        ("mixer_huge_14", "", HALF, ()),
         ("resmlp_small_12", "resmlp_12_224", IMAGENET, ("fb_in1k", "fb_distilled_in1k", "fb_dino")),
         ("resmlp_small_24", "resmlp_24_224", IMAGENET, ("fb_in1k", "fb_distilled_in1k", "fb_dino")),
         ("resmlp_small_36", "resmlp_36_224", IMAGENET, ("fb_in1k", "fb_distilled_in1k")),
         ("resmlp_base_24", "resmlp_big_24_224", IMAGENET, ("fb_in1k", "fb_distilled_in1k", "fb_in22k_ft_in1k")),
-        ("gmlp_tiny", "", HALF, ()),
         ("gmlp_small", "gmlp_s16_224", HALF, ("ra3_in1k",)),
-        ("gmlp_base", "", HALF, ()),
     ):
         for name in data:
             weights = f"timm://{timm}.{name}"
             rows.append(Model(f"{model}.{name}", model, "Mixer", model, weights, "Apache-2.0", 224, {}, *stats))
-        if not data:  # never released, or not for torch
-            rows.append(Model(model, model, "Mixer", model))
-    return rows
+    # Never released, or not for torch.
+    mixers = (f"mixer_{size}" for size in ("small_32", "small_16", "base_32", "large_32", "huge_14"))
+    return [*rows, *(Model(model, model, "Mixer", model) for model in (*mixers, "gmlp_tiny", "gmlp_base"))]
 
 
 def _nat() -> list[Model]:

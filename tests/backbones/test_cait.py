@@ -77,6 +77,13 @@ def test_class_attention_is_the_definition():
     torch.testing.assert_close(block(x[None])[0, 0], token)
 
 
+def test_weights_of_class_attention_are_drawn_as_the_authors_do():
+    model = ViT({**NANO, "embed_dims": 512}, **WHOLE)
+    assert model.class_blocks.cls_token.std().item() == pytest.approx(0.02, rel=0.2)
+    for block in (*model.blocks, *model.class_blocks.blocks):
+        assert all((gamma == 0.5).all() for gamma in (block.gamma_1, block.gamma_2))
+
+
 def timm_cait(**options):
     """timm's classifier with random weights."""
     from timm.models.cait import Cait

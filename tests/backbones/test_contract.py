@@ -36,6 +36,14 @@ def with_random_batch_norms(model):
     return model
 
 
+def with_drawn_gates(model):
+    """New gates of gMLP mix nothing."""
+    for name, module in model.named_modules():
+        if name.endswith(".linear_tokens"):
+            nn.init.normal_(module.weight, std=0.02)
+    return model
+
+
 def with_fixed_statistics(model):
     """In train mode, but for batch norms: statistics of the few pixels of a small map amplify what is rounded."""
     for module in model.train().modules():
@@ -167,18 +175,21 @@ BACKBONES = {
     "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
     "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),
-    "swin_mixer, window 4x6, absolute position": Row(
-        SwinMixer,
-        NANO,
-        {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64},
-        has_attention=False,
-    ),
+    "swin_mixer, window 4x6": Row(SwinMixer, NANO, {"window_size": (4, 6)}, has_attention=False),
     # Their grid is 4x6 tokens of 16 pixels, so that 72x104 pixels pad to four windows.
     "mixer, windows": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
     "mixer, resize": Row(
         Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, has_attention=False
     ),
     "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
+    "mixer, gMLP": Row(
+        Mixer,
+        {**MIXER, "block": "gmlp"},
+        {"pretrain_img_size": (64, 96)},
+        eps=1e-6,
+        prepare=with_drawn_gates,
+        has_attention=False,
+    ),
     "resnet, non-local": Row(
         ResNet,
         RESNET,
@@ -374,7 +385,8 @@ def test_state_dict_round_trip(make):
 def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
     """Linear layers and position tables with a standard deviation of 0.02, as far as their number of values tells."""
     model = make()
-    assert {m.eps for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.BatchNorm2d))} == {make.eps}
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, (nn.LayerNorm, nn.BatchNorm2d))}
+    assert {m.eps for name, m in norms.items() if not name.endswith(".gate_norm")} == {make.eps}
     drawn = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
     names = ("table", "rel_pos_h", "rel_pos_w", "rows", "columns", "_token", "_position")
     positions = [p for name, p in model.named_parameters() if name.endswith(names)]

@@ -75,6 +75,14 @@ def test_a_block_is_the_definition(arch):
     torch.testing.assert_close(got, want)
 
 
+def test_layer_scale_starts_at_the_value_of_the_arch():
+    """0.1 in 12 layers, and less in deeper models: the authors' code."""
+    block = ResMlpBlock(MixerArch(**ARCHS["resmlp"]), 6, 0.0)
+    assert all((gamma == 0.5).all() for gamma in (block.gamma_1, block.gamma_2))
+    scales = [arch.layer_scale for name, arch in MIXER.items() if name.startswith("resmlp_")]
+    assert scales == [0.1, 1e-5, 1e-6, 1e-6]
+
+
 def test_a_new_gate_is_open():
     arch = MixerArch(**ARCHS["gmlp"])
     block, x = GMlpBlock(arch, 6, 0.0), torch.randn(1, 2, 3, 16)
@@ -211,6 +219,10 @@ PUBLISHED = [
     ("resmlp_small_24", 30.02, 6.0),
     ("resmlp_small_36", 44.69, 8.9),
     ("resmlp_base_24", 129.14, 100.2),
+    # As counted here: the paper rounds to millions.
+    ("gmlp_tiny", 5.74, 1.3),
+    ("gmlp_small", 19.17, 4.4),
+    ("gmlp_base", 72.56, 15.7),
 ]
 
 
@@ -252,8 +264,8 @@ def test_drop_path_grows_to_the_last_block():
         ({"transfer": "crop"}, "transfer: got 'crop', expected one of 'windows', 'resize'"),
         ({"pretrain_img_size": 100}, "pretrain_img_size: got 100x100, expected whole patches of 16"),
         ({"arch": {**NANO, "block": "ffn"}}, "block is 'ffn', expected one of mixer, resmlp, gmlp"),
-        ({"arch": {**NANO, "block": "resmlp"}}, "layer_scale is None for block='resmlp'"),
-        ({"arch": {**NANO, "layer_scale": 0.1}}, "layer_scale is 0.1 for block='mixer'"),
+        ({"arch": {**NANO, "block": "resmlp"}}, "layer_scale is None, block 'resmlp'"),
+        ({"arch": {**NANO, "layer_scale": 0.1}}, "layer_scale is 0.1, block 'mixer'"),
         ({"arch": {**NANO, "depth": 0}}, "depth is 0"),
         ({"arch": "mixer_base"}, "did you mean arch='mixer_base_"),
         ({"finetune": "attention"}, "Mixer: got finetune='attention', but it has no attention"),

@@ -353,6 +353,14 @@ def test_stages_of_hybrids(stem, layers):
     assert not [module for module in resnet.modules() if isinstance(module, nn.BatchNorm2d)]
 
 
+def test_branches_of_a_new_resnet_add_nothing():
+    """The last norm of each starts at 0, as in the authors' code."""
+    stages = ViT({**NANO, "patch_size": 32}, stem="r26_s32").patch_embed.backbone.stages
+    norms = [block.norm3.weight for stage in stages for block in stage.blocks]
+    assert len(norms) == 8
+    assert not any(weight.any() for weight in norms)
+
+
 @pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (3, 2), (3, 1), (1, 2), (1, 1)])
 def test_same_padding_for_even_sizes_is_timms(kernel, stride):
     from timm.layers import StdConv2dSame

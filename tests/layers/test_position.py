@@ -30,8 +30,3 @@ def test_2d_positions_are_the_definition(size):
             for j in range(size[1]):
                 want = x[:, i, j, half] + curves[0, :, (i, j)[axis], 0]
                 torch.testing.assert_close(got[:, i, j, half], want)
-
-
-def test_2d_positions_need_two_halves():
-    with pytest.raises(ValueError, match="position='2d': got 9 channels"):
-        AxialPosition((4, 6), 9)

@@ -90,7 +90,7 @@ class Backbone(Module):
     """Base of all backbones: stages with one normalised output map each.
 
     A subclass builds its modules, then calls `build_outputs_and_freeze`. It implements `stem_modules` and
-    `stage_modules` (what `frozen_stages` counts), `unused_modules`, and `forward_patches` or `forward`.
+    `stage_modules` (what `frozen_stages` counts), and `forward_patches` or `forward`.
 
     Arguments that every subclass has:
 
@@ -212,7 +212,7 @@ class Backbone(Module):
 
     def unused_modules(self) -> list[nn.Module]:
         """Modules after the last output: kept, so that checkpoints load exactly, but neither run nor trained."""
-        raise NotImplementedError
+        return list(self.stage_modules()[self.out_indices[-1] + 1 :])
 
     def frozen_modules(self) -> list[nn.Module]:
         """Modules that `frozen_stages` keeps from training: in mmdet's sense, stem, then whole stages."""

@@ -1,8 +1,7 @@
 """Isotropic MLP backbones for dense prediction: MLP-Mixer (Tolstikhin et al., NeurIPS 2021), ResMLP (Touvron et al.,
 TPAMI 2022) and gMLP (Liu et al., NeurIPS 2021).
 
-Their token layers are linear over the tokens of one grid, that of pretraining. `Mixer` takes images of any size by one
-of two rules.
+Their token layers fit one number of tokens, that of pretraining. `Mixer` takes images of any size by one of two rules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ def mix_tokens(layer: Callable[[Tensor], Tensor], x: Tensor, windows: Windows | 
 
     Args:
         layer: ``[..., N]`` to the same.
-        x: Map, ``[B, H, W, C]``. Its padding comes after the norm and is zero.
+        x: Normalised map, ``[B, H, W, C]``. It is padded with zeros to whole windows.
         windows: Partition of the map.
 
     Returns:
@@ -61,7 +60,7 @@ class MixerBlock(nn.Module):
 
     Args:
         arch: Sizes.
-        tokens: Of a window.
+        tokens: Tokens per window.
         drop_path: Stochastic depth.
     """
 
@@ -83,10 +82,7 @@ class MixerBlock(nn.Module):
 class ResMlpBlock(nn.Module):
     """One linear layer over the tokens, then a channel MLP, with `Affine` and LayerScale (ResMLP section 2).
 
-    Args:
-        arch: Sizes.
-        tokens: Of a window.
-        drop_path: Stochastic depth.
+    Args: see `MixerBlock`.
     """
 
     def __init__(self, arch: MixerArch, tokens: int, drop_path: float) -> None:
@@ -107,12 +103,9 @@ class ResMlpBlock(nn.Module):
 
 
 class GMlpBlock(nn.Module):
-    """A channel MLP of which one half of the hidden channels, mixed over the tokens, gates the other (gMLP section 2).
+    """A channel MLP. Half of its hidden channels, mixed over the tokens, multiply the other half (gMLP section 2).
 
-    Args:
-        arch: Sizes.
-        tokens: Of a window.
-        drop_path: Stochastic depth.
+    Args: see `MixerBlock`.
     """
 
     def __init__(self, arch: MixerArch, tokens: int, drop_path: float) -> None:
@@ -125,14 +118,15 @@ class GMlpBlock(nn.Module):
         self.fc2 = nn.Linear(half, arch.embed_dims)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.apply(init_transformer)
-        # A new gate is open, and mixes nothing.
+        # At first the gate is one everywhere, and mixes nothing.
         nn.init.normal_(self.linear_tokens.weight, std=1e-6)
         nn.init.ones_(self.linear_tokens.bias)
 
     def forward(self, x: Tensor, windows: Windows | Resampling) -> Tensor:
         """``[B, H, W, C]`` to the same; see `mix_tokens`."""
         y, gate = F.gelu(self.fc1(self.norm1(x))).chunk(2, dim=-1)  # [B, H, W, half] each
-        return x + self.drop_path(self.fc2(y * mix_tokens(self.linear_tokens, self.gate_norm(gate), windows)))
+        gate = mix_tokens(self.linear_tokens, self.gate_norm(gate), windows)
+        return x + self.drop_path(self.fc2(y * gate))  # [B, H, W, C]
 
 
 BLOCKS = {"mixer": MixerBlock, "resmlp": ResMlpBlock, "gmlp": GMlpBlock}
@@ -142,16 +136,16 @@ class Mixer(Backbone):
     """MLP-Mixer, ResMLP or gMLP: maps of one stride, that of the patches, from an image of any size.
 
     The image is padded right and bottom to whole patches. At the size of pretraining both rules of `transfer` are the
-    published model; elsewhere they are two functions. Arguments not listed here: see `Backbone`.
+    published model; at other sizes they differ. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'mixer_small_32'``, ``'mixer_small_16'``, ``'mixer_base_32'``, ``'mixer_base_16'``,
             ``'mixer_large_32'``, ``'mixer_large_16'``, ``'mixer_huge_14'``; ``'resmlp_small_12'``,
             ``'resmlp_small_24'``, ``'resmlp_small_36'``, ``'resmlp_base_24'``; ``'gmlp_tiny'``, ``'gmlp_small'``,
             ``'gmlp_base'``; or a dict of the fields of `MixerArch`.
-        transfer: How token layers take maps of other sizes. ``'windows'``: they run in windows of the pretraining grid;
-            at integer multiples of it this is the rule of MLP-Mixer appendix C. ``'resize'``: their weights and biases
-            are resized bicubically to the map, which they see as a whole.
+        transfer: How token layers take maps of other sizes. ``'windows'``: they run in windows of the pretraining grid
+            (at integer multiples of it, the rule of MLP-Mixer appendix C). ``'resize'``: their weights and biases are
+            resized bicubically to the whole map.
         pretrain_img_size: Image size in pixels, one int or (h, w), of whole patches, whose grid the token layers have.
         out_indices: Blocks whose maps to return, counted from 0; the last of every quarter when None.
         frozen_stages: -1 nothing, 0 patch embedding, n also the first n blocks with their norms.
@@ -202,15 +196,11 @@ class Mixer(Backbone):
     def stage_modules(self) -> nn.ModuleList:
         return self.blocks
 
-    def unused_modules(self) -> list[nn.Module]:
-        return list(self.blocks[self.out_indices[-1] + 1 :])
-
     def layers(self) -> list[list[nn.Module]]:
         return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Image ``[B, 3, H, W]`` to one map ``[B, C, ceil(H/p), ceil(W/p)]`` per index of `out_indices`."""
-        x = self.patch_embed(x).contiguous()  # [B, h, w, C]
+    def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.contiguous()  # [B, h, w, C]
         windows = TRANSFERS[self.transfer](x, self.grid)
         outs = []
         for i, block in enumerate(self.blocks[: self.out_indices[-1] + 1]):

@@ -131,23 +131,22 @@ class PooledAttention(nn.Module):
         return self.proj(y + q if self.residual else y)  # [B, h, w, C']
 
     def pool(self, *maps: Tensor) -> list[Tensor]:
-        """Pool queries, keys and values, and normalise each head: ``[B, H, W, C']`` to ``[B, ceil(H/s), ceil(W/s),
-        C']`` each."""
+        """Pool queries, keys and values: ``[B, H, W, C']`` to ``[B, ceil(H/s), ceil(W/s), C']`` each. What convolutions
+        pool, a norm of each head follows."""
         heads = self.spec.num_heads
         strides = (self.spec.q_stride, self.spec.kv_stride, self.spec.kv_stride)
-        kernels: dict[str, Tensor] = {}
-        if names := [name for name in "qkv" if hasattr(self, f"pool_{name}")]:
+        kernels = {name: getattr(self, f"pool_{name}").weight for name in "qkv" if hasattr(self, f"pool_{name}")}
+        if kernels:
             # All heads share weights. The layers themselves would need the heads in the batch axis: copies of the maps.
-            weights = torch.stack([getattr(self, f"pool_{name}").weight for name in names])  # [n, d, 1, 3, 3]
-            weights = weights[:, None].expand(-1, heads, *weights.shape[1:]).flatten(1, 2)  # [n, C', 1, 3, 3]
-            kernels = dict(zip(names, weights.unbind()))
+            of_heads = torch.stack([*kernels.values()])[:, None].expand(-1, heads, -1, -1, -1, -1)
+            kernels = dict(zip(kernels, of_heads.flatten(1, 2).unbind()))  # [C', 1, 3, 3] each
         out = []
         for name, x, stride in zip("qkv", maps, strides):
             if name not in kernels:
                 out.append(pool_map(x, stride))  # [B, h, w, C']
                 continue
-            kernel, groups = kernels[name], x.shape[3]
-            x = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride, padding=1, groups=groups)  # [B, C', h, w]
+            channels = x.shape[3]
+            x = F.conv2d(x.permute(0, 3, 1, 2), kernels[name], None, stride, 1, groups=channels)  # [B, C', h, w]
             x = x.permute(0, 2, 3, 1).unflatten(-1, (heads, -1))  # [B, h, w, heads, d]
             out.append(getattr(self, f"norm_{name}")(x).flatten(-2))  # [B, h, w, C']
         return out
@@ -305,9 +304,6 @@ class MViT(Backbone):
 
     def stage_modules(self) -> nn.ModuleList:
         return self.stages
-
-    def unused_modules(self) -> list[nn.Module]:
-        return list(self.stages[self.out_indices[-1] + 1 :])
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
         x = self.absolute_pos_embed(x)  # [B, H/4, W/4, C]

@@ -20,10 +20,10 @@ from vitdense.layers.layout import compute_dtype, copied, window_layout
 
 
 class WindowLinear(nn.Module):
-    """Linear map over the tokens of a window, one for each head's channels, without activation (Table 6).
+    """A linear layer over the tokens of a window, one per head, applied to each of the head's channels (Table 6).
 
-    A shift is no roll and has no mask: zeros to the left and top of the map move the grid of windows, and are cut off
-    after the map. There is a window more along each axis.
+    A shift needs no roll and no mask: zeros left of and above the map move the grid of windows, and are cut off
+    again. It costs one more window along each axis.
 
     Args:
         spec: The block. Its window and shift are (h, w) in tokens.
@@ -32,14 +32,14 @@ class WindowLinear(nn.Module):
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
         self.window = spec.window
-        # With both axes of outputs and inputs, so that it can be resized to another window.
+        # Outputs, then inputs, each with both axes: so it can be resized to another window.
         self.weight = nn.Parameter(torch.empty(spec.num_heads, *spec.window, *spec.window))
         self.bias = nn.Parameter(torch.zeros(spec.num_heads, *spec.window))
         trunc_normal_(self.weight, std=0.02)
         self.top, self.left = (side - by if by else 0 for side, by in zip(spec.window, spec.shift))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to the same. Right and bottom, the map is padded to whole windows."""
+        """``[B, H, W, C]`` to the same. Maps are padded with zeros right and bottom to whole windows."""
         x = x.to(compute_dtype(x))
         if self.top or self.left:
             x = F.pad(x, (0, 0, self.left, 0, self.top, 0))  # [B, top + H, left + W, C]
@@ -77,8 +77,6 @@ class SwinMixer(SwinTrunk):
         patch_size: Patch side and stride in pixels.
         window_size: Window in tokens, one int or (h, w). Published weights use 8; those of base 7.
         shift: Whether odd blocks shift their windows (off: Table 6's ablation).
-        absolute_position: Whether to add an absolute position embedding.
-        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
 
     Raises:
         ValueError: An unknown arch, or sizes that do not fit together.
@@ -95,8 +93,6 @@ class SwinMixer(SwinTrunk):
         mlp_ratio: float = 4.0,
         drop_path_rate: float = 0.2,
         shift: bool = True,
-        absolute_position: bool = False,
-        pretrain_img_size: int | Sequence[int] = 256,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
         with_cp: bool = False,
@@ -110,8 +106,6 @@ class SwinMixer(SwinTrunk):
             block=lambda spec: SwinMixerBlock(spec, WindowLinear(spec), mlp_ratio),
             merging=PatchMerging,
             patch_size=patch_size,
-            absolute_position=absolute_position,
-            pretrain_img_size=pretrain_img_size,
             out_indices=out_indices,
             frozen_stages=frozen_stages,
             finetune=None,

@@ -7,6 +7,13 @@ from functools import partial
 from typing import TypeVar
 
 
+def check_positive(arch: object, *names: str) -> None:
+    """Raise a ValueError unless these sizes of `arch` are ints above 0."""
+    for name in names:
+        if not isinstance(value := getattr(arch, name), int) or value < 1:
+            raise ValueError(f"arch: {name} is {value!r}, expected a number above 0")
+
+
 def check_sizes(embed_dims: int, depths: tuple[int, ...]) -> None:
     """Raise a ValueError unless the channels of the first stage and the blocks of every stage are numbers above 0."""
     if not isinstance(embed_dims, int) or embed_dims < 1:
@@ -170,9 +177,7 @@ class ViTArch:
     def __post_init__(self) -> None:
         if self.class_blocks and (self.distilled or self.layer_scale is None):
             raise ValueError("arch: class_blocks need a layer_scale and no distillation token")
-        for name in ("embed_dims", "depth", "num_heads", "patch_size"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                raise ValueError(f"arch: {name} is {value!r}, expected a number above 0")
+        check_positive(self, "embed_dims", "depth", "num_heads", "patch_size")
         if self.embed_dims % self.num_heads:
             raise ValueError(f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads")
 
@@ -221,9 +226,8 @@ class MixerArch:
         depth: Blocks.
         patch_size: Patch side and stride in pixels.
         block: ``'mixer'``, ``'resmlp'`` or ``'gmlp'``.
-        mlp_ratio: Hidden width of the channel MLPs over `embed_dims`. (That of Mixer's token MLPs is half of
-            `embed_dims`.)
-        layer_scale: Initial value of a learned factor per channel on every residual branch of ResMLP; None in others.
+        mlp_ratio: Hidden width of the channel MLPs over `embed_dims`. (That of Mixer's token MLPs is 0.5.)
+        layer_scale: Initial value of a learned factor per channel on every residual branch; ResMLP's alone.
     """
 
     embed_dims: int
@@ -234,15 +238,12 @@ class MixerArch:
     layer_scale: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("embed_dims", "depth", "patch_size"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                raise ValueError(f"arch: {name} is {value!r}, expected a number above 0")
+        check_positive(self, "embed_dims", "depth", "patch_size")
         if self.block not in ("mixer", "resmlp", "gmlp"):
             raise ValueError(f"arch: block is {self.block!r}, expected one of mixer, resmlp, gmlp")
         if (self.block == "resmlp") != (self.layer_scale is not None):
             raise ValueError(
-                f"arch: layer_scale is {self.layer_scale!r} for block={self.block!r}, expected a number for 'resmlp', "
-                f"and None for the others"
+                f"arch: layer_scale is {self.layer_scale!r}, block {self.block!r}; expected a number for 'resmlp' alone"
             )
 
 

@@ -1,9 +1,8 @@
 """Plain vision transformers for dense prediction.
 
-ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021) and DeiT III (Touvron et al., ECCV 2022), with
-windows as in ViTDet (Li et al., ECCV 2022), and with the parallel blocks, the hMLP stem and the attention-only
-fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022); and CaiT
-(Touvron et al., ICCV 2021).
+ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021), CaiT (Touvron et al., ICCV 2021) and DeiT III
+(Touvron et al., ECCV 2022), with windows as in ViTDet (Li et al., ECCV 2022), and with the parallel blocks, the stems
+and the fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022).
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,10 +100,9 @@ class Attention(nn.Module):
         head_dim = spec.dim // spec.num_heads
         self.qkv = nn.Linear(spec.dim, 3 * spec.dim)
         self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
+        # Zero, as ViTDet: a model that was pretrained without relative positions starts as it was.
         for table in self.bias.parameters() if self.bias is not None else ():
-            nn.init.zeros_(
-                table
-            )  # as ViTDet: zero leaves weights that were pretrained without relative positions unchanged
+            nn.init.zeros_(table)
         self.proj = nn.Linear(spec.dim, spec.dim)
 
     def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
@@ -134,10 +132,9 @@ class Attention(nn.Module):
 
 
 class TalkingHeads(Attention):
-    """Attention with its heads mixed by a linear layer before the softmax, and by another one after it (CaiT).
+    """Attention with one linear layer over the heads of the logits, and another one over those of the weights (CaiT).
 
-    Fused attention keeps heads apart, and never has all logits at a time. This form makes them, ``[B, heads, N, N]``,
-    and copies them several times.
+    Fused attention cannot mix heads. This form makes all logits, ``[B, heads, N, N]``, and copies them several times.
 
     Args:
         spec: The block.
@@ -149,11 +146,11 @@ class TalkingHeads(Attention):
         self.proj_w = nn.Linear(spec.num_heads, spec.num_heads)
 
     def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
-        """See `Attention`; the grid decides nothing, for there are no relative positions."""
+        """See `Attention`. There are no relative positions, so the grid is not used."""
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [B, heads, N, d] each
         x = (q * q.shape[-1] ** -0.5) @ k.mT  # [B, heads, N, N]
-        x = self.proj_l(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        x = self.proj_w(x.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = self.proj_l(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, heads, N, N]
+        x = self.proj_w(x.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, heads, N, N]
         return (x @ v).transpose(1, 2).flatten(2)  # [B, N, C]
 
 
@@ -173,7 +170,7 @@ class ViTBlock(nn.Module):
         super().__init__()
         self.spec = spec
         attention = TalkingHeads if spec.talking_heads else Attention
-        self.branches = [(str(n or ""), f"_{n}" * (n > 0)) for n in range(parallel)]  # ends of names
+        self.branches = [("", ""), *((str(n), f"_{n}") for n in range(1, parallel))]  # ends of names
         for tail, gamma_tail in self.branches:
             self.add_module(f"norm1{tail}", LayerNorm(spec.dim))
             self.add_module(f"attn{tail}", attention(spec))
@@ -198,12 +195,11 @@ class ViTBlock(nn.Module):
 
 
 class ViT(Backbone):
-    """ViT, DeiT or DeiT III: maps of one stride, that of the patches, from an image of any size.
+    """ViT, DeiT, CaiT or DeiT III: maps of one stride, that of the patches, from an image of any size.
 
     The image is padded right and bottom to whole patches; position embeddings are resized bicubically to the map. The
-    class token takes part in attention, but not in the maps. A backbone with windows or relative positions has no class
-    token, as ViTDet, nor have the blocks of CaiT: that of a checkpoint is ignored. Arguments not listed here: see
-    `Backbone`.
+    class token takes part in attention, but not in the maps. With windows or relative positions (as in ViTDet), and in
+    CaiT's blocks, there is no class token: that of a checkpoint is ignored. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'deit_tiny'``, ``'deit_small'``, ``'deit_base'``, each also with ``'_distilled'``; ``'vit_tiny'``,
@@ -274,19 +270,28 @@ class ViT(Backbone):
         quarters = default_out_indices(depth)
         window = None if window_size is None else as_pair(window_size, "window_size")
         has_tokens = window is None and not relative_position and not row.class_blocks
+        for name, got, known in (
+            ("stem", stem, STEMS),
+            ("position", position, POSITIONS),
+            ("parallel", parallel, (1, 2, 3, 4)),
+            ("out_norm", out_norm, OUT_NORMS),
+        ):
+            if got not in known:
+                raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
         if isinstance(global_indices, int) or isinstance(out_indices, int):
             raise ValueError(
                 f"global_indices, out_indices: got {global_indices}, {out_indices}; expected lists of blocks or None"
             )
         if global_indices is not None and window is None:
             raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
+        if wrong := [i for i in global_indices or () if not 0 <= i < depth]:
+            raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
         if output_cls_token and not (has_tokens or row.class_blocks):
             raise ValueError(
                 "output_cls_token: with windows or relative positions there is no class token; leave it False"
             )
         if relative_position and row.talking_heads:
             raise ValueError("relative_position: attention with talking heads has none; leave it False")
-        self._check_options(row, stem, position, parallel, global_indices or (), out_norm)
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
 
@@ -329,30 +334,12 @@ class ViT(Backbone):
         if self.norm is not None and self.out_indices[-1] != depth - 1:
             raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
 
-    @staticmethod
-    def _check_options(
-        row: ViTArch, stem: str, position: str, parallel: int, global_indices: Sequence[int], out_norm: str
-    ) -> None:
-        for name, got, known in (
-            ("stem", stem, STEMS),
-            ("position", position, POSITIONS),
-            ("parallel", parallel, (1, 2, 3, 4)),
-            ("out_norm", out_norm, OUT_NORMS),
-        ):
-            if got not in known:
-                raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
-        if wrong := [i for i in global_indices if not 0 <= i < row.depth]:
-            raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {row.depth - 1}")
-
     def stem_modules(self) -> list[nn.Module]:
         tokens = [self.tokens] if self.tokens is not None else []
         return [self.patch_embed, self.absolute_pos_embed, *tokens]
 
     def stage_modules(self) -> nn.ModuleList:
         return self.blocks
-
-    def unused_modules(self) -> list[nn.Module]:
-        return list(self.blocks[self.out_indices[-1] + 1 :])
 
     def frozen_modules(self) -> list[nn.Module]:
         last = [module for module in (self.class_blocks, self.norm) if module is not None]
@@ -384,14 +371,11 @@ class ViT(Backbone):
     def forward_tokens(self, x: Tensor) -> Tensor:
         """Some of the patches, positions added, ``[B, n, C]``, through all blocks: MAE's encoder drops the others.
 
+        Only for a ViT with a class token: windows and relative positions need the whole map.
+
         Returns:
             ``[B, E + n, C]`` after the norm of the last output; the E extra tokens come first.
-
-        Raises:
-            ValueError: The blocks have windows or relative positions, for which the map must be whole.
         """
-        if self.tokens is None:
-            raise ValueError(f"{type(self).__name__}: blocks with windows or relative positions need all patches")
         x = self.tokens(x)  # [B, E + n, C]
         for block in self.blocks:
             x = maybe_checkpoint(block, x, None, None, with_cp=self.with_cp and self.training)  # [B, E + n, C]

@@ -157,22 +157,21 @@ HMLP = ((4, 4, 4), (4, 2, 2), (1, 2, 2))
 class ConvStem(nn.Module):
     """Patches of 16x16 pixels by convolutions with GELU between: the stems of "Three things" (section 5, Table 7).
 
-    With `HMLP` or `LINEAR`, no convolution sees across the border of a patch, so that masking patches before the stem
-    and masking tokens after it are the same. With `GRAHAM`, the stem of LeViT, they overlap, and have no bias.
+    With `HMLP` or `LINEAR`, no convolution sees across the border of a patch: masking patches before the stem and
+    masking tokens after it are the same. (Not with statistics of BN in training.) Those of `GRAHAM`, the stem of LeViT,
+    overlap, and have no bias.
 
     Args:
         in_channels: Image channels.
         dim: Channels of the result.
         patch_size: 16; any other is an error.
         convs: One of the tables above.
-        norm: After every convolution: ``'BN'`` (SyncBN), ``'LN'``, which does not mix the images of a batch, or None.
+        norm: After every convolution: SyncBN, or LN, which does not mix the images of a batch; None for none.
         last_gelu: Whether GELU also follows the last of them.
 
     Raises:
         ValueError: Patches of another size, or channels that do not divide.
     """
-
-    norms = {"BN": SyncBatchNorm, "LN": LayerNorm2d}  # noqa: RUF012
 
     def __init__(
         self,
@@ -180,7 +179,7 @@ class ConvStem(nn.Module):
         dim: int,
         patch_size: int,
         convs: Sequence[tuple[int, int, int]],
-        norm: str | None,
+        norm: Callable[[int], nn.Module] | None,
         last_gelu: bool = False,
     ) -> None:
         super().__init__()
@@ -194,7 +193,7 @@ class ConvStem(nn.Module):
         for part, kernel, stride in convs:
             overlap, width = kernel - stride, dim // part
             steps.append(nn.Conv2d(channels, width, kernel, stride, padding=(overlap + 1) // 2, bias=not overlap))
-            steps += [*([self.norms[norm](width)] if norm else []), nn.GELU()]
+            steps += [*([norm(width)] if norm else []), nn.GELU()]
             channels = width
         self.proj = nn.Sequential(*steps[: None if last_gelu else -1])
 
@@ -204,10 +203,10 @@ class ConvStem(nn.Module):
 
 
 class SameConv(StdConv2d):
-    """timm's convolution with standardised weights, with TensorFlow's "SAME" padding, for maps that the stride divides.
+    """Convolution with standardised weights and TensorFlow's "SAME" padding, for maps that the stride divides.
 
-    For those the padding depends on the kernel alone. timm's own form asks for the map's size: it would be exported
-    for one.
+    For those the padding depends on the kernel alone. timm's `StdConv2dSame` asks for the map's size, and so could be
+    exported for one size only.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, **options: Any) -> None:
@@ -250,10 +249,10 @@ class HybridStem(nn.Module):
             global_pool="",
             preact=False,
             conv_layer=SameConv,
-            zero_init_last=True,
+            zero_init_last=True,  # as the authors' code
         )
-        pool = nn.MaxPool2d(3, stride=2)
-        self.backbone.stem.pool = nn.Sequential(nn.ConstantPad2d((0, 1, 0, 1), -math.inf), pool)  # "SAME"
+        # "SAME"; zeros change no maximum after a ReLU.
+        self.backbone.stem.pool = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.MaxPool2d(3, stride=2))
         self.proj = nn.Conv2d(self.backbone.num_features, dim, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -266,13 +265,13 @@ class HybridStem(nn.Module):
 # paper does not print, is that of the others.
 STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "patch": partial(PatchEmbed, norm=False),
-    "linear_bn": partial(ConvStem, convs=LINEAR, norm="BN"),
+    "linear_bn": partial(ConvStem, convs=LINEAR, norm=SyncBatchNorm),
     "linear_gelu": partial(ConvStem, convs=LINEAR, norm=None, last_gelu=True),
-    "linear_bn_gelu": partial(ConvStem, convs=LINEAR, norm="BN", last_gelu=True),
-    "conv": partial(ConvStem, convs=GRAHAM, norm="BN"),
-    "conv_ln": partial(ConvStem, convs=GRAHAM, norm="LN"),
-    "hmlp": partial(ConvStem, convs=HMLP, norm="BN"),
-    "hmlp_ln": partial(ConvStem, convs=HMLP, norm="LN"),
+    "linear_bn_gelu": partial(ConvStem, convs=LINEAR, norm=SyncBatchNorm, last_gelu=True),
+    "conv": partial(ConvStem, convs=GRAHAM, norm=SyncBatchNorm),
+    "conv_ln": partial(ConvStem, convs=GRAHAM, norm=LayerNorm2d),
+    "hmlp": partial(ConvStem, convs=HMLP, norm=SyncBatchNorm),
+    "hmlp_ln": partial(ConvStem, convs=HMLP, norm=LayerNorm2d),
     # Hybrids: a ResNet-50 as it is, one with the blocks of stage 4 moved into stage 3, and a ResNet-26 ("How to train
     # your ViT?").
     "r50_s32": partial(HybridStem, layers=(3, 4, 6, 3)),

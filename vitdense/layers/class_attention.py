@@ -35,7 +35,7 @@ class ClassAttention(nn.Module):
 
 
 class ClassBlock(nn.Module):
-    """Class attention, then an MLP of the class token, each scaled. The other tokens stay as they are.
+    """Class attention, then an MLP of the class token, each with LayerScale. The other tokens stay as they are.
 
     Args:
         dim: Channels.
@@ -63,7 +63,7 @@ class ClassBlocks(nn.Module):
     """A learned class token, and the blocks in which it attends to the tokens of a map.
 
     Args:
-        dim, num_heads, mlp_ratio, layer_scale: See `ClassBlock`.
+        dim: This and the next three: see `ClassBlock`.
         depth: Blocks.
     """
 

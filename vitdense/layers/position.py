@@ -31,20 +31,15 @@ class AbsolutePosition(nn.Module):
 class AxialPosition(nn.Module):
     """Learned embeddings of column and row, each of half the channels, concatenated (ViT appendix D.4, "2-D").
 
-    They are resized bicubically to the map, each along its axis.
+    Each is resized bicubically to the map, along its axis.
 
     Args:
         grid: Pretraining grid (h, w) in tokens.
         dim: Channels, an even number.
-
-    Raises:
-        ValueError: An odd number of channels.
     """
 
     def __init__(self, grid: tuple[int, int], dim: int) -> None:
         super().__init__()
-        if dim % 2:
-            raise ValueError(f"position='2d': got {dim} channels, expected an even number")
         self.columns = nn.Parameter(torch.empty(1, 1, grid[1], dim // 2))
         self.rows = nn.Parameter(torch.empty(1, grid[0], 1, dim // 2))
         for half in self.parameters():
