@@ -14,12 +14,7 @@ train_dataloader = dict(
             dict(type="vitdense.SeedFromSample"),
             dict(type="vitdense.LoadImage"),
             dict(
-                type="vitdense.TimmTransform",
-                size=224,
-                interpolation="bicubic",
-                scale=(0.2, 1.0),
-                color_jitter=None,
-                auto_augment=None,
+                type="vitdense.TimmTransform", size=224, interpolation="bicubic", scale=(0.2, 1.0), color_jitter=None
             ),
         ],
     ),

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from conftest import relative_error
 from torch import nn
 
-from vitdense.backbones import Swin, ViT
+from vitdense.backbones import Mixer, Swin, SwinV2, ViT
 from vitdense.layers.position import sine_cosine
 from vitdense.pretraining.masked import MaskedImageModel
 from vitdense.pretraining.targets import MeanColour, PixelTarget, block_mask, find_words, patches, random_mask
@@ -22,9 +22,9 @@ def vit(stem="patch", **options):
     return ViT(SIZES, stem=stem, **options)
 
 
-def swin(**options):
+def swin(kind=Swin):
     arch = {"embed_dims": 8, "depths": [2, 2, 2, 2], "num_heads": [1, 2, 2, 4]}
-    return Swin(arch, window_size=2, out_indices=(3,), drop_path_rate=0.0, **options)
+    return kind(arch, window_size=2, out_indices=(3,), drop_path_rate=0.0)
 
 
 def test_mae_gives_the_authors_latents_predictions_and_losses(shared_golden):
@@ -148,7 +148,15 @@ def test_block_mask_is_made_of_rectangles_and_never_exceeds_its_share():
     assert same > 0.8
 
 
-@pytest.mark.parametrize("make", [vit, swin])
+@pytest.mark.parametrize("grid", [(1, 1), (1, 20), (20, 1), (2, 3), (4, 4)])
+def test_block_mask_of_a_small_or_narrow_map_is_not_empty(grid):
+    """The loss of an empty mask is no number."""
+    counts = block_mask(50, grid, 0.4).flatten(1).sum(1)
+    assert counts.min() >= 1
+    assert counts.max() <= max(1, round(0.4 * grid[0] * grid[1]))
+
+
+@pytest.mark.parametrize("make", [vit, swin, lambda: swin(SwinV2)], ids=["vit", "swin", "swin_v2"])
 def test_any_size_and_padding_is_never_a_target(make):
     model = MaskedImageModel(make(), PIXELS, ratio=0.5).train()
     images = torch.randn(2, 3, 101, 77)
@@ -255,10 +263,13 @@ def test_window_statistics_ignore_what_is_outside_of_the_image():
     [
         (dict(target={"type": "tokens"}), "target"),
         (dict(target={"type": "pixels", "norm": 4}), "norm"),
+        (dict(target={"type": "pixels", "norm": 1}), "norm"),
+        (dict(target={"type": "pixels", "loss": "huber"}), "loss"),
         (dict(mask="stripes"), "mask"),
         (dict(ratio=1.0), "ratio"),
         (dict(cell=24), "cell"),
         (dict(target={"type": "words", "centres": torch.zeros(2, 32)}), "teacher"),
+        (dict(backbone=Mixer({"embed_dims": 16, "depth": 2}, pretrain_img_size=64, out_indices=(1,))), "backbone"),
         (dict(backbone=vit(out_indices=(0, 1))), "out_indices"),
         (dict(backbone=vit(out_norm="each")), "out_norm"),
         (dict(backbone=vit(output_cls_token=True)), "output_cls_token"),

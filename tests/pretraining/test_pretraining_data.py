@@ -40,6 +40,17 @@ def test_image_folder_takes_classes_from_the_first_folder(folder):
     assert "gt_label" not in ImageFolder(str(folder)).get_data_info(0)
 
 
+def test_image_folder_counts_classes_without_images_and_refuses_images_without_class(folder):
+    (folder / "absent").mkdir()
+    data = ImageFolder(str(folder), labels=True)
+    assert data.metainfo["classes"] == ("absent", "bright", "dark")
+    assert {data.get_data_info(i)["gt_label"] for i in range(8)} == {1, 2}
+    Image.new("RGB", (8, 8)).save(folder / "stray.png")
+    with pytest.raises(ValueError, match="stray"):
+        ImageFolder(str(folder), labels=True)
+    assert len(ImageFolder(str(folder))) == 9
+
+
 def test_image_folder_follows_links(folder, tmp_path_factory):
     link = tmp_path_factory.mktemp("links")
     (link / "a").symlink_to(folder / "dark")

@@ -173,13 +173,12 @@ class Classifier(ModelWithTeacher):
     def loss(self, inputs: Tensor, data_samples: Sequence[BaseDataElement] | None) -> dict[str, Tensor]:
         """``loss_class`` and ``loss_distillation``; see the class."""
         losses = {}
-        targets = None
-        if self.alpha < 1:
-            targets = torch.tensor([sample.gt_label for sample in data_samples], device=inputs.device)  # [B]
-            if self.mixup is not None:
-                inputs, targets = self.mixup(inputs.clone(), targets)  # [B, 3, H, W], [B, K]
+        labels = [sample.gt_label for sample in data_samples] if self.alpha < 1 else [0] * len(inputs)
+        targets = torch.tensor(labels, device=inputs.device)  # [B]
+        if self.mixup is not None:
+            inputs, targets = self.mixup(inputs.clone(), targets)  # [B, 3, H, W], [B, K]
         logits = self.logits(inputs)
-        if targets is not None:
+        if self.alpha < 1:
             losses["loss_class"] = (1 - self.alpha) * self.base_loss(logits[0], targets)
         if self.distillation is not None:
             teacher = self.teacher(self.raw(inputs))  # [B, K]

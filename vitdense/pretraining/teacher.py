@@ -53,8 +53,9 @@ class Teacher(nn.Module):
 
         `size` (h, w) in pixels takes the place of `image_size`.
         """
-        size = size or (self.image_size and (self.image_size, self.image_size)) or tuple(images.shape[-2:])
-        if size != tuple(images.shape[-2:]):
+        if size is None and self.image_size is not None:
+            size = (self.image_size, self.image_size)
+        if size is not None and size != images.shape[-2:]:
             images = F.interpolate(images, size, mode="bicubic", antialias=True)  # [B, 3, h, w]
         return self.model((images - self.mean) / self.std)
 
