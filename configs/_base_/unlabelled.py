@@ -13,9 +13,7 @@ train_dataloader = dict(
         pipeline=[
             dict(type="vitdense.SeedFromSample"),
             dict(type="vitdense.LoadImage"),
-            dict(
-                type="vitdense.TimmTransform", size=224, interpolation="bicubic", scale=(0.2, 1.0), color_jitter=None
-            ),
+            dict(type="vitdense.TimmTransform", size=224, interpolation="bicubic", scale=(0.2, 1.0), color_jitter=None),
         ],
     ),
 )
