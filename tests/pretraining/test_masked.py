@@ -136,6 +136,7 @@ def test_random_mask_has_the_same_share_in_every_image():
     assert mask.flatten(1).sum(1).tolist() == [147] * 5  # MAE keeps int(196 * 0.25)
     assert len({tuple(row.tolist()) for row in mask.flatten(1)}) == 5
     assert random_mask(1, (6, 6), 0.6).sum() == 22  # SimMIM masks ceil(21.6)
+    assert random_mask(1, (10, 10), 0.55).sum() == 55  # the product is above 55 by its rounding
 
 
 def test_block_mask_is_made_of_rectangles_and_never_exceeds_its_share():
@@ -146,6 +147,15 @@ def test_block_mask_is_made_of_rectangles_and_never_exceeds_its_share():
     # A random mask of this share has neighbours of the same kind half of the time.
     same = (mask[:, :, 1:] == mask[:, :, :-1]).float().mean()
     assert same > 0.8
+
+
+def test_rectangles_of_a_block_mask_have_16_cells_and_aspects_up_to_3():
+    mask = block_mask(60, (14, 14), 16 / 196).float()
+    sides = [(4, 4), (3, 5), (5, 3), (2, 6), (6, 2), (2, 7), (7, 2)]  # the first rectangle, rounded
+    has = {side: F.avg_pool2d(mask, side, stride=1).flatten(1).amax(1) == 1 for side in sides}
+    assert torch.stack(list(has.values())).any(0).all()
+    assert has[2, 7].any()
+    assert has[7, 2].any()
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 20), (20, 1), (2, 3), (4, 4)])
@@ -168,6 +178,20 @@ def test_any_size_and_padding_is_never_a_target(make):
     loss.backward()
     unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert unused == []  # DDP needs no find_unused_parameters
+
+
+def test_decoders_start_as_transformers_do():
+    for decoder in (None, {"embed_dims": 64, "depth": 1, "num_heads": 2}):
+        linear = [m for m in MaskedImageModel(vit(), PIXELS, decoder=decoder).decoder.modules() if type(m) is nn.Linear]
+        assert all(m.weight.std().item() == pytest.approx(0.02, rel=0.1) and not m.bias.any() for m in linear)
+
+
+def test_images_below_a_cell_and_evaluation_are_refused():
+    model = MaskedImageModel(vit(), PIXELS, cell=32)
+    with pytest.raises(ValueError, match="images"):
+        model(torch.zeros(1, 3, 31, 64), mode="loss")
+    with pytest.raises(ValueError, match="mode"):
+        model(torch.zeros(1, 3, 64, 64), mode="predict")
 
 
 def test_cells_of_several_patches_are_masked_together():
@@ -241,6 +265,7 @@ def test_positions_are_fixed_when_patches_are_dropped_and_train_in_a_detector(tm
     model = MaskedImageModel(vit(), PIXELS, decoder={"embed_dims": 16, "depth": 1, "num_heads": 2})
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {"backbone.absolute_pos_embed.table", "backbone.tokens.cls_position"}
+    assert not model.backbone.tokens.cls_position.any()
     torch.save(model.state_dict(), tmp_path / "mae.pth")
     dense = ViT(SIZES, pretrain_img_size=64, init_cfg=str(tmp_path / "mae.pth"))
     dense.init_weights()

@@ -38,7 +38,6 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio=4.0, parallel=1) for _ in range(depth))
         self.norm = LayerNorm(embed_dims)
         self.pred = nn.Linear(embed_dims, out)
-        self.apply(init_transformer)
 
     def forward(self, x: Tensor, num_extra: int, order: Tensor, grid: tuple[int, int]) -> Tensor:
         """Predict every patch.
@@ -112,9 +111,13 @@ class MaskedImageModel(ModelWithTeacher):
         if decoder is None:
             self.mask_token = nn.Parameter(trunc_normal_(torch.empty(self.backbone.arch.embed_dims), std=0.02))
             self.decoder = nn.Linear(dim, channels)
-            init_transformer(self.decoder)
-            return
-        self.decoder = Decoder(dim, channels, **decoder)
+        else:
+            self.decoder = Decoder(dim, channels, **decoder)
+            self._fix_positions()
+        self.decoder.apply(init_transformer)
+
+    def _fix_positions(self) -> None:
+        """Those of the encoder are MAE's: sines and cosines of the patches, zero of the tokens, neither trained."""
         table = self.backbone.absolute_pos_embed.table.requires_grad_(False)
         table.copy_(sine_cosine(tuple(table.shape[1:3]), table.shape[3], table.device))
         for name, parameter in self.backbone.tokens.named_parameters():
@@ -185,7 +188,7 @@ class MaskedImageModel(ModelWithTeacher):
 
     def _encode_visible(self, x: Tensor, masked: Tensor) -> Tensor:
         visible = int((~masked[0]).sum())  # the mask is on the CPU
-        order = masked.flatten(1).byte().argsort(dim=1, stable=True).to(x.device)  # [B, h*w], visible patches first
+        order = masked.flatten(1).byte().argsort(1).to(x.device)  # [B, h*w], visible patches first
         keep = order[:, :visible, None].expand(-1, -1, x.shape[3])  # [B, n, C]
         tokens = self.backbone.absolute_pos_embed(x).flatten(1, 2).gather(1, keep)  # [B, n, C]
         tokens = self.backbone.forward_tokens(tokens)  # [B, E + n, C]
@@ -194,8 +197,7 @@ class MaskedImageModel(ModelWithTeacher):
     def loss_of(self, prediction: Tensor, mask: Tensor, images: Tensor) -> Tensor:
         """Mean loss of the masked patches; for the shapes see `forward`."""
         mask = mask.to(prediction.device)
-        with torch.no_grad():
-            target = self.target(self, images)  # [B, h, w, D] or, classes, [B, h, w]
+        target = self.target(self, images)  # [B, h, w, D] or, classes, [B, h, w]
         return (self.target.loss(prediction, target) * mask).sum() / mask.sum()
 
 
