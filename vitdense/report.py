@@ -101,20 +101,15 @@ class AttentionCost:
 
 
 def attention_cost(vit: nn.Module, shape: tuple[int, int], patch: int) -> AttentionCost:
-    """Count a block of a `vitdense.ViT` on the meta device, as many times as there are blocks.
-
-    Args:
-        vit: Without windows, so that all blocks cost the same. Its own patches do not matter.
-        shape: Height and width of the image in pixels.
-        patch: Side of a patch in pixels.
-    """
+    """Count the blocks of a `vitdense.ViT` without windows, on the meta device, for an image (h, w) and patches of a
+    side in pixels. Its own patch size does not matter."""
     arch = vit.arch
     grid = tuple(-(-side // patch) for side in shape)
     tokens = math.prod(grid)
     x = torch.empty(1, tokens, arch.embed_dims, device="meta")  # [1, N, C]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         vit.blocks[0](x, grid, None)
-    # On the meta device attention is two batched products; linear layers are none.
+    # All blocks cost the same. On the meta device attention is two batched products; linear layers are none.
     pair = counter.get_flop_counts()["Global"][torch.ops.aten.bmm]
     linear = counter.get_total_flops() - pair
     return AttentionCost(tokens, arch.depth * linear // 2, arch.depth * pair // 2, arch.num_heads, arch.depth)

@@ -4,7 +4,7 @@ The sampler attaches a seed to every index; `SeedFromSample`, the first transfor
 then do not depend on the number of worker processes, and a resumed run gets the same data as an uninterrupted one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from mmengine.dataset import DefaultSampler, InfiniteSampler
@@ -39,12 +39,8 @@ class SeededEpochSampler(DefaultSampler):
 
     def __iter__(self) -> Iterator[SeededIndex]:
         start = self.epoch * self.total_size + self.rank
-        for i, index in enumerate(self.indices()):
+        for i, index in enumerate(super().__iter__()):
             yield SeededIndex(index, (self.seed, start + i * self.world_size))
-
-    def indices(self) -> Iterable[int]:
-        """Samples of this epoch and rank."""
-        return super().__iter__()
 
 
 @DATA_SAMPLERS.register_module()
@@ -57,7 +53,7 @@ class SeededInfiniteSampler(InfiniteSampler):
 
 
 @DATA_SAMPLERS.register_module()
-class SeededRepeatedSampler(SeededEpochSampler):
+class SeededRepeatedSampler(DefaultSampler):
     """Repeated augmentation (Hoffer et al., CVPR 2020; DeiT Table 9), with a seed per draw.
 
     Every image comes `repeats` times in a row, on different ranks where there are several. An epoch still has the
@@ -77,8 +73,9 @@ class SeededRepeatedSampler(SeededEpochSampler):
         self.num_samples = total // self.world_size
         self.total_size = self.num_samples * self.world_size
 
-    def indices(self) -> list[int]:
-        """See `SeededEpochSampler`."""
+    def __iter__(self) -> Iterator[SeededIndex]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.dataset), generator=generator).repeat_interleave(self.repeats).tolist()
-        return order[self.rank :: self.world_size][: self.num_samples]
+        start = self.epoch * self.total_size + self.rank
+        for i, index in enumerate(order[self.rank :: self.world_size][: self.num_samples]):
+            yield SeededIndex(index, (self.seed, start + i * self.world_size))

@@ -126,14 +126,13 @@ class MaskedImageModel(ModelWithTeacher):
 
     def _check(self, target: Mapping, mask: str, decoder: Mapping | None) -> None:
         backbone, last = self.backbone, len(self.backbone.stage_modules()) - 1
-        is_vit = isinstance(backbone, ViT)
         if target.get("type") not in TARGETS or self.mask is None or not 0 < self.ratio < 1:
             raise ValueError(
                 f"got target={target}, mask={mask!r}, ratio={self.ratio}; expected a target of type "
                 f"{', '.join(TARGETS)}, a mask {' or '.join(MASKS)}, and a ratio between 0 and 1"
             )
-        is_normed = not is_vit or (backbone.norm is not None and not backbone.output_cls_token)
-        if not isinstance(backbone, (ViT, SwinTrunk)) or backbone.out_indices != (last,) or not is_normed:
+        is_vit = isinstance(backbone, ViT) and backbone.norm is not None and not backbone.output_cls_token
+        if not (is_vit or isinstance(backbone, SwinTrunk)) or backbone.out_indices != (last,):
             raise ValueError(
                 f"backbone: got a {type(backbone).__name__}, expected a ViT with out_norm='final' and without "
                 f"output_cls_token, or a Swin; of either out_indices=[{last}]"
