@@ -285,8 +285,8 @@ def test_window_statistics_ignore_what_is_outside_of_the_image():
         want = (images[0, :, y, x] - window.mean(1)) / (window.var(1) + 1e-6).sqrt()
         patch = got[0, y // 16, x // 16].view(16, 16, 3)
         torch.testing.assert_close(patch[y % 16, x % 16], want)
-    # In float32 the variance of a bright constant image may come out below 0.
-    assert PixelTarget(16, norm=5)(model, torch.full((1, 3, 32, 32), 100.1)).isfinite().all()
+    # In float32 the variance of a bright, nearly constant image comes out below 0 in places.
+    assert PixelTarget(16, norm=5)(model, 100 + 1e-3 * torch.randn(1, 3, 32, 32)).isfinite().all()
 
 
 @pytest.mark.parametrize(
