@@ -16,7 +16,7 @@ from vitdense.registry import MODELS
 
 
 def hard_distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """Cross-entropy of logits ``[B, K]`` with the decision of a teacher (equation 3), not smoothed. `tau` is ignored."""
+    """Cross-entropy of logits ``[B, K]`` with the class of a teacher (equation 3), not smoothed. `tau` is ignored."""
     return F.cross_entropy(logits, teacher.argmax(1))
 
 
