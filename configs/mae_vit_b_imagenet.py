@@ -15,8 +15,6 @@ model = dict(
 )
 train_dataloader = dict(batch_size=512)
 train_cfg = dict(max_epochs=800)
-val_cfg = None
-test_cfg = None
 optim_wrapper = dict(optimizer=dict(lr=2.4e-3, betas=(0.9, 0.95)))
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-4, end=40, convert_to_iter_based=True),

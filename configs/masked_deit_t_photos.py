@@ -29,8 +29,6 @@ train_dataloader = dict(
 )
 del pipeline
 train_cfg = dict(_delete_=True, type="IterBasedTrainLoop", max_iters=1300)
-val_cfg = None
-test_cfg = None
 optim_wrapper = dict(optimizer=dict(lr=5e-4), clip_grad=dict(max_norm=3.0))
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.01, by_epoch=False, end=100),

@@ -17,9 +17,7 @@ train_dataloader = dict(
 )
 del pipeline
 train_cfg = dict(max_epochs=800)
-val_cfg = None
-test_cfg = None
-optim_wrapper = dict(optimizer=dict(lr=4e-4))
+optim_wrapper = dict(optimizer=dict(lr=4e-4), clip_grad=dict(max_norm=5.0))
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.01, end=10, convert_to_iter_based=True),
     dict(type="MultiStepLR", milestones=[700], gamma=0.1),

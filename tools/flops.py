@@ -7,7 +7,6 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,8 @@ import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.backbones import ViT
-from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.engine.config import build_model, config_of, make_parser
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.launch import exit_on_user_error
 from vitdense.files import atomic_write
 from vitdense.report import AttentionCost, Row, attention_cost, count, table
@@ -32,24 +31,21 @@ def as_json(rows: list[Row]) -> dict[str, float]:
     }
 
 
-def attention_costs(
-    arch: ViTArch, images: Sequence[Size], patches: Sequence[int]
-) -> dict[tuple[int, Size], AttentionCost]:
+def attention_costs(arch: str | dict[str, int], images: Sequence[Size], patches: Sequence[int]) -> Costs:
     """Costs by patch and image size, patches first, of a ViT; nothing is allocated."""
-    costs = {}
-    for patch in patches:
-        with torch.device("meta"):
-            vit = ViT({**asdict(arch), "patch_size": patch})
-        costs |= {(patch, image): attention_cost(vit, image) for image in images if min(image) >= patch}
-    return costs
+    with torch.device("meta"):
+        vit = ViT(arch)
+    return {(patch, image): attention_cost(vit, image, patch) for patch in patches for image in images}
 
 
-def vit_arch(text: str) -> ViTArch:
+def vit_arch(text: str) -> str | dict[str, int]:
     """``deit_tiny``, or channels, depth and heads: ``1536,48,16``."""
-    if "," not in text:
-        return find_arch(text, VIT)
-    sizes = [int(number) for number in text.split(",")]
-    return find_arch(dict(zip(("embed_dims", "depth", "num_heads"), sizes)), VIT)
+    sizes = text.split(",")
+    if len(sizes) == 1:
+        return text
+    if len(sizes) != 3 or not all(size.isdecimal() for size in sizes):
+        raise ConfigError(f"CONFIG: got {text}, expected a ViT, or channels,depth,heads such as 1536,48,16")
+    return dict(zip(("embed_dims", "depth", "num_heads"), map(int, sizes)))
 
 
 def attention_table(costs: Costs, dtype: torch.dtype) -> str:
@@ -100,12 +96,17 @@ def plot_attention(costs: Costs, dtype: torch.dtype, path: Path) -> None:
         figure.savefig(scratch, dpi=110, format="png")
 
 
+def pixels(text: str) -> int:
+    """``16``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, expected a number of pixels above 0")
+    return int(text)
+
+
 def size(text: str) -> Size:
     """``224`` or ``800x1280``."""
-    sides = [int(side) for side in text.split("x")]
-    if not 1 <= len(sides) <= 2 or min(sides) < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, expected pixels such as 224 or 800x1280")
-    return sides[0], sides[-1]
+    h, _, w = text.partition("x")
+    return pixels(h), pixels(w or h)
 
 
 def main() -> None:
@@ -117,7 +118,7 @@ def main() -> None:
     )
     attention.add_argument("--attention", action="store_true", help="cost of attention by image and patch size")
     attention.add_argument("--images", type=size, nargs="+", default=[(s, s) for s in (32, 64, 128, 224)], metavar="S")
-    attention.add_argument("--patches", type=int, nargs="+", default=[1, 16], metavar="P")
+    attention.add_argument("--patches", type=pixels, nargs="+", default=[1, 16], metavar="P")
     attention.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     attention.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves")
     args = parser.parse_args()

@@ -8,7 +8,6 @@ train_pipeline = [
         type="vitdense.TimmTransform",
         size=224,
         interpolation="bicubic",
-        color_jitter=0.3,
         auto_augment="rand-m9-mstd0.5-inc1",
         re_prob=0.25,
         re_mode="pixel",
@@ -33,4 +32,6 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 val_evaluator = dict(type="vitdense.Top1")
 test_evaluator = val_evaluator
+val_cfg = dict(type="ValLoop")
+test_cfg = dict(type="TestLoop")
 del load

@@ -4,9 +4,7 @@ _base_ = "runtime.py"
 
 default_scope = "mmengine"
 randomness = dict(seed=0)
-train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=300, val_interval=1)
-val_cfg = dict(type="ValLoop")
-test_cfg = dict(type="TestLoop")
+train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=300)
 optim_wrapper = dict(
     type="OptimWrapper",
     constructor="vitdense.LayerDecayOptimWrapperConstructor",

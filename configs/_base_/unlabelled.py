@@ -13,14 +13,7 @@ train_dataloader = dict(
         pipeline=[
             dict(type="vitdense.SeedFromSample"),
             dict(type="vitdense.LoadImage"),
-            dict(
-                type="vitdense.TimmTransform",
-                size=224,
-                interpolation="bicubic",
-                scale=(0.2, 1.0),
-                color_jitter=None,
-                auto_augment=None,
-            ),
+            dict(type="vitdense.TimmTransform", size=224, interpolation="bicubic", scale=(0.2, 1.0), color_jitter=None),
         ],
     ),
 )

@@ -129,6 +129,26 @@ def test_label_smoothing_is_for_labels_not_for_the_teacher():
     torch.testing.assert_close(losses["loss_distillation"], 0.5 * F.cross_entropy(dist, logits.argmax(1)))
 
 
+@pytest.mark.parametrize(("base", "smoothing"), [("ce", 0.1), ("bce", 0.0)])
+def test_targets_of_mixup_are_smoothed_for_cross_entropy_alone(base, smoothing):
+    assert model(base=base, mixup={"mixup_alpha": 0.8}).mixup.label_smoothing == smoothing
+
+
+def test_without_teacher_the_loss_is_that_of_the_labels():
+    ours, x = model(base="bce"), torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        (cls, dist), losses = ours.logits(x), ours(x, samples([0, 1, 4]), mode="loss")
+        torch.testing.assert_close(ours(x), (cls + dist) / 2)
+    want = F.binary_cross_entropy_with_logits(cls, F.one_hot(torch.tensor([0, 1, 4]), 5).float())
+    assert losses == {"loss_class": pytest.approx(want.item())}
+
+
+def test_heads_start_as_linear_layers_of_transformers():
+    for head in model(num_classes=50).heads:
+        assert head.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        assert not head.bias.any()
+
+
 def test_predictions_of_the_paper_of_the_code_and_of_each_head():
     cls, dist = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[0.0, 9.0, 0.0]])
     mean = PREDICTIONS["softmax"]([cls, dist])
@@ -157,17 +177,18 @@ def test_teacher_sees_the_same_images_by_its_own_size_and_statistics():
     torch.testing.assert_close(known.images, want, atol=1e-5, rtol=1e-5)
 
 
-def test_teacher_sees_mixed_images():
-    ours = model(torch.randn(4, 5), mixup={"mixup_alpha": 0.8, "cutmix_alpha": 1.0})
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_teacher_sees_mixed_images(alpha):
+    ours = model(torch.randn(4, 5), alpha=alpha, mixup={"mixup_alpha": 0.8, "cutmix_alpha": 1.0})
     seen = []
     ours.backbone.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     x = torch.randn(4, 3, 32, 32)
     before = x.clone()
-    losses = ours(x, samples([0, 1, 2, 3]), mode="loss")
+    losses = ours(x, samples([0, 1, 2, 3]) if alpha < 1 else None, mode="loss")
     assert torch.equal(x, before)  # timm mixes in place
     assert not torch.equal(seen[0], x)
     torch.testing.assert_close(ours.teacher.model.images, seen[0], atol=1e-5, rtol=1e-5)  # the same statistics
-    assert losses["loss_class"].isfinite()
+    assert all(loss.isfinite() for loss in losses.values())
 
 
 def test_teacher_is_in_no_checkpoint_and_follows_the_model():
@@ -188,6 +209,13 @@ def test_classifier_teaches_another():
     sum(losses.values()).backward()
     assert not any(p.grad is not None for p in teacher.parameters())
     assert ours.head_dist.weight.grad.any()
+
+
+def test_teacher_loads_its_weights_with_the_model(monkeypatch):
+    teacher, calls = Classifier(vit(), 5), []
+    monkeypatch.setattr(teacher, "init_weights", lambda: calls.append(1))
+    Classifier(vit(), 5, "hard", teacher={"model": teacher}).init_weights()
+    assert calls == [1]
 
 
 def test_teacher_of_timm_brings_its_statistics(monkeypatch):
@@ -271,6 +299,7 @@ def test_tokens_with_the_same_target_become_alike_and_others_do_not(taught):
         (dict(base="mse"), "base"),
         (dict(prediction="best"), "prediction"),
         (dict(backbone=ViT(SIZES)), "output_cls_token"),
+        (dict(backbone=ViT(SIZES, output_cls_token=True)), "out_norm"),
     ],
 )
 def test_wrong_options_are_named(change, named):

@@ -19,7 +19,7 @@ CONFIGS = ("distill_deit_s_imagenet", "mae_vit_b_imagenet", "simmim_swin_b_image
 def folder(tmp_path):
     """Two classes of four noisy images each, one dark and one bright; and a file that is no image."""
     for i in range(8):
-        path = tmp_path / ("bright" if i % 2 else "dark") / "part" / f"{i}.png"
+        path = tmp_path / ("bright" if i % 2 else "dark") / "part" / f"{i}{'.PNG' if i == 3 else '.png'}"
         path.parent.mkdir(parents=True, exist_ok=True)
         values = np.random.default_rng(i).integers(0, 80, (40, 56, 3)) + (170 if i % 2 else 0)
         Image.fromarray(values.astype(np.uint8)).save(path)
@@ -30,6 +30,8 @@ def folder(tmp_path):
 def test_image_folder_takes_classes_from_the_first_folder(folder):
     data = ImageFolder(str(folder), labels=True)
     assert data.metainfo["classes"] == ("bright", "dark")
+    paths = [data.get_data_info(i)["img_path"] for i in range(len(data))]
+    assert paths == sorted(paths)
     assert [data.get_data_info(i)["gt_label"] for i in range(8)] == [0] * 4 + [1] * 4
     other = ImageFolder(str(folder), labels=True, metainfo={"classes": ("dark", "bright")})
     assert other.get_data_info(0)["gt_label"] == 1
@@ -38,6 +40,17 @@ def test_image_folder_takes_classes_from_the_first_folder(folder):
     with pytest.raises(ValueError, match="no image"):
         ImageFolder(str(folder / "nothing"))
     assert "gt_label" not in ImageFolder(str(folder)).get_data_info(0)
+
+
+def test_image_folder_counts_classes_without_images_and_refuses_images_without_class(folder):
+    (folder / "absent").mkdir()
+    data = ImageFolder(str(folder), labels=True)
+    assert data.metainfo["classes"] == ("absent", "bright", "dark")
+    assert {data.get_data_info(i)["gt_label"] for i in range(8)} == {1, 2}
+    Image.new("RGB", (8, 8)).save(folder / "stray.png")
+    with pytest.raises(ValueError, match="stray"):
+        ImageFolder(str(folder), labels=True)
+    assert len(ImageFolder(str(folder))) == 9
 
 
 def test_image_folder_follows_links(folder, tmp_path_factory):
@@ -67,8 +80,10 @@ def test_repeated_augmentation_spreads_the_repeats_of_an_image_over_ranks(monkey
         assert len(sampler) == length
         draws.append(list(sampler))
         assert list(sampler) == draws[-1]
+        assert list(SeededRepeatedSampler(range(images), seed=6)) != draws[-1]
         sampler.set_epoch(1)
         assert list(sampler) != draws[-1]
+        assert not {index.key for index in sampler} & {index.key for index in draws[-1]}
     stream = [index for together in zip(*draws) for index in together]
     # In the order of the stream every image comes three times in a row, the last perhaps not to its end.
     whole = len(stream) // 3 * 3

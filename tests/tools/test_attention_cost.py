@@ -10,6 +10,7 @@ from PIL import Image
 
 import flops
 from timing import peak_memory
+from vitdense.backbones.variants import VIT, find_arch
 from vitdense.layers.attention import attend
 from vitdense.layers.layout import window_layout
 
@@ -38,8 +39,8 @@ def test_published_figures():
 
 @pytest.mark.parametrize("arch", ["deit_tiny", "64,2,4"])
 def test_counts_are_the_formulas(arch):
-    row = flops.vit_arch(arch)
-    for (patch, (h, w)), cost in costs(arch, [*PIXELS, (80, 128), (30, 50)], [1, 16]).items():
+    row = find_arch(flops.vit_arch(arch), VIT)
+    for (patch, (h, w)), cost in costs(arch, [*PIXELS, (80, 128), (30, 50)], [1, 16, 256]).items():
         n = math.ceil(h / patch) * math.ceil(w / patch)
         assert (cost.tokens, cost.pairs) == (n, n * n)
         assert cost.linear == row.depth * 12 * n * row.embed_dims**2
@@ -123,7 +124,17 @@ def test_tool_prints_a_table_and_draws_the_curves(monkeypatch, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("words", "named"), [(["1536,48,7"], "heads"), (["vit_t"], "arch"), (["deit_tiny", "--images", "0"], "images")]
+    ("words", "named"),
+    [
+        (["1536,48,7"], "heads"),
+        (["1536,48,16,4"], "CONFIG"),
+        (["1536,48"], "CONFIG"),
+        (["1536,x,16"], "CONFIG"),
+        (["vit_t"], "arch"),
+        (["deit_tiny", "--images", "0"], "images"),
+        (["deit_tiny", "--images", "8x8x8"], "images"),
+        (["deit_tiny", "--patches", "0"], "patches"),
+    ],
 )
 def test_wrong_arguments_are_named(monkeypatch, capsys, words, named):
     monkeypatch.setattr(sys, "argv", ["flops.py", words[0], "--attention", *words[1:]])

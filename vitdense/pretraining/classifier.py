@@ -16,18 +16,12 @@ from vitdense.registry import MODELS
 
 
 def hard_distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """Cross-entropy with the teacher's decision (equation 3), without label smoothing. `tau` has no influence.
-
-    Args:
-        logits: Of the student, ``[B, K]``.
-        teacher: Logits of the teacher, ``[B, K]``.
-        tau: Temperature.
-    """
+    """Cross-entropy of logits ``[B, K]`` with the class of a teacher (equation 3), not smoothed. `tau` is ignored."""
     return F.cross_entropy(logits, teacher.argmax(1))
 
 
 def soft_distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """``tau^2 KL(teacher || student)`` at temperature `tau`, averaged over the batch (equation 2).
+    """``tau^2 KL(teacher || student)`` of logits ``[B, K]`` at temperature `tau`, averaged over the batch (equation 2).
 
     The paper prints the student first; the authors' code has this direction.
     """
@@ -113,10 +107,7 @@ class Classifier(ModelWithTeacher):
         self.mixup = Mixup(**mixup, label_smoothing=self.label_smoothing, num_classes=num_classes) if mixup else None
         self.backbone = backbone if isinstance(backbone, nn.Module) else ALL_MODELS.build(backbone)
         if not (isinstance(self.backbone, ViT) and self.backbone.output_cls_token and self.backbone.norm is not None):
-            raise ValueError(
-                "backbone: expected a vitdense.ViT with out_norm='final' and output_cls_token=True, whose class token "
-                "is classified"
-            )
+            raise ValueError("backbone: expected a vitdense.ViT with out_norm='final' and output_cls_token=True")
         self.num_classes = num_classes
         dim = self.backbone.out_channels[-1]
         self.head = nn.Linear(dim, num_classes)
@@ -140,10 +131,10 @@ class Classifier(ModelWithTeacher):
         """
         super().init_weights()
         classifier = getattr(self.backbone.load_report, "classifier", {})
-        for name in ("head", "head_dist"):
+        for name, head in zip(("head", "head_dist"), self.heads):
             state = {key.removeprefix(f"{name}."): x for key, x in classifier.items() if key.startswith(f"{name}.")}
-            if state and getattr(self, name) is not None:
-                getattr(self, name).load_state_dict(state)
+            if state:
+                head.load_state_dict(state)
 
     def forward(
         self, inputs: Tensor, data_samples: Sequence[BaseDataElement] | None = None, mode: str = "tensor"
@@ -173,13 +164,12 @@ class Classifier(ModelWithTeacher):
     def loss(self, inputs: Tensor, data_samples: Sequence[BaseDataElement] | None) -> dict[str, Tensor]:
         """``loss_class`` and ``loss_distillation``; see the class."""
         losses = {}
-        targets = None
-        if self.alpha < 1:
-            targets = torch.tensor([sample.gt_label for sample in data_samples], device=inputs.device)  # [B]
-            if self.mixup is not None:
-                inputs, targets = self.mixup(inputs.clone(), targets)  # [B, 3, H, W], [B, K]
+        labels = [sample.gt_label for sample in data_samples] if self.alpha < 1 else [0] * len(inputs)
+        targets = torch.tensor(labels, device=inputs.device)  # [B]
+        if self.mixup is not None:
+            inputs, targets = self.mixup(inputs.clone(), targets)  # [B, 3, H, W], [B, K]
         logits = self.logits(inputs)
-        if targets is not None:
+        if self.alpha < 1:
             losses["loss_class"] = (1 - self.alpha) * self.base_loss(logits[0], targets)
         if self.distillation is not None:
             teacher = self.teacher(self.raw(inputs))  # [B, K]

@@ -23,22 +23,15 @@ class ImageFolder(BaseDataset):
         data_root: The folder.
         labels: Whether the sub-folder directly in `data_root` is the class of an image, as in ImageNet. Classes are in
             order of their names, or in that of ``metainfo=dict(classes=...)``.
-        metainfo, pipeline, lazy_init: See mmengine.
+        **options: Of mmengine's `BaseDataset`, such as `metainfo` and `pipeline`.
 
     Raises:
-        ValueError: There is no image, or a sub-folder that is no class.
+        ValueError: There is no image; or with labels, an image is outside of the classes' folders.
     """
 
-    def __init__(
-        self,
-        data_root: str,
-        labels: bool = False,
-        metainfo: Mapping | None = None,
-        pipeline: Sequence[Mapping] = (),
-        lazy_init: bool = False,
-    ) -> None:
+    def __init__(self, data_root: str, labels: bool = False, **options: object) -> None:
         self.labels = labels
-        super().__init__(data_root=data_root, metainfo=metainfo, pipeline=list(pipeline), lazy_init=lazy_init)
+        super().__init__(data_root=data_root, **options)
 
     def load_data_list(self) -> list[dict]:
         """Paths and, with labels, classes, as mmengine asks for them."""
@@ -50,9 +43,14 @@ class ImageFolder(BaseDataset):
         if not self.labels:
             return [{"img_path": str(path)} for path in paths]
         folders = [path.relative_to(root).parts[0] for path in paths]
-        classes = self._metainfo.setdefault("classes", tuple(sorted(set(folders))))
+        # A folder without images counts too, so that every split has the same numbers.
+        found = sorted(path.name for path in root.iterdir() if path.is_dir())
+        classes = self._metainfo.setdefault("classes", tuple(found))
         if strange := sorted(set(folders) - set(classes)):
-            raise ValueError(f"data_root: {root} has {', '.join(strange[:5])}, which are no classes of metainfo")
+            raise ValueError(
+                f"data_root: got images in {', '.join(strange[:5])} of {root}, expected all in folders of the classes "
+                f"{', '.join(classes[:5])}..; move them, or set metainfo.classes"
+            )
         number = {name: i for i, name in enumerate(classes)}
         return [{"img_path": str(path), "gt_label": number[name]} for path, name in zip(paths, folders)]
 

@@ -12,6 +12,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from vitdense.backbones import ViT
+from vitdense.backbones.swin import SwinTrunk
 from vitdense.backbones.vit import BlockSpec, LayerNorm, ViTBlock
 from vitdense.layers.blocks import init_transformer
 from vitdense.layers.position import sine_cosine
@@ -37,7 +38,6 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio=4.0, parallel=1) for _ in range(depth))
         self.norm = LayerNorm(embed_dims)
         self.pred = nn.Linear(embed_dims, out)
-        self.apply(init_transformer)
 
     def forward(self, x: Tensor, num_extra: int, order: Tensor, grid: tuple[int, int]) -> Tensor:
         """Predict every patch.
@@ -111,14 +111,18 @@ class MaskedImageModel(ModelWithTeacher):
         if decoder is None:
             self.mask_token = nn.Parameter(trunc_normal_(torch.empty(self.backbone.arch.embed_dims), std=0.02))
             self.decoder = nn.Linear(dim, channels)
-            init_transformer(self.decoder)
-            return
-        self.decoder = Decoder(dim, channels, **decoder)
-        fixed = {"table": self.backbone.absolute_pos_embed.table}
-        fixed |= {key: x for key, x in self.backbone.tokens.named_parameters() if key.endswith("_position")}
-        for key, x in fixed.items():
-            x.requires_grad_(False)
-            x.copy_(sine_cosine(tuple(x.shape[1:3]), x.shape[3], x.device) if key == "table" else torch.zeros_like(x))
+        else:
+            self.decoder = Decoder(dim, channels, **decoder)
+            self._fix_positions()
+        self.decoder.apply(init_transformer)
+
+    def _fix_positions(self) -> None:
+        """Those of the encoder are MAE's: sines and cosines of the patches, zero of the tokens, neither trained."""
+        table = self.backbone.absolute_pos_embed.table.requires_grad_(False)
+        table.copy_(sine_cosine(tuple(table.shape[1:3]), table.shape[3], table.device))
+        for name, parameter in self.backbone.tokens.named_parameters():
+            if name.endswith("_position"):
+                parameter.requires_grad_(False).zero_()
 
     def _check(self, target: Mapping, mask: str, decoder: Mapping | None) -> None:
         backbone, last = self.backbone, len(self.backbone.stage_modules()) - 1
@@ -127,31 +131,28 @@ class MaskedImageModel(ModelWithTeacher):
                 f"got target={target}, mask={mask!r}, ratio={self.ratio}; expected a target of type "
                 f"{', '.join(TARGETS)}, a mask {' or '.join(MASKS)}, and a ratio between 0 and 1"
             )
-        is_normed = not isinstance(backbone, ViT) or (backbone.norm is not None and not backbone.output_cls_token)
-        if backbone.out_indices != (last,) or not is_normed:
+        is_vit = isinstance(backbone, ViT) and backbone.norm is not None and not backbone.output_cls_token
+        if not (is_vit or isinstance(backbone, SwinTrunk)) or backbone.out_indices != (last,):
             raise ValueError(
-                f"backbone: expected out_indices=[{last}], and of a ViT out_norm='final' and no output_cls_token"
+                f"backbone: got a {type(backbone).__name__}, expected a ViT with out_norm='final' and without "
+                f"output_cls_token, or a Swin; of either out_indices=[{last}]"
             )
-        is_global = isinstance(backbone, ViT) and backbone.tokens is not None
-        has_table = hasattr(getattr(backbone, "absolute_pos_embed", None), "table")
-        if decoder is not None and not (is_global and has_table and mask == "random"):
+        has_table = hasattr(backbone.absolute_pos_embed, "table")
+        if decoder is not None and not (is_vit and backbone.tokens and has_table and mask == "random"):
             raise ValueError(
                 "decoder: masked patches can be dropped only from a ViT with global attention and a table of "
                 "positions, as many from every image (mask='random'); give None"
             )
-        if self.cell % self.side or not hasattr(backbone.patch_embed, "patch_size"):
-            raise ValueError(
-                f"cell: got {self.cell} pixels with {type(backbone).__name__}, expected a multiple of {self.side}, its "
-                f"stride, and non-overlapping patches"
-            )
+        if self.cell % self.side:
+            raise ValueError(f"cell: got {self.cell} pixels, expected a multiple of the backbone's stride {self.side}")
         if (target["type"] == "words") != (self.teacher is not None):
             raise ValueError(f"teacher: got {self.teacher is not None} with target {target['type']}; words need one")
 
     def forward(self, inputs: Tensor, data_samples: Sequence | None = None, mode: str = "tensor") -> object:
-        """Mask normalised images ``[B, 3, H, W]`` and predict.
+        """Mask images and predict.
 
         Args:
-            inputs: Images.
+            inputs: Normalised images ``[B, 3, H, W]``.
             data_samples: Not read.
             mode: ``'loss'`` gives ``{"loss": mean over the masked patches}``; ``'tensor'`` the prediction of every
                 whole patch, ``[B, h, w, D]``, and the mask, ``[B, h, w]``.
@@ -176,17 +177,17 @@ class MaskedImageModel(ModelWithTeacher):
         """The prediction of every whole patch, ``[B, h, w, D]``; see `forward`."""
         x = self.backbone.patch_embed(images)  # [B, h', w', C]
         factor = self.side // self.backbone.patch_embed.patch_size
-        hidden = _pad(_repeat(mask, factor), tuple(x.shape[1:3]))  # [B, h', w']
+        masked = _pad(_repeat(mask, factor), tuple(x.shape[1:3]))  # [B, h', w']
         if isinstance(self.decoder, Decoder):
-            x = self._encode_visible(x, hidden)  # [B, h', w', D]
+            x = self._encode_visible(x, masked)  # [B, h', w', D]
         else:
-            x = torch.where(hidden[..., None].to(x.device), self.mask_token.to(x.dtype), x)  # [B, h', w', C]
+            x = torch.where(masked[..., None].to(x.device), self.mask_token.to(x.dtype), x)  # [B, h', w', C]
             x = self.decoder(self.norm(self.backbone.forward_patches(x)[-1].permute(0, 2, 3, 1)))  # [B, h', w', D]
         return x[:, : mask.shape[1], : mask.shape[2]]
 
-    def _encode_visible(self, x: Tensor, hidden: Tensor) -> Tensor:
-        visible = int((~hidden[0]).sum())  # the mask is on the CPU
-        order = hidden.flatten(1).byte().argsort(dim=1, stable=True).to(x.device)  # [B, h*w], visible patches first
+    def _encode_visible(self, x: Tensor, masked: Tensor) -> Tensor:
+        visible = int((~masked[0]).sum())  # the mask is on the CPU
+        order = masked.flatten(1).byte().argsort(1).to(x.device)  # [B, h*w], visible patches first
         keep = order[:, :visible, None].expand(-1, -1, x.shape[3])  # [B, n, C]
         tokens = self.backbone.absolute_pos_embed(x).flatten(1, 2).gather(1, keep)  # [B, n, C]
         tokens = self.backbone.forward_tokens(tokens)  # [B, E + n, C]
@@ -195,13 +196,8 @@ class MaskedImageModel(ModelWithTeacher):
     def loss_of(self, prediction: Tensor, mask: Tensor, images: Tensor) -> Tensor:
         """Mean loss of the masked patches; for the shapes see `forward`."""
         mask = mask.to(prediction.device)
-        with torch.no_grad():
-            target = self.target(self, images)  # [B, h, w, D] or, classes, [B, h, w]
-        if target.ndim == 4:
-            loss = self.target.loss(prediction, target, reduction="none").mean(-1)  # [B, h, w]
-        else:
-            loss = self.target.loss(prediction.movedim(-1, 1), target, reduction="none")  # [B, h, w]
-        return (loss * mask).sum() / mask.sum()
+        target = self.target(self, images)  # [B, h, w, D] or, classes, [B, h, w]
+        return (self.target.loss(prediction, target) * mask).sum() / mask.sum()
 
 
 def _repeat(mask: Tensor, times: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,28 +22,30 @@ def random_mask(batch: int, grid: tuple[int, int], ratio: float) -> Tensor:
 
 
 def block_mask(batch: int, grid: tuple[int, int], ratio: float) -> Tensor:
-    """Rectangles of at least 16 cells and of aspects 0.3 to 3.3, up to a share of the image (BEiT algorithm 1).
+    """Rectangles of 16 cells or more and of aspects 0.3 to 3.3, up to a share of the image (BEiT algorithm 1).
+
+    A rectangle is smaller where the grid ends, or where less of the share is left.
 
     Returns:
         ``[B, h, w]``, True where masked. The share may be smaller: a rectangle that would exceed it is drawn again, ten
         times at most.
     """
     mask = torch.zeros(batch, *grid, dtype=torch.bool)  # [B, h, w]
-    allowed = round(grid[0] * grid[1] * ratio)
+    allowed = max(1, round(grid[0] * grid[1] * ratio))
     for image in mask:
         misses = 0
         while (left := allowed - int(image.sum())) > 0 and misses < 10:
             area = torch.empty(()).uniform_(min(16, left), left).item()
             aspect = math.exp(torch.empty(()).uniform_(math.log(0.3), math.log(1 / 0.3)).item())
-            h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-            fits = 0 < h <= grid[0] and 0 < w <= grid[1]
-            if fits:
-                top, start = (int(torch.randint(n - side + 1, ())) for n, side in zip(grid, (h, w)))
-                block = image[top : top + h, start : start + w]
-                fits = 0 < block.numel() - int(block.sum()) <= left
-            if fits:
+            # BEiT draws again what exceeds the grid: on a narrow map it would mask nothing.
+            h = min(grid[0], round(math.sqrt(area * aspect)))
+            w = min(grid[1], round(math.sqrt(area / aspect)))
+            top, start = int(torch.randint(grid[0] - h + 1, ())), int(torch.randint(grid[1] - w + 1, ()))
+            block = image[top : top + h, start : start + w]
+            misses += 1
+            if 0 < int((~block).sum()) <= left:
                 block.fill_(True)
-            misses = 0 if fits else misses + 1
+                misses = 0
     return mask
 
 
@@ -56,40 +59,48 @@ def patches(images: Tensor, side: int) -> Tensor:
     return x.permute(0, 2, 4, 3, 5, 1).flatten(3)  # [B, h, w, side*side*3]
 
 
+def class_loss(logits: Tensor, classes: Tensor) -> Tensor:
+    """Cross-entropy of every patch, ``[B, h, w]``, of logits ``[B, h, w, K]`` and classes ``[B, h, w]``."""
+    return F.cross_entropy(logits.movedim(-1, 1), classes, reduction="none")  # [B, h, w]
+
+
 class PixelTarget:
     """The pixels of every patch.
 
     Args:
         side: Of a patch in pixels.
         loss: ``'mse'`` (MAE) or ``'l1'`` (SimMIM).
-        norm: ``'patch'`` normalises every patch by its mean and unbiased variance (MAE); an odd number of pixels, by
-            those of the square window around every pixel (47 for Swin V2); None leaves normalised images as they are.
+        norm: ``'patch'`` normalises every patch by its mean and unbiased variance (MAE); an odd number of pixels above
+            1, by those of the square window around every pixel (47 for Swin V2); None leaves normalised images as they
+            are.
     """
 
     def __init__(self, side: int, loss: str = "mse", norm: str | int | None = "patch") -> None:
         losses = {"mse": F.mse_loss, "l1": F.l1_loss}
-        if loss not in losses or not (norm in (None, "patch") or (isinstance(norm, int) and norm % 2)):
+        if loss not in losses or not (norm in (None, "patch") or (isinstance(norm, int) and norm > 1 and norm % 2)):
             raise ValueError(
-                f"target: got loss={loss!r}, norm={norm!r}, expected 'mse' or 'l1', and None, 'patch' or an odd number"
+                f"target: got loss={loss!r}, norm={norm!r}; expected 'mse' or 'l1', and None, 'patch' or an odd number "
+                f"above 1"
             )
-        self.side, self.loss, self.norm = side, losses[loss], norm
+        self.side, self.pixel_loss, self.norm = side, losses[loss], norm
         self.channels = 3 * side**2
 
     def __call__(self, model: ModelWithTeacher, images: Tensor) -> Tensor:
         """``[B, h, w, channels]``, of normalised images ``[B, 3, H, W]``."""
         if isinstance(self.norm, int):
-            mean, square, share = (self.window_mean(x) for x in (images, images**2, torch.ones_like(images[:1, :1])))
-            mean, count = mean / share, share * self.norm**2  # of the pixels inside the image
-            variance = (square / share - mean**2) * (count / (count - 1))
+            pool = partial(F.avg_pool2d, kernel_size=self.norm, stride=1, padding=self.norm // 2)
+            mean, square = (pool(x, count_include_pad=False) for x in (images, images**2))  # [B, 3, H, W] each
+            count = pool(torch.ones_like(images[:1, :1]), divisor_override=1)  # [1, 1, H, W] pixels inside the image
+            variance = (square - mean**2) * count / (count - 1)
             images = (images - mean) / (variance.clamp(min=0) + 1e-6).sqrt()  # [B, 3, H, W]
         x = patches(images, self.side)  # [B, h, w, D]
         if self.norm == "patch":
             x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-6).sqrt()
         return x
 
-    def window_mean(self, x: Tensor) -> Tensor:
-        """Mean over the window around every pixel; outside the image there are zeros."""
-        return F.avg_pool2d(x, self.norm, stride=1, padding=self.norm // 2)
+    def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Mean over the pixels of every patch, ``[B, h, w]``; both are ``[B, h, w, channels]``."""
+        return self.pixel_loss(prediction, target, reduction="none").mean(-1)  # [B, h, w]
 
 
 class MeanColour:
@@ -99,7 +110,7 @@ class MeanColour:
         side: Of a patch in pixels.
     """
 
-    loss = staticmethod(F.cross_entropy)
+    loss = staticmethod(class_loss)
     channels = BINS**3
 
     def __init__(self, side: int) -> None:
@@ -108,7 +119,7 @@ class MeanColour:
     def __call__(self, model: ModelWithTeacher, images: Tensor) -> Tensor:
         """Classes ``[B, h, w]`` of normalised images ``[B, 3, H, W]``."""
         mean = patches(model.raw(images), self.side).unflatten(-1, (-1, 3)).mean(-2)  # [B, h, w, 3]
-        bins = (mean * BINS).long().clamp(0, BINS - 1)
+        bins = (mean * BINS).long().clamp(max=BINS - 1)  # white is in the last one
         return (bins * bins.new_tensor([BINS**2, BINS, 1])).sum(-1)  # [B, h, w]
 
 
@@ -120,7 +131,7 @@ class VisualWords:
         centres: ``[words, C]``, or a file that `torch.save` wrote; see `find_words`.
     """
 
-    loss = staticmethod(F.cross_entropy)
+    loss = staticmethod(class_loss)
 
     def __init__(self, side: int, centres: Tensor | str) -> None:
         self.side = side
@@ -141,7 +152,7 @@ def word_features(teacher: Teacher, images: Tensor, grid: tuple[int, int]) -> Te
     return teacher(images, (grid[0] * stride, grid[1] * stride))[-1].permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
-def find_words(teacher: Teacher, batches: Sequence[Tensor], grid: tuple[int, int], words: int, seed: int = 0) -> Tensor:
+def find_words(teacher: Teacher, batches: Sequence[Tensor], grid: tuple[int, int], words: int) -> Tensor:
     """Centres of a teacher's features, by k-means: ``[words, C]``.
 
     Args:
@@ -149,12 +160,11 @@ def find_words(teacher: Teacher, batches: Sequence[Tensor], grid: tuple[int, int
         batches: Images ``[B, 3, H, W]`` with values in [0, 1].
         grid: Patches (h, w) of every image.
         words: Number of centres.
-        seed: Of the first centres.
     """
     from scipy.cluster.vq import kmeans2  # not a dependency of mmengine
 
     features = torch.cat([word_features(teacher, x, grid).flatten(0, 2) for x in batches])  # [N, C]
-    centres, _ = kmeans2(features.double().numpy(), words, minit="++", seed=seed)
+    centres, _ = kmeans2(features.double().numpy(), words, minit="++", seed=0)
     return torch.from_numpy(centres).float()
 
 

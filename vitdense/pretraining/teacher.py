@@ -53,8 +53,9 @@ class Teacher(nn.Module):
 
         `size` (h, w) in pixels takes the place of `image_size`.
         """
-        size = size or (self.image_size and (self.image_size, self.image_size)) or tuple(images.shape[-2:])
-        if size != tuple(images.shape[-2:]):
+        if size is None and self.image_size is not None:
+            size = (self.image_size, self.image_size)
+        if size is not None and size != images.shape[-2:]:
             images = F.interpolate(images, size, mode="bicubic", antialias=True)  # [B, 3, h, w]
         return self.model((images - self.mean) / self.std)
 
@@ -62,8 +63,8 @@ class Teacher(nn.Module):
 class ModelWithTeacher(BaseModel):
     """A model that may train with a teacher.
 
-    The teacher is no part of it: it is in no checkpoint and no optimiser, and `train()` leaves it in eval mode. It
-    moves with the model from device to device.
+    `teacher` is a `Teacher` or None, and no submodule: it is in no checkpoint and no optimiser, and `train()` leaves it
+    in eval mode. It moves with the model from device to device.
 
     Args:
         teacher: A `Teacher`, its arguments, or None.
@@ -84,14 +85,9 @@ class ModelWithTeacher(BaseModel):
         super().__init__(data_preprocessor or {"type": "mmengine.ImgDataPreprocessor"}, init_cfg)
         if teacher is not None and not isinstance(teacher, Teacher):
             teacher = Teacher(**teacher)
-        self._outside = (teacher,)  # torch does not look into tuples
+        object.__setattr__(self, "teacher", teacher)  # not as a submodule
         for name, value in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
-
-    @property
-    def teacher(self) -> Teacher | None:
-        """The teacher, or None."""
-        return self._outside[0]
 
     def init_weights(self) -> None:
         """Initialise the model, and load the teacher's weights."""
