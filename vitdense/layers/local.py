@@ -85,8 +85,7 @@ def attend_local(
 
 
 def _per_head(x: Tensor, tables: Tensor) -> Tensor:
-    """Products of ``[B, H, W, heads, d]`` with the T rows of a table for each head, ``[heads, T, d]``: ``[B, H, W, heads,
-    T]``."""
+    """Products of ``[B, H, W, heads, d]`` with a table for each head, ``[heads, T, d]``: ``[B, H, W, heads, T]``."""
     y = torch.bmm(x.flatten(0, 2).transpose(0, 1), tables.to(x.dtype).mT)  # [heads, B*H*W, T]
     return y.transpose(0, 1).unflatten(0, x.shape[:3])  # [B, H, W, heads, T]
 
