@@ -114,10 +114,15 @@ class ResNetStage(nn.Module):
             self.add_module(str(i), block)
         self.attn = nn.ModuleDict({str(i): layer for i, layer in attn.items()})
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Its blocks."""
+        return [module for name, module in self.named_children() if name != "attn"]
+
     def steps(self) -> list[list[nn.Module]]:
         """Every block, with the attention layer after it if there is one."""
-        blocks = [module for name, module in self.named_children() if name != "attn"]
-        return [[block, *([self.attn[str(i)]] if str(i) in self.attn else [])] for i, block in enumerate(blocks)]
+        attn = [[self.attn[str(i)]] if str(i) in self.attn else [] for i in range(len(self.blocks))]
+        return [[block, *layer] for block, layer in zip(self.blocks, attn)]
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, H, W]`` to ``[B, C', H', W']``."""
