@@ -76,6 +76,16 @@ def test_plan_of_resnet50():
     assert [specs[i].drop_path for i in (0, 5, 15)] == pytest.approx([0, 0.1, 0.3])
 
 
+def test_initialisation():
+    """He's for convolutions, 0 for the norm at the end of a branch, and that of transformers for local attention."""
+    model = ResNet({"embed_dims": 64, "depths": (1, 1), "local_stages": (1,)}, out_indices=(0, 1))
+    block = model.layer1.blocks[0]
+    assert model.conv1.weight.std().item() == pytest.approx((2 / (64 * 49)) ** 0.5, rel=0.05)
+    assert block.conv2.weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)
+    assert not block.bn3.weight.any()
+    assert model.layer2.blocks[0].conv2.attn.qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
 # Attention
 
 

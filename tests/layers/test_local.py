@@ -237,6 +237,11 @@ def test_biases_do_not_grow_with_the_batch_and_hardly_with_the_rows(border):
     assert found[0].index.shape == found[1].index.shape
 
 
+@pytest.mark.parametrize(("size", "side"), [((14, 14), 7), ((200, 336), 8), ((49, 49), 7), ((7, 7), 7)])
+def test_tiles_have_the_side_that_copies_the_fewest_keys(size, side):
+    assert local._side(*size, kernel=7) == side
+
+
 def test_layouts_are_made_once_per_size():
     local._tiles.cache.cache_clear()
     layer = LocalAttention(8, 2, 3)
