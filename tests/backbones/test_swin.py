@@ -185,6 +185,11 @@ def test_sliding_windows_have_the_weights_of_a_swin():
     assert relative_error(slid, in_windows) > 0.1
 
 
+def test_sliding_window_of_even_sides_is_one_row_and_column_less():
+    model = Swin(NANO, attention="sliding", window_size=8)
+    assert model.stages[0].blocks[0].attn.kernel == 7
+
+
 def test_plan_is_the_table_of_the_paper():
     blocks = plan(SWIN["tiny"], (7, 7), drop_path_rate=0.2)
     assert [b.dim for b in blocks] == [96] * 2 + [192] * 2 + [384] * 6 + [768] * 2
@@ -236,6 +241,7 @@ def test_ablations_of_table_4():
         ({"attention": "sine"}, "attention: got 'sine', expected one of window"),
         ({"attention": "position", "relative_bias": False}, "relative_bias: got False"),
         ({"attention": "performer"}, "relative_bias: got True"),
+        ({"attention": "sliding", "window_size": (7, 5)}, r"window_size: got \(7, 5\)"),
         ({"window_size": (7, 7, 7)}, "window_size"),
         ({"out_indices": (0, 4)}, "stages from 0 to 3"),
         ({"out_indices": ()}, "out_indices"),

@@ -27,7 +27,7 @@ def inputs(batch, h, w, kernel, border, position, dtype=torch.float64, dim=DIM):
     length = num_offsets(kernel, border)
     tables = {
         "table": torch.randn(HEADS, length, length, dtype=dtype),
-        "query": tuple(torch.randn(length, dim // 2, dtype=dtype) for _ in "hw"),
+        "query": tuple(torch.randn(HEADS, length, dim // 2, dtype=dtype) for _ in "hw"),
         None: None,
     }
     return q, k, v, tables[position]
@@ -52,8 +52,8 @@ def definition(q, k, v, kernel, border, position, scale):
             key, value = (t[b, row, column, head] if inside else nothing for t in (k, v))
             bias = 0.0
             if isinstance(position, tuple):
-                centre = position[0].shape[0] // 2
-                offset = torch.cat([position[0][y - row + centre], position[1][x - column + centre]])
+                centre = position[0].shape[1] // 2
+                offset = torch.cat([position[0][head, y - row + centre], position[1][head, x - column + centre]])
                 bias = scale * (q[b, y, x, head] @ offset)
             elif position is not None:
                 centre = position.shape[1] // 2
@@ -82,7 +82,8 @@ def test_tiles_are_the_definition_on_maps_with_inner_tiles(size, kernel, border,
     """And where tiles next to those at the border are concerned by it too."""
     q, k, v, position = inputs(1, *size, kernel, border, position)
     q, k, v = (x[:, :, :, :1] for x in (q, k, v))
-    position = position[:1] if isinstance(position, torch.Tensor) else position
+    if position is not None:
+        position = tuple(x[:1] for x in position) if isinstance(position, tuple) else position[:1]
     got = attend_local(q, k, v, kernel, border, position, SCALE)
     torch.testing.assert_close(got, definition(q, k, v, kernel, border, position, SCALE), rtol=1e-10, atol=1e-10)
 
@@ -236,6 +237,11 @@ def test_biases_do_not_grow_with_the_batch_and_hardly_with_the_rows(border):
     assert found[0].index.shape == found[1].index.shape
 
 
+@pytest.mark.parametrize(("size", "side"), [((14, 14), 7), ((200, 336), 8), ((49, 49), 7), ((7, 7), 7)])
+def test_tiles_have_the_side_that_copies_the_fewest_keys(size, side):
+    assert local._side(*size, kernel=7) == side
+
+
 def test_layouts_are_made_once_per_size():
     local._tiles.cache.cache_clear()
     layer = LocalAttention(8, 2, 3)
@@ -246,12 +252,12 @@ def test_layouts_are_made_once_per_size():
 
 
 def test_module_projects_and_attends():
-    """`"query"` as in stand-alone self-attention: no bias, no scale, offsets that all heads share."""
+    """`"query"` as in stand-alone self-attention: no bias, no scale."""
     layer = LocalAttention(8, HEADS, 5, "zero", "query", qkv_bias=False, scale=1.0).double()
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
         "qkv.weight": (24, 8),
-        "rel_pos_h": (5, 2),
-        "rel_pos_w": (5, 2),
+        "rel_pos_h": (HEADS, 5, 2),
+        "rel_pos_w": (HEADS, 5, 2),
     }
     assert layer.rel_pos_h.std() < 0.1
     x = torch.randn(2, 7, 9, 8, dtype=torch.float64)

@@ -106,6 +106,16 @@ def test_pooling_before_and_after_the_convolutions_are_different_functions():
     assert relative_error(before(x), after(x)) > 1e-3
 
 
+@pytest.mark.parametrize("size", [(7, 10), (1, 5), (4, 1), (1, 1)])
+@every
+def test_traced_form_is_the_same(make, size, monkeypatch):
+    block, x = trained(make(16)).eval(), torch.randn(2, 16, *size)
+    with torch.no_grad():
+        want = block(x)
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert relative_error(block(x), want) < 1e-6
+
+
 class LargestTensor(TorchDispatchMode):
     """Elements of the largest tensor that is made."""
 

@@ -62,6 +62,18 @@ def test_many_features_are_softmax_attention():
     assert errors[2] < even / 5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("autocast", [True, False])
+def test_half_precision_of_a_large_map(autocast):
+    """Sums over 6144 positions and 110 features are above 65504, the largest number of float16."""
+    layer, x = randomised(32, 1, 0.02), torch.randn(1, 64, 96, 32)
+    want = layer(x)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        got = layer(x) if autocast else layer.half()(x.half())
+    assert got.dtype == torch.float16
+    assert relative_error(got.float(), want) < 2e-3
+
+
 def test_features_are_orthogonal_and_as_long_as_normal_vectors():
     features = orthogonal_features(40, 16)
     assert features.shape == (40, 16)

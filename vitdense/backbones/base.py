@@ -89,8 +89,8 @@ def _warn_unloaded(model: "Backbone", *_: Any) -> None:
 class Backbone(Module):
     """Base of all backbones: stages with one normalised output map each.
 
-    A subclass builds its modules, then calls `build_outputs_and_freeze`. It implements `stem_modules` and
-    `stage_modules` (what `frozen_stages` counts), and `forward_patches` or `forward`.
+    A subclass builds `patch_embed`, `absolute_pos_embed` and `stages`, then calls `build_outputs_and_freeze`. With
+    other modules it overrides `stem_modules`, `stage_modules`, `unused_modules` and a method of the forward pass.
 
     Arguments that every subclass has:
 
@@ -200,15 +200,28 @@ class Backbone(Module):
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
         """As `forward`, from what `patch_embed` makes of an image, ``[B, h, w, C]``: masked pretraining enters here."""
-        raise NotImplementedError
+        return self.forward_stages(self.absolute_pos_embed(x))
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `forward`, from the map that the stem made."""
+        outs = []
+        for i in range(self.out_indices[-1] + 1):
+            x = self.forward_stage(x, i)  # [B, H_i, W_i, C_i]; in a ResNet [B, C_i, H_i, W_i]
+            if i in self.out_indices:
+                outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
+        return tuple(outs)
+
+    def forward_stage(self, x: Tensor, stage: int) -> Tensor:
+        """The map before a stage to the map after it."""
+        return self.stage_modules()[stage](x)
 
     def stem_modules(self) -> list[nn.Module]:
         """Modules before the first stage."""
-        raise NotImplementedError
+        return [self.patch_embed, self.absolute_pos_embed]
 
     def stage_modules(self) -> Sequence[nn.Module]:
-        """Stages in order."""
-        raise NotImplementedError
+        """Stages in order: what `frozen_stages` counts."""
+        return self.stages
 
     def unused_modules(self) -> list[nn.Module]:
         """Modules after the last output: kept, so that checkpoints load exactly, but neither run nor trained."""

@@ -298,18 +298,3 @@ class MViT(Backbone):
             finetune=finetune,
             norm=LayerNorm,
         )
-
-    def stem_modules(self) -> list[nn.Module]:
-        return [self.patch_embed, self.absolute_pos_embed]
-
-    def stage_modules(self) -> nn.ModuleList:
-        return self.stages
-
-    def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
-        x = self.absolute_pos_embed(x)  # [B, H/4, W/4, C]
-        outs = []
-        for i, stage in enumerate(self.stages[: self.out_indices[-1] + 1]):
-            x = stage(x)  # [B, H_i, W_i, C_i]
-            if i in self.out_indices:
-                outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
-        return tuple(outs)

@@ -119,14 +119,15 @@ class ResNetStage(nn.Module):
         """Its blocks."""
         return [module for name, module in self.named_children() if name != "attn"]
 
-    def after(self, i: int) -> list[nn.Module]:
-        """The attention layer after block i, if there is one."""
-        return [self.attn[str(i)]] if str(i) in self.attn else []
+    def steps(self) -> list[list[nn.Module]]:
+        """Every block, with the attention layer after it if there is one."""
+        attn = [[self.attn[str(i)]] if str(i) in self.attn else [] for i in range(len(self.blocks))]
+        return [[block, *layer] for block, layer in zip(self.blocks, attn)]
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, H, W]`` to ``[B, C', H', W']``."""
-        for i, block in enumerate(self.blocks):
-            for layer in (block, *self.after(i)):
+        for step in self.steps():
+            for layer in step:
                 x = maybe_checkpoint(layer, x, with_cp=self.with_cp and self.training)  # [B, C', H', W']
         return x
 
@@ -212,15 +213,9 @@ class ResNet(Backbone):
     def stage_modules(self) -> list[ResNetStage]:
         return [getattr(self, f"layer{i + 1}") for i in range(len(self.arch.depths))]
 
-    def unused_modules(self) -> list[nn.Module]:
-        return self.stage_modules()[self.out_indices[-1] + 1 :]
-
     def layers(self) -> list[list[nn.Module]]:
         stages = self.stage_modules()[: self.out_indices[-1] + 1]
-        return [
-            self.stem_modules(),
-            *([block, *stage.after(i)] for stage in stages for i, block in enumerate(stage.blocks)),
-        ]
+        return [self.stem_modules(), *(step for stage in stages for step in stage.steps())]
 
     def train(self, mode: bool = True) -> "ResNet":
         """As `Backbone.train`; with `norm_eval`, all BNs stay in eval mode."""
@@ -234,17 +229,16 @@ class ResNet(Backbone):
         """As `Backbone.init_weights`. What `init_cfg` draws is for convolutions: attention starts as the identity."""
         super().init_weights()
         if self.init_cfg and not self._names_weights():
-            for stage in self.stage_modules():
-                for layer in stage.attn.values():
-                    layer.init_weights()
+            for module in self.modules():
+                if isinstance(module, NonLocal):
+                    module.init_weights()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
         x = x.contiguous(memory_format=torch.channels_last)
         x = max_pool(self.relu(self.bn1(self.conv1(x))), kernel=3, stride=2, padding=1)  # [B, C, H/4, W/4]
-        outs = []
-        for i, stage in enumerate(self.stage_modules()[: self.out_indices[-1] + 1]):
-            x = stage(x)  # [B, C_i, H_i, W_i]
-            if i in self.out_indices:
-                outs.append(x)
-        return tuple(outs)
+        return self.forward_stages(x)
+
+    def output(self, x: Tensor, stage: int) -> Tensor:
+        """Output map of a stage: it is ``[B, C, H, W]`` already, and has no norm."""
+        return x

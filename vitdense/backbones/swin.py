@@ -209,10 +209,8 @@ def arguments(layers: Sequence[nn.Module], x: Tensor) -> list[tuple]:
     if shifted := [i for i in range(n) if windows[i].mask is not None]:
         every, layout = slice(shifted[0], None, 2), windows[shifted[0]]
         mask = layout.mask.expand(layout.images, *layout.mask.shape)  # [images, special, 1, N, align(N)]
-        sums = (
-            mask[None] if biases is None else biases[every, None, None] + mask
-        )  # [n / 2, images, special, heads, ...]
-        sums = sums.flatten(1, 2)[..., :tokens]  # [n / 2, images*special, heads, N, N]
+        sums = mask[None] if biases is None else biases[every, None, None] + mask  # [n/2, images, special, heads, ...]
+        sums = sums.flatten(1, 2)[..., :tokens]  # [n/2, images*special, heads, N, N]
         masked[every] = sums.expand(len(shifted), -1, -1, -1, -1).unbind()
     return [(*args, *other) for *args, other in zip(windows, plain, masked, others)]
 
@@ -334,27 +332,14 @@ class SwinTrunk(Backbone):
         strides = [patch_size * 2**i for i in range(len(dims))]
         self.build_outputs_and_freeze(dims, strides, out_indices, frozen_stages, finetune)
 
-    def stem_modules(self) -> list[nn.Module]:
-        return [self.patch_embed, self.absolute_pos_embed]
-
-    def stage_modules(self) -> nn.ModuleList:
-        return self.stages
-
     def unused_modules(self) -> list[nn.Module]:
-        last = self.out_indices[-1]
-        merging = self.stages[last].downsample
-        return [*self.stages[last + 1 :], *([merging] if merging is not None else [])]
+        merging = self.stages[self.out_indices[-1]].downsample
+        return [*super().unused_modules(), *([merging] if merging is not None else [])]
 
-    def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
-        x = self.absolute_pos_embed(x)  # [B, H/4, W/4, C]
-        outs = []
-        for i, stage in enumerate(self.stages[: self.out_indices[-1] + 1]):
-            if i > 0:
-                x = self.stages[i - 1].downsample(x)  # [B, H_i, W_i, C_i]
-            x = stage(x)  # [B, H_i, W_i, C_i]
-            if i in self.out_indices:
-                outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
-        return tuple(outs)
+    def forward_stage(self, x: Tensor, stage: int) -> Tensor:
+        if stage > 0:
+            x = self.stages[stage - 1].downsample(x)  # [B, H_i, W_i, C_i]
+        return super().forward_stage(x, stage)  # [B, H_i, W_i, C_i]
 
 
 class Swin(SwinTrunk):

@@ -43,8 +43,8 @@ def attend_local(
         kernel: Side of the neighbourhood, odd.
         border: One of `BORDERS`.
         position: None; or a bias for every offset of a query from a key, ``[heads, T, T]`` with offset (0, 0) in the
-            centre; or embeddings of the offsets of rows and of columns, ``[T, d / 2]`` each: the bias is the product of
-            the query with both, joined, times `scale`. T is odd, and at least `num_offsets`.
+            centre; or embeddings of the offsets of rows and of columns, ``[heads, T, d / 2]`` each: the bias is the
+            product of the query with both, joined, times `scale`. T is odd, and at least `num_offsets`.
         scale: Factor on the logits; ``d ** -0.5`` when None.
 
     Returns:
@@ -58,7 +58,7 @@ def attend_local(
     (_, h, w, heads, dim), least, length = q.shape, num_offsets(kernel, border), 1
     if position is None:
         position = zero(q).expand(heads, 1, 1)  # [heads, 1, 1]
-    elif (length := position[0].shape[0 if isinstance(position, tuple) else 1]) < least or length % 2 == 0:
+    elif (length := position[0].shape[1]) < least or length % 2 == 0:
         raise ValueError(f"position: got {length} offsets, expected at least {least}, an odd number")
     scale = dim**-0.5 if scale is None else scale
     if border == "zero":
@@ -66,7 +66,7 @@ def attend_local(
     tiles = _tiles(q, (h, w), tuple(k.shape[1:3]), _side(h, w, kernel), kernel, border, length)
     if isinstance(position, tuple):
         terms = [  # [B, H, W, heads, T + 1] to [B, H, W, heads, n]
-            F.pad(half @ table.T.to(q.dtype) * scale, (0, 1), value=-math.inf).gather(-1, x.expand(*q.shape[:-1], -1))
+            F.pad(_per_head(half, table) * scale, (0, 1), value=-math.inf).gather(-1, x.expand(*q.shape[:-1], -1))
             for half, table, x in zip(q.chunk(2, dim=-1), position, tiles.offsets)
         ]
         of_row, of_column = (tiles.of_queries(x).flatten(0, 1) for x in terms)  # [G*B', heads', t*t, n], [..., m'']
@@ -82,6 +82,12 @@ def attend_local(
     y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
     y = y.unflatten(1, shape[1:]) if images_are_heads else y.unflatten(0, shape[:2])  # [G, B', heads', t*t, d]
     return tiles.join(y)  # [B, H, W, heads*d]
+
+
+def _per_head(x: Tensor, tables: Tensor) -> Tensor:
+    """Products of ``[B, H, W, heads, d]`` with a table for each head, ``[heads, T, d]``: ``[B, H, W, heads, T]``."""
+    y = torch.bmm(x.flatten(0, 2).transpose(0, 1), tables.to(x.dtype).mT)  # [heads, B*H*W, T]
+    return y.transpose(0, 1).unflatten(0, x.shape[:3])  # [B, H, W, heads, T]
 
 
 def num_offsets(kernel: int, border: str) -> int:
@@ -257,8 +263,7 @@ class LocalAttention(nn.Module):
         kernel: Side of the neighbourhood, odd.
         border: ``'mask'``, ``'zero'`` or ``'clamp'``, see `attend_local`.
         position: ``'table'``, a bias per head and offset; ``'query'``, the product of the query with learned embeddings
-            of the row and the column of the offset, which all heads share ("Stand-alone self-attention", section 3.1);
-            or None.
+            of the row and the column of the offset ("Stand-alone self-attention", section 3.1); or None.
         qkv_bias: Whether queries, keys and values have a bias.
         scale: Factor on the logits; None is one over the root of a head's channels.
 
@@ -286,7 +291,7 @@ class LocalAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.bias = TableBias((length // 2 + 1,) * 2, num_heads) if position == "table" else None
         for name in ("rel_pos_h", "rel_pos_w") if position == "query" else ():
-            table = trunc_normal_(torch.empty(length, dim // num_heads // 2), std=0.02)
+            table = trunc_normal_(torch.empty(num_heads, length, dim // num_heads // 2), std=0.02)
             self.register_parameter(name, nn.Parameter(table))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -42,14 +42,16 @@ class PerformerAttention(nn.Module):
         """``[B, H, W, C]`` to the same."""
         qkv = self.qkv(x).flatten(1, 2).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
         q, k, v = (y.transpose(1, 2) for y in qkv.unbind(2))  # [B, heads, N, d] each
-        # What is subtracted in the exponent cancels: it may differ by query, but not by key.
-        q, k = self.kernel(q, (-1,)), self.kernel(k, (-2, -1))  # [B, heads, N, m] each
-        y = (q @ (k.mT @ v)) / (q @ k.sum(-2)[..., None])  # [B, heads, N, d]
-        return self.proj(copied(y.transpose(1, 2)).view(x.shape))
+        # In float32 at least: sums over a map are too large for half precision.
+        wide = torch.promote_types(v.dtype, torch.float32)
+        with without_autocast(x):
+            # What is subtracted in the exponent cancels: it may differ by query, but not by key.
+            q, k = self.kernel(q.to(wide), (-1,)), self.kernel(k.to(wide), (-2, -1))  # [B, heads, N, m] each
+            y = (q @ (k.mT @ v.to(wide))) / (q @ k.sum(-2)[..., None])  # [B, heads, N, d]
+        return self.proj(copied(y.to(v.dtype).transpose(1, 2)).view(x.shape))
 
     def kernel(self, x: Tensor, same: tuple[int, ...]) -> Tensor:
         """Positive features ``[B, heads, N, m]`` of ``[B, heads, N, d]``, times a factor, the same along some axes."""
-        with without_autocast(x):
-            y = x.to(torch.promote_types(x.dtype, torch.float32)) * x.shape[-1] ** -0.25
-            y = y @ self.features.to(y.dtype).T - y.square().sum(-1, keepdim=True) / 2  # [B, heads, N, m]
-            return ((y - y.amax(same, keepdim=True)).exp() + EPSILON).to(x.dtype)
+        y = x * x.shape[-1] ** -0.25
+        y = y @ self.features.to(y.dtype).T - y.square().sum(-1, keepdim=True) / 2  # [B, heads, N, m]
+        return (y - y.amax(same, keepdim=True)).exp() + EPSILON
