@@ -23,15 +23,17 @@ def _seed():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _scope_of_module():
-    """Runners and configs leave a default scope behind, in which later names are looked up: not for other modules."""
+def _own_state_of_mmengine():
+    """Runners leave a default scope, in which names are looked up, and a logger with its level behind."""
     if not find_spec("mmengine"):
         yield
         return
+    from mmengine.logging import MMLogger
     from mmengine.registry import DefaultScope
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DefaultScope, "_instance_dict", OrderedDict())
+        for kind in (DefaultScope, MMLogger):
+            patch.setattr(kind, "_instance_dict", OrderedDict())
         yield
 
 
