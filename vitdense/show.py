@@ -3,7 +3,7 @@
 `tools/show.py` draws them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
 
 
-def attention(model: nn.Module, image: Tensor, layer: str, query: tuple[float, float]) -> Attended:
+def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[float, float]) -> Attended:
     """The attention of one position of an image to all others, in one layer.
 
     The layer runs as it always does, and no matrix of all pairs is made: its output is a weighted sum of values, so the
@@ -54,28 +54,27 @@ def attention(model: nn.Module, image: Tensor, layer: str, query: tuple[float, f
     the position of the maximum in the first channel of the head.
 
     Args:
-        model: Called with the image; it has the layer.
+        model: Called with the image; it runs the layer.
         image: ``[1, 3, H, W]``, normalised.
-        layer: A name of `attention_layers`.
+        layer: One of `attention_layers`.
         query: Position (y, x), 0 to 1 over the image.
 
     Raises:
-        ValueError: There is no such layer, or the model does not run it.
+        ValueError: It is none of them, or the model does not run it.
     """
-    layers = attention_layers(model)
-    if layer not in layers:
-        raise ValueError(f"layer: got {layer!r}, expected one of {', '.join(layers)}")
-    attn = layers[layer]
-    args = _arguments(model, image, attn, layer)
-    values, sums = _values_and_sums(attn, args)
-    of_queries, _ = _heads_on_map(sums, attn, args)  # [h, w, heads, d]
+    if not isinstance(layer, LAYERS):
+        known = ", ".join(kind.__name__ for kind in LAYERS)
+        raise ValueError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model): {known}")
+    args = _arguments(model, image, layer)
+    values, sums = _values_and_sums(layer, args)
+    of_queries, _ = _heads_on_map(sums, layer, args)  # [h, w, heads, d]
     row, column = (min(int(at * n), n - 1) for at, n in zip(query, of_queries.shape))
     (gradient,) = torch.autograd.grad(of_queries[row, column, :, 0].sum(), values)
-    shares, of_tokens = (x[..., 0].movedim(-1, 0) for x in _heads_on_map(gradient, attn, args))
+    shares, of_tokens = (x[..., 0].movedim(-1, 0) for x in _heads_on_map(gradient, layer, args))
     return Attended((row, column), shares, of_tokens)
 
 
-def _arguments(model: nn.Module, image: Tensor, layer: nn.Module, name: str) -> tuple[Any, ...]:
+def _arguments(model: Callable, image: Tensor, layer: nn.Module) -> tuple[Any, ...]:
     """What a layer gets when the model sees the image."""
     calls: list[tuple] = []
     handle = layer.register_forward_pre_hook(lambda _, args: calls.append(args))
@@ -85,7 +84,9 @@ def _arguments(model: nn.Module, image: Tensor, layer: nn.Module, name: str) -> 
     finally:
         handle.remove()
     if not calls:
-        raise ValueError(f"layer: got {name!r}, which the model does not run; choose one before its last output")
+        raise ValueError(
+            f"layer: got a {type(layer).__name__} that the model does not run; it is after its last output"
+        )
     return calls[0]
 
 
@@ -134,46 +135,44 @@ def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Te
     return x[0].unflatten(-1, (heads, -1)), before.unflatten(-1, (heads, -1))
 
 
-def features(model: nn.Module, image: Tensor, names: Sequence[str]) -> dict[str, list[Tensor]]:
+def features(model: Callable, image: Tensor, parts: Mapping[str, nn.Module]) -> dict[str, list[Tensor]]:
     """The maps that parts of a model make of an image.
 
     Args:
-        model: Called with the image.
+        model: Called with the image; it runs the parts.
         image: ``[1, 3, H, W]``, normalised.
-        names: Of its modules, such as ``backbone`` or ``neck``.
+        parts: Backbones, necks, stages and blocks, or others that return maps.
 
     Returns:
-        By name, maps ``[C, h, w]``: one, or as many as the part returns.
+        By name, maps ``[C, h, w]``: as many as the part returns.
 
     Raises:
-        ValueError: There is no such part, the model does not run it, or it does not return maps.
+        ValueError: The model does not run a part, or it does not return maps.
     """
-    modules, outs = dict(model.named_modules()), {}
-    if wrong := [name for name in names if name not in modules]:
-        raise ValueError(f"names: got {', '.join(wrong)}, expected modules of the model: {', '.join(modules)}")
-    keep = [modules[name].register_forward_hook(partial(_keep_maps, outs, name)) for name in names]
+    outs: dict[str, list[Tensor]] = {}
+    handles = [part.register_forward_hook(partial(_keep_maps, outs, name)) for name, part in parts.items()]
     try:
         with torch.no_grad():
             model(image)
     finally:
-        for handle in keep:
+        for handle in handles:
             handle.remove()
-    if missing := [name for name in names if name not in outs]:
-        raise ValueError(f"names: got {', '.join(missing)}, which the model does not run")
-    return outs
+    if missing := [name for name in parts if name not in outs]:
+        raise ValueError(f"parts: got {', '.join(missing)}, which the model does not run")
+    return {name: outs[name] for name in parts}
 
 
-def _keep_maps(outs: dict[str, list[Tensor]], name: str, module: nn.Module, args: tuple, out: Any) -> None:
-    """Forward hook that keeps the maps of a module of one image."""
-    if isinstance(module, ViTBlock):  # tokens; their size is an argument
+def _keep_maps(outs: dict[str, list[Tensor]], name: str, part: nn.Module, args: tuple, out: Any) -> None:
+    """Forward hook that keeps the maps of a part of one image."""
+    if isinstance(part, ViTBlock):  # tokens; their size is an argument
         h, w = args[1]
         out = out[:, -h * w :].unflatten(1, (h, w))  # [1, h, w, C]
-    if isinstance(module, CHANNELS_LAST):
+    if isinstance(part, CHANNELS_LAST):
         out = out.movedim(-1, 1)  # [1, C, h, w]
     maps = [out] if isinstance(out, Tensor) else list(out)
     maps = [x[0] if isinstance(x, tuple) else x for x in maps]  # of a ViT with its class token
     if not all(isinstance(x, Tensor) and x.ndim == 4 for x in maps):
-        raise ValueError(f"names: got {name}, whose output is no map")
+        raise ValueError(f"parts: got {name}, a {type(part).__name__}, which does not return maps")
     outs[name] = [x[0] for x in maps]  # [C, h, w] each
 
 
