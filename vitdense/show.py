@@ -119,7 +119,7 @@ def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Te
     """What an attention layer has of an image, in windows, tokens or a map: a map ``[h, w, heads, d]`` without padding,
     and the tokens before it ``[E, heads, d]``."""
     windows = next((arg for arg in args if isinstance(arg, Windows)), None)
-    before = x.new_empty(0, x.shape[-1])  # [E, C]
+    before = None
     if isinstance(attn, NonLocal):
         x = x.movedim(1, -1)  # [1, h, w, C]
     elif windows is not None and (x.ndim == 2 or x.shape[1] == windows.tokens):
@@ -131,6 +131,7 @@ def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Te
         x = x.flatten(3)  # [1, h, w, C]
     if isinstance(attn, LocalAttention):  # maps smaller than the kernel are padded
         x = x[:, : args[0].shape[1], : args[0].shape[2]]  # [1, h, w, C]
+    before = x.new_empty(0, x.shape[-1]) if before is None else before  # [E, C]
     heads = attn.num_heads if hasattr(attn, "num_heads") else attn.spec.num_heads
     return x[0].unflatten(-1, (heads, -1)), before.unflatten(-1, (heads, -1))
 
@@ -172,7 +173,7 @@ def _keep_maps(outs: dict[str, list[Tensor]], name: str, part: nn.Module, args: 
     maps = [out] if isinstance(out, Tensor) else list(out)
     maps = [x[0] if isinstance(x, tuple) else x for x in maps]  # of a ViT with its class token
     if not all(isinstance(x, Tensor) and x.ndim == 4 for x in maps):
-        raise ValueError(f"parts: got {name}, a {type(part).__name__}, which does not return maps")
+        raise ValueError(f"parts: got {name} ({type(part).__name__}), whose output is no map")
     outs[name] = [x[0] for x in maps]  # [C, h, w] each
 
 
