@@ -104,7 +104,7 @@ def test_features_of_parts():
     assert tuple(show.features(vit, image, {"block": vit.blocks[0]})["block"][0].shape) == (192, 4, 6)
     with pytest.raises(ValueError, match="vit, which the model does not run"):
         show.features(model, image, {"vit": vit})
-    with pytest.raises(ValueError, match="tokens .ExtraTokens., whose output is no map"):
+    with pytest.raises(ValueError, match=r"tokens \(ExtraTokens\), whose output is no map"):
         show.features(vit, image, {"tokens": vit.tokens})
 
 

@@ -27,7 +27,12 @@ def main() -> None:
         metavar=("X", "Y"),
         help="position whose attention is drawn, 0 to 1 from the left and from the top; default: the centre",
     )
-    parser.add_argument("--layers", nargs="+", default=(), help="attention layers, default the last two of every stage")
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        default=(),
+        help="attention layers; default: the last two of every stage, or some of a plain ViT",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if not all(0 <= at < 1 for at in args.at):

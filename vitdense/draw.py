@@ -12,7 +12,7 @@ MIN_TEXT = 13  # pixels; smaller text cannot be read
 MIN_LINES = 12  # of a legend, even if the picture has room for fewer
 TEXT_SHARE = 38  # side of a square picture / text height
 CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
-PAPER, INK, FAINT = (255, 255, 255), (30, 30, 30), (110, 110, 110)
+PAPER, INK, FAINT, MARK = (255, 255, 255), (30, 30, 30), (110, 110, 110), (0, 160, 90)
 
 
 def distinct_colours(count: int) -> np.ndarray:
@@ -108,21 +108,24 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
 
 
-def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float], alpha: float = 0.7) -> np.ndarray:
-    """Blend a map of values over an image: dark is 0, yellow the largest value.
+def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float], dimmed: float = 0.6) -> np.ndarray:
+    """Colour an image by a map of values: where it is 0 the image is seen, grey and dimmed; the largest is yellow.
 
     Args:
         image: [H, W, 3] uint8 RGB.
         values: [h, w], not negative; the cell (0, 0) is at the top left.
         stride: Height and width of a cell in pixels; cells outside of the image are cut off.
-        alpha: Weight of the colours.
+        dimmed: Brightness of the image, 0 to 1.
 
     Returns:
         [H, W, 3] uint8 RGB.
     """
-    scaled = np.round(255 * np.asarray(values) / max(float(np.max(values)), 1e-12)).astype(np.uint8)
-    colours = _enlarge(cv2.cvtColor(cv2.applyColorMap(scaled, cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB), image, stride)
-    return np.round((1 - alpha) * image + alpha * colours).astype(np.uint8)
+    scaled = np.asarray(values, np.float32) / max(float(np.max(values)), 1e-30)
+    table = cv2.cvtColor(cv2.applyColorMap(np.arange(256, dtype=np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)
+    colours = _enlarge(table[np.round(255 * scaled).astype(np.uint8), 0], image, stride)  # [H, W, 3]
+    weight = _enlarge(np.sqrt(scaled)[..., None], image, stride)  # [H, W, 1]
+    grey = dimmed * image.mean(-1, keepdims=True)
+    return np.round((1 - weight) * grey + weight * colours).astype(np.uint8)
 
 
 def cells(image: np.ndarray, colours: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
@@ -142,7 +145,7 @@ def cross(image: np.ndarray, at: tuple[int, int]) -> np.ndarray:
     """Mark a pixel (row, column) of an image [H, W, 3]."""
     page = Image.fromarray(image)
     draw, size = ImageDraw.Draw(page), max(4, round(math.sqrt(image[..., 0].size) / 40))
-    for colour, width in ((PAPER, 5), (INK, 1)):
+    for colour, width in ((PAPER, 5), (MARK, 3)):
         for dy, dx in ((0, size), (size, 0)):
             draw.line((at[1] - dx, at[0] - dy, at[1] + dx, at[0] + dy), fill=colour, width=width)
     return np.asarray(page)

@@ -194,22 +194,29 @@ def principal_colours(features: Tensor) -> Tensor:
     return x.view(*features.shape[1:], 3).float()  # [h, w, 3]
 
 
-def receptive_field(model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+def receptive_field(model: Callable[[Tensor], Tensor], images: Tensor, directions: int = 4) -> Tensor:
     """Effective receptive field of the centre of a map: how much each pixel moves it (Luo et al., NeurIPS 2016).
+
+    Channels are added up with random signs, the same at every call: after a LayerNorm their plain sum is a constant.
 
     Args:
         model: Makes one map ``[B, C, h, w]`` of images.
         images: ``[B, 3, H, W]``, normalised.
+        directions: Draws of signs, each a backward pass.
 
     Returns:
-        ``[H, W]``: absolute gradients, summed over images and colours; their sum is 1.
+        ``[H, W]``: absolute gradients, summed over images, colours and draws; their sum is 1.
     """
     images = images.detach().requires_grad_()
     with torch.enable_grad():
         y = model(images)
         centre = y[..., y.shape[2] // 2, y.shape[3] // 2]  # [B, C]
-        (gradient,) = torch.autograd.grad(centre.sum(), images)
-    field = gradient.abs().sum((0, 1))  # [H, W]
+    signs = torch.randint(2, (directions, *centre.shape), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    gradients = [
+        torch.autograd.grad(centre, images, sign.to(centre), retain_graph=i + 1 < directions)[0]
+        for i, sign in enumerate(signs)
+    ]  # [B, 3, H, W] each
+    field = torch.stack(gradients).abs().sum((0, 1, 2))  # [H, W]
     return field / field.sum()
 
 

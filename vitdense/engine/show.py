@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitdense import draw, show
+from vitdense.backbones.vit import default_out_indices
 from vitdense.engine.classes import leaf_datasets
 from vitdense.engine.label_maps import loads_labels
 from vitdense.engine.predict import load_model
@@ -39,7 +40,8 @@ def contact_sheet(
         image: Image file.
         out_file: The sheet, a PNG file.
         query: The position (y, x), 0 to 1 over the image.
-        layers: Names of attention layers; the last two of every stage when empty.
+        layers: Names of attention layers; when empty, the last two of every stage, or the last of every
+            quarter of a plain ViT.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Returns:
@@ -56,13 +58,13 @@ def contact_sheet(
     for name, maps in show.features(model.extract_feat, inputs, parts).items():
         rows.append((f"{name}: principal components", [_colours(pixels, inputs, x) for x in maps]))
     attention = show.attention_layers(model.backbone)
-    for name in layers or _last_two(attention):
+    for name in layers or _chosen(attention):
         if name not in attention:
             raise ValueError(f"layer: got {name!r}, expected one of {', '.join(attention)}")
         rows.append((f"attention: {name}", _attention(model, pixels, inputs, attention[name], query)))
     rows.append(("effective receptive field", _fields(model, pixels, inputs)))
     if biases := show.position_biases(model.backbone):
-        for name in _last_two(biases):
+        for name in _chosen(biases):
             rows.append((f"position bias: {name}", [_bias(i, x) for i, x in enumerate(biases[name][:HEADS_SHOWN])]))
     with atomic_write(out_file) as scratch:
         Image.fromarray(draw.contact_sheet(rows)).save(scratch, format="PNG")
@@ -79,11 +81,15 @@ def model_inputs(model: nn.Module, image: Path) -> tuple[np.ndarray, Tensor]:
     return pixels.clamp(0, 255).round().byte().permute(1, 2, 0).cpu().numpy(), inputs
 
 
-def _last_two(layers: Iterable[str]) -> list[str]:
-    """The last two names of every stage: one of a pair of Swin's blocks shifts its windows. Of a plain ViT, of all."""
+def _chosen(layers: Iterable[str]) -> list[str]:
+    """The last two names of every stage, for one of two blocks of a Swin shifts its windows; the last of every quarter
+    of a plain ViT."""
     stages: dict[str, list[str]] = {}
     for name in layers:
         stages.setdefault(name.rpartition("blocks.")[0], []).append(name)
+    if len(stages) == 1:
+        (names,) = stages.values()
+        return [names[i] for i in default_out_indices(len(names))]
     return [name for stage in stages.values() for name in stage[-2:]]
 
 
@@ -113,7 +119,7 @@ def _fields(model: nn.Module, pixels: np.ndarray, inputs: Tensor) -> list[tuple[
     rows = []
     for i, stride in enumerate(model.backbone.out_strides):
         field = show.receptive_field(lambda x, i=i: model.backbone(x)[i], inputs).sqrt()  # faint tails become visible
-        rows.append((f"map {i}, stride {stride}", draw.heat(pixels, field.cpu().numpy(), (1, 1), alpha=0.85)))
+        rows.append((f"map {i}, stride {stride}", draw.heat(pixels, field.cpu().numpy(), (1, 1))))
     return rows
 
 
@@ -121,7 +127,7 @@ def _bias(head: int, bias: Tensor) -> tuple[str, np.ndarray]:
     """Bias [2h - 1, 2w - 1] as a picture, from its smallest to its largest value."""
     low, high = bias.min().item(), bias.max().item()
     blank = np.zeros((*bias.shape, 3), np.uint8)
-    picture = draw.heat(blank, (bias - low).cpu().numpy(), (1, 1), alpha=1)
+    picture = draw.heat(blank, (bias - low).cpu().numpy(), (1, 1))
     return f"head {head}: {low:+.1f} to {high:+.1f}", picture
 
 
