@@ -1,4 +1,4 @@
-"""Predictions drawn on images."""
+"""Predictions and measures drawn on images, and sheets of pictures."""
 
 import colorsys
 import math
@@ -12,7 +12,7 @@ MIN_TEXT = 13  # pixels; smaller text cannot be read
 MIN_LINES = 12  # of a legend, even if the picture has room for fewer
 TEXT_SHARE = 38  # side of a square picture / text height
 CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
-PAPER, INK, FAINT = (255, 255, 255), (30, 30, 30), (110, 110, 110)
+PAPER, INK, FAINT, MARK = (255, 255, 255), (30, 30, 30), (110, 110, 110), (0, 160, 90)
 
 
 def distinct_colours(count: int) -> np.ndarray:
@@ -106,3 +106,79 @@ def with_legend(
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
+
+
+def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float], dimmed: float = 0.6) -> np.ndarray:
+    """Colour an image by a map of values: where it is 0 the image is seen, grey and dimmed; the largest is yellow.
+
+    Args:
+        image: [H, W, 3] uint8 RGB.
+        values: [h, w], not negative; the cell (0, 0) is at the top left.
+        stride: Height and width of a cell in pixels; cells outside of the image are cut off.
+        dimmed: Brightness of the image, 0 to 1.
+
+    Returns:
+        [H, W, 3] uint8 RGB.
+    """
+    scaled = np.asarray(values, np.float32) / max(float(np.max(values)), 1e-30)
+    table = cv2.cvtColor(cv2.applyColorMap(np.arange(256, dtype=np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)
+    colours = _enlarge(table[np.round(255 * scaled).astype(np.uint8), 0], image, stride)  # [H, W, 3]
+    weight = _enlarge(np.sqrt(scaled)[..., None], image, stride)  # [H, W, 1]
+    grey = dimmed * image.mean(-1, keepdims=True)
+    return np.round((1 - weight) * grey + weight * colours).astype(np.uint8)
+
+
+def cells(image: np.ndarray, colours: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
+    """A map of colours, [h, w, 3] from 0 to 1, as large as an image [H, W, 3]; see `heat`."""
+    return _enlarge(np.round(255 * np.asarray(colours)).astype(np.uint8), image, stride)
+
+
+def _enlarge(colours: np.ndarray, image: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
+    (h, w), (height, width) = colours.shape[:2], image.shape[:2]
+    rows, columns = (
+        np.minimum(np.arange(n) / s, m - 1).astype(int) for n, s, m in zip((height, width), stride, (h, w))
+    )
+    return colours[rows[:, None], columns]  # [H, W, 3]
+
+
+def cross(image: np.ndarray, at: tuple[int, int]) -> np.ndarray:
+    """Mark a pixel (row, column) of an image [H, W, 3]."""
+    page = Image.fromarray(image)
+    draw, size = ImageDraw.Draw(page), max(4, round(math.sqrt(image[..., 0].size) / 40))
+    for colour, width in ((PAPER, 5), (MARK, 3)):
+        for dy, dx in ((0, size), (size, 0)):
+            draw.line((at[1] - dx, at[0] - dy, at[1] + dx, at[0] + dy), fill=colour, width=width)
+    return np.asarray(page)
+
+
+def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, np.ndarray]]]], width: int = 240) -> np.ndarray:
+    """Pictures in rows, each row with a title, each picture with a caption under it.
+
+    Args:
+        rows: (title, [(caption, picture [H, W, 3] uint8 RGB), ...]), from top to bottom, from left to right.
+        width: Of a picture on the sheet, in pixels; heights follow.
+
+    Returns:
+        [H', W', 3] uint8 RGB.
+    """
+    text, gap = 13, 10
+    font, title_font = ImageFont.load_default(text), ImageFont.load_default(text + 4)
+    total = gap + max(len(pictures) for _, pictures in rows) * (width + gap)
+    heights = [max(round(x.shape[0] * width / x.shape[1]) for _, x in pictures) for _, pictures in rows]
+    title, caption = 2 * text + gap, 2 * text
+    page = Image.new("RGB", (total, gap + sum(title + h + caption for h in heights)), PAPER)
+    draw, top = ImageDraw.Draw(page), gap
+    for (name, pictures), height in zip(rows, heights):
+        draw.text((gap, top + text), name, fill=INK, font=title_font, anchor="lm")
+        top += title
+        for i, (below, picture) in enumerate(pictures):
+            size = (width, round(picture.shape[0] * width / picture.shape[1]))
+            is_small = picture.shape[1] < width
+            resized = Image.fromarray(picture).resize(
+                size, Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS
+            )
+            left = gap + i * (width + gap)
+            page.paste(resized, (left, top))
+            draw.text((left, top + height + text), below, fill=FAINT, font=font, anchor="lm")
+        top += height + caption
+    return np.asarray(page)

@@ -1,0 +1,51 @@
+"""Draw what a trained model sees in an image, on one sheet.
+
+Maps of backbone and neck as colours, attention of a position in every stage, effective receptive fields, position
+biases.
+"""
+
+from pathlib import Path
+
+import torch
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.engine.config import config_of, make_parser
+from vitdense.engine.launch import exit_on_user_error, find_checkpoint
+from vitdense.engine.show import contact_sheet
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    parser.add_argument("image", type=Path, help="image file")
+    parser.add_argument("--out", type=Path, help="PNG file, default show/<name of the config>_<name of the image>.png")
+    parser.add_argument(
+        "--at",
+        type=float,
+        nargs=2,
+        default=(0.5, 0.5),
+        metavar=("X", "Y"),
+        help="position whose attention is drawn, 0 to 1 from the left and from the top; default: the centre",
+    )
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        default=(),
+        help="attention layers; default: the last two of every stage, or some of a plain ViT",
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    if not all(0 <= at < 1 for at in args.at):
+        parser.error(f"--at: got {args.at}, expected two numbers from 0 to below 1")
+    with exit_on_user_error():
+        cfg = config_of(args)
+        out = args.out or Path("show") / f"{Path(args.config).stem}_{args.image.stem}.png"
+        print(
+            contact_sheet(
+                cfg, find_checkpoint(args.checkpoint), args.image, out, args.at[::-1], args.layers, args.device
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

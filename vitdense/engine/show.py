@@ -1,0 +1,135 @@
+"""A contact sheet of what a trained detector or segmentor sees in an image."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from PIL import Image
+from torch import Tensor, nn
+
+from vitdense import draw, show
+from vitdense.backbones.vit import default_out_indices
+from vitdense.engine.classes import leaf_datasets
+from vitdense.engine.label_maps import loads_labels
+from vitdense.engine.predict import load_model
+from vitdense.files import atomic_write
+
+HEADS_SHOWN = 6  # of a layer
+
+
+def contact_sheet(
+    cfg: Config,
+    checkpoint: str,
+    image: Path,
+    out_file: Path,
+    query: tuple[float, float] = (0.5, 0.5),
+    layers: Sequence[str] = (),
+    device: str = "cpu",
+) -> Path:
+    """Draw what the parts of a model make of an image.
+
+    Rows: the image; the maps of backbone and neck, their three principal components as colours; what a position attends
+    to in some layers, the mean over heads and every head; effective receptive fields of the maps of the backbone;
+    position biases.
+
+    Args:
+        cfg: Config of the detector or segmentor.
+        checkpoint: Its weights.
+        image: Image file.
+        out_file: The sheet, a PNG file.
+        query: The position (y, x), 0 to 1 over the image.
+        layers: Names of attention layers; when empty, the last two of every stage, or the last of every
+            quarter of a plain ViT.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Returns:
+        `out_file`.
+
+    Raises:
+        ConfigError: See `load_model`.
+        ValueError: A layer that the model does not have.
+    """
+    model = load_model(cfg, checkpoint, device)
+    pixels, inputs = model_inputs(model, image)
+    rows = [("Image", [("as the model reads it; the position of the attention", _marked(pixels, query))])]
+    parts = {name: getattr(model, name) for name in ("backbone", "neck") if getattr(model, name, None) is not None}
+    for name, maps in show.features(model.extract_feat, inputs, parts).items():
+        rows.append((f"{name}: principal components", [_colours(pixels, inputs, x) for x in maps]))
+    attention = show.attention_layers(model.backbone)
+    for name in layers or _chosen(attention):
+        if name not in attention:
+            raise ValueError(f"layer: got {name!r}, expected one of {', '.join(attention)}")
+        rows.append((f"attention: {name}", _attention(model, pixels, inputs, attention[name], query)))
+    rows.append(("effective receptive field", _fields(model, pixels, inputs)))
+    if biases := show.position_biases(model.backbone):
+        for name in _chosen(biases):
+            rows.append((f"position bias: {name}", [_bias(i, x) for i, x in enumerate(biases[name][:HEADS_SHOWN])]))
+    with atomic_write(out_file) as scratch:
+        Image.fromarray(draw.contact_sheet(rows)).save(scratch, format="PNG")
+    return out_file
+
+
+def model_inputs(model: nn.Module, image: Path) -> tuple[np.ndarray, Tensor]:
+    """An image file as a model gets it: pixels [H, W, 3] uint8 RGB, and normalised, ``[1, 3, H, W]``."""
+    pipeline = next(leaf_datasets(model.cfg.test_dataloader.dataset)).pipeline
+    data = Compose([step for step in pipeline if not loads_labels(step)])({"img_path": str(image), "img_id": 0})
+    pre = model.data_preprocessor
+    inputs = pre(pseudo_collate([data]), False)["inputs"]  # [1, 3, H, W]
+    pixels = inputs[0] * pre.std + pre.mean if hasattr(pre, "mean") else inputs[0]
+    return pixels.clamp(0, 255).round().byte().permute(1, 2, 0).cpu().numpy(), inputs
+
+
+def _chosen(layers: Iterable[str]) -> list[str]:
+    """The last two names of every stage, for one of two blocks of a Swin shifts its windows; the last of every quarter
+    of a plain ViT."""
+    stages: dict[str, list[str]] = {}
+    for name in layers:
+        stages.setdefault(name.rpartition("blocks.")[0], []).append(name)
+    if len(stages) == 1:
+        (names,) = stages.values()
+        return [names[i] for i in default_out_indices(len(names))]
+    return [name for stage in stages.values() for name in stage[-2:]]
+
+
+def _stride(inputs: Tensor, size: Sequence[int]) -> tuple[int, int]:
+    """Height and width in pixels of a cell of a map that covers an image, or a little more."""
+    return tuple(-(-n // m) for n, m in zip(inputs.shape[2:], size))
+
+
+def _colours(pixels: np.ndarray, inputs: Tensor, features: Tensor) -> tuple[str, np.ndarray]:
+    c, *size = features.shape
+    stride = _stride(inputs, size)
+    colours = show.principal_colours(features).cpu().numpy()
+    return f"{c} channels, stride {stride[0]}", draw.cells(pixels, colours, stride)
+
+
+def _attention(
+    model: nn.Module, pixels: np.ndarray, inputs: Tensor, layer: nn.Module, query: tuple[float, float]
+) -> list[tuple[str, np.ndarray]]:
+    found = show.attention(model.extract_feat, inputs, layer, query)
+    shares = found.shares.cpu().numpy()  # [heads, h, w]
+    stride = _stride(inputs, shares.shape[1:])
+    maps = [("mean of the heads", shares.mean(0)), *((f"head {i}", x) for i, x in enumerate(shares))]
+    return [(name, _marked(draw.heat(pixels, x, stride), query)) for name, x in maps[: 1 + HEADS_SHOWN]]
+
+
+def _fields(model: nn.Module, pixels: np.ndarray, inputs: Tensor) -> list[tuple[str, np.ndarray]]:
+    rows = []
+    for i, stride in enumerate(model.backbone.out_strides):
+        field = show.receptive_field(lambda x, i=i: model.backbone(x)[i], inputs).sqrt()  # faint tails become visible
+        rows.append((f"map {i}, stride {stride}", draw.heat(pixels, field.cpu().numpy(), (1, 1))))
+    return rows
+
+
+def _bias(head: int, bias: Tensor) -> tuple[str, np.ndarray]:
+    """Bias [2h - 1, 2w - 1] as a picture, from its smallest to its largest value."""
+    low, high = bias.min().item(), bias.max().item()
+    blank = np.zeros((*bias.shape, 3), np.uint8)
+    picture = draw.heat(blank, (bias - low).cpu().numpy(), (1, 1))
+    return f"head {head}: {low:+.1f} to {high:+.1f}", picture
+
+
+def _marked(pixels: np.ndarray, query: tuple[float, float]) -> np.ndarray:
+    return draw.cross(pixels, tuple(int(at * n) for at, n in zip(query, pixels.shape)))
