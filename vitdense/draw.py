@@ -12,6 +12,7 @@ MIN_TEXT = 13  # pixels; smaller text cannot be read
 MIN_LINES = 12  # of a legend, even if the picture has room for fewer
 TEXT_SHARE = 38  # side of a square picture / text height
 CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
+DIMMED = 0.8  # brightness of an image under measures
 PAPER, INK, FAINT, MARK = (255, 255, 255), (30, 30, 30), (110, 110, 110), (0, 160, 90)
 
 
@@ -108,14 +109,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
 
 
-def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float], dimmed: float = 0.6) -> np.ndarray:
+def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
     """Colour an image by a map of values: where it is 0 the image is seen, grey and dimmed; the largest is yellow.
 
     Args:
         image: [H, W, 3] uint8 RGB.
         values: [h, w], not negative; the cell (0, 0) is at the top left.
         stride: Height and width of a cell in pixels; cells outside of the image are cut off.
-        dimmed: Brightness of the image, 0 to 1.
 
     Returns:
         [H, W, 3] uint8 RGB.
@@ -124,7 +124,7 @@ def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float], dim
     table = cv2.cvtColor(cv2.applyColorMap(np.arange(256, dtype=np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)
     colours = _enlarge(table[np.round(255 * scaled).astype(np.uint8), 0], image, stride)  # [H, W, 3]
     weight = _enlarge(np.sqrt(scaled)[..., None], image, stride)  # [H, W, 1]
-    grey = dimmed * image.mean(-1, keepdims=True)
+    grey = DIMMED * image.mean(-1, keepdims=True)
     return np.round((1 - weight) * grey + weight * colours).astype(np.uint8)
 
 

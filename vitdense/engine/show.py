@@ -17,6 +17,7 @@ from vitdense.engine.predict import load_model
 from vitdense.files import atomic_write
 
 HEADS_SHOWN = 6  # of a layer
+Row = tuple[str, list[tuple[str, np.ndarray]]]
 
 
 def contact_sheet(
@@ -28,20 +29,15 @@ def contact_sheet(
     layers: Sequence[str] = (),
     device: str = "cpu",
 ) -> Path:
-    """Draw what the parts of a model make of an image.
-
-    Rows: the image; the maps of backbone and neck, their three principal components as colours; what a position attends
-    to in some layers, the mean over heads and every head; effective receptive fields of the maps of the backbone;
-    position biases.
+    """Draw the rows of `sheet_rows` as a PNG file.
 
     Args:
         cfg: Config of the detector or segmentor.
         checkpoint: Its weights.
         image: Image file.
-        out_file: The sheet, a PNG file.
-        query: The position (y, x), 0 to 1 over the image.
-        layers: Names of attention layers; when empty, the last two of every stage, or the last of every
-            quarter of a plain ViT.
+        out_file: The sheet.
+        query: See `sheet_rows`.
+        layers: See `sheet_rows`.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Returns:
@@ -51,24 +47,50 @@ def contact_sheet(
         ConfigError: See `load_model`.
         ValueError: A layer that the model does not have.
     """
-    model = load_model(cfg, checkpoint, device)
+    rows = sheet_rows(load_model(cfg, checkpoint, device), image, query, layers)
+    with atomic_write(out_file) as scratch:
+        Image.fromarray(draw.contact_sheet(rows)).save(scratch, format="PNG")
+    return out_file
+
+
+def sheet_rows(
+    model: nn.Module, image: Path, query: tuple[float, float] = (0.5, 0.5), layers: Sequence[str] = ()
+) -> list[Row]:
+    """What the parts of a model make of an image.
+
+    Rows: the image; of the maps of backbone and neck the three principal components as colours, and the channel that
+    varies most; what a position attends to in some layers, the mean over heads and every head; effective receptive
+    fields of the maps of the backbone; position biases.
+
+    Args:
+        model: Of `load_model`.
+        image: Image file.
+        query: The position (y, x), 0 to 1 over the image.
+        layers: Names of attention layers; when empty, the last two of every stage, or the last of every
+            quarter of a plain ViT.
+
+    Returns:
+        (title, [(caption, picture [H, W, 3] uint8 RGB), ...]) of each row.
+
+    Raises:
+        ValueError: A layer that the model does not have.
+    """
     pixels, inputs = model_inputs(model, image)
-    rows = [("Image", [("as the model reads it; the position of the attention", _marked(pixels, query))])]
+    rows = [("image", [("as the model reads it; the cross is where attention is asked", _marked(pixels, query))])]
     parts = {name: getattr(model, name) for name in ("backbone", "neck") if getattr(model, name, None) is not None}
     for name, maps in show.features(model.extract_feat, inputs, parts).items():
         rows.append((f"{name}: principal components", [_colours(pixels, inputs, x) for x in maps]))
+        rows.append((f"{name}: channel that varies most", [_channel(pixels, inputs, x) for x in maps]))
     attention = show.attention_layers(model.backbone)
     for name in layers or _chosen(attention):
         if name not in attention:
             raise ValueError(f"layer: got {name!r}, expected one of {', '.join(attention)}")
         rows.append((f"attention: {name}", _attention(model, pixels, inputs, attention[name], query)))
     rows.append(("effective receptive field", _fields(model, pixels, inputs)))
-    if biases := show.position_biases(model.backbone):
-        for name in _chosen(biases):
-            rows.append((f"position bias: {name}", [_bias(i, x) for i, x in enumerate(biases[name][:HEADS_SHOWN])]))
-    with atomic_write(out_file) as scratch:
-        Image.fromarray(draw.contact_sheet(rows)).save(scratch, format="PNG")
-    return out_file
+    biases = show.position_biases(model.backbone)
+    for name in _chosen(biases):
+        rows.append((f"position bias: {name}", [_bias(i, x) for i, x in enumerate(biases[name][:HEADS_SHOWN])]))
+    return rows
 
 
 def model_inputs(model: nn.Module, image: Path) -> tuple[np.ndarray, Tensor]:
@@ -103,6 +125,14 @@ def _colours(pixels: np.ndarray, inputs: Tensor, features: Tensor) -> tuple[str,
     stride = _stride(inputs, size)
     colours = show.principal_colours(features).cpu().numpy()
     return f"{c} channels, stride {stride[0]}", draw.cells(pixels, colours, stride)
+
+
+def _channel(pixels: np.ndarray, inputs: Tensor, features: Tensor) -> tuple[str, np.ndarray]:
+    channel = features.flatten(1).var(1).argmax().item()
+    values = features[channel].cpu().numpy()  # [h, w]
+    low, high = values.min(), values.max()
+    grey = np.repeat((values - low)[..., None] / max(high - low, 1e-12), 3, -1)  # [h, w, 3]
+    return f"channel {channel}: {low:+.1f} to {high:+.1f}", draw.cells(pixels, grey, _stride(inputs, values.shape))
 
 
 def _attention(

@@ -1,0 +1,74 @@
+"""Sheets of what detectors and segmentors see."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitdense.engine.config import build_model, load_config
+from vitdense.engine.show import contact_sheet, sheet_rows
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+pytestmark = pytest.mark.long
+SIZE = (96, 160)
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "image.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (*SIZE, 3), np.uint8)).save(path)
+    return path
+
+
+def model_of(config, repo, **options):
+    cfg = load_config(str(repo / f"configs/{config}.py"), options)
+    model = build_model(cfg).eval()
+    model.cfg = cfg
+    return model
+
+
+CASES = {
+    "cascade_swin_nano_shapes": [
+        "image",
+        *(f"{part}: {what}" for part in ("backbone", "neck") for what in ("principal", "channel")),
+        *(f"attention: stages.{stage}.blocks.{block}.attn" for stage in range(4) for block in range(2)),
+        "effective receptive field",
+        *(f"position bias: stages.{stage}.blocks.{block}.attn.bias" for stage in range(4) for block in range(2)),
+    ],
+    "upernet_swin_mixer_nano_camvid": [
+        "image",
+        "backbone: principal",
+        "backbone: channel",
+        "effective receptive field",
+    ],
+}
+
+
+@pytest.mark.parametrize("config", CASES)
+def test_rows_of_a_sheet(config, image, repo):
+    rows = sheet_rows(model_of(config, repo), image)
+    assert len(rows) == len(CASES[config])
+    whole = rows[0][1][0][1]
+    for (title, pictures), want in zip(rows, CASES[config]):
+        assert title.startswith(want)
+        if not title.startswith("position bias"):
+            assert {picture.shape for _, picture in pictures} == {whole.shape}
+
+
+def test_layers_are_chosen_by_name(image, repo):
+    model = model_of("cascade_swin_nano_shapes", repo)
+    titles = [title for title, _ in sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])]
+    assert [title for title in titles if title.startswith("attention")] == ["attention: stages.2.blocks.0.attn"]
+    with pytest.raises(ValueError, match=r"layer: got 'stages.9', expected one of stages.0.blocks.0.attn, "):
+        sheet_rows(model, image, layers=["stages.9"])
+
+
+def test_the_sheet_is_a_picture(image, repo, tmp_path):
+    model = model_of("cascade_swin_nano_shapes", repo)
+    meta = {"dataset_meta": {"classes": model.cfg.get("classes", ("a",) * model.roi_head.bbox_head[0].num_classes)}}
+    torch.save({"meta": meta, "state_dict": model.state_dict()}, tmp_path / "model.pth")
+    out = contact_sheet(model.cfg, str(tmp_path / "model.pth"), image, tmp_path / "sheet.png")
+    assert out == tmp_path / "sheet.png"
+    sheet = np.asarray(Image.open(out))
+    assert sheet.shape[1] == 10 + 7 * 250  # seven pictures: the mean and six heads
