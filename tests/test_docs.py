@@ -269,8 +269,8 @@ def run_tool(path, args, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")  # which the tools set
     if name in ("train", "test"):
         stand_in(name, {})
-    elif name in ("predict", "export"):
-        stand_in(name)
+    elif name in ("predict", "export", "show"):
+        stand_in("contact_sheet" if name == "show" else name)
         stand_in("find_checkpoint")
     elif name == "convert":
         monkeypatch.chdir(tmp_path)
@@ -283,7 +283,7 @@ def run_tool(path, args, tmp_path, monkeypatch):
         stand_in("report_counts")
     monkeypatch.setattr(sys, "argv", [path, *args])
     module.main()  # raises SystemExit where the arguments or the config are wrong
-    if name in ("train", "test", "predict", "export"):
+    if name in ("train", "test", "predict", "export", "show"):
         (cfg, *_), _ = calls[-1]
         for option in (arg.partition("=")[0] for arg in args if re.match(r"[\w.]+=", arg)):
             *parents, key = option.split(".")

@@ -8,6 +8,7 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitdense import draw, show
 from vitdense.backbones.vit import default_out_indices
@@ -17,6 +18,7 @@ from vitdense.engine.predict import load_model
 from vitdense.files import atomic_write
 
 HEADS_SHOWN = 6  # of a layer
+FIELD_CELL, BIAS_CELL = 8, 16  # pixels a side
 Row = tuple[str, list[tuple[str, np.ndarray]]]
 
 
@@ -88,7 +90,7 @@ def sheet_rows(
         rows.append((f"attention: {name}", _attention(model, pixels, inputs, attention[name], query)))
     rows.append(("effective receptive field", _fields(model, pixels, inputs)))
     biases = show.position_biases(model.backbone)
-    for name in _chosen(biases):
+    for name in _chosen(biases, 1):
         rows.append((f"position bias: {name}", [_bias(i, x) for i, x in enumerate(biases[name][:HEADS_SHOWN])]))
     return rows
 
@@ -103,16 +105,16 @@ def model_inputs(model: nn.Module, image: Path) -> tuple[np.ndarray, Tensor]:
     return pixels.clamp(0, 255).round().byte().permute(1, 2, 0).cpu().numpy(), inputs
 
 
-def _chosen(layers: Iterable[str]) -> list[str]:
-    """The last two names of every stage, for one of two blocks of a Swin shifts its windows; the last of every quarter
-    of a plain ViT."""
+def _chosen(layers: Iterable[str], of_stage: int = 2) -> list[str]:
+    """The last names of every stage (two, for one of two blocks of a Swin shifts its windows); the last of every
+    quarter of a plain ViT."""
     stages: dict[str, list[str]] = {}
     for name in layers:
         stages.setdefault(name.rpartition("blocks.")[0], []).append(name)
     if len(stages) == 1:
         (names,) = stages.values()
         return [names[i] for i in default_out_indices(len(names))]
-    return [name for stage in stages.values() for name in stage[-2:]]
+    return [name for stage in stages.values() for name in stage[-of_stage:]]
 
 
 def _stride(inputs: Tensor, size: Sequence[int]) -> tuple[int, int]:
@@ -148,17 +150,20 @@ def _attention(
 def _fields(model: nn.Module, pixels: np.ndarray, inputs: Tensor) -> list[tuple[str, np.ndarray]]:
     rows = []
     for i, stride in enumerate(model.backbone.out_strides):
-        field = show.receptive_field(lambda x, i=i: model.backbone(x)[i], inputs).sqrt()  # faint tails become visible
-        rows.append((f"map {i}, stride {stride}", draw.heat(pixels, field.cpu().numpy(), (1, 1))))
+        field = show.receptive_field(lambda x, i=i: model.backbone(x)[i], inputs)  # [H, W]
+        # Single pixels vary by orders of magnitude: means over cells, and the root, make the shape visible.
+        field = F.avg_pool2d(field[None], FIELD_CELL, ceil_mode=True)[0].sqrt()  # [H / cell, W / cell]
+        picture = draw.heat(pixels, field.cpu().numpy(), (FIELD_CELL, FIELD_CELL))
+        rows.append((f"map {i}, stride {stride}", picture))
     return rows
 
 
 def _bias(head: int, bias: Tensor) -> tuple[str, np.ndarray]:
-    """Bias [2h - 1, 2w - 1] as a picture, from its smallest to its largest value."""
+    """Bias [2h - 1, 2w - 1] as a picture, from its smallest to its largest value; the cross is the query."""
     low, high = bias.min().item(), bias.max().item()
-    blank = np.zeros((*bias.shape, 3), np.uint8)
-    picture = draw.heat(blank, (bias - low).cpu().numpy(), (1, 1))
-    return f"head {head}: {low:+.1f} to {high:+.1f}", picture
+    blank = np.zeros((*(BIAS_CELL * n for n in bias.shape), 3), np.uint8)
+    picture = draw.heat(blank, (bias - low).cpu().numpy(), (BIAS_CELL, BIAS_CELL))
+    return f"head {head}: {low:+.1f} to {high:+.1f}", _marked(picture, (0.5, 0.5))
 
 
 def _marked(pixels: np.ndarray, query: tuple[float, float]) -> np.ndarray:
