@@ -54,6 +54,9 @@ def main() -> None:
         action="store_true",
         help="leave out tensors without a name in the new scheme: of a classifier, MAE's decoder, further tokens",
     )
+    parser.add_argument(
+        "--merge-lora", action="store_true", help="add the low-rank updates of finetune='lora' to the weights"
+    )
     parser.add_argument("--sha256", help="SHA-256 of SRC, at least its first 8 digits")
     parser.add_argument("--allow-pickle", action="store_true", help="run the code in SRC: only if you trust it")
     args = parser.parse_args()
@@ -71,7 +74,15 @@ def main() -> None:
     with exit_on_user_error():
         source = read(args.src, sha256=args.sha256, allow_pickle=args.allow_pickle)
         converted = convert(
-            source, args.to, args.prefix, args.scheme, windows, trained, args.drop_output_norms, args.drop_classifier
+            source,
+            args.to,
+            args.prefix,
+            args.scheme,
+            windows,
+            trained,
+            args.drop_output_norms,
+            args.drop_classifier,
+            args.merge_lora,
         )
         print(converted)
         for result in verify(converted, model, spec) if args.verify is not None else ():

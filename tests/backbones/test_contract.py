@@ -294,6 +294,26 @@ def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
 
 
 @every
+def test_low_rank_updates_train_alone(make):
+    """With output norms, of what is not frozen anyway; the start is the same model. Others refuse."""
+    if not make.has_attention or make.kind is ResNet:
+        with pytest.raises(ValueError, match="finetune"):
+            make(finetune="lora")
+        return
+    lora = {"type": "lora", "targets": ("proj", "fc1")}  # which every family has
+    whole, model = make().eval(), make(finetune=lora, frozen_stages=1, drop_path_rate=0.5, with_cp=True).eval()
+    model.load_state_dict(whole.state_dict(), strict=False)
+    x = torch.randn(2, 3, 72, 104)
+    with torch.no_grad():
+        assert all(torch.equal(a, b) for a, b in zip(model(x), whole(x), strict=True))
+    sum(out.square().mean() for out in model.train()(x)).backward()
+    with_gradient = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert with_gradient == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert any(name.endswith(".lora.B") for name in with_gradient)
+    assert all(re.search(r"\.lora\.[AB]$|^norm\d", name) for name in with_gradient)
+
+
+@every
 def test_frozen_stages_in_mmdets_sense(make):
     """Stem, then whole stages with their merging and output norm; from the constructor on; train() returns self."""
     model = make(frozen_stages=2, drop_path_rate=0.5)

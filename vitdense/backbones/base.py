@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -14,12 +14,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.layers.blocks import LayerNorm
+from vitdense.layers.lora import LoRA, add_lora
 from vitdense.models import Model, find_model
 from vitdense.module import Module
 from vitdense.weights.load import LoadReport, load_pretrained, remap_keys_in_place
 
 logger = logging.getLogger(__name__)
 
+Finetune = str | Mapping | None
 InitCfg = dict | Sequence[dict] | str | Path | None
 PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier", "map_location")
 
@@ -28,6 +30,7 @@ PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "k
 # nothing else. Output norms are in no classifier's checkpoint: they train.
 _ALWAYS = r"absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"
 FINETUNE = {kind: rf".+\.{name}\d*\..+|{_ALWAYS}" for kind, name in (("attention", "attn"), ("mlp", "mlp"))}
+FINETUNE["lora"] = r".+\.lora\.[AB]|norm\d+\..+"
 
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
@@ -101,8 +104,9 @@ class Backbone(Module):
     - `out_indices`: Stages to return, ascending.
     - `frozen_stages`: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
     - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4),
-      ``'mlp'`` the MLPs in place of the attention, as its control; None trains everything. Mixers, which have
-      no attention, do not have it.
+      ``'mlp'`` the MLPs in place of the attention, as its control; ``'lora'``, or ``dict(type='lora', rank=8, alpha=16,
+      targets=('qkv', 'proj'))``, low-rank updates of linear layers and the output norms (`vitdense.layers.lora`); None
+      trains everything. Mixers, which have no attention, do not have it.
     - `with_cp`: Recompute activations in the backward pass: less memory, more time, the same gradients.
     - `init_cfg`: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
       `init_weights`.
@@ -155,7 +159,7 @@ class Backbone(Module):
         strides: Sequence[int],
         out_indices: Sequence[int],
         frozen_stages: int,
-        finetune: str | None,
+        finetune: Finetune,
         norm: Callable[[int], nn.Module] = LayerNorm,
     ) -> None:
         """Add an output norm ``norm{i}`` per index, declare the outputs, and freeze.
@@ -177,8 +181,13 @@ class Backbone(Module):
             raise ValueError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
         if not -1 <= frozen_stages <= n:
             raise ValueError(f"frozen_stages: got {frozen_stages}, expected -1 (none) to {n} (all stages)")
-        if finetune not in (None, *FINETUNE):
-            raise ValueError(f"finetune: got {finetune!r}, expected None (all) or one of {', '.join(FINETUNE)}")
+        options = dict(finetune) if isinstance(finetune, Mapping) else {"type": finetune}
+        kind = options.pop("type", None)
+        if kind not in (None, *FINETUNE) or (options and kind != "lora"):
+            raise ValueError(
+                f"finetune: got {finetune!r}, expected None (all), one of {', '.join(FINETUNE)}, or "
+                f"dict(type='lora', ...)"
+            )
         self.out_indices = indices
         self.frozen_stages = frozen_stages
         self.out_channels = tuple(dims[i] for i in indices)
@@ -190,8 +199,11 @@ class Backbone(Module):
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
         for module in (*self.frozen_modules(), *self.unused_modules()):
             module.requires_grad_(False)
+        if kind == "lora":
+            fixed = {part for module in (*self.frozen_modules(), *self.unused_modules()) for part in module.modules()}
+            add_lora([item for item in self.named_modules() if item[1] not in fixed], LoRA(**options))
         for name, parameter in self.named_parameters():
-            if finetune and not re.fullmatch(FINETUNE[finetune], name):
+            if kind and not re.fullmatch(FINETUNE[kind], name):
                 parameter.requires_grad_(False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:

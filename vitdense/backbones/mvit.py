@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
+from vitdense.backbones.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import MVIT, MViTArch, find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend, attend_decomposed
@@ -267,7 +267,7 @@ class MViT(Backbone):
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
-        finetune: str | None = None,
+        finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitdense.backbones.base import InitCfg
+from vitdense.backbones.base import Finetune, InitCfg
 from vitdense.backbones.swin import BlockSpec, SlidingAttention, SwinBlock, SwinTrunk, plan
 from vitdense.backbones.variants import NAT as SIZES
 from vitdense.backbones.variants import find_arch
@@ -99,7 +99,7 @@ class NAT(SwinTrunk):
         drop_path_rate: float = 0.2,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
-        finetune: str | None = None,
+        finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:

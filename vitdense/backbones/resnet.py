@@ -10,7 +10,7 @@ from timm.models.resnet import BasicBlock, Bottleneck, downsample_conv
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitdense.backbones.base import Backbone, InitCfg, maybe_checkpoint
+from vitdense.backbones.base import Backbone, Finetune, InitCfg, maybe_checkpoint
 from vitdense.backbones.variants import RESNET, ResNetArch, find_arch
 from vitdense.layers.blocks import init_transformer, max_pool
 from vitdense.layers.local import LocalAttention
@@ -183,7 +183,7 @@ class ResNet(Backbone):
         norm_eval: bool = True,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
-        finetune: str | None = None,
+        finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:

@@ -11,7 +11,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
+from vitdense.backbones.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import SWIN, SwinArch, find_arch
 from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
@@ -305,7 +305,7 @@ class SwinTrunk(Backbone):
         patch_size: int,
         out_indices: Sequence[int],
         frozen_stages: int,
-        finetune: str | None,
+        finetune: Finetune,
         with_cp: bool,
         init_cfg: InitCfg,
         absolute_position: bool = False,
@@ -384,7 +384,7 @@ class Swin(SwinTrunk):
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
-        finetune: str | None = None,
+        finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdense.backbones.base import InitCfg, as_pair
+from vitdense.backbones.base import Finetune, InitCfg, as_pair
 from vitdense.backbones.swin import BlockSpec, SwinBlock, SwinTrunk, WindowAttention
 from vitdense.backbones.swin import plan as plan_v1
 from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
@@ -199,7 +199,7 @@ class SwinV2(SwinTrunk):
         pretrain_img_size: int | Sequence[int] = 256,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
-        finetune: str | None = None,
+        finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:

@@ -13,7 +13,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vitdense.backbones.base import Backbone, InitCfg, as_pair, maybe_checkpoint
+from vitdense.backbones.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
@@ -257,7 +257,7 @@ class ViT(Backbone):
         out_norm: str = "each",
         output_cls_token: bool = False,
         frozen_stages: int = -1,
-        finetune: str | None = None,
+        finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
+from vitdense.layers.lora import merge_lora
 from vitdense.weights.detect import LISTED, Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS
+from vitdense.weights.families import CLASSIFIER, LORA, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS
 from vitdense.weights.rename import Scheme, find_rule, reverse
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
@@ -70,6 +71,7 @@ def convert(
     pretrained_windows: Sequence[int] | None = None,
     drop_output_norms: bool = False,
     drop_classifier: bool = False,
+    merge: bool = False,
 ) -> Converted:
     """Rename a checkpoint of any known scheme to another one.
 
@@ -86,6 +88,7 @@ def convert(
         drop_output_norms: Leave out the norms of a dense backbone, for which classifiers have no names.
         drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and,
             if it has no tokens, of tokens.
+        merge: Add LoRA's updates to the weights.
 
     Raises:
         CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
@@ -94,6 +97,14 @@ def convert(
     ours = match.ours()
     if drop_output_norms:
         ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
+    has_updates = any(re.fullmatch(LORA, key) for key in ours)
+    if merge and not has_updates:
+        raise CheckpointMismatchError("--merge-lora: the checkpoint has no low-rank updates (keys with .lora.)")
+    if has_updates and not merge and to != "vitdense":
+        raise CheckpointMismatchError(
+            f"{to} names have none for low-rank updates; add them to the weights: --merge-lora"
+        )
+    ours = merge_lora(ours) if merge else ours
     forms = [row for row in SCHEMES[match.family] if row.name == to]
     if not forms:
         names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[match.family]))

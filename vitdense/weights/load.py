@@ -122,9 +122,14 @@ def match_exactly(
             + (", ..." if len(keys) > named else "")
             for what, keys in kinds.items()
         )
-        raise CheckpointMismatchError(
-            f"the checkpoint does not fit the model exactly. {advise(refused, found & left_out)}{listed}"
-        )
+        advice = advise(refused, found & left_out)
+        if any(".lora." in key for key in refused):
+            advice = (
+                "Keys with .lora. are low-rank updates. A file without them starts a model with finetune='lora' by "
+                "tools/train.py --fresh '.+\\.lora\\..+'; a model without finetune='lora' needs them merged, by "
+                "tools/convert.py --merge-lora. "
+            )
+        raise CheckpointMismatchError(f"the checkpoint does not fit the model exactly. {advice}{listed}")
     return {key: value for key, value in state.items() if key not in left_out}
 
 

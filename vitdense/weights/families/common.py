@@ -17,6 +17,7 @@ TOKENS = r"tokens\..+"
 REBUILT = r".+\.attn\.bias\.(index|relative_coords_table)|.+\.attn_mask"
 # No classification checkpoint has output norms; `out_indices` decides which ones a dense model has.
 OUTPUT_NORMS = r"norm\d+\..+"
+LORA = r".+\.lora\..+"  # updates; a pretrained model has none
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Family:
 
     schemes: tuple[Scheme, ...]
     ignored: tuple[str, ...] = (CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT)
-    may_be_missing: tuple[str, ...] = (OUTPUT_NORMS,)
+    may_be_missing: tuple[str, ...] = (OUTPUT_NORMS, LORA)
 
 
 def same(*names: str) -> tuple[Rule, ...]:

@@ -6,6 +6,7 @@ from vitdense.weights.families.common import (
     CLASS_POSITION,
     CLASS_TOKEN,
     CLASSIFIER,
+    LORA,
     OUTPUT_NORMS,
     PRETRAINING,
     Family,
@@ -151,5 +152,5 @@ VIT = Family(
     ),
     ignored=(CLASSIFIER, OUTPUT_NORMS, PRETRAINING, r"class_blocks\..+"),
     # ViTDet adds relative positions to models that were pretrained without them.
-    may_be_missing=(OUTPUT_NORMS, _RELATIVE_POSITIONS),
+    may_be_missing=(OUTPUT_NORMS, LORA, _RELATIVE_POSITIONS),
 )

@@ -1,0 +1,113 @@
+"""Low-rank updates: which layers, what they compute, what trains, checkpoints with and without them."""
+
+import pytest
+import torch
+from torch import nn
+
+import vitdense
+from vitdense.layers.lora import LoRA, LowRankUpdate, add_lora, merge_lora
+from vitdense.weights.convert import convert
+from vitdense.weights.errors import CheckpointMismatchError
+
+NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
+LORA = {"type": "lora", "rank": 2, "alpha": 3.0}
+
+
+def swin(**options):
+    return vitdense.Swin(NANO, window_size=4, out_indices=(0, 1), **options)
+
+
+def trained(model):
+    """Updates as after some training: B is no longer zero."""
+    for module in model.modules():
+        if isinstance(module, LowRankUpdate):
+            nn.init.normal_(module.B)
+    return model.eval()
+
+
+def test_update_by_its_definition():
+    layer = nn.Linear(6, 4).double()
+    update = LowRankUpdate(layer, rank=2, alpha=3.0).double()
+    nn.init.normal_(update.B)
+    x = torch.randn(5, 6, dtype=torch.double)
+    want = torch.stack([1.5 * update.B @ (update.A @ row) for row in x])
+    torch.testing.assert_close(update(x), want)
+
+
+@torch.no_grad()
+def test_the_start_is_the_pretrained_model():
+    base, x = swin().eval(), torch.randn(2, 3, 40, 56)
+    model = swin(finetune="lora").eval()
+    report = vitdense.weights.load.load_pretrained(model, base.state_dict())
+    assert len(report.kept_at_init) == 3 * 2 * 3  # A, B and scale of two layers of three blocks
+    for got, want in zip(model(x), base(x), strict=True):
+        assert torch.equal(got, want)
+    assert not torch.equal(trained(model)(x)[0], base(x)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [swin, lambda **o: vitdense.SwinV2(NANO, window_size=4, out_indices=(0, 1), **o)])
+def test_merged_weights_give_the_features_of_the_updates(make):
+    x = torch.randn(2, 3, 40, 56)
+    model = trained(make(finetune={**LORA, "targets": ["qkv", "proj", "fc1"]}))
+    merged = make().eval()
+    merged.load_state_dict(merge_lora(model.state_dict()))
+    for got, want in zip(merged(x), model(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_updates_and_output_norms_train_alone():
+    model = swin(finetune=LORA, frozen_stages=1)
+    block = "stages.1.blocks.{}.attn.{}.lora.{}"
+    updates = {block.format(i, layer, x) for i in (0, 1) for layer in ("qkv", "proj") for x in "AB"}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == updates | {"norm1.weight", "norm1.bias"}
+    assert not any("stages.0" in name and "lora" in name for name in model.state_dict())
+    assert model.stages[1].blocks[0].attn.qkv.lora.A.shape == (2, 32)
+    assert model.stages[1].blocks[0].attn.qkv.lora.B.shape == (96, 2)
+
+
+def test_checkpoints_with_updates(tmp_path):
+    """They fill a model with updates of the same rank; others say what to do; --merge-lora makes a plain file."""
+    model = trained(swin(finetune=LORA))
+    state = model.state_dict()
+    other = swin(finetune=LORA)
+    vitdense.weights.load.load_pretrained(other, state)
+    assert all(torch.equal(state[key], value) for key, value in other.state_dict().items())
+    with pytest.raises(CheckpointMismatchError, match="--merge-lora"):
+        vitdense.weights.load.load_pretrained(swin(), state)
+    with pytest.raises(CheckpointMismatchError, match="size mismatch"):
+        vitdense.weights.load.load_pretrained(swin(finetune="lora"), state)
+    with pytest.raises(CheckpointMismatchError, match="--merge-lora"):
+        convert(state, "official", drop_output_norms=True)
+    assert ".lora." in "".join(convert(state, "vitdense").state)
+    merged = convert(state, "official", drop_output_norms=True, merge=True).state
+    assert not any("lora" in key for key in merged)
+    plain = swin()
+    vitdense.weights.load.load_pretrained(plain, merged)
+    assert torch.equal(
+        plain.stages[0].blocks[0].attn.qkv.weight, merge_lora(state)["stages.0.blocks.0.attn.qkv.weight"]
+    )
+    with pytest.raises(CheckpointMismatchError, match="no low-rank updates"):
+        convert(merged, "vitdense", merge=True)
+
+
+@pytest.mark.parametrize(
+    ("finetune", "message"),
+    [
+        ({"type": "lora", "rank": 0}, "rank=0"),
+        ({"type": "lora", "targets": ("query",)}, "'query'; expected some of: qkv, proj, fc1, fc2"),
+        ({"type": "attention", "rank": 4}, "expected None"),
+        ({"rank": 4}, "expected None"),
+        ("Lora", "expected None"),
+    ],
+)
+def test_wrong_options(finetune, message):
+    with pytest.raises(ValueError, match=message):
+        swin(finetune=finetune)
+
+
+def test_no_layer_to_update():
+    with pytest.raises(ValueError, match="none, there is no linear layer"):
+        add_lora(nn.Sequential(nn.Linear(2, 2)).named_modules(), LoRA())
+    with pytest.raises(ValueError, match="linear layer 'qkv'"):
+        vitdense.ResNet("resnet18", finetune="lora")

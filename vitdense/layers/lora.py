@@ -1,0 +1,90 @@
+"""LoRA: low-rank updates of linear layers, the only weights of a trunk that train (Hu et al., ICLR 2022)."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """``finetune=dict(type='lora', ...)``.
+
+    Attributes:
+        rank: Of an update.
+        alpha: An update is multiplied by ``alpha / rank``.
+        targets: Names of linear layers in attention (``qkv``, ``proj``) and MLPs (``fc1``, ``fc2``).
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("qkv", "proj")
+
+
+class LowRankUpdate(nn.Module):
+    """``B A x * alpha / rank`` (section 4.1): zero at the start, for B is zero."""
+
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.A = nn.Parameter(torch.empty(rank, layer.in_features))
+        self.B = nn.Parameter(torch.zeros(layer.out_features, rank))
+        self.register_buffer(
+            "scale", torch.tensor(alpha / rank)
+        )  # in checkpoints, which can be merged without a config
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., C]`` to ``[..., C']``."""
+        return F.linear(F.linear(x, self.A) * self.scale.to(x), self.B)  # [..., C']
+
+
+def _add_update(layer: nn.Linear, args: tuple[Any, ...], out: Tensor) -> Tensor:
+    """Forward hook of a linear layer, which keeps its class and the name of its weight."""
+    return out + layer.lora(args[0])
+
+
+def add_lora(modules: Iterable[tuple[str, nn.Module]], config: LoRA) -> None:
+    """Add an update to every linear layer of `config.targets`.
+
+    Args:
+        modules: Names and modules of the parts of a model that train.
+        config: Rank, scale and layers.
+
+    Raises:
+        ValueError: A rank below 1, or a target that is no linear layer of attention or MLPs.
+    """
+    if config.rank < 1:
+        raise ValueError(f"finetune: got rank={config.rank} for LoRA, expected at least 1")
+    modules = [(name, module) for name, module in modules if isinstance(module, nn.Linear)]
+    for target in config.targets:
+        layers = [layer for name, layer in modules if re.fullmatch(rf".+\.(attn|mlp)\d*\.{target}", name)]
+        if not layers:
+            known = dict.fromkeys(re.findall(r"\.(?:attn|mlp)\d*\.(\w+)$", "\n".join(n for n, _ in modules), re.M))
+            raise ValueError(
+                f"finetune: got targets={config.targets} for LoRA, but no attention and no MLP that trains has a "
+                f"linear layer {target!r}; expected some of: {', '.join(known) or 'none, there is no linear layer'}"
+            )
+        for layer in layers:
+            layer.lora = LowRankUpdate(layer, config.rank, config.alpha)
+            layer.register_forward_hook(_add_update)
+
+
+def merge_lora(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with every update added to its weight (section 4.1).
+
+    The sum is rounded once to the dtype of the weight. Other tensors are the same objects.
+
+    Raises:
+        KeyError: A part of an update or its weight is missing.
+    """
+    merged = {key: value for key, value in state.items() if ".lora." not in key}
+    for key in (key.removesuffix("lora.A") for key in state if key.endswith(".lora.A")):
+        a, b, scale = (state[f"{key}lora.{part}"].double() for part in ("A", "B", "scale"))
+        weight = merged[f"{key}weight"]
+        merged[f"{key}weight"] = (weight.double() + scale * (b @ a)).to(weight.dtype)
+    return merged
