@@ -302,7 +302,8 @@ def checkpoint_to_convert(source):
     if row := find_model(source):
         return of_row(row)
     if source.endswith("epoch_36.pth"):
-        backbone = {f"backbone.{key}": value for key, value in vitdense.Swin("tiny").state_dict().items()}
+        model = vitdense.Swin("tiny", finetune="lora" if "lora" in source else None)
+        backbone = {f"backbone.{key}": value for key, value in model.state_dict().items()}
         return {"state_dict": {**backbone, "rpn_head.rpn_cls.weight": torch.ones(3)}, "meta": {}}
     assert source == "mine.pth"
     return of_row(find_model("swinv2_tiny_w16.ms_in1k"))
