@@ -76,6 +76,7 @@ def ap_flops(path: Path) -> None:
     axes.set(xscale="log", xlabel="FLOPs (G multiply-adds) at about 800x1280", ylabel="box AP on COCO val, published")
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()
+    axes.margins(0.08)
     axes.grid(alpha=0.3)
     used = dict.fromkeys(row.method for row in rows)
     handles = [Line2D([], [], marker=METHODS[m][1], linestyle="", color="grey", label=METHODS[m][0]) for m in used]
