@@ -13,7 +13,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 
-.PHONY: help setup demo test test-fast test-upstream check clean
+.PHONY: help setup demo test test-fast test-upstream check docs gallery clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
@@ -39,8 +39,14 @@ check: $(READY)  ## ruff: lint and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+docs: $(READY)  ## build the book into site/; to read and search it: python -m http.server -d site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+gallery: $(READY)  ## make the pictures of docs/images; it says which demo to train first
+	$(BIN)/python tools/gallery.py
+
 clean:  ## remove both environments and build outputs
-	rm -rf $(VENV) $(UPSTREAM) *.egg-info build dist
+	rm -rf $(VENV) $(UPSTREAM) *.egg-info build dist site
 
 $(READY): pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)

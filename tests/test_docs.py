@@ -3,6 +3,7 @@
 Only downloads and what takes minutes (training, evaluation, timing) are replaced.
 """
 
+import ast
 import contextlib
 import importlib.util
 import io
@@ -20,6 +21,7 @@ import pytest
 import timm
 import torch
 from conftest import REPO
+from torch.distributed.run import parse_args as torchrun_arguments
 
 import vitdense
 from vitdense.backbones.base import PRETRAINED_OPTIONS
@@ -195,7 +197,13 @@ def commands():
 def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, capsys):
     tool = next((i for i, word in enumerate(words) if re.fullmatch(r"tools/\w+\.py", word)), None)
     if tool is not None:
+        if words[0] == "srun":
+            words, tool = words[1:], tool - 1
         assert words[0] in ("python", "torchrun")
+        assert words[0] == "torchrun" or tool == 1
+        if words[0] == "torchrun":
+            launch = torchrun_arguments(words[1:])
+            assert [launch.training_script, *launch.training_script_args] == words[tool:]
         run_tool(words[tool], words[tool + 1 :], tmp_path, monkeypatch)
     elif words[:3] == ["python", "-m", "vitdense"]:
         run_package(words[3:], monkeypatch)
@@ -338,6 +346,23 @@ def test_relative_links_resolve(page):
 def test_every_docs_page_is_linked_from_the_readme():
     text = (REPO / "README.md").read_text()
     assert [page.name for page in REPO.glob("docs/*.md") if f"(docs/{page.name})" not in text] == []
+
+
+def texts(path):
+    """What the strings of a module say, with ``...`` for what is filled in."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    ours = (REPO / "docs/troubleshooting.md").read_text().split("\n## ")[1]
+    messages = re.findall(r"^\*\*`(.+)`\*\*$", ours, re.M)
+    assert len(messages) > 10
+    said = [text for path in (REPO / "vitdense").rglob("*.py") for text in texts(path)]
+    assert [message for message in messages if not any(message in text for text in said)] == []
 
 
 def test_every_config_is_in_the_readme_or_the_docs():

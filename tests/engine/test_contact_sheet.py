@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from vitdense.engine.config import build_model, load_config
-from vitdense.engine.show import contact_sheet, sheet_rows
+from vitdense.engine.show import _stride, contact_sheet, sheet_rows
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -72,3 +72,11 @@ def test_the_sheet_is_a_picture(image, repo, tmp_path):
     assert out == tmp_path / "sheet.png"
     sheet = np.asarray(Image.open(out))
     assert sheet.shape[1] == 10 + 7 * 250  # seven pictures: the mean and six heads
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "want"),
+    [((160, 256), (3, 4), (64, 64)), ((518, 224), (37, 14), (14, 16)), ((33, 100), (1, 25), (64, 4))],
+)
+def test_stride_of_a_map(image, size, want):
+    assert _stride(torch.empty(1, 3, *image), size) == want

@@ -118,8 +118,10 @@ def _chosen(layers: Iterable[str], of_stage: int = 2) -> list[str]:
 
 
 def _stride(inputs: Tensor, size: Sequence[int]) -> tuple[int, int]:
-    """Height and width in pixels of a cell of a map that covers an image, or a little more."""
-    return tuple(-(-n // m) for n, m in zip(inputs.shape[2:], size))
+    """Height and width in pixels of a cell of a map that covers an image, or a little more; powers of 2 if they fit."""
+    least = [-(-n // m) for n, m in zip(inputs.shape[2:], size)]
+    powers = [1 << (n - 1).bit_length() for n in least]
+    return tuple(p if -(-n // p) == m else low for n, m, p, low in zip(inputs.shape[2:], size, powers, least))
 
 
 def _colours(pixels: np.ndarray, inputs: Tensor, features: Tensor) -> tuple[str, np.ndarray]:

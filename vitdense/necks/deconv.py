@@ -42,14 +42,11 @@ class DeconvPyramid(Module):
     stride 16 is the input; stride 32 is a max pooling by 2 (`ceil_mode` for odd sizes). From patches of another size p
     the strides are p/4, p/2, p and 2p. With D input channels the designs have
 
-    ============  ===============  =================================  ==================================  ============
-    design        widths           layers                             source                              cost, D = 384
-    ============  ===============  =================================  ==================================  ============
-    ``'vitdet'``  D/4, D/2, D, D   dense, LayerNorm                   ViTDet section 3, simple feature    0.66 M, 3.5 G
-                                                                      pyramid
-    ``'beit'``    D, D, D, D       dense, SyncBN                      BEiT and XCiT, segmentation code    1.77 M, 14.2 G
-    ``'light'``   D, D, D, D       depthwise, SyncBN                  this project                        0.01 M, 0.0 G
-    ============  ===============  =================================  ==================================  ============
+    | design | widths | layers | source | cost, D = 384 |
+    |---|---|---|---|---|
+    | ``'vitdet'`` | D/4, D/2, D, D | dense, LayerNorm | ViTDet section 3, simple feature pyramid | 0.66 M, 3.5 G |
+    | ``'beit'`` | D, D, D, D | dense, SyncBN | BEiT and XCiT, segmentation code | 1.77 M, 14.2 G |
+    | ``'light'`` | D, D, D, D | depthwise, SyncBN | this project | 0.01 M, 0.0 G |
 
     (parameters and multiply-adds at 800x1280). Swin's Tables 2 and 3 compare with a DeiT-S whose maps come from
     deconvolution layers that were never released. ``'light'`` is a reconstruction: of the designs tried it alone

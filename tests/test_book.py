@@ -1,0 +1,127 @@
+"""The book of `make docs`, and its pictures."""
+
+import re
+import socket
+
+import pytest
+from conftest import REPO
+from PIL import Image
+
+import vitdense
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+build = pytest.importorskip("mkdocs.commands.build").build
+pytestmark = pytest.mark.long
+
+import gallery  # noqa: E402  it needs mm
+
+# What of the registries is another project's.
+OTHERS = {"LN2d"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built where a warning is an error and no connection can be made."""
+    from mkdocs.config import load_config
+
+    def refuse(*_):
+        raise OSError("the book needs no network")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.chdir(REPO)
+        folder = tmp_path_factory.mktemp("site")
+        build(load_config(str(REPO / "mkdocs.yml"), strict=True, site_dir=str(folder)))
+    return folder
+
+
+def test_pages_load_nothing_from_other_hosts(site):
+    pages = list(site.glob("*.html"))
+    assert len(pages) > len(list(REPO.glob("docs/*.md")))
+    for page in pages:
+        assert not re.search(r"<(script|link|img)\b[^>]*(src|href)=\"?https?:", page.read_text()), page.name
+
+
+def test_home_is_the_readme_with_links_of_the_book(site):
+    home = (site / "index.html").read_text()
+    for link in ("install.html", "contributing.html", "changelog.html", "LICENSE.txt", "images/prediction.png"):
+        assert re.search(rf'(href|src)="{link}', home), link
+        assert (site / link).is_file()
+    assert 'href="index.html#recipes"' in (site / "choose.html").read_text()
+
+
+def test_every_public_name_is_in_the_api_pages(site):
+    from vitdense import registry
+
+    page = (site / "api.html").read_text()
+    registries = [x for x in vars(registry).values() if isinstance(x, registry.Registry)]
+    for one in registries:
+        one.import_from_location()
+    classes = {cls for one in registries for name, cls in one.module_dict.items() if name not in OTHERS}
+    public = classes | {getattr(vitdense, name) for name in vitdense.__all__}
+    assert len(classes) > 30
+    assert [x.__name__ for x in public if f'id="{x.__module__}.{x.__name__}"' not in page] == []
+
+
+def test_published_rows_are_those_of_the_readme():
+    rows = list(gallery.published())
+    assert ("cascade", "swin", "t", 50.4, 745.0) in rows
+    assert ("htcpp", "swin", "l", 57.1, 1470.0) in rows
+    lines = re.findall(r"^\| `\w+_[tsbl]_coco\.py`[^|]*\| \d.*$", (REPO / "README.md").read_text(), re.M)
+    assert len(rows) == len(lines)
+
+
+def counted_table():
+    return re.findall(r"^\| `\w+` \| .+ M \| .+$", (REPO / "docs/choose.md").read_text(), re.M)
+
+
+def test_a_row_of_counted_costs_is_what_the_tool_counts():
+    assert gallery.table_row("deit_small", *gallery.counted("deit_small")) in counted_table()
+
+
+@pytest.mark.slow
+def test_counted_costs_are_what_the_tool_counts(tmp_path, capsys):
+    gallery.counted_costs(tmp_path / "costs.png")
+    assert capsys.readouterr().out.splitlines() == counted_table()
+
+
+def test_prediction_shows_both_models_side_by_side(tmp_path, monkeypatch):
+    colours = {"cascade_swin_nano_shapes": (255, 0, 0), "upernet_swin_nano_shapes": (0, 0, 255)}
+
+    def predict(cfg, checkpoint, images, out_dir, *_):
+        Image.new("RGB", (20, 10), colours[checkpoint]).save(out_dir / images[0].rpartition("/")[2], format="png")
+
+    monkeypatch.setattr(gallery, "predict", predict)
+    monkeypatch.setattr(gallery, "find_checkpoint", lambda folder: folder.rpartition("/")[2])
+    gallery.prediction(tmp_path / "prediction.png")
+    page = Image.open(tmp_path / "prediction.png")
+    assert page.size == (48, 10)
+    assert [page.getpixel((x, 5)) for x in (0, 19, 24, 28, 47)] == [
+        *[(255, 0, 0)] * 2,
+        (255, 255, 255),
+        *[(0, 0, 255)] * 2,
+    ]
+
+
+def test_pictures_of_the_pages_are_those_of_the_gallery():
+    assert {path.stem for path in REPO.glob("docs/images/*.png")} == {*gallery.PICTURES}
+
+
+def test_gallery_says_what_a_picture_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gallery, "REPO", tmp_path)
+    monkeypatch.setattr(gallery, "load_config", lambda path: path)
+    monkeypatch.setattr("sys.argv", ["gallery.py", "prediction", "--out-dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        gallery.main()
+    assert "work_dirs/cascade_swin_nano_shapes" in capsys.readouterr().err
+    assert list(tmp_path.glob("*.png")) == []
+
+
+def test_picture_of_published_results_has_all_points(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(gallery, "save", lambda figure, path: figures.append(figure))
+    gallery.ap_flops(tmp_path / "ap.png")
+    (axes,) = figures[0].axes
+    points = {tuple(line.get_xydata()[0]) for line in axes.lines if line.get_marker() != "None"}
+    assert points == {(row.gmacs, row.box_ap) for row in gallery.published()}
