@@ -102,7 +102,8 @@ class Backbone(Module):
     - `mlp_ratio`: Hidden width of the MLPs over their input.
     - `drop_path_rate`: Stochastic depth of the last block; it grows linearly from 0 at the first.
     - `out_indices`: Stages to return, ascending.
-    - `frozen_stages`: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms.
+    - `frozen_stages`: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms; ``'all'``
+      everything: no part of the trunk is in the graph, in training mode or with an optimiser.
     - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4),
       ``'mlp'`` the MLPs in place of the attention, as its control; ``'lora'``, or ``dict(type='lora', rank=8, alpha=16,
       targets=('qkv', 'proj'))``, low-rank updates of linear layers and the output norms (`vitdense.layers.lora`); None
@@ -158,7 +159,7 @@ class Backbone(Module):
         dims: Sequence[int],
         strides: Sequence[int],
         out_indices: Sequence[int],
-        frozen_stages: int,
+        frozen_stages: int | str,
         finetune: Finetune,
         norm: Callable[[int], nn.Module] = LayerNorm,
     ) -> None:
@@ -179,8 +180,10 @@ class Backbone(Module):
         indices = tuple(out_indices)
         if not indices or list(indices) != sorted(set(indices)) or indices[0] < 0 or indices[-1] >= n:
             raise ValueError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
-        if not -1 <= frozen_stages <= n:
-            raise ValueError(f"frozen_stages: got {frozen_stages}, expected -1 (none) to {n} (all stages)")
+        if frozen_stages == "all":
+            frozen_stages = n
+        if not (isinstance(frozen_stages, int) and -1 <= frozen_stages <= n):
+            raise ValueError(f"frozen_stages: got {frozen_stages!r}, expected -1 (none) to {n}, or 'all'")
         options = dict(finetune) if isinstance(finetune, Mapping) else {"type": finetune}
         kind = options.pop("type", None)
         if kind not in (None, *FINETUNE) or (options and kind != "lora"):

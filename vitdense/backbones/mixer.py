@@ -164,7 +164,7 @@ class Mixer(Backbone):
         drop_path_rate: float = 0.1,
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] | None = None,
-        frozen_stages: int = -1,
+        frozen_stages: int | str = -1,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:

@@ -266,7 +266,7 @@ class MViT(Backbone):
         drop_path_rate: float = 0.2,
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int = -1,
+        frozen_stages: int | str = -1,
         finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,

@@ -98,7 +98,7 @@ class NAT(SwinTrunk):
         kernel_size: int = 7,
         drop_path_rate: float = 0.2,
         out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int = -1,
+        frozen_stages: int | str = -1,
         finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,

@@ -182,7 +182,7 @@ class ResNet(Backbone):
         drop_path_rate: float = 0.0,
         norm_eval: bool = True,
         out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int = -1,
+        frozen_stages: int | str = -1,
         finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,

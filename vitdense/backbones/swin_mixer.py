@@ -94,7 +94,7 @@ class SwinMixer(SwinTrunk):
         drop_path_rate: float = 0.2,
         shift: bool = True,
         out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int = -1,
+        frozen_stages: int | str = -1,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:

@@ -198,7 +198,7 @@ class SwinV2(SwinTrunk):
         absolute_position: bool = False,
         pretrain_img_size: int | Sequence[int] = 256,
         out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int = -1,
+        frozen_stages: int | str = -1,
         finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,

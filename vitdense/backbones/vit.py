@@ -256,7 +256,7 @@ class ViT(Backbone):
         out_indices: Sequence[int] | None = None,
         out_norm: str = "each",
         output_cls_token: bool = False,
-        frozen_stages: int = -1,
+        frozen_stages: int | str = -1,
         finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,

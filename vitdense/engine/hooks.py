@@ -12,11 +12,12 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
+from vitdense.backbones import Backbone
 from vitdense.engine.checkpoints import install_loader
 from vitdense.engine.errors import ConfigError
 from vitdense.files import atomic_write
 from vitdense.registry import HOOKS
-from vitdense.weights.load import LoadReport, fit_whole
+from vitdense.weights.load import LoadReport, fingerprint, fit_whole
 
 
 def seed_everything(*keys: int) -> None:
@@ -116,3 +117,41 @@ class ExactLoadHook(Hook):
                 scratch.write_text("\n".join(report.details() for report in reports) + "\n")
 
     before_val = before_test = before_train
+
+
+@HOOKS.register_module()
+class OmitFrozenBackboneHook(Hook):
+    """Save checkpoints without backbones that are frozen as a whole (``frozen_stages='all'``).
+
+    A checkpoint names the weights instead, in ``meta.omitted_backbones``: `init_cfg`, and a SHA-256 of the tensors. Our
+    tools load it as any other (`load_from`, resume, test, predict): they read the backbone again and compare it.
+
+    Raises:
+        ConfigError: Before the training: no backbone is frozen and has pretrained weights.
+    """
+
+    priority = "VERY_LOW"  # after hooks that change the checkpoint
+
+    def __init__(self) -> None:
+        self.omitted: dict[str, dict] = {}
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        self.omitted = checkpoint.get("meta", {}).get("omitted_backbones", {})
+
+    def before_train(self, runner) -> None:
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        for name, part in model.named_modules():
+            is_frozen = isinstance(part, Backbone) and not any(p.requires_grad for p in part.parameters())
+            if is_frozen and part.load_report is not None:
+                weights = {key: value for key, value in part.init_cfg.items() if key != "type"}
+                self.omitted[name] = {"weights": weights, "sha256": fingerprint(part.state_dict())}
+        if not self.omitted:
+            raise ConfigError(
+                "vitdense.OmitFrozenBackboneHook: there is no frozen backbone whose weights are from its init_cfg; set "
+                "frozen_stages='all' and init_cfg of the backbone, or remove the hook"
+            )
+
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        starts = tuple(f"{name}." for name in self.omitted)
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(starts)}
+        checkpoint["meta"]["omitted_backbones"] = self.omitted

@@ -1,5 +1,7 @@
 """Load exactly or raise: read, detect the scheme, rename, resize, check, and only then change the model."""
 
+import copy
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -7,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position, resize_window_linear
 from vitdense.weights.detect import Match, detect, unwrap
-from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.families import CLASSIFIER, FAMILIES, REBUILT, TOKENS
 from vitdense.weights.fresh import fresh_pattern
 from vitdense.weights.read import read
@@ -264,8 +267,9 @@ def fit_whole(
 
     Raises:
         CheckpointMismatchError: The checkpoint does not fit exactly.
+        CheckpointNotFoundError: It was saved without a frozen backbone, whose weights are not there.
     """
-    state = unwrap(checkpoint)
+    state = unwrap(checkpoint) | _omitted_backbones(model, checkpoint, source)
     targets = model.state_dict()
     report = LoadReport(source, "own")
     backbones = ["backbone."]
@@ -300,6 +304,35 @@ def fit_whole(
     state = match_exactly(targets, state, fresh, advise)
     report.count(targets, state)
     return state, report
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names, dtypes and values of tensors."""
+    digest = hashlib.sha256()
+    for key in sorted(state):
+        value = state[key].detach().cpu().contiguous()
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _omitted_backbones(model: nn.Module, checkpoint: Mapping, source: str) -> dict[str, Tensor]:
+    """The frozen backbones that a checkpoint was saved without, read again from the weights that it names."""
+    state: dict[str, Tensor] = {}
+    for name, omitted in checkpoint.get("meta", {}).get("omitted_backbones", {}).items():
+        where = f"{source} was saved without its frozen {name}"
+        backbone = copy.deepcopy(model.get_submodule(name))
+        try:
+            load_pretrained(backbone, **omitted["weights"])
+        except CheckpointNotFoundError as error:
+            raise CheckpointNotFoundError(f"{where}, whose weights are missing: {error}") from error
+        part = backbone.state_dict()
+        if fingerprint(part) != omitted["sha256"]:
+            raise CheckpointMismatchError(
+                f"{where}, and {omitted['weights']['checkpoint']} no longer has the weights that it was trained with"
+            )
+        state |= {f"{name}.{key}": value for key, value in part.items()}
+    return state
 
 
 def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:

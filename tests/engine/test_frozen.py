@@ -1,0 +1,125 @@
+"""Frozen trunks: nothing of them trains or is stored for the backward pass; checkpoints without them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import vitdense
+from vitdense.engine.errors import ConfigError
+from vitdense.engine.hooks import OmitFrozenBackboneHook
+from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.weights.load import fit_whole
+
+NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
+
+
+class Detector(nn.Module):
+    """A frozen trunk and a head."""
+
+    def __init__(self, weights=None, depth=2, **options):
+        super().__init__()
+        arch = {**NANO, "depths": (1, depth)}
+        options = {"frozen_stages": "all", "drop_path_rate": 0.5, **options}
+        self.backbone = vitdense.Swin(arch, window_size=4, out_indices=(0, 1), init_cfg=weights, **options)
+        self.head = nn.Conv2d(32, 3, 1)
+
+    def forward(self, x):
+        return self.head(self.backbone(x)[-1])
+
+
+@pytest.fixture
+def weights(tmp_path):
+    torch.save(vitdense.Swin(NANO, window_size=4, out_indices=(0, 1)).state_dict(), tmp_path / "swin.pth")
+    return tmp_path / "swin.pth"
+
+
+@pytest.fixture
+def trained(weights):
+    model = Detector(dict(type="Pretrained", checkpoint=str(weights)))
+    model.backbone.init_weights()
+    return model
+
+
+def saved_without_trunk(model):
+    hook, checkpoint = OmitFrozenBackboneHook(), {"state_dict": model.state_dict(), "meta": {"epoch": 3}}
+    runner = SimpleNamespace(model=model)
+    hook.before_train(runner)
+    hook.before_save_checkpoint(runner, checkpoint)
+    return checkpoint
+
+
+def test_twenty_steps_change_nothing_of_a_frozen_trunk():
+    model = Detector().train()
+    before = {key: value.clone() for key, value in model.backbone.state_dict().items()}
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=1.0)
+    for _ in range(20):
+        optimiser.zero_grad()
+        model(torch.randn(2, 3, 32, 40)).square().mean().backward()
+        optimiser.step()
+    assert all(torch.equal(value, before[key]) for key, value in model.backbone.state_dict().items())
+    x = torch.randn(2, 3, 32, 40)
+    assert torch.equal(model.train()(x), model(x))  # no drop path
+    assert model.head.weight.grad is not None
+
+
+def test_a_frozen_trunk_stores_nothing_for_the_backward_pass():
+    def stored(depth):
+        sizes = []
+        model = Detector(depth=depth).train()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.nbytes), lambda x: x):
+            assert not model.backbone(torch.randn(1, 3, 64, 64))[-1].requires_grad
+            model(torch.randn(1, 3, 64, 64))
+        return sizes
+
+    assert stored(2) == stored(6)
+    assert stored(2)
+
+
+def test_checkpoint_without_its_trunk(trained):
+    checkpoint = saved_without_trunk(trained)
+    assert set(checkpoint["state_dict"]) == {"head.weight", "head.bias"}
+    assert checkpoint["meta"]["epoch"] == 3
+    model = Detector()
+    state, _ = fit_whole(model, checkpoint)
+    model.load_state_dict(state)
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(model.eval()(x), trained.eval()(x))
+
+
+def test_trunk_that_is_gone_or_changed_is_an_error(trained, weights):
+    checkpoint = saved_without_trunk(trained)
+    torch.save(vitdense.Swin(NANO, window_size=4, out_indices=(0, 1)).state_dict(), weights)
+    with pytest.raises(CheckpointMismatchError, match=r"frozen backbone, and .*swin\.pth no longer has"):
+        fit_whole(Detector(), checkpoint)
+    weights.unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"saved without its frozen backbone.*swin\.pth"):
+        fit_whole(Detector(), checkpoint)
+
+
+def test_a_resumed_run_knows_what_its_checkpoint_omits(trained):
+    """It does not read `init_cfg` again."""
+    checkpoint = saved_without_trunk(trained)
+    hook, model = OmitFrozenBackboneHook(), Detector()
+    hook.after_load_checkpoint(SimpleNamespace(model=model), checkpoint)
+    hook.before_train(SimpleNamespace(model=model))
+    again = {"state_dict": trained.state_dict(), "meta": {}}
+    hook.before_save_checkpoint(SimpleNamespace(model=model), again)
+    assert again["state_dict"].keys() == checkpoint["state_dict"].keys()
+    assert again["meta"]["omitted_backbones"] == checkpoint["meta"]["omitted_backbones"]
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen_stages": 1}])
+def test_nothing_to_omit_is_an_error(options, weights):
+    """Random weights, which no file has, and a backbone that trains."""
+    model = Detector(dict(type="Pretrained", checkpoint=str(weights)) if options else None, **options)
+    model.backbone.init_weights()
+    with pytest.raises(ConfigError, match="no frozen backbone"):
+        OmitFrozenBackboneHook().before_train(SimpleNamespace(model=model))
+
+
+@pytest.mark.parametrize("frozen_stages", ["none", 3, -2, 1.5])
+def test_wrong_frozen_stages(frozen_stages):
+    with pytest.raises(ValueError, match=r"frozen_stages: got .*, expected -1 .none. to 2, or 'all'"):
+        Detector(frozen_stages=frozen_stages)
