@@ -32,7 +32,7 @@ def _child(parent: Registry, **locations: str) -> Registry:
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
 
-MODELS = _child(root.MODELS, mmdet="heads", mmengine="pretraining")
+MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.linear", mmengine="pretraining")
 DATASETS = _child(root.DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg", mmengine="pretraining.data")
 DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="engine.seeded")
 TRANSFORMS = _child(root.TRANSFORMS, mmcv="engine.transforms", mmengine="pretraining.data")

@@ -11,7 +11,7 @@ from mmdet.structures import DetDataSample
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 
-from vitdense.heads import ClampedFocalLoss
+from vitdense.heads.losses import ClampedFocalLoss
 
 
 def test_clamped_focal_loss_divides_by_at_least_one():

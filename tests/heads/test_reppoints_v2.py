@@ -21,8 +21,8 @@ from mmdet.structures import DetDataSample
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 
-from vitdense.heads import RepPointsV2Head, reppoints_v2
-from vitdense.heads.reppoints_v2 import giou_loss_plus_one, refine_corners, semantic_focal_loss
+from vitdense.heads import reppoints_v2
+from vitdense.heads.reppoints_v2 import RepPointsV2Head, giou_loss_plus_one, refine_corners, semantic_focal_loss
 from vitdense.heads.reppoints_v2_targets import assign_atss, assign_init, corner_targets, gaussian_radius
 
 TRAIN = {"topk": 9, "gaussian_iou": 0.7}

@@ -12,7 +12,7 @@ pytest.importorskip("mmdet")
 from mmdet.structures import DetDataSample
 from mmengine.config import ConfigDict
 
-from vitdense.heads import InstanceTTAModel
+from vitdense.heads.tta import InstanceTTAModel
 
 HEIGHT, WIDTH = 64, 96
 DETECTORS = {"cascade": "cascade_swin_nano_shapes", "htc": "htc_swin_nano_shapes"}

@@ -1,9 +1,1 @@
-"""Heads for mmdet, registered under the scope ``vitdense``; needs mmdet."""
-
-from vitdense.heads.cascade import Detectron2CascadeRoIHead
-from vitdense.heads.htc import HTCRoIHead
-from vitdense.heads.losses import ClampedFocalLoss
-from vitdense.heads.reppoints_v2 import RepPointsV2Head
-from vitdense.heads.tta import InstanceTTAModel
-
-__all__ = ["ClampedFocalLoss", "Detectron2CascadeRoIHead", "HTCRoIHead", "InstanceTTAModel", "RepPointsV2Head"]
+"""Heads that recipes need and mm does not have, in the scope ``vitdense``: `detection` for mmdet, `linear` for mmseg."""
