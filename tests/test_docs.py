@@ -178,7 +178,7 @@ def test_config_blocks_build(block, tmp_path, monkeypatch):
     from vitdense.engine.config import build_model, load_config
 
     path = tmp_path / "config.py"
-    path.write_text(re.sub(r'^_base_ = "(?!\\w+::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))
+    path.write_text(re.sub(r'^_base_ = "(?!\w+::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))
     monkeypatch.setattr(CheckpointLoader, "_schemes", dict(CheckpointLoader._schemes))  # which ExactLoadHook changes
     cfg = load_config(path)
     assert "vitdense" in cfg.custom_imports.imports

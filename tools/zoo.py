@@ -89,7 +89,7 @@ def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[s
         lines = []
         for group in grouped(rows, lambda row: (parts(row)[0], row.arch, row.image_size, str(row.options))).values():
             weights = " ".join(f"`{parts(row)[1]}`" for row in group if row.weights) or "none"
-            lines.append((f"`{parts(group[0])[0]}`", weights, group[0].image_size, *of_backbone(group[0])))
+            lines.append((parts(group[0])[0], weights, group[0].image_size, *of_backbone(group[0])))
         found[family] = table(head, lines)
     lines = []
     for name, group in grouped((row for row in MODELS.values() if row.weights), lambda row: parts(row)[1]).items():
@@ -105,7 +105,7 @@ def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[s
             f"[{paper['Title']}]({paper['URL']})" + (f"; {recipe['Note']}" if "Note" in recipe else "") if paper else ""
         )
         shape = "x".join(map(str, shape_of(recipe)))
-        lines.append((f"`{recipe['Name']}.py`", result(recipe), by, total, of_recipe(recipe), shape))
+        lines.append((f"`{recipe['Name']}.py`", result(recipe) or "none", by, total, of_recipe(recipe), shape))
     found["Recipes"] = table("| config | published | by | published total | counted total | at |", lines)
     return found
 
