@@ -93,7 +93,8 @@ def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[s
         found[family] = table(head, lines)
     lines = []
     for name, group in grouped((row for row in MODELS.values() if row.weights), lambda row: parts(row)[1]).items():
-        facts = [[getter(row) for row in group] for getter in (lambda row: row.licence, source, lambda row: row.family)]
+        hosts = [re.sub(r"(https://)?([\w.-]+).*", r"\2", row.weights) for row in group]
+        facts = [row.licence for row in group], hosts, [row.family for row in group]
         trained = TRAINING.get(name) or TRAINING[name.partition("_")[2]]
         lines.append((f"`{name}`", trained, *(", ".join(dict.fromkeys(fact)) for fact in facts)))
     found["Weights"] = table("| weights | trained on | licence | from | families |", lines)
@@ -101,11 +102,12 @@ def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[s
     for recipe in recipes():
         paper, printed = recipe.get("Paper"), recipe.get("Metadata", {})
         total = f"{printed['Parameters']} M, {printed['FLOPs']} G" if "FLOPs" in printed else ""
-        by = (
-            f"[{paper['Title']}]({paper['URL']})" + (f"; {recipe['Note']}" if "Note" in recipe else "") if paper else ""
-        )
+        by = [f"[{paper['Title']}]({paper['URL']})"] if paper else []
+        by += [recipe["Note"]] if "Note" in recipe else []
         shape = "x".join(map(str, shape_of(recipe)))
-        lines.append((f"`{recipe['Name']}.py`", result(recipe) or "none", by, total, of_recipe(recipe), shape))
+        lines.append(
+            (f"`{recipe['Name']}.py`", result(recipe) or "none", "; ".join(by), total, of_recipe(recipe), shape)
+        )
     found["Recipes"] = table("| config | published | by | published total | counted total | at |", lines)
     return found
 
@@ -137,17 +139,10 @@ def grouped(rows: Iterable[Model], key: Callable[[Model], Any]) -> dict[Any, lis
     return groups
 
 
-def source(row: Model) -> str:
-    """Where weights are downloaded from."""
-    scheme, _, rest = row.weights.partition("://")
-    return rest.split("/")[0] if scheme == "https" else scheme
-
-
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    text = filled(PAGE.read_text(), tables(count_backbone, count_recipe))
     with atomic_write(PAGE) as scratch:
-        scratch.write_text(text)
+        scratch.write_text(filled(PAGE.read_text(), tables(count_backbone, count_recipe)))
 
 
 if __name__ == "__main__":
