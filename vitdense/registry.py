@@ -9,6 +9,7 @@ import logging
 from importlib.util import find_spec
 
 from mmengine import registry as root
+from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import MMLogger
 from mmengine.model import initialize
 from mmengine.registry import Registry
@@ -31,6 +32,8 @@ def _child(parent: Registry, **locations: str) -> Registry:
     here = [f"vitdense.{module}" for needs, module in locations.items() if find_spec(needs)]
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
+
+MODULE2PACKAGE["vitdense"] = "vitdense"  # of our configs: `_base_ = "vitdense::configs/NAME.py"`
 
 MODELS = _child(root.MODELS, mmdet="heads", mmengine="pretraining")
 DATASETS = _child(root.DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg", mmengine="pretraining.data")

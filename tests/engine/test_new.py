@@ -165,7 +165,8 @@ def test_every_model_of_the_table(boxes, name, repo):
 def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monkeypatch):
     ruff = Path(sys.executable).with_name("ruff")
     boxes(names=[f"a long name of class {i}" for i in range(9)])
-    monkeypatch.setattr(new, "ROOT", Path.cwd())
+    for name in ("configs", "tools"):
+        monkeypatch.setattr(new, name.upper(), Path.cwd() / name)
     shutil.copytree(repo / "configs", "configs")
     assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "configs/mine.py") == 0
     text = Path("configs/mine.py").read_text()
@@ -238,7 +239,7 @@ def test_one_class(boxes):
 
 def test_package_without_its_configs_is_named(boxes, capsys, tmp_path, monkeypatch):
     boxes()
-    monkeypatch.setattr(new, "ROOT", tmp_path)
+    monkeypatch.setattr(new, "CONFIGS", tmp_path)
     assert run(*DETECTION, "mine.py") == 2
     assert "--base" in capsys.readouterr().err
 

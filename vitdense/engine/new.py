@@ -29,7 +29,10 @@ from vitdense.engine.launch import exit_on_user_error
 from vitdense.engine.settings import image_size
 from vitdense.files import atomic_write
 
-ROOT = Path(vitdense.__file__).parents[1]  # of a clone
+# In a clone `.mim` has links to its folders, in an installed package copies.
+CONFIGS, TOOLS = (
+    (Path(vitdense.__file__).parent / ".mim" / folder).resolve() for folder in ("configs/configs", "tools")
+)
 DETECTORS = {  # (method, boxes only) -> config
     ("cascade", False): "cascade_swin_t_coco.py",
     ("cascade", True): "cascade_rcnn_swin_t_coco.py",
@@ -283,15 +286,11 @@ def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
 
 
 def _recipe(args: argparse.Namespace) -> Path:
-    """The config of the method in a clone of the project."""
+    """The config of the method."""
     name = DETECTORS[args.method or "cascade", args.boxes] if args.task == "detection" else SEGMENTOR
-    path = ROOT / "configs" / name
-    if not path.is_file():
-        raise ConfigError(
-            f"{path} does not exist: vitdense was not installed from a clone of its repository, which has the recipes. "
-            f"Clone it and `pip install -e` it there, or give --base CONFIG"
-        )
-    return path
+    if not (CONFIGS / name).is_file():
+        raise ConfigError(f"{CONFIGS / name} does not exist: install vitdense again, or give --base CONFIG")
+    return CONFIGS / name
 
 
 def _check_base(cfg: Config, args: argparse.Namespace) -> None:
@@ -312,14 +311,13 @@ def _check_base(cfg: Config, args: argparse.Namespace) -> None:
 def _base_path(base: Path, out: Path) -> str:
     """Path of the base config as seen from the new one: relative within a clone, else absolute."""
     base, folder = base.resolve(), out.resolve().parent
-    together = base.is_relative_to(ROOT) and folder.is_relative_to(ROOT)
+    together = base.is_relative_to(CONFIGS.parent) and folder.is_relative_to(CONFIGS.parent)
     return Path(os.path.relpath(base, folder)).as_posix() if together else base.as_posix()
 
 
 def commands(config: Path) -> list[str]:
     """The commands for training, evaluation and prediction."""
-    tools = ROOT / "tools"
-    tools = tools.relative_to(Path.cwd()) if tools.is_relative_to(Path.cwd()) else tools
+    tools = TOOLS.relative_to(Path.cwd()) if TOOLS.is_relative_to(Path.cwd()) else TOOLS
     work_dir = f"work_dirs/{config.stem}"
     return [
         f"python {tools}/train.py {config} --auto-scale-lr",
