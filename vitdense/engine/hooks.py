@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import mmcv
 import numpy as np
 import torch
 from mmengine.dist import get_rank, master_only
@@ -16,7 +15,6 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 from vitdense.engine.checkpoints import install_loader
 from vitdense.engine.curves import draw_curves, read_scalars
 from vitdense.engine.errors import ConfigError
-from vitdense.engine.images import evenly_spaced
 from vitdense.files import atomic_write
 from vitdense.registry import HOOKS
 from vitdense.weights.load import LoadReport, fit_whole
@@ -150,6 +148,10 @@ class ValidationPicturesHook(Hook):
 
     @master_only
     def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs: Sequence = ()) -> None:
+        import mmcv  # mmengine's hooks alone do not need it
+
+        from vitdense.engine.images import evenly_spaced
+
         loader = runner.val_dataloader
         chosen = evenly_spaced(range(len(loader.sampler)), self.images)
         for i, sample in enumerate(outputs, batch_idx * loader.batch_size):

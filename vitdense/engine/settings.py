@@ -46,13 +46,12 @@ def _set_loggers(cfg: Config, names: list[str]) -> None:
     """Of `LOGGERS`, use exactly these. What the config says of one stays, and so do its other backends."""
     if unknown := [name for name in names if name not in LOGGERS]:
         raise ConfigError(f"settings.log_to: got {unknown}, expected some of {', '.join(LOGGERS)}")
-    backends = [dict(type=LOGGERS[name]) for name in names]
     if not cfg.get("visualizer"):
         cfg.visualizer = dict(type="Visualizer", vis_backends=[dict(type="LocalVisBackend")])
     old = as_list(cfg.visualizer.get("vis_backends"))
     kept = {backend["type"]: backend for backend in old}
     others = [backend for backend in old if backend["type"] not in LOGGERS.values()]
-    cfg.visualizer.vis_backends = others + [kept.get(backend["type"], backend) for backend in backends]
+    cfg.visualizer.vis_backends = others + [kept.get(LOGGERS[name], dict(type=LOGGERS[name])) for name in names]
 
 
 def _set_length(cfg: Config, name: str, length: int) -> None:
