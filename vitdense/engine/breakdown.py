@@ -65,8 +65,8 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
         write_confusion(folder, confusion.matrix, classes)
     for evaluation in evaluations:
         write_table(folder / f"ap_{evaluation.params.iouType}", ap_table(evaluation), digits=3)
-    if areas is None and not evaluations:
-        print_log(f"nothing is written to {folder}: there was no box to evaluate")
+    empty = areas is None and not evaluations
+    print_log(f"report: {'none, because no box was predicted' if empty else folder}", logger="current")
     return metrics
 
 
@@ -124,6 +124,8 @@ class ConfusionMatrix(BaseMetric):
     Attributes:
         matrix: After the evaluation, [classes, classes] int64; rows are true classes.
     """
+
+    default_prefix = "confusion"  # mmengine warns without one
 
     def __init__(self, ignore_index: int = 255, collect_device: str = "cpu") -> None:
         super().__init__(collect_device)
