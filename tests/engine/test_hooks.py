@@ -1,6 +1,5 @@
 import copy
 import re
-
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 

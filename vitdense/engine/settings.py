@@ -14,7 +14,7 @@ from vitdense.engine.classes import as_list, nodes
 from vitdense.engine.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
-LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
+LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "vitdense.WandbVisBackend"}
 SETTINGS = (*LENGTHS, "image_size", "log_to")
 # Of transforms, the data preprocessor and test_cfg.
 SIZES = ("scale", "scales", "crop_size", "size", "img_scale", "img_scales", "stride")
