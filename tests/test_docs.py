@@ -204,7 +204,9 @@ def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, cap
         assert all((REPO / word).is_file() for word in words if word.endswith(".py"))
     elif words[:2] == ["pip", "install"]:
         extras = re.findall(r"^(\w+) = \[", (REPO / "pyproject.toml").read_text(), re.M)
-        assert all(extra in extras for word in words for extra in re.findall(r"\[(.+)\]", word))
+        assert all(
+            extra in extras for word in words for named in re.findall(r"\[(.+)\]", word) for extra in named.split(",")
+        )
         assert all((REPO / word).is_file() for word in words if word.endswith(".txt"))
     elif words[0] == "make":
         assert all(re.search(rf"^{target}:", (REPO / "Makefile").read_text(), re.M) for target in words[1:])

@@ -12,8 +12,8 @@ from vitdense.registry import VISBACKENDS
 class WandbVisBackend(visualization.WandbVisBackend):
     """mmengine's backend, with its arguments. All charts are over iterations, and no source code is uploaded.
 
-    mmengine lets W&B count its own calls as steps, and uploads every Python file below the current folder, with those of
-    a virtual environment.
+    mmengine lets W&B count its own calls as steps, and uploads every Python file below the current folder, with those
+    of a virtual environment.
     """
 
     def _init_env(self) -> None:
