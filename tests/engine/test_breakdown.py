@@ -12,7 +12,7 @@ from mmengine.evaluator import Evaluator
 from mmseg.evaluation import IoUMetric
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from test_metrics import CLASSES, evaluate, ground_truth  # noqa: F401
+from test_metrics import CLASSES, evaluate, ground_truth, predictions  # noqa: F401
 
 from vitdense.engine import breakdown
 from vitdense.engine.breakdown import (
@@ -79,6 +79,16 @@ def test_evaluations_are_kept_inside_the_block_alone(ground_truth):  # noqa: F81
     with _kept_evaluations() as kept:
         pass
     evaluate(FasterCocoMetric, ground_truth, range(6), noise=4)
+    assert kept == []
+
+
+def test_proposals_have_no_table(ground_truth):  # noqa: F811
+    path, annotations = ground_truth
+    metric = CocoMetric(ann_file=str(path), metric="proposal")
+    metric.dataset_meta = {"classes": CLASSES}
+    metric.process({}, [*predictions(annotations, range(6), noise=4)])
+    with _kept_evaluations() as kept:
+        assert metric.evaluate(6)
     assert kept == []
 
 

@@ -1,4 +1,6 @@
 import json
+import runpy
+import sys
 
 import matplotlib
 import numpy as np
@@ -104,6 +106,14 @@ def test_runs_are_compared_in_one_picture(run, tmp_path, figures):
     assert box.get_xlabel() == "iteration"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [str(run), str(other)]
     assert (plt.get_fignums(), matplotlib.get_backend()) == ([], backend)
+
+
+def test_tool(run, tmp_path, monkeypatch, capsys, repo):
+    out = tmp_path / "plot.png"
+    monkeypatch.setattr(sys, "argv", ["plot.py", str(run), "--out", str(out), "--metrics", "lr"])
+    runpy.run_path(repo / "tools/plot.py", run_name="__main__")
+    assert capsys.readouterr().out == f"{out}\n"
+    assert out.is_file()
 
 
 def test_metrics_by_name(run, tmp_path, figures):

@@ -148,12 +148,6 @@ def test_tensorboard_has_losses_metrics_and_pictures(trained):
     assert log.Tags()["images"] == ["val_0_000001", "val_3_000004"]
 
 
-def test_plot_compares_runs(tiny, trained):
-    out = tiny.parent / "plot.png"
-    assert tool("plot", trained, trained, "--out", out).stdout.strip().endswith("plot.png")
-    assert Image.open(out).size[0] > 500
-
-
 def test_test_reports_zero_ap_without_detections(tiny, trained):
     out = tiny.parent / "metrics.json"
     options = ["--report", tiny.parent / "report", "--cfg-options", "model.test_cfg.rcnn.score_thr=1.1"]

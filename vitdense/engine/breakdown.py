@@ -66,7 +66,7 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
     for evaluation in evaluations:
         write_table(folder / f"ap_{evaluation.params.iouType}", ap_table(evaluation), digits=3)
     empty = areas is None and not evaluations
-    print_log(f"report: {'none, because no box was predicted' if empty else folder}", logger="current")
+    print_log(f"report: {'none, for no boxes were evaluated by class' if empty else folder}", logger="current")
     return metrics
 
 
@@ -106,8 +106,7 @@ def ap_table(evaluation: COCOeval) -> list[dict]:
     rows = []
     for name, chosen in zip(names, selections):
         part = copy.copy(evaluation)
-        # [thresholds, recalls, classes, sizes, detections] and [thresholds, classes, sizes, detections]
-        part.eval = {**whole, "precision": whole["precision"][:, :, chosen], "recall": whole["recall"][:, chosen]}
+        part.eval = {**whole, "precision": whole["precision"][:, :, chosen]}  # [thresholds, recalls, classes, ...]
         with redirect_stdout(io.StringIO()):
             part.summarize()
         values = {item: value if value > -1 else np.nan for item, value in zip(BOX_ITEMS, part.stats)}
