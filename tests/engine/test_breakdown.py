@@ -82,6 +82,22 @@ def test_evaluations_are_kept_inside_the_block_alone(ground_truth):  # noqa: F81
     assert kept == []
 
 
+def test_report_of_a_detector_has_a_table_for_boxes_and_for_masks(ground_truth, tmp_path):  # noqa: F811
+    path, annotations = ground_truth
+    metric = FasterCocoMetric(ann_file=str(path), metric=["bbox", "segm"])
+    metric.dataset_meta = {"classes": CLASSES}
+    metric.process({}, [*predictions(annotations, range(6), noise=4)])
+    evaluator = SimpleNamespace(metrics=[metric])
+    runner = SimpleNamespace(test_loop=None, test_evaluator=evaluator, test=lambda: metric.evaluate(6))
+    metrics = report_test(runner, tmp_path / "report")
+    names = [f"ap_{kind}.{end}" for kind in ("bbox", "segm") for end in ("csv", "md")]
+    assert sorted(file.name for file in (tmp_path / "report").iterdir()) == names
+    for kind in ("bbox", "segm"):
+        with (tmp_path / f"report/ap_{kind}.csv").open() as file:
+            *_, mean = csv.DictReader(file)
+        assert float(mean["mAP_50"]) == pytest.approx(metrics[f"coco/{kind}_mAP_50"], abs=5.01e-4)
+
+
 def test_proposals_have_no_table(ground_truth):  # noqa: F811
     path, annotations = ground_truth
     metric = CocoMetric(ann_file=str(path), metric="proposal")
