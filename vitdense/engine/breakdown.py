@@ -5,22 +5,21 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from mmdet.evaluation import metrics as mmdet_metrics
 from mmengine.dist import is_main_process
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.runner import Runner
-from pycocotools.cocoeval import COCOeval
 
 from vitdense.engine.errors import ConfigError
-from vitdense.engine.metrics import BOX_ITEMS, FASTER
 from vitdense.files import atomic_write
 
 NUMBERED = 30  # classes, up to which a confusion matrix has its values in its cells
@@ -43,16 +42,15 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
     Raises:
         ConfigError: No metric of the test is mmdet's COCO metric for boxes or masks, or mmseg's IoU.
     """
-    from mmseg.evaluation import IoUMetric
-
     runner.test_loop  # noqa: B018  builds the evaluator
     evaluator = runner.test_evaluator
-    areas = next((metric for metric in evaluator.metrics if isinstance(metric, IoUMetric)), None)
+    # By a method that only this metric has: one of mmdet and mmseg may not be installed.
+    areas = next((metric for metric in evaluator.metrics if hasattr(metric, "total_area_to_metrics")), None)
     if areas is not None:
         confusion = ConfusionMatrix(areas.ignore_index, collect_device=areas.collect_device)
         confusion.dataset_meta = evaluator.dataset_meta
         evaluator.metrics.append(confusion)
-    elif not any(isinstance(metric, mmdet_metrics.CocoMetric) for metric in evaluator.metrics):
+    elif not any(hasattr(metric, "gt_to_coco_json") for metric in evaluator.metrics):
         names = ", ".join(type(metric).__name__ for metric in evaluator.metrics)
         raise ConfigError(f"report: got the metrics {names} of test_evaluator, expected a COCO metric or IoUMetric")
     with _kept_evaluations() as evaluations:
@@ -71,16 +69,20 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
 
 
 @contextmanager
-def _kept_evaluations() -> Iterator[list[COCOeval]]:
+def _kept_evaluations() -> Iterator[list]:
     """The COCO evaluations of boxes and masks by class that are made inside; mmdet drops them after their averages."""
-    kinds, kept = [COCOeval], []
-    if FASTER:
+    kinds, kept = [], []
+    if find_spec("pycocotools"):
+        from pycocotools.cocoeval import COCOeval
+
+        kinds.append(COCOeval)
+    if find_spec("faster_coco_eval"):
         from faster_coco_eval import COCOeval_faster
 
         kinds.append(COCOeval_faster)
 
     def keep(accumulate: Callable) -> Callable:
-        def wrapped(self: COCOeval, *args: object) -> None:
+        def wrapped(self: Any, *args: object) -> None:
             accumulate(self, *args)
             if self.params.useCats:
                 kept.append(self)
@@ -93,11 +95,16 @@ def _kept_evaluations() -> Iterator[list[COCOeval]]:
         yield kept
 
 
-def ap_table(evaluation: COCOeval) -> list[dict]:
-    """AP, 0 to 1, of each class of an accumulated COCO evaluation, at IoU thresholds and by size; then their mean.
+def ap_table(evaluation: Any) -> list[dict]:
+    """AP, 0 to 1, of each class, at IoU thresholds and by size; then their mean.
 
-    NaN where there is no object. The columns ``objects`` count those of the annotation file, without crowds.
+    NaN where there is no object. The column ``objects`` counts those of the annotation file, without crowds.
+
+    Args:
+        evaluation: An accumulated `COCOeval` of pycocotools or faster-coco-eval.
     """
+    from vitdense.engine.metrics import BOX_ITEMS  # imports mmdet
+
     whole, ids = evaluation.eval, evaluation.params.catIds
     selections = [[k] for k in range(len(ids))] + [range(len(ids))]
     names = [*(category["name"] for category in evaluation.cocoGt.loadCats(ids)), "mean"]

@@ -12,6 +12,7 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
+from vitdense.engine.breakdown import report_test
 from vitdense.engine.checkpoints import install_loader
 from vitdense.engine.classes import leaf_datasets
 from vitdense.engine.config import hook_configs
@@ -127,12 +128,7 @@ def test(  # no test of pytest
     if tta:
         _augment_tests(cfg)
     runner = _runner(cfg)
-    if report is None:
-        metrics = runner.test()
-    else:
-        from vitdense.engine.breakdown import report_test  # imports mmdet, whatever the config
-
-        metrics = report_test(runner, report)
+    metrics = runner.test() if report is None else report_test(runner, report)
     return {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
 
 
