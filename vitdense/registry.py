@@ -41,6 +41,7 @@ DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="engine.seeded")
 TRANSFORMS = _child(root.TRANSFORMS, mmcv="engine.transforms", mmengine="pretraining.data")
 METRICS = _child(root.METRICS, mmdet="engine.metrics", mmengine="pretraining.data")
 HOOKS = _child(root.HOOKS, mmengine="engine.hooks")
+VISBACKENDS = _child(root.VISBACKENDS, mmengine="engine.wandb_backend")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")
 
 for _module in (*(getattr(backbones, name) for name in FAMILIES), BiFPN, DeconvPyramid, GlobalBlock):
