@@ -214,6 +214,14 @@ def test_list_images_of_patterns(images, tmp_path):
         list_images([f"{tmp_path}/*.txt"])
 
 
+def test_checkpoint_of_other_classes_names_both_numbers(cfg, checkpoint):
+    number = cfg.model.decode_head.num_classes
+    path = checkpoint(dataset_meta=dict(classes=list("abcdefghijkl")[: number + 1]))
+    cfg.model.decode_head.num_classes = number + 2
+    with pytest.raises(ConfigError, match=rf"trained on {number + 1} classes.* have {number + 2}\b"):
+        load_model(cfg, path, "cpu")
+
+
 def test_checkpoint_without_classes_is_refused(cfg, checkpoint):
     with pytest.raises(ConfigError, match=r"meta\.dataset_meta"):
         load_model(cfg, checkpoint(), "cpu")

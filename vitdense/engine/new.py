@@ -157,8 +157,9 @@ def _detection(args: argparse.Namespace) -> Data:
         without = [item["id"] for item in content[option]["annotations"] if not item.get("segmentation")]
         if without and not args.boxes and args.base is None:
             raise ConfigError(
-                f"--{option}: {len(without)} of {part.annotations} annotations of {files[option]} have no 'segmentation' "
-                f"(ids {join_some(without)}); remove them or add masks, or give --boxes to train on boxes alone"
+                f"--{option}: {len(without)} of {part.annotations} annotations of {files[option]} have no "
+                f"'segmentation' (ids {join_some(without)}); remove them or add masks, or give --boxes to train on "
+                f"boxes alone"
             )
     folders = {"train": args.images, "val": args.val_images or args.images}
     for option, split in (("--images", "train"), ("--val-images", "val")):
