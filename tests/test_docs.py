@@ -20,6 +20,7 @@ import pytest
 import timm
 import torch
 from conftest import REPO
+from PIL import Image
 
 import vitdense
 from vitdense.backbones.base import PRETRAINED_OPTIONS
@@ -145,6 +146,8 @@ def test_python_blocks_run_and_print_what_the_page_shows(page, constant_weights,
         for name in FILES:
             if name in block.text:
                 save(FILES[name](), name)
+        if "photo.jpg" in block.text:
+            Image.new("RGB", (375, 500)).save("photo.jpg")
         printed = run(block.text, namespace)
         if after is not None and after.language == "text":
             assert printed.split() == after.text.split(), f"{after}: the block before it prints\n{printed}"
