@@ -66,7 +66,8 @@ def test_missing_package_has_one_line_with_the_command(environment, report, pack
 
 
 @pytest.mark.parametrize(
-    ("missing", "ready"), [((), True), (("mmseg",), True), (("mmdet", "mmseg"), False), (("mmengine",), False)]
+    ("missing", "ready"),
+    [((), True), (("mmseg",), True), (("mmdet",), True), (("mmdet", "mmseg"), False), (("mmengine",), False)],
 )
 def test_missing_mm_has_one_command_in_the_last_line(environment, report, missing, ready):
     for module in missing:

@@ -239,7 +239,7 @@ def test_check_of_the_written_config_finds_missing_images(boxes, capsys, option,
 def test_images_in_a_folder_below_are_found(boxes, capsys, option):
     boxes()
     assert run(*DETECTION, option, ".", "mine.py") == 2
-    assert f"give {option} pictures" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(f"give {option} pictures\n")
     assert not Path("mine.py").exists()
 
 
