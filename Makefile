@@ -53,6 +53,7 @@ clean:  ## remove both environments and build outputs
 
 $(READY): pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
+	@echo "installing into $(VENV): about 6 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) -e '.[mm,test]'
 	$(BIN)/python -m vitdense

@@ -80,7 +80,10 @@ def trained(tiny) -> Path:
     assert "eta:" in done.stdout + done.stderr
     assert "mmcv ops in use: " in done.stdout + done.stderr
     assert "coco/bbox_mAP:" in done.stdout + done.stderr
-    return tiny.parent / "whole"
+    config = tiny.parent / "whole/tiny.py"
+    assert f"tools/test.py {config} {config.parent}" in (done.stdout + done.stderr).splitlines()[-1]
+    assert config.is_file()
+    return config.parent
 
 
 def assert_same_weights_and_log(whole: Path, resumed: Path) -> None:

@@ -100,6 +100,12 @@ def train(
         _load_everything(cfg)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
     _runner(cfg).train()
+    if cfg.filename and cfg.get("default_scope") in ("mmdet", "mmseg"):
+        config = Path(cfg.work_dir, Path(cfg.filename).name)  # with the options of this run
+        print_log(
+            f"next: tools/test.py {config} {cfg.work_dir}, or tools/predict.py {config} {cfg.work_dir} IMAGES",
+            logger="current",
+        )
 
 
 def test(  # no test of pytest
