@@ -13,7 +13,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 
-.PHONY: help setup demo test test-fast test-upstream check docs gallery clean
+.PHONY: help setup demo test test-fast test-upstream check docs gallery zoo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
@@ -45,11 +45,15 @@ docs: $(READY)  ## build the book into site/; to read and search it: python -m h
 gallery: $(READY)  ## make the pictures of docs/images; it says which demo to train first
 	$(BIN)/python tools/gallery.py
 
+zoo: $(READY)  ## write the tables of docs/model-zoo.md
+	$(BIN)/python tools/zoo.py
+
 clean:  ## remove both environments and build outputs
 	rm -rf $(VENV) $(UPSTREAM) *.egg-info build dist site
 
 $(READY): pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
+	@echo "installing into $(VENV): about 6 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) -e '.[mm,test]'
 	$(BIN)/python -m vitdense

@@ -1,4 +1,4 @@
-"""Cascade R-CNN, Swin-T, 3x: cascade_swin_t_coco.py without masks (counted: 77.7 M, 584.9 G at 800x1280).
+"""Cascade R-CNN, Swin-T, 3x: cascade_swin_t_coco.py without masks (counted: 77.7 M, 585.8 G at 800x1280).
 
 torchrun --nproc-per-node 8 tools/train.py configs/cascade_rcnn_swin_t_coco.py --launcher pytorch
 """

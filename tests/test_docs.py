@@ -7,6 +7,7 @@ import ast
 import contextlib
 import importlib.util
 import io
+import json
 import os
 import re
 import shlex
@@ -21,10 +22,12 @@ import pytest
 import timm
 import torch
 from conftest import REPO
+from PIL import Image
 from torch.distributed.run import parse_args as torchrun_arguments
 
 import vitdense
 from vitdense.backbones.base import PRETRAINED_OPTIONS
+from vitdense.datasets.shapes import CLASSES as SHAPES
 from vitdense.models import MODELS, find_model
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
@@ -84,15 +87,29 @@ def test_every_block_is_of_a_kind_that_is_tested():
 # Python
 
 
-def save(state, path):
-    torch.save({"state_dict": state}, path)
+def weights(state, **others):
+    return lambda path: torch.save({"state_dict": state(), **others}, path)
 
 
+def of_demo():
+    from vitdense.engine.config import build_model, load_config
+
+    return build_model(load_config(REPO / "configs/cascade_swin_nano_shapes.py")).state_dict()
+
+
+BOX = {"image_id": 1, "category_id": 1, "bbox": [2, 2, 9, 9]}
+MASK = {"size": [64, 64], "counts": "R49g1000000000000000nY3"}
+TRUTH = {"images": [{"id": 1, "width": 64, "height": 64}], "categories": [{"id": 1, "name": "square"}]}
+TRUTH["annotations"] = [{**BOX, "id": 1, "area": 81, "iscrowd": 0, "segmentation": [[2, 2, 11, 2, 11, 11, 2, 11]]}]
 FILES = {  # that blocks read
-    "swin_tiny_patch4_window7_224.pth": lambda: of_timm("swin_tiny_patch4_window7_224"),
-    "swin_with_positions.pth": lambda: of_authors(vitdense.Swin("tiny", absolute_position=True)),
-    "deit_tiny.pth": lambda: of_authors(vitdense.ViT("deit_tiny")),
-    "swin_mlp_tiny_c24_patch4_window8_256.pth": lambda: of_authors(vitdense.SwinMixer("tiny_d24")),
+    "swin_tiny_patch4_window7_224.pth": weights(lambda: of_timm("swin_tiny_patch4_window7_224")),
+    "swin_with_positions.pth": weights(lambda: of_authors(vitdense.Swin("tiny", absolute_position=True))),
+    "deit_tiny.pth": weights(lambda: of_authors(vitdense.ViT("deit_tiny"))),
+    "swin_mlp_tiny_c24_patch4_window8_256.pth": weights(lambda: of_authors(vitdense.SwinMixer("tiny_d24"))),
+    "detector.pth": weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}}),
+    "photo.jpg": lambda path: Image.new("RGB", (160, 120)).save(path),
+    "val.json": lambda path: Path(path).write_text(json.dumps(TRUTH)),
+    "predictions.json": lambda path: Path(path).write_text(json.dumps([{**BOX, "score": 0.9, "segmentation": MASK}])),
 }
 
 
@@ -146,7 +163,7 @@ def test_python_blocks_run_and_print_what_the_page_shows(page, constant_weights,
             continue
         for name in FILES:
             if name in block.text:
-                save(FILES[name](), name)
+                FILES[name](name)
         printed = run(block.text, namespace)
         if after is not None and after.language == "text":
             assert printed.split() == after.text.split(), f"{after}: the block before it prints\n{printed}"
@@ -163,7 +180,7 @@ def test_config_blocks_build(block, tmp_path, monkeypatch):
     from vitdense.engine.config import build_model, load_config
 
     path = tmp_path / "config.py"
-    path.write_text(re.sub(r'^_base_ = "(?!mmdet::|mmseg::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))
+    path.write_text(re.sub(r'^_base_ = "(?!\w+::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))
     monkeypatch.setattr(CheckpointLoader, "_schemes", dict(CheckpointLoader._schemes))  # which ExactLoadHook changes
     cfg = load_config(path)
     assert "vitdense" in cfg.custom_imports.imports
@@ -212,7 +229,9 @@ def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, cap
         assert all((REPO / word).is_file() for word in words if word.endswith(".py"))
     elif words[:2] == ["pip", "install"]:
         extras = re.findall(r"^(\w+) = \[", (REPO / "pyproject.toml").read_text(), re.M)
-        assert all(extra in extras for word in words for extra in re.findall(r"\[(.+)\]", word))
+        assert all(
+            extra in extras for word in words for named in re.findall(r"\[(.+)\]", word) for extra in named.split(",")
+        )
         assert all((REPO / word).is_file() for word in words if word.endswith(".txt"))
     elif words[0] == "make":
         assert all(re.search(rf"^{target}:", (REPO / "Makefile").read_text(), re.M) for target in words[1:])
@@ -280,6 +299,8 @@ def run_tool(path, args, tmp_path, monkeypatch):
     elif name in ("predict", "export", "show"):
         stand_in("contact_sheet" if name == "show" else name)
         stand_in("find_checkpoint")
+    elif name == "plot":
+        stand_in("draw_curves")
     elif name == "convert":
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(module, "read", lambda source, *args, **kwargs: checkpoint_to_convert(source))

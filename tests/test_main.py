@@ -65,6 +65,31 @@ def test_missing_package_has_one_line_with_the_command(environment, report, pack
     assert status == (package.module in REQUIRED)
 
 
+@pytest.mark.parametrize(
+    ("missing", "ready"),
+    [((), True), (("mmseg",), True), (("mmdet",), True), (("mmdet", "mmseg"), False), (("mmengine",), False)],
+)
+def test_missing_mm_has_one_command_in_the_last_line(environment, report, missing, ready):
+    for module in missing:
+        environment.versions[module] = {}
+    status, _, help_lines = report()
+    assert status == 0
+    assert help_lines.splitlines()[-1].endswith("Ready." if ready else main.INSTALL_MM)
+
+
+def test_commands_without_mm_name_the_command_that_installs_it():
+    code = (
+        "import sys; sys.modules['mmengine'] = None; from importlib import util; find = util.find_spec; "
+        "util.find_spec = lambda name: None if name == 'mmengine' else find(name); "
+        "from vitdense.__main__ import main; sys.exit(main(['new']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert main.INSTALL_MM in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_without_any_package():
     command = [sys.executable, "-S", "-m", "vitdense"]  # -S: no site-packages
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

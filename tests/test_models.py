@@ -9,7 +9,7 @@ from torch import nn
 
 import vitdense
 from vitdense.backbones.variants import MIXER, MVIT, NAT, RESNET, SWIN, SWIN_MIXER, SWIN_V2, VIT
-from vitdense.models import DEFAULTS, MODELS, SHORT, create, find_model, list_models
+from vitdense.models import DEFAULTS, MODELS, SHORT, create, find_model, list_models, near_names
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 
 
@@ -96,6 +96,12 @@ def test_options_override_those_of_the_row():
 def test_what_cannot_be_created_is_refused(name, options, error, named):
     with pytest.raises(error, match=named):
         create(name, **options)
+
+
+def test_a_suggested_name_appears_once():
+    near = near_names("swin_t")
+    assert "swin_tiny" in near
+    assert len(set(near)) == len(near)
 
 
 def test_weights_of_another_model_are_refused(tmp_path):

@@ -58,7 +58,7 @@ def main() -> None:
         default="",
         metavar="PROJECT[:MODEL]",
         help="baseline, by default the first of its family. "
-        + "; ".join(f"{family}: {', '.join(peers)}" for family, peers in PEERS.items()),
+        + "; ".join(f"{family}: {', '.join(peers)}" for family, peers in PEERS.items() if peers),
     )
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1344), metavar=("H", "W"))
     parser.add_argument("--batch", type=int, default=1)

@@ -111,7 +111,14 @@ def size(text: str) -> Size:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--shape", type=int, nargs=2, default=(800, 1280), metavar=("H", "W"), help="image size")
+    parser.add_argument(
+        "--shape",
+        type=int,
+        nargs=2,
+        default=(800, 1280),
+        metavar=("H", "W"),
+        help="image size in pixels, default 800 1280",
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
     attention = parser.add_argument_group(
         "with --attention; CONFIG is a ViT then, such as deit_tiny, or channels,depth,heads"
@@ -139,7 +146,9 @@ def main() -> None:
     if args.json:
         print(json.dumps({**as_json(rows), "backbone": as_json(rows[:1])}))
     else:
-        print(table(rows))
+        print(
+            f"one image of {args.shape[0]}x{args.shape[1]} pixels (--shape); 1 MAC = 1 FLOP of papers\n\n{table(rows)}"
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +19,14 @@ from flops import attention_costs, plot_attention
 from vitdense import draw
 from vitdense.cost import DEVICES, ModelCost, count
 from vitdense.engine.config import load_config
-from vitdense.engine.launch import exit_on_user_error, find_checkpoint
+from vitdense.engine.launch import exit_on_user_error, find_checkpoint, test
 from vitdense.engine.predict import load_model, predict
 from vitdense.engine.show import sheet_rows
 from vitdense.files import atomic_write
 from vitdense.report import num_params
 
 REPO = Path(__file__).parents[1]
+DEMO, CAMVID = "cascade_swin_nano_shapes", "upernet_deit_t_camvid"  # models to train
 METHODS = {  # in the names of configs: name, marker
     "mask_rcnn": ("Mask R-CNN", "o"),
     "cascade": ("Cascade Mask R-CNN", "s"),
@@ -131,7 +133,7 @@ def attention_cost(path: Path) -> None:
 def prediction(path: Path) -> None:
     """Both nano models on an image of the embedded data set, side by side. They must be trained."""
     image, pictures = REPO / "data/shapes/val/000018.jpg", []
-    for name in ("cascade_swin_nano_shapes", "upernet_swin_nano_shapes"):
+    for name in (DEMO, "upernet_swin_nano_shapes"):
         cfg, checkpoint = load_config(REPO / f"configs/{name}.py"), find_checkpoint(str(REPO / "work_dirs" / name))
         with TemporaryDirectory() as folder:
             predict(cfg, checkpoint, [str(image)], Path(folder), 0.3, "cpu")
@@ -146,13 +148,22 @@ def prediction(path: Path) -> None:
 
 def inside(path: Path) -> None:
     """The sheet of docs/look-inside.md: some rows of the trained detector's. It must be trained."""
-    name, query = "cascade_swin_nano_shapes", (0.45, 0.3)
-    cfg, checkpoint = load_config(REPO / f"configs/{name}.py"), find_checkpoint(str(REPO / "work_dirs" / name))
+    cfg, checkpoint = load_config(REPO / f"configs/{DEMO}.py"), find_checkpoint(str(REPO / "work_dirs" / DEMO))
     layers = [f"stages.2.blocks.{block}.attn" for block in (0, 1)]
-    rows = sheet_rows(load_model(cfg, checkpoint, "cpu"), REPO / "data/shapes/val/000018.jpg", query, layers)
+    rows = sheet_rows(load_model(cfg, checkpoint, "cpu"), REPO / "data/shapes/val/000018.jpg", (0.45, 0.3), layers)
     rows = [row for row in rows if not row[0].startswith(("position bias: stages.0", "position bias: stages.2"))]
     with atomic_write(path) as scratch:
         Image.fromarray(draw.contact_sheet(rows, width=160)).quantize(192).save(scratch, format="png", optimize=True)
+
+
+def confusion(path: Path) -> None:
+    """The confusion matrix of docs/watch-training.md, on CamVid. The data must be there, and the model trained."""
+    cfg, checkpoint = load_config(REPO / f"configs/{CAMVID}.py"), find_checkpoint(str(REPO / "work_dirs" / CAMVID))
+    with TemporaryDirectory() as folder:
+        cfg.work_dir = folder
+        test(cfg, checkpoint, report=Path(folder))
+        with atomic_write(path) as scratch:
+            shutil.copyfile(Path(folder, "confusion.png"), scratch)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -161,7 +172,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, prediction, inside)
+    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, prediction, inside, confusion)
 }
 
 

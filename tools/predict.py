@@ -33,7 +33,11 @@ def main() -> None:
         default="results",
         help="detectors: predictions.json is the list that COCO.loadRes takes (default), or a COCO data set",
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda or cuda:N; default: cuda where there is one",
+    )
     args = parser.parse_args()
     if not 0 <= args.score_thr <= 1:
         parser.error(f"--score-thr: got {args.score_thr}, expected 0 to 1")

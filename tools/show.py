@@ -33,7 +33,11 @@ def main() -> None:
         default=(),
         help="attention layers; default: the last two of every stage, or some of a plain ViT",
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda or cuda:N; default: cuda where there is one",
+    )
     args = parser.parse_args()
     if not all(0 <= at < 1 for at in args.at):
         parser.error(f"--at: got {args.at}, expected two numbers from 0 to below 1")

@@ -16,10 +16,16 @@ def main() -> None:
     add_run_arguments(parser)
     parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for the metrics")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for tables by class, and a segmentor's confusion matrix or a detector's AP by size",
+    )
     parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
     args = parser.parse_args()
     with exit_on_user_error():
-        metrics = test(config_of(args), args.checkpoint, args.tta)
+        metrics = test(config_of(args), args.checkpoint, args.tta, args.report)
     if not is_main_process():
         return
     if args.out:

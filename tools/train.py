@@ -5,6 +5,7 @@ from typing import NamedTuple
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.engine.config import add_run_arguments, config_of, make_parser
 from vitdense.engine.launch import AMP_DTYPES, exit_on_user_error, train
+from vitdense.engine.settings import LOGGERS
 
 
 class Shortcut(NamedTuple):
@@ -42,6 +43,7 @@ def main() -> None:
         metavar="CHECKPOINT",
         help="continue from this checkpoint; by default, from the latest of the work folder",
     )
+    parser.add_argument("--log-to", nargs="+", choices=LOGGERS, help="also log to TensorBoard or Weights & Biases")
     parser.add_argument("--auto-scale-lr", action="store_true", help="scale the learning rate to the total batch size")
     parser.add_argument(
         "--fresh",
@@ -52,6 +54,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     given = {option.key: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
+    given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value is not None}
     with exit_on_user_error():
         train(config_of(args), args.amp, args.resume, args.auto_scale_lr, args.fresh)

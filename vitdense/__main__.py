@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import vitdense
 from vitdense.ops import environment
-from vitdense.ops.finder import BUILD_COMMAND, ops_in_use
+from vitdense.ops.finder import BUILD_COMMAND, INSTALL_MM, ops_in_use
 
 
 class Package(NamedTuple):
@@ -59,7 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args(argv)
     if args.command in ENGINE_COMMANDS:
         module, _ = ENGINE_COMMANDS[args.command]
-        return importlib.import_module(module).main(rest)
+        try:
+            command = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != "mmengine":
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return command.main(rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command == "ops":
@@ -102,7 +109,12 @@ def report() -> int:
     if ops.kind == "stand-in":
         help_lines.append(f"compiled ops instead of the stand-in, with the CUDA toolkit of your torch: {BUILD_COMMAND}")
     print(*(f"{name:18}{value}" for name, value in rows), "", *help_lines, sep="\n")
-    print(f"Not ready: backbones need {', '.join(needed)}." if needed else "Ready.")
+    if needed:
+        print(f"Not ready: backbones need {', '.join(needed)}.")
+    elif versions["mmengine"] and versions["mmcv"] and (versions["mmdet"] or versions["mmseg"]):
+        print("Ready.")
+    else:
+        print(f"Ready for backbones in Python. For recipes and tools as well, in a clone: {INSTALL_MM}")
     return 1 if needed else 0
 
 

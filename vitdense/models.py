@@ -245,7 +245,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def near_names(name: str) -> list[str]:
     """Names of the table that look like `name`, for error messages."""
-    return difflib.get_close_matches(name, [*DEFAULTS, *MODELS, *SHORT], n=5)
+    return difflib.get_close_matches(name, dict.fromkeys([*DEFAULTS, *MODELS, *SHORT]), n=5)
 
 
 def create(

@@ -9,6 +9,7 @@ import logging
 from importlib.util import find_spec
 
 from mmengine import registry as root
+from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import MMLogger
 from mmengine.model import initialize
 from mmengine.registry import Registry
@@ -32,12 +33,15 @@ def _child(parent: Registry, **locations: str) -> Registry:
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
 
+MODULE2PACKAGE["vitdense"] = "vitdense"  # of our configs: `_base_ = "vitdense::configs/NAME.py"`
+
 MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.linear", mmengine="pretraining")
 DATASETS = _child(root.DATASETS, mmdet="datasets.shapes_det", mmseg="datasets.shapes_seg", mmengine="pretraining.data")
 DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="engine.seeded")
 TRANSFORMS = _child(root.TRANSFORMS, mmcv="engine.transforms", mmengine="pretraining.data")
 METRICS = _child(root.METRICS, mmdet="engine.metrics", mmengine="pretraining.data")
 HOOKS = _child(root.HOOKS, mmengine="engine.hooks")
+VISBACKENDS = _child(root.VISBACKENDS, mmengine="engine.wandb_backend")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="engine.optim")
 
 for _module in (*(getattr(backbones, name) for name in FAMILIES), BiFPN, DeconvPyramid, GlobalBlock):

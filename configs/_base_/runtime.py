@@ -5,7 +5,8 @@ custom_imports = dict(imports=["vitdense", "vitdense.engine"], allow_failed_impo
 
 default_hooks = dict(
     timer=dict(type="IterTimerHook"),
-    logger=dict(type="LoggerHook", interval=50),
+    # TensorBoard then has metrics and losses over the same iterations.
+    logger=dict(type="LoggerHook", interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type="ParamSchedulerHook"),
     # Written to a temporary name and renamed; at least two are kept, so that a kill never leaves none.
     checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=3, backend_args=dict(backend="vitdense.atomic")),
@@ -13,6 +14,7 @@ default_hooks = dict(
     # Here and not in custom_hooks, so that a config that sets custom_hooks keeps them.
     reproducible=dict(type="vitdense.ReproducibleHook"),
     exact_load=dict(type="vitdense.ExactLoadHook"),
+    curves=dict(type="vitdense.CurvesHook"),
 )
 env_cfg = dict(
     cudnn_benchmark=False,

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from vitdense.engine.config import build_model, load_config
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.show import _stride, contact_sheet, sheet_rows
 
 pytest.importorskip("mmdet")
@@ -62,6 +63,11 @@ def test_layers_are_chosen_by_name(image, repo):
     assert [title for title in titles if title.startswith("attention")] == ["attention: stages.2.blocks.0.attn"]
     with pytest.raises(ValueError, match=r"layer: got 'stages.9', expected one of stages.0.blocks.0.attn, "):
         sheet_rows(model, image, layers=["stages.9"])
+
+
+def test_missing_image_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.jpg"):
+        contact_sheet(None, "not asked for", tmp_path / "none.jpg", tmp_path / "sheet.png")
 
 
 def test_the_sheet_is_a_picture(image, repo, tmp_path):

@@ -175,6 +175,17 @@ def test_report_of_a_data_set_for_segmentation(segmentation, capsys):
     assert "no pixel of 1 classes: red fox" in lines(printed, "warning")[0]
 
 
+def test_values_without_class_are_not_called_unlabelled(segmentation, capsys):
+    labels = np.ones((8, 8))
+    labels[:2], labels[2:4] = 254, 9
+    cfg = segmentation([labels, labels])
+    cfg.model.decode_head.ignore_index = 254
+    assert report(cfg) == 2
+    printed = capsys.readouterr().out
+    assert re.search("254 unlabelled +25 %", printed)
+    assert re.search("9 NO CLASS +25 %", printed)
+
+
 def test_masks_of_0_and_255_are_refused(segmentation, capsys):
     labels = np.zeros((8, 8))
     labels[:2] = 255

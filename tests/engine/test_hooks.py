@@ -1,10 +1,14 @@
 import copy
 import re
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from conftest import REPO, relative_error
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import HOOKS, MODELS, DefaultScope
 from mmengine.runner import Runner
 from torch import nn
 
@@ -238,3 +242,26 @@ def test_segmentor_with_a_final_norm_needs_out_norm_final():
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
     with pytest.raises(CheckpointMismatchError, match=r"backbone\.norm\.weight, backbone\.norm\.bias"):
         fit_whole(lacking, checkpoint)
+
+
+@pytest.mark.parametrize(("images", "drawn"), [(1, [0]), (3, [0, 4, 9]), (20, [*range(10)]), (0, [])])
+def test_the_same_images_are_drawn_at_every_validation(tmp_path, images, drawn):
+    """In batches of 4, 4 and 2."""
+    cv2.imwrite(str(tmp_path / "a.png"), np.full((2, 2, 3), (255, 0, 0), np.uint8))  # blue, in the order of OpenCV
+    samples = [SimpleNamespace(img_path=str(tmp_path / "a.png"), index=i) for i in range(10)]
+    hook = HOOKS.build({"type": "vitdense.ValidationPicturesHook", "images": images})
+    loader = SimpleNamespace(sampler=range(10), batch_size=4)
+    for iteration in (7, 15):
+        runner = MagicMock(val_dataloader=loader, iter=iteration)
+        for batch in range(3):
+            hook.after_val_iter(runner, batch, None, samples[4 * batch : 4 * batch + 4])
+        calls = runner.visualizer.add_datasample.call_args_list
+        assert [call.args[0] for call in calls] == [f"val_{i}_a" for i in drawn]
+        assert [call.args[2].index for call in calls] == drawn
+        assert all(call.args[1][0, 0].tolist() == [0, 0, 255] for call in calls)
+        assert {call.kwargs["step"] for call in calls} <= {iteration}
+
+
+def test_run_shorter_than_the_interval_of_the_log_has_no_curves(tmp_path):
+    HOOKS.build({"type": "vitdense.CurvesHook"}).after_train(MagicMock(work_dir=str(tmp_path)))
+    assert not list(tmp_path.iterdir())

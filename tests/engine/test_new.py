@@ -125,7 +125,9 @@ def test_data_as_large_as_the_recipe_keep_its_sizes(boxes):
 def test_boxes_without_masks(boxes, method, capsys):
     boxes(masks=False)
     assert run(*DETECTION, "--method", method, "mine.py") == 2
-    assert "--boxes" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--boxes" in error
+    assert "ids 0, 1" in error
     assert not Path("mine.py").exists()
     assert run(*DETECTION, "--method", method, "--boxes", "mine.py") == 0
     cfg = load_config("mine.py")
@@ -165,7 +167,8 @@ def test_every_model_of_the_table(boxes, name, repo):
 def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monkeypatch):
     ruff = Path(sys.executable).with_name("ruff")
     boxes(names=[f"a long name of class {i}" for i in range(9)])
-    monkeypatch.setattr(new, "ROOT", Path.cwd())
+    for name in ("configs", "tools"):
+        monkeypatch.setattr(new, name.upper(), Path.cwd() / name)
     shutil.copytree(repo / "configs", "configs")
     assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "configs/mine.py") == 0
     text = Path("configs/mine.py").read_text()
@@ -222,12 +225,32 @@ def test_check_of_the_written_config_finds_categories_of_another_order(boxes, ca
     assert "owl, red fox" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("args", "name"), [(["--images", "nowhere"], "nowhere"), (["--val-images", "."], "val/3.jpg")])
-def test_check_of_the_written_config_finds_missing_images(boxes, capsys, args, name):
+@pytest.mark.parametrize(("option", "number"), [("--images", 2), ("--val-images", 1)])
+def test_check_of_the_written_config_finds_missing_images(boxes, capsys, option, number):
     boxes()
-    assert run(*DETECTION, *args, "mine.py") == 2
-    errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error:")]
-    assert any(name in line for line in errors)
+    assert run(*DETECTION, option, "nowhere", "mine.py") == 2
+    printed = capsys.readouterr().out
+    errors = [line for line in printed.splitlines() if line.startswith("error:")]
+    assert sum("nowhere" in line for line in errors) == number  # not again for the test set
+    assert printed.count("tools/train.py") == 1  # in the file only
+    assert printed.splitlines()[-1].endswith("check mine.py")
+
+
+@pytest.mark.parametrize("option", ["--images", "--val-images"])
+def test_images_in_a_folder_below_are_found(boxes, capsys, option):
+    boxes()
+    assert run(*DETECTION, option, ".", "mine.py") == 2
+    assert capsys.readouterr().err.endswith(f"give {option} pictures\n")
+    assert not Path("mine.py").exists()
+
+
+def test_absolute_file_names_that_do_not_exist_are_left_to_the_check(boxes, capsys):
+    boxes()
+    content = json.loads(Path("train.json").read_text())
+    content["images"][0]["file_name"] = "/nowhere/3.jpg"
+    Path("train.json").write_text(json.dumps(content))
+    assert run(*DETECTION, "mine.py") == 2
+    assert "/nowhere/3.jpg" in capsys.readouterr().out
 
 
 def test_one_class(boxes):
@@ -238,7 +261,7 @@ def test_one_class(boxes):
 
 def test_package_without_its_configs_is_named(boxes, capsys, tmp_path, monkeypatch):
     boxes()
-    monkeypatch.setattr(new, "ROOT", tmp_path)
+    monkeypatch.setattr(new, "CONFIGS", tmp_path)
     assert run(*DETECTION, "mine.py") == 2
     assert "--base" in capsys.readouterr().err
 
@@ -369,3 +392,4 @@ def test_estimate_of_the_whole_run(iterations, text):
     line = str(Estimate("cuda", 2, 2.0, 3 * 2**30, iterations))
     assert "2 s and 3.0 GiB" in line
     assert text in line
+    assert "140 s and" in str(Estimate("cpu", 2, 140.4, 0, iterations))

@@ -12,6 +12,7 @@ from PIL import Image
 from vitdense.datasets.shapes import CLASSES, PALETTE, draw_image
 from vitdense.engine.config import ConfigError, build_model
 from vitdense.engine.predict import Detection, Segmentation, list_images, load_model, predict, read_image
+from vitdense.weights.errors import CheckpointMismatchError
 
 pytest.importorskip("mmseg")
 NAMES = ["background", *CLASSES]
@@ -212,6 +213,17 @@ def test_list_images_of_patterns(images, tmp_path):
     assert list_images([f"{tmp_path}/**/*.jpeg", str(bracket)]) == [deep, bracket]
     with pytest.raises(ConfigError, match=r"pattern .*\*\.txt"):
         list_images([f"{tmp_path}/*.txt"])
+
+
+def test_checkpoint_of_other_classes_names_both_numbers(cfg, checkpoint):
+    number = cfg.model.decode_head.num_classes
+    path = checkpoint(dataset_meta=dict(classes=list("abcdefghijkl")[: number + 1]))
+    cfg.model.decode_head.num_classes = number + 2
+    with pytest.raises(ConfigError, match=rf"trained on {number + 1} classes.* have {number + 2}\b"):
+        load_model(cfg, path, "cpu")
+    cfg.model.decode_head.num_classes = number + 1  # right, but the tensors are not
+    with pytest.raises(CheckpointMismatchError, match="conv_seg"):
+        load_model(cfg, path, "cpu")
 
 
 def test_checkpoint_without_classes_is_refused(cfg, checkpoint):

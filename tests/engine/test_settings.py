@@ -110,7 +110,36 @@ def test_settings_in_a_config_file_and_applied_again(repo, tmp_path, epochs):
     assert cfg.param_scheduler[1].milestones == ([9, 11] if epochs == 12 else [])  # 0 would lower the rate at once
 
 
-@pytest.mark.parametrize("settings", [{"image_size": 0}, {"max_epochs": 2.5}, {"size": 3}], ids=str)
+def backends(cfg):
+    return [backend.type for backend in cfg.visualizer.vis_backends]
+
+
+def test_log_to_adds_backends_and_states_them_all(repo, tmp_path):
+    path = tmp_path / "mine.py"
+    base = str(repo / "configs/cascade_swin_t_coco.py")
+    path.write_text(f"_base_ = {base!r}\nsettings = dict(log_to=['tensorboard', 'wandb'])\n")
+    both = ["LocalVisBackend", "TensorboardVisBackend", "vitdense.WandbVisBackend"]
+    cfg = load_config(path, {"visualizer.vis_backends.2.init_kwargs.project": "pets"})
+    assert backends(cfg) == both
+    apply_settings(cfg)
+    assert backends(cfg) == both
+    cfg.settings.log_to = "wandb"
+    apply_settings(cfg)
+    assert backends(cfg) == ["LocalVisBackend", "vitdense.WandbVisBackend"]
+    assert cfg.visualizer.vis_backends[1].init_kwargs.project == "pets"
+    assert cfg.visualizer.type == "DetLocalVisualizer"
+    assert backends(load_config(path, {"settings.log_to": []})) == ["LocalVisBackend"]
+
+
+def test_log_to_of_a_config_without_a_visualizer(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("settings = dict(log_to='tensorboard')\nmodel = dict(type='vitdense.Swin', arch='tiny')\n")
+    assert backends(load_config(path)) == ["LocalVisBackend", "TensorboardVisBackend"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"image_size": 0}, {"max_epochs": 2.5}, {"size": 3}, {"log_to": ["tensorboard", "wandbb"]}], ids=str
+)
 def test_wrong_settings_are_refused(repo, settings):
     with pytest.raises(ConfigError, match=f"settings.*{next(iter(settings))}"):
         load_config(repo / "configs/cascade_swin_t_coco.py", {"settings": settings})

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import REPO
+from PIL import Image
 
 pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long
@@ -39,7 +42,7 @@ model.update(data_preprocessor=dict(size=(96, 96)))
 
 
 def environment():
-    return {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
 
 
 def tool(name, *args, status=0):
@@ -52,6 +55,12 @@ def tool(name, *args, status=0):
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done
+
+
+def watched(logger):
+    """Options of a training: two pictures at its validation, and a logger if that is installed."""
+    pictures = ["default_hooks.pictures.type=vitdense.ValidationPicturesHook", "default_hooks.pictures.images=2"]
+    return [*(["--log-to", logger] if find_spec(logger) else []), "--cfg-options", *pictures]
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +76,14 @@ def tiny(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def trained(tiny) -> Path:
     """Work folder of an uninterrupted run."""
-    done = tool("train", tiny, "--work-dir", tiny.parent / "whole")
+    done = tool("train", tiny, "--work-dir", tiny.parent / "whole", *watched("tensorboard"))
     assert "eta:" in done.stdout + done.stderr
     assert "mmcv ops in use: " in done.stdout + done.stderr
     assert "coco/bbox_mAP:" in done.stdout + done.stderr
-    return tiny.parent / "whole"
+    config = tiny.parent / "whole/tiny.py"
+    assert f"tools/test.py {config} {config.parent}" in (done.stdout + done.stderr).splitlines()[-1]
+    assert config.is_file()
+    return config.parent
 
 
 def assert_same_weights_and_log(whole: Path, resumed: Path) -> None:
@@ -111,10 +123,39 @@ def test_killed_and_resumed_run_has_bit_identical_weights(tiny, trained):
     assert_same_weights_and_log(trained, folder)
 
 
+def assert_pictures(work_dir, names):
+    """Ground truth and prediction side by side, both drawn."""
+    pictures = sorted(work_dir.glob("*/vis_data/vis_image/*"))
+    assert [path.name for path in pictures] == names
+    photo = np.asarray(Image.open(work_dir.parent / "shapes/val/000001.jpg"), int)
+    truth, found = np.split(np.asarray(Image.open(pictures[0]), int), 2, axis=1)
+    assert truth.shape == found.shape == photo.shape
+    assert np.abs(truth - photo).mean() > 5
+    assert np.abs(truth - found).mean() > 5
+
+
+def test_validation_draws_truth_beside_prediction(trained):
+    assert_pictures(trained, ["val_0_000001_6.png", "val_3_000004_6.png"])
+
+
+def test_training_ends_with_its_curves(trained):
+    assert Image.open(trained / "curves.png").size[0] > 500
+
+
+def test_tensorboard_has_losses_metrics_and_pictures(trained):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (folder,) = trained.glob("*/vis_data")
+    log = events.EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in log.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in log.Scalars("coco/segm_mAP")] == [6]
+    assert log.Tags()["images"] == ["val_0_000001", "val_3_000004"]
+
+
 def test_test_reports_zero_ap_without_detections(tiny, trained):
     out = tiny.parent / "metrics.json"
-    options = ["--cfg-options", "model.test_cfg.rcnn.score_thr=1.1"]
+    options = ["--report", tiny.parent / "report", "--cfg-options", "model.test_cfg.rcnn.score_thr=1.1"]
     done = tool("test", tiny, trained, "--work-dir", tiny.parent / "test", "--out", out, *options)
+    assert not (tiny.parent / "report").exists()
     assert json.loads(out.read_text())["coco/bbox_mAP"] == 0.0
     assert "coco/segm_mAP" in done.stdout
     assert "no box was predicted" in done.stdout + done.stderr
@@ -244,9 +285,22 @@ def segmentor(tiny) -> Path:
 def trained_segmentor(segmentor) -> Path:
     """Work folder of an uninterrupted run."""
     folder = segmentor.parent / "segmentor"
-    done = tool("train", segmentor, "--work-dir", folder)
+    done = tool("train", segmentor, "--work-dir", folder, *watched("wandb"))
     assert "mIoU:" in done.stdout + done.stderr
     return folder
+
+
+def test_validation_of_a_segmentor_draws_truth_beside_prediction(trained_segmentor):
+    assert_pictures(trained_segmentor, ["val_0_000001_6.png", "val_3_000004_6.png"])
+
+
+def test_wandb_has_losses_metrics_and_pictures(trained_segmentor):
+    pytest.importorskip("wandb")
+    (folder,) = trained_segmentor.glob("*/vis_data/wandb/offline-run-*")
+    (log,) = folder.glob("run-*.wandb")
+    assert all(name in log.read_bytes() for name in (b"decode.loss_ce", b"mIoU"))
+    pictures = folder.glob("files/media/images/*")
+    assert sorted(path.name.partition("_00")[0] for path in pictures) == ["val_0", "val_3"]
 
 
 def test_export_of_a_segmentor(segmentor, trained_segmentor):
@@ -281,10 +335,13 @@ def test_segmentor_with_test_time_augmentation_and_sliding_windows(segmentor, tr
     options = ["--cfg-options", *(f"model.test_cfg.{option}" for option in windows)]
     out = segmentor.parent / "metrics.json"
     command = ["test", segmentor, trained_segmentor, "--work-dir", segmentor.parent / "tested", "--out", out]
+    command += ["--report", segmentor.parent / "report"]
     found = {}
     for name, more in {"whole": [], "tta": ["--tta"], "windows": ["--tta", *options]}.items():
         assert "mIoU" in tool(*command, *more).stdout
         found[name] = tuple(json.loads(out.read_text()).values())
+        mean = (segmentor.parent / "report/per_class.csv").read_text().splitlines()[-1].split(",")
+        assert [float(value) for value in mean[1:3]] == pytest.approx(found[name][1:3], abs=0.006)  # mIoU, mAcc
     assert len(set(found.values())) == 3, found  # every option changes the result
 
 

@@ -25,6 +25,6 @@ class DrawnOnDemand:
     def load_data_list(self) -> list[dict]:
         """Draw the data set unless it exists, then load it."""
         if not Path(self.data_root).exists():
-            print_log(f"drawing the data set into {self.data_root}", logger="current")
+            print_log(f"drawing the data set into {self.data_root}, once, in about a minute", logger="current")
         draw_dataset(self.data_root, **self.draw)
         return super().load_data_list()

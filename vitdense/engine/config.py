@@ -12,7 +12,8 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-from vitdense.engine.classes import follow_classes
+import vitdense.registry  # noqa: F401  makes mmengine find `_base_ = "vitdense::..."`
+from vitdense.engine.classes import follow_classes, nodes
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.options import merge_options
 from vitdense.engine.settings import apply_settings
@@ -56,12 +57,13 @@ def load_config(
 
 
 def shipped(name: str) -> Config:
-    """A config that mmdet or mmseg ships, as its file has it; see `find_config`."""
+    """A config that mmdet, mmseg or vitdense ships, as its file has it; see `find_config`."""
     return _read(find_config(name))
 
 
 def find_config(name: str | Path) -> Path:
-    """The path of a config: a file, or ``mmdet::FOLDER/NAME.py`` for one that an installed package ships.
+    """The path of a config: a file, or ``mmdet::FOLDER/NAME.py`` for one that an installed package ships; ours are
+    ``vitdense::configs/NAME.py``.
 
     mmengine's own reader of such names looks for packages by the name of the distribution, which differs for mmseg.
 
@@ -78,7 +80,7 @@ def find_config(name: str | Path) -> Path:
 
 def _read(path: Path) -> Config:
     try:
-        return Config.fromfile(path)
+        cfg = Config.fromfile(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: a base config is missing ({error}); _base_ is relative to the file") from error
     except TypeError as error:  # mmengine's advice, `_delete_=True`, would drop all entries of the list but this
@@ -90,6 +92,12 @@ def _read(path: Path) -> Config:
             f"entry in _base_....{key}]. The number of classes needs no such line: it follows the data where no head "
             f"states it"
         ) from error
+    for node in nodes(cfg._cfg_dict):
+        # mmengine has the scope of the package for all that a base `vitdense::...` builds. Our configs name the classes
+        # of their default_scope, as mmengine builds them from a base of any other path.
+        if node.get("_scope_") == "vitdense":
+            del node["_scope_"]
+    return cfg
 
 
 def _replace_root(node: Any, old: str, new: str) -> Any:

@@ -145,8 +145,9 @@ def schedule_warnings(cfg: Config, num_images: int) -> Iterator[str]:
         for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
             if not step.get("by_epoch", True) and step.get("end", 0) > steps // 2:
                 yield (
-                    f"param_scheduler.{i} ends at iteration {step['end']}, but the run has {steps} on one GPU; train "
-                    f"for more epochs, or set --cfg-options param_scheduler.{i}.end={max(steps // 10, 2)}"
+                    f"the warm-up, param_scheduler.{i}, takes {step['end']} iterations, but the whole run has {steps} "
+                    f"on one GPU; train for more epochs, or warm up for a tenth of it: --cfg-options "
+                    f"param_scheduler.{i}.end={max(steps // 10, 2)}"
                 )
     ends = [
         step["end"]

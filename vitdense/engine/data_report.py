@@ -22,7 +22,14 @@ from vitdense.engine.images import (
     join_some,
     read_image_file,
 )
-from vitdense.engine.label_maps import build_dataset, check_label_maps, loads_labels, read_label_maps
+from vitdense.engine.label_maps import (
+    UNLABELLED,
+    build_dataset,
+    check_label_maps,
+    decode_head,
+    loads_labels,
+    read_label_maps,
+)
 from vitdense.engine.launch import USER_ERRORS, exit_on_user_error
 from vitdense.engine.preflight import checks
 from vitdense.files import atomic_write
@@ -69,8 +76,11 @@ class Report:
             self.errors.append(str(error))
 
     def finish(self) -> int:
-        """Print the faults, each once; the exit status."""
-        errors, warnings = (list(dict.fromkeys(lines)) for lines in (self.errors, self.warnings))
+        """Print the faults, each once, also where the test set is the validation set; the exit status."""
+        errors, warnings = (
+            [line for line in dict.fromkeys(lines) if not line.startswith("test_") or f"val_{line[5:]}" not in lines]
+            for lines in (self.errors, self.warnings)
+        )
         print("", *(f"warning: {line}" for line in warnings), *(f"error: {line}" for line in errors), sep="\n")
         print(f"errors: {len(errors)}, warnings: {len(warnings)}")
         return 2 if errors else 0
@@ -200,11 +210,12 @@ def _describe_label_maps(
     if wrong:
         result.errors.append(f"{where}: {len(wrong)} label maps have another size than their image: {join_some(wrong)}")
     names = dict(enumerate(built.metainfo.get("classes") or ()))
+    ignored = decode_head(cfg).get("ignore_index", UNLABELLED)
     total = maps.pixels.total()
     result.row("", f"pixels of raw values in {maps.read} of {maps.total} label maps:")
     shares = {
-        f"{raw} {names.get(maps.label(raw), 'unlabelled')}": 100 * maps.pixels[raw] / total
-        for raw in sorted(maps.pixels)
+        f"{raw} {names.get(label, 'unlabelled' if label == ignored else 'NO CLASS')}": 100 * maps.pixels[raw] / total
+        for raw, label in ((raw, maps.label(raw)) for raw in sorted(maps.pixels))
     }
     _print_bars(result, shares, "{:.3g} %")
     if split == "train" and (absent := names.keys() - {maps.label(raw) for raw in maps.pixels}):

@@ -41,8 +41,9 @@ class Estimate:
     def __str__(self) -> str:
         minutes = self.seconds * self.iterations / 60
         whole = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+        seconds = f"{self.seconds:.0f}" if self.seconds >= 10 else f"{self.seconds:.2g}"
         return (
-            f"{self.seconds:.2g} s and {self.memory / 2**30:.1f} GiB per iteration of {self.batch_size} images on "
+            f"{seconds} s and {self.memory / 2**30:.1f} GiB per iteration of {self.batch_size} images on "
             f"{self.device}; {self.iterations} iterations: about {whole}, without validation"
         )
 

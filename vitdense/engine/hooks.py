@@ -1,4 +1,4 @@
-"""Hooks: reproducible training steps, exact loading."""
+"""Hooks: reproducible training steps, exact loading, pictures of a training."""
 
 import random
 import re
@@ -14,6 +14,7 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
 from vitdense.backbones import Backbone
 from vitdense.engine.checkpoints import install_loader
+from vitdense.engine.curves import draw_curves, read_scalars
 from vitdense.engine.errors import ConfigError
 from vitdense.files import atomic_write
 from vitdense.registry import HOOKS
@@ -155,3 +156,45 @@ class OmitFrozenBackboneHook(Hook):
         starts = tuple(f"{name}." for name in self.omitted)
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(starts)}
         checkpoint["meta"]["omitted_backbones"] = self.omitted
+
+
+@HOOKS.register_module()
+class CurvesHook(Hook):
+    """Draw ``curves.png`` in the work folder at the end of a training; see `draw_curves`."""
+
+    priority = "VERY_LOW"  # after LoggerHook
+
+    @master_only
+    def after_train(self, runner) -> None:
+        if read_scalars(Path(runner.work_dir)):  # else shorter than the interval of the log
+            runner.logger.info(f"curves: {draw_curves([runner.work_dir], Path(runner.work_dir) / 'curves.png')}")
+
+
+@HOOKS.register_module()
+class ValidationPicturesHook(Hook):
+    """Draw the same images at every validation: ground truth to the left, prediction to the right.
+
+    The visualizer of the config draws them, and writes them to the folder ``vis_data/vis_image`` of the run and to
+    TensorBoard or W&B. mm's own visualization hooks choose images by the number of the iteration, so that they change
+    from validation to validation.
+
+    Args:
+        images: How many, evenly spaced over the validation data; on several GPUs over the part of the first.
+    """
+
+    def __init__(self, images: int = 4) -> None:
+        self.images = images
+
+    @master_only
+    def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs: Sequence = ()) -> None:
+        import mmcv  # mmengine's hooks alone do not need it
+
+        from vitdense.engine.images import evenly_spaced
+
+        loader = runner.val_dataloader
+        chosen = evenly_spaced(range(len(loader.sampler)), self.images)
+        for i, sample in enumerate(outputs, batch_idx * loader.batch_size):
+            if i in chosen:
+                name = f"val_{i}_{Path(sample.img_path).stem}"
+                image = mmcv.imread(sample.img_path, channel_order="rgb")
+                runner.visualizer.add_datasample(name, image, sample, step=runner.iter)

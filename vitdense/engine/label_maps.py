@@ -98,6 +98,12 @@ def read_label_maps(where: str, built: BaseDataset, loader: dict, number: int | 
     return LabelMaps(pixels, first_in, len(chosen), len(built), reduced, label_map)
 
 
+def decode_head(cfg: Config) -> dict:
+    """The head that predicts the classes, the last of a cascade; empty if the model has none."""
+    head = cfg.model.get("decode_head", {})
+    return head[-1] if isinstance(head, (list, tuple)) else head
+
+
 def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config, number: int | None = FILES_READ) -> None:
     """Check that the label maps of an mmseg data set have the values that the head and the settings expect.
 
@@ -112,8 +118,7 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config, number:
         ConfigError: There are no images, a label map is unreadable or has several channels, a value has no class, or
             ``reduce_zero_label`` is wrong. The message of the last two has the histogram of raw values.
     """
-    head = cfg.model.get("decode_head", {})
-    head = head[-1] if isinstance(head, (list, tuple)) else head
+    head = decode_head(cfg)
     num_classes = head.get("num_classes")
     loader = next(filter(loads_labels, dataset.get("pipeline", ())), None)
     if loader is None or num_classes is None:

@@ -12,6 +12,7 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
+from vitdense.engine.breakdown import report_test
 from vitdense.engine.checkpoints import install_loader
 from vitdense.engine.classes import leaf_datasets
 from vitdense.engine.config import hook_configs
@@ -99,18 +100,31 @@ def train(
         _load_everything(cfg)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
     _runner(cfg).train()
+    if cfg.filename and cfg.get("default_scope") in ("mmdet", "mmseg"):
+        config = Path(cfg.work_dir, Path(cfg.filename).name)  # with the options of this run
+        print_log(
+            f"next: tools/test.py {config} {cfg.work_dir}, or tools/predict.py {config} {cfg.work_dir} IMAGES",
+            logger="current",
+        )
 
 
-def test(cfg: Config, checkpoint: str, tta: bool = False) -> dict[str, float]:  # noqa: PT028  no test of pytest
+def test(  # no test of pytest
+    cfg: Config,
+    checkpoint: str,
+    tta: bool = False,  # noqa: PT028
+    report: Path | None = None,  # noqa: PT028
+) -> dict[str, float]:
     """Evaluate a checkpoint on the test data.
 
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`.
         tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
+        report: Folder for what the metrics are made of; see `report_test`.
 
     Raises:
-        ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for `tta`.
+        ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for `tta`, or no metric for
+            `report`.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
@@ -119,7 +133,9 @@ def test(cfg: Config, checkpoint: str, tta: bool = False) -> dict[str, float]:  
     check(cfg, ("test",))
     if tta:
         _augment_tests(cfg)
-    return {name: float(value) for name, value in _runner(cfg).test().items()}  # mmseg's values are NumPy scalars
+    runner = _runner(cfg)
+    metrics = runner.test() if report is None else report_test(runner, report)
+    return {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
 
 
 def _load_everything(cfg: Config) -> None:

@@ -5,6 +5,7 @@ in it can be written by hand.
 """
 
 import argparse
+import glob
 import json
 import os
 import statistics
@@ -29,7 +30,10 @@ from vitdense.engine.launch import exit_on_user_error
 from vitdense.engine.settings import image_size
 from vitdense.files import atomic_write
 
-ROOT = Path(vitdense.__file__).parents[1]  # of a clone
+# In a clone `.mim` has links to its folders, in an installed package copies.
+CONFIGS, TOOLS = (
+    (Path(vitdense.__file__).parent / ".mim" / folder).resolve() for folder in ("configs/configs", "tools")
+)
 DETECTORS = {  # (method, boxes only) -> config
     ("cascade", False): "cascade_swin_t_coco.py",
     ("cascade", True): "cascade_rcnn_swin_t_coco.py",
@@ -76,7 +80,11 @@ def main(argv: Sequence[str]) -> int:
             scratch.write_text(text)
         print(f"wrote {args.out}\n\n{text}", flush=True)
         status = report(load_config(args.out))
-        if status == 0 and not args.no_estimate:
+        if status:
+            print(f"\nThe errors stop a training. After mending: python -m vitdense check {args.out}")
+            return status
+        if not args.no_estimate:
+            print("measuring memory and time on three iterations, minutes on a CPU; --no-estimate does not", flush=True)
             print(estimate(args.out))
         print("", *commands(args.out), sep="\n")
     return status
@@ -97,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     detection.add_argument("--train", type=Path, required=True, metavar="FILE.json", help="training annotations")
     detection.add_argument("--val", type=Path, required=True, metavar="FILE.json", help="validation annotations")
     detection.add_argument("--method", choices=("cascade", "mask_rcnn"), help="default: cascade")
-    detection.add_argument("--boxes", action="store_true", help="without masks")
+    detection.add_argument(
+        "--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask"
+    )
     segmentation = tasks.add_parser("segmentation", help="label maps: images of class indices")
     segmentation.add_argument("--labels", type=Path, required=True, metavar="DIR", help="label maps")
     segmentation.add_argument("--val-labels", type=Path, required=True, metavar="DIR", help="label maps for validation")
@@ -107,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     segmentation.add_argument("--reduce-zero-label", action="store_true", help="0 means unlabelled; classes start at 1")
     for task in (detection, segmentation):
         task.add_argument("out", type=Path, metavar="NAME.py", help="the config to write")
-        task.add_argument("--images", type=Path, required=True, metavar="DIR", help="images")
+        task.add_argument("--images", type=Path, required=True, metavar="DIR", help="folder of the images")
         task.add_argument(
             "--val-images",
             type=Path,
@@ -116,7 +126,12 @@ def _parser() -> argparse.ArgumentParser:
             help="images for validation; for detection, by default those of --images",
         )
         task.add_argument("--backbone", metavar="NAME", help="of vitdense.list_models(); default: swin_tiny")
-        task.add_argument("--base", type=Path, metavar="CONFIG", help="start from this config, whatever its model")
+        task.add_argument(
+            "--base",
+            type=Path,
+            metavar="CONFIG",
+            help=f"start from this config, whatever its model: {CONFIGS}/cascade_swin_nano_coco.py is small",
+        )
         length = task.add_mutually_exclusive_group()
         length.add_argument("--epochs", type=_positive, metavar="N", help=f"default for detection: {EPOCHS}")
         length.add_argument("--iters", type=_positive, metavar="N", help=f"default for segmentation: {ITERS}")
@@ -142,13 +157,16 @@ def _detection(args: argparse.Namespace) -> Data:
     found = {option: examine(part) for option, part in content.items()}
     classes = tuple(category["name"] for category in content["train"]["categories"])
     for option, part in found.items():
-        lacking = part.annotations - part.with_mask
-        if lacking and not args.boxes and args.base is None:
+        without = [item["id"] for item in content[option]["annotations"] if not item.get("segmentation")]
+        if without and not args.boxes and args.base is None:
             raise ConfigError(
-                f"--{option}: {lacking} of {part.annotations} annotations of {files[option]} have no 'segmentation'; "
-                f"remove them or add masks, or give --boxes to train on boxes alone"
+                f"--{option}: {len(without)} of {part.annotations} annotations of {files[option]} have no "
+                f"'segmentation' (ids {join_some(without)}); remove them or add masks, or give --boxes to train on "
+                f"boxes alone"
             )
     folders = {"train": args.images, "val": args.val_images or args.images}
+    for option, split in (("--images", "train"), ("--val-images", "val")):
+        _check_folder(option, folders[split], content[split]["images"][0]["file_name"])
     root = _common_folder(*folders.values(), *(path.parent for path in files.values()))
     sides = [min(image["width"], image["height"]) for image in found["train"].images]
     parts = {
@@ -158,6 +176,15 @@ def _detection(args: argparse.Namespace) -> Data:
     line = _line("Detection", classes, *(len(part.images) for part in found.values()))
     shared = {"metainfo": {"classes": classes}}
     return Data(line, root, round(statistics.median(sides)), shared, parts["train"], parts["val"])
+
+
+def _check_folder(option: str, folder: Path, name: str) -> None:
+    """Raise if an image is not where it should be, but in a folder below."""
+    if (folder / name).exists() or Path(name).is_absolute():
+        return
+    if below := next(folder.rglob(glob.escape(name)), None):
+        right = below.parents[len(Path(name).parts) - 1]
+        raise ConfigError(f"{option}: {folder} has no {name}, but {right} has it; give {option} {right}")
 
 
 def _segmentation(args: argparse.Namespace) -> Data:
@@ -234,7 +261,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         raise ConfigError("--base: got --backbone or --method as well; the base config decides both")
     base = args.base or _recipe(args)
     if not base.is_file():
-        raise ConfigError(f"--base: {base} is not a file")
+        raise ConfigError(f"--base: {base} is not a file; the recipes are in {CONFIGS}")
     cfg = Config.fromfile(base)
     if args.base is not None:
         _check_base(cfg, args)
@@ -283,15 +310,11 @@ def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
 
 
 def _recipe(args: argparse.Namespace) -> Path:
-    """The config of the method in a clone of the project."""
+    """The config of the method."""
     name = DETECTORS[args.method or "cascade", args.boxes] if args.task == "detection" else SEGMENTOR
-    path = ROOT / "configs" / name
-    if not path.is_file():
-        raise ConfigError(
-            f"{path} does not exist: vitdense was not installed from a clone of its repository, which has the recipes. "
-            f"Clone it and `pip install -e` it there, or give --base CONFIG"
-        )
-    return path
+    if not (CONFIGS / name).is_file():
+        raise ConfigError(f"{CONFIGS / name} does not exist: install vitdense again, or give --base CONFIG")
+    return CONFIGS / name
 
 
 def _check_base(cfg: Config, args: argparse.Namespace) -> None:
@@ -312,14 +335,13 @@ def _check_base(cfg: Config, args: argparse.Namespace) -> None:
 def _base_path(base: Path, out: Path) -> str:
     """Path of the base config as seen from the new one: relative within a clone, else absolute."""
     base, folder = base.resolve(), out.resolve().parent
-    together = base.is_relative_to(ROOT) and folder.is_relative_to(ROOT)
+    together = base.is_relative_to(CONFIGS.parent) and folder.is_relative_to(CONFIGS.parent)
     return Path(os.path.relpath(base, folder)).as_posix() if together else base.as_posix()
 
 
 def commands(config: Path) -> list[str]:
     """The commands for training, evaluation and prediction."""
-    tools = ROOT / "tools"
-    tools = tools.relative_to(Path.cwd()) if tools.is_relative_to(Path.cwd()) else tools
+    tools = TOOLS.relative_to(Path.cwd()) if TOOLS.is_relative_to(Path.cwd()) else TOOLS
     work_dir = f"work_dirs/{config.stem}"
     return [
         f"python {tools}/train.py {config} --auto-scale-lr",

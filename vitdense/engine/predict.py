@@ -56,12 +56,14 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
         state, _ = fit_whole(model, saved, source=checkpoint)
     except CheckpointMismatchError as error:
         trained = len(model.dataset_meta["classes"])
-        if all(head.get("num_classes") in (None, trained) for _, head in class_heads(cfg.model)):
+        others = {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, trained}
+        if not others:
             raise
         raise ConfigError(
-            f"{checkpoint} was trained on {trained} classes, but heads of {cfg.filename} have another number. If they "
-            f"follow the data set, its annotation file is not on this machine: state metainfo=dict(classes=(...)) of "
-            f"the training data, or use the config in the work folder"
+            f"{checkpoint} was trained on {trained} classes, but heads of {cfg.filename} have "
+            f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder. Or, if the heads follow a "
+            f"data set whose annotation file is not on this machine, state metainfo=dict(classes=(...)) of the "
+            f"training data"
         ) from error
     model.load_state_dict(state, strict=True)
     model.cfg = cfg
@@ -95,13 +97,14 @@ class Detection(Task):
         self.visualizer = VISUALIZERS.build({**model.cfg.visualizer, "vis_backends": None})
         self.visualizer.dataset_meta = model.dataset_meta
         self.predictions = CocoPredictions(self.classes, self.dataset)
-        self.num_found = 0
+        self.num_found, self.highest = 0, 0.0
 
     def add(self, image: Path, pixels: np.ndarray) -> None:
         """Predict on an image file with `pixels` [H, W, 3] (uint8 RGB), and write its picture."""
         sample = self.infer(image)
         found = sample.pred_instances
         self.num_found += len(found)
+        self.highest = max([self.highest, *found.scores.tolist()])
         sample.pred_instances = found[found.scores >= self.score_thr]
         self.predictions.add(image, sample)
         with atomic_write(self.out_dir / image.name) as scratch:  # draws scores above -1: all that are left
@@ -114,7 +117,10 @@ class Detection(Task):
         out_file = self.out_dir / "predictions.json"
         self.predictions.write(out_file, self.as_dataset)
         kept = len(self.predictions.result["annotations"])
-        print_log(f"{kept} of {self.num_found} detections have a score of at least {self.score_thr} (--score-thr)")
+        print_log(
+            f"{kept} of {self.num_found} detections have a score of at least {self.score_thr} (--score-thr); the "
+            f"highest is {self.highest:.3f}. Pictures: {self.out_dir}"
+        )
         return out_file
 
 

@@ -19,7 +19,7 @@ NOT_WARNED = (
     ("To copy construct from a tensor", r"mmdet\.models\.roi_heads"),  # masks of every cascade
     (r"Warning: The \w+ is out of bounds", r"mmengine\.visualization"),  # objects at the border of the image
     ("DeprecationWarning: `num_anchors`", r"mmdet\.models\.dense_heads"),
-    ("Default ``avg_non_ignore``", r"mmdet\.models\.losses"),  # of the semantic branch of HTC
+    ("Default ``avg_non_ignore``", r"mm(det|seg)\.models\.losses"),  # of segmentors and HTC
     (r"torch\.meshgrid", r"torch\.functional"),  # of positional encodings
 )
 # Records of the runner, by text in their first line or two.

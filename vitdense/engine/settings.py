@@ -1,7 +1,8 @@
-"""``settings``: a config's length and image size, each stated once and applied wherever a config repeats it.
+"""``settings``: a config's length, image size and loggers, each stated once and applied wherever a config repeats it.
 
 ``settings = dict(max_epochs=12, image_size=640)`` in a config changes the loop with its learning-rate schedule, and
 every size in the pipelines. `max_iters` takes the place of `max_epochs` where the config counts iterations.
+``settings = dict(log_to=["tensorboard", "wandb"])`` adds these to the visualizer.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from vitdense.engine.classes import as_list, nodes
 from vitdense.engine.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
-SETTINGS = (*LENGTHS, "image_size")
+LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "vitdense.WandbVisBackend"}
+SETTINGS = (*LENGTHS, "image_size", "log_to")
 # Of transforms, the data preprocessor and test_cfg.
 SIZES = ("scale", "scales", "crop_size", "size", "img_scale", "img_scales", "stride")
 FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # of YOLOX and RTMDet, which repeat them in code
@@ -23,17 +25,33 @@ def apply_settings(cfg: Config) -> None:
     """Apply ``cfg.settings``, in place. Applying them again changes nothing.
 
     Raises:
-        ConfigError: A setting is not a positive int, or does not apply to this config.
+        ConfigError: A length or size is not a positive int, a logger is unknown, or a setting does not apply to this
+            config.
     """
     for name, value in cfg.get("settings", {}).items():
         if name not in SETTINGS:
             raise ConfigError(f"settings: got {name}, expected one of {', '.join(SETTINGS)}")
+        if name == "log_to":
+            _set_loggers(cfg, as_list(value))
+            continue
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"settings.{name}: got {value!r}, expected a positive int")
         if name in LENGTHS:
             _set_length(cfg, name, value)
         else:
             _set_image_size(cfg, value)
+
+
+def _set_loggers(cfg: Config, names: list[str]) -> None:
+    """Of `LOGGERS`, use exactly these. What the config says of one stays, and so do its other backends."""
+    if unknown := [name for name in names if name not in LOGGERS]:
+        raise ConfigError(f"settings.log_to: got {unknown}, expected some of {', '.join(LOGGERS)}")
+    if not cfg.get("visualizer"):
+        cfg.visualizer = dict(type="Visualizer", vis_backends=[dict(type="LocalVisBackend")])
+    old = as_list(cfg.visualizer.get("vis_backends"))
+    kept = {backend["type"]: backend for backend in old}
+    others = [backend for backend in old if backend["type"] not in LOGGERS.values()]
+    cfg.visualizer.vis_backends = others + [kept.get(LOGGERS[name], dict(type=LOGGERS[name])) for name in names]
 
 
 def _set_length(cfg: Config, name: str, length: int) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from vitdense import draw, show
 from vitdense.backbones.vit import default_out_indices
 from vitdense.engine.classes import leaf_datasets
+from vitdense.engine.errors import ConfigError
 from vitdense.engine.label_maps import loads_labels
 from vitdense.engine.predict import load_model
 from vitdense.files import atomic_write
@@ -46,9 +47,11 @@ def contact_sheet(
         `out_file`.
 
     Raises:
-        ConfigError: See `load_model`.
+        ConfigError: The image is not a file; see `load_model`.
         ValueError: A layer that the model does not have.
     """
+    if not image.is_file():
+        raise ConfigError(f"image {image} is not a file")
     rows = sheet_rows(load_model(cfg, checkpoint, device), image, query, layers)
     with atomic_write(out_file) as scratch:
         Image.fromarray(draw.contact_sheet(rows)).save(scratch, format="PNG")

@@ -19,6 +19,7 @@ BUILD_COMMAND = (
     "FORCE_CUDA=1 pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation "
     "--no-binary onedl-mmcv onedl-mmcv"
 )
+INSTALL_MM = "pip install -c constraints.txt -e '.[mm]'"  # in a clone of the project
 logger = logging.getLogger("vitdense")
 
 

@@ -169,7 +169,7 @@ def _local_file(name: str) -> Path:
     hint = f" (did you mean {', '.join(near)}?)" if near else ""
     raise CheckpointNotFoundError(
         f"checkpoint {path} is neither a file nor a name of vitdense.list_models(){hint}; give a path, a name or an "
-        f"address ({', '.join(ADDRESSES)}), or set init_cfg=None"
+        f"address ({', '.join(ADDRESSES)}), or do without: pretrained=False, in a config init_cfg=None"
     )
 
 
@@ -192,7 +192,8 @@ def _hub_file(address: str) -> Path:
         raise CheckpointNotFoundError(
             f"checkpoint {address} cannot be downloaded from the Hugging Face hub ({type(error).__name__}: "
             f"{one_line(error.__cause__ or error)}); check the name, the network and HF_HUB_OFFLINE, HF_ENDPOINT and "
-            f"HF_TOKEN, or give the path of a file"
+            f"HF_TOKEN, or give the path of a file, from "
+            f"https://huggingface.co/{repo}/resolve/{revision or 'main'}/{name}"
         ) from error
 
 
