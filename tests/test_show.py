@@ -85,12 +85,27 @@ def test_attention_leaves_no_trace():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_computed_inside_of_contexts_without_them(context):
+    model = MODELS["swin"]().eval()
+    layer = show.attention_layers(model)["stages.1.blocks.1.attn"]
+    image = torch.randn(1, 3, 64, 64)
+    want = show.attention(model, image, layer, (0.5, 0.5)), show.receptive_field(lambda x: model(x)[0], image)
+    with context():
+        image = image.clone()
+        got = show.attention(model, image, layer, (0.5, 0.5)), show.receptive_field(lambda x: model(x)[0], image)
+    torch.testing.assert_close(got[0].shares, want[0].shares)
+    torch.testing.assert_close(got[1], want[1])
+
+
 def test_wrong_layers_are_named():
     model, image = vitdense.Swin(SIZES, window_size=4, out_indices=(1,)).eval(), torch.randn(1, 3, 64, 64)
     with pytest.raises(ValueError, match="got Mlp, expected a layer of attention_layers"):
         show.attention(model, image, model.stages[0].blocks[0].mlp, (0, 0))
     with pytest.raises(ValueError, match="does not run"):
         show.attention(model, image, model.stages[2].blocks[0].attn, (0, 0))
+    with pytest.raises(ValueError, match="train mode"):
+        show.attention(model.train(), image, model.stages[0].blocks[0].attn, (0, 0))
 
 
 def test_features_of_parts():
