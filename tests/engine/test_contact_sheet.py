@@ -92,14 +92,16 @@ def test_image_that_cannot_be_read_is_named(tmp_path, name):
         contact_sheet(None, "not asked for", tmp_path / name, tmp_path / "sheet.png")
 
 
-def test_the_sheet_is_a_picture(image, repo, tmp_path):
+@pytest.mark.parametrize(("name", "kind"), [("sheet", "PNG"), ("sheet.jpg", "JPEG")])
+def test_the_sheet_is_a_picture_of_its_suffix(image, repo, tmp_path, name, kind):
     model = model_of("cascade_swin_nano_shapes", repo)
     meta = {"dataset_meta": {"classes": model.cfg.get("classes", ("a",) * model.roi_head.bbox_head[0].num_classes)}}
     torch.save({"meta": meta, "state_dict": model.state_dict()}, tmp_path / "model.pth")
-    out = contact_sheet(model.cfg, str(tmp_path / "model.pth"), image, tmp_path / "sheet.png")
-    assert out == tmp_path / "sheet.png"
-    sheet = np.asarray(Image.open(out))
-    assert sheet.shape[1] == 10 + 7 * 250  # seven pictures: the mean and six heads
+    out = contact_sheet(model.cfg, str(tmp_path / "model.pth"), image, tmp_path / name)
+    assert out == tmp_path / name
+    sheet = Image.open(out)
+    assert sheet.format == kind
+    assert sheet.size[0] == 10 + 7 * 250  # seven pictures: the mean and six heads
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def contact_sheet(
         raise ConfigError(f"image {image}: {error}")
     rows = sheet_rows(load_model(cfg, checkpoint, device), image, query, layers)
     with atomic_write(out_file) as scratch:
-        Image.fromarray(draw.contact_sheet(rows)).save(scratch, format="PNG")
+        Image.fromarray(draw.contact_sheet(rows)).save(scratch, format=None if out_file.suffix else "PNG")
     return out_file
 
 
