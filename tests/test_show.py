@@ -66,6 +66,15 @@ def test_attention_of_a_global_block_reaches_everything():
     assert (found.shares > 0).all()
 
 
+def test_map_smaller_than_the_kernel():
+    """A kernel of 7 on a map of 2 x 4, and a query at the end of the image."""
+    model = MODELS["nat"]().eval()
+    layer = show.attention_layers(model)["stages.3.blocks.0.attn"]
+    found = show.attention(model, torch.randn(1, 3, 64, 128), layer, (1, 1))
+    assert found.query == (1, 3)
+    assert found.shares.shape[1:] == (2, 4)
+
+
 def test_padding_has_its_share():
     """A window of 4 over a map of 3 x 3: the keys of seven padded positions are those of the bias."""
     model = vitdense.Swin(SIZES, window_size=4).eval()
@@ -139,6 +148,12 @@ def test_principal_colours_have_a_fixed_order_and_sign():
         pair = torch.stack([colours[..., i].flatten(), signs[i] * patterns[i].flatten()])
         assert torch.corrcoef(pair)[0, 1] > 0.9
     torch.testing.assert_close(show.principal_colours(-maps), show.principal_colours(-maps.clone()))
+
+
+def test_colours_of_a_map_with_one_outlier():
+    maps = torch.randn(3, 20, 30)
+    maps[:, 0, 0] = 1000
+    assert show.principal_colours(maps)[..., 0].std() > 0.1
 
 
 def test_receptive_field_of_convolutions():
