@@ -31,7 +31,8 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
 
     Detection: ``ap_bbox`` and ``ap_segm``, AP by class and size; of a second COCO metric ``ap_bbox_2``. Segmentation:
     ``per_class``, and the confusion matrix as ``confusion.png`` and ``confusion.csv``, pixels of a true class (row)
-    and a predicted one (column). Tables are CSV and Markdown; their numbers are those of the metric, before it rounds them.
+    and a predicted one (column). Tables are CSV and Markdown; their numbers are those of the metric, before it
+    rounds them.
 
     Args:
         runner: A runner with a test loop.
