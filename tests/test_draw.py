@@ -134,6 +134,11 @@ def test_heat_is_where_the_values_are(image):
     np.testing.assert_array_equal(got[20:, :40, 2], grey[20:, :40])
 
 
+def test_heat_of_a_quarter_has_half_the_weight():
+    got = heat(np.zeros((40, 60, 3), np.uint8), np.array([[0.25, 1]]), (40, 30))
+    np.testing.assert_allclose(got[0, 0], np.array((87, 16, 110)) / 2, atol=1)  # matplotlib's inferno at 0.25
+
+
 def test_cells_are_cut_off_at_the_image(image):
     colours = np.linspace(0, 1, 36).reshape(3, 4, 3)
     got = cells(image, colours, (16, 16))
@@ -150,3 +155,8 @@ def test_contact_sheet_has_rows_of_pictures(image):
     top = 46 + 40 + 26 + 36
     assert (sheet[top : top + 30, 10:70] == 7).all()
     assert (sheet[top : top + 30, 70:] == PAPER).all()
+
+
+def test_contact_sheet_enlarges_small_pictures_without_blur():
+    sheet = contact_sheet([("a", [("b", np.array([[[0] * 3, [255] * 3]], np.uint8))])], width=60)
+    assert {*sheet[46:76, 10:70].flat} == {0, 255}

@@ -66,6 +66,15 @@ def test_attention_of_a_global_block_reaches_everything():
     assert (found.shares > 0).all()
 
 
+def test_map_smaller_than_the_kernel():
+    """A kernel of 7 on a map of 2 x 4, and a query at the end of the image."""
+    model = MODELS["nat"]().eval()
+    layer = show.attention_layers(model)["stages.3.blocks.0.attn"]
+    found = show.attention(model, torch.randn(1, 3, 64, 128), layer, (1, 1))
+    assert found.query == (1, 3)
+    assert found.shares.shape[1:] == (2, 4)
+
+
 def test_padding_has_its_share():
     """A window of 4 over a map of 3 x 3: the keys of seven padded positions are those of the bias."""
     model = vitdense.Swin(SIZES, window_size=4).eval()
@@ -85,12 +94,27 @@ def test_attention_leaves_no_trace():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_computed_inside_of_contexts_without_them(context):
+    model = MODELS["swin"]().eval()
+    layer = show.attention_layers(model)["stages.1.blocks.1.attn"]
+    image = torch.randn(1, 3, 64, 64)
+    want = show.attention(model, image, layer, (0.5, 0.5)), show.receptive_field(lambda x: model(x)[0], image)
+    with context():
+        image = image.clone()
+        got = show.attention(model, image, layer, (0.5, 0.5)), show.receptive_field(lambda x: model(x)[0], image)
+    torch.testing.assert_close(got[0].shares, want[0].shares)
+    torch.testing.assert_close(got[1], want[1])
+
+
 def test_wrong_layers_are_named():
     model, image = vitdense.Swin(SIZES, window_size=4, out_indices=(1,)).eval(), torch.randn(1, 3, 64, 64)
     with pytest.raises(ValueError, match="got Mlp, expected a layer of attention_layers"):
         show.attention(model, image, model.stages[0].blocks[0].mlp, (0, 0))
     with pytest.raises(ValueError, match="does not run"):
         show.attention(model, image, model.stages[2].blocks[0].attn, (0, 0))
+    with pytest.raises(ValueError, match="train mode"):
+        show.attention(model.train(), image, model.stages[0].blocks[0].attn, (0, 0))
 
 
 def test_features_of_parts():
@@ -124,6 +148,12 @@ def test_principal_colours_have_a_fixed_order_and_sign():
         pair = torch.stack([colours[..., i].flatten(), signs[i] * patterns[i].flatten()])
         assert torch.corrcoef(pair)[0, 1] > 0.9
     torch.testing.assert_close(show.principal_colours(-maps), show.principal_colours(-maps.clone()))
+
+
+def test_colours_of_a_map_with_one_outlier():
+    maps = torch.randn(3, 20, 30)
+    maps[:, 0, 0] = 1000
+    assert show.principal_colours(maps)[..., 0].std() > 0.1
 
 
 def test_receptive_field_of_convolutions():

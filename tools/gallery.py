@@ -23,7 +23,7 @@ from vitdense.engine.launch import exit_on_user_error, find_checkpoint, test
 from vitdense.engine.predict import load_model, predict
 from vitdense.engine.show import sheet_rows
 from vitdense.files import atomic_write
-from vitdense.report import num_params
+from vitdense.report import macs, num_params
 
 REPO = Path(__file__).parents[1]
 DEMO, CAMVID = "cascade_swin_nano_shapes", "upernet_deit_t_camvid"  # models to train
@@ -89,17 +89,19 @@ def ap_flops(path: Path) -> None:
     save(figure, path)
 
 
-def counted(name: str) -> tuple[float, ModelCost]:
-    """Parameters in millions, and the cost at one image of 800x1280 in half precision, of a backbone."""
+def counted(name: str) -> tuple[float, float, ModelCost]:
+    """Parameters in millions, multiply-adds in billions as papers count them, and the cost at one image of 800x1280 in
+    half precision, of a backbone."""
     model = build(name, 0.0).to("meta", torch.bfloat16)
-    return num_params(model) / 1e6, count(model, torch.empty(1, 3, 800, 1280, dtype=torch.bfloat16, device="meta"))
+    x = torch.empty(1, 3, 800, 1280, dtype=torch.bfloat16, device="meta")
+    return num_params(model) / 1e6, macs(lambda: model(x))[1] / 1e9, count(model, x)
 
 
-def table_row(name: str, params: float, cost: ModelCost) -> str:
+def table_row(name: str, params: float, gmacs: float, cost: ModelCost) -> str:
     """The row of a backbone in docs/choose.md."""
     forward = cost.forward
     return (
-        f"| `{name}` | {params:.1f} M | {forward.flops / 2e9:.0f} G | {forward.kernels} | {forward.bytes / 1e9:.2f} | "
+        f"| `{name}` | {params:.1f} M | {gmacs:.0f} G | {forward.kernels} | {forward.bytes / 1e9:.2f} | "
         f"{cost.train.kept / 1e9:.2f} |"
     )
 
@@ -111,7 +113,7 @@ def counted_costs(path: Path) -> None:
     axes = figure.subplots()
     costs = {name: counted(name) for name in COUNTED}
     print(*(table_row(name, *cost) for name, cost in costs.items()), sep="\n")
-    seconds = [cost.forward.seconds(device) for _, cost in costs.values()]
+    seconds = [cost.forward.seconds(device) for *_, cost in costs.values()]
     lefts = [0.0] * len(COUNTED)
     for part, times in zip(("multiply-adds", "bytes of memory", "launches of kernels"), zip(*seconds)):
         milliseconds = [1e3 * time for time in times]

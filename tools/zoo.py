@@ -52,7 +52,9 @@ def result(recipe: Mapping[str, Any]) -> str:
     found = {name: value for part in recipe.get("Results", ()) for name, value in part["Metrics"].items()}
     if "mask AP" in found:
         return f"{found.get('box AP', '-')} / {found['mask AP']}"
-    return "; ".join(str(found.get(name, "-")) for name in ("mIoU", "mIoU(ms+flip)", "box AP") if name in found)
+    if "mIoU(ms+flip)" in found:
+        return f"{found.get('mIoU', '-')}; {found['mIoU(ms+flip)']}"
+    return str(next(iter(found.values()), ""))
 
 
 def table(head: str, rows: list[tuple]) -> str:
@@ -64,10 +66,11 @@ def table(head: str, rows: list[tuple]) -> str:
 def count_backbone(row: Model) -> tuple[str, ...]:
     """M; G at the size of the weights; G, kernels and GB at 800x1280."""
     with torch.device("meta"), torch.no_grad():
-        model = getattr(import_module("vitdense.backbones"), row.family)(row.arch, **row.options).eval()
-        own, large = (torch.empty(1, 3, *size) for size in ((row.image_size,) * 2, SHAPES["coco"]))
+        model = getattr(import_module("vitdense.backbones"), row.family)(row.arch, **row.options).eval().bfloat16()
+        own, large = (torch.empty(1, 3, *size).bfloat16() for size in ((row.image_size,) * 2, SHAPES["coco"]))
         multiply_adds = [macs(lambda x=x: model(x))[1] / 1e9 for x in (own, large)]
-        with CostCounter(model) as counter:  # constants of this size are made already
+        model(large)  # makes constants of this size
+        with CostCounter(model) as counter:
             model(large)
     millions, billions = f"{num_params(model) / 1e6:.1f}", [f"{number:.1f}" for number in multiply_adds]
     return millions, *billions, counter.cost.kernels, f"{counter.cost.bytes / 1e9:.2f}"

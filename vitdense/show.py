@@ -46,6 +46,8 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[float, float]) -> Attended:
     """The attention of one position of an image to all others, in one layer.
 
@@ -54,18 +56,20 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
     the position of the maximum in the first channel of the head.
 
     Args:
-        model: Called with the image; it runs the layer.
+        model: Called with the image; it runs the layer. In eval mode: dropout would change the shares.
         image: ``[1, 3, H, W]``, normalised.
         layer: One of `attention_layers`.
         query: Position (y, x), 0 to 1 over the image.
 
     Raises:
-        ValueError: It is none of them, or the model does not run it.
+        ValueError: It is none of them, it is in train mode, or the model does not run it.
     """
     if not isinstance(layer, LAYERS):
         known = ", ".join(kind.__name__ for kind in LAYERS)
         raise ValueError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model): {known}")
-    args = _arguments(model, image, layer)
+    if layer.training:
+        raise ValueError("layer: got one in train mode; call model.eval() first")
+    args = _arguments(model, image.clone(), layer)  # a tensor of inference mode has no gradients
     values, sums = _values_and_sums(layer, args)
     of_queries, _ = _heads_on_map(sums, layer, args)  # [h, w, heads, d]
     row, column = (min(int(at * n), n - 1) for at, n in zip(query, of_queries.shape))
@@ -90,7 +94,6 @@ def _arguments(model: Callable, image: Tensor, layer: nn.Module) -> tuple[Any, .
     return calls[0]
 
 
-@torch.enable_grad()
 def _values_and_sums(attn: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """The values of an attention layer, as a leaf, and their weighted sums, as it lays them out."""
     maker = next(getattr(attn, name) for name in VALUES if hasattr(attn, name))
@@ -194,6 +197,8 @@ def principal_colours(features: Tensor) -> Tensor:
     return x.view(*features.shape[1:], 3).float()  # [h, w, 3]
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def receptive_field(model: Callable[[Tensor], Tensor], images: Tensor, directions: int = 4) -> Tensor:
     """Effective receptive field of the centre of a map: how much each pixel moves it (Luo et al., NeurIPS 2016).
 
@@ -207,10 +212,9 @@ def receptive_field(model: Callable[[Tensor], Tensor], images: Tensor, direction
     Returns:
         ``[H, W]``: absolute gradients, summed over images, colours and draws; their sum is 1.
     """
-    images = images.detach().requires_grad_()
-    with torch.enable_grad():
-        y = model(images)
-        centre = y[..., y.shape[2] // 2, y.shape[3] // 2]  # [B, C]
+    images = images.detach().clone().requires_grad_()
+    y = model(images)
+    centre = y[..., y.shape[2] // 2, y.shape[3] // 2]  # [B, C]
     signs = torch.randint(2, (directions, *centre.shape), generator=torch.Generator().manual_seed(0)) * 2 - 1
     gradients = [
         torch.autograd.grad(centre, images, sign.to(centre), retain_graph=i + 1 < directions)[0]

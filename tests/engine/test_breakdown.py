@@ -98,6 +98,22 @@ def test_report_of_a_detector_has_a_table_for_boxes_and_for_masks(ground_truth, 
         assert float(mean["mAP_50"]) == pytest.approx(metrics[f"coco/{kind}_mAP_50"], abs=5.01e-4)
 
 
+def test_every_coco_metric_has_a_table(ground_truth, tmp_path):  # noqa: F811
+    path, annotations = ground_truth
+    metrics = [CocoMetric(ann_file=str(path), metric="bbox", prefix=prefix) for prefix in ("good", "bad")]
+    evaluator = Evaluator(metrics)
+    evaluator.dataset_meta = {"classes": CLASSES}
+    for metric, noise in zip(metrics, (1, 6)):
+        metric.process({}, [*predictions(annotations, range(6), noise=noise)])
+    runner = SimpleNamespace(test_loop=None, test_evaluator=evaluator, test=lambda: evaluator.evaluate(6))
+    reported = report_test(runner, tmp_path)
+    assert reported["good/bbox_mAP"] != reported["bad/bbox_mAP"]
+    for name, prefix in (("ap_bbox", "good"), ("ap_bbox_2", "bad")):
+        with (tmp_path / f"{name}.csv").open() as file:
+            *_, mean = csv.DictReader(file)
+        assert float(mean["mAP"]) == pytest.approx(reported[f"{prefix}/bbox_mAP"], abs=5.01e-4)
+
+
 def test_proposals_have_no_table(ground_truth):  # noqa: F811
     path, annotations = ground_truth
     metric = CocoMetric(ann_file=str(path), metric="proposal")

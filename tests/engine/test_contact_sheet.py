@@ -61,23 +61,47 @@ def test_layers_are_chosen_by_name(image, repo):
     model = model_of("cascade_swin_nano_shapes", repo)
     titles = [title for title, _ in sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])]
     assert [title for title in titles if title.startswith("attention")] == ["attention: stages.2.blocks.0.attn"]
-    with pytest.raises(ValueError, match=r"layer: got 'stages.9', expected one of stages.0.blocks.0.attn, "):
+    with pytest.raises(ConfigError, match=r"layer: got 'stages.9', expected one of stages.0.blocks.0.attn, "):
         sheet_rows(model, image, layers=["stages.9"])
 
 
-def test_missing_image_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.jpg"):
-        contact_sheet(None, "not asked for", tmp_path / "none.jpg", tmp_path / "sheet.png")
+def test_layers_that_the_model_does_not_run_are_left_out(image, repo):
+    options = {"model.backbone.out_indices": (0, 1), "model.neck.in_channels": [32, 64]}
+    model = model_of("cascade_swin_nano_shapes", repo, **options)
+    titles = [title for title, _ in sheet_rows(model, image)]
+    want = [f"attention: stages.{stage}.blocks.{block}.attn" for stage in range(2) for block in range(2)]
+    assert [title for title in titles if title.startswith("attention")] == want
+    biases = [f"position bias: stages.{stage}.blocks.1.attn.bias" for stage in range(2)]
+    assert [title for title in titles if title.startswith("position")] == biases
+    with pytest.raises(ConfigError, match=r"expected one of .*stages.1.blocks.1.attn$"):
+        sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])
 
 
-def test_the_sheet_is_a_picture(image, repo, tmp_path):
+def test_backbone_of_another_project(image, repo):
+    backbone = {"_delete_": True, "type": "mmdet.ResNet", "depth": 18}
+    options = {"model.backbone": backbone, "model.neck.in_channels": [64, 128, 256, 512]}
+    (*_, (title, fields)) = sheet_rows(model_of("cascade_swin_nano_shapes", repo, **options), image)
+    assert title == "effective receptive field"
+    assert [caption for caption, _ in fields] == [f"map {i}, stride {4 << i}" for i in range(4)]
+
+
+@pytest.mark.parametrize("name", ["none.jpg", "text.jpg"])
+def test_image_that_cannot_be_read_is_named(tmp_path, name):
+    (tmp_path / "text.jpg").write_text("no image")
+    with pytest.raises(ConfigError, match=name):
+        contact_sheet(None, "not asked for", tmp_path / name, tmp_path / "sheet.png")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sheet", "PNG"), ("sheet.jpg", "JPEG")])
+def test_the_sheet_is_a_picture_of_its_suffix(image, repo, tmp_path, name, kind):
     model = model_of("cascade_swin_nano_shapes", repo)
     meta = {"dataset_meta": {"classes": model.cfg.get("classes", ("a",) * model.roi_head.bbox_head[0].num_classes)}}
     torch.save({"meta": meta, "state_dict": model.state_dict()}, tmp_path / "model.pth")
-    out = contact_sheet(model.cfg, str(tmp_path / "model.pth"), image, tmp_path / "sheet.png")
-    assert out == tmp_path / "sheet.png"
-    sheet = np.asarray(Image.open(out))
-    assert sheet.shape[1] == 10 + 7 * 250  # seven pictures: the mean and six heads
+    out = contact_sheet(model.cfg, str(tmp_path / "model.pth"), image, tmp_path / name)
+    assert out == tmp_path / name
+    sheet = Image.open(out)
+    assert sheet.format == kind
+    assert sheet.size[0] == 10 + 7 * 250  # seven pictures: the mean and six heads
 
 
 @pytest.mark.parametrize(

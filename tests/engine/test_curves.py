@@ -134,6 +134,11 @@ def test_epochs_are_on_an_axis_of_their_own_if_their_length_is_known(tmp_path, f
         assert axis.get_xlim() == pytest.approx([limit / 11 for limit in loss.get_xlim()])
 
 
+@pytest.mark.parametrize(("name", "start"), [("curves", b"\x89PNG"), ("curves.pdf", b"%PDF")])
+def test_format_is_that_of_the_suffix(run, tmp_path, name, start):
+    assert draw_curves([run], tmp_path / name).read_bytes().startswith(start)
+
+
 def test_folder_without_a_training_is_named(run, tmp_path):
     with pytest.raises(ConfigError, match="nothing"):
         draw_curves([run, tmp_path / "nothing"], tmp_path / "curves.png")

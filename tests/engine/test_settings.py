@@ -131,6 +131,18 @@ def test_log_to_adds_backends_and_states_them_all(repo, tmp_path):
     assert backends(load_config(path, {"settings.log_to": []})) == ["LocalVisBackend"]
 
 
+def test_log_to_of_a_config_of_mmdet(tmp_path):
+    """Its losses are over iterations, its metrics over epochs; and it may have mmengine's own backend."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "_base_ = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'\nsettings = dict(log_to='wandb')\n"
+        "visualizer = dict(vis_backends=[dict(type='LocalVisBackend'), dict(type='WandbVisBackend')])\n"
+    )
+    cfg = load_config(path)
+    assert backends(cfg) == ["LocalVisBackend", "WandbVisBackend"]
+    assert cfg.default_hooks.logger.log_metric_by_epoch is False
+
+
 def test_log_to_of_a_config_without_a_visualizer(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("settings = dict(log_to='tensorboard')\nmodel = dict(type='vitdense.Swin', arch='tiny')\n")

@@ -16,7 +16,7 @@ def test_all_is_logged_over_iterations_and_no_code_is_uploaded(tmp_path, monkeyp
     backend = VISBACKENDS.build({"type": "vitdense.WandbVisBackend", **kwargs})
     image = np.zeros((2, 3, 3), np.uint8)
     backend.add_config(Config({"model": {"type": "Swin"}}))
-    backend.add_scalars({"loss": 2.0, "iter": 7}, step=7)
+    backend.add_scalars({"loss": 2.0, "iter": 7}, step=1)  # which may be an epoch
     backend.add_scalars({"mIoU": 30.0}, step=8, file_path="x.json")
     backend.add_image("val_0", image, step=8)
     wandb.init.assert_called_once_with(project="pets", dir=str(tmp_path))

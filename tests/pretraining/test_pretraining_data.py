@@ -19,12 +19,12 @@ CONFIGS = ("distill_deit_s_imagenet", "mae_vit_b_imagenet", "simmim_swin_b_image
 def folder(tmp_path):
     """Two classes of four noisy images each, one dark and one bright; and a file that is no image."""
     for i in range(8):
-        path = tmp_path / ("bright" if i % 2 else "dark") / "part" / f"{i}{'.PNG' if i == 3 else '.png'}"
+        path = tmp_path / "photos" / ("bright" if i % 2 else "dark") / "part" / f"{i}{'.PNG' if i == 3 else '.png'}"
         path.parent.mkdir(parents=True, exist_ok=True)
         values = np.random.default_rng(i).integers(0, 80, (40, 56, 3)) + (170 if i % 2 else 0)
         Image.fromarray(values.astype(np.uint8)).save(path)
-    (tmp_path / "dark" / "notes.txt").write_text("no image")
-    return tmp_path
+    (tmp_path / "photos/dark/notes.txt").write_text("no image")
+    return tmp_path / "photos"
 
 
 def test_image_folder_takes_classes_from_the_first_folder(folder):

@@ -3,6 +3,7 @@
 import copy
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib.util import find_spec
@@ -28,9 +29,10 @@ NUMBERED = 30  # classes, up to which a confusion matrix has its values in its c
 def report_test(runner: Runner, folder: Path) -> dict[str, float]:
     """Test a model, and write what its metrics are made of.
 
-    Detection: ``ap_bbox`` and ``ap_segm``, AP by class and size. Segmentation: ``per_class``, and the confusion matrix
-    as ``confusion.png`` and ``confusion.csv``, pixels of a true class (row) and a predicted one (column). Tables are
-    CSV and Markdown; their numbers are those of the metric, before it rounds them.
+    Detection: ``ap_bbox`` and ``ap_segm``, AP by class and size; of a second COCO metric ``ap_bbox_2``. Segmentation:
+    ``per_class``, and the confusion matrix as ``confusion.png`` and ``confusion.csv``, pixels of a true class (row)
+    and a predicted one (column). Tables are CSV and Markdown; their numbers are those of the metric, before it
+    rounds them.
 
     Args:
         runner: A runner with a test loop.
@@ -61,8 +63,12 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
         classes = evaluator.dataset_meta["classes"]
         write_table(folder / "per_class", iou_table(areas, confusion.matrix, classes), digits=2)
         write_confusion(folder, confusion.matrix, classes)
+    counts: Counter[str] = Counter()
     for evaluation in evaluations:
-        write_table(folder / f"ap_{evaluation.params.iouType}", ap_table(evaluation), digits=3)
+        kind = evaluation.params.iouType
+        counts[kind] += 1
+        number = f"_{counts[kind]}" if counts[kind] > 1 else ""  # of several COCO metrics
+        write_table(folder / f"ap_{kind}{number}", ap_table(evaluation), digits=3)
     empty = areas is None and not evaluations
     print_log(f"report: {'none, for no boxes were evaluated by class' if empty else folder}", logger="current")
     return metrics

@@ -43,7 +43,7 @@ def draw_curves(work_dirs: Sequence[Path], out_file: Path, metrics: Sequence[str
 
     Args:
         work_dirs: Work folders of runs.
-        out_file: PNG file.
+        out_file: PNG file, or one of matplotlib's other formats by its suffix.
         metrics: Names of metrics as in the log; by default, all that end with ``mAP`` or ``mIoU``.
 
     Returns:
@@ -82,7 +82,7 @@ def draw_curves(work_dirs: Sequence[Path], out_file: Path, metrics: Sequence[str
     figure.align_ylabels(axes)
     figure.legend(loc="outside upper left", frameon=False)
     with atomic_write(out_file) as scratch:
-        figure.savefig(scratch)
+        figure.savefig(scratch, format=Path(out_file).suffix[1:] or "png")
     return out_file
 
 

@@ -48,10 +48,12 @@ def _set_loggers(cfg: Config, names: list[str]) -> None:
         raise ConfigError(f"settings.log_to: got {unknown}, expected some of {', '.join(LOGGERS)}")
     if not cfg.get("visualizer"):
         cfg.visualizer = dict(type="Visualizer", vis_backends=[dict(type="LocalVisBackend")])
-    old = as_list(cfg.visualizer.get("vis_backends"))
-    kept = {backend["type"]: backend for backend in old}
-    others = [backend for backend in old if backend["type"] not in LOGGERS.values()]
-    cfg.visualizer.vis_backends = others + [kept.get(LOGGERS[name], dict(type=LOGGERS[name])) for name in names]
+    if logger := cfg.get("default_hooks", {}).get("logger"):
+        logger.log_metric_by_epoch = False  # or metrics and losses would not be over the same steps
+    kept = {str(backend["type"]).rpartition(".")[2]: backend for backend in as_list(cfg.visualizer.get("vis_backends"))}
+    classes = {name: kind.rpartition(".")[2] for name, kind in LOGGERS.items()}
+    others = [backend for kind, backend in kept.items() if kind not in classes.values()]
+    cfg.visualizer.vis_backends = others + [kept.get(classes[name], dict(type=LOGGERS[name])) for name in names]
 
 
 def _set_length(cfg: Config, name: str, length: int) -> None:

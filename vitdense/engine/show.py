@@ -14,6 +14,7 @@ from vitdense import draw, show
 from vitdense.backbones.vit import default_out_indices
 from vitdense.engine.classes import leaf_datasets
 from vitdense.engine.errors import ConfigError
+from vitdense.engine.images import read_image_file
 from vitdense.engine.label_maps import loads_labels
 from vitdense.engine.predict import load_model
 from vitdense.files import atomic_write
@@ -47,14 +48,13 @@ def contact_sheet(
         `out_file`.
 
     Raises:
-        ConfigError: The image is not a file; see `load_model`.
-        ValueError: A layer that the model does not have.
+        ConfigError: The image cannot be read, or the model has no such layer; see `load_model`.
     """
-    if not image.is_file():
-        raise ConfigError(f"image {image} is not a file")
+    if error := read_image_file(str(image)).error:
+        raise ConfigError(f"image {image}: {error}")
     rows = sheet_rows(load_model(cfg, checkpoint, device), image, query, layers)
     with atomic_write(out_file) as scratch:
-        Image.fromarray(draw.contact_sheet(rows)).save(scratch, format="PNG")
+        Image.fromarray(draw.contact_sheet(rows)).save(scratch, format=None if out_file.suffix else "PNG")
     return out_file
 
 
@@ -71,29 +71,34 @@ def sheet_rows(
         model: Of `load_model`.
         image: Image file.
         query: The position (y, x), 0 to 1 over the image.
-        layers: Names of attention layers; when empty, the last two of every stage, or the last of every
-            quarter of a plain ViT.
+        layers: Names of attention layers that the model runs; when empty, the last two of every stage, or the last of
+            every quarter of a plain ViT.
 
     Returns:
         (title, [(caption, picture [H, W, 3] uint8 RGB), ...]) of each row.
 
     Raises:
-        ValueError: A layer that the model does not have.
+        ConfigError: A layer that the model does not have, or does not run.
     """
     pixels, inputs = model_inputs(model, image)
     rows = [("image", [("as the model reads it; the cross is where attention is asked", _marked(pixels, query))])]
     parts = {name: getattr(model, name) for name in ("backbone", "neck") if getattr(model, name, None) is not None}
-    for name, maps in show.features(model.extract_feat, inputs, parts).items():
+    attention = show.attention_layers(model.backbone)
+    run: set[str] = set()  # not those after the last map
+    handles = [x.register_forward_pre_hook(lambda *_, name=name: run.add(name)) for name, x in attention.items()]
+    found = show.features(model.extract_feat, inputs, parts)
+    for handle in handles:
+        handle.remove()
+    for name, maps in found.items():
         rows.append((f"{name}: principal components", [_colours(pixels, inputs, x) for x in maps]))
         rows.append((f"{name}: channel that varies most", [_channel(pixels, inputs, x) for x in maps]))
-    attention = show.attention_layers(model.backbone)
-    for name in layers or _chosen(attention):
-        if name not in attention:
-            raise ValueError(f"layer: got {name!r}, expected one of {', '.join(attention)}")
+    for name in layers or _chosen(x for x in attention if x in run):
+        if name not in run:
+            raise ConfigError(f"layer: got {name!r}, expected one of {', '.join(x for x in attention if x in run)}")
         rows.append((f"attention: {name}", _attention(model, pixels, inputs, attention[name], query)))
-    rows.append(("effective receptive field", _fields(model, pixels, inputs)))
+    rows.append(("effective receptive field", _fields(model, pixels, inputs, found["backbone"])))
     biases = show.position_biases(model.backbone)
-    for name in _chosen(biases, 1):
+    for name in _chosen((x for x in biases if x.rpartition(".")[0] in run), 1):
         rows.append((f"position bias: {name}", [_bias(i, x) for i, x in enumerate(biases[name][:HEADS_SHOWN])]))
     return rows
 
@@ -152,14 +157,16 @@ def _attention(
     return [(name, _marked(draw.heat(pixels, x, stride), query)) for name, x in maps[: 1 + HEADS_SHOWN]]
 
 
-def _fields(model: nn.Module, pixels: np.ndarray, inputs: Tensor) -> list[tuple[str, np.ndarray]]:
+def _fields(
+    model: nn.Module, pixels: np.ndarray, inputs: Tensor, maps: Sequence[Tensor]
+) -> list[tuple[str, np.ndarray]]:
     rows = []
-    for i, stride in enumerate(model.backbone.out_strides):
+    for i, features in enumerate(maps):
         field = show.receptive_field(lambda x, i=i: model.backbone(x)[i], inputs)  # [H, W]
         # Single pixels vary by orders of magnitude: means over cells, and the root, make the shape visible.
         field = F.avg_pool2d(field[None], FIELD_CELL, ceil_mode=True)[0].sqrt()  # [H / cell, W / cell]
         picture = draw.heat(pixels, field.cpu().numpy(), (FIELD_CELL, FIELD_CELL))
-        rows.append((f"map {i}, stride {stride}", picture))
+        rows.append((f"map {i}, stride {_stride(inputs, features.shape[1:])[0]}", picture))
     return rows
 
 
