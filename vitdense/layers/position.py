@@ -6,26 +6,65 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from vitdense.layers.layout import made_once
 from vitdense.layers.resize import resize_grid
+
+# How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a token
+# larger; or bicubically with antialias, as DINOv2 with registers.
+POSITION_RULES = ("bicubic", "dinov2", "antialias")
 
 
 class AbsolutePosition(nn.Module):
-    """Learned position embedding of the pretraining grid, resized bicubically to the map it is added to.
+    """Learned position embedding of the pretraining grid, resized to the map it is added to.
 
     Args:
         grid: Pretraining grid (h, w) in tokens.
         dim: Channels.
+        rule: One of `POSITION_RULES`.
     """
 
-    def __init__(self, grid: tuple[int, int], dim: int) -> None:
+    def __init__(self, grid: tuple[int, int], dim: int, rule: str = "bicubic") -> None:
         super().__init__()
+        self.rule = rule
         self.table = nn.Parameter(torch.empty(1, *grid, dim))
         trunc_normal_(self.table, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """Adds the embedding to ``x`` ``[B, H, W, C]``."""
+        size = x.shape[1], x.shape[2]
+        if self.rule == "dinov2":
+            rows, columns = _dinov2_weights(x, *size, tuple(self.table.shape[1:3]))
+            table = torch.einsum("Hh,Ww,bhwc->bHWc", rows, columns, self.table.float())  # [1, H, W, C]
+        else:
+            table = resize_grid(self.table, size, "timm" if self.rule == "antialias" else "bicubic")  # [1, H, W, C]
         # In this order the sum has the memory layout of the table, which the next layers want, not of a convolution.
-        return resize_grid(self.table, (x.shape[1], x.shape[2])).to(x.dtype) + x
+        return table.to(x.dtype) + x
+
+
+@made_once
+def _dinov2_weights(
+    h: int, w: int, grid: tuple[int, int], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """DINOv2's resize of the rows and of the columns of a grid, ``[h, grid h]`` and ``[w, grid w]``, in float32.
+
+    A tenth of a token is added to the size of the map; a map of the size of the grid stays as it is.
+    """
+    places = [torch.arange(n, device=device, dtype=torch.float32) for n in (h, w)]
+    # The size as a tensor: nothing asks for its value while a model is compiled.
+    sizes = [place[-1] + 1 for place in places]
+    tenth = 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any()
+    weights = []
+    for place, size, old in zip(places, sizes, grid):
+        at = (place + 0.5) * (old / (size + tenth)) - 0.5  # [n]
+        before = at.floor()
+        taps = (before.long()[:, None] + torch.arange(-1, 3, device=device)).clamp(0, old - 1)  # [n, 4]
+        distance = (at - before)[:, None] - torch.arange(-1, 3, device=device)  # [n, 4]
+        # Keys' cubic with a = -0.75, as in torch.
+        x, a = distance.abs(), -0.75
+        near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
+        share = torch.where(x <= 1, near, far)  # [n, 4]
+        weights.append(share.new_zeros(share.shape[0], old).scatter_add(1, taps, share))  # [n, old]
+    return tuple(weights)
 
 
 class AxialPosition(nn.Module):
@@ -81,14 +120,21 @@ def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = N
 class ExtraTokens(nn.Module):
     """The class token of a ViT, and the distillation token of a DeiT (section 4), prepended to those of the map.
 
+    Registers (Darcet et al., ICLR 2024) come after them and have no positions.
+
     Args:
         dim: Channels.
         distilled: Whether there is a distillation token.
         position: Whether the tokens have position embeddings (all but DeiT III).
+        registers: Register tokens.
     """
 
-    def __init__(self, dim: int, distilled: bool, position: bool) -> None:
+    def __init__(self, dim: int, distilled: bool, position: bool, registers: int = 0) -> None:
         super().__init__()
+        self.register_tokens = None
+        if registers:
+            self.register_tokens = nn.Parameter(torch.empty(1, registers, dim))
+            trunc_normal_(self.register_tokens, std=0.02)
         self.names = ("cls", "dist") if distilled else ("cls",)
         self.position = position
         for name in self.names:
@@ -97,11 +143,13 @@ class ExtraTokens(nn.Module):
                 trunc_normal_(getattr(self, f"{name}_{part}"), std=0.02)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.names) + (0 if self.register_tokens is None else self.register_tokens.shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, N, C]`` to ``[B, len(self) + N, C]``."""
         tokens = [getattr(self, f"{name}_token") for name in self.names]  # [1, 1, C] each
         if self.position:
             tokens = [token + getattr(self, f"{name}_position") for token, name in zip(tokens, self.names)]
+        if self.register_tokens is not None:
+            tokens.append(self.register_tokens)  # [1, R, C]
         return torch.cat([*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)  # [B, E+N, C]
