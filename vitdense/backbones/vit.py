@@ -22,7 +22,7 @@ from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import FFNS, QKV_LAYERS, STEMS, init_transformer, scaled
 from vitdense.layers.class_attention import ClassBlocks
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
-from vitdense.layers.position import POSITION_RULES, POSITIONS, AbsolutePosition, ExtraTokens
+from vitdense.layers.position import POSITION_RULES, POSITIONS, ExtraTokens
 from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
@@ -341,9 +341,8 @@ class ViT(Backbone):
             return h // patch, w // patch
 
         self.patch_embed = STEMS[stem](in_channels, dim, patch)
-        self.absolute_pos_embed = POSITIONS[row.position](grid(pretrain_img_size, "pretrain_img_size"), dim)
-        if isinstance(self.absolute_pos_embed, AbsolutePosition):
-            self.absolute_pos_embed.rule = row.position_rule
+        rule = (row.position_rule,) if row.position == "1d" else ()
+        self.absolute_pos_embed = POSITIONS[row.position](grid(pretrain_img_size, "pretrain_img_size"), dim, *rule)
         token_position = row.token_position and row.position == "1d"
         self.tokens = ExtraTokens(dim, row.distilled, token_position, row.registers) if has_tokens else None
         self.rope = Rope(row.rope, dim // row.num_heads, rope_augment) if row.rope else None
@@ -403,7 +402,7 @@ class ViT(Backbone):
         x = self.absolute_pos_embed(x)  # [B, h, w, C]
         size = (x.shape[1], x.shape[2])
         used = self.blocks[: self.out_indices[-1] + 1]
-        layouts = {window: self.layout(x, window) for window in {block.spec.window for block in used}}
+        layouts = {window: self.layout(x, window) for window in dict.fromkeys(block.spec.window for block in used)}
         x = x.flatten(1, 2)  # [B, h*w, C]
         x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
         x = x if self.norm_pre is None else self.norm_pre(x)

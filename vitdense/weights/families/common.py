@@ -11,10 +11,13 @@ from vitdense.weights.rename import Layout, Rule, Scheme, Transform
 
 # What a checkpoint may have in addition to a backbone: regular expressions of our names.
 CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist)\..+"
-PRETRAINING = r"mask_token|decoder_.+"  # masked autoencoding
+PRETRAINING = r"mask_token|decoder_.+|local_cls_norm\..+"  # masked autoencoding; the local crops of DINOv3
+PERIODS = r"rope\.periods"  # of rotary positions: a formula, which the authors of DINOv3 rounded
 TOKENS = r"tokens\..+"
 # Buffers that the model makes from the window or the image size.
-REBUILT = r".+\.attn\.bias\.(index|relative_coords_table)|.+\.attn_mask"
+REBUILT = (
+    r".+\.attn\.bias\.(index|relative_coords_table)|.+\.attn_mask|(rope_win|rope_glb|.+\.attn\.rope)\.freqs_(cos|sin)"
+)
 # No classification checkpoint has output norms; `out_indices` decides which ones a dense model has.
 OUTPUT_NORMS = r"norm\d+\..+"
 
