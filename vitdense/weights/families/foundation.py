@@ -185,7 +185,8 @@ def _transformers_dinov3(ffn: Mapping[str | tuple[str, ...], str], marker: str) 
 
 
 SCHEMES = (
-    Scheme("dinov2", _DINOV2),
+    # A file of timm without registers has these names, too.
+    Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
     Scheme("dinov3", _DINOV3, r"rope_embed\.periods"),
     Scheme("timm", (*_TIMM_DINOV3, *_block({**_EVA_DINOV3, **_MLP})), "reg_token"),
     Scheme("timm", (*_TIMM_DINOV3, *_block({**_EVA_DINOV3, **_EVA_GATE})), "reg_token"),
