@@ -6,8 +6,8 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from vitdense.layers.layout import made_once
-from vitdense.layers.resize import resize_grid
+from vitdense.layers.layout import made_once, resample
+from vitdense.layers.resize import is_resized, resize_grid
 
 # How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a token
 # larger; or bicubically with antialias, as DINOv2 with registers.
@@ -32,39 +32,57 @@ class AbsolutePosition(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Adds the embedding to ``x`` ``[B, H, W, C]``."""
         size = x.shape[1], x.shape[2]
-        if self.rule == "dinov2":
-            rows, columns = _dinov2_weights(x, *size, tuple(self.table.shape[1:3]))
-            table = torch.einsum("Hh,Ww,bhwc->bHWc", rows, columns, self.table.float())  # [1, H, W, C]
+        if self.rule == "bicubic":
+            table = resize_grid(self.table, size)  # [1, H, W, C]
+        elif is_resized(self.table.shape[1:3], size):
+            weights = _resize_weights(x, *size, tuple(self.table.shape[1:3]), self.rule)
+            table = resample(self.table.float(), *weights)  # [1, H, W, C]
         else:
-            table = resize_grid(self.table, size, "timm" if self.rule == "antialias" else "bicubic")  # [1, H, W, C]
+            table = self.table
         # In this order the sum has the memory layout of the table, which the next layers want, not of a convolution.
         return table.to(x.dtype) + x
 
 
 @made_once
-def _dinov2_weights(
-    h: int, w: int, grid: tuple[int, int], device: torch.device, dtype: torch.dtype
+def _resize_weights(
+    h: int, w: int, grid: tuple[int, int], rule: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """DINOv2's resize of the rows and of the columns of a grid, ``[h, grid h]`` and ``[w, grid w]``, in float32.
+    """The resize of the rows and of the columns of a grid by ``'dinov2'`` or ``'antialias'``, in float32.
 
-    A tenth of a token is added to the size of the map; a map of the size of the grid stays as it is.
+    Nothing asks for the value of a size, so that one exported program serves all.
+
+    Returns:
+        ``[h, grid h]`` and ``[w, grid w]``.
     """
     places = [torch.arange(n, device=device, dtype=torch.float32) for n in (h, w)]
-    # The size as a tensor: nothing asks for its value while a model is compiled.
-    sizes = [place[-1] + 1 for place in places]
+    sizes = [place[-1:] + 1 for place in places]  # [1] each
+    if rule == "antialias":
+        return tuple(_antialias_weights(place, old / size, old) for place, size, old in zip(places, sizes, grid))
+    # DINOv2 adds a tenth of a token to the size, unless the map has the size of the grid.
     tenth = 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any()
-    weights = []
-    for place, size, old in zip(places, sizes, grid):
-        at = (place + 0.5) * (old / (size + tenth)) - 0.5  # [n]
-        before = at.floor()
-        taps = (before.long()[:, None] + torch.arange(-1, 3, device=device)).clamp(0, old - 1)  # [n, 4]
-        distance = (at - before)[:, None] - torch.arange(-1, 3, device=device)  # [n, 4]
-        # Keys' cubic with a = -0.75, as in torch.
-        x, a = distance.abs(), -0.75
-        near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
-        share = torch.where(x <= 1, near, far)  # [n, 4]
-        weights.append(share.new_zeros(share.shape[0], old).scatter_add(1, taps, share))  # [n, old]
-    return tuple(weights)
+    return tuple(_bicubic_weights(place, old / (size + tenth), old) for place, size, old in zip(places, sizes, grid))
+
+
+def _cubic(x: Tensor, a: float) -> Tensor:
+    """Keys' cubic convolution kernel."""
+    x = x.abs()
+    near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, 0))
+
+
+def _bicubic_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
+    """As torch without antialias: from four neighbours; the border is repeated."""
+    at = (place + 0.5) * scale - 0.5  # [n]
+    taps = at.floor()[:, None] + torch.arange(-1, 3, device=place.device)  # [n, 4]
+    share = _cubic(at[:, None] - taps, -0.75)  # [n, 4]
+    return share.new_zeros(share.shape[0], old).scatter_add(1, taps.long().clamp(0, old - 1), share)  # [n, old]
+
+
+def _antialias_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
+    """As torch with antialias: a wider kernel for a smaller map; what is outside the border does not count."""
+    centre = (torch.arange(old, device=place.device) + 0.5 - ((place + 0.5) * scale)[:, None]) / scale.clamp(min=1)
+    share = _cubic(centre, -0.5)  # [n, old]
+    return share / share.sum(1, keepdim=True)
 
 
 class AxialPosition(nn.Module):

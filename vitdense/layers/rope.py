@@ -61,7 +61,7 @@ class Rotation:
     neighbours: bool
     num_windows: int | None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """Queries and keys ``[B, n, 2, heads, d]`` to the same, rotated."""
         if self.neighbours:
             other = torch.stack([x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)  # [B, n, 2, heads, d]
@@ -76,7 +76,7 @@ class Rotation:
 
 def attend_rotated(qkv: Tensor, rotation: Rotation) -> Tensor:
     """Attention of rotated queries and keys: ``[B, n, 3, heads, d]`` to ``[B, n, heads d]``."""
-    q, k = rotation(qkv[:, :, :2]).unbind(2)  # [B, n, heads, d] each
+    q, k = rotation.rotate(qkv[:, :, :2]).unbind(2)  # [B, n, heads, d] each
     y = attend(*(x.transpose(1, 2) for x in (q, k, qkv[:, :, 2])))  # [B, heads, n, d]
     return y.transpose(1, 2).flatten(2)  # [B, n, heads*d]
 
@@ -209,4 +209,5 @@ def _make(
         cos, sin = cos.flatten(0, 1), sin.flatten(0, 1)  # [n, d] each
     if num_extra:
         cos, sin = torch.cat([cos.new_ones(num_extra, dim), cos]), torch.cat([sin.new_zeros(num_extra, dim), sin])
-    return Rotation(*(x[..., None, None, :].to(dtype) for x in (cos, sin)), spec.neighbours, num_windows)
+    cos, sin = (x[..., None, None, :].to(dtype) for x in (cos, sin))
+    return Rotation(cos, sin, spec.neighbours, num_windows)
