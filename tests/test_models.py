@@ -22,6 +22,31 @@ def test_rows_say_what_timm_says_of_its_weights(name):
     assert row.licence.lower() == theirs.license
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("dinov2")])
+def test_rows_of_dinov2_say_what_timm_says_of_the_authors_files(name):
+    row = MODELS[name]
+    size = row.model.removeprefix("dinov2_").removesuffix("_reg")
+    of_registers = "_reg4" if row.model.endswith("_reg") else ""
+    theirs = timm.get_pretrained_cfg(f"vit_{size}_patch14{of_registers}_dinov2.lvd142m")
+    assert (row.weights, row.mean, row.std) == (theirs.url, theirs.mean, theirs.std)
+    assert (3, row.image_size, row.image_size) == theirs.input_size
+    assert (row.licence.lower(), row.patch_size, row.gate) == (theirs.license, 14, None)
+
+
+def test_gated_rows_name_their_page_and_patches_are_those_of_the_arch():
+    assert {row.model.split("_")[0] for row in MODELS.values() if row.gate} == {"dinov3"}
+    assert {MODELS[f"dinov3_large.fb_{data}"].mean for data in ("lvd1689m", "sat493m")} == {
+        (0.485, 0.456, 0.406),
+        (0.430, 0.411, 0.296),
+    }
+    assert [find_model(name).patch_size for name in ("dinov3_base", "eva02_base", "vit_large_r50_s32", "swin_tiny")] == [
+        16,
+        14,
+        32,
+        None,
+    ]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_every_row_builds(name):

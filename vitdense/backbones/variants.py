@@ -264,6 +264,7 @@ VIT = {
     **{f"dinov2_{size}": row for size, row in _DINOV2.items()},
     **{f"dinov2_{size}_reg": replace(row, registers=4, position_rule="antialias") for size, row in _DINOV2.items()},
     **{f"dinov3_{size}": row for size, row in _DINOV3.items()},
+    "lingbot_giant": _dinov3(1536, 40, 24, qkv_bias="none", ffn="swiglu", ffn_dims=4096),  # LingBot-Vision
     "eva02_tiny": _eva02(192, 12, 3, ffn="swiglu", ffn_dims=512),
     "eva02_small": _eva02(384, 12, 6, ffn="swiglu", ffn_dims=1024),
     "eva02_base": _eva02(768, 12, 12, ffn="swiglu_norm", ffn_dims=2048),
