@@ -100,8 +100,9 @@ _DINOV2 = (
 )
 # The sum of the class token and its position.
 _MERGED = Transform(lambda token: (token, torch.zeros_like(token)), lambda token, position: token + position)
+_HEAD = same("norm.*", "fc_norm.*", "head.weight", "head.bias")
 _TIMM_DINOV2 = (
-    *(*PATCH, *same("norm.*"), Rule("cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED)),
+    *(*PATCH, *_HEAD, Rule("cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED)),
     Rule("pos_embed", "absolute_pos_embed.table", CLASS_POSITION.transform),
     *(Rule("reg_token", "tokens.register_tokens"), *_block({**_JOINED, **_MLP, **_SCALES, **_named("attn.qkv.bias")})),
 )
@@ -118,7 +119,7 @@ _DINOV3 = (
 )
 
 # timm's Eva, which DINOv3 is too.
-_EVA = (*PATCH, CLASS_TOKEN, *same("norm.*"))
+_EVA = (*PATCH, CLASS_TOKEN, *_HEAD)
 _EVA_JOINED = {**_JOINED, ("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
 _EVA_GATE = {**_pairs("mlp.fc1_g", "mlp.fc1_x"), "mlp.fc2.*": "mlp.w3.*"}
 _EVA_DINOV3 = {**_EVA_JOINED, **_named("gamma_1", "gamma_2")}
@@ -127,7 +128,7 @@ _EVA_APART = {
     tuple(f"attn.{x}_proj.weight" for x in "qkv"): "attn.qkv.weight",
 }
 _TIMM_DINOV3 = (*_EVA, Rule("reg_token", "tokens.register_tokens"))
-_TIMM_EVA02 = (*_EVA, CLASS_POSITION, *same("fc_norm.*", "head.weight", "head.bias"))
+_TIMM_EVA02 = (*_EVA, CLASS_POSITION)
 # The detector's copies of the tables of rotary positions are rebuilt.
 _TABLES = tuple(
     f"{path}.freqs_{x}" for path in ("rope_win", "rope_glb", "blocks.{i}.attn.rope") for x in ("cos", "sin")
