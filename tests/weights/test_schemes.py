@@ -121,7 +121,8 @@ def randomise(model):
         # With smaller ones attention would be so even that neither they nor queries and keys were seen in the maps.
         # Gates of gMLP likewise.
         is_seen = (
-            re.search(r"rel_pos|pool_|norm_[qkv]|(qkv\.|[qkv]_proj\.|in_proj_|gate\.norm\.|proj_[lw]\.)weight$", name) is not None
+            re.search(r"rel_pos|pool_|norm_[qkv]|(qkv\.|[qkv]_proj\.|in_proj_|gate\.norm\.|proj_[lw]\.)weight$", name)
+            is not None
         )
         # LayerScale and factors near 0 would hide their branch.
         is_factor = re.search(r"gamma|\.ls\d|\.alpha$|gate\.proj\.bias$", name) is not None

@@ -227,8 +227,8 @@ class ViT(Backbone):
             ``'cait_xs24'``, ``'cait_s24'``, ``'cait_s36'``, ``'cait_m36'``, ``'cait_m48'``; ``'dinov2_small'``,
             ``'dinov2_base'``, ``'dinov2_large'``, ``'dinov2_giant'``, each also with ``'_reg'``; ``'dinov3_small'``,
             ``'dinov3_small_plus'``, ``'dinov3_base'``, ``'dinov3_large'``, ``'dinov3_large_plus'``,
-            ``'dinov3_huge_plus'``, ``'dinov3_7b'``, ``'lingbot_giant'``; ``'eva02_tiny'``, ``'eva02_small'``, ``'eva02_base'``,
-            ``'eva02_large'``; or a dict of the fields of `ViTArch`.
+            ``'dinov3_huge_plus'``, ``'dinov3_7b'``, ``'lingbot_giant'``; ``'eva02_tiny'``, ``'eva02_small'``,
+            ``'eva02_base'``, ``'eva02_large'``; or a dict of the fields of `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16; 14 for huge, DINOv2 and EVA-02).
         stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
             ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
@@ -434,7 +434,7 @@ class ViT(Backbone):
         return self.output_norm(len(self.blocks) - 1)(x)
 
     def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
-        """Map ``[B, C, h, w]`` of tokens ``[B, E + h*w, C]``; with `output_cls_token` also the T tokens but registers."""
+        """Map ``[B, C, h, w]`` of tokens ``[B, E + h*w, C]``; with `output_cls_token` also T of them, no registers."""
         extra = 0 if self.tokens is None else len(self.tokens)
         out = self.output(x[:, extra:].unflatten(1, size), index)  # [B, C, h, w]
         if not self.output_cls_token:

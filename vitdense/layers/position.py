@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from vitdense.layers.layout import made_once, resample
 from vitdense.layers.resize import is_resized, resize_grid
 
-# How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a token
-# larger; or bicubically with antialias, as DINOv2 with registers.
+# How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
+# token larger; or bicubically with antialias, as DINOv2 with registers.
 POSITION_RULES = ("bicubic", "dinov2", "antialias")
 
 

@@ -115,8 +115,8 @@ class Rope(nn.Module):
             raise ValueError(f"arch: rope needs heads of a multiple of 4 channels, got {head_dim}; change num_heads")
         if not self.augment.keys() <= {*AUGMENTATIONS} or (self.augment and self.spec.reference is not None):
             raise ValueError(
-                f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} for a "
-                f"rope of positions from -1 to 1, such as 'dinov3'"
+                f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} for "
+                f"a rope of positions from -1 to 1, such as 'dinov3'"
             )
         periods = None
         if self.spec.reference is None:
@@ -142,7 +142,9 @@ class Rope(nn.Module):
         size, periods = (x.shape[1], x.shape[2]), self.periods
         if self.training and self.augment:
             change = self._draw(x.device)
-            return _make(*size, self.spec, self.head_dim, window, num_extra, periods, change, x.device, compute_dtype(x))
+            return _make(
+                *size, self.spec, self.head_dim, window, num_extra, periods, change, x.device, compute_dtype(x)
+            )
         source = None if periods is None else _Source(periods)
         return _rotation(x, *size, self.spec, self.head_dim, window, num_extra, source)
 
