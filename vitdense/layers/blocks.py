@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitdense.layers.layout import without_autocast
+from vitdense.layers.layout import without_autocast, zero
 
 
 def init_transformer(module: nn.Module) -> None:
@@ -167,7 +167,7 @@ class LinearNoKeyBias(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., dim]`` to ``[..., 3 dim]``."""
         q, v = self.qv_bias.chunk(2)  # [dim] each
-        return F.linear(x, self.weight, torch.cat([q, torch.zeros_like(q), v]))
+        return F.linear(x, self.weight, torch.cat([q, zero(q).expand(len(q)), v]))
 
 
 # The layer of queries, keys and values by which of them have a bias, from the channels.
