@@ -70,7 +70,8 @@ FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
     "class attention": lambda spec: spec.arch.class_blocks > 0,
     "registers": lambda spec: spec.arch.registers > 0,
     "rotary positions": lambda spec: spec.arch.rope is not None,
-    "a SwiGLU": lambda spec: spec.arch.ffn != "mlp",
+    "an FFN other than an MLP with exact GELU": lambda spec: spec.arch.ffn != "mlp",
+    "no class token": lambda spec: not spec.arch.class_token,
     "other rules to resize positions": lambda spec: spec.arch.position_rule != "bicubic",
 }
 
@@ -228,6 +229,8 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
     if arch.ffn == "swiglu":
         ratio = 2 * arch.ffn_dims / arch.embed_dims
         ffn = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": ratio}
+    elif arch.ffn == "mlp_tanh":
+        ffn = {"act_layer": "gelu_tanh"}
     return (VisionTransformerDistilled if arch.distilled else VisionTransformer)(
         img_size=spec.shape,
         patch_size=1 if resnet else arch.patch_size,
@@ -238,6 +241,8 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
         init_values=arch.layer_scale,
         no_embed_class=not arch.token_position or arch.registers > 0,
         reg_tokens=arch.registers,
+        class_token=arch.class_token,
+        global_pool="token" if arch.class_token else "map",
         **ffn,
         drop_path_rate=spec.drop_path_rate,
         num_classes=10,
@@ -264,12 +269,24 @@ def _timm_cait(spec: PeerSpec) -> nn.Module:
 
 
 def _timm_eva(spec: PeerSpec) -> nn.Module:
-    """EVA-02, and with rotary positions from the centre DINOv3."""
+    """EVA-02; with rotary positions from the centre DINOv3; with a norm before the blocks Perception Encoder."""
     from timm.layers import LayerNorm
     from timm.models.eva import Eva
 
     arch = spec.arch
     is_dinov3 = arch.rope == "dinov3"
+    pe = {
+        "attn_type": "rope",
+        "class_token": arch.class_token,
+        "use_pre_transformer_norm": True,
+        "use_post_transformer_norm": False,
+        "use_fc_norm": False,
+        "rope_grid_offset": float(arch.class_token),  # the largest has neither
+        "rope_grid_indexing": "xy",
+        "ref_feat_shape": (32, 32),
+        "num_classes": 0,
+    }
+    others = {"ref_feat_shape": None if is_dinov3 else (16, 16), "num_classes": 10}
     return Eva(
         img_size=spec.shape,
         patch_size=arch.patch_size,
@@ -289,11 +306,10 @@ def _timm_eva(spec: PeerSpec) -> nn.Module:
         rope_type="dinov3" if is_dinov3 else "cat",
         rope_temperature=100.0 if is_dinov3 else 10000.0,
         rope_rotate_half=is_dinov3,
-        ref_feat_shape=None if is_dinov3 else (16, 16),
         norm_layer=partial(LayerNorm, eps=arch.norm_eps),
         drop_path_rate=spec.drop_path_rate,
-        num_classes=10,
         dynamic_img_size=True,
+        **(pe if arch.pre_norm else others),
     )
 
 
@@ -460,7 +476,7 @@ def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
 
 _MVIT = ("max pooling", "queries without pooling", "absolute positions", "non-square images")
 _VIT = ("windows", "images of partial patches")
-_FOUNDATION = ("registers", "rotary positions", "a SwiGLU")
+_FOUNDATION = ("registers", "rotary positions", "an FFN other than an MLP with exact GELU", "no class token")
 _MM_VIT = (
     *(*_VIT, *_FOUNDATION, "parallel blocks", "a ResNet as stem", "tokens without positions", "talking heads"),
     *("class attention", "other rules to resize positions"),

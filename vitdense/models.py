@@ -179,7 +179,7 @@ def _vit() -> list[Model]:
 
 
 def _foundation() -> list[Model]:
-    """DINOv2 as its authors host it; DINOv3, EVA-02 and LingBot-Vision, which has DINOv3's architecture, as timm does.
+    """DINOv2 as its authors host it; the others as timm does. LingBot-Vision has DINOv3's architecture.
 
     timm's files of DINOv3 have biases of queries and values (``_qkvb``), as the authors', and no rounded periods.
     """
@@ -206,6 +206,18 @@ def _foundation() -> list[Model]:
         model, arch = f"lingbot_{size}", "lingbot_giant" if size == "giant" else f"dinov3_{size}"
         weights = f"timm://vit_{size}_patch16_lingbot.robbyant"
         rows.append(Model(f"{model}.robbyant", model, "ViT", arch, weights, "Apache-2.0", 512, shared))
+    for size, patch, image in (
+        *((size, 16, 512) for size in ("tiny", "small", "base")),
+        *((size, 14, 448) for size in ("large", "giant")),
+    ):
+        model, options = f"pe_spatial_{size}", {"pretrain_img_size": image}
+        weights = f"timm://vit_pe_spatial_{size.replace('giant', 'gigantic')}_patch{patch}_{image}.fb"
+        rows.append(Model(f"{model}.fb", model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))
+    for size, image in (("base", 512), ("base", 224), ("large", 512), ("so400m", 512)):
+        model, options = f"siglip2_{size}", {"pretrain_img_size": image, "out_norm": "shared"}
+        weights = f"timm://vit_{size}_patch16_siglip_{image}.v2_webli"
+        name = f"{model}{f'_{image}' * (image != 512)}.webli"
+        rows.append(Model(name, model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))
     for size, image, data in (
         *((size, 224, "mim_in22k") for size in ("tiny", "small", "base", "large")),
         *((size, 336, "mim_in22k_ft_in1k") for size in ("tiny", "small")),

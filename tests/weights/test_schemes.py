@@ -31,6 +31,8 @@ DINOV3 = {
     "qkv_bias": "no_key",
 }
 EVA02 = {"embed_dims": 96, "depth": 4, "num_heads": 3, "patch_size": 14, "rope": "eva02", "qkv_bias": "no_key"}
+PE = {"embed_dims": 96, "depth": 4, "num_heads": 3, "norm_eps": 1e-5, "pre_norm": True}
+SIGLIP2 = {"embed_dims": 96, "depth": 4, "num_heads": 3, "class_token": False}
 # Our model by family and size, and what its peers are built from. At 448 (512 for V2) pixels, with windows of 7 (8),
 # every map of a Swin is of several whole windows: there all agree, also the classification codes, which do not shift on
 # a map that is one window. MViT's codes for classification attend globally, at the size of pretraining only. ViTs agree
@@ -79,6 +81,9 @@ MODELS = {
             "DINOv3": DINOV3,
             "DINOv3 plus": {**DINOV3, "ffn": "swiglu", "ffn_dims": 136},
             "DINOv3 without biases": {**DINOV3, "ffn": "swiglu", "ffn_dims": 128, "qkv_bias": "none"},
+            "PE": {**PE, "rope": "pe"},
+            "PE giant": {**PE, "rope": "pe_giant", "class_token": False, "layer_scale": 1.0},
+            "SigLIP 2": {**SIGLIP2, "ffn": "mlp_tanh"},
             "EVA-02 small": {**EVA02, "ffn": "swiglu", "ffn_dims": 256},
             "EVA-02 base": {**EVA02, "ffn": "swiglu_norm", "ffn_dims": 254},
         }.items()

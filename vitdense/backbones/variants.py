@@ -161,6 +161,7 @@ class ViTArch:
         talking_heads: Whether attention mixes its heads, before and after the softmax (CaiT).
         class_blocks: Blocks of class attention after the others, which then have no class token (CaiT); needs
             `layer_scale`.
+        class_token: Whether there is a class token.
         registers: Register tokens after the class token, without positions (Darcet et al., ICLR 2024).
         norm_eps: Epsilon of every LayerNorm.
         position: Position embedding of the patches: ``'1d'``, ``'2d'`` or ``'none'``, see `ViT`.
@@ -183,6 +184,7 @@ class ViTArch:
     constant_drop_path: bool = False
     talking_heads: bool = False
     class_blocks: int = 0
+    class_token: bool = True
     registers: int = 0
     norm_eps: float = 1e-6
     position: str = "1d"
@@ -195,6 +197,8 @@ class ViTArch:
     taps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if (self.distilled or self.registers or self.class_blocks) and not self.class_token:
+            raise ValueError("arch: distilled, registers and class_blocks need a class_token")
         if self.rope and self.talking_heads:
             raise ValueError("arch: attention with talking_heads has no rope; leave one of them out")
         if self.position_rule != "bicubic" and self.position != "1d":
@@ -232,6 +236,9 @@ _DINOV3 = {
 }
 # EVA-02 (Fang et al.) Table 3. Patches are of 14 pixels in pretraining, of 16 in detection.
 _eva02 = partial(ViTArch, patch_size=14, rope="eva02", qkv_bias="no_key")
+# Perception Encoder (Bolya et al., 2025), the spatial models.
+_pe = partial(ViTArch, norm_eps=1e-5, rope="pe", pre_norm=True)
+_siglip2 = partial(ViTArch, class_token=False, ffn="mlp_tanh")
 _deit3 = partial(ViTArch, token_position=False, layer_scale=1e-4, constant_drop_path=True)
 VIT = {
     # ViT Table 1; tiny and small are of "How to train your ViT?" (Steiner et al.), Table 1.
@@ -265,6 +272,17 @@ VIT = {
     **{f"dinov2_{size}_reg": replace(row, registers=4, position_rule="antialias") for size, row in _DINOV2.items()},
     **{f"dinov3_{size}": row for size, row in _DINOV3.items()},
     "lingbot_giant": _dinov3(1536, 40, 24, qkv_bias="none", ffn="swiglu", ffn_dims=4096),  # LingBot-Vision
+    "pe_spatial_tiny": _pe(192, 12, 3),
+    "pe_spatial_small": _pe(384, 12, 6),
+    "pe_spatial_base": _pe(768, 12, 12),
+    "pe_spatial_large": _pe(1024, 24, 16, patch_size=14),
+    "pe_spatial_giant": _pe(
+        1536, 50, 16, patch_size=14, rope="pe_giant", class_token=False, layer_scale=0.1, ffn_dims=8960
+    ),
+    # SigLIP 2 (Tschannen et al., 2025), the models of one image size.
+    "siglip2_base": _siglip2(768, 12, 12),
+    "siglip2_large": _siglip2(1024, 24, 16),
+    "siglip2_so400m": _siglip2(1152, 27, 16, ffn_dims=4304),
     "eva02_tiny": _eva02(192, 12, 3, ffn="swiglu", ffn_dims=512),
     "eva02_small": _eva02(384, 12, 6, ffn="swiglu", ffn_dims=1024),
     "eva02_base": _eva02(768, 12, 12, ffn="swiglu_norm", ffn_dims=2048),

@@ -214,9 +214,9 @@ class ViTBlock(nn.Module):
 
 
 class ViT(Backbone):
-    """ViT, DeiT, CaiT, DeiT III, DINOv2, DINOv3 or EVA-02: maps of one stride, that of the patches, from any image.
+    """ViT, DeiT, CaiT, DINOv2, DINOv3, EVA-02 and other plain ViTs: maps of one stride, that of the patches.
 
-    The image is padded right and bottom to whole patches; position embeddings are resized to the map. The class token
+    An image of any size is padded right and bottom to whole patches; position embeddings are resized to the map. The class token
     and registers take part in attention, but not in the maps. With windows or relative positions (as in ViTDet), and in
     CaiT's blocks, there are none of them: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
 
@@ -228,7 +228,9 @@ class ViT(Backbone):
             ``'dinov2_base'``, ``'dinov2_large'``, ``'dinov2_giant'``, each also with ``'_reg'``; ``'dinov3_small'``,
             ``'dinov3_small_plus'``, ``'dinov3_base'``, ``'dinov3_large'``, ``'dinov3_large_plus'``,
             ``'dinov3_huge_plus'``, ``'dinov3_7b'``, ``'lingbot_giant'``; ``'eva02_tiny'``, ``'eva02_small'``,
-            ``'eva02_base'``, ``'eva02_large'``; or a dict of the fields of `ViTArch`.
+            ``'eva02_base'``, ``'eva02_large'``; ``'pe_spatial_tiny'``, ``'pe_spatial_small'``, ``'pe_spatial_base'``,
+            ``'pe_spatial_large'``, ``'pe_spatial_giant'``; ``'siglip2_base'``, ``'siglip2_large'``,
+            ``'siglip2_so400m'``; or a dict of the fields of `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16; 14 for huge, DINOv2 and EVA-02).
         stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
             ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
@@ -300,7 +302,7 @@ class ViT(Backbone):
         patch, depth, dim = row.patch_size, row.depth, row.embed_dims
         quarters = default_out_indices(depth)
         window = None if window_size is None else as_pair(window_size, "window_size")
-        has_tokens = window is None and not relative_position and not row.class_blocks
+        has_tokens = row.class_token and window is None and not relative_position and not row.class_blocks
         for name, got, known in (
             ("stem", stem, STEMS),
             ("position", row.position, POSITIONS),
@@ -323,10 +325,11 @@ class ViT(Backbone):
             raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
         if output_cls_token and not (has_tokens or row.class_blocks):
             raise ValueError(
-                "output_cls_token: with windows or relative positions there is no class token; leave it False"
+                "output_cls_token: with windows or relative positions, and in an arch without class_token, there is no "
+                "class token; leave it False"
             )
         if relative_position and (row.talking_heads or row.rope):
-            raise ValueError("relative_position: attention with talking heads or rope has none; leave it False")
+            raise ValueError("relative_position: attention with talking heads has none, nor has it with rope; leave it False")
         if rope_augment and not row.rope:
             raise ValueError(f"rope_augment: got {rope_augment} with an arch without rope; leave it None")
         if row.ffn_dims and mlp_ratio != 4.0:

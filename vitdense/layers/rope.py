@@ -39,8 +39,9 @@ class RopeSpec:
 ROPES = {
     "dinov3": RopeSpec(100.0, None, neighbours=False, per_window=False),
     "eva02": RopeSpec(10000.0, 16, neighbours=True, per_window=True),
-    # Perception Encoder. It has no windows of its own.
+    # Perception Encoder, which has no windows of its own; its largest model counts from 0.
     "pe": RopeSpec(10000.0, 32, neighbours=True, per_window=False, columns_first=True, offset=1),
+    "pe_giant": RopeSpec(10000.0, 32, neighbours=True, per_window=False, columns_first=True),
 }
 AUGMENTATIONS = ("shift", "jitter", "rescale")
 

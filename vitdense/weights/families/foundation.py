@@ -1,4 +1,4 @@
-"""Naming schemes of the ViTs that are trained to be used as they are: DINOv2, DINOv3, EVA-02."""
+"""Naming schemes of ViTs that are trained to be used as they are: DINOv2, DINOv3, EVA-02, and others."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families.common import CLASS_POSITION, CLASS_TOKEN, join_position, read_only, same, split_position
+from vitdense.weights.families.common import (
+    CLASS_POSITION,
+    CLASS_TOKEN,
+    join_position,
+    patch_bias_optional,
+    read_only,
+    same,
+    split_position,
+)
 from vitdense.weights.rename import Layout, Rule, Scheme, Transform
 
 PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
@@ -185,6 +193,39 @@ def _transformers_dinov3(ffn: Mapping[str | tuple[str, ...], str], marker: str) 
     return Scheme("transformers", rules, marker)
 
 
+# Perception Encoder: timm's names, and its authors'.
+_PE_BLOCK = {**_JOINED, **_MLP, **_named("attn.qkv.bias", "gamma_1", "gamma_2")}
+_TIMM_PE = (patch_bias_optional("patch_embed.proj"), CLASS_TOKEN, CLASS_POSITION, *same("norm_pre.*"), *_block(_PE_BLOCK))
+_VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
+_ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
+_POSITIONS = ("absolute_pos_embed.table", "tokens.cls_position")
+_PERCEPTION = (
+    *(patch_bias_optional("conv1"), Rule("class_embedding", "tokens.cls_token", _VECTOR), Rule("ln_pre.*", "norm_pre.*")),
+    Rule("positional_embedding", _POSITIONS, _ROWS, optional=_POSITIONS[1:]),
+    *_block(
+        {
+            **{f"ln_{i}.*": f"norm{i}.*" for i in (1, 2)},
+            **{f"ls_{i}.gamma": f"gamma_{i}" for i in (1, 2)},
+            **{f"attn.in_proj_{x}": f"attn.qkv.{x}" for x in ("weight", "bias")},
+            **{"attn.out_proj.*": "attn.proj.*", "mlp.c_fc.*": "mlp.fc1.*", "mlp.c_proj.*": "mlp.fc2.*"},
+        },
+        "transformer.resblocks.{i}.",
+    ),
+)
+_TRANSFORMERS_SIGLIP = (
+    *(Rule(f"embeddings.patch_embedding.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias")),
+    *(Rule("embeddings.position_embedding.weight", _POSITIONS[0], _ROWS), Rule("post_layernorm.*", "norm.*")),
+    Rule("head.*", "attn_pool.*"),
+    *_block(
+        {
+            **{f"layer_norm{i}.*": f"norm{i}.*" for i in (1, 2)},
+            **{tuple(f"self_attn.{x}_proj.{y}" for x in "qkv"): f"attn.qkv.{y}" for y in ("weight", "bias")},
+            **{"self_attn.out_proj.*": "attn.proj.*", **_MLP},
+        },
+        "encoder.layers.{i}.",
+    ),
+)
+
 SCHEMES = (
     # A file of timm without registers has these names, too.
     Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
@@ -203,6 +244,9 @@ SCHEMES = (
         r".+\.fc1_g\.weight",
     ),
     Scheme("detectron2", _DETECTRON2_EVA02, r".+\.q_bias", prefix="backbone.net.", wrapper="model"),
+    Scheme("timm", _TIMM_PE, r"norm_pre\.weight"),
+    Scheme("perception", _PERCEPTION),
+    Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),
     Scheme("transformers", _TRANSFORMERS_DINOV2),
     _transformers_dinov3({"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}, ""),
     _transformers_dinov3(

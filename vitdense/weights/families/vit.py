@@ -11,6 +11,7 @@ from vitdense.weights.families.common import (
     PRETRAINING,
     REBUILT,
     Family,
+    patch_bias_optional,
     position,
     prefixed,
     read_only,
@@ -18,14 +19,7 @@ from vitdense.weights.families.common import (
 )
 from vitdense.weights.families.foundation import PACKED
 from vitdense.weights.families.foundation import SCHEMES as FOUNDATION
-from vitdense.weights.rename import Rule, Scheme, Transform
-
-# mmseg's patch embedding has no bias by default. Ours has one: it is zero then.
-PATCH_BIAS = Transform(
-    lambda weight, *bias: (weight, *(bias or (weight.new_zeros(weight.shape[:1]),))),
-    lambda weight, bias: (weight, bias) if bias.any() else (weight,),
-)
-
+from vitdense.weights.rename import Rule, Scheme
 
 def _block(names: Mapping[str, str], path: str = "blocks.{i}.", branch: int = 0) -> tuple[Rule, ...]:
     """Attention and MLP of a block at `path`, or one `branch` of parallel ones. `names` differ from ours."""
@@ -81,7 +75,7 @@ _CAIT = (  # the authors' names, and timm's
 _HAS_TALKING_HEADS = r"blocks\.\d+\.attn\.proj_l\..+"
 _PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
 _TIMM = (
-    *(*_PATCH, *_TOKENS, *_HEAD, *same("patch_embed.backbone.*")),  # of hybrids
+    *(*_PATCH, *_TOKENS, *_HEAD, *same("attn_pool.*", "patch_embed.backbone.*")),  # of SigLIP; of hybrids
     *read_only(Rule("pre_logits.fc.*", "pre_logits.*")),
 )
 _MM_NAMES = {"norm1": "ln1.*", "norm2": "ln2.*", "mlp.fc1": "ffn.layers.0.0.*", "mlp.fc2": "ffn.layers.1.*"}
@@ -94,7 +88,7 @@ _MMPRETRAIN = (
     *(Rule("ln1.*", "norm.*"), Rule("ln2.*", "fc_norm.*")),
 )
 _FOUNDATION = (
-    *("tokens.register_tokens", "rope.periods", "local_cls_norm.*", "norm_pre.*"),
+    *("tokens.register_tokens", "rope.periods", "local_cls_norm.*", "norm_pre.*", "attn_pool.*"),
     *(f"blocks.{{i}}.{name}" for name in ("attn.qkv.qv_bias", "mlp.w12.*", "mlp.w3.*", "mlp.norm.*")),
     *(f"{path}.freqs_{x}" for path in ("rope_win", "rope_glb", "blocks.{i}.attn.rope") for x in ("cos", "sin")),
 )
@@ -129,12 +123,7 @@ VIT = Family(
             "mmseg",
             (
                 *(CLASS_TOKEN, CLASS_POSITION, Rule("ln1.*", "norm.*")),
-                Rule(
-                    ("patch_embed.projection.weight", "patch_embed.projection.bias"),
-                    ("patch_embed.proj.weight", "patch_embed.proj.bias"),
-                    PATCH_BIAS,
-                    optional=("patch_embed.projection.bias",),
-                ),
+                patch_bias_optional("patch_embed.projection"),  # its default is none
                 *_block(_MMSEG_NAMES, "layers.{i}."),
             ),
             wrapper="state_dict",
