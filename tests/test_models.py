@@ -51,7 +51,9 @@ def test_gated_rows_name_their_page_and_patches_are_those_of_the_arch():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n, row in MODELS.items() if re.match("dinov|lingbot|eva02|pe_|siglip", n) and row.weights])
+@pytest.mark.parametrize(
+    "name", [n for n, row in MODELS.items() if re.match("dinov|lingbot|eva02|pe_|siglip", n) and row.weights]
+)
 def test_rows_have_the_shapes_of_timms_models(name):
     """On the meta device: every tensor of timm's model, renamed, has its place in ours, and ours are all there."""
     row = MODELS[name]

@@ -26,12 +26,12 @@ def angles_by_hand(kind, place, grid, head_dim):
             for at, n in zip(place, grid)
         ]
     else:
-        reference, first = {"eva02": (16, 0), "pe": (32, 1)}[kind]
+        reference, first = {"eva02": (16, 0), "pe": (32, 1), "pe_giant": (32, 0)}[kind]
         halves = [
             [(at + first) / n * reference * 10000 ** (-4 * j / head_dim) for j in range(quarter)]
             for at, n in zip(place, grid)
         ]
-    return [*halves[1], *halves[0]] if kind == "pe" else [*halves[0], *halves[1]]
+    return [*halves[1], *halves[0]] if kind.startswith("pe") else [*halves[0], *halves[1]]
 
 
 def rotate_by_hand(kind, x, angles):

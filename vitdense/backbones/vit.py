@@ -216,9 +216,9 @@ class ViTBlock(nn.Module):
 class ViT(Backbone):
     """ViT, DeiT, CaiT, DINOv2, DINOv3, EVA-02 and other plain ViTs: maps of one stride, that of the patches.
 
-    An image of any size is padded right and bottom to whole patches; position embeddings are resized to the map. The class token
-    and registers take part in attention, but not in the maps. With windows or relative positions (as in ViTDet), and in
-    CaiT's blocks, there are none of them: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
+    An image of any size is padded right and bottom to whole patches; position embeddings are resized to the map. Class
+    token and registers take part in attention, but not in the maps. With windows or relative positions (as in ViTDet),
+    and in CaiT's blocks, there are none: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'deit_tiny'``, ``'deit_small'``, ``'deit_base'``, each also with ``'_distilled'``; ``'vit_tiny'``,
@@ -329,7 +329,9 @@ class ViT(Backbone):
                 "class token; leave it False"
             )
         if relative_position and (row.talking_heads or row.rope):
-            raise ValueError("relative_position: attention with talking heads has none, nor has it with rope; leave it False")
+            raise ValueError(
+                "relative_position: attention with talking heads has none, nor has it with rope; leave it False"
+            )
         if rope_augment and not row.rope:
             raise ValueError(f"rope_augment: got {rope_augment} with an arch without rope; leave it None")
         if row.ffn_dims and mlp_ratio != 4.0:

@@ -195,12 +195,22 @@ def _transformers_dinov3(ffn: Mapping[str | tuple[str, ...], str], marker: str) 
 
 # Perception Encoder: timm's names, and its authors'.
 _PE_BLOCK = {**_JOINED, **_MLP, **_named("attn.qkv.bias", "gamma_1", "gamma_2")}
-_TIMM_PE = (patch_bias_optional("patch_embed.proj"), CLASS_TOKEN, CLASS_POSITION, *same("norm_pre.*"), *_block(_PE_BLOCK))
+_TIMM_PE = (
+    patch_bias_optional("patch_embed.proj"),
+    CLASS_TOKEN,
+    CLASS_POSITION,
+    *same("norm_pre.*"),
+    *_block(_PE_BLOCK),
+)
 _VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
 _ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
 _POSITIONS = ("absolute_pos_embed.table", "tokens.cls_position")
 _PERCEPTION = (
-    *(patch_bias_optional("conv1"), Rule("class_embedding", "tokens.cls_token", _VECTOR), Rule("ln_pre.*", "norm_pre.*")),
+    *(
+        patch_bias_optional("conv1"),
+        Rule("class_embedding", "tokens.cls_token", _VECTOR),
+        Rule("ln_pre.*", "norm_pre.*"),
+    ),
     Rule("positional_embedding", _POSITIONS, _ROWS, optional=_POSITIONS[1:]),
     *_block(
         {
@@ -245,7 +255,7 @@ SCHEMES = (
     ),
     Scheme("detectron2", _DETECTRON2_EVA02, r".+\.q_bias", prefix="backbone.net.", wrapper="model"),
     Scheme("timm", _TIMM_PE, r"norm_pre\.weight"),
-    Scheme("perception", _PERCEPTION),
+    Scheme("perception", _PERCEPTION, r"ln_pre\.weight"),
     Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),
     Scheme("transformers", _TRANSFORMERS_DINOV2),
     _transformers_dinov3({"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}, ""),

@@ -21,6 +21,7 @@ from vitdense.weights.families.foundation import PACKED
 from vitdense.weights.families.foundation import SCHEMES as FOUNDATION
 from vitdense.weights.rename import Rule, Scheme
 
+
 def _block(names: Mapping[str, str], path: str = "blocks.{i}.", branch: int = 0) -> tuple[Rule, ...]:
     """Attention and MLP of a block at `path`, or one `branch` of parallel ones. `names` differ from ours."""
     rules = []
