@@ -1,5 +1,7 @@
 """DINOv2, DINOv3 and EVA-02: golden files of the authors' code (DINOv3: of transformers and timm), and refusals."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from conftest import add_row, relative_error
@@ -147,6 +149,15 @@ def test_outputs_and_weights_equal_the_golden_files(name, shared_golden):
     assert back.keys() == state.keys()
     assert all(torch.equal(back[key], state[key]) for key in state)
     add_row("vit", scheme, f"golden {name}", [max(errors.values())], report.share, "bit-equal")
+
+
+@pytest.mark.parametrize("options", [{"window_size": 5}, {"global_indices": [3]}])
+def test_other_windows_than_those_of_an_eva02_detector_are_refused(options, shared_golden):
+    model, state, _ = golden_model("eva02_det", shared_golden)
+    theirs = {"window_size": 4, "global_indices": [1, 3], "pretrain_img_size": 96}
+    other = ViT(asdict(model.arch), **{**theirs, **options})
+    with pytest.raises(CheckpointMismatchError, match="set window_size and global_indices"):
+        load_pretrained(other, state)
 
 
 DINOV3_NANO = {**DINOV3, "embed_dims": 32, "depth": 2, "num_heads": 2, "qkv_bias": "no_key"}

@@ -148,6 +148,7 @@ def _transfer(
     """
     renamed, targets = match.ours(), model.state_dict()
     _check_pretraining_windows(model, renamed)
+    _check_rotary_windows(model, renamed)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
     state = {}
     for key, value in renamed.items():
@@ -192,6 +193,23 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
                 f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
                 f"the model expects {ours[0]}x{ours[1]}: set pretrained_window_sizes, one for each stage, such as "
                 f"(16, 16, 16, 8)"
+            )
+
+
+def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
+    """EVA-02's parameters fit any window. Files of its detectors have a table of angles for the tokens of every block,
+    which tells windows and global blocks."""
+    end, modules = ".attn.rope.freqs_cos", dict(model.named_modules())
+    for key, table in renamed.items():
+        block = modules.get(key.removesuffix(end)) if key.endswith(end) else None
+        if block is None:
+            continue
+        window, whole = block.spec.window, len(renamed["rope_glb.freqs_cos"])
+        if len(table) != (whole if window is None else math.prod(window)):
+            has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
+            raise CheckpointMismatchError(
+                f"the checkpoint has {has} in {key.removesuffix(end)}, the model {window or 'no windows'}: set "
+                f"window_size and global_indices as it was trained"
             )
 
 
