@@ -57,7 +57,7 @@ def test_gated_rows_name_their_page_and_patches_are_those_of_the_arch():
 def test_rows_have_the_shapes_of_timms_models(name):
     """On the meta device: every tensor of timm's model, renamed, has its place in ours, and ours are all there."""
     row = MODELS[name]
-    theirs = row.weights.removeprefix("timm://")
+    theirs = re.sub(r"timm://|hf://timm/|/model.safetensors", "", row.weights)
     if row.model.startswith("dinov2"):
         size = row.model.removeprefix("dinov2_").removesuffix("_reg")
         theirs = f"vit_{size}_patch14_{'reg4_' * row.model.endswith('_reg')}dinov2"

@@ -215,7 +215,9 @@ def _foundation() -> list[Model]:
         rows.append(Model(f"{model}.fb", model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))
     for size, image in (("base", 512), ("base", 224), ("large", 512), ("so400m", 512)):
         model, options = f"siglip2_{size}", {"pretrain_img_size": image, "out_norm": "shared"}
-        weights = f"timm://vit_{size}_patch16_siglip_{image}.v2_webli"
+        file = f"vit_{size}_patch16_siglip_{image}.v2_webli"
+        # timm's model of this size has the exact GELU, the authors' has not.
+        weights = f"hf://timm/{file}/model.safetensors" if size == "base" else f"timm://{file}"
         name = f"{model}{f'_{image}' * (image != 512)}.webli"
         rows.append(Model(name, model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))
     for size, image, data in (

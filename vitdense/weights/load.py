@@ -246,6 +246,12 @@ def load_pretrained(
         source = str(checkpoint)
         checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
     match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
+    for name, theirs in getattr(checkpoint, "parts", {}).items():
+        if (ours := getattr(model.arch, name)) != theirs:
+            raise CheckpointMismatchError(
+                f"{source} was trained with {name}={theirs!r}, which its parameters do not show, the model has "
+                f"{ours!r}: choose another arch, or set it in a dict of sizes"
+            )
     report, targets = LoadReport(source, match.scheme.name), model.state_dict()
     state = _transfer(match, model, report, resize)
     if not keep_classifier:
