@@ -6,7 +6,7 @@ python tools/train.py configs/dpt_deit_t_camvid.py --cfg-options data_root=/path
 _base_ = "upernet_deit_t_camvid.py"
 
 model = dict(
-    # Maps with their class token, which the head reads too. `out_norm="final"`: new norms in a frozen trunk would stay new.
+    # The head also reads class tokens. New norms (`out_norm="each"`) would stay new in a frozen trunk.
     backbone=dict(frozen_stages="all", out_norm="final", output_cls_token=True),
     neck=None,
     decode_head=dict(

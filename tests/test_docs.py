@@ -408,7 +408,7 @@ def test_every_family_and_size_of_the_model_table_is_in_the_readme():
     table = rows("README.md", "Backbones")
     assert {cells[2] for cells in table} == {f"`vitdense.{row.family}`" for row in MODELS.values()}
     for row in MODELS.values():
-        (size,) = re.findall(r"mini|tiny|small|medium|base|large|huge|giant|x*[sm]\d\d|\d+$", row.model)[:1]
+        (size,) = re.findall(r"mini|tiny|small|medium|base|large|huge|giant|7b|so400m|x*[sm]\d\d|\d+$", row.model)[:1]
         assert any(size in cells[1] for cells in table if cells[2] == f"`vitdense.{row.family}`"), row.name
 
 
@@ -437,7 +437,10 @@ def test_options_of_the_docs_are_those_of_init_cfg():
 
 def test_models_named_in_the_docs_are_in_the_model_table():
     for page in PAGES:
-        for name in re.findall(r"`((?:swin|swinv2|mvitv2|vit|deit|deit3|cait)_[a-z]\w*(?:\.\w+)?)`", page.read_text()):
+        for name in re.findall(
+            r"`((?:swin|swinv2|mvitv2|vit|deit|deit3|cait|dinov2|dinov3|eva02|siglip2|pe_spatial)_[a-z]\w*(?:\.\w+)?)`",
+            page.read_text(),
+        ):
             assert name in SCHEMES or name.endswith(".pth") or find_model(name), f"{page.name}: {name}"
 
 

@@ -10,6 +10,7 @@ from torch import nn
 import vitdense
 from vitdense.backbones.variants import MIXER, MVIT, NAT, RESNET, SWIN, SWIN_MIXER, SWIN_V2, VIT
 from vitdense.models import DEFAULTS, MODELS, SHORT, create, find_model, list_models, near_names
+from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 
 
@@ -20,6 +21,54 @@ def test_rows_say_what_timm_says_of_its_weights(name):
     assert (row.mean, row.std) == (theirs.mean, theirs.std)
     assert (3, row.image_size, row.image_size) == theirs.input_size
     assert row.licence.lower() == theirs.license
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("dinov2")])
+def test_rows_of_dinov2_say_what_timm_says_of_the_authors_files(name):
+    row = MODELS[name]
+    size = row.model.removeprefix("dinov2_").removesuffix("_reg")
+    of_registers = "_reg4" if row.model.endswith("_reg") else ""
+    theirs = timm.get_pretrained_cfg(f"vit_{size}_patch14{of_registers}_dinov2.lvd142m")
+    assert (row.weights, row.mean, row.std) == (theirs.url, theirs.mean, theirs.std)
+    assert (3, row.image_size, row.image_size) == theirs.input_size
+    assert (row.licence.lower(), row.patch_size, row.gate) == (theirs.license, 14, None)
+
+
+def test_gated_rows_name_their_page_and_patches_are_those_of_the_arch():
+    assert {row.model.split("_")[0] for row in MODELS.values() if row.gate} == {"dinov3"}
+    assert {MODELS[f"dinov3_large.fb_{data}"].mean for data in ("lvd1689m", "sat493m")} == {
+        (0.485, 0.456, 0.406),
+        (0.430, 0.411, 0.296),
+    }
+    assert [
+        find_model(name).patch_size for name in ("dinov3_base", "eva02_base", "vit_large_r50_s32", "swin_tiny")
+    ] == [
+        16,
+        14,
+        32,
+        None,
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", [n for n, row in MODELS.items() if re.match("dinov|lingbot|eva02|pe_|siglip", n) and row.weights]
+)
+def test_rows_have_the_shapes_of_timms_models(name):
+    """On the meta device: every tensor of timm's model, renamed, has its place in ours, and ours are all there."""
+    row = MODELS[name]
+    theirs = re.sub(r"timm://|hf://timm/|/model.safetensors", "", row.weights)
+    if row.model.startswith("dinov2"):
+        size = row.model.removeprefix("dinov2_").removesuffix("_reg")
+        theirs = f"vit_{size}_patch14_{'reg4_' * row.model.endswith('_reg')}dinov2"
+    with torch.device("meta"):
+        state = convert(timm.create_model(theirs, num_classes=0).state_dict(), "vitdense").state
+        ours = create(name, out_norm="none").state_dict()
+    assert ours.keys() - state.keys() <= {"rope.periods"}
+    assert all(key.startswith(("norm.", "fc_norm.", "attn_pool.")) for key in state.keys() - ours.keys())
+    assert {key: x.shape for key, x in state.items() if key in ours} == {
+        key: x.shape for key, x in ours.items() if key in state
+    }
 
 
 @pytest.mark.long

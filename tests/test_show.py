@@ -18,6 +18,12 @@ MODELS = {
     "nat": lambda: vitdense.NAT("mini"),
     "vit": lambda: vitdense.ViT("deit_tiny_distilled", out_indices=(1,)),
     "vit, windows": lambda: vitdense.ViT("deit_tiny", window_size=2, global_indices=(1,), out_indices=(1,)),
+    "vit, registers and rotary": lambda: vitdense.ViT(
+        {"embed_dims": 32, "depth": 2, "num_heads": 2, "registers": 3, "rope": "dinov3", "qkv_bias": "no_key"}
+    ),
+    "vit, windows and rotary": lambda: vitdense.ViT(
+        {"embed_dims": 32, "depth": 2, "num_heads": 2, "rope": "eva02", "ffn": "swiglu"}, window_size=3
+    ),
     "cait": lambda: vitdense.ViT("cait_xxs24", out_indices=(1,)),
     "mvit": lambda: vitdense.MViT("v2_tiny", window="global"),
     "resnet, non-local": lambda: vitdense.ResNet("resnet18", attention=NON_LOCAL),

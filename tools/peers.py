@@ -68,6 +68,11 @@ FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
     "blocks other than Mixer's": lambda spec: spec.arch.block != "mixer",
     "talking heads": lambda spec: spec.arch.talking_heads,
     "class attention": lambda spec: spec.arch.class_blocks > 0,
+    "registers": lambda spec: spec.arch.registers > 0,
+    "rotary positions": lambda spec: spec.arch.rope is not None,
+    "an FFN other than an MLP with exact GELU": lambda spec: spec.arch.ffn != "mlp",
+    "no class token": lambda spec: not spec.arch.class_token,
+    "other rules to resize positions": lambda spec: spec.arch.position_rule != "bicubic",
 }
 
 
@@ -209,7 +214,7 @@ def _timm_mvit(spec: PeerSpec) -> nn.Module:
 
 
 def _timm_vit(spec: PeerSpec) -> nn.Module:
-    from timm.layers import HybridEmbed, PatchEmbed
+    from timm.layers import HybridEmbed, PatchEmbed, SwiGLUPacked
     from timm.models.deit import VisionTransformerDistilled
     from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
     from timm.models.vision_transformer_hybrid import _resnetv2
@@ -217,6 +222,15 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
     arch, resnet = spec.arch, spec.resnet
     if arch.talking_heads:
         return _timm_cait(spec)
+    if arch.rope:
+        return _timm_eva(spec)
+    # One layer makes both halves of a SwiGLU.
+    ffn = {}
+    if arch.ffn == "swiglu":
+        ratio = 2 * arch.ffn_dims / arch.embed_dims
+        ffn = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": ratio}
+    elif arch.ffn == "mlp_tanh":
+        ffn = {"act_layer": "gelu_tanh"}
     return (VisionTransformerDistilled if arch.distilled else VisionTransformer)(
         img_size=spec.shape,
         patch_size=1 if resnet else arch.patch_size,
@@ -225,7 +239,11 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
         depth=arch.depth,
         num_heads=arch.num_heads,
         init_values=arch.layer_scale,
-        no_embed_class=not arch.token_position,
+        no_embed_class=not arch.token_position or arch.registers > 0,
+        reg_tokens=arch.registers,
+        class_token=arch.class_token,
+        global_pool="token" if arch.class_token else "map",
+        **ffn,
         drop_path_rate=spec.drop_path_rate,
         num_classes=10,
         block_fn=partial(ParallelThingsBlock, num_parallel=spec.parallel) if spec.parallel > 1 else Block,
@@ -247,6 +265,51 @@ def _timm_cait(spec: PeerSpec) -> nn.Module:
         init_values=arch.layer_scale,
         drop_path_rate=spec.drop_path_rate,
         num_classes=10,
+    )
+
+
+def _timm_eva(spec: PeerSpec) -> nn.Module:
+    """EVA-02; with rotary positions from the centre DINOv3; with a norm before the blocks Perception Encoder."""
+    from timm.layers import LayerNorm
+    from timm.models.eva import Eva
+
+    arch = spec.arch
+    is_dinov3 = arch.rope == "dinov3"
+    pe = {
+        "attn_type": "rope",
+        "class_token": arch.class_token,
+        "use_pre_transformer_norm": True,
+        "use_post_transformer_norm": False,
+        "use_fc_norm": False,
+        "rope_grid_offset": float(arch.class_token),  # the largest has neither
+        "rope_grid_indexing": "xy",
+        "ref_feat_shape": (32, 32),
+        "num_classes": 0,
+    }
+    others = {"ref_feat_shape": None if is_dinov3 else (16, 16), "num_classes": 10}
+    return Eva(
+        img_size=spec.shape,
+        patch_size=arch.patch_size,
+        embed_dim=arch.embed_dims,
+        depth=arch.depth,
+        num_heads=arch.num_heads,
+        qkv_bias=arch.qkv_bias != "none",
+        qkv_fused=arch.ffn != "swiglu_norm",  # as in its own entries
+        mlp_ratio=(arch.ffn_dims or 4 * arch.embed_dims) / arch.embed_dims + 1e-6,  # it rounds down
+        swiglu_mlp=arch.ffn != "mlp",
+        swiglu_align_to=8 if is_dinov3 else 0,
+        scale_mlp=arch.ffn == "swiglu_norm",
+        init_values=arch.layer_scale,
+        num_reg_tokens=arch.registers,
+        use_abs_pos_emb=arch.position == "1d",
+        use_rot_pos_emb=True,
+        rope_type="dinov3" if is_dinov3 else "cat",
+        rope_temperature=100.0 if is_dinov3 else 10000.0,
+        rope_rotate_half=is_dinov3,
+        norm_layer=partial(LayerNorm, eps=arch.norm_eps),
+        drop_path_rate=spec.drop_path_rate,
+        dynamic_img_size=True,
+        **(pe if arch.pre_norm else others),
     )
 
 
@@ -413,7 +476,11 @@ def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
 
 _MVIT = ("max pooling", "queries without pooling", "absolute positions", "non-square images")
 _VIT = ("windows", "images of partial patches")
-_MM_VIT = (*_VIT, "parallel blocks", "a ResNet as stem", "tokens without positions", "talking heads", "class attention")
+_FOUNDATION = ("registers", "rotary positions", "an FFN other than an MLP with exact GELU", "no class token")
+_MM_VIT = (
+    *(*_VIT, *_FOUNDATION, "parallel blocks", "a ResNet as stem", "tokens without positions", "talking heads"),
+    *("class attention", "other rules to resize positions"),
+)
 PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first is the default baseline
     "swin": {
         "mmdet": Peer("mmdet", _mmdet_swin, _mm_maps, _call),
@@ -440,7 +507,7 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
             _timm_vit,
             _timm_vit_maps,
             _timm_vit_maps,
-            (*_VIT, "LayerScale", "parallel blocks", "a ResNet as stem"),
+            (*_VIT, *_FOUNDATION, "LayerScale", "parallel blocks", "a ResNet as stem"),
         ),
         # In mmpretrain's DeiT III, the first norm of a block also feeds the MLP: its features are not the authors'.
         "mmpretrain": Peer("mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, _MM_VIT),

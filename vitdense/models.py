@@ -12,10 +12,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitdense.backbones.variants import VIT
+
 if TYPE_CHECKING:
     from vitdense.backbones.base import Backbone
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
@@ -36,6 +40,7 @@ class Model:
         mean: Of RGB images with values in [0, 1].
         std: Likewise.
         sha256: Digest of the file, where it is known. (Names of torchvision's files hold theirs.)
+        gate: Page on which the authors ask for consent to the licence before they give their files; None for none.
     """
 
     name: str
@@ -49,6 +54,12 @@ class Model:
     mean: tuple[float, float, float] = IMAGENET[0]
     std: tuple[float, float, float] = IMAGENET[1]
     sha256: str | None = None
+    gate: str | None = None
+
+    @property
+    def patch_size(self) -> int | None:
+        """Side of a patch of a ViT in pixels, to whose multiples images are padded; None for other families."""
+        return self.options.get("patch_size", VIT[self.arch].patch_size) if self.family == "ViT" else None
 
 
 def _swin() -> list[Model]:
@@ -167,6 +178,58 @@ def _vit() -> list[Model]:
     return rows
 
 
+def _foundation() -> list[Model]:
+    """DINOv2 as its authors host it; the others as timm does. LingBot-Vision has DINOv3's architecture.
+
+    timm's files of DINOv3 have biases of queries and values (``_qkvb``), as the authors', and no rounded periods.
+    """
+    rows = []
+    for registers in ("", "_reg"):
+        for size in ("small", "base", "large", "giant"):
+            model, file = f"dinov2_{size}{registers}", f"dinov2_vit{size[0]}14"
+            url = f"https://dl.fbaipublicfiles.com/dinov2/{file}/{file}{registers and '_reg4'}_pretrain.pth"
+            options = {"pretrain_img_size": 518, "out_norm": "shared"}
+            rows.append(Model(f"{model}.fb_lvd142m", model, "ViT", model, url, "Apache-2.0", 518, options))
+    shared = {"out_norm": "shared"}
+    gate = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
+    for size, file, data in (
+        *((size, f"vit_{size}_patch16_dinov3_qkvb", "lvd1689m") for size in ("small", "small_plus", "base", "large")),
+        ("large", "vit_large_patch16_dinov3_qkvb", "sat493m"),
+        ("huge_plus", "vit_huge_plus_patch16_dinov3_qkvb", "lvd1689m"),
+        *(("7b", "vit_7b_patch16_dinov3", data) for data in ("lvd1689m", "sat493m")),
+    ):
+        stats, model = SATELLITE if data == "sat493m" else IMAGENET, f"dinov3_{size}"
+        details = (f"timm://{file}.{data}", "DINOv3-License", 256, shared, *stats, None, gate)
+        rows.append(Model(f"{model}.fb_{data}", model, "ViT", model, *details))
+    rows.append(Model("dinov3_large_plus", "dinov3_large_plus", "ViT", "dinov3_large_plus", options=shared))  # no file
+    for size in ("small", "base", "large", "giant"):
+        model, arch = f"lingbot_{size}", "lingbot_giant" if size == "giant" else f"dinov3_{size}"
+        weights = f"timm://vit_{size}_patch16_lingbot.robbyant"
+        rows.append(Model(f"{model}.robbyant", model, "ViT", arch, weights, "Apache-2.0", 512, shared))
+    for size, patch, image in (
+        *((size, 16, 512) for size in ("tiny", "small", "base")),
+        *((size, 14, 448) for size in ("large", "giant")),
+    ):
+        model, options = f"pe_spatial_{size}", {"pretrain_img_size": image}
+        weights = f"timm://vit_pe_spatial_{size.replace('giant', 'gigantic')}_patch{patch}_{image}.fb"
+        rows.append(Model(f"{model}.fb", model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))
+    for size, image in (("base", 512), ("base", 224), ("large", 512), ("so400m", 512)):
+        model, options = f"siglip2_{size}", {"pretrain_img_size": image, "out_norm": "shared"}
+        file = f"vit_{size}_patch16_siglip_{image}.v2_webli"
+        # timm's model of this size has the exact GELU, the authors' has not.
+        weights = f"hf://timm/{file}/model.safetensors" if size == "base" else f"timm://{file}"
+        name = f"{model}{f'_{image}' * (image != 512)}.webli"
+        rows.append(Model(name, model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))
+    for size, image, data in (
+        *((size, 224, "mim_in22k") for size in ("tiny", "small", "base", "large")),
+        *((size, 336, "mim_in22k_ft_in1k") for size in ("tiny", "small")),
+        *((size, 448, "mim_in22k_ft_in22k_in1k") for size in ("base", "large")),
+        *(("large", 224, "mim_m38m"), ("large", 448, "mim_m38m_ft_in22k_in1k")),
+    ):
+        rows.append(_timm_vit(f"eva02_{size}", data, image, "_patch14", licence="MIT", stats=CLIP))
+    return rows
+
+
 def _mixers() -> list[Model]:
     """Swin-Mixer as its authors host it; MLP-Mixer, ResMLP and gMLP as timm hosts them: Google's, converted from flax,
     Alibaba's ("miil"), the ResMLP authors', and timm's own gMLP."""
@@ -219,7 +282,7 @@ def _resnet() -> list[Model]:
     return [*rows, *(Model(model, model, "ResNet", model) for model in ("sasa26", "sasa38", "sasa50"))]
 
 
-TABLES = (_swin, _swin_v2, _mvit, _vit, _mixers, _nat, _resnet)
+TABLES = (_swin, _swin_v2, _mvit, _vit, _foundation, _mixers, _nat, _resnet)
 MODELS: dict[str, Model] = {row.name: row for table in TABLES for row in table()}
 # Models without the weights' name: the first row of each.
 DEFAULTS: dict[str, Model] = {row.model: row for row in reversed(MODELS.values())}

@@ -172,6 +172,32 @@ BACKBONES = {
         {"pretrain_img_size": 64},
         eps=1e-6,
     ),
+    # Patches of a table of another grid, registers and rotary positions of the map or of windows, which pad.
+    "vit, registers, rotary, SwiGLU": Row(
+        ViT,
+        {
+            **{**VIT, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5, "position": "none", "rope": "dinov3"},
+            **{"token_position": False, "qkv_bias": "no_key", "ffn": "swiglu", "ffn_dims": 40},
+        },
+    ),
+    "vit, registers, antialias, pre-norm": Row(
+        ViT,
+        {**VIT, "registers": 2, "position_rule": "antialias", "pre_norm": True, "ffn": "mlp_tanh"},
+        {"pretrain_img_size": 64},
+        eps=1e-6,
+    ),
+    "vit, windows, rotary of windows, sub-LN": Row(
+        ViT,
+        {**VIT, "rope": "eva02", "qkv_bias": "no_key", "ffn": "swiglu_norm", "ffn_dims": 40},
+        {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
+        eps=1e-6,
+    ),
+    "vit, windows, rotary of the map, DINOv2's positions": Row(
+        ViT,
+        {**VIT, "rope": "dinov3", "qkv_bias": "none", "position_rule": "dinov2"},
+        {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
+        eps=1e-6,
+    ),
     "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
     "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),
@@ -214,7 +240,7 @@ FINETUNED = {  # by what trains of every block
     "attention": re.compile(r"\.attn[1-3]?\." + POSITIONS_AND_NORMS),
     "mlp": re.compile(r"\.mlp[1-3]?\." + POSITIONS_AND_NORMS),
 }
-STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.", "conv1.", "bn1.")
+STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.", "norm_pre.", "conv1.", "bn1.")
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
 
 

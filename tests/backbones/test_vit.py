@@ -573,7 +573,7 @@ def test_trainable_parameters_of_mlp_only_fine_tuning():
         ({"stem": "r50_s16", "patch_size": 32}, "stem: got patches of 32 pixels, expected 16"),
         ({"parallel": 5}, "parallel: got 5, expected one of 1, 2, 3, 4"),
         ({"position": "sine"}, "position: got 'sine', expected one of '1d', '2d', 'none'"),
-        ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'none'"),
+        ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'shared', 'none'"),
         ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
         ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),
         ({"global_indices": (3,)}, "global_indices: got .3,. without a window_size"),

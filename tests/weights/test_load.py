@@ -380,7 +380,7 @@ def test_mask_token_alone_is_ignored():
     assert "blocks.0.ls1.gamma" in state
     target = make_vit(arch={"layer_scale": 1.0})
     report = load_pretrained(target, state | {"mask_token": torch.ones(1, 192)})
-    assert (report.scheme, report.ignored, report.share) == ("timm", ["mask_token"], 1)
+    assert (report.scheme, report.ignored, report.share) == ("dinov2", ["mask_token"], 1)
 
 
 def test_keep_classifier_knows_the_plain_head_of_mmpretrain():

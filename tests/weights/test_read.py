@@ -22,6 +22,7 @@ from conftest import REPO
 from safetensors.torch import save_file
 
 from vitdense.backbones import ViT
+from vitdense.backbones.variants import VIT
 from vitdense.models import MODELS, Model
 from vitdense.weights import read as read_module
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
@@ -624,10 +625,15 @@ def test_weights_of_the_model_table_exist_in_timm_or_torchvision():
         host, _, model = row.weights.partition("://")
         if host == "timm":
             assert timm.is_model_pretrained(model), name
-            assert read_module.timm_address(model).startswith("hf://timm/"), name
+            owner = "belfner" if name.startswith("lingbot") else "timm"
+            assert read_module.timm_address(model).startswith(f"hf://{owner}/"), name
+        elif host == "hf":
+            repo, file = model.removeprefix("timm/").split("/")
+            assert (timm.is_model_pretrained(repo), file) == (True, "model.safetensors"), name
         elif host == "https":
             releases = "github.com/SwinTransformer/storage/releases/download/v1.0.5/swin_mlp_"
-            assert model.startswith((releases, "shi-labs.com/projects/nat/checkpoints/CLS/nat_")), name
+            dinov2 = "dl.fbaipublicfiles.com/dinov2/dinov2_vit"
+            assert model.startswith((releases, dinov2, "shi-labs.com/projects/nat/checkpoints/CLS/nat_")), name
         else:
             assert host == "torchvision"
             model, _, version = model.partition(".")
@@ -648,17 +654,16 @@ class TestTimmViTs:
         assert load_pretrained(ours, model.state_dict()).share == 1  # of its file alone nobody can tell
         monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
         monkeypatch.setattr(timm, "create_model", lambda name, **options: model)
-        with pytest.raises(CheckpointMismatchError, match=r"timm://test_vit .*EvaBlock"):
+        with pytest.raises(CheckpointMismatchError, match=r"timm://test_vit has rotary positions of type"):
             read("timm://test_vit")
 
     @pytest.mark.parametrize(
         ("options", "hidden"),
         [
             ({}, ""),
-            ({"act_layer": "quick_gelu"}, "an activation other than the exact GELU"),
-            ({"act_layer": "gelu_tanh"}, "an activation other than the exact GELU"),
-            ({"act_layer": partial(torch.nn.GELU, approximate="tanh")}, "an activation other than the exact GELU"),
-            ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, "norms with an eps other than 1e-6"),
+            ({"act_layer": "quick_gelu"}, "the activation QuickGELU"),
+            ({"act_layer": "gelu_tanh"}, ""),
+            ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, ""),
             ({"block_fn": "ResPostBlock"}, "blocks of type ResPostBlock"),
             ({"embed_dim": 192, "num_heads": 3, "block_fn": "ParallelThingsBlock"}, ""),
         ],
@@ -669,10 +674,35 @@ class TestTimmViTs:
             options = {**options, "block_fn": getattr(vits, options["block_fn"])}
         assert read_module.hidden_in_timm(vits.VisionTransformer(**{**SMALL, **options})) == hidden
 
+    @pytest.mark.parametrize(
+        ("options", "part"),
+        [
+            ({}, {}),
+            ({"act_layer": "gelu_tanh"}, {"ffn": "mlp_tanh"}),
+            ({"act_layer": partial(torch.nn.GELU, approximate="tanh")}, {"ffn": "mlp_tanh"}),
+            ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, {"norm_eps": 1e-5}),
+        ],
+    )
+    def test_parts_without_parameters_must_be_those_of_the_model(self, options, part, monkeypatch):
+        timm = pytest.importorskip("timm")
+        model = timm.models.vision_transformer.VisionTransformer(**{**SMALL, **options})
+        monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
+        monkeypatch.setattr(timm, "create_model", lambda name, **options: model)
+        arch = {"embed_dims": 64, "depth": 1, "num_heads": 2}
+        same = ViT({**arch, **part}, out_norm="none", pretrain_img_size=32)
+        assert load_pretrained(same, "timm://test_vit").share == 1
+        if part:
+            (name,) = part
+            with pytest.raises(CheckpointMismatchError, match=f"trained with {name}="):
+                load_pretrained(ViT(arch, out_norm="none", pretrain_img_size=32), "timm://test_vit")
+
     @pytest.mark.long
     def test_every_vit_of_the_table_is_accepted(self):
         timm = pytest.importorskip("timm")
-        models = {row.weights.removeprefix("timm://").partition(".")[0] for row in MODELS.values() if row.weights}
-        for name in sorted(name for name in models if name.startswith(("vit", "deit"))):
+        rows = [row for row in MODELS.values() if row.family == "ViT" and (row.weights or "").startswith("timm://")]
+        for name, row in {row.weights.removeprefix("timm://").partition(".")[0]: row for row in rows}.items():
             with torch.device("meta"):
-                assert read_module.hidden_in_timm(timm.create_model(name)) == "", name
+                model = timm.create_model(name)
+            assert read_module.hidden_in_timm(model) == "", name
+            for part, value in read_module.parts_in_timm(model).items():
+                assert getattr(VIT[row.arch], part) == value, (name, part)

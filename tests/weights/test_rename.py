@@ -3,10 +3,9 @@ import torch
 
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import SCHEMES
-from vitdense.weights.families.common import TOKEN_POSITION
+from vitdense.weights.families.common import NO_BIAS, TOKEN_POSITION
 from vitdense.weights.families.swin import from_unfold, to_unfold
 from vitdense.weights.families.swin_v2 import NO_KEY_BIAS
-from vitdense.weights.families.vit import PATCH_BIAS
 from vitdense.weights.rename import Rule, Transform, find_rule, rename, reverse
 
 RULES = (
@@ -96,10 +95,10 @@ def test_missing_or_excess_parts_are_refused():
 
 def test_patch_embedding_without_bias_is_read_as_zero_bias():
     weight = torch.randn(4, 3, 2, 2)
-    (_, bias), with_one = PATCH_BIAS.forward(weight), (weight, torch.ones(4))
+    (_, bias), with_one = NO_BIAS.forward(weight), (weight, torch.ones(4))
     assert torch.equal(bias, torch.zeros(4))
-    assert len(PATCH_BIAS.inverse(weight, bias)) == 1
-    assert PATCH_BIAS.inverse(*PATCH_BIAS.forward(*with_one)) == with_one
+    assert len(NO_BIAS.inverse(weight, bias)) == 1
+    assert NO_BIAS.inverse(*NO_BIAS.forward(*with_one)) == with_one
 
 
 def test_from_unfold_equals_nn_unfold():
@@ -131,9 +130,9 @@ def test_every_key_matches_at_most_one_rule_in_both_directions(family, scheme):
     read_only = [rule for rule in scheme.rules if rule.read_only]
     for rules in (tuple(rule for rule in scheme.rules if not rule.read_only), reverse(scheme.rules)):
         plain = tuple(Rule(rule.theirs, rule.ours) for rule in rules if len(rule.sources) == len(rule.targets))
-        keys = [p.fill({"i": 1, "j": 2, "*": "weight"}.items()) for rule in plain for p in rule.sources]
+        keys = [p.fill({"c": 0, "i": 1, "j": 2, "*": "weight"}.items()) for rule in plain for p in rule.sources]
         assert len(set(keys)) == len(keys)
         assert len(rename({key: torch.ones(1) for key in keys}, plain)) == len(keys)
     for rule in read_only:
-        key = rule.sources[0].fill({"i": 1, "j": 2, "*": "weight"}.items())
+        key = rule.sources[0].fill({"c": 0, "i": 1, "j": 2, "*": "weight"}.items())
         assert find_rule(key, scheme.rules)[0] is rule

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import TypeVar
 
@@ -161,6 +161,17 @@ class ViTArch:
         talking_heads: Whether attention mixes its heads, before and after the softmax (CaiT).
         class_blocks: Blocks of class attention after the others, which then have no class token (CaiT); needs
             `layer_scale`.
+        class_token: Whether there is a class token.
+        registers: Register tokens after the class token, without positions (Darcet et al., ICLR 2024).
+        norm_eps: Epsilon of every LayerNorm.
+        position: Position embedding of the patches: ``'1d'``, ``'2d'`` or ``'none'``, see `ViT`.
+        position_rule: How a table of positions is resized to a map: ``'bicubic'``, ``'dinov2'`` or ``'antialias'``.
+        rope: Rotary positions, one of `vitdense.layers.rope.ROPES`; None for none.
+        qkv_bias: Which of queries, keys and values have a bias: ``'all'``, ``'no_key'`` or ``'none'``.
+        ffn: ``'mlp'``, with ``'mlp_tanh'`` approximate GELU, ``'swiglu'``, or with a norm inside ``'swiglu_norm'``.
+        ffn_dims: Its hidden channels; None for `mlp_ratio` times `embed_dims`.
+        pre_norm: Whether the tokens have a norm before the first block.
+        taps: Blocks whose maps the authors use; None for the last of every quarter.
     """
 
     embed_dims: int
@@ -173,8 +184,25 @@ class ViTArch:
     constant_drop_path: bool = False
     talking_heads: bool = False
     class_blocks: int = 0
+    class_token: bool = True
+    registers: int = 0
+    norm_eps: float = 1e-6
+    position: str = "1d"
+    position_rule: str = "bicubic"
+    rope: str | None = None
+    qkv_bias: str = "all"
+    ffn: str = "mlp"
+    ffn_dims: int | None = None
+    pre_norm: bool = False
+    taps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if (self.distilled or self.registers or self.class_blocks) and not self.class_token:
+            raise ValueError("arch: distilled, registers and class_blocks need a class_token")
+        if self.rope and self.talking_heads:
+            raise ValueError("arch: attention with talking_heads has no rope; leave one of them out")
+        if self.position_rule != "bicubic" and self.position != "1d":
+            raise ValueError(f"arch: position_rule is {self.position_rule!r}, which is for position '1d' only")
         if self.class_blocks and (self.distilled or self.layer_scale is None):
             raise ValueError("arch: class_blocks need a layer_scale and no distillation token")
         check_positive(self, "embed_dims", "depth", "num_heads", "patch_size")
@@ -185,6 +213,32 @@ class ViTArch:
 _cait = partial(
     ViTArch, token_position=False, layer_scale=1e-5, constant_drop_path=True, talking_heads=True, class_blocks=2
 )
+# DINOv2 (Oquab et al.) Table 16 and the authors' code: at other sizes those with registers resize by another rule.
+_dinov2 = partial(ViTArch, patch_size=14, layer_scale=1e-5)
+_DINOV2 = {
+    "small": _dinov2(384, 12, 6, position_rule="dinov2"),
+    "base": _dinov2(768, 12, 12, position_rule="dinov2"),
+    "large": _dinov2(1024, 24, 16, position_rule="dinov2", taps=(4, 11, 17, 23)),
+    "giant": _dinov2(1536, 40, 24, position_rule="dinov2", ffn="swiglu", ffn_dims=4096),
+}
+# DINOv3 (Simeoni et al.) Tables 2 and 3. The authors tap 24 blocks not at the ends of quarters.
+_dinov3 = partial(
+    ViTArch, layer_scale=1e-5, registers=4, norm_eps=1e-5, token_position=False, position="none", rope="dinov3"
+)
+_DINOV3 = {
+    "small": _dinov3(384, 12, 6, qkv_bias="no_key"),
+    "small_plus": _dinov3(384, 12, 6, qkv_bias="no_key", ffn="swiglu", ffn_dims=1536),
+    "base": _dinov3(768, 12, 12, qkv_bias="no_key"),
+    "large": _dinov3(1024, 24, 16, qkv_bias="no_key", taps=(4, 11, 17, 23)),
+    "large_plus": _dinov3(1024, 24, 16, qkv_bias="no_key", ffn="swiglu", ffn_dims=4096, taps=(4, 11, 17, 23)),
+    "huge_plus": _dinov3(1280, 32, 20, qkv_bias="no_key", ffn="swiglu", ffn_dims=5120),
+    "7b": _dinov3(4096, 40, 32, qkv_bias="none", ffn="swiglu", ffn_dims=8192),
+}
+# EVA-02 (Fang et al.) Table 3. Patches are of 14 pixels in pretraining, of 16 in detection.
+_eva02 = partial(ViTArch, patch_size=14, rope="eva02", qkv_bias="no_key")
+# Perception Encoder (Bolya et al., 2025), the spatial models.
+_pe = partial(ViTArch, norm_eps=1e-5, rope="pe", pre_norm=True)
+_siglip2 = partial(ViTArch, class_token=False, ffn="mlp_tanh")
 _deit3 = partial(ViTArch, token_position=False, layer_scale=1e-4, constant_drop_path=True)
 VIT = {
     # ViT Table 1; tiny and small are of "How to train your ViT?" (Steiner et al.), Table 1.
@@ -214,6 +268,25 @@ VIT = {
     "cait_s36": _cait(384, 36, 8, layer_scale=1e-6),
     "cait_m36": _cait(768, 36, 16, layer_scale=1e-6),
     "cait_m48": _cait(768, 48, 16, layer_scale=1e-6),
+    **{f"dinov2_{size}": row for size, row in _DINOV2.items()},
+    **{f"dinov2_{size}_reg": replace(row, registers=4, position_rule="antialias") for size, row in _DINOV2.items()},
+    **{f"dinov3_{size}": row for size, row in _DINOV3.items()},
+    "lingbot_giant": _dinov3(1536, 40, 24, qkv_bias="none", ffn="swiglu", ffn_dims=4096),  # LingBot-Vision
+    "pe_spatial_tiny": _pe(192, 12, 3),
+    "pe_spatial_small": _pe(384, 12, 6),
+    "pe_spatial_base": _pe(768, 12, 12),
+    "pe_spatial_large": _pe(1024, 24, 16, patch_size=14),
+    "pe_spatial_giant": _pe(
+        1536, 50, 16, patch_size=14, rope="pe_giant", class_token=False, layer_scale=0.1, ffn_dims=8960
+    ),
+    # SigLIP 2 (Tschannen et al., 2025), the models of one image size.
+    "siglip2_base": _siglip2(768, 12, 12),
+    "siglip2_large": _siglip2(1024, 24, 16),
+    "siglip2_so400m": _siglip2(1152, 27, 16, ffn_dims=4304),
+    "eva02_tiny": _eva02(192, 12, 3, ffn="swiglu", ffn_dims=512),
+    "eva02_small": _eva02(384, 12, 6, ffn="swiglu", ffn_dims=1024),
+    "eva02_base": _eva02(768, 12, 12, ffn="swiglu_norm", ffn_dims=2048),
+    "eva02_large": _eva02(1024, 24, 16, ffn="swiglu_norm", ffn_dims=2730),
 }
 
 

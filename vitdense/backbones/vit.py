@@ -3,6 +3,7 @@
 ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021), CaiT (Touvron et al., ICCV 2021) and DeiT III
 (Touvron et al., ECCV 2022), with windows as in ViTDet (Li et al., ECCV 2022), and with the parallel blocks, the stems
 and the fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022).
+DINOv2 (Oquab et al., 2023), DINOv3 (Simeoni et al., 2025) and EVA-02 (Fang et al., 2023) are rows with other parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,14 @@ from vitdense.backbones.variants import VIT, ViTArch, find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import STEMS, Mlp, init_transformer, scaled
+from vitdense.layers.blocks import FFNS, QKV_LAYERS, STEMS, init_transformer, scaled
 from vitdense.layers.class_attention import ClassBlocks
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
-from vitdense.layers.position import POSITIONS, ExtraTokens
+from vitdense.layers.position import POSITION_RULES, POSITIONS, ExtraTokens
+from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
-OUT_NORMS = ("each", "final", "none")
+OUT_NORMS = ("each", "final", "shared", "none")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class BlockSpec:
         layer_scale: Initial value of the factors on its branches; None for no factors.
         drop_path: Stochastic depth.
         talking_heads: Whether attention mixes its heads.
+        norm_eps, qkv_bias, ffn, ffn_dims: See `ViTArch`.
     """
 
     dim: int
@@ -48,6 +51,10 @@ class BlockSpec:
     layer_scale: float | None
     drop_path: float
     talking_heads: bool = False
+    norm_eps: float = 1e-6
+    qkv_bias: str = "all"
+    ffn: str = "mlp"
+    ffn_dims: int | None = None
 
 
 def default_out_indices(depth: int) -> tuple[int, ...]:
@@ -82,6 +89,10 @@ def plan(
             layer_scale=arch.layer_scale,
             drop_path=drop_path_rate * (1 if arch.constant_drop_path else i / max(arch.depth - 1, 1)),
             talking_heads=arch.talking_heads,
+            norm_eps=arch.norm_eps,
+            qkv_bias=arch.qkv_bias,
+            ffn=arch.ffn,
+            ffn_dims=arch.ffn_dims,
         )
         for i, of_block in enumerate(windows)
     ]
@@ -98,14 +109,16 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.window = spec.num_heads, spec.window
         head_dim = spec.dim // spec.num_heads
-        self.qkv = nn.Linear(spec.dim, 3 * spec.dim)
+        self.qkv = QKV_LAYERS[spec.qkv_bias](spec.dim)
         self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
         # Zero, as ViTDet: a model that was pretrained without relative positions starts as it was.
         for table in self.bias.parameters() if self.bias is not None else ():
             nn.init.zeros_(table)
         self.proj = nn.Linear(spec.dim, spec.dim)
 
-    def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
+    def forward(
+        self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
+    ) -> Tensor:
         """Attend among all tokens, or within the windows of the map.
 
         Args:
@@ -113,13 +126,15 @@ class Attention(nn.Module):
             size: Map (h, w) in tokens.
             windows: Partition of the map; None for global attention. Padding comes before qkv: a padded token's key and
                 value are the bias, and other tokens see it, as in the authors' code.
+            rotation: Rotary positions of the tokens; None for none.
 
         Returns:
             ``[B, N, C]``.
         """
         if windows is not None:
             x = windows.partition(x.to(compute_dtype(x)).unflatten(1, size))  # [B*nW, n, C]
-        y = self.attend(self.qkv(x).unflatten(-1, (3, self.num_heads, -1)), self.window or size)  # [B, N, C]
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
+        y = self.attend(qkv, self.window or size) if rotation is None else attend_rotated(qkv, rotation)  # [B, N, C]
         # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
         return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
 
@@ -162,7 +177,7 @@ class ViTBlock(nn.Module):
 
     Args:
         spec: The block.
-        mlp_ratio: Hidden width of the MLPs over `spec.dim`.
+        mlp_ratio: Hidden width of the MLPs over `spec.dim`, where `spec.ffn_dims` is None.
         parallel: Branches of each kind.
     """
 
@@ -170,22 +185,26 @@ class ViTBlock(nn.Module):
         super().__init__()
         self.spec = spec
         attention = TalkingHeads if spec.talking_heads else Attention
+        norm = partial(blocks.LayerNorm, eps=spec.norm_eps)
+        ffn_dims = spec.ffn_dims or int(spec.dim * mlp_ratio)
         self.branches = [("", ""), *((str(n), f"_{n}") for n in range(1, parallel))]  # ends of names
         for tail, gamma_tail in self.branches:
-            self.add_module(f"norm1{tail}", LayerNorm(spec.dim))
+            self.add_module(f"norm1{tail}", norm(spec.dim))
             self.add_module(f"attn{tail}", attention(spec))
-            self.add_module(f"norm2{tail}", LayerNorm(spec.dim))
-            self.add_module(f"mlp{tail}", Mlp(spec.dim, int(spec.dim * mlp_ratio)))
+            self.add_module(f"norm2{tail}", norm(spec.dim))
+            self.add_module(f"mlp{tail}", FFNS[spec.ffn](spec.dim, ffn_dims, norm))
             for kind in ("gamma_1", "gamma_2"):
                 scale = None if spec.layer_scale is None else nn.Parameter(torch.full((spec.dim,), spec.layer_scale))
                 self.register_parameter(kind + gamma_tail, scale)
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, size: tuple[int, int], windows: Windows | None) -> Tensor:
+    def forward(
+        self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
+    ) -> Tensor:
         """``[B, N, C]`` to the same; see `Attention`."""
         y = x
         for tail, gamma_tail in self.branches:
-            branch = getattr(self, f"attn{tail}")(getattr(self, f"norm1{tail}")(x), size, windows)
+            branch = getattr(self, f"attn{tail}")(getattr(self, f"norm1{tail}")(x), size, windows, rotation)
             y = y + self.drop_path(scaled(branch, getattr(self, f"gamma_1{gamma_tail}")))
         z = y
         for tail, gamma_tail in self.branches:
@@ -195,25 +214,31 @@ class ViTBlock(nn.Module):
 
 
 class ViT(Backbone):
-    """ViT, DeiT, CaiT or DeiT III: maps of one stride, that of the patches, from an image of any size.
+    """ViT, DeiT, CaiT, DINOv2, DINOv3, EVA-02 and other plain ViTs: maps of one stride, that of the patches.
 
-    The image is padded right and bottom to whole patches; position embeddings are resized bicubically to the map. The
-    class token takes part in attention, but not in the maps. With windows or relative positions (as in ViTDet), and in
-    CaiT's blocks, there is no class token: that of a checkpoint is ignored. Arguments not listed here: see `Backbone`.
+    An image of any size is padded right and bottom to whole patches; position embeddings are resized to the map. Class
+    token and registers take part in attention, but not in the maps. With windows or relative positions (as in ViTDet),
+    and in CaiT's blocks, there are none: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'deit_tiny'``, ``'deit_small'``, ``'deit_base'``, each also with ``'_distilled'``; ``'vit_tiny'``,
             ``'vit_small'``, ``'vit_base'``, ``'vit_large'``, ``'vit_huge'``; ``'deit3_small'``, ``'deit3_medium'``,
             ``'deit3_base'``, ``'deit3_large'``, ``'deit3_huge'``; ``'cait_xxs24'``, ``'cait_xxs36'``,
-            ``'cait_xs24'``, ``'cait_s24'``, ``'cait_s36'``, ``'cait_m36'``, ``'cait_m48'``; or a dict of the fields of
-            `ViTArch`.
-        patch_size: Patch side and stride in pixels; the arch's when None (16, or 14 for huge).
+            ``'cait_xs24'``, ``'cait_s24'``, ``'cait_s36'``, ``'cait_m36'``, ``'cait_m48'``; ``'dinov2_small'``,
+            ``'dinov2_base'``, ``'dinov2_large'``, ``'dinov2_giant'``, each also with ``'_reg'``; ``'dinov3_small'``,
+            ``'dinov3_small_plus'``, ``'dinov3_base'``, ``'dinov3_large'``, ``'dinov3_large_plus'``,
+            ``'dinov3_huge_plus'``, ``'dinov3_7b'``, ``'lingbot_giant'``; ``'eva02_tiny'``, ``'eva02_small'``,
+            ``'eva02_base'``, ``'eva02_large'``; ``'pe_spatial_tiny'``, ``'pe_spatial_small'``, ``'pe_spatial_base'``,
+            ``'pe_spatial_large'``, ``'pe_spatial_giant'``; ``'siglip2_base'``, ``'siglip2_large'``,
+            ``'siglip2_so400m'``; or a dict of the fields of `ViTArch`.
+        patch_size: Patch side and stride in pixels; the arch's when None (16; 14 for huge, DINOv2 and EVA-02).
         stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
             ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
             ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or both; or of
             hybrids (ViT section 3.1), a ResNet of the stride `patch_size`: ``'r50_s16'``, ``'r50_s32'``, ``'r26_s32'``.
         position: Position embedding of the patches (ViT appendix D.4): ``'1d'``, one per patch; ``'2d'``, half of the
-            channels from its column and half from its row; ``'none'``. Tokens have positions with ``'1d'`` only.
+            channels from its column and half from its row; ``'none'``. Tokens have positions with ``'1d'`` only. The
+            arch's when None.
         parallel: Attention branches, then MLP branches, in parallel in every block: 1 to 4.
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
@@ -221,11 +246,16 @@ class ViT(Backbone):
         relative_position: Whether attention has decomposed relative positions, as ViTDet.
         img_size: Image size in pixels, one int or (h, w), of training: the relative positions of global blocks have
             its grid. For other images the tables are resized.
+        mlp_ratio: See `Backbone`; only for an arch without `ffn_dims`.
+        rope_augment: Random changes of DINOv3's rotary positions in training, for example ``dict(rescale=2.0)``, with
+            which it was pretrained; see `Rope`. None, and a frozen stem, change nothing.
         drop_path_rate: See `Backbone`; in DeiT III all blocks have this rate.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the position embeddings have.
-        out_indices: Blocks whose maps to return, counted from 0; the last of every quarter when None.
+        out_indices: Blocks whose maps to return, counted from 0; when None the arch's `taps`, or the last of every
+            quarter.
         out_norm: ``'each'``: a new LayerNorm for every output, which no classifier's checkpoint has; ``'final'``: the
-            checkpoint's own norm on the last block's map, no norm on other outputs; ``'none'``.
+            checkpoint's own norm on the last block's map, no norm on other outputs; ``'shared'``: that norm on every
+            output, as DINOv2 and DINOv3 are evaluated; ``'none'``.
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
             ``[B, C]`` under the same norm. In CaiT the token attends after the last block, whose map must be the only
             output; without it the blocks of class attention are left out.
@@ -244,13 +274,14 @@ class ViT(Backbone):
         in_channels: int = 3,
         patch_size: int | None = None,
         stem: str = "patch",
-        position: str = "1d",
+        position: str | None = None,
         parallel: int = 1,
         window_size: int | Sequence[int] | None = None,
         global_indices: Sequence[int] | None = None,
         relative_position: bool = False,
         img_size: int | Sequence[int] = 1024,
         mlp_ratio: float = 4.0,
+        rope_augment: Mapping[str, float] | None = None,
         drop_path_rate: float = 0.1,
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] | None = None,
@@ -265,14 +296,20 @@ class ViT(Backbone):
         row = find_arch(arch, VIT)
         if patch_size is not None:
             row = replace(row, patch_size=patch_size)
+        if position is not None:
+            row = replace(row, position=position)
         self.arch = row
         patch, depth, dim = row.patch_size, row.depth, row.embed_dims
         quarters = default_out_indices(depth)
         window = None if window_size is None else as_pair(window_size, "window_size")
-        has_tokens = window is None and not relative_position and not row.class_blocks
+        has_tokens = row.class_token and window is None and not relative_position and not row.class_blocks
         for name, got, known in (
             ("stem", stem, STEMS),
-            ("position", position, POSITIONS),
+            ("position", row.position, POSITIONS),
+            ("arch: position_rule", row.position_rule, POSITION_RULES),
+            ("arch: rope", row.rope, (None, *ROPES)),
+            ("arch: qkv_bias", row.qkv_bias, QKV_LAYERS),
+            ("arch: ffn", row.ffn, FFNS),
             ("parallel", parallel, (1, 2, 3, 4)),
             ("out_norm", out_norm, OUT_NORMS),
         ):
@@ -288,10 +325,17 @@ class ViT(Backbone):
             raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
         if output_cls_token and not (has_tokens or row.class_blocks):
             raise ValueError(
-                "output_cls_token: with windows or relative positions there is no class token; leave it False"
+                "output_cls_token: with windows or relative positions, and in an arch without class_token, there is no "
+                "class token; leave it False"
             )
-        if relative_position and row.talking_heads:
-            raise ValueError("relative_position: attention with talking heads has none; leave it False")
+        if relative_position and (row.talking_heads or row.rope):
+            raise ValueError(
+                "relative_position: attention with talking heads has none, nor has it with rope; leave it False"
+            )
+        if rope_augment and not row.rope:
+            raise ValueError(f"rope_augment: got {rope_augment} with an arch without rope; leave it None")
+        if row.ffn_dims and mlp_ratio != 4.0:
+            raise ValueError(f"mlp_ratio: got {mlp_ratio}, but the arch has ffn_dims={row.ffn_dims}; leave it out")
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
 
@@ -302,9 +346,13 @@ class ViT(Backbone):
             return h // patch, w // patch
 
         self.patch_embed = STEMS[stem](in_channels, dim, patch)
-        self.absolute_pos_embed = POSITIONS[position](grid(pretrain_img_size, "pretrain_img_size"), dim)
-        token_position = row.token_position and position == "1d"
-        self.tokens = ExtraTokens(dim, row.distilled, token_position) if has_tokens else None
+        rule = (row.position_rule,) if row.position == "1d" else ()
+        self.absolute_pos_embed = POSITIONS[row.position](grid(pretrain_img_size, "pretrain_img_size"), dim, *rule)
+        token_position = row.token_position and row.position == "1d"
+        self.tokens = ExtraTokens(dim, row.distilled, token_position, row.registers) if has_tokens else None
+        self.rope = Rope(row.rope, dim // row.num_heads, rope_augment) if row.rope else None
+        norm = partial(blocks.LayerNorm, eps=row.norm_eps)
+        self.norm_pre = norm(dim) if row.pre_norm else None
         specs = plan(
             row,
             window,
@@ -316,27 +364,28 @@ class ViT(Backbone):
         self.class_blocks = None
         if row.class_blocks and output_cls_token:
             self.class_blocks = ClassBlocks(dim, row.num_heads, mlp_ratio, row.layer_scale, row.class_blocks)
-        self.norm = LayerNorm(dim) if out_norm == "final" else None
+        self.out_norm = out_norm
+        self.norm = norm(dim) if out_norm in ("final", "shared") else None
         self.apply(init_transformer)
         self.build_outputs_and_freeze(
             dims=[dim] * depth,
             strides=[patch] * depth,
-            out_indices=quarters if out_indices is None else out_indices,
+            out_indices=row.taps or quarters if out_indices is None else out_indices,
             frozen_stages=frozen_stages,
             finetune=finetune,
-            norm=LayerNorm if out_norm == "each" else lambda dim: nn.Identity(),
+            norm=norm if out_norm == "each" else lambda dim: nn.Identity(),
         )
         if self.class_blocks is not None and self.out_indices != (depth - 1,):
             raise ValueError(
                 f"output_cls_token: got out_indices {self.out_indices}, expected ({depth - 1},): with class_blocks the "
                 f"token attends after the last block alone"
             )
-        if self.norm is not None and self.out_indices[-1] != depth - 1:
+        if out_norm == "final" and self.out_indices[-1] != depth - 1:
             raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
 
     def stem_modules(self) -> list[nn.Module]:
-        tokens = [self.tokens] if self.tokens is not None else []
-        return [self.patch_embed, self.absolute_pos_embed, *tokens]
+        others = [module for module in (self.tokens, self.rope, self.norm_pre) if module is not None]
+        return [self.patch_embed, self.absolute_pos_embed, *others]
 
     def stage_modules(self) -> nn.ModuleList:
         return self.blocks
@@ -349,29 +398,37 @@ class ViT(Backbone):
         return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
 
     def output_norm(self, stage: int) -> nn.Module:
-        is_final = self.norm is not None and stage == len(self.blocks) - 1
-        return self.norm if is_final else super().output_norm(stage)
+        is_shared = self.norm is not None and (self.out_norm == "shared" or stage == len(self.blocks) - 1)
+        return self.norm if is_shared else super().output_norm(stage)
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
         """Patches ``[B, h, w, C]`` to one map ``[B, C, h, w]`` per index of `out_indices`; with `output_cls_token`, a
         tuple of the map and its tokens ``[B, C]``."""
         x = self.absolute_pos_embed(x)  # [B, h, w, C]
         size = (x.shape[1], x.shape[2])
+        used = self.blocks[: self.out_indices[-1] + 1]
+        layouts = {window: self.layout(x, window) for window in dict.fromkeys(block.spec.window for block in used)}
         x = x.flatten(1, 2)  # [B, h*w, C]
         x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
+        x = x if self.norm_pre is None else self.norm_pre(x)
         outs = []
-        for i, block in enumerate(self.blocks[: self.out_indices[-1] + 1]):
-            window = block.spec.window
-            windows = None if window is None else window_layout(x.unflatten(1, size), window)
-            x = maybe_checkpoint(block, x, size, windows, with_cp=self.with_cp and self.training)  # [B, E + h*w, C]
+        for i, block in enumerate(used):
+            layout = layouts[block.spec.window]
+            x = maybe_checkpoint(block, x, size, *layout, with_cp=self.with_cp and self.training)  # [B, E + h*w, C]
             if i in self.out_indices:
                 outs.append(self.to_feature_map(x, size, i))
         return tuple(outs)
 
+    def layout(self, x: Tensor, window: tuple[int, int] | None) -> tuple[Windows | None, Rotation | None]:
+        """The partition and the rotary positions of a map ``[B, h, w, C]``, for blocks with this window."""
+        num_extra = 0 if self.tokens is None else len(self.tokens)
+        windows = None if window is None else window_layout(x, window)
+        return windows, None if self.rope is None else self.rope(x, window, num_extra)
+
     def forward_tokens(self, x: Tensor) -> Tensor:
         """Some of the patches, positions added, ``[B, n, C]``, through all blocks: MAE's encoder drops the others.
 
-        Only for a ViT with a class token: windows and relative positions need the whole map.
+        Only for a ViT with a class token: windows, relative and rotary positions need the whole map.
 
         Returns:
             ``[B, E + n, C]`` after the norm of the last output; the E extra tokens come first.
@@ -382,10 +439,10 @@ class ViT(Backbone):
         return self.output_norm(len(self.blocks) - 1)(x)
 
     def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
-        """Map ``[B, C, h, w]`` of tokens ``[B, E + h*w, C]``; with `output_cls_token` also the E extra tokens."""
+        """Map ``[B, C, h, w]`` of tokens ``[B, E + h*w, C]``; with `output_cls_token` also T of them, no registers."""
         extra = 0 if self.tokens is None else len(self.tokens)
         out = self.output(x[:, extra:].unflatten(1, size), index)  # [B, C, h, w]
         if not self.output_cls_token:
             return out
-        tokens = x[:, :extra] if self.class_blocks is None else self.class_blocks(x)  # [B, E, C]
-        return out, *self.output_norm(index)(tokens).unbind(1)  # E of [B, C]
+        tokens = x[:, : len(self.tokens.names)] if self.class_blocks is None else self.class_blocks(x)  # [B, T, C]
+        return out, *self.output_norm(index)(tokens).unbind(1)  # T of [B, C]

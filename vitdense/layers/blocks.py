@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitdense.layers.layout import without_autocast
+from vitdense.layers.layout import without_autocast, zero
 
 
 def init_transformer(module: nn.Module) -> None:
@@ -64,9 +64,10 @@ class _Gelu(Function):
     """GELU whose node gives its input to others: `hidden` unpacks it once, as activation checkpointing demands."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, approximate: str) -> Tensor:
         ctx.save_for_backward(x)
-        return F.gelu(x)
+        ctx.approximate = approximate
+        return F.gelu(x, approximate=approximate)
 
     @staticmethod
     def hidden(ctx: FunctionCtx) -> Tensor:
@@ -75,10 +76,10 @@ class _Gelu(Function):
         return ctx.unpacked
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         x = _Gelu.hidden(ctx)
         del ctx.unpacked
-        return torch.ops.aten.gelu_backward(grad, x)
+        return torch.ops.aten.gelu_backward(grad, x, approximate=ctx.approximate), None
 
 
 class Mlp(nn.Module):
@@ -91,10 +92,12 @@ class Mlp(nn.Module):
         dim: Channels of the input.
         hidden_dim: Channels between the layers.
         out_dim: Channels of the result; `dim` when None.
+        approximate: Of the GELU: ``'none'`` or ``'tanh'``, as in torch.
     """
 
-    def __init__(self, dim: int, hidden_dim: int, out_dim: int | None = None) -> None:
+    def __init__(self, dim: int, hidden_dim: int, out_dim: int | None = None, approximate: str = "none") -> None:
         super().__init__()
+        self.approximate = approximate
         self.fc1 = nn.Linear(dim, hidden_dim)
         self.fc2 = nn.Linear(hidden_dim, out_dim or dim)
 
@@ -104,18 +107,75 @@ class Mlp(nn.Module):
         # A compiler decides by itself what to compute again.
         recomputes = not torch.compiler.is_compiling() and (x.device.type != "cpu" or RECOMPUTES_ON_CPU)
         if not (recomputes and torch.is_grad_enabled() and x.requires_grad):
-            return self.fc2(F.gelu(x))  # [..., out_dim]
-        active = _Gelu.apply(x)  # [..., hidden_dim]
+            return self.fc2(F.gelu(x, approximate=self.approximate))  # [..., out_dim]
+        active = _Gelu.apply(x, self.approximate)  # [..., hidden_dim]
         storage, node = active.untyped_storage()._cdata, active.grad_fn
 
         def pack(saved: Tensor) -> Tensor | torch.Size:
             return saved.shape if saved.untyped_storage()._cdata == storage else saved
 
         def unpack(packed: Tensor | torch.Size) -> Tensor:
-            return packed if isinstance(packed, Tensor) else F.gelu(_Gelu.hidden(node)).view(packed)
+            if isinstance(packed, Tensor):
+                return packed
+            return F.gelu(_Gelu.hidden(node), approximate=self.approximate).view(packed)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return self.fc2(active)  # [..., out_dim]
+
+
+class SwiGLU(nn.Module):
+    """Gated MLP: ``w3(norm(silu(a) * b))``, where a and b are the halves of ``w12(x)`` (Shazeer, 2020).
+
+    Args:
+        dim: Channels of the input and of the result.
+        hidden_dim: Channels between the layers.
+        norm: Makes the norm of the product from its channels (sub-LN, EVA-02 section 2.1); None for no norm.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, norm: Callable[[int], nn.Module] | None = None) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(dim, 2 * hidden_dim)
+        self.norm = norm(hidden_dim) if norm else nn.Identity()
+        self.w3 = nn.Linear(hidden_dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., dim]`` to the same."""
+        gate, value = self.w12(x).chunk(2, dim=-1)  # [..., hidden_dim] each
+        return self.w3(self.norm(F.silu(gate) * value))
+
+
+# Of a block of a plain ViT by name; all take channels, hidden channels, and what makes a norm.
+FFNS: dict[str, Callable[[int, int, Callable], nn.Module]] = {
+    "mlp": lambda dim, hidden_dim, norm: Mlp(dim, hidden_dim),
+    "mlp_tanh": lambda dim, hidden_dim, norm: Mlp(dim, hidden_dim, approximate="tanh"),
+    "swiglu": lambda dim, hidden_dim, norm: SwiGLU(dim, hidden_dim),
+    "swiglu_norm": SwiGLU,
+}
+
+
+class LinearNoKeyBias(nn.Linear):
+    """Queries, keys and values of tokens; queries and values have a bias, keys have none (EVA-02, DINOv3).
+
+    Args:
+        dim: Channels of the tokens; the result has three times as many.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, 3 * dim, bias=False)
+        self.qv_bias = nn.Parameter(torch.zeros(2 * dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., dim]`` to ``[..., 3 dim]``."""
+        q, v = self.qv_bias.chunk(2)  # [dim] each
+        return F.linear(x, self.weight, torch.cat([q, zero(q).expand(len(q)), v]))
+
+
+# The layer of queries, keys and values by which of them have a bias, from the channels.
+QKV_LAYERS: dict[str, Callable[[int], nn.Linear]] = {
+    "all": lambda dim: nn.Linear(dim, 3 * dim),
+    "no_key": LinearNoKeyBias,
+    "none": lambda dim: nn.Linear(dim, 3 * dim, bias=False),
+}
 
 
 class PatchEmbed(nn.Module):

@@ -272,15 +272,15 @@ class Resampling:
 
     def partition(self, x: Tensor) -> Tensor:
         """Map ``[B, h, w, C]`` to windows ``[B, N, C]``."""
-        return _times(x, self.rows_back, self.columns_back).flatten(1, 2)  # [B, wh*ww, C]
+        return resample(x, self.rows_back, self.columns_back).flatten(1, 2)  # [B, wh*ww, C]
 
     def unpartition(self, windows: Tensor) -> Tensor:
         """Windows ``[B, N, C]`` to the map ``[B, h, w, C]``."""
         grid = self.rows.shape[1], self.columns.shape[1]
-        return _times(copied(windows).unflatten(1, grid), self.rows, self.columns)  # [B, h, w, C]
+        return resample(copied(windows).unflatten(1, grid), self.rows, self.columns)  # [B, h, w, C]
 
 
-def _times(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``[B, h, w, C]`` times a matrix for each axis, ``[H, h]`` and ``[W, w]``: ``[B, H, W, C]``."""
     b, h, w, c = x.shape
     new_h, new_w = rows.shape[0], columns.shape[0]

@@ -6,26 +6,83 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from vitdense.layers.resize import resize_grid
+from vitdense.layers.layout import made_once, resample
+from vitdense.layers.resize import is_resized, resize_grid
+
+# How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
+# token larger; or bicubically with antialias, as DINOv2 with registers.
+POSITION_RULES = ("bicubic", "dinov2", "antialias")
 
 
 class AbsolutePosition(nn.Module):
-    """Learned position embedding of the pretraining grid, resized bicubically to the map it is added to.
+    """Learned position embedding of the pretraining grid, resized to the map it is added to.
 
     Args:
         grid: Pretraining grid (h, w) in tokens.
         dim: Channels.
+        rule: One of `POSITION_RULES`.
     """
 
-    def __init__(self, grid: tuple[int, int], dim: int) -> None:
+    def __init__(self, grid: tuple[int, int], dim: int, rule: str = "bicubic") -> None:
         super().__init__()
+        self.rule = rule
         self.table = nn.Parameter(torch.empty(1, *grid, dim))
         trunc_normal_(self.table, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """Adds the embedding to ``x`` ``[B, H, W, C]``."""
+        size = x.shape[1], x.shape[2]
+        if self.rule == "bicubic":
+            table = resize_grid(self.table, size)  # [1, H, W, C]
+        elif is_resized(self.table.shape[1:3], size):
+            weights = _resize_weights(x, *size, tuple(self.table.shape[1:3]), self.rule)
+            table = resample(self.table.float(), *weights)  # [1, H, W, C]
+        else:
+            table = self.table
         # In this order the sum has the memory layout of the table, which the next layers want, not of a convolution.
-        return resize_grid(self.table, (x.shape[1], x.shape[2])).to(x.dtype) + x
+        return table.to(x.dtype) + x
+
+
+@made_once
+def _resize_weights(
+    h: int, w: int, grid: tuple[int, int], rule: str, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The resize of the rows and of the columns of a grid by ``'dinov2'`` or ``'antialias'``, in float32.
+
+    Nothing asks for the value of a size, so that one exported program serves all.
+
+    Returns:
+        ``[h, grid h]`` and ``[w, grid w]``.
+    """
+    places = [torch.arange(n, device=device, dtype=torch.float32) for n in (h, w)]
+    sizes = [place[-1:] + 1 for place in places]  # [1] each
+    if rule == "antialias":
+        return tuple(_antialias_weights(place, old / size, old) for place, size, old in zip(places, sizes, grid))
+    # DINOv2 adds a tenth of a token to the size, unless the map has the size of the grid.
+    tenth = 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any()
+    return tuple(_bicubic_weights(place, old / (size + tenth), old) for place, size, old in zip(places, sizes, grid))
+
+
+def _cubic(x: Tensor, a: float) -> Tensor:
+    """Keys' cubic convolution kernel."""
+    x = x.abs()
+    near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, 0))
+
+
+def _bicubic_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
+    """As torch without antialias: from four neighbours; the border is repeated."""
+    at = (place + 0.5) * scale - 0.5  # [n]
+    taps = at.floor()[:, None] + torch.arange(-1, 3, device=place.device)  # [n, 4]
+    share = _cubic(at[:, None] - taps, -0.75)  # [n, 4]
+    return share.new_zeros(share.shape[0], old).scatter_add(1, taps.long().clamp(0, old - 1), share)  # [n, old]
+
+
+def _antialias_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
+    """As torch with antialias: a wider kernel for a smaller map; what is outside the border does not count."""
+    centre = (torch.arange(old, device=place.device) + 0.5 - ((place + 0.5) * scale)[:, None]) / scale.clamp(min=1)
+    share = _cubic(centre, -0.5)  # [n, old]
+    return share / share.sum(1, keepdim=True)
 
 
 class AxialPosition(nn.Module):
@@ -81,14 +138,21 @@ def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = N
 class ExtraTokens(nn.Module):
     """The class token of a ViT, and the distillation token of a DeiT (section 4), prepended to those of the map.
 
+    Registers (Darcet et al., ICLR 2024) come after them and have no positions.
+
     Args:
         dim: Channels.
         distilled: Whether there is a distillation token.
         position: Whether the tokens have position embeddings (all but DeiT III).
+        registers: Register tokens.
     """
 
-    def __init__(self, dim: int, distilled: bool, position: bool) -> None:
+    def __init__(self, dim: int, distilled: bool, position: bool, registers: int = 0) -> None:
         super().__init__()
+        self.register_tokens = None
+        if registers:
+            self.register_tokens = nn.Parameter(torch.empty(1, registers, dim))
+            trunc_normal_(self.register_tokens, std=0.02)
         self.names = ("cls", "dist") if distilled else ("cls",)
         self.position = position
         for name in self.names:
@@ -97,11 +161,13 @@ class ExtraTokens(nn.Module):
                 trunc_normal_(getattr(self, f"{name}_{part}"), std=0.02)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.names) + (0 if self.register_tokens is None else self.register_tokens.shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, N, C]`` to ``[B, len(self) + N, C]``."""
         tokens = [getattr(self, f"{name}_token") for name in self.names]  # [1, 1, C] each
         if self.position:
             tokens = [token + getattr(self, f"{name}_position") for token, name in zip(tokens, self.names)]
+        if self.register_tokens is not None:
+            tokens.append(self.register_tokens)  # [1, R, C]
         return torch.cat([*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)  # [B, E+N, C]

@@ -26,7 +26,7 @@ def _check(rule: str) -> None:
         raise ValueError(f"resize: got {rule!r}, expected one of {', '.join(RULES)}")
 
 
-def _is_resized(old: Sequence[int], new: Sequence[int]) -> bool:
+def is_resized(old: Sequence[int], new: Sequence[int]) -> bool:
     """Whether sizes differ. Sizes that are symbols, while a model is compiled or exported, count as different, so that
     one program serves all sizes; equal ones are resized to themselves exactly."""
     symbolic = torch.compiler.is_dynamo_compiling() or any(isinstance(n, torch.SymInt) for n in new)
@@ -45,7 +45,7 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
         ``[B, H, W, C]``.
     """
     _check(rule)
-    if not _is_resized(x.shape[1:3], size):
+    if not is_resized(x.shape[1:3], size):
         return x
     y = x.float().permute(0, 3, 1, 2)  # [B, C, h, w]
     y = F.interpolate(y, size=size, mode="bicubic", align_corners=False, antialias=rule == "timm")  # [B, C, H, W]
@@ -113,7 +113,7 @@ def resize_relative_position(table: Tensor, length: int) -> Tensor:
     Returns:
         ``[length, d]``.
     """
-    if not _is_resized(table.shape[:1], (length,)):
+    if not is_resized(table.shape[:1], (length,)):
         return table
     y = table.to(torch.promote_types(table.dtype, torch.float32)).T[None]  # [1, d, L]
     y = F.interpolate(y, size=length, mode="linear", align_corners=False)  # [1, d, length]

@@ -137,11 +137,11 @@ class MaskedImageModel(ModelWithTeacher):
                 f"backbone: got a {type(backbone).__name__}, expected a ViT with out_norm='final' and without "
                 f"output_cls_token, or a Swin; of either out_indices=[{last}]"
             )
-        has_table = hasattr(backbone.absolute_pos_embed, "table")
+        has_table = hasattr(backbone.absolute_pos_embed, "table") and getattr(backbone, "rope", None) is None
         if decoder is not None and not (is_vit and backbone.tokens and has_table and mask == "random"):
             raise ValueError(
                 "decoder: masked patches can be dropped only from a ViT with global attention and a table of "
-                "positions, as many from every image (mask='random'); give None"
+                "positions and no rope, as many from every image (mask='random'); give None"
             )
         if self.cell % self.side:
             raise ValueError(f"cell: got {self.cell} pixels, expected a multiple of the backbone's stride {self.side}")

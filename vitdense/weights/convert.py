@@ -14,7 +14,7 @@ from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.layers.lora import merge_lora
 from vitdense.weights.detect import LISTED, Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families import CLASSIFIER, LORA, OUTPUT_NORMS, PRETRAINING, REBUILT, SCHEMES, TOKENS
+from vitdense.weights.families import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, SCHEMES, TOKENS
 from vitdense.weights.rename import Scheme, find_rule, reverse
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
@@ -119,7 +119,7 @@ def convert(
     has_tokens = find_rule("tokens.cls_token", reverse(target.rules)) is not None
     optional = "|".join((CLASSIFIER, PRETRAINING) if has_tokens else (CLASSIFIER, PRETRAINING, TOKENS))
     left_out = [key for key in absent if drop_classifier and re.fullmatch(optional, key)]
-    dropped = [key for key in absent if re.fullmatch(REBUILT, key)]
+    dropped = [key for key in absent if re.fullmatch(f"{REBUILT}|{PERIODS}", key)]
     if lost := [key for key in absent if key not in (*left_out, *dropped)]:
         raise CheckpointMismatchError(
             f"the {to} scheme of the {match.family} family has no names for {len(lost)} tensors: "
@@ -131,6 +131,11 @@ def convert(
     is_whole = bool(match.rest) and to in WHOLE.get(match.prefix, ())
     start = match.prefix if is_whole else target.prefix
     backbone = target.from_ours(kept)
+    if target.marker and not any(re.fullmatch(target.marker, key) for key in backbone):
+        raise CheckpointMismatchError(
+            f"files with {to} names have keys such as {target.marker}, for which the checkpoint has no tensor; convert "
+            f"to vitdense, or convert the authors' file"
+        )
     state = {start + key: value for key, value in backbone.items()} | (match.rest if is_whole else {})
     return Converted(match, target, ours, backbone, state, dropped, [*left_out, *(() if is_whole else match.rest)])
 

@@ -10,10 +10,10 @@ from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import SCHEMES
 from vitdense.weights.rename import Scheme, find_rule
 
-WRAPPERS = ("state_dict", "model", "model_state", "model_ema")  # entries of a torch file with the tensors
+WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
-# Of whole models: detectron2's two, mm's, and SimMIM's.
-PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.")
+# Of whole models: detectron2's two, mm's, SimMIM's, and those of models of images and texts.
+PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
 LISTED = 20  # keys in a message
 
 

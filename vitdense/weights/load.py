@@ -156,6 +156,7 @@ def _transfer(
     """
     renamed, targets = match.ours(), model.state_dict()
     _check_pretraining_windows(model, renamed)
+    _check_rotary_windows(model, renamed)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
     state = {}
     for key, value in renamed.items():
@@ -203,6 +204,23 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
             )
 
 
+def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
+    """EVA-02's parameters fit any window. Files of its detectors have a table of angles for the tokens of every block,
+    which tells windows and global blocks."""
+    end, modules = ".attn.rope.freqs_cos", dict(model.named_modules())
+    for key, table in renamed.items():
+        block = modules.get(key.removesuffix(end)) if key.endswith(end) else None
+        if block is None:
+            continue
+        window, whole = block.spec.window, len(renamed["rope_glb.freqs_cos"])
+        if len(table) != (whole if window is None else math.prod(window)):
+            has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
+            raise CheckpointMismatchError(
+                f"the checkpoint has {has} in {key.removesuffix(end)}, the model {window or 'no windows'}: set "
+                f"window_size and global_indices as it was trained"
+            )
+
+
 def load_pretrained(
     model: nn.Module,
     checkpoint: str | Path | Mapping,
@@ -236,6 +254,12 @@ def load_pretrained(
         source = str(checkpoint)
         checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
     match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
+    for name, theirs in getattr(checkpoint, "parts", {}).items():
+        if (ours := getattr(model.arch, name)) != theirs:
+            raise CheckpointMismatchError(
+                f"{source} was trained with {name}={theirs!r}, which its parameters do not show, the model has "
+                f"{ours!r}: choose another arch, or set it in a dict of sizes"
+            )
     report, targets = LoadReport(source, match.scheme.name), model.state_dict()
     state = _transfer(match, model, report, resize)
     if not keep_classifier:

@@ -6,7 +6,7 @@ import logging
 import pickle
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ def read(
     if name.startswith("timm://"):
         model = name.removeprefix("timm://")
         state = fetch(timm_address(model), sha256, load)
-        return place(_under_timm_names(model, state), map_location)
+        built = _built_by_timm(model, state)
+        return TimmWeights(place(built.state_dict(), map_location), parts_in_timm(built))
     return fetch(name, sha256, partial(load, map_location=map_location))
 
 
@@ -225,8 +226,20 @@ def _torchvision_address(address: str) -> str:
         ) from error
 
 
-def _under_timm_names(model: str, state: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights of a timm model with the names of the installed timm; files of older models have older names."""
+class TimmWeights(dict):
+    """The state dict of a timm model.
+
+    Attributes:
+        parts: Of a plain ViT, what its parameters do not show, as fields of `ViTArch`.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], parts: Mapping[str, Any]) -> None:
+        super().__init__(state)
+        self.parts = parts
+
+
+def _built_by_timm(model: str, state: dict[str, Any]) -> nn.Module:
+    """A timm model with these weights, with the names of the installed timm; files of older models have older names."""
     import timm
 
     try:
@@ -244,22 +257,52 @@ def _under_timm_names(model: str, state: dict[str, Any]) -> dict[str, Tensor]:
             f"timm://{model} has {hidden}: our ViT would load its parameters and compute something else; choose other "
             f"weights"
         )
-    return built.state_dict()
+    return built
+
+
+# Rotary positions of timm's models: class, base, halves, order of the axes, offset and reference; our name.
+ROPES_IN_TIMM = {
+    ("RotaryEmbeddingDinoV3", 100, True, "ij", 0, None): "dinov3",
+    ("RotaryEmbeddingCat", 10000, False, "ij", 0, (16, 16)): "eva02",
+    ("RotaryEmbeddingCat", 10000, False, "xy", 1, (32, 32)): "pe",
+    ("RotaryEmbeddingCat", 10000, False, "xy", 0, (32, 32)): "pe_giant",
+}
 
 
 def hidden_in_timm(model: nn.Module) -> str:
-    """What a plain ViT of timm computes differently from ours although its parameters fit; empty if nothing."""
-    from timm.models.eva import Eva
+    """What a plain ViT of timm computes that ours cannot, although its parameters fit; empty if nothing."""
+    from timm.models.eva import Eva, EvaBlock
     from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
 
     if not isinstance(model, (VisionTransformer, Eva)):
         return ""
-    if any(type(block) not in (Block, ParallelThingsBlock) for block in model.blocks):
-        return f"blocks of type {type(model.blocks[0]).__name__}"  # for example post-norm, or rotary positions
+    if any(type(block) not in (Block, ParallelThingsBlock, EvaBlock) for block in model.blocks):
+        return f"blocks of type {type(model.blocks[0]).__name__}"  # for example post-norm
+    parts = parts_in_timm(model)
+    if parts["rope"] not in (None, *ROPES_IN_TIMM.values()):
+        return f"rotary positions of type {parts['rope']}"
+    if parts.get("ffn", "mlp") not in ("mlp", "mlp_tanh"):
+        return f"the activation {parts['ffn']}"
+    return "norms of several eps" if isinstance(parts["norm_eps"], set) else ""
+
+
+def parts_in_timm(model: nn.Module) -> dict[str, Any]:
+    """What the parameters of a plain ViT of timm do not show, as fields of `ViTArch`; empty for other models."""
+    from timm.layers import GluMlp
+    from timm.models.eva import Eva
+    from timm.models.vision_transformer import VisionTransformer
+
+    if not isinstance(model, (VisionTransformer, Eva)):
+        return {}
     modules = [module for block in model.blocks for module in block.modules()]
-    activations = [module.act for module in modules if hasattr(module, "fc1")]
-    if any(type(act) is not nn.GELU or act.approximate != "none" for act in activations):
-        return "an activation other than the exact GELU"
-    if any(module.eps != 1e-6 for module in modules if isinstance(module, nn.LayerNorm)):
-        return "norms with an eps other than 1e-6"
-    return ""
+    eps = {module.eps for module in modules if isinstance(module, nn.LayerNorm)}
+    parts = {"norm_eps": eps.pop() if len(eps) == 1 else eps, "rope": None}
+    if (rope := getattr(model, "rope", None)) is not None:
+        names = ("temperature", "rotate_half", "grid_indexing", "grid_offset", "ref_feat_shape")
+        found = (type(rope).__name__, *(getattr(rope, name, None) for name in names))
+        parts["rope"] = ROPES_IN_TIMM.get(tuple(tuple(x) if isinstance(x, list) else x for x in found), str(found))
+    for act in (module.act for module in modules if hasattr(module, "fc1") and not isinstance(module, GluMlp)):
+        is_tanh = type(act).__name__ == "GELUTanh" or getattr(act, "approximate", "none") == "tanh"
+        kind = "mlp_tanh" if is_tanh else "mlp" if type(act) is nn.GELU else type(act).__name__
+        parts["ffn"] = kind
+    return parts

@@ -3,7 +3,16 @@
 from importlib import import_module
 
 from vitdense.backbones.variants import FAMILIES as BACKBONES
-from vitdense.weights.families.common import CLASSIFIER, LORA, OUTPUT_NORMS, PRETRAINING, REBUILT, TOKENS, Family
+from vitdense.weights.families.common import (
+    CLASSIFIER,
+    LORA,
+    OUTPUT_NORMS,
+    PERIODS,
+    PRETRAINING,
+    REBUILT,
+    TOKENS,
+    Family,
+)
 from vitdense.weights.rename import Scheme
 
 FAMILIES: dict[str, Family] = {
@@ -11,4 +20,15 @@ FAMILIES: dict[str, Family] = {
 }
 SCHEMES: dict[str, tuple[Scheme, ...]] = {name: family.schemes for name, family in FAMILIES.items()}
 
-__all__ = ["CLASSIFIER", "FAMILIES", "LORA", "OUTPUT_NORMS", "PRETRAINING", "REBUILT", "SCHEMES", "TOKENS", "Family"]
+__all__ = [
+    "CLASSIFIER",
+    "FAMILIES",
+    "LORA",
+    "OUTPUT_NORMS",
+    "PERIODS",
+    "PRETRAINING",
+    "REBUILT",
+    "SCHEMES",
+    "TOKENS",
+    "Family",
+]

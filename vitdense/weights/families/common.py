@@ -10,11 +10,14 @@ from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.rename import Layout, Rule, Scheme, Transform
 
 # What a checkpoint may have in addition to a backbone: regular expressions of our names.
-CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist)\..+"
-PRETRAINING = r"mask_token|decoder_.+"  # masked autoencoding
+CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist|attn_pool)\..+"
+PRETRAINING = r"mask_token|decoder_.+|local_cls_norm\..+"  # masked autoencoding; the local crops of DINOv3
+PERIODS = r"rope\.periods"  # of rotary positions: a formula, which the authors of DINOv3 rounded
 TOKENS = r"tokens\..+"
 # Buffers that the model makes from the window or the image size.
-REBUILT = r".+\.attn\.bias\.(index|relative_coords_table)|.+\.attn_mask"
+REBUILT = (
+    r".+\.attn\.bias\.(index|relative_coords_table)|.+\.attn_mask|(rope_win|rope_glb|.+\.attn\.rope)\.freqs_(cos|sin)"
+)
 # No classification checkpoint has output norms; `out_indices` decides which ones a dense model has.
 OUTPUT_NORMS = r"norm\d+\..+"
 LORA = r".+\.lora\..+"  # updates; a pretrained model has none
@@ -71,6 +74,19 @@ def mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[S
         Scheme("mmpretrain", classifier, wrapper="state_dict", layout=layout),
         Scheme("mmpretrain", dense, prefix="backbone.", wrapper="state_dict", layout=layout),
     )
+
+
+# A patch embedding without a bias. Ours has one: it is zero then.
+NO_BIAS = Transform(
+    lambda weight, *bias: (weight, *(bias or (weight.new_zeros(weight.shape[:1]),))),
+    lambda weight, bias: (weight, bias) if bias.any() else (weight,),
+)
+
+
+def patch_bias_optional(theirs: str) -> Rule:
+    """A patch embedding that may have no bias."""
+    names = tuple((f"{theirs}.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias"))
+    return Rule(*zip(*names), NO_BIAS, optional=(names[1][0],))
 
 
 def square(axis: int, what: str) -> Transform:

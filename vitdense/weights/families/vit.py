@@ -1,4 +1,4 @@
-"""Naming schemes of the plain ViT: ViT, DeiT, DeiT III, CaiT, MAE, ViTDet."""
+"""Naming schemes of the plain ViT: ViT, DeiT, DeiT III, CaiT, MAE, ViTDet; and those of `foundation`."""
 
 from collections.abc import Mapping
 
@@ -8,20 +8,19 @@ from vitdense.weights.families.common import (
     CLASSIFIER,
     LORA,
     OUTPUT_NORMS,
+    PERIODS,
     PRETRAINING,
+    REBUILT,
     Family,
+    patch_bias_optional,
     position,
     prefixed,
     read_only,
     same,
 )
-from vitdense.weights.rename import Rule, Scheme, Transform
-
-# mmseg's patch embedding has no bias by default. Ours has one: it is zero then.
-PATCH_BIAS = Transform(
-    lambda weight, *bias: (weight, *(bias or (weight.new_zeros(weight.shape[:1]),))),
-    lambda weight, bias: (weight, bias) if bias.any() else (weight,),
-)
+from vitdense.weights.families.foundation import PACKED
+from vitdense.weights.families.foundation import SCHEMES as FOUNDATION
+from vitdense.weights.rename import Rule, Scheme
 
 
 def _block(names: Mapping[str, str], path: str = "blocks.{i}.", branch: int = 0) -> tuple[Rule, ...]:
@@ -30,7 +29,9 @@ def _block(names: Mapping[str, str], path: str = "blocks.{i}.", branch: int = 0)
     for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"):
         layer, dot, part = name.partition(".")
         ours = f"{layer}{branch or ''}{dot}{part}.*"
-        rules.append(Rule(path + names.get(name, ours), "blocks.{i}." + ours))
+        for tail in ("weight", "bias") if part == "qkv" else ("*",):  # in other schemes qkv is split
+            theirs, new = (pattern.replace("*", tail) for pattern in (names.get(name, ours), ours))
+            rules.append(Rule(path + theirs, "blocks.{i}." + new))
     return tuple(rules)
 
 
@@ -76,8 +77,8 @@ _CAIT = (  # the authors' names, and timm's
 _HAS_TALKING_HEADS = r"blocks\.\d+\.attn\.proj_l\..+"
 _PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
 _TIMM = (
-    *(*_PATCH, *_TOKENS, *_HEAD, *same("patch_embed.backbone.*")),  # of hybrids
-    *read_only(Rule("pre_logits.fc.*", "pre_logits.*"), *same("mask_token")),  # the authors' DINOv2 has a mask_token
+    *(*_PATCH, *_TOKENS, *_HEAD, *same("attn_pool.*", "patch_embed.backbone.*")),  # of SigLIP; of hybrids
+    *read_only(Rule("pre_logits.fc.*", "pre_logits.*")),
 )
 _MM_NAMES = {"norm1": "ln1.*", "norm2": "ln2.*", "mlp.fc1": "ffn.layers.0.0.*", "mlp.fc2": "ffn.layers.1.*"}
 _MMSEG_NAMES = {**_MM_NAMES, "attn.qkv": "attn.attn.in_proj_*", "attn.proj": "attn.attn.out_proj.*"}
@@ -87,6 +88,11 @@ _MMPRETRAIN = (
     *_block(_MM_NAMES, "layers.{i}."),
     *_layer_scale("attn.gamma1.weight", "ffn.gamma2.weight", "layers.{i}."),
     *(Rule("ln1.*", "norm.*"), Rule("ln2.*", "fc_norm.*")),
+)
+_FOUNDATION = (
+    *("tokens.register_tokens", "rope.periods", "local_cls_norm.*", "norm_pre.*", "attn_pool.*"),
+    *(f"blocks.{{i}}.{name}" for name in ("attn.qkv.qv_bias", "mlp.w12.*", "mlp.w3.*", "mlp.norm.*")),
+    *(f"{path}.freqs_{x}" for path in ("rope_win", "rope_glb", "blocks.{i}.attn.rope") for x in ("cos", "sin")),
 )
 _RELATIVE_POSITIONS = r".+\.attn\d*\.bias\.rel_pos_[hw]"
 VIT = Family(
@@ -98,7 +104,7 @@ VIT = Family(
                     "patch_embed.proj.*", "patch_embed.backbone.*", "absolute_pos_embed.*", "norm{i}.*", "pre_logits.*"
                 ),
                 *same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
-                *(*_BLOCKS, *_HEAD, *_MAE),
+                *(*_BLOCKS, *_HEAD, *_MAE, *same(*_FOUNDATION)),
                 *same(*_TALKING, "class_blocks.cls_token", "class_blocks.blocks.{i}.*"),
                 *same(*(f"blocks.{{i}}.attn{n or ''}.bias.rel_pos_{axis}" for n in _BRANCHES for axis in "hw")),
             ),
@@ -113,18 +119,13 @@ VIT = Family(
             Scheme(name, _CAIT, _HAS_TALKING_HEADS, wrapper=wrapper)
             for name, wrapper in (("official", "model"), ("timm", None))
         ),
-        Scheme("timm", (*_TIMM, *_block({}), *_layer_scale("ls1.gamma", "ls2.gamma"))),
+        Scheme("timm", (*_TIMM, *_block({}), *_layer_scale("ls1.gamma", "ls2.gamma")), layout=PACKED),
         Scheme("timm", (*_TIMM, *(rule for n in _BRANCHES for rule in _timm_branch(n)))),
         Scheme(
             "mmseg",
             (
                 *(CLASS_TOKEN, CLASS_POSITION, Rule("ln1.*", "norm.*")),
-                Rule(
-                    ("patch_embed.projection.weight", "patch_embed.projection.bias"),
-                    ("patch_embed.proj.weight", "patch_embed.proj.bias"),
-                    PATCH_BIAS,
-                    optional=("patch_embed.projection.bias",),
-                ),
+                patch_bias_optional("patch_embed.projection"),  # its default is none
                 *_block(_MMSEG_NAMES, "layers.{i}."),
             ),
             wrapper="state_dict",
@@ -149,8 +150,10 @@ VIT = Family(
             prefix="backbone.net.",
             wrapper="model",
         ),
+        *FOUNDATION,
     ),
-    ignored=(CLASSIFIER, OUTPUT_NORMS, PRETRAINING, r"class_blocks\..+"),
-    # ViTDet adds relative positions to models that were pretrained without them.
-    may_be_missing=(OUTPUT_NORMS, LORA, _RELATIVE_POSITIONS),
+    ignored=(CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, r"class_blocks\..+"),
+    # ViTDet adds relative positions to models that were pretrained without them. Files of timm and transformers have no
+    # periods; some of timm's have no biases of queries and values, where these are zero.
+    may_be_missing=(OUTPUT_NORMS, LORA, _RELATIVE_POSITIONS, PERIODS, r"blocks\.\d+\.attn\.qkv\.qv_bias"),
 )

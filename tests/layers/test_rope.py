@@ -1,0 +1,190 @@
+"""Rotary positions against their definition, and the rules by which models resize absolute positions."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+from torch import nn
+
+from vitdense.backbones import ViT
+from vitdense.backbones.vit import BlockSpec, ViTBlock
+from vitdense.layers.layout import window_layout
+from vitdense.layers.position import AbsolutePosition
+from vitdense.layers.rope import ROPES, Rope
+
+NANO = {"embed_dims": 32, "depth": 2, "num_heads": 2}
+
+
+def angles_by_hand(kind, place, grid, head_dim):
+    """Of a token at (row, column) of a grid: d/2 angles, as the papers and the authors' code define them."""
+    quarter = head_dim // 4
+    if kind == "dinov3":
+        halves = [
+            [2 * math.pi * (2 * (at + 0.5) / n - 1) / 100 ** (4 * j / head_dim) for j in range(quarter)]
+            for at, n in zip(place, grid)
+        ]
+    else:
+        reference, first = {"eva02": (16, 0), "pe": (32, 1), "pe_giant": (32, 0)}[kind]
+        halves = [
+            [(at + first) / n * reference * 10000 ** (-4 * j / head_dim) for j in range(quarter)]
+            for at, n in zip(place, grid)
+        ]
+    return [*halves[1], *halves[0]] if kind.startswith("pe") else [*halves[0], *halves[1]]
+
+
+def rotate_by_hand(kind, x, angles):
+    """A query or key ``[d]``: every pair of channels is turned by its angle."""
+    out, half = x.clone(), len(x) // 2
+    for k, angle in enumerate(angles):
+        i, j = (k, k + half) if kind == "dinov3" else (2 * k, 2 * k + 1)
+        out[i] = x[i] * math.cos(angle) - x[j] * math.sin(angle)
+        out[j] = x[j] * math.cos(angle) + x[i] * math.sin(angle)
+    return out
+
+
+def norm_by_hand(norm, x, eps):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight + norm.bias
+
+
+def block_by_hand(block, x, size, window, kind, eps):
+    """Tokens ``[E + h*w, C]`` through a block with every part, token by token."""
+    (h, w), heads, c = size, block.spec.num_heads, x.shape[1]
+    extra, d = len(x) - h * w, c // heads
+    y = norm_by_hand(block.norm1, x, eps)
+    qkv = block.attn.qkv
+    bias_q, bias_v = qkv.qv_bias.chunk(2)
+    w_q, w_k, w_v = qkv.weight.chunk(3)
+    wh, ww = window or size
+
+    def project(token, place, corner):
+        q, k, v = w_q @ token + bias_q, w_k @ token, w_v @ token + bias_v
+        q, k, v = (z.view(heads, d) for z in (q, k, v))
+        if place is not None:
+            local = window is not None and ROPES[kind].per_window
+            at, grid = ((place[0] - corner[0], place[1] - corner[1]), window) if local else (place, size)
+            angles = angles_by_hand(kind, at, grid, d)
+            q, k = (torch.stack([rotate_by_hand(kind, z, angles) for z in part]) for part in (q, k))
+        return q, k, v
+
+    out = []
+    for i in range(len(x)):
+        place = None if i < extra else divmod(i - extra, w)
+        top, left = (0, 0) if place is None else (place[0] // wh * wh, place[1] // ww * ww)
+        keys = [project(y[j], None, None)[1:] for j in range(extra)]
+        for row in range(top, top + wh):
+            for column in range(left, left + ww):
+                inside = row < h and column < w  # padding is zero: its key is zero, its value the bias
+                token = y[extra + row * w + column] if inside else torch.zeros_like(y[0])
+                keys.append(project(token, (row, column), (top, left))[1:])
+        q = project(y[i], place, (top, left))[0]
+        k, v = (torch.stack(part) for part in zip(*keys))  # [keys, heads, d]
+        share = (torch.einsum("hd,khd->kh", q, k) / math.sqrt(d)).softmax(0)
+        out.append(torch.einsum("kh,khd->hd", share, v).flatten())
+    x = x + block.gamma_1 * (torch.stack(out) @ block.attn.proj.weight.T + block.attn.proj.bias)
+    y = norm_by_hand(block.norm2, x, eps)
+    gate, value = (y @ block.mlp.w12.weight.T + block.mlp.w12.bias).chunk(2, -1)
+    y = gate / (1 + (-gate).exp()) * value
+    y = norm_by_hand(block.mlp.norm, y, eps) @ block.mlp.w3.weight.T + block.mlp.w3.bias
+    return x + block.gamma_2 * y
+
+
+@pytest.mark.parametrize("kind", ROPES)
+@pytest.mark.parametrize(
+    ("size", "window", "extra"), [((3, 4), None, 3), ((3, 5), (2, 3), 0)], ids=["global, extra tokens", "windows"]
+)
+def test_a_block_with_every_part_is_the_definition(kind, size, window, extra):
+    """Rotary positions, no bias of keys, a SwiGLU with a norm, LayerScale, another epsilon; windows pad."""
+    options = {"norm_eps": 1e-3, "qkv_bias": "no_key", "ffn": "swiglu_norm", "ffn_dims": 11}
+    block = ViTBlock(BlockSpec(16, 2, window, None, 0.5, 0.0, **options), 4.0, 1).double()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(2, extra + size[0] * size[1], 16, dtype=torch.float64)
+    grid = x[:, extra:].unflatten(1, size)
+    with torch.no_grad():
+        rotation = Rope(kind, 8)(grid, window, extra)
+        got = block(x, size, window_layout(grid, window) if window else None, rotation)
+        want = torch.stack([block_by_hand(block, row, size, window, kind, 1e-3) for row in x])
+    assert relative_error(got, want) < 1e-6  # angles are in float32
+
+
+def test_attention_depends_on_differences_of_positions():
+    """So that windows cut out of a whole map see what they would in the map."""
+    rope, q = Rope("dinov3", 16), torch.randn(16)
+    qk = q.expand(1, 24, 2, 1, 16)  # the same query and key everywhere
+    q, k = rope(torch.zeros(1, 4, 6, 8), None, 0).rotate(qk).squeeze(3).unbind(2)
+    logits = (q @ k.mT).view(4, 6, 4, 6)
+    torch.testing.assert_close(logits[0, 1, 2, 3], logits[1, 2, 3, 4])
+    assert abs(logits[0, 1, 2, 3] - logits[1, 2, 2, 3]) > 1e-3
+
+
+def test_rotations_are_made_once_per_size_and_anew_for_other_periods():
+    rope = Rope("dinov3", 16)
+    x = torch.zeros(1, 4, 6, 8)
+    first = rope(x, None, 1)
+    assert rope(torch.ones(3, 4, 6, 8), None, 1) is first
+    assert rope(torch.ones(3, 4, 5, 8), None, 1) is not first
+    rope.load_state_dict({"periods": rope.periods * 2})
+    assert not torch.equal(rope(x, None, 1).cos, first.cos)
+
+
+@pytest.mark.parametrize("change", [nn.Module.half, nn.Module.bfloat16])
+def test_periods_keep_their_precision(change):
+    rope = Rope("dinov3", 64)
+    periods = rope.periods.clone()
+    assert torch.equal(periods, 100 ** (torch.arange(16) / 16.0))
+    assert torch.equal(change(rope).periods, periods)
+    assert rope.to("meta").periods.is_meta
+    assert change(ViT({**NANO, "rope": "dinov3"})).rope.periods.dtype == torch.float32
+
+
+def test_augmentation_is_drawn_in_training_only_and_not_with_a_frozen_stem():
+    arch, x = {**NANO, "rope": "dinov3"}, torch.randn(1, 3, 64, 64)
+    options = {"rope_augment": {"rescale": 2.0, "jitter": 1.2, "shift": 0.1}, "drop_path_rate": 0.0}
+    model = ViT(arch, **options).train()
+    assert not torch.equal(model(x)[-1], model(x)[-1])
+    model.eval()
+    assert torch.equal(model(x)[-1], model(x)[-1])
+    frozen = ViT(arch, frozen_stages=0, **options).train()
+    assert torch.equal(frozen(x)[-1], frozen(x)[-1])
+    for bounds, extreme in (({"shift": 0.5}, 0.5), ({"rescale": 2.0}, math.log(2)), ({"jitter": 2.0}, math.log(2))):
+        draws = torch.stack([Rope("dinov3", 16, bounds)._draw(torch.device("cpu")) for _ in range(200)])
+        moved = draws[:, 1] if "shift" in bounds else draws[:, 0].log()
+        assert 0.9 * extreme < moved.abs().max() <= extreme
+        both = torch.equal(moved[:, 0], moved[:, 1])
+        assert both is ("rescale" in bounds)
+
+
+def test_refused():
+    for arch, options, named in (
+        ({**NANO, "rope": "eva"}, {}, "arch: rope: got 'eva'"),
+        ({**NANO, "num_heads": 16, "rope": "eva02"}, {}, "heads of a multiple of 4"),
+        ({**NANO, "rope": "eva02"}, {"rope_augment": {"shift": 1}}, "rope_augment: got"),
+        ({**NANO, "rope": "dinov3"}, {"rope_augment": {"shfit": 1}}, "rope_augment: got"),
+        (NANO, {"rope_augment": {"shift": 1}}, "rope_augment: got"),
+        ({**NANO, "rope": "dinov3"}, {"relative_position": True}, "relative_position: "),
+        ({**NANO, "ffn_dims": 8}, {"mlp_ratio": 2.0}, "mlp_ratio: got 2.0"),
+        ({**NANO, "qkv_bias": "key"}, {}, "arch: qkv_bias"),
+        ({**NANO, "ffn": "gelu"}, {}, "arch: ffn"),
+        ({**NANO, "position_rule": "timm"}, {}, "arch: position_rule"),
+        ({**NANO, "position_rule": "dinov2", "position": "none"}, {}, "position_rule"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            ViT(arch, **options)
+
+
+@pytest.mark.parametrize("size", [(10, 13), (5, 4), (4, 16), (8, 8)])
+def test_position_rules_are_torchs(size):
+    """A map of another shape with as many tokens is resized too; the grid itself is not."""
+    position = AbsolutePosition((8, 8), 6, "dinov2")
+    x, table = torch.randn(1, *size, 6), position.table.permute(0, 3, 1, 2)
+    scale = tuple((n + 0.1) / 8 for n in size)
+    tenth = F.interpolate(table, scale_factor=scale, mode="bicubic") if size != (8, 8) else table
+    smooth = F.interpolate(table, size=size, mode="bicubic", antialias=True)
+    for rule, want in (("dinov2", tenth), ("antialias", smooth)):
+        position.rule = rule
+        with torch.no_grad():
+            torch.testing.assert_close(position(x), x + want.permute(0, 2, 3, 1), rtol=0, atol=2e-6)
+    assert size == (8, 8) or relative_error(tenth, smooth) > 1e-2

@@ -1,0 +1,265 @@
+"""Naming schemes of ViTs that are trained to be used as they are: DINOv2, DINOv3, EVA-02, and others."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.families.common import (
+    CLASS_POSITION,
+    CLASS_TOKEN,
+    join_position,
+    patch_bias_optional,
+    read_only,
+    same,
+    split_position,
+)
+from vitdense.weights.rename import Layout, Rule, Scheme, Transform
+
+PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
+
+
+def _join(parts: int) -> Transform:
+    """Tensors that a scheme keeps apart, joined along the first axis."""
+    return Transform(lambda *x: torch.cat(x), lambda x: x.chunk(parts))
+
+
+def _unmask(bias: Tensor, mask: Tensor) -> Tensor:
+    """Biases of queries and values, ``[2 C]``. That of keys, which the mask removes, is not used."""
+    if mask.isnan().any():
+        raise CheckpointMismatchError(
+            "attn.qkv.bias_mask is NaN, as in a model that was saved before its weights were loaded; save it after"
+        )
+    q, k, v = mask.chunk(3)
+    if not (q == 1).all() or k.any() or not (v == 1).all():
+        raise CheckpointMismatchError("attn.qkv.bias_mask: expected 1 for queries and values and 0 for keys")
+    return torch.cat(bias.chunk(3)[::2])
+
+
+def _mask(bias: Tensor) -> tuple[Tensor, Tensor]:
+    q, v = bias.chunk(2)  # [C] each
+    one, zero = torch.ones_like(q), torch.zeros_like(q)
+    return torch.cat([q, zero, v]), torch.cat([one, zero, one])  # [3*C] each
+
+
+def _with_position(table: Tensor, *of_token: Tensor) -> Tensor:
+    if of_token and not of_token[0].any():
+        raise CheckpointMismatchError(
+            "the position of the class token is zero, as from a file of timm, which holds the sum of both: they cannot "
+            "be separated; convert the authors' file, or convert to vitdense or timm"
+        )
+    return join_position(table, *of_token)
+
+
+def _packed(state: Mapping[str, Tensor]) -> dict[str, str]:
+    names = {}
+    for key, weight in state.items():
+        start = key.removesuffix("fc1.weight")
+        if start != key and f"{start}fc2.weight" in state and len(weight) == 2 * state[f"{start}fc2.weight"].shape[1]:
+            for theirs, ours in (("fc1", "w12"), ("fc2", "w3")):
+                names |= {f"{start}{theirs}.{x}": f"{start}{ours}.{x}" for x in ("weight", "bias")}
+    return names
+
+
+def _unpacked(ours: Mapping[str, Tensor]) -> dict[str, str]:
+    return {key: key.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2.") for key in ours}
+
+
+# timm calls the layers of an MLP and of some SwiGLUs alike: the first one of a SwiGLU is twice as wide.
+PACKED = Layout(_packed, _unpacked)
+
+
+def _block(rules: Mapping[str | tuple[str, ...], str], path: str = "blocks.{i}.") -> tuple[Rule, ...]:
+    """Rules for the parts of a block: ours by theirs; a tuple of theirs is joined to one of ours."""
+    return tuple(
+        Rule(tuple(path + name for name in theirs), f"blocks.{{i}}.{ours}", _join(len(theirs)))
+        if isinstance(theirs, tuple)
+        else Rule(path + theirs, f"blocks.{{i}}.{ours}")
+        for theirs, ours in rules.items()
+    )
+
+
+def _named(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _pairs(first: str, second: str) -> dict[tuple[str, str], str]:
+    """The two first layers of a SwiGLU, which we keep joined."""
+    return {(f"{first}.{x}", f"{second}.{x}"): f"mlp.w12.{x}" for x in ("weight", "bias")}
+
+
+def _position(name: str) -> Rule:
+    """A flat position embedding with a row for the class token."""
+    of_token = ("tokens.cls_position",)
+    change = Transform(split_position, _with_position)
+    return Rule(name, ("absolute_pos_embed.table", *of_token), change, optional=of_token)
+
+
+_JOINED = _named("norm1.*", "norm2.*", "attn.proj.*", "attn.qkv.weight")
+_MLP = _named("mlp.fc1.*", "mlp.fc2.*")
+_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+
+_DINOV2_BLOCK = {**_JOINED, **_MLP, **_SCALES, **_named("attn.qkv.bias", "mlp.w12.*", "mlp.w3.*")}
+_DINOV2 = (
+    *(*PATCH, CLASS_TOKEN, _position("pos_embed"), *same("mask_token", "norm.*"), *_block(_DINOV2_BLOCK)),
+    Rule("register_tokens", "tokens.register_tokens"),
+    *read_only(*_block(_DINOV2_BLOCK, "blocks.{c}.{i}.")),  # of training, with block_chunks
+)
+# The sum of the class token and its position.
+_MERGED = Transform(lambda token: (token, torch.zeros_like(token)), lambda token, position: token + position)
+_HEAD = same("norm.*", "fc_norm.*", "head.weight", "head.bias")
+_TIMM_DINOV2 = (
+    *(*PATCH, *_HEAD, Rule("cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED)),
+    Rule("pos_embed", "absolute_pos_embed.table", CLASS_POSITION.transform),
+    *(Rule("reg_token", "tokens.register_tokens"), *_block({**_JOINED, **_MLP, **_SCALES, **_named("attn.qkv.bias")})),
+)
+
+_DINOV3 = (
+    *(*PATCH, CLASS_TOKEN, *same("mask_token", "norm.*", "local_cls_norm.*")),
+    *(Rule("storage_tokens", "tokens.register_tokens"), Rule("rope_embed.periods", "rope.periods")),
+    *_block({**_JOINED, **_MLP, **_SCALES, **_named("mlp.w3.*"), **_pairs("mlp.w1", "mlp.w2")}),
+    Rule(
+        ("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.qkv.bias_mask"),
+        "blocks.{i}.attn.qkv.qv_bias",
+        Transform(_unmask, _mask),
+    ),
+)
+
+# timm's Eva, which DINOv3 is too.
+_EVA = (*PATCH, CLASS_TOKEN, *_HEAD)
+_EVA_JOINED = {**_JOINED, ("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
+_EVA_GATE = {**_pairs("mlp.fc1_g", "mlp.fc1_x"), "mlp.fc2.*": "mlp.w3.*"}
+_EVA_DINOV3 = {**_EVA_JOINED, **_named("gamma_1", "gamma_2")}
+_EVA_APART = {
+    **_named("norm1.*", "norm2.*", "attn.proj.*"),
+    tuple(f"attn.{x}_proj.weight" for x in "qkv"): "attn.qkv.weight",
+}
+_TIMM_DINOV3 = (*_EVA, Rule("reg_token", "tokens.register_tokens"))
+_TIMM_EVA02 = (*_EVA, CLASS_POSITION)
+# The detector's copies of the tables of rotary positions are rebuilt.
+_TABLES = tuple(
+    f"{path}.freqs_{x}" for path in ("rope_win", "rope_glb", "blocks.{i}.attn.rope") for x in ("cos", "sin")
+)
+_DETECTRON2_EVA02 = (
+    *(*PATCH, CLASS_POSITION, *same(*_TABLES)),
+    *_block({**_EVA_APART, ("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}),
+    *_block({**_pairs("mlp.w1", "mlp.w2"), "mlp.ffn_ln.*": "mlp.norm.*", **_named("mlp.w3.*")}),
+)
+
+_MASK_TOKEN = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
+_EMBEDDINGS = tuple(
+    Rule(f"embeddings.{theirs}", ours)
+    for theirs, ours in (("cls_token", "tokens.cls_token"), ("register_tokens", "tokens.register_tokens"))
+)
+_TRANSFORMERS_SCALES = {"layer_scale1.lambda1": "gamma_1", "layer_scale2.lambda1": "gamma_2"}
+_TRANSFORMERS_DINOV3_BLOCK = {
+    **_named("norm1.*", "norm2.*"),
+    tuple(f"attention.{x}_proj.weight" for x in "qkv"): "attn.qkv.weight",
+    ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
+    "attention.o_proj.*": "attn.proj.*",
+    **_TRANSFORMERS_SCALES,
+}
+_TRANSFORMERS_DINOV2 = (
+    *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token"), Rule("layernorm.*", "norm.*")),
+    *(Rule(f"embeddings.patch_embeddings.projection.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias")),
+    _position("embeddings.position_embeddings"),
+    *_block(
+        {
+            **_named("norm1.*", "norm2.*"),
+            **{
+                tuple(f"attention.attention.{x}.{part}" for x in ("query", "key", "value")): f"attn.qkv.{part}"
+                for part in ("weight", "bias")
+            },
+            "attention.output.dense.*": "attn.proj.*",
+            **_TRANSFORMERS_SCALES,
+            **_MLP,
+            "mlp.weights_in.*": "mlp.w12.*",
+            "mlp.weights_out.*": "mlp.w3.*",
+        },
+        "encoder.layer.{i}.",
+    ),
+)
+
+
+def _transformers_dinov3(ffn: Mapping[str | tuple[str, ...], str], marker: str) -> Scheme:
+    block = {**_TRANSFORMERS_DINOV3_BLOCK, **ffn}
+    rules = (
+        *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token", _MASK_TOKEN), *same("norm.*")),
+        *(Rule(f"embeddings.patch_embeddings.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias")),
+        *_block(block, "layer.{i}."),
+        *read_only(*_block(block, "model.layer.{i}.")),  # in memory, from transformers 5.3 on
+    )
+    return Scheme("transformers", rules, marker)
+
+
+# Perception Encoder: timm's names, and its authors'.
+_PE_BLOCK = {**_JOINED, **_MLP, **_named("attn.qkv.bias", "gamma_1", "gamma_2")}
+_TIMM_PE = (
+    patch_bias_optional("patch_embed.proj"),
+    CLASS_TOKEN,
+    CLASS_POSITION,
+    *same("norm_pre.*"),
+    *_block(_PE_BLOCK),
+)
+_VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
+_ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
+_POSITIONS = ("absolute_pos_embed.table", "tokens.cls_position")
+_PERCEPTION = (
+    *(
+        patch_bias_optional("conv1"),
+        Rule("class_embedding", "tokens.cls_token", _VECTOR),
+        Rule("ln_pre.*", "norm_pre.*"),
+    ),
+    Rule("positional_embedding", _POSITIONS, _ROWS, optional=_POSITIONS[1:]),
+    *_block(
+        {
+            **{f"ln_{i}.*": f"norm{i}.*" for i in (1, 2)},
+            **{f"ls_{i}.gamma": f"gamma_{i}" for i in (1, 2)},
+            **{f"attn.in_proj_{x}": f"attn.qkv.{x}" for x in ("weight", "bias")},
+            **{"attn.out_proj.*": "attn.proj.*", "mlp.c_fc.*": "mlp.fc1.*", "mlp.c_proj.*": "mlp.fc2.*"},
+        },
+        "transformer.resblocks.{i}.",
+    ),
+)
+_TRANSFORMERS_SIGLIP = (
+    *(Rule(f"embeddings.patch_embedding.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias")),
+    *(Rule("embeddings.position_embedding.weight", _POSITIONS[0], _ROWS), Rule("post_layernorm.*", "norm.*")),
+    Rule("head.*", "attn_pool.*"),
+    *_block(
+        {
+            **{f"layer_norm{i}.*": f"norm{i}.*" for i in (1, 2)},
+            **{tuple(f"self_attn.{x}_proj.{y}" for x in "qkv"): f"attn.qkv.{y}" for y in ("weight", "bias")},
+            **{"self_attn.out_proj.*": "attn.proj.*", **_MLP},
+        },
+        "encoder.layers.{i}.",
+    ),
+)
+
+SCHEMES = (
+    # A file of timm without registers has these names, too.
+    Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
+    Scheme("dinov3", _DINOV3, r"rope_embed\.periods"),
+    Scheme("timm", (*_TIMM_DINOV3, *_block({**_EVA_DINOV3, **_MLP})), "reg_token"),
+    Scheme("timm", (*_TIMM_DINOV3, *_block({**_EVA_DINOV3, **_EVA_GATE})), "reg_token"),
+    Scheme("timm", _TIMM_DINOV2, "reg_token", layout=PACKED),
+    Scheme("timm", (*_TIMM_EVA02, *_block({**_EVA_JOINED, **_MLP})), r".+\.q_bias", layout=PACKED),
+    Scheme(
+        "timm",
+        (
+            *_TIMM_EVA02,
+            *_block({**_EVA_APART, ("attn.q_proj.bias", "attn.v_proj.bias"): "attn.qkv.qv_bias"}),
+            *_block({**_EVA_GATE, **_named("mlp.norm.*")}),
+        ),
+        r".+\.fc1_g\.weight",
+    ),
+    Scheme("detectron2", _DETECTRON2_EVA02, r".+\.q_bias", prefix="backbone.net.", wrapper="model"),
+    Scheme("timm", _TIMM_PE, r"norm_pre\.weight"),
+    Scheme("perception", _PERCEPTION, r"ln_pre\.weight"),
+    Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),
+    Scheme("transformers", _TRANSFORMERS_DINOV2),
+    _transformers_dinov3({"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}, ""),
+    _transformers_dinov3(
+        {**_pairs("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj.*": "mlp.w3.*"}, r".+\.gate_proj\.weight"
+    ),
+)
