@@ -1,0 +1,20 @@
+"""Cascade Mask R-CNN with ViTDet's pyramid on DINOv3 ViT-B: ViTDet's recipe, 100 epochs; attention is global.
+
+torchrun --nnodes 8 --nproc-per-node 8 tools/train.py configs/cascade_dinov3_b_coco.py --launcher pytorch --amp bfloat16
+    model.backbone.frozen_stages=all   # the authors' way: the trunk stays as it is
+"""
+
+_base_ = "cascade_vit_b_coco.py"
+
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type="vitdense.ViT",
+        arch="dinov3_base",
+        drop_path_rate=0.1,
+        out_indices=(11,),
+        out_norm="shared",
+        with_cp=True,
+        init_cfg=dict(type="Pretrained", checkpoint="dinov3_base.fb_lvd1689m"),
+    ),
+)

@@ -1,0 +1,19 @@
+"""A linear head on a frozen DINOv3 ViT-S, ADE20K, 40k iterations.
+
+torchrun --nproc-per-node 8 tools/train.py configs/linear_dinov3_s_ade20k.py --launcher pytorch --amp bfloat16
+"""
+
+_base_ = "_base_/linear.py"
+
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type="vitdense.ViT",
+        arch="dinov3_small",
+        out_indices=(11,),
+        out_norm="shared",  # the checkpoint's own
+        frozen_stages="all",
+        init_cfg=dict(type="Pretrained", checkpoint="dinov3_small.fb_lvd1689m"),
+    ),
+    decode_head=dict(_base_.linear_head, in_channels=384),
+)
