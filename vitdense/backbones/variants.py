@@ -350,6 +350,7 @@ FAMILIES = {
     "Mixer": "mixer",
     "NAT": "nat",
     "ResNet": "resnet",
+    "ViTAdapter": "vit_adapter",
 }
 
 Arch = TypeVar("Arch")

@@ -5,7 +5,7 @@ ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021), CaiT (Tou
 and the fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,6 +25,7 @@ from vitdense.layers.position import POSITIONS, ExtraTokens
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 OUT_NORMS = ("each", "final", "none")
+WINDOW_PADDINGS = ("tokens", "qkv")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class BlockSpec:
         layer_scale: Initial value of the factors on its branches; None for no factors.
         drop_path: Stochastic depth.
         talking_heads: Whether attention mixes its heads.
+        pads_qkv: Whether windows are padded after qkv, not before.
     """
 
     dim: int
@@ -48,6 +50,7 @@ class BlockSpec:
     layer_scale: float | None
     drop_path: float
     talking_heads: bool = False
+    pads_qkv: bool = False
 
 
 def default_out_indices(depth: int) -> tuple[int, ...]:
@@ -61,6 +64,7 @@ def plan(
     global_indices: Sequence[int],
     table: tuple[int, int] | None,
     drop_path_rate: float,
+    pads_qkv: bool = False,
 ) -> list[BlockSpec]:
     """Every block of a ViT in order.
 
@@ -71,6 +75,7 @@ def plan(
         table: Grid of the relative positions of blocks without windows (the others have those of their window); None
             for no relative positions.
         drop_path_rate: Of the last block, linear from 0, or of all (`ViTArch.constant_drop_path`).
+        pads_qkv: See `BlockSpec`.
     """
     windows = [None if i in global_indices else window for i in range(arch.depth)]
     return [
@@ -82,6 +87,7 @@ def plan(
             layer_scale=arch.layer_scale,
             drop_path=drop_path_rate * (1 if arch.constant_drop_path else i / max(arch.depth - 1, 1)),
             talking_heads=arch.talking_heads,
+            pads_qkv=pads_qkv,
         )
         for i, of_block in enumerate(windows)
     ]
@@ -96,7 +102,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
-        self.num_heads, self.window = spec.num_heads, spec.window
+        self.num_heads, self.window, self.pads_qkv = spec.num_heads, spec.window, spec.pads_qkv
         head_dim = spec.dim // spec.num_heads
         self.qkv = nn.Linear(spec.dim, 3 * spec.dim)
         self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
@@ -112,14 +118,18 @@ class Attention(nn.Module):
             x: ``[B, N, C]``: with windows or relative positions N is h * w, row-major.
             size: Map (h, w) in tokens.
             windows: Partition of the map; None for global attention. Padding comes before qkv: a padded token's key and
-                value are the bias, and other tokens see it, as in the authors' code.
+                value are the bias, and other tokens see it, as in the authors' code. With `BlockSpec.pads_qkv` they are
+                zero, and seen as well.
 
         Returns:
             ``[B, N, C]``.
         """
-        if windows is not None:
+        if windows is not None and not self.pads_qkv:
             x = windows.partition(x.to(compute_dtype(x)).unflatten(1, size))  # [B*nW, n, C]
-        y = self.attend(self.qkv(x).unflatten(-1, (3, self.num_heads, -1)), self.window or size)  # [B, N, C]
+        qkv = self.qkv(x)  # [B, N, 3*C] or [B*nW, n, 3*C]
+        if windows is not None and self.pads_qkv:
+            qkv = windows.partition(qkv.unflatten(1, size))  # [B*nW, n, 3*C]
+        y = self.attend(qkv.unflatten(-1, (3, self.num_heads, -1)), self.window or size)  # [B, N, C]
         # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
         return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
 
@@ -218,6 +228,8 @@ class ViT(Backbone):
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
         global_indices: Blocks without windows; the last of every quarter when None, as ViTDet.
+        window_padding: What is padded to whole windows: ``'tokens'``, before qkv, as ViTDet; or ``'qkv'``, after it, as
+            ViT-Adapter.
         relative_position: Whether attention has decomposed relative positions, as ViTDet.
         img_size: Image size in pixels, one int or (h, w), of training: the relative positions of global blocks have
             its grid. For other images the tables are resized.
@@ -229,6 +241,8 @@ class ViT(Backbone):
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
             ``[B, C]`` under the same norm. In CaiT the token attends after the last block, whose map must be the only
             output; without it the blocks of class attention are left out.
+        with_cls_token: False for a model without class and distillation token also with global attention; those of a
+            checkpoint are ignored.
         frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
         finetune: See `Backbone`. Of parallel blocks all branches train (the authors' code: only the first).
 
@@ -248,6 +262,7 @@ class ViT(Backbone):
         parallel: int = 1,
         window_size: int | Sequence[int] | None = None,
         global_indices: Sequence[int] | None = None,
+        window_padding: str = "tokens",
         relative_position: bool = False,
         img_size: int | Sequence[int] = 1024,
         mlp_ratio: float = 4.0,
@@ -256,6 +271,7 @@ class ViT(Backbone):
         out_indices: Sequence[int] | None = None,
         out_norm: str = "each",
         output_cls_token: bool = False,
+        with_cls_token: bool = True,
         frozen_stages: int = -1,
         finetune: str | None = None,
         with_cp: bool = False,
@@ -269,11 +285,12 @@ class ViT(Backbone):
         patch, depth, dim = row.patch_size, row.depth, row.embed_dims
         quarters = default_out_indices(depth)
         window = None if window_size is None else as_pair(window_size, "window_size")
-        has_tokens = window is None and not relative_position and not row.class_blocks
+        has_tokens = with_cls_token and window is None and not relative_position and not row.class_blocks
         for name, got, known in (
             ("stem", stem, STEMS),
             ("position", position, POSITIONS),
             ("parallel", parallel, (1, 2, 3, 4)),
+            ("window_padding", window_padding, WINDOW_PADDINGS),
             ("out_norm", out_norm, OUT_NORMS),
         ):
             if got not in known:
@@ -284,11 +301,14 @@ class ViT(Backbone):
             )
         if global_indices is not None and window is None:
             raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
+        if window_padding == "qkv" and window is None:
+            raise ValueError("window_padding: got 'qkv' without a window_size; leave it out")
         if wrong := [i for i in global_indices or () if not 0 <= i < depth]:
             raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
         if output_cls_token and not (has_tokens or row.class_blocks):
             raise ValueError(
-                "output_cls_token: with windows or relative positions there is no class token; leave it False"
+                "output_cls_token: with windows or relative positions, or without with_cls_token, there is no class "
+                "token; leave it False"
             )
         if relative_position and row.talking_heads:
             raise ValueError("relative_position: attention with talking heads has none; leave it False")
@@ -311,6 +331,7 @@ class ViT(Backbone):
             quarters if global_indices is None else global_indices,
             grid(img_size, "img_size") if relative_position else None,
             drop_path_rate,
+            window_padding == "qkv",
         )
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
         self.class_blocks = None
@@ -355,18 +376,35 @@ class ViT(Backbone):
     def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
         """Patches ``[B, h, w, C]`` to one map ``[B, C, h, w]`` per index of `out_indices`; with `output_cls_token`, a
         tuple of the map and its tokens ``[B, C]``."""
-        x = self.absolute_pos_embed(x)  # [B, h, w, C]
-        size = (x.shape[1], x.shape[2])
-        x = x.flatten(1, 2)  # [B, h*w, C]
-        x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
+        x, size, steps = self.unroll(x)  # [B, E + h*w, C]
         outs = []
-        for i, block in enumerate(self.blocks[: self.out_indices[-1] + 1]):
-            window = block.spec.window
-            windows = None if window is None else window_layout(x.unflatten(1, size), window)
-            x = maybe_checkpoint(block, x, size, windows, with_cp=self.with_cp and self.training)  # [B, E + h*w, C]
+        for i, step in enumerate(steps):
+            x = step(x)  # [B, E + h*w, C]
             if i in self.out_indices:
                 outs.append(self.to_feature_map(x, size, i))
         return tuple(outs)
+
+    def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
+        """A forward pass in steps, for a model that does something between blocks.
+
+        Args:
+            x: Patches ``[B, h, w, C]``.
+
+        Returns:
+            Tokens ``[B, E + h*w, C]`` for the first block, the E extra ones first; the map (h, w); and every block up to
+            the last output as a function from tokens to tokens.
+        """
+        x = self.absolute_pos_embed(x)  # [B, h, w, C]
+        size, with_cp = (x.shape[1], x.shape[2]), self.with_cp and self.training
+        steps = []
+        for block in self.blocks[: self.out_indices[-1] + 1]:
+            windows = None if block.spec.window is None else window_layout(x, block.spec.window)
+            steps.append(
+                lambda x, block=block, windows=windows: maybe_checkpoint(block, x, size, windows, with_cp=with_cp)
+            )
+        x = x.flatten(1, 2)  # [B, h*w, C]
+        x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
+        return x, size, steps
 
     def forward_tokens(self, x: Tensor) -> Tensor:
         """Some of the patches, positions added, ``[B, n, C]``, through all blocks: MAE's encoder drops the others.

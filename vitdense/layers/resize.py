@@ -12,6 +12,7 @@ rule         relative position bias tables                    absolute positions
 ===========  ===============================================  ===========================
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -50,6 +51,31 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
     y = x.float().permute(0, 3, 1, 2)  # [B, C, h, w]
     y = F.interpolate(y, size=size, mode="bicubic", align_corners=False, antialias=rule == "timm")  # [B, C, H, W]
     return y.permute(0, 2, 3, 1).to(x.dtype)  # [B, H, W, C]
+
+
+def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, int]) -> Tensor:
+    """A map of one stride read at the pixels of a map of another stride, bilinearly.
+
+    Both start at the same corner of the image; strides need not divide each other. Outside of `x`, its border goes on.
+
+    Args:
+        x: ``[B, C, h, w]``.
+        stride: Of it, in pixels.
+        new_stride: Of the result.
+        size: Grid (H, W) of the result. It may cover less of the image than `x`, or less than `new_stride` more.
+
+    Returns:
+        ``[B, C, H, W]``.
+    """
+    if stride == new_stride:
+        return x[..., : size[0], : size[1]]  # [B, C, H, W]
+    step = math.lcm(stride, new_stride) // stride  # whole positions of both
+    h, w = ((n + step - 1) // step * step for n in x.shape[2:])
+    if step > 1:
+        x = F.pad(x, (0, w - x.shape[3], 0, h - x.shape[2]), mode="replicate")  # [B, C, h, w]
+    new = h * stride // new_stride, w * stride // new_stride
+    x = F.interpolate(x, size=new, mode="bilinear", align_corners=False)  # [B, C, H', W']
+    return x[..., : size[0], : size[1]]  # [B, C, H, W]
 
 
 def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicubic") -> Tensor:
