@@ -391,7 +391,7 @@ class ViT(Backbone):
             x: Patches ``[B, h, w, C]``.
 
         Returns:
-            Tokens ``[B, E + h*w, C]`` for the first block, the E extra ones first; the map (h, w); and every block up to
+            Tokens ``[B, E + h*w, C]`` before the first block, E extra ones first; the map (h, w); every block up to
             the last output as a function from tokens to tokens.
         """
         x = self.absolute_pos_embed(x)  # [B, h, w, C]

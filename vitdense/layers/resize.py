@@ -54,27 +54,22 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
 
 
 def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, int]) -> Tensor:
-    """A map of one stride read at the pixels of a map of another stride, bilinearly.
+    """A map read bilinearly at the pixels of a map of another stride, which covers the same image.
 
-    Both start at the same corner of the image; strides need not divide each other. Outside of `x`, its border goes on.
+    Strides are in pixels, and need not divide each other. Outside of `x`, its border goes on.
 
     Args:
         x: ``[B, C, h, w]``.
-        stride: Of it, in pixels.
-        new_stride: Of the result.
-        size: Grid (H, W) of the result. It may cover less of the image than `x`, or less than `new_stride` more.
+        size: New grid (H, W).
 
     Returns:
         ``[B, C, H, W]``.
     """
-    if stride == new_stride:
-        return x[..., : size[0], : size[1]]  # [B, C, H, W]
-    step = math.lcm(stride, new_stride) // stride  # whole positions of both
-    h, w = ((n + step - 1) // step * step for n in x.shape[2:])
-    if step > 1:
-        x = F.pad(x, (0, w - x.shape[3], 0, h - x.shape[2]), mode="replicate")  # [B, C, h, w]
-    new = h * stride // new_stride, w * stride // new_stride
-    x = F.interpolate(x, size=new, mode="bilinear", align_corners=False)  # [B, C, H', W']
+    step = math.lcm(stride, new_stride) // stride
+    h, w = ((n + step - 1) // step * step for n in x.shape[2:])  # whole positions of both strides
+    if stride != new_stride:
+        x = F.pad(x, (0, w - x.shape[3], 0, h - x.shape[2]), mode="replicate") if step > 1 else x  # [B, C, h, w]
+        x = F.interpolate(x, size=(h * stride // new_stride, w * stride // new_stride), mode="bilinear")
     return x[..., : size[0], : size[1]]  # [B, C, H, W]
 
 
