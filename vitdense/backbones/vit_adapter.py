@@ -15,7 +15,7 @@ from vitdense.backbones.base import Backbone, InitCfg, _warn_unloaded, maybe_che
 from vitdense.backbones.vit import LayerNorm, ViT
 from vitdense.layers.blocks import SyncBatchNorm, init_transformer, max_pool
 from vitdense.layers.deformable import DeformableAttention, References, references
-from vitdense.layers.resize import resize_to_stride
+from vitdense.layers.resize import crop, resize_to_stride
 
 STRIDES = (4, 8, 16, 32)
 Sizes = Sequence[tuple[int, int]]  # (h, w) of maps whose tokens are concatenated
@@ -211,8 +211,8 @@ class ViTAdapter(Backbone):
             features.append(x[:, num_extra:])  # [B, h*w, C]
             for extractor in (interaction["extractor"], *interaction["extra_extractors"]):
                 c = run(extractor, c, features[-1], to_trunk, sizes)  # [B, N, C]
-        maps, (h, w) = to_maps(c, sizes), finest.shape[2:]
-        outs = [finest + self.up(maps[0])[..., :h, :w], *maps]  # [B, C, h_i, w_i]
+        maps = to_maps(c, sizes)
+        outs = [finest + crop(self.up(maps[0]), finest.shape[2:]), *maps]  # [B, C, h_i, w_i]
         if self.vit_feature is not None:
             for i, x in enumerate(features if self.vit_feature == "each" else features[-1:] * len(outs)):
                 (x,) = to_maps(x, [size])  # [B, C, h, w]

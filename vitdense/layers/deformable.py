@@ -22,8 +22,8 @@ def deform_attend(levels: Sequence[Tensor], locations: Tensor, weights: Tensor) 
         weights: Of the points, ``[B, Q, heads, levels, points]``.
     """
     batch, _, heads, *_ = locations.shape
-    grids = (2 * locations - 1).transpose(1, 2).flatten(0, 1)  # [B * heads, Q, levels, points, 2]
-    weights = weights.transpose(1, 2).flatten(0, 1)[:, None]  # [B * heads, 1, Q, levels, points]
+    grids = copied((2 * locations - 1).transpose(1, 2)).flatten(0, 1)  # [B * heads, Q, levels, points, 2]
+    weights = copied(weights.transpose(1, 2)).flatten(0, 1)[:, None]  # [B * heads, 1, Q, levels, points]
     parts = []
     for i, level in enumerate(levels):
         pixels = copied(level.permute(0, 3, 4, 1, 2)).flatten(0, 1)  # [B * heads, d, h, w]

@@ -70,7 +70,15 @@ def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, i
     if stride != new_stride:
         x = F.pad(x, (0, w - x.shape[3], 0, h - x.shape[2]), mode="replicate") if step > 1 else x  # [B, C, h, w]
         x = F.interpolate(x, size=(h * stride // new_stride, w * stride // new_stride), mode="bilinear")
-    return x[..., : size[0], : size[1]]  # [B, C, H, W]
+    return crop(x, size)  # [B, C, H, W]
+
+
+def crop(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The top left of a map ``[B, C, h, w]``, ``[B, C, H, W]``. A compiler would ask if a view of it is contiguous."""
+    if not torch.compiler.is_compiling():
+        return x[..., : size[0], : size[1]]  # [B, C, H, W]
+    rows, columns = (torch.arange(n, device=x.device) for n in size)
+    return x.index_select(2, rows).index_select(3, columns)  # [B, C, H, W]
 
 
 def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicubic") -> Tensor:
