@@ -35,20 +35,23 @@ def deform_attend(levels: Sequence[Tensor], locations: Tensor, weights: Tensor) 
 class References(NamedTuple):
     """Where positions of some maps, the queries, are in other maps, the levels, whose sides are 1."""
 
-    points: Tensor  # centre (x, y) of every query, [Q, 1, levels, 1, 2], float32
-    steps: Tensor  # width and height of a position of every level, [levels, 1, 2], float32
+    points: Tensor  # centre (x, y) of every query, [Q, 1, levels, 1, 2], float32 at least
+    steps: Tensor  # width and height of a position of every level, [levels, 1, 2], float32 at least
     sizes: list[tuple[int, int]]  # of the levels
 
 
 @made_once
-def references(queries: tuple[Grid, ...], levels: tuple[Grid, ...], device: torch.device, _: torch.dtype) -> References:
+def references(
+    queries: tuple[Grid, ...], levels: tuple[Grid, ...], device: torch.device, dtype: torch.dtype
+) -> References:
     """The pixels of queries, row by row, in levels; called with a tensor on the device before the maps.
 
     All maps start at the same corner of the image, and may cover more than the image: patches and strides round up.
     """
-    one, pixels = torch.ones(1, device=device), []
+    options = {"device": device, "dtype": torch.promote_types(dtype, torch.float32)}
+    one, pixels = torch.ones(1, **options), []
     for h, w, stride in queries:
-        y, x = ((torch.arange(n, device=device, dtype=torch.float32) + 0.5) * stride for n in (h, w))
+        y, x = ((torch.arange(n, **options) + 0.5) * stride for n in (h, w))  # [h], [w]
         pixels.append(torch.stack([x.expand(h, -1), y[:, None].expand(-1, w)], dim=-1).flatten(0, 1))  # [h*w, 2]
     extents = torch.stack([torch.cat([one * (w * stride), one * (h * stride)]) for h, w, stride in levels])
     strides = torch.stack([one * stride for *_, stride in levels])  # [levels, 1]

@@ -1,8 +1,11 @@
 """Naming schemes of ViT-Adapter: the authors keep trunk and adapter in one flat module."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from vitdense.weights.families.common import TOKEN_POSITION, Family, same
+from vitdense.weights.families.vit import VIT
 from vitdense.weights.rename import Rule, Scheme, Transform
 
 
@@ -18,10 +21,12 @@ def _join_slot(table: Tensor, *row: Tensor) -> Tensor:
 
 _POSITION = ("trunk.absolute_pos_embed.table", "trunk.tokens.cls_position")
 _BLOCK = ("norm1.*", "attn.qkv.*", "attn.proj.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")
+# Our own names of a ViT.
+_TRUNK = tuple(replace(rule, theirs=f"trunk.{rule.theirs}", ours=f"trunk.{rule.ours}") for rule in VIT.schemes[0].rules)
 _ADAPTER = same("level_embed", "spm.*", "interactions.*", "up.*")
 VIT_ADAPTER = Family(
     (
-        Scheme("vitdense", (*_ADAPTER, *same("trunk.*", "norm{i}.*")), wrapper="state_dict"),
+        Scheme("vitdense", (*_ADAPTER, *_TRUNK, *same("norm{i}.*")), wrapper="state_dict"),
         Scheme(
             "official",
             (
