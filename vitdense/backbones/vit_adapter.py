@@ -238,5 +238,5 @@ def make_trunk(trunk: Mapping[str, Any] | ViT) -> ViT:
 
 def _warn_unloaded_trunk(model: ViTAdapter, *_: Any) -> None:
     """Forward pre-hook. The trunk is not called as a whole, so its own hook would not run."""
-    if model.trunk.unloaded_warning.id in model.trunk._forward_pre_hooks:
+    if not torch.compiler.is_compiling() and model.trunk.unloaded_warning.id in model.trunk._forward_pre_hooks:
         _warn_unloaded(model.trunk)

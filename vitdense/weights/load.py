@@ -266,7 +266,8 @@ def fit_whole(
     backbones = ["backbone."]
     for name, module in model.named_modules():
         start = f"{name}." if name else ""
-        if not hasattr(module, "family") or not any(key.startswith(start) for key in state):
+        is_inner = start.startswith(tuple(backbones[1:]))  # the trunk of a ViT-Adapter
+        if not hasattr(module, "family") or is_inner or not any(key.startswith(start) for key in state):
             continue
         backbones.append(start)
         match = detect(state, (module.family,), prefix=start)
