@@ -135,7 +135,7 @@ def test_outputs_and_weights_equal_the_golden_files(name, shared_golden):
     back = convert(here, "official").backbone
     assert back.keys() == state.keys()
     assert all(torch.equal(back[key], state[key]) for key in state)
-    add_row("vit_adapter", "official", f"golden vit_adapter_{name}", errors, report.share, "bit-equal")
+    add_row("vit_adapter", "official", f"golden vit_adapter_{name}, large", errors, report.share, "bit-equal")
 
 
 def test_padding_windows_before_qkv_is_another_model(shared_golden):
