@@ -315,10 +315,15 @@ def test_a_frozen_trunk_stays_and_passes_gradients_to_the_injectors(trunk):
     assert model.train() is model
     assert not any(m.training for block in model.trunk.blocks for m in block.modules())
     assert model.spm.training
+    tracked = []
+    for interaction in model.interactions:  # gradients also reach what injectors read
+        norm = interaction["injector"].feat_norm
+        norm.register_forward_pre_hook(lambda _, args: tracked.append(args[0].requires_grad))
     x = torch.randn(2, 3, 40, 56)
     sum(out.square().mean() for out in model(x)).backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is None) == name.startswith("trunk."), name
+    assert tracked == [True] * len(model.interactions)
     injectors = [interaction["injector"] for interaction in model.interactions]
     assert all(injector.gamma.grad.any() for injector in injectors)  # also of the first, through all blocks
 
