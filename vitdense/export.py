@@ -44,7 +44,7 @@ class _AnySize(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
-        if func is torch.conv2d:  # asks whether a map is in channels-last memory, which depends on its sizes
+        if func in (torch.conv2d, torch.conv_transpose2d):  # they ask for the memory format, which sizes decide
             args = copied(args[0]), *args[1:]
         elif func is F.adaptive_avg_pool2d:
             return _adaptive_avg_pool(*args, **kwargs)

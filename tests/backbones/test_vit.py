@@ -16,6 +16,7 @@ from vitdense.layers.blocks import SameConv, SyncBatchNorm
 from vitdense.layers.layout import window_layout
 from vitdense.models import create
 from vitdense.report import macs, num_params
+from vitdense.weights.load import load_pretrained
 
 NANO = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 
@@ -115,6 +116,34 @@ def test_a_block_is_the_definition(size, window, table, layer_scale, parallel):
         got = block(x, size, windows)
         want = torch.stack([block_by_hand(block, row, size, window) for row in x])
     torch.testing.assert_close(got, want)
+
+
+def test_windows_padded_after_qkv_have_keys_and_values_of_zero():
+    block = randomise(ViTBlock(BlockSpec(8, 2, (2, 3), None, None, drop_path=0.0, pads_qkv=True), 2.0, 1)).double()
+    size, attn = (3, 5), block.attn
+    x = torch.randn(2, 15, 8, dtype=torch.float64)
+    got = attn(x, size, window_layout(x.unflatten(1, size), (2, 3)))
+    qkv = F.pad(attn.qkv(x).view(2, 3, 5, 24), (0, 0, 0, 1, 0, 1))  # [2, 4, 6, 24]
+    want = torch.zeros(2, 4, 6, 8, dtype=torch.float64)
+    for top in (0, 2):
+        for left in (0, 3):
+            window = qkv[:, top : top + 2, left : left + 3].reshape(2, 6, 3, 2, 4)
+            q, k, v = window.permute(2, 0, 3, 1, 4)  # [2, heads, 6, 4] each
+            y = (q @ k.mT / 2).softmax(-1) @ v
+            want[:, top : top + 2, left : left + 3] = y.transpose(1, 2).reshape(2, 2, 3, 8)
+    torch.testing.assert_close(got, attn.proj(want[:, :3, :5].flatten(1, 2)))
+
+
+def test_a_vit_without_class_token_ignores_that_of_a_checkpoint():
+    whole = ViT(NANO, pretrain_img_size=64, out_norm="none").eval()
+    model = ViT(NANO, pretrain_img_size=64, out_norm="none", class_token=False).eval()
+    report = load_pretrained(model, whole.state_dict())
+    assert set(report.ignored) == {"tokens.cls_token", "tokens.cls_position"}
+    x = torch.randn(1, 3, 48, 80)
+    with torch.no_grad():
+        assert not any(torch.equal(a, b) for a, b in zip(model(x), whole(x)))
+    with pytest.raises(ValueError, match="output_cls_token"):
+        ViT(NANO, class_token=False, output_cls_token=True)
 
 
 def test_windows_as_large_as_the_map_are_global_attention():

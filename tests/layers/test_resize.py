@@ -8,6 +8,7 @@ from vitdense.layers.resize import (
     resize_bias_table,
     resize_grid,
     resize_relative_position,
+    resize_to_stride,
     resize_window_linear,
 )
 
@@ -182,3 +183,32 @@ def test_relative_position_of_a_ramp():
     ramp = torch.arange(9.0)[:, None]
     want = ((torch.arange(27.0) + 0.5) / 3 - 0.5).clamp(0, 8)
     torch.testing.assert_close(resize_relative_position(ramp, 27)[:, 0], want)
+
+
+@pytest.mark.parametrize(
+    ("stride", "new"), [(16, 4), (16, 8), (16, 16), (16, 32), (14, 4), (14, 16), (14, 32), (32, 8)]
+)
+@pytest.mark.parametrize("image", [(97, 61), (64, 96)])
+def test_a_map_of_another_stride_is_read_at_the_same_pixels(stride, new, image):
+    """A map that holds the row and the column of its pixels still does, but near the border, which goes on."""
+
+    def pixels(stride):
+        rows, columns = ((torch.arange(-(-n // stride)) + 0.5) * stride for n in image)
+        return torch.stack(torch.meshgrid(rows, columns, indexing="ij"))[None]  # [1, 2, h, w]
+
+    x, want = pixels(stride), pixels(new)
+    got = resize_to_stride(x, stride, new, tuple(want.shape[2:]))
+    low, high = (x.amin((0, 2, 3)).view(1, 2, 1, 1), x.amax((0, 2, 3)).view(1, 2, 1, 1))
+    if new <= stride:
+        want = want.clamp(low, high)
+    inside = (want >= low) & (want <= high) & (want + new / 2 <= high + stride / 2)
+    assert inside.any()
+    torch.testing.assert_close(got[inside], want[inside])
+    assert ((got > low - 1e-4) & (got < high + 1e-4)).all()
+
+
+@pytest.mark.parametrize(("new", "factor"), [(4, 4), (8, 2), (32, 0.5)])
+def test_a_map_of_whole_strides_is_resized_by_a_factor(new, factor):
+    x = torch.randn(2, 3, 4, 6)
+    want = F.interpolate(x, scale_factor=factor, mode="bilinear")
+    assert torch.equal(resize_to_stride(x, 16, new, tuple(want.shape[2:])), want)

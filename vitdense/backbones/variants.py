@@ -423,6 +423,7 @@ FAMILIES = {
     "Mixer": "mixer",
     "NAT": "nat",
     "ResNet": "resnet",
+    "ViTAdapter": "vit_adapter",
 }
 
 Arch = TypeVar("Arch")

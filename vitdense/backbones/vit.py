@@ -6,7 +6,7 @@ and the fine-tuning of "Three things everyone should know about Vision Transform
 DINOv2 (Oquab et al., 2023), DINOv3 (Simeoni et al., 2025) and EVA-02 (Fang et al., 2023) are rows with other parts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 OUT_NORMS = ("each", "final", "shared", "none")
+WINDOW_PADDINGS = ("tokens", "qkv")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class BlockSpec:
         layer_scale: Initial value of the factors on its branches; None for no factors.
         drop_path: Stochastic depth.
         talking_heads: Whether attention mixes its heads.
+        pads_qkv: Whether windows are padded after qkv, not before.
         norm_eps, qkv_bias, ffn, ffn_dims: See `ViTArch`.
     """
 
@@ -55,6 +57,7 @@ class BlockSpec:
     qkv_bias: str = "all"
     ffn: str = "mlp"
     ffn_dims: int | None = None
+    pads_qkv: bool = False
 
 
 def default_out_indices(depth: int) -> tuple[int, ...]:
@@ -68,6 +71,7 @@ def plan(
     global_indices: Sequence[int],
     table: tuple[int, int] | None,
     drop_path_rate: float,
+    pads_qkv: bool = False,
 ) -> list[BlockSpec]:
     """Every block of a ViT in order.
 
@@ -78,6 +82,7 @@ def plan(
         table: Grid of the relative positions of blocks without windows (the others have those of their window); None
             for no relative positions.
         drop_path_rate: Of the last block, linear from 0, or of all (`ViTArch.constant_drop_path`).
+        pads_qkv: See `BlockSpec`.
     """
     windows = [None if i in global_indices else window for i in range(arch.depth)]
     return [
@@ -93,6 +98,7 @@ def plan(
             qkv_bias=arch.qkv_bias,
             ffn=arch.ffn,
             ffn_dims=arch.ffn_dims,
+            pads_qkv=pads_qkv,
         )
         for i, of_block in enumerate(windows)
     ]
@@ -107,7 +113,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
-        self.num_heads, self.window = spec.num_heads, spec.window
+        self.num_heads, self.window, self.pads_qkv = spec.num_heads, spec.window, spec.pads_qkv
         head_dim = spec.dim // spec.num_heads
         self.qkv = QKV_LAYERS[spec.qkv_bias](spec.dim)
         self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
@@ -125,15 +131,19 @@ class Attention(nn.Module):
             x: ``[B, N, C]``: with windows or relative positions N is h * w, row-major.
             size: Map (h, w) in tokens.
             windows: Partition of the map; None for global attention. Padding comes before qkv: a padded token's key and
-                value are the bias, and other tokens see it, as in the authors' code.
+                value are the bias, and other tokens see it, as in the authors' code. With `BlockSpec.pads_qkv` they are
+                zero, and seen as well.
             rotation: Rotary positions of the tokens; None for none.
 
         Returns:
             ``[B, N, C]``.
         """
-        if windows is not None:
+        if windows is not None and not self.pads_qkv:
             x = windows.partition(x.to(compute_dtype(x)).unflatten(1, size))  # [B*nW, n, C]
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
+        qkv = self.qkv(x)  # [B, N, 3*C] or [B*nW, n, 3*C]
+        if windows is not None and self.pads_qkv:
+            qkv = windows.partition(qkv.unflatten(1, size))  # [B*nW, n, 3*C]
+        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
         y = self.attend(qkv, self.window or size) if rotation is None else attend_rotated(qkv, rotation)  # [B, N, C]
         # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
         return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
@@ -243,6 +253,8 @@ class ViT(Backbone):
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
         global_indices: Blocks without windows; the last of every quarter when None, as ViTDet.
+        window_padding: What is padded to whole windows: ``'tokens'``, before qkv, as ViTDet; or ``'qkv'``, after it, as
+            ViT-Adapter.
         relative_position: Whether attention has decomposed relative positions, as ViTDet.
         img_size: Image size in pixels, one int or (h, w), of training: the relative positions of global blocks have
             its grid. For other images the tables are resized.
@@ -259,6 +271,8 @@ class ViT(Backbone):
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
             ``[B, C]`` under the same norm. In CaiT the token attends after the last block, whose map must be the only
             output; without it the blocks of class attention are left out.
+        class_token: False for a model without class token, distillation token and registers also with global attention;
+            those of a checkpoint are ignored.
         frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
         finetune: See `Backbone`. Of parallel blocks all branches train (the authors' code: only the first).
 
@@ -278,6 +292,7 @@ class ViT(Backbone):
         parallel: int = 1,
         window_size: int | Sequence[int] | None = None,
         global_indices: Sequence[int] | None = None,
+        window_padding: str = "tokens",
         relative_position: bool = False,
         img_size: int | Sequence[int] = 1024,
         mlp_ratio: float = 4.0,
@@ -287,6 +302,7 @@ class ViT(Backbone):
         out_indices: Sequence[int] | None = None,
         out_norm: str = "each",
         output_cls_token: bool = False,
+        class_token: bool = True,
         frozen_stages: int | str = -1,
         finetune: Finetune = None,
         with_cp: bool = False,
@@ -298,6 +314,8 @@ class ViT(Backbone):
             row = replace(row, patch_size=patch_size)
         if position is not None:
             row = replace(row, position=position)
+        if not class_token:
+            row = replace(row, class_token=False, distilled=False, registers=0)
         self.arch = row
         patch, depth, dim = row.patch_size, row.depth, row.embed_dims
         quarters = default_out_indices(depth)
@@ -311,6 +329,7 @@ class ViT(Backbone):
             ("arch: qkv_bias", row.qkv_bias, QKV_LAYERS),
             ("arch: ffn", row.ffn, FFNS),
             ("parallel", parallel, (1, 2, 3, 4)),
+            ("window_padding", window_padding, WINDOW_PADDINGS),
             ("out_norm", out_norm, OUT_NORMS),
         ):
             if got not in known:
@@ -321,12 +340,14 @@ class ViT(Backbone):
             )
         if global_indices is not None and window is None:
             raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
+        if window_padding == "qkv" and window is None:
+            raise ValueError("window_padding: got 'qkv' without a window_size; leave it out")
         if wrong := [i for i in global_indices or () if not 0 <= i < depth]:
             raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
         if output_cls_token and not (has_tokens or row.class_blocks):
             raise ValueError(
-                "output_cls_token: with windows or relative positions, and in an arch without class_token, there is no "
-                "class token; leave it False"
+                "output_cls_token: with windows or relative positions, or without class_token, there is none; leave it "
+                "False"
             )
         if relative_position and (row.talking_heads or row.rope):
             raise ValueError(
@@ -359,6 +380,7 @@ class ViT(Backbone):
             quarters if global_indices is None else global_indices,
             grid(img_size, "img_size") if relative_position else None,
             drop_path_rate,
+            window_padding == "qkv",
         )
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
         self.class_blocks = None
@@ -404,20 +426,36 @@ class ViT(Backbone):
     def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
         """Patches ``[B, h, w, C]`` to one map ``[B, C, h, w]`` per index of `out_indices`; with `output_cls_token`, a
         tuple of the map and its tokens ``[B, C]``."""
-        x = self.absolute_pos_embed(x)  # [B, h, w, C]
-        size = (x.shape[1], x.shape[2])
-        used = self.blocks[: self.out_indices[-1] + 1]
-        layouts = {window: self.layout(x, window) for window in dict.fromkeys(block.spec.window for block in used)}
-        x = x.flatten(1, 2)  # [B, h*w, C]
-        x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
-        x = x if self.norm_pre is None else self.norm_pre(x)
+        x, size, steps = self.unroll(x)  # [B, E + h*w, C]
         outs = []
-        for i, block in enumerate(used):
-            layout = layouts[block.spec.window]
-            x = maybe_checkpoint(block, x, size, *layout, with_cp=self.with_cp and self.training)  # [B, E + h*w, C]
+        for i, step in enumerate(steps):
+            x = step(x)  # [B, E + h*w, C]
             if i in self.out_indices:
                 outs.append(self.to_feature_map(x, size, i))
         return tuple(outs)
+
+    def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
+        """A forward pass in steps, for a model that does something between blocks.
+
+        Args:
+            x: Patches ``[B, h, w, C]``.
+
+        Returns:
+            Tokens ``[B, E + h*w, C]`` before the first block, E extra ones first; the map (h, w); every block up to
+            the last output as a function from tokens to tokens.
+        """
+        x = self.absolute_pos_embed(x)  # [B, h, w, C]
+        size, with_cp = (x.shape[1], x.shape[2]), self.with_cp and self.training
+        used = self.blocks[: self.out_indices[-1] + 1]
+        layouts = {window: self.layout(x, window) for window in dict.fromkeys(block.spec.window for block in used)}
+
+        def step(block: ViTBlock, x: Tensor) -> Tensor:
+            return maybe_checkpoint(block, x, size, *layouts[block.spec.window], with_cp=with_cp)
+
+        x = x.flatten(1, 2)  # [B, h*w, C]
+        x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
+        x = x if self.norm_pre is None else self.norm_pre(x)
+        return x, size, [partial(step, block) for block in used]
 
     def layout(self, x: Tensor, window: tuple[int, int] | None) -> tuple[Windows | None, Rotation | None]:
         """The partition and the rotary positions of a map ``[B, h, w, C]``, for blocks with this window."""

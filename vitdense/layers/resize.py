@@ -12,6 +12,7 @@ rule         relative position bias tables                    absolute positions
 ===========  ===============================================  ===========================
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -50,6 +51,34 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
     y = x.float().permute(0, 3, 1, 2)  # [B, C, h, w]
     y = F.interpolate(y, size=size, mode="bicubic", align_corners=False, antialias=rule == "timm")  # [B, C, H, W]
     return y.permute(0, 2, 3, 1).to(x.dtype)  # [B, H, W, C]
+
+
+def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, int]) -> Tensor:
+    """A map read bilinearly at the pixels of a map of another stride, which covers the same image.
+
+    Strides are in pixels, and need not divide each other. Outside of `x`, its border goes on.
+
+    Args:
+        x: ``[B, C, h, w]``.
+        size: New grid (H, W).
+
+    Returns:
+        ``[B, C, H, W]``.
+    """
+    step = math.lcm(stride, new_stride) // stride
+    h, w = ((n + step - 1) // step * step for n in x.shape[2:])  # whole positions of both strides
+    if stride != new_stride:
+        x = F.pad(x, (0, w - x.shape[3], 0, h - x.shape[2]), mode="replicate") if step > 1 else x  # [B, C, h, w]
+        x = F.interpolate(x, size=(h * stride // new_stride, w * stride // new_stride), mode="bilinear")
+    return crop(x, size)  # [B, C, H, W]
+
+
+def crop(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The top left of a map ``[B, C, h, w]``, ``[B, C, H, W]``. A compiler would ask if a view of it is contiguous."""
+    if not torch.compiler.is_compiling():
+        return x[..., : size[0], : size[1]]  # [B, C, H, W]
+    rows, columns = (torch.arange(n, device=x.device) for n in size)
+    return x.index_select(2, rows).index_select(3, columns)  # [B, C, H, W]
 
 
 def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicubic") -> Tensor:

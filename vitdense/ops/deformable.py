@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitdense.layers.deformable import deform_attend
 from vitdense.ops.dtypes import widen
 
 # ---- deformable convolution ----
@@ -197,18 +198,12 @@ def _add_to_first_values(total: Tensor, grad: Tensor) -> None:
 
 
 def _deform_attention(value: Tensor, sizes: Tensor, starts: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-    """Differentiable `ms_deform_attn_forward`; it loops over levels so that samples of one level exist at a time."""
-    batch, _, heads, dim = value.shape
-    queries = locations.shape[1]
-    output = value.new_zeros(batch * heads, dim, queries)
-    for level, ((height, width), start) in enumerate(zip(sizes.tolist(), starts.tolist())):
-        pixels = value[:, start : start + height * width].permute(0, 2, 3, 1)  # [B, heads, dim, h * w]
-        pixels = pixels.reshape(batch * heads, dim, height, width)
-        grid = 2 * locations[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1  # [B * heads, Q, points, 2]
-        sampled = F.grid_sample(pixels, grid, align_corners=False)  # [B * heads, dim, Q, points]
-        attention = weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]  # [B * heads, 1, Q, points]
-        output = output + (sampled * attention).sum(-1)
-    return output.view(batch, heads * dim, queries).transpose(1, 2)  # [B, Q, heads * dim]
+    """Differentiable `ms_deform_attn_forward`."""
+    levels = [
+        value[:, start : start + height * width].unflatten(1, (height, width))  # [B, h, w, heads, dim]
+        for (height, width), start in zip(sizes.tolist(), starts.tolist())
+    ]
+    return deform_attend(levels, locations, weights)  # [B, Q, heads * dim]
 
 
 def ms_deform_attn_forward(

@@ -79,7 +79,7 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
         return value
     if key.endswith(".relative_position_bias_table"):
         return resize_bias_table(value, tuple((side + 1) // 2 for side in target.shape[:2]), rule)
-    if key.startswith("absolute_pos_embed."):  # a grid, or the rows or columns of one
+    if "absolute_pos_embed." in key:  # a grid, or the rows or columns of one
         return resize_grid(value, tuple(target.shape[1:3]), rule)
     if key.endswith((".bias.rel_pos_h", ".bias.rel_pos_w")):
         return resize_relative_position(value, target.shape[0])
@@ -185,9 +185,9 @@ def _ignored(
     has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
     if not is_whole:
         return FAMILIES[family].ignored if has_tokens else (*FAMILIES[family].ignored, TOKENS)
-    # detectron2's ViTDet keeps the position of a class token that it does not have.
+    # detectron2's ViTDet and ViT-Adapter keep the position of a class token that they do not have.
     is_unused = not has_tokens and "tokens.cls_token" not in renamed
-    return (REBUILT, r"tokens\.cls_position") if is_unused else (REBUILT,)
+    return (REBUILT, r"(trunk\.)?tokens\.cls_position") if is_unused else (REBUILT,)
 
 
 def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
@@ -299,7 +299,8 @@ def fit_whole(
     backbones = ["backbone."]
     for name, module in model.named_modules():
         start = f"{name}." if name else ""
-        if not hasattr(module, "family") or not any(key.startswith(start) for key in state):
+        is_inner = start.startswith(tuple(backbones[1:]))  # the trunk of a ViT-Adapter
+        if not hasattr(module, "family") or is_inner or not any(key.startswith(start) for key in state):
             continue
         backbones.append(start)
         match = detect(state, (module.family,), prefix=start)

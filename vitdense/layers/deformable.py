@@ -1,0 +1,113 @@
+"""Multi-scale deformable attention: a query reads a few points of maps, at places that it predicts."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitdense.layers.layout import copied, made_once
+
+Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
+
+
+def deform_attend(levels: Sequence[Tensor], locations: Tensor, weights: Tensor) -> Tensor:
+    """Weighted bilinear samples (Deformable DETR, equation 3), ``[B, Q, heads d]``, level by level to save memory.
+
+    Args:
+        levels: Maps of values, ``[B, h, w, heads, d]`` each.
+        locations: Points (x, y) in 0..1 of a map, zero outside, ``[B, Q, heads, levels, points, 2]``.
+        weights: Of the points, ``[B, Q, heads, levels, points]``.
+    """
+    batch, _, heads, *_ = locations.shape
+    grids = copied((2 * locations - 1).transpose(1, 2)).flatten(0, 1)  # [B * heads, Q, levels, points, 2]
+    weights = copied(weights.transpose(1, 2)).flatten(0, 1)[:, None]  # [B * heads, 1, Q, levels, points]
+    parts = []
+    for i, level in enumerate(levels):
+        pixels = copied(level.permute(0, 3, 4, 1, 2)).flatten(0, 1)  # [B * heads, d, h, w]
+        sampled = F.grid_sample(pixels, grids[:, :, i], align_corners=False)  # [B * heads, d, Q, points]
+        parts.append((sampled * weights[:, :, :, i]).sum(-1))  # [B * heads, d, Q]
+    return sum(parts[1:], parts[0]).unflatten(0, (batch, heads)).permute(0, 3, 1, 2).flatten(2)  # [B, Q, heads*d]
+
+
+class References(NamedTuple):
+    """Where positions of some maps, the queries, are in other maps, the levels, whose sides are 1."""
+
+    points: Tensor  # centre (x, y) of every query, [Q, 1, levels, 1, 2], float32 at least
+    steps: Tensor  # width and height of a position of every level, [levels, 1, 2], float32 at least
+    sizes: list[tuple[int, int]]  # of the levels
+
+
+@made_once
+def references(
+    queries: tuple[Grid, ...], levels: tuple[Grid, ...], device: torch.device, dtype: torch.dtype
+) -> References:
+    """The pixels of queries, row by row, in levels; called with a tensor on the device before the maps.
+
+    All maps start at the same corner of the image, and may cover more than the image: patches and strides round up.
+    """
+    options = {"device": device, "dtype": torch.promote_types(dtype, torch.float32)}
+    one, pixels = torch.ones(1, **options), []
+    for h, w, stride in queries:
+        y, x = ((torch.arange(n, **options) + 0.5) * stride for n in (h, w))  # [h], [w]
+        pixels.append(torch.stack([x.expand(h, -1), y[:, None].expand(-1, w)], dim=-1).flatten(0, 1))  # [h*w, 2]
+    extents = torch.stack([torch.cat([one * (w * stride), one * (h * stride)]) for h, w, stride in levels])
+    strides = torch.stack([one * stride for *_, stride in levels])  # [levels, 1]
+    points = (torch.cat(pixels)[:, None] / extents)[:, None, :, None]  # [Q, 1, levels, 1, 2]
+    return References(points, (strides / extents)[:, None], [(h, w) for h, w, _ in levels])
+
+
+class DeformableAttention(nn.Module):
+    """Multi-scale deformable attention (Deformable DETR, Zhu et al., ICLR 2021, section 4.1).
+
+    At the start head i looks into the i-th direction, and point j is j positions away.
+
+    Args:
+        dim: Channels of queries and values.
+        num_heads: Heads; they divide the channels.
+        num_levels: Maps that are sampled.
+        num_points: Points per head and level.
+        ratio: Channels of the projected values over `dim`.
+
+    Raises:
+        ValueError: The heads do not divide the channels.
+    """
+
+    def __init__(self, dim: int, num_heads: int, num_levels: int, num_points: int, ratio: float = 1.0) -> None:
+        super().__init__()
+        width = int(dim * ratio)
+        if dim % num_heads or width % num_heads:
+            raise ValueError(f"deformable attention: got {num_heads} heads, expected a divisor of {dim} and {width}")
+        self.shape = (num_heads, num_levels, num_points)
+        self.sampling_offsets = nn.Linear(dim, 2 * math.prod(self.shape))
+        self.attention_weights = nn.Linear(dim, math.prod(self.shape))
+        self.value_proj, self.output_proj = nn.Linear(dim, width), nn.Linear(width, dim)
+        for layer in (self.value_proj, self.output_proj):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        for parameter in (self.sampling_offsets.weight, *self.attention_weights.parameters()):
+            nn.init.zeros_(parameter)
+        angles = torch.arange(num_heads) * (2 * math.pi / num_heads)
+        directions = torch.stack([angles.cos(), angles.sin()], dim=-1)  # [heads, 2]
+        directions = directions / directions.abs().amax(-1, keepdim=True)
+        offsets = directions[:, None, None] * torch.arange(1, num_points + 1)[:, None]  # [heads, 1, points, 2]
+        with torch.no_grad():
+            self.sampling_offsets.bias.copy_(offsets.expand(*self.shape, 2).flatten())
+
+    def forward(self, queries: Tensor, values: Tensor, where: References) -> Tensor:
+        """Queries ``[B, Q, C]`` read the positions of all levels, row by row, ``[B, N, C]``; to ``[B, Q, C]``.
+
+        Samples are in float32 at least: in half precision a large map has fewer places than positions.
+        """
+        heads, levels, points = self.shape
+        values = self.value_proj(values).unflatten(-1, (heads, -1))  # [B, N, heads, d]
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        parts = values.to(dtype).split([h * w for h, w in where.sizes], dim=1)
+        maps = [part.unflatten(1, size) for part, size in zip(parts, where.sizes)]  # [B, h, w, heads, d]
+        offsets = self.sampling_offsets(queries).to(dtype).unflatten(-1, (*self.shape, 2))  # [B, Q, heads, L, P, 2]
+        weights = self.attention_weights(queries).to(dtype).unflatten(-1, (heads, levels * points))
+        weights = weights.softmax(-1).unflatten(-1, (levels, points))  # [B, Q, heads, L, P]
+        y = deform_attend(maps, where.points + offsets * where.steps, weights)  # [B, Q, heads*d]
+        return self.output_proj(y.to(values.dtype))  # [B, Q, C]

@@ -1,0 +1,46 @@
+"""Naming schemes of ViT-Adapter: the authors keep trunk and adapter in one flat module."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from vitdense.weights.families.common import TOKEN_POSITION, Family, same
+from vitdense.weights.families.vit import VIT
+from vitdense.weights.rename import Rule, Scheme, Transform
+
+
+def _split_slot(x: Tensor) -> tuple[Tensor, ...]:
+    """The grid of positions, and the row of a class token that the authors' code drops; not if it is zero."""
+    table, *row = TOKEN_POSITION.forward(x)
+    return table, *(part for part in row if part.any())
+
+
+def _join_slot(table: Tensor, *row: Tensor) -> Tensor:
+    return TOKEN_POSITION.inverse(table, *(row or (table.new_zeros(1, 1, table.shape[-1]),)))
+
+
+_POSITION = ("trunk.absolute_pos_embed.table", "trunk.tokens.cls_position")
+_BLOCK = ("norm1.*", "attn.qkv.*", "attn.proj.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")
+# Our own names of a ViT.
+_TRUNK = tuple(replace(rule, theirs=f"trunk.{rule.theirs}", ours=f"trunk.{rule.ours}") for rule in VIT.schemes[0].rules)
+_ADAPTER = same("level_embed", "spm.*", "interactions.*", "up.*")
+VIT_ADAPTER = Family(
+    (
+        Scheme("vitdense", (*_ADAPTER, *_TRUNK, *same("norm{i}.*")), wrapper="state_dict"),
+        Scheme(
+            "official",
+            (
+                *(*_ADAPTER, Rule("norm{i+1}.*", "norm{i}.*")),
+                Rule("patch_embed.proj.*", "trunk.patch_embed.proj.*"),
+                Rule("pos_embed", _POSITION, Transform(_split_slot, _join_slot), optional=_POSITION[1:]),
+                *(Rule(f"blocks.{{i}}.{name}", f"trunk.blocks.{{i}}.{name}") for name in _BLOCK),
+                *(Rule(f"blocks.{{i}}.gamma{n}", f"trunk.blocks.{{i}}.gamma_{n}") for n in (1, 2)),
+            ),
+            marker=r"spm\.stem\.0\.weight",  # the other keys may be those of a ViT without class token
+            prefix="backbone.",
+            wrapper="state_dict",
+        ),
+    ),
+    ignored=(r"trunk\.tokens\.cls_position",),
+    may_be_missing=(),
+)
