@@ -1,5 +1,5 @@
-"""EVA-02: Cascade Mask R-CNN with ViTDet's pyramid, EVA-02-B with windows of 16, 60k iterations of 128 images: published
-55.5 box AP, 47.1 mask AP on COCO val.
+"""EVA-02: Cascade Mask R-CNN with ViTDet's pyramid, EVA-02-B with windows of 16, 60k iterations of 128 images:
+published 55.5 box AP, 47.1 mask AP on COCO val.
 
 torchrun --nnodes 16 --nproc-per-node 8 tools/train.py configs/cascade_eva02_b_coco.py --launcher pytorch --amp bfloat16
 
