@@ -34,6 +34,17 @@ TRAINING = {  # of weights, by the end of their names
     "distilled_in1k": "ImageNet-1k, distilled",
     "dino": "ImageNet-1k without labels, DINO",
     "mae": "ImageNet-1k without labels, MAE",
+    "lvd142m": "LVD-142M without labels, DINOv2",
+    "lvd1689m": "LVD-1689M without labels, DINOv3",
+    "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
+    "robbyant": "LingBot-Vision",
+    "fb": "Perception Encoder",
+    "webli": "WebLI, SigLIP 2",
+    "mim_in22k": "ImageNet-22k without labels, EVA-02",
+    "mim_m38m": "Merged-38M without labels, EVA-02",
+    "mim_in22k_ft_in1k": "ImageNet-22k without labels, then 1k",
+    "mim_in22k_ft_in22k_in1k": "ImageNet-22k without labels, then 22k and 1k",
+    "mim_m38m_ft_in22k_in1k": "Merged-38M without labels, then ImageNet-22k and 1k",
 }
 
 
