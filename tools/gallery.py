@@ -35,7 +35,10 @@ METHODS = {  # in the names of configs: name, marker
     "sparse_rcnn": ("Sparse R-CNN", "D"),
     "htcpp": ("HTC++", "P"),
 }
-FAMILIES = {"swin": "Swin", "mvitv2": "MViTv2", "nat": "NAT", "deit": "DeiT", "vit": "ViTDet"}
+FAMILIES = {
+    **{"swin": "Swin", "mvitv2": "MViTv2", "nat": "NAT", "deit": "DeiT", "adapter_deit": "DeiT, ViT-Adapter"},
+    **{"vit": "ViTDet", "eva02": "EVA-02"},
+}
 COUNTED = (  # names of `benchmark.build`
     *("swin_tiny", "swin_small", "swin_base", "swinv2_tiny", "mvitv2_tiny", "mvitv2_base", "nat_tiny"),
     *("deit_small", "vit_base", "vitdet_base", "resnet50"),
