@@ -301,6 +301,11 @@ def find_model(name: str) -> Model | None:
     return MODELS.get(name) or DEFAULTS.get(name) or SHORT.get(name)
 
 
+def row_of(checkpoint: str) -> Model | None:
+    """The row with these weights, by its name or its address, or None."""
+    return find_model(checkpoint) or next((row for row in MODELS.values() if row.weights == checkpoint), None)
+
+
 def list_models(pattern: str = "*") -> list[str]:
     """Names that match a pattern such as ``'swin*'`` or ``'*.ms_in22k'``, in the order of the table."""
     return [name for name, row in MODELS.items() if fnmatchcase(name, pattern) or fnmatchcase(row.model, pattern)]
