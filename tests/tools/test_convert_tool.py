@@ -56,7 +56,7 @@ def test_licence_of_the_weights(run, tmp_path, monkeypatch):
     save_random(ViT(sizes, out_norm="shared"), tmp_path / "own.pth")
     line = "licence of the weights, which binds the converted file: {}\n"
     # The names of this project tell no licence, those of DINOv3 do.
-    assert "licence" not in run(tmp_path / "own.pth", tmp_path / "theirs.pth", "--to", "dinov3")
+    assert "licence of the" not in run(tmp_path / "own.pth", tmp_path / "theirs.pth", "--to", "dinov3")
     out = run(tmp_path / "theirs.pth", tmp_path / "again.pth", "--to", "vitdense")
     assert line.format("DINOv3-License") in out
     row = Model("nano.ours", "nano", "ViT", "deit_tiny", str(tmp_path / "own.pth"), "WTFPL")
