@@ -319,7 +319,7 @@ def gated_row(address: str) -> Model | None:
 
 def ungated_twin(row: Model) -> Model | None:
     """A row of the same arch whose weights need no consent, or None."""
-    same = (other for other in MODELS.values() if (other.family, other.arch) == (row.family, row.arch))
+    same = [other for other in MODELS.values() if (other.family, other.arch) == (row.family, row.arch)]
     return next((other for other in same if other.weights and not other.gate), None)
 
 

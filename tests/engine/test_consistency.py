@@ -135,6 +135,9 @@ def test_normalisation_of_weights_that_are_no_row_or_not_for_rgb():
     check_normalisation(with_weights("swin_tiny", mean=(123.7, 116.3, 103.5)))  # rounded
     for other in ("of_mine.pth", {"type": "Xavier", "layer": "Linear"}, None):
         check_normalisation(with_weights(other, mean=[0, 0, 0]))
+    cfg = with_weights("swin_tiny")
+    del cfg.model.data_preprocessor  # the pipeline normalises
+    check_normalisation(cfg)
     more = {"type": "Pretrained", "checkpoint": "swin_tiny", "channels": "mean"}
     check_normalisation(with_weights(more, mean=[0] * 4))
 

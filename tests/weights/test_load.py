@@ -753,3 +753,11 @@ def test_images_of_the_file_with_a_fourth_channel_of_zeros():
     with torch.no_grad():
         for want, got in zip(source(image), target(torch.cat((image, torch.zeros(1, 1, 32, 32)), 1)), strict=True):
             torch.testing.assert_close(got, want)
+
+
+def test_stem_of_a_file_that_is_no_convolution_is_a_size_mismatch():
+    state = {**make().state_dict(), "patch_embed.proj.weight": torch.ones(8)}
+    with pytest.raises(CheckpointMismatchError, match=r"size mismatch \(1\): patch_embed\.proj\.weight \(8,\)"):
+        load_pretrained(make(), state)
+    with pytest.raises(CheckpointMismatchError, match="size mismatch"):
+        load_pretrained(make(), state, channels="mean")

@@ -107,26 +107,21 @@ def check_evaluator(split: str, datasets: Sequence[dict], cfg: Config) -> None:
 def check_normalisation(cfg: Config) -> None:
     """Check mean, std and channel order of the data preprocessor against what the pretrained weights expect.
 
-    Wrong ones raise no error in training and cost accuracy. Not checked are weights that are no row of the model table,
-    those of `init_cfg` with ``channels``, which are not for RGB, and configs with
+    Wrong ones raise no error in training and cost accuracy. Not checked are weights of no row of the model table, or
+    with ``channels`` in `init_cfg`, models without a data preprocessor, whose pipeline normalises, and configs with
     ``settings = dict(normalisation="own")``.
 
     Raises:
         ConfigError: They differ.
     """
     model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
-    row = _row_of_weights(model)
-    if row is None or cfg.get("settings", {}).get("normalisation") == "own":
+    preprocessor, row = model.get("data_preprocessor"), _row_of_weights(model)
+    if not preprocessor or row is None or cfg.get("settings", {}).get("normalisation") == "own":
         return
-    preprocessor = model.get("data_preprocessor") or {}
-    wrong = {
-        key: value for key, value in expected_preprocessor(row).items() if not _is_close(preprocessor.get(key), value)
-    }
-    if wrong:
-        got, expected = (
-            ", ".join(f"{key}={value!r}" for key, value in pairs)
-            for pairs in (((key, preprocessor.get(key)) for key in wrong), wrong.items())
-        )
+    pairs = expected_preprocessor(row).items()
+    if wrong := {key: value for key, value in pairs if not _is_close(preprocessor.get(key), value)}:
+        got = ", ".join(f"{key}={preprocessor.get(key)!r}" for key in wrong)
+        expected = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
         raise ConfigError(
             f"model.data_preprocessor: got {got}, but the weights {row.name} expect {expected}; set "
             f"model = dict(data_preprocessor=dict({expected})), or, to normalise images otherwise on purpose, "
@@ -154,10 +149,9 @@ def padding_warnings(cfg: Config) -> Iterator[str]:
     """
     model = cfg.model.get("module", cfg.model)
     row = _row_of_weights(model)
-    patch = row.patch_size if row else None
-    if patch is None:
+    if row is None or row.patch_size is None:
         return
-    patch = model["backbone"].get("patch_size", patch)
+    patch = model["backbone"].get("patch_size", row.patch_size)
     preprocessor, test_cfg = model.get("data_preprocessor") or {}, model.get("test_cfg") or {}
     if cfg.get("default_scope") != "mmseg":
         where, sides = "data_preprocessor.pad_size_divisor", [preprocessor.get("pad_size_divisor", 1)]
@@ -165,7 +159,7 @@ def padding_warnings(cfg: Config) -> Iterator[str]:
         where, sides = "test_cfg.crop_size", as_list(test_cfg.get("crop_size"))
     else:
         padding = preprocessor.get("test_cfg") or {}
-        where, sides = "data_preprocessor.test_cfg.size_divisor", [padding.get("size_divisor", 1)]
+        where, sides = "data_preprocessor.test_cfg.size_divisor", [padding.get("size_divisor") or 1]
     if any(side % patch for side in sides):
         yield (
             f"model.{where}: got {', '.join(map(str, sides))}, expected a multiple of {patch}, the side of the patches "

@@ -309,7 +309,7 @@ def load_pretrained(
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
     stem = _stem_weight(model)
-    if stem in state:
+    if stem in state and state[stem].ndim == 4:
         theirs, ours = state[stem].shape[1], targets[stem].shape[1]
         if channels is not None:
             state[stem] = with_channels(state[stem], channels, ours)
