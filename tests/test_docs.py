@@ -178,6 +178,7 @@ def test_config_blocks_build(block, tmp_path, monkeypatch):
     from mmengine.runner.checkpoint import CheckpointLoader
 
     from vitdense.engine.config import build_model, load_config
+    from vitdense.engine.consistency import check_normalisation
 
     path = tmp_path / "config.py"
     path.write_text(re.sub(r'^_base_ = "(?!\w+::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))
@@ -187,7 +188,9 @@ def test_config_blocks_build(block, tmp_path, monkeypatch):
     with torch.device("meta"):
         model = build_model(cfg)
         if hasattr(model, "extract_feat"):  # a detector or segmentor
-            assert len(model.extract_feat(torch.empty(2, 3, 97, 161))) >= 4
+            channels = cfg.model.backbone.get("in_channels", 3)
+            assert len(model.extract_feat(torch.empty(2, channels, 97, 161))) >= 4
+    check_normalisation(cfg)
     build_optim_wrapper(model, cfg.optim_wrapper)
     assert all(HOOKS.build(hook) is not None for hook in cfg.get("custom_hooks", []))
     checkpoint = (cfg.model.backbone.get("init_cfg") or {}).get("checkpoint")

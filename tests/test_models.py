@@ -9,9 +9,10 @@ from torch import nn
 
 import vitdense
 from vitdense.backbones.variants import MIXER, MVIT, NAT, RESNET, SWIN, SWIN_MIXER, SWIN_V2, VIT
-from vitdense.models import DEFAULTS, MODELS, SHORT, create, find_model, list_models, near_names
+from vitdense.models import DEFAULTS, MODELS, SHORT, Model, create, find_model, list_models, near_names
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.weights.load import load_pretrained
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if (row.weights or "").startswith("timm://")])
@@ -157,6 +158,16 @@ def test_weights_of_another_model_are_refused(tmp_path):
     torch.save(vitdense.ViT("deit_tiny").state_dict(), tmp_path / "deit.pth")
     with pytest.raises(CheckpointMismatchError, match="swin"):
         create("swin_tiny", pretrained=tmp_path / "deit.pth")
+
+
+def test_images_of_four_channels_need_an_option(tmp_path, monkeypatch):
+    torch.save(vitdense.ViT("deit_tiny").state_dict(), tmp_path / "deit.pth")
+    row = Model("nano.ours", "nano", "ViT", "deit_tiny", str(tmp_path / "deit.pth"))
+    monkeypatch.setitem(MODELS, row.name, row)
+    with pytest.raises(CheckpointMismatchError, match=r"the model 4: .*channels='mean', 'repeat' or a list"):
+        create("nano.ours", in_channels=4, pretrained=True)
+    model = create("nano.ours", in_channels=4)
+    assert "3 -> 4" in load_pretrained(model, "nano.ours", channels="mean").channels
 
 
 def test_the_package_names_what_it_has():

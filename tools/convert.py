@@ -7,11 +7,22 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from peers import comparable, find
 from verify import verify
 from vitdense.engine.launch import exit_on_user_error
+from vitdense.models import gated_row, row_of
 from vitdense.weights.convert import SUFFIXES, convert, save
 from vitdense.weights.families import SCHEMES
 from vitdense.weights.read import read
 
 NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
+
+
+# Of names that one project's files alone have, the licence if it binds whatever is derived from these files.
+LICENCES = {"dinov3": "DINOv3-License"}
+
+
+def licence_of(src: str, scheme: str) -> str | None:
+    """Of weights by name or address, or else by the naming scheme of their file; None if unknown."""
+    row = None if Path(src).expanduser().is_file() else row_of(src) or gated_row(src)
+    return row.licence if row else LICENCES.get(scheme)
 
 
 def tokens(text: str) -> int:
@@ -85,6 +96,8 @@ def main() -> None:
             args.merge_lora,
         )
         print(converted)
+        if licence := licence_of(args.src, converted.match.scheme.name):
+            print(f"  licence of the weights, which binds the converted file: {licence}")
         for result in verify(converted, model, spec) if args.verify is not None else ():
             print(result)
         # `meta` has the class names of a detector.

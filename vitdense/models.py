@@ -301,6 +301,28 @@ def find_model(name: str) -> Model | None:
     return MODELS.get(name) or DEFAULTS.get(name) or SHORT.get(name)
 
 
+def row_of(checkpoint: str) -> Model | None:
+    """The row with these weights, by its name or its address, or None."""
+    return find_model(checkpoint) or next((row for row in MODELS.values() if row.weights == checkpoint), None)
+
+
+def gated_row(address: str) -> Model | None:
+    """The row of weights behind a gate, by timm's address or by the authors' names of DINOv3's files, or None."""
+    row = row_of(re.sub(r"^hf://timm/([^/@]+).*", r"timm://\1", address))
+    found = re.search(r"dinov3[-_]vit(s|b|l|h|7b)16(plus)?[-_]pretrain[-_](lvd1689m|sat493m)", address)
+    if row is None and found:
+        size, plus, data = found.groups()
+        size = {"s": "small", "b": "base", "l": "large", "h": "huge"}.get(size, size) + ("_plus" if plus else "")
+        row = find_model(f"dinov3_{size}.fb_{data}")
+    return row if row and row.gate else None
+
+
+def ungated_twin(row: Model) -> Model | None:
+    """A row of the same arch whose weights need no consent, or None."""
+    same = [other for other in MODELS.values() if (other.family, other.arch) == (row.family, row.arch)]
+    return next((other for other in same if other.weights and not other.gate), None)
+
+
 def list_models(pattern: str = "*") -> list[str]:
     """Names that match a pattern such as ``'swin*'`` or ``'*.ms_in22k'``, in the order of the table."""
     return [name for name, row in MODELS.items() if fnmatchcase(name, pattern) or fnmatchcase(row.model, pattern)]

@@ -14,6 +14,8 @@ from torch import nn
 
 from vitdense.backbones import NAT, Mixer, MViT, ResNet, Swin, SwinMixer, SwinV2, ViT
 from vitdense.layers.non_local import Gamma
+from vitdense.weights.errors import CheckpointMismatchError
+from vitdense.weights.load import load_pretrained
 
 
 def with_random_norms(model):
@@ -425,6 +427,20 @@ def test_state_dict_round_trip(make):
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         assert all(torch.equal(p, q) for p, q in zip(a(x), b(x)))
+
+
+@every
+@torch.no_grad()
+def test_weights_of_rgb_for_images_of_six_channels(make):
+    """Repeated channels with repeated weights, scaled by 3/6: the stem makes the same map, the rest is the same."""
+    rgb, six, image = make().eval(), make(in_channels=6).eval(), torch.randn(1, 3, 64, 96)
+    with pytest.raises(CheckpointMismatchError, match=r"images have 3 channels, those of the model 6: .*channels="):
+        load_pretrained(six, rgb.state_dict())
+    report = load_pretrained(six, rgb.state_dict(), channels="repeat")
+    assert "3 -> 6 input channels by channels='repeat'" in str(report)
+    assert report.share == 1
+    want, got = (model.stem_modules()[0](x) for model, x in ((rgb, image), (six, torch.cat((image, image), dim=1))))
+    assert relative_error(got, want) < 1e-5
 
 
 @every

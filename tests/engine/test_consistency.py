@@ -1,8 +1,16 @@
+import re
+
 import pytest
 from mmengine.config import Config
 
 from vitdense.engine.config import load_config
-from vitdense.engine.consistency import check_channels, check_evaluator, normalisation_warnings, schedule_warnings
+from vitdense.engine.consistency import (
+    check_channels,
+    check_evaluator,
+    check_normalisation,
+    padding_warnings,
+    schedule_warnings,
+)
 from vitdense.engine.errors import ConfigError
 
 pytest.importorskip("mmdet")
@@ -88,21 +96,69 @@ def test_metric_of_another_annotation_file(tmp_path):
     check_evaluator("val", data, Config({"val_evaluator": {"type": "CocoMetric"}}))
 
 
-def test_normalisation_that_the_weights_do_not_expect():
-    imagenet = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375], "bgr_to_rgb": True}
+IMAGENET = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375], "bgr_to_rgb": True}
 
-    def warnings(checkpoint, **changes):
-        backbone = SWIN | {"init_cfg": {"type": "Pretrained", "checkpoint": checkpoint}}
-        return list(normalisation_warnings(config(backbone=backbone, data_preprocessor=imagenet | changes)))
 
-    assert warnings("swin_tiny") == warnings("of_mine.pth", mean=[0, 0, 0]) == []
-    for name in ("vit_base.augreg_in21k", "timm://vit_base_patch16_224.augreg_in21k"):
-        mean, std = warnings(name)
-        assert "data_preprocessor.mean" in mean
-        assert "127.5" in mean
-        assert "data_preprocessor.std" in std
-    (line,) = warnings("swin_tiny", bgr_to_rgb=False)
-    assert "bgr_to_rgb" in line
+def with_weights(init_cfg, settings=None, **changes):
+    """A config whose backbone starts from weights; images are normalised for ImageNet but for `changes`."""
+    if isinstance(init_cfg, str):
+        init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
+    model = {"backbone": SWIN | {"init_cfg": init_cfg}, "data_preprocessor": IMAGENET | changes}
+    return Config({"model": model, "settings": settings or {}})
+
+
+@pytest.mark.parametrize(
+    ("weights", "changes", "expected"),
+    [
+        ("vit_base.augreg_in21k", {}, "mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]"),
+        ("timm://vit_base_patch16_224.augreg_in21k", {}, "mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]"),
+        ("dinov3_large.fb_sat493m", {}, "mean=[109.65, 104.805, 75.48], std=[54.315, 39.78, 36.465]"),
+        ("eva02_small", {}, "mean=[122.771, 116.746, 104.094], std=[68.501, 66.632, 70.323]"),
+        ("swin_tiny", {"mean": None}, "mean=[123.675, 116.28, 103.53]"),
+        ("swin_tiny", {"mean": [103.53, 116.28, 123.675]}, "mean=[123.675, 116.28, 103.53]"),
+        ("swin_tiny", {"mean": [123.675] * 4}, "mean=[123.675, 116.28, 103.53]"),
+        ("swin_tiny", {"bgr_to_rgb": False}, "bgr_to_rgb=True"),
+        ([{"type": "Pretrained", "checkpoint": "swin_tiny"}], {"std": [1.0] * 3}, "std=[58.395, 57.12, 57.375]"),
+    ],
+)
+def test_normalisation_that_the_weights_do_not_expect_is_refused(weights, changes, expected):
+    with pytest.raises(ConfigError) as error:
+        check_normalisation(with_weights(weights, **changes))
+    assert f"expect {expected}; set model = dict(data_preprocessor=dict({expected}))" in str(error.value)
+    check_normalisation(with_weights(weights, settings={"normalisation": "own"}, **changes))
+    line = re.search(r"set model = dict\(data_preprocessor=(dict\(.*?\))\)", str(error.value))[1]
+    check_normalisation(with_weights(weights, **changes | eval(line)))
+
+
+def test_normalisation_of_weights_that_are_no_row_or_not_for_rgb():
+    check_normalisation(with_weights("swin_tiny"))
+    check_normalisation(with_weights("swin_tiny", mean=(123.7, 116.3, 103.5)))  # rounded
+    for other in ("of_mine.pth", {"type": "Xavier", "layer": "Linear"}, None):
+        check_normalisation(with_weights(other, mean=[0, 0, 0]))
+    cfg = with_weights("swin_tiny")
+    del cfg.model.data_preprocessor  # the pipeline normalises
+    check_normalisation(cfg)
+    more = {"type": "Pretrained", "checkpoint": "swin_tiny", "channels": "mean"}
+    check_normalisation(with_weights(more, mean=[0] * 4))
+
+
+def test_padding_to_whole_patches():
+    def warnings(name, scope, test_cfg=None, patch_size=None, **preprocessor):
+        backbone = {"type": "vitdense.ViT", "init_cfg": {"type": "Pretrained", "checkpoint": name}}
+        backbone |= {"patch_size": patch_size} if patch_size else {}
+        model = {"backbone": backbone, "data_preprocessor": preprocessor, "test_cfg": test_cfg}
+        return list(padding_warnings(Config({"model": model, "default_scope": scope})))
+
+    (line,) = warnings("dinov2_small", "mmdet", pad_size_divisor=32)
+    assert "data_preprocessor.pad_size_divisor: got 32, expected a multiple of 14" in line
+    assert not warnings("dinov2_small", "mmdet", pad_size_divisor=28)
+    assert not warnings("eva02_base", "mmdet", patch_size=16, pad_size_divisor=32)
+    assert not warnings("swin_tiny", "mmdet")
+    (line,) = warnings("dinov3_small", "mmseg")
+    assert "data_preprocessor.test_cfg.size_divisor: got 1, expected a multiple of 16" in line
+    (line,) = warnings("dinov2_small", "mmseg", test_cfg={"mode": "slide", "crop_size": (512, 512)})
+    assert "test_cfg.crop_size: got 512, 512" in line
+    assert not warnings("dinov2_small", "mmseg", test_cfg={"mode": "slide", "crop_size": (518, 518)})
 
 
 @pytest.mark.parametrize(
@@ -127,9 +183,11 @@ def test_schedule_against_the_length_of_the_run(length, schedulers, names):
 
 
 @pytest.mark.long
-def test_shipped_schedules_fit_their_runs(repo):
+def test_shipped_schedules_fit_their_runs_and_images_fit_the_weights(repo):
     for path in sorted(repo.glob("configs/*.py")):
-        assert not list(schedule_warnings(load_config(path), 0)), path
+        cfg = load_config(path)
+        check_normalisation(cfg)
+        assert not [*schedule_warnings(cfg, 0), *padding_warnings(cfg)], path
 
 
 def test_warm_up_longer_than_a_short_run(repo):

@@ -13,7 +13,7 @@ from PIL import Image
 from vitdense.__main__ import main
 from vitdense.engine import new
 from vitdense.engine.config import load_config
-from vitdense.engine.consistency import check_channels, normalisation_warnings
+from vitdense.engine.consistency import check_channels, check_normalisation, padding_warnings
 from vitdense.engine.estimate import Estimate, estimate
 from vitdense.models import list_models
 
@@ -83,7 +83,8 @@ def config_with(task, backbone):
     assert run(*line, "--backbone", backbone, "mine.py") == 0
     cfg = load_config("mine.py")
     check_channels(cfg)
-    assert not list(normalisation_warnings(cfg))
+    check_normalisation(cfg)
+    assert not list(padding_warnings(cfg))
     return cfg
 
 

@@ -28,6 +28,13 @@ def test_valid_config_passes(cfg):
     check(cfg, ("train", "val", "test"))
 
 
+def test_normalisation_of_other_weights_is_refused_before_training_only(cfg):
+    cfg.model.backbone.init_cfg.checkpoint = "vit_base.augreg_in21k"
+    with pytest.raises(ConfigError, match=r"data_preprocessor: got mean=\[123.*normalisation='own'"):
+        check(cfg, ("train",))
+    check(cfg, ("val", "test"))
+
+
 @pytest.mark.parametrize(
     ("classes", "message"),
     [

@@ -155,3 +155,13 @@ def test_log_to_of_a_config_without_a_visualizer(tmp_path):
 def test_wrong_settings_are_refused(repo, settings):
     with pytest.raises(ConfigError, match=f"settings.*{next(iter(settings))}"):
         load_config(repo / "configs/cascade_swin_t_coco.py", {"settings": settings})
+
+
+def test_normalisation_is_own_or_refused(repo):
+    path = repo / "configs/cascade_swin_t_coco.py"
+    cfg = load_config(path, {"settings.normalisation": "own"})
+    assert cfg.settings == {"normalisation": "own"}
+    cfg.pop("settings")
+    assert cfg.to_dict() == load_config(path).to_dict()  # nothing else changes
+    with pytest.raises(ConfigError, match=r"settings\.normalisation: got 'other', expected 'own'"):
+        load_config(path, {"settings.normalisation": "other"})

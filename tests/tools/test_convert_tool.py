@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import convert
 from vitdense.backbones import SwinV2, ViT
+from vitdense.models import MODELS, Model
 from vitdense.weights.read import read
 
 pytestmark = pytest.mark.long
@@ -47,6 +48,25 @@ def test_script(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(tmp_path / "timm.pth")
+
+
+def test_licence_of_the_weights(run, tmp_path, monkeypatch):
+    sizes = {"embed_dims": 8, "depth": 1, "num_heads": 1, "layer_scale": 1.0, "registers": 4, "rope": "dinov3"}
+    sizes |= {"token_position": False, "position": "none", "qkv_bias": "no_key"}
+    save_random(ViT(sizes, out_norm="shared"), tmp_path / "own.pth")
+    line = "licence of the weights, which binds the converted file: {}\n"
+    # The names of this project tell no licence, those of DINOv3 do.
+    assert "licence of the" not in run(tmp_path / "own.pth", tmp_path / "theirs.pth", "--to", "dinov3")
+    out = run(tmp_path / "theirs.pth", tmp_path / "again.pth", "--to", "vitdense")
+    assert line.format("DINOv3-License") in out
+    row = Model("nano.ours", "nano", "ViT", "deit_tiny", str(tmp_path / "own.pth"), "WTFPL")
+    monkeypatch.setitem(MODELS, row.name, row)
+    assert line.format("WTFPL") in run(row.name, tmp_path / "named.pth", "--to", "timm")
+    assert convert.licence_of("hf://facebook/dinov3-vits16-pretrain-lvd1689m/a.safetensors", "transformers") == (
+        "DINOv3-License"
+    )
+    assert convert.licence_of("timm://deit_tiny_patch16_224.fb_in1k", "timm") == "Apache-2.0"
+    assert convert.licence_of("timm://vit_small_patch16_lingbot.robbyant", "timm") == "Apache-2.0"
 
 
 def test_there_and_back_with_verification(run, tmp_path):

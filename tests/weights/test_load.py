@@ -711,3 +711,53 @@ def test_rebuilt_buffers_of_a_whole_model_are_ignored():
         _, report = fit_whole(model, state)
         assert (report.share, len(report.ignored)) == (1, number)
         model.load_state_dict(state, strict=True)
+
+
+def test_stem_for_other_channels(tmp_path):
+    """The formulas, on the weight of a file; every other tensor is that of the file."""
+    source = make()
+    rgb, path = source.patch_embed.proj.weight.detach(), file_of(official(source), tmp_path / "a.pth")
+
+    def stem(channels, number=5):
+        target = make(in_channels=number, init_cfg=dict(type="Pretrained", checkpoint=str(path), channels=channels))
+        target.init_weights()
+        same = [k for k, v in source.state_dict().items() if torch.equal(target.state_dict()[k], v)]
+        assert len(same) >= len(target.state_dict()) - 1
+        changed = f"patch_embed.proj.weight: 3 -> {number} input channels by channels={channels!r}"
+        assert changed in target.load_report.details()
+        return target.patch_embed.proj.weight.detach()
+
+    mean = stem("mean")
+    assert mean.shape == (8, 5, 4, 4)
+    torch.testing.assert_close(mean, rgb.mean(1, keepdim=True).repeat(1, 5, 1, 1) * 3 / 5)
+    torch.testing.assert_close(mean.sum(1), rgb.sum(1))
+    torch.testing.assert_close(stem("repeat"), rgb[:, [0, 1, 2, 0, 1]] * 3 / 5)
+    torch.testing.assert_close(stem("repeat", 3), rgb)
+    torch.testing.assert_close(stem("mean", 1), rgb.sum(1, keepdim=True))
+    assert torch.equal(stem([2, 1, 0, 1, 2]), rgb[:, [2, 1, 0, 1, 2]])
+    assert torch.equal(stem([2, 1, 0], 3), rgb[:, [2, 1, 0]])
+
+
+@pytest.mark.parametrize("channels", ["zero", [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, -1], [0, 1, 2, 0.5], 3])
+def test_channels_that_the_file_or_the_model_does_not_have(channels):
+    target = make(in_channels=4)
+    before = snapshot(target)
+    with pytest.raises(ValueError, match=r"channels: got .*each of the 4 channels .* 0 to 2"):
+        load_pretrained(target, official(make()), channels=channels)
+    assert unchanged(target, before)
+
+
+def test_images_of_the_file_with_a_fourth_channel_of_zeros():
+    source, target, image = make().eval(), make(in_channels=4).eval(), torch.randn(1, 3, 32, 32)
+    load_pretrained(target, source.state_dict(), channels=[0, 1, 2, 0])
+    with torch.no_grad():
+        for want, got in zip(source(image), target(torch.cat((image, torch.zeros(1, 1, 32, 32)), 1)), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_stem_of_a_file_that_is_no_convolution_is_a_size_mismatch():
+    state = {**make().state_dict(), "patch_embed.proj.weight": torch.ones(8)}
+    with pytest.raises(CheckpointMismatchError, match=r"size mismatch \(1\): patch_embed\.proj\.weight \(8,\)"):
+        load_pretrained(make(), state)
+    with pytest.raises(CheckpointMismatchError, match="size mismatch"):
+        load_pretrained(make(), state, channels="mean")

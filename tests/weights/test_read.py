@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from vitdense.backbones import ViT
 from vitdense.backbones.variants import VIT
-from vitdense.models import MODELS, Model
+from vitdense.models import MODELS, Model, gated_row, ungated_twin
 from vitdense.weights import read as read_module
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.load import load_pretrained
@@ -82,14 +82,14 @@ class Server:
     """Files by path on a local port; counts what was asked for."""
 
     def __init__(self):
-        self.files, self.headers, self.asked = {}, {}, []
+        self.files, self.headers, self.asked, self.status = {}, {}, [], 404
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 server.asked.append(f"{self.command} {self.path}")
                 found = server.files.get(self.path)
-                self.send_response(404 if found is None else 200)
+                self.send_response(server.status if found is None else 200)
                 headers = {"Content-Length": str(len(found or b"")), **(server.headers if found is not None else {})}
                 if found is None:
                     headers["X-Error-Code"] = "EntryNotFound"
@@ -615,6 +615,113 @@ def test_hugging_face_hub_and_timm_models(tmp_path, server):
         assert line.startswith("not found checkpoint hf://")
         assert f"{what} cannot be downloaded from the Hugging Face hub" in line
         assert "HF_HUB_OFFLINE" in line
+
+
+META = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
+
+
+def refused_by_hub(status, kind):
+    """What `hf_hub_download` raises, made of the answer of a host."""
+    from huggingface_hub import errors
+
+    httpx = pytest.importorskip("httpx")
+    answer = httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/x"))
+
+    def download(repo, name, revision=None):
+        try:
+            answer.raise_for_status()
+        except httpx.HTTPStatusError as cause:
+            error = getattr(errors, kind)("no", response=answer)
+            if kind != "HfHubHTTPError":
+                raise error from cause
+            raise errors.LocalEntryNotFoundError("An error happened") from error
+
+    return download
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(403, "GatedRepoError"), (401, "RepositoryNotFoundError"), (403, "HfHubHTTPError")]
+)
+@pytest.mark.parametrize(
+    ("address", "page", "gate", "twin"),
+    [
+        (
+            "hf://facebook/dinov3-vitb16-pretrain-lvd1689m/model.safetensors",
+            "facebook/dinov3-vitb16-pretrain-lvd1689m",
+            META,
+            "lingbot_base.robbyant",
+        ),
+        (
+            "timm://vit_large_patch16_dinov3_qkvb.sat493m",
+            "timm/vit_large_patch16_dinov3_qkvb.sat493m",
+            META,
+            "lingbot_large.robbyant",
+        ),
+        ("dinov3_small", "timm/vit_small_patch16_dinov3_qkvb.lvd1689m", META, "lingbot_small.robbyant"),
+        ("dinov3_7b.fb_sat493m", "timm/vit_7b_patch16_dinov3.sat493m", META, None),
+        ("hf://somebody/own@main/model.safetensors", "somebody/own", None, None),
+    ],
+)
+def test_hub_that_asks_for_consent(monkeypatch, address, page, gate, twin, status, kind):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(status, kind))
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *args, **options: None)
+    with pytest.raises(CheckpointNotFoundError) as error:
+        read(address)
+    message = str(error.value)
+    assert f"HTTP {status}" in message
+    assert f"https://huggingface.co/{page}{f' or {gate}' if gate else ''};" in message
+    assert "`hf auth login` or HF_TOKEN" in message
+    assert ("no gate" in message) == (twin is not None)
+    assert twin is None or f"take {twin}," in message
+
+
+def test_hub_that_has_no_such_file_asks_for_no_token(monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(404, "HfHubHTTPError"))
+    with pytest.raises(CheckpointNotFoundError) as error:
+        read("hf://facebook/dinov3-vitb16-pretrain-lvd1689m/model.safetensors")
+    assert "hf auth login" not in str(error.value)
+    assert META not in str(error.value)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize(
+    ("file", "twin"),
+    [
+        ("dinov3_vits16_pretrain_lvd1689m-08c60483.pth", "lingbot_small.robbyant"),
+        ("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", "lingbot_large.robbyant"),
+        ("dinov3_vith16plus_pretrain_lvd1689m-7c1da9a5.pth", None),
+    ],
+)
+def test_host_of_the_authors_that_asks_for_consent(server, cache, file, twin, status):
+    server.status = status
+    with pytest.raises(CheckpointNotFoundError) as error:
+        read(f"http://{server.host}/{file}")
+    message = str(error.value)
+    assert (f"HTTP {status}" in message) == (META in message) == (status != 404)
+    assert ("no gate" in message) == (twin is not None and status != 404)
+    assert "hf auth login" not in message  # a token of the hub is of no use here
+    assert "no gate" not in message or twin in message
+
+
+@pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.gate])
+def test_files_behind_a_gate_are_known_by_the_authors_names(name):
+    row = MODELS[name]
+    size, data = row.model.removeprefix("dinov3_"), name.partition("fb_")[2]
+    letters = {"small_plus": "s16plus", "huge_plus": "h16plus", "7b": "7b16"}.get(size, f"{size[0]}16")
+    for address in (
+        f"hf://facebook/dinov3-vit{letters}-pretrain-{data}/a.pth",
+        f"x/dinov3_vit{letters}_pretrain_{data}-0",
+    ):
+        assert gated_row(address) is row
+    assert gated_row(read_module.timm_address(row.weights.removeprefix("timm://"))) is row
+    twin = ungated_twin(row)
+    assert (twin.model if twin else None) == {
+        "small": "lingbot_small",
+        "base": "lingbot_base",
+        "large": "lingbot_large",
+    }.get(size)
 
 
 def test_weights_of_the_model_table_exist_in_timm_or_torchvision():

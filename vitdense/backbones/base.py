@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 Finetune = str | Mapping | None
 InitCfg = dict | Sequence[dict] | str | Path | None
-PRETRAINED_OPTIONS = ("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier", "map_location")
+PRETRAINED_OPTIONS = (
+    *("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier", "map_location", "channels"),
+)
 
 # What trains by `finetune`, as regular expressions of parameter names; everything else is frozen. "Three things"
 # section 4 adapts the attention and, in its code, the position embeddings; the MLPs are its control, which differs in
@@ -281,7 +283,8 @@ class Backbone(Module):
         """Load ``init_cfg=dict(type='Pretrained', checkpoint=...)`` or ``init_cfg='...'`` exactly, or raise.
 
         `checkpoint` is a file, an address or a name of the model table. `init_cfg` may also hold the other arguments of
-        `load_pretrained`: `prefix`, `scheme`, `resize`, `sha256`, `allow_pickle`, `keep_classifier`, `map_location`.
+        `load_pretrained`: `prefix`, `scheme`, `resize`, `sha256`, `allow_pickle`, `keep_classifier`, `map_location`,
+        `channels`.
         Without `init_cfg` the weights stay as the constructor made them (truncated normal, std 0.02).
 
         Raises:

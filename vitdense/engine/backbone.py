@@ -12,6 +12,7 @@ from torch import Tensor
 from vitdense import backbones
 from vitdense.backbones.variants import SWIN, SwinArch
 from vitdense.engine.classes import as_list, find_class
+from vitdense.engine.consistency import expected_preprocessor
 from vitdense.engine.errors import ConfigError
 from vitdense.models import Model, find_model, near_names
 
@@ -54,8 +55,7 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
     backbone, new_channels, pyramid = _named(name, row, strides)
     changes = channel_changes(model, channels, new_channels)
     old = model.get("data_preprocessor") or {}
-    expected = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
-    preprocessor = {key: value for key, value in {**expected, "bgr_to_rgb": True}.items() if value != old.get(key)}
+    preprocessor = {key: value for key, value in expected_preprocessor(row).items() if value != old.get(key)}
     if pyramid is not None:
         neck = model.get("neck") or []
         after = [{**neck, **changes.get("neck", {})}] if isinstance(neck, dict) else changes.get("neck", neck)

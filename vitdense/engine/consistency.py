@@ -11,8 +11,7 @@ from torch import nn
 
 from vitdense.engine.classes import annotation_file, as_list
 from vitdense.engine.errors import ConfigError
-from vitdense.models import MODELS as TABLE
-from vitdense.models import Model, find_model
+from vitdense.models import Model, row_of
 
 WARM_UP = ("LinearLR", "ConstantLR")  # schedulers that begin at 0 and may end before the run
 
@@ -105,26 +104,77 @@ def check_evaluator(split: str, datasets: Sequence[dict], cfg: Config) -> None:
         )
 
 
-def normalisation_warnings(cfg: Config) -> Iterator[str]:
-    """What in the data preprocessor differs from what the pretrained weights of the backbone expect, a line each."""
-    model = cfg.model.get("module", cfg.model)
-    row = _row_of_weights((model.get("backbone") or {}).get("init_cfg"))
-    preprocessor = model.get("data_preprocessor") or {}
-    if row is None:
+def check_normalisation(cfg: Config) -> None:
+    """Check mean, std and channel order of the data preprocessor against what the pretrained weights expect.
+
+    Wrong ones raise no error in training and cost accuracy. Not checked are weights of no row of the model table, or
+    with ``channels`` in `init_cfg`, models without a data preprocessor, whose pipeline normalises, and configs with
+    ``settings = dict(normalisation="own")``.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
+    preprocessor, row = model.get("data_preprocessor"), _row_of_weights(model)
+    if not preprocessor or row is None or cfg.get("settings", {}).get("normalisation") == "own":
         return
-    for key in ("mean", "std"):
-        expected = [round(255 * value, 3) for value in getattr(row, key)]
-        got = preprocessor.get(key)
-        if not got or max(abs(a - b) for a, b in zip(got, expected)) > 0.5:
-            yield f"model.data_preprocessor.{key} is {got}, but the weights {row.name} expect {expected}"
-    if not preprocessor.get("bgr_to_rgb"):
-        yield f"model.data_preprocessor.bgr_to_rgb is not True, but the weights {row.name} expect RGB"
+    pairs = expected_preprocessor(row).items()
+    if wrong := {key: value for key, value in pairs if not _is_close(preprocessor.get(key), value)}:
+        got = ", ".join(f"{key}={preprocessor.get(key)!r}" for key in wrong)
+        expected = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
+        raise ConfigError(
+            f"model.data_preprocessor: got {got}, but the weights {row.name} expect {expected}; set "
+            f"model = dict(data_preprocessor=dict({expected})), or, to normalise images otherwise on purpose, "
+            f"settings = dict(normalisation='own')"
+        )
 
 
-def _row_of_weights(init_cfg: Mapping | str | None) -> Model | None:
-    """The row of the model table with these weights, by its name or its address."""
-    checkpoint = str(init_cfg.get("checkpoint") if isinstance(init_cfg, Mapping) else init_cfg)
-    return find_model(checkpoint) or next((row for row in TABLE.values() if row.weights == checkpoint), None)
+def expected_preprocessor(row: Model) -> dict[str, list[float] | bool]:
+    """What a row of the model table expects of mm's data preprocessor: values of 0 to 255, and RGB from mm's BGR."""
+    stats = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
+    return {**stats, "bgr_to_rgb": True}
+
+
+def _is_close(got: Sequence[float] | bool | None, expected: Sequence[float] | bool) -> bool:
+    """Equal up to rounding: half a grey level."""
+    if isinstance(expected, bool) or not got:
+        return got == expected
+    return len(got) == len(expected) and all(abs(a - b) <= 0.5 for a, b in zip(got, expected))
+
+
+def padding_warnings(cfg: Config) -> Iterator[str]:
+    """Where images are not padded to whole patches of a plain ViT, a line.
+
+    The ViT then pads its own input: maps reach past the image, and predictions are slightly misaligned.
+    """
+    model = cfg.model.get("module", cfg.model)
+    row = _row_of_weights(model)
+    if row is None or row.patch_size is None:
+        return
+    patch = model["backbone"].get("patch_size", row.patch_size)
+    preprocessor, test_cfg = model.get("data_preprocessor") or {}, model.get("test_cfg") or {}
+    if cfg.get("default_scope") != "mmseg":
+        where, sides = "data_preprocessor.pad_size_divisor", [preprocessor.get("pad_size_divisor", 1)]
+    elif test_cfg.get("mode") == "slide":
+        where, sides = "test_cfg.crop_size", as_list(test_cfg.get("crop_size"))
+    else:
+        padding = preprocessor.get("test_cfg") or {}
+        where, sides = "data_preprocessor.test_cfg.size_divisor", [padding.get("size_divisor") or 1]
+    if any(side % patch for side in sides):
+        yield (
+            f"model.{where}: got {', '.join(map(str, sides))}, expected a multiple of {patch}, the side of the patches "
+            f"of {row.name} in pixels; otherwise predictions are slightly misaligned"
+        )
+
+
+def _row_of_weights(model: Mapping) -> Model | None:
+    """The row of the model table that the backbone starts from; None for other weights."""
+    for part in as_list((model.get("backbone") or {}).get("init_cfg")):
+        if not isinstance(part, Mapping):
+            return row_of(str(part))
+        if part.get("type") == "Pretrained" and not part.get("channels"):
+            return row_of(str(part.get("checkpoint")))
+    return None
 
 
 def schedule_warnings(cfg: Config, num_images: int) -> Iterator[str]:

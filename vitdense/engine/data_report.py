@@ -12,7 +12,7 @@ from PIL import Image
 from vitdense.engine.annotations import count_used, examine, read_annotations
 from vitdense.engine.classes import annotation_file, dataset_classes, find_class, leaf_datasets, reads_coco
 from vitdense.engine.config import config_of, make_parser
-from vitdense.engine.consistency import normalisation_warnings, schedule_warnings
+from vitdense.engine.consistency import padding_warnings, schedule_warnings
 from vitdense.engine.images import (
     FILES_READ,
     ImageFile,
@@ -112,7 +112,7 @@ def report(cfg: Config, all_files: bool = False) -> int:
             described[files] = split
             with result.collect():
                 _describe(result, split, dataset, cfg, number)
-    result.warnings += [*normalisation_warnings(cfg), *schedule_warnings(cfg, result.num_train)]
+    result.warnings += [*padding_warnings(cfg), *schedule_warnings(cfg, result.num_train)]
     return result.finish()
 
 

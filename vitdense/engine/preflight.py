@@ -18,7 +18,7 @@ from vitdense.engine.classes import (
     reads_coco,
 )
 from vitdense.engine.coco import category_names
-from vitdense.engine.consistency import check_channels, check_evaluator
+from vitdense.engine.consistency import check_channels, check_evaluator, check_normalisation
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.label_maps import check_label_maps
 from vitdense.engine.options import DATALOADER
@@ -34,7 +34,8 @@ def check(cfg: Config, splits: tuple[str, ...]) -> None:
     Raises:
         ConfigError: A file or folder is missing, the classes are not those of the annotation file, a head has
             another number of classes, values of label maps do not match the config, annotations have no masks that
-            the pipeline loads, a metric reads another annotation file, or channels differ.
+            the pipeline loads, a metric reads another annotation file, channels differ, or, before training, images
+            are not normalised as the pretrained weights expect.
     """
     for check_part in checks(cfg, splits):
         check_part()
@@ -52,6 +53,8 @@ def checks(cfg: Config, splits: tuple[str, ...]) -> Iterator[Callable[[], None]]
             if split != "train":
                 yield partial(check_evaluator, split, leaves, cfg)
     yield partial(check_channels, cfg)
+    if "train" in splits:  # a trained model has the statistics of its training
+        yield partial(check_normalisation, cfg)
 
 
 def _check_loader(where: str, loader: dict) -> None:

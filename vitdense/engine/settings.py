@@ -2,7 +2,9 @@
 
 ``settings = dict(max_epochs=12, image_size=640)`` in a config changes the loop with its learning-rate schedule, and
 every size in the pipelines. `max_iters` takes the place of `max_epochs` where the config counts iterations.
-``settings = dict(log_to=["tensorboard", "wandb"])`` adds these to the visualizer.
+``settings = dict(log_to=["tensorboard", "wandb"])`` adds these to the visualizer. ``settings =
+dict(normalisation="own")`` changes nothing: it says that images are normalised otherwise than the pretrained weights
+expect on purpose, which is refused without it.
 """
 
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from vitdense.engine.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
 LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "vitdense.WandbVisBackend"}
-SETTINGS = (*LENGTHS, "image_size", "log_to")
+SETTINGS = (*LENGTHS, "image_size", "log_to", "normalisation")
 # Of transforms, the data preprocessor and test_cfg.
 SIZES = ("scale", "scales", "crop_size", "size", "img_scale", "img_scales", "stride")
 FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # of YOLOX and RTMDet, which repeat them in code
@@ -33,6 +35,10 @@ def apply_settings(cfg: Config) -> None:
             raise ConfigError(f"settings: got {name}, expected one of {', '.join(SETTINGS)}")
         if name == "log_to":
             _set_loggers(cfg, as_list(value))
+            continue
+        if name == "normalisation":
+            if value != "own":
+                raise ConfigError(f"settings.normalisation: got {value!r}, expected 'own'")
             continue
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"settings.{name}: got {value!r}, expected a positive int")

@@ -35,6 +35,7 @@ class LoadReport:
         ignored: Tensors of the checkpoint that were ignored (allow-listed), by our names.
         kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
         share: Elements loaded / elements of the model's state dict.
+        channels: How the stem was changed for images of other channels; empty if it was not.
         classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
     """
 
@@ -45,6 +46,7 @@ class LoadReport:
     ignored: list[str] = field(default_factory=list)
     kept_at_init: list[str] = field(default_factory=list)
     share: float = 0.0
+    channels: str = ""
     classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def count(self, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -57,7 +59,7 @@ class LoadReport:
         return (
             f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
             f"{len(self.ignored)} ignored, {len(self.kept_at_init)} kept at initialisation; "
-            f"{100 * self.share:.2f} % of the parameters loaded"
+            f"{100 * self.share:.2f} % of the parameters loaded{self.channels and f'; {self.channels}'}"
         )
 
     def details(self) -> str:
@@ -84,6 +86,39 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
     if key.endswith((".bias.rel_pos_h", ".bias.rel_pos_w")):
         return resize_relative_position(value, target.shape[0])
     return value
+
+
+def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) -> Tensor:
+    """The weight of a stem's convolution, ``[D, F, h, w]``, for images of `number` channels C: ``[D, C, h, w]``.
+
+    Args:
+        weight: Of the file, for F channels, mostly R, G and B.
+        channels: ``'mean'``: ``new[:, c] = weight.sum(1) / C``, the mean over F times F / C, which keeps the sum over
+            all channels. ``'repeat'``: ``new[:, c] = weight[:, c % F] * F / C``. A list, one entry for each channel:
+            ``new[:, c] = weight[:, channels[c]]``.
+        number: C.
+
+    Raises:
+        ValueError: `channels` is something else, or a list of another length or with channels that the file lacks.
+    """
+    given = weight.shape[1]
+    if channels == "mean":
+        return (weight.float().sum(1, keepdim=True) / number).repeat(1, number, 1, 1)  # [D, C, h, w]
+    if channels == "repeat":
+        return weight.float()[:, [c % given for c in range(number)]] * (given / number)  # [D, C, h, w]
+    is_list = isinstance(channels, (list, tuple))
+    if not is_list or len(channels) != number or not all(c in range(given) for c in channels):
+        raise ValueError(
+            f"channels: got {channels!r}, expected 'mean', 'repeat', or for each of the {number} channels of the model "
+            f"one of the file, 0 to {given - 1}"
+        )
+    return weight[:, list(channels)]  # [D, C, h, w]
+
+
+def _stem_weight(model: nn.Module) -> str:
+    """Name of the weight that meets the image: of the first convolution of the stem."""
+    stem = next(part for module in model.stem_modules() for part in module.modules() if isinstance(part, nn.Conv2d))
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is stem)
 
 
 def match_exactly(
@@ -232,6 +267,7 @@ def load_pretrained(
     allow: Sequence | None = None,
     keep_classifier: bool = False,
     map_location: Any = "cpu",
+    channels: str | Sequence[int] | None = None,
 ) -> LoadReport:
     """Fill a backbone exactly from a checkpoint of any known naming scheme.
 
@@ -242,11 +278,14 @@ def load_pretrained(
         resize: Rule for bias tables and absolute positions of another resolution; see `vitdense.layers.resize`.
         sha256, allow_pickle, allow, map_location: See `read`.
         keep_classifier: Keep the ignored tensors of the classifier in the report.
+        channels: How the stem gets weights for the channels of the model's images, which are not those of the file; see
+            `with_channels`. None refuses another number of channels.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: A key is unknown, missing or unexpected, or has another size or dtype, or NaN or
             infinity; or the windows of pretraining are not the model's.
+        ValueError: See `with_channels`.
     """
     if isinstance(checkpoint, Mapping):
         source = "state dict"
@@ -269,6 +308,18 @@ def load_pretrained(
     patterns = FAMILIES[model.family].may_be_missing
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
+    stem = _stem_weight(model)
+    if stem in state and state[stem].ndim == 4:
+        theirs, ours = state[stem].shape[1], targets[stem].shape[1]
+        if channels is not None:
+            state[stem] = with_channels(state[stem], channels, ours)
+            report.channels = f"{stem}: {theirs} -> {ours} input channels by channels={channels!r}"
+        elif theirs != ours:
+            advice += (
+                f"Its images have {theirs} channels, those of the model {ours}: say how the stem gets its weights by "
+                f"channels='mean', 'repeat' or a list, as init_cfg=dict(type='Pretrained', checkpoint=..., "
+                f"channels='mean') or load_pretrained(model, ..., channels='mean'). "
+            )
     state = match_exactly(targets, state, missing, lambda *names: advice)
     report.count(targets, state)
     model.load_state_dict({**targets, **state}, strict=True)

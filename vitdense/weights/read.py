@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdense.files import atomic_write
-from vitdense.models import find_model, near_names
+from vitdense.models import find_model, gated_row, near_names, ungated_twin
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.formats import one_line, place, read_file
 
@@ -137,8 +137,9 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
         raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
     except (OSError, http.client.HTTPException) as error:
         raise CheckpointNotFoundError(
-            f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); give the path of "
-            f"a file, or train from scratch with --cfg-options model.backbone.init_cfg=None"
+            f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); "
+            f"{_advice_if_refused(error, source)}give the path of a file, or train from scratch with --cfg-options "
+            f"model.backbone.init_cfg=None"
         ) from error
 
 
@@ -190,12 +191,32 @@ def _hub_file(address: str) -> Path:
         cached = try_to_load_from_cache(repo, name, revision=revision)
         return Path(cached if isinstance(cached, str) else hf_hub_download(repo, name, revision=revision))
     except (OSError, HTTPError, HFValidationError) as error:
+        cause = error.__cause__ or error
         raise CheckpointNotFoundError(
             f"checkpoint {address} cannot be downloaded from the Hugging Face hub ({type(error).__name__}: "
-            f"{one_line(error.__cause__ or error)}); check the name, the network and HF_HUB_OFFLINE, HF_ENDPOINT and "
-            f"HF_TOKEN, or give the path of a file, from "
+            f"{one_line(cause)}); {_advice_if_refused(cause, address)}check the name, the network and HF_HUB_OFFLINE, "
+            f"HF_ENDPOINT and HF_TOKEN, or give the path of a file, from "
             f"https://huggingface.co/{repo}/resolve/{revision or 'main'}/{name}"
         ) from error
+
+
+def _advice_if_refused(error: BaseException, address: str) -> str:
+    """After HTTP 401 or 403: where to ask for a file, how to give a token, and what needs neither; otherwise empty."""
+    status = getattr(error, "code", getattr(getattr(error, "response", None), "status_code", None))
+    if status not in (401, 403):
+        return ""
+    row, hub = gated_row(address), re.match(r"(?:hf://|https://huggingface\.co/)([^/@]+/[^/@]+)", address)
+    pages = [*([f"https://huggingface.co/{hub[1]}"] if hub else []), *([row.gate] if row else [])]
+    advice = f"HTTP {status}: the file needs the consent of its owner, or does not exist; "
+    if pages:
+        advice += f"ask for access on {' or '.join(pages)}; "
+    if hub:
+        advice += (
+            f"give the token of your account by `hf auth login` or HF_TOKEN, and the address as hf://{hub[1]}/...; "
+        )
+    if twin := row and ungated_twin(row):
+        advice += f"or take {twin.name}, which has the same architecture and no gate; "
+    return advice
 
 
 def timm_address(model: str) -> str:
