@@ -18,3 +18,4 @@ model = dict(
     ),
     decode_head=dict(_base_.linear_head, in_channels=384),
 )
+settings = dict(image_size=518)  # crops of whole patches of 14 pixels; the authors pad 512 to 518

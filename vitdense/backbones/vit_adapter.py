@@ -180,6 +180,9 @@ class ViTAdapter(Backbone):
         if self.trunk._names_weights():
             self.register_forward_pre_hook(_warn_unloaded_trunk)
 
+    def stem_modules(self) -> list[nn.Module]:
+        return self.trunk.stem_modules()
+
     def stage_modules(self) -> list[nn.Module]:
         return []  # the trunk freezes its own, and all of the adapter is used
 
