@@ -158,6 +158,9 @@ def test_other_windows_than_those_of_an_eva02_detector_are_refused(options, shar
     other = ViT(asdict(model.arch), **{**theirs, **options})
     with pytest.raises(CheckpointMismatchError, match="set window_size and global_indices"):
         load_pretrained(other, state)
+    state.pop(next(key for key in state if key.endswith("rope_glb.freqs_cos")))
+    with pytest.raises(CheckpointMismatchError, match="set window_size and global_indices"):
+        load_pretrained(model, state)
 
 
 DINOV3_NANO = {**DINOV3, "embed_dims": 32, "depth": 2, "num_heads": 2, "qkv_bias": "no_key"}
@@ -298,6 +301,16 @@ def dinov2_nano():
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     return model.eval()
+
+
+@pytest.mark.parametrize("rule", ["dinov2", "antialias"])
+def test_positions_are_resized_by_the_rule_of_the_model_and_not_at_loading(rule):
+    arch = {**DINOV2_NANO, "position_rule": rule}
+    state = ViT(arch, pretrain_img_size=(56, 70), out_norm="none").state_dict()
+    other = ViT(arch, out_norm="none")
+    with pytest.raises(CheckpointMismatchError, match=r"set pretrain_img_size=\(56, 70\)"):
+        load_pretrained(other, state)
+    assert load_pretrained(other, state, resize="timm").resized  # asked for
 
 
 def test_timm_adds_the_position_to_the_class_token_which_cannot_be_undone():

@@ -157,6 +157,7 @@ def _transfer(
     renamed, targets = match.ours(), model.state_dict()
     _check_pretraining_windows(model, renamed)
     _check_rotary_windows(model, renamed)
+    _check_position_rule(model, renamed, targets, rule)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
     state = {}
     for key, value in renamed.items():
@@ -212,13 +213,28 @@ def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> No
         block = modules.get(key.removesuffix(end)) if key.endswith(end) else None
         if block is None:
             continue
-        window, whole = block.spec.window, len(renamed["rope_glb.freqs_cos"])
+        window, whole = block.spec.window, len(renamed.get("rope_glb.freqs_cos", ()))
         if len(table) != (whole if window is None else math.prod(window)):
             has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
             raise CheckpointMismatchError(
                 f"the checkpoint has {has} in {key.removesuffix(end)}, the model {window or 'no windows'}: set "
                 f"window_size and global_indices as it was trained"
             )
+
+
+def _check_position_rule(
+    model: nn.Module, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], rule: str
+) -> None:
+    """A model with a rule of its own, as DINOv2, resizes the table of its pretraining: not one that was resized."""
+    table, ours = (state.get("absolute_pos_embed.table") for state in (renamed, targets))
+    own = getattr(model.arch, "position_rule", "bicubic")
+    if table is None or ours is None or own == "bicubic" or rule != "bicubic" or table.shape[1:3] == ours.shape[1:3]:
+        return
+    h, w = (side * model.arch.patch_size for side in table.shape[1:3])
+    raise CheckpointMismatchError(
+        f"the checkpoint has positions of {h}x{w} pixels, the model of another size, and its position_rule is {own!r}: "
+        f"set pretrain_img_size={h if h == w else (h, w)}"
+    )
 
 
 def load_pretrained(
