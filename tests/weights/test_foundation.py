@@ -351,3 +351,12 @@ def test_shared_norm_is_on_every_output():
         torch.testing.assert_close(out, norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
     with torch.device("meta"):
         assert ViT("dinov3_large").out_indices == (4, 11, 17, 23)  # the authors'
+
+
+def test_patches_alone_have_the_norm_before_the_blocks_too():
+    model = ViT({**DINOV2_NANO, "pre_norm": True}, pretrain_img_size=56, out_norm="shared").eval()
+    nn.init.normal_(model.norm_pre.weight)
+    with torch.no_grad():
+        x = model.patch_embed(torch.randn(1, 3, 56, 84))  # [1, 4, 6, C]
+        tokens = model.forward_tokens(model.absolute_pos_embed(x).flatten(1, 2))[:, 3:]  # [1, 24, C]
+        torch.testing.assert_close(tokens, model.forward_patches(x)[-1].flatten(2).mT)

@@ -157,13 +157,14 @@ def _transfer(
     renamed, targets = match.ours(), model.state_dict()
     _check_pretraining_windows(model, renamed)
     _check_rotary_windows(model, renamed)
-    _check_position_rule(model, renamed, targets, rule)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
     state = {}
     for key, value in renamed.items():
         if key in targets:
             state[key] = fit(key, value, targets[key], rule)
             if state[key].shape != value.shape:
+                if key == "absolute_pos_embed.table":
+                    _check_position_rule(model, value, rule)
                 report.resized[key] = tuple(value.shape), tuple(state[key].shape)
         elif ignored.fullmatch(key):
             report.ignored.append(key)
@@ -222,19 +223,15 @@ def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> No
             )
 
 
-def _check_position_rule(
-    model: nn.Module, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], rule: str
-) -> None:
-    """A model with a rule of its own, as DINOv2, resizes the table of its pretraining: not one that was resized."""
-    table, ours = (state.get("absolute_pos_embed.table") for state in (renamed, targets))
-    own = getattr(model.arch, "position_rule", "bicubic")
-    if table is None or ours is None or own == "bicubic" or rule != "bicubic" or table.shape[1:3] == ours.shape[1:3]:
-        return
-    h, w = (side * model.arch.patch_size for side in table.shape[1:3])
-    raise CheckpointMismatchError(
-        f"the checkpoint has positions of {h}x{w} pixels, the model of another size, and its position_rule is {own!r}: "
-        f"set pretrain_img_size={h if h == w else (h, w)}"
-    )
+def _check_position_rule(model: nn.Module, table: Tensor, rule: str) -> None:
+    """A model with a rule of its own, as DINOv2, resizes the table of its pretraining, not one that was resized."""
+    own = getattr(model.arch, "position_rule", rule)
+    if rule == "bicubic" != own:
+        size = tuple(side * model.arch.patch_size for side in table.shape[1:3])
+        raise CheckpointMismatchError(
+            f"the checkpoint has positions of images of another size, and the model's position_rule is {own!r}, which "
+            f"resizes them to every map: set pretrain_img_size={size}"
+        )
 
 
 def load_pretrained(
