@@ -8,6 +8,7 @@ from conftest import add_row, relative_error
 from torch import nn
 
 from vitdense.backbones import ViT
+from vitdense.backbones.variants import VIT
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import load_pretrained
@@ -349,8 +350,25 @@ def test_shared_norm_is_on_every_output():
         raw = model(image)
     for out, x in zip(outs, raw, strict=True):
         torch.testing.assert_close(out, norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def test_rows_have_the_authors_taps_and_rules_of_positions():
+    for name, row in VIT.items():
+        if name.startswith("dinov2"):
+            assert row.position_rule == ("antialias" if row.registers else "dinov2")
+            assert bool(row.registers) is name.endswith("_reg")
+    blocks = {
+        **dict.fromkeys(("dinov2_large", "dinov2_large_reg", "dinov3_large", "dinov3_large_plus"), (4, 11, 17, 23)),
+        **{"dinov3_7b": (9, 19, 29, 39), "dinov2_giant": (9, 19, 29, 39), "eva02_large": (5, 11, 17, 23)},
+    }
     with torch.device("meta"):
-        assert ViT("dinov3_large").out_indices == (4, 11, 17, 23)  # the authors'
+        assert {name: ViT(name).out_indices for name in blocks} == blocks
+
+
+@pytest.mark.parametrize("out_norm", ["each", "final", "shared"])
+def test_every_norm_has_the_epsilon_of_the_arch(out_norm):
+    model = ViT({**DINOV2_NANO, "norm_eps": 1e-3, "pre_norm": True, "ffn": "swiglu_norm"}, out_norm=out_norm)
+    assert {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)} == {1e-3}
 
 
 def test_patches_alone_have_the_norm_before_the_blocks_too():

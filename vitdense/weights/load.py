@@ -209,17 +209,14 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
 def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
     """EVA-02's parameters fit any window. Files of its detectors have a table of angles for the tokens of every block,
     which tells windows and global blocks."""
-    end, modules = ".attn.rope.freqs_cos", dict(model.named_modules())
-    for key, table in renamed.items():
-        block = modules.get(key.removesuffix(end)) if key.endswith(end) else None
-        if block is None:
-            continue
-        window, whole = block.spec.window, len(renamed.get("rope_glb.freqs_cos", ()))
-        if len(table) != (whole if window is None else math.prod(window)):
+    whole = len(renamed.get("rope_glb.freqs_cos", ()))
+    for name, block in model.named_modules():
+        table = renamed.get(f"{name}.attn.rope.freqs_cos")
+        if table is not None and len(table) != (math.prod(block.spec.window) if block.spec.window else whole):
             has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
             raise CheckpointMismatchError(
-                f"the checkpoint has {has} in {key.removesuffix(end)}, the model {window or 'no windows'}: set "
-                f"window_size and global_indices as it was trained"
+                f"the checkpoint has {has} in {name}, the model {block.spec.window or 'no windows'}: set window_size "
+                f"and global_indices as it was trained"
             )
 
 
