@@ -63,8 +63,11 @@ def test_rows_have_the_shapes_of_timms_models(name):
         size = row.model.removeprefix("dinov2_").removesuffix("_reg")
         theirs = f"vit_{size}_patch14_{'reg4_' * row.model.endswith('_reg')}dinov2"
     with torch.device("meta"):
-        state = convert(timm.create_model(theirs, num_classes=0).state_dict(), "vitdense").state
-        ours = create(name, out_norm="none").state_dict()
+        theirs = timm.create_model(theirs, num_classes=0)
+        state = convert(theirs.state_dict(), "vitdense").state
+        ours = create(name, out_norm="none")
+    assert ours.arch.num_heads == theirs.blocks[0].attn.num_heads  # which no shape shows
+    ours = ours.state_dict()
     assert ours.keys() - state.keys() <= {"rope.periods"}
     assert all(key.startswith(("norm.", "fc_norm.", "attn_pool.")) for key in state.keys() - ours.keys())
     assert {key: x.shape for key, x in state.items() if key in ours} == {

@@ -612,7 +612,7 @@ def test_trainable_parameters_of_mlp_only_fine_tuning():
         ({"output_cls_token": True, "relative_position": True}, "output_cls_token: with windows"),
         ({"window_size": 0}, "window_size: got 0"),
         ({"pretrain_img_size": 8}, "pretrain_img_size: got 8x8, expected at least one patch of 16"),
-        ({"finetune": "ffn"}, "finetune: got 'ffn', expected None .all. or one of attention, mlp"),
+        ({"finetune": "ffn"}, "finetune: got 'ffn', expected None .all., one of attention, mlp, lora"),
         ({"out_indices": (3, 4)}, "out_indices: got .3, 4., expected ascending stages from 0 to 3"),
         ({"frozen_stages": 5}, "frozen_stages: got 5"),
     ],

@@ -1,7 +1,25 @@
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
-from vitdense.layers.blocks import OverlapPatchEmbed, PatchEmbed, PatchMerging, PostNormMerging
+from vitdense.layers import blocks
+from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, PatchEmbed, PatchMerging, PostNormMerging
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("with_cp", [False, True])
+def test_gradients_of_an_mlp_that_computes_its_activation_again(approximate, with_cp, monkeypatch):
+    """As it does on a GPU."""
+    monkeypatch.setattr(blocks, "RECOMPUTES_ON_CPU", True)
+    mlp = Mlp(4, 8, approximate=approximate).double()
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    leaves, go = [x, *mlp.parameters()], torch.randn(3, 4, dtype=torch.float64)
+    out = checkpoint(mlp, x, use_reentrant=False) if with_cp else mlp(x)
+    want = mlp.fc2(F.gelu(mlp.fc1(x), approximate=approximate))
+    torch.testing.assert_close(out, want)
+    for got, of_torch in zip(*(torch.autograd.grad(y, leaves, go) for y in (out, want)), strict=True):
+        torch.testing.assert_close(got, of_torch)
 
 
 def test_patch_embed_pads_right_and_bottom():

@@ -54,13 +54,15 @@ def block_by_hand(block, x, size, window, kind, eps):
     (h, w), heads, c = size, block.spec.num_heads, x.shape[1]
     extra, d = len(x) - h * w, c // heads
     y = norm_by_hand(block.norm1, x, eps)
-    qkv = block.attn.qkv
-    bias_q, bias_v = qkv.qv_bias.chunk(2)
-    w_q, w_k, w_v = qkv.weight.chunk(3)
+    w_q, w_k, w_v = block.attn.qkv.weight.chunk(3)
+    if block.spec.qkv_bias == "all":
+        bias_q, bias_k, bias_v = block.attn.qkv.bias.chunk(3)
+    else:
+        (bias_q, bias_v), bias_k = block.attn.qkv.qv_bias.chunk(2), 0
     wh, ww = window or size
 
     def project(token, place, corner):
-        q, k, v = w_q @ token + bias_q, w_k @ token, w_v @ token + bias_v
+        q, k, v = w_q @ token + bias_q, w_k @ token + bias_k, w_v @ token + bias_v
         q, k, v = (z.view(heads, d) for z in (q, k, v))
         if place is not None:
             local = window is not None and ROPES[kind].per_window
@@ -76,9 +78,11 @@ def block_by_hand(block, x, size, window, kind, eps):
         keys = [project(y[j], None, None)[1:] for j in range(extra)]
         for row in range(top, top + wh):
             for column in range(left, left + ww):
-                inside = row < h and column < w  # padding is zero: its key is zero, its value the bias
-                token = y[extra + row * w + column] if inside else torch.zeros_like(y[0])
-                keys.append(project(token, (row, column), (top, left))[1:])
+                if row < h and column < w:
+                    keys.append(project(y[extra + row * w + column], (row, column), (top, left))[1:])
+                else:  # padding is zero: its key and its value are the biases, and it has no place in the map
+                    at = (row, column) if ROPES[kind].per_window else None
+                    keys.append(project(torch.zeros_like(y[0]), at, (top, left))[1:])
         q = project(y[i], place, (top, left))[0]
         k, v = (torch.stack(part) for part in zip(*keys))  # [keys, heads, d]
         share = (torch.einsum("hd,khd->kh", q, k) / math.sqrt(d)).softmax(0)
@@ -97,7 +101,8 @@ def block_by_hand(block, x, size, window, kind, eps):
 )
 def test_a_block_with_every_part_is_the_definition(kind, size, window, extra):
     """Rotary positions, no bias of keys, a SwiGLU with a norm, LayerScale, another epsilon; windows pad."""
-    options = {"norm_eps": 1e-3, "qkv_bias": "no_key", "ffn": "swiglu_norm", "ffn_dims": 11}
+    bias = "all" if kind.startswith("pe") else "no_key"
+    options = {"norm_eps": 1e-3, "qkv_bias": bias, "ffn": "swiglu_norm", "ffn_dims": 11}
     block = ViTBlock(BlockSpec(16, 2, window, None, 0.5, 0.0, **options), 4.0, 1).double()
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -155,6 +160,8 @@ def test_augmentation_is_drawn_in_training_only_and_not_with_a_frozen_stem():
         assert 0.9 * extreme < moved.abs().max() <= extreme
         both = torch.equal(moved[:, 0], moved[:, 1])
         assert both is ("rescale" in bounds)
+    draws = torch.stack([Rope("dinov3", 16, {"shift": 0.5, "rescale": 2.0})._draw(x.device) for _ in range(200)])
+    assert 0.45 < (draws[:, 1] / draws[:, 0]).abs().max() <= 0.501  # shifted, then scaled
 
 
 def test_refused():
@@ -175,7 +182,7 @@ def test_refused():
             ViT(arch, **options)
 
 
-@pytest.mark.parametrize("size", [(10, 13), (5, 4), (4, 16), (8, 8)])
+@pytest.mark.parametrize("size", [(10, 13), (5, 4), (4, 16), (8, 13), (8, 8)])
 def test_position_rules_are_torchs(size):
     """A map of another shape with as many tokens is resized too; the grid itself is not."""
     position = AbsolutePosition((8, 8), 6, "dinov2")
@@ -186,5 +193,8 @@ def test_position_rules_are_torchs(size):
     for rule, want in (("dinov2", tenth), ("antialias", smooth)):
         position.rule = rule
         with torch.no_grad():
-            torch.testing.assert_close(position(x), x + want.permute(0, 2, 3, 1), rtol=0, atol=2e-6)
+            want = x + want.permute(0, 2, 3, 1)
+            torch.testing.assert_close(position(x), want, rtol=0, atol=2e-6)
+            with torch.autocast("cpu", torch.bfloat16):
+                torch.testing.assert_close(position(x), want, rtol=0, atol=2e-6)
     assert size == (8, 8) or relative_error(tenth, smooth) > 1e-2

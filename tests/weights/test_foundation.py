@@ -8,6 +8,7 @@ from conftest import add_row, relative_error
 from torch import nn
 
 from vitdense.backbones import ViT
+from vitdense.backbones.variants import VIT
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import load_pretrained
@@ -158,6 +159,9 @@ def test_other_windows_than_those_of_an_eva02_detector_are_refused(options, shar
     other = ViT(asdict(model.arch), **{**theirs, **options})
     with pytest.raises(CheckpointMismatchError, match="set window_size and global_indices"):
         load_pretrained(other, state)
+    state.pop(next(key for key in state if key.endswith("rope_glb.freqs_cos")))
+    with pytest.raises(CheckpointMismatchError, match="set window_size and global_indices"):
+        load_pretrained(model, state)
 
 
 DINOV3_NANO = {**DINOV3, "embed_dims": 32, "depth": 2, "num_heads": 2, "qkv_bias": "no_key"}
@@ -300,6 +304,16 @@ def dinov2_nano():
     return model.eval()
 
 
+@pytest.mark.parametrize("rule", ["dinov2", "antialias"])
+def test_positions_are_resized_by_the_rule_of_the_model_and_not_at_loading(rule):
+    arch = {**DINOV2_NANO, "position_rule": rule}
+    state = ViT(arch, pretrain_img_size=(56, 70), out_norm="none").state_dict()
+    other = ViT(arch, out_norm="none")
+    with pytest.raises(CheckpointMismatchError, match=r"set pretrain_img_size=\(56, 70\)"):
+        load_pretrained(other, state)
+    assert load_pretrained(other, state, resize="timm").resized  # asked for
+
+
 def test_timm_adds_the_position_to_the_class_token_which_cannot_be_undone():
     model, image = dinov2_nano(), torch.randn(1, 3, 56, 56)
     theirs = convert(model.state_dict(), "timm").state
@@ -336,5 +350,31 @@ def test_shared_norm_is_on_every_output():
         raw = model(image)
     for out, x in zip(outs, raw, strict=True):
         torch.testing.assert_close(out, norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def test_rows_have_the_authors_taps_and_rules_of_positions():
+    for name, row in VIT.items():
+        if name.startswith("dinov2"):
+            assert row.position_rule == ("antialias" if row.registers else "dinov2")
+            assert bool(row.registers) is name.endswith("_reg")
+    blocks = {
+        **dict.fromkeys(("dinov2_large", "dinov2_large_reg", "dinov3_large", "dinov3_large_plus"), (4, 11, 17, 23)),
+        **{"dinov3_7b": (9, 19, 29, 39), "dinov2_giant": (9, 19, 29, 39), "eva02_large": (5, 11, 17, 23)},
+    }
     with torch.device("meta"):
-        assert ViT("dinov3_large").out_indices == (4, 11, 17, 23)  # the authors'
+        assert {name: ViT(name).out_indices for name in blocks} == blocks
+
+
+@pytest.mark.parametrize("out_norm", ["each", "final", "shared"])
+def test_every_norm_has_the_epsilon_of_the_arch(out_norm):
+    model = ViT({**DINOV2_NANO, "norm_eps": 1e-3, "pre_norm": True, "ffn": "swiglu_norm"}, out_norm=out_norm)
+    assert {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)} == {1e-3}
+
+
+def test_patches_alone_have_the_norm_before_the_blocks_too():
+    model = ViT({**DINOV2_NANO, "pre_norm": True}, pretrain_img_size=56, out_norm="shared").eval()
+    nn.init.normal_(model.norm_pre.weight)
+    with torch.no_grad():
+        x = model.patch_embed(torch.randn(1, 3, 56, 84))  # [1, 4, 6, C]
+        tokens = model.forward_tokens(model.absolute_pos_embed(x).flatten(1, 2))[:, 3:]  # [1, 24, C]
+        torch.testing.assert_close(tokens, model.forward_patches(x)[-1].flatten(2).mT)

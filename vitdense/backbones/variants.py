@@ -214,24 +214,24 @@ _cait = partial(
     ViTArch, token_position=False, layer_scale=1e-5, constant_drop_path=True, talking_heads=True, class_blocks=2
 )
 # DINOv2 (Oquab et al.) Table 16 and the authors' code: at other sizes those with registers resize by another rule.
-_dinov2 = partial(ViTArch, patch_size=14, layer_scale=1e-5)
+_dinov2 = partial(ViTArch, patch_size=14, layer_scale=1e-5, position_rule="dinov2")
 _DINOV2 = {
-    "small": _dinov2(384, 12, 6, position_rule="dinov2"),
-    "base": _dinov2(768, 12, 12, position_rule="dinov2"),
-    "large": _dinov2(1024, 24, 16, position_rule="dinov2", taps=(4, 11, 17, 23)),
-    "giant": _dinov2(1536, 40, 24, position_rule="dinov2", ffn="swiglu", ffn_dims=4096),
+    "small": _dinov2(384, 12, 6),
+    "base": _dinov2(768, 12, 12),
+    "large": _dinov2(1024, 24, 16, taps=(4, 11, 17, 23)),
+    "giant": _dinov2(1536, 40, 24, ffn="swiglu", ffn_dims=4096),
 }
 # DINOv3 (Simeoni et al.) Tables 2 and 3. The authors tap 24 blocks not at the ends of quarters.
 _dinov3 = partial(
-    ViTArch, layer_scale=1e-5, registers=4, norm_eps=1e-5, token_position=False, position="none", rope="dinov3"
+    ViTArch, layer_scale=1e-5, registers=4, norm_eps=1e-5, position="none", rope="dinov3", qkv_bias="no_key"
 )
 _DINOV3 = {
-    "small": _dinov3(384, 12, 6, qkv_bias="no_key"),
-    "small_plus": _dinov3(384, 12, 6, qkv_bias="no_key", ffn="swiglu", ffn_dims=1536),
-    "base": _dinov3(768, 12, 12, qkv_bias="no_key"),
-    "large": _dinov3(1024, 24, 16, qkv_bias="no_key", taps=(4, 11, 17, 23)),
-    "large_plus": _dinov3(1024, 24, 16, qkv_bias="no_key", ffn="swiglu", ffn_dims=4096, taps=(4, 11, 17, 23)),
-    "huge_plus": _dinov3(1280, 32, 20, qkv_bias="no_key", ffn="swiglu", ffn_dims=5120),
+    "small": _dinov3(384, 12, 6),
+    "small_plus": _dinov3(384, 12, 6, ffn="swiglu", ffn_dims=1536),
+    "base": _dinov3(768, 12, 12),
+    "large": _dinov3(1024, 24, 16, taps=(4, 11, 17, 23)),
+    "large_plus": _dinov3(1024, 24, 16, ffn="swiglu", ffn_dims=4096, taps=(4, 11, 17, 23)),
+    "huge_plus": _dinov3(1280, 32, 20, ffn="swiglu", ffn_dims=5120),
     "7b": _dinov3(4096, 40, 32, qkv_bias="none", ffn="swiglu", ffn_dims=8192),
 }
 # EVA-02 (Fang et al.) Table 3. Patches are of 14 pixels in pretraining, of 16 in detection.

@@ -231,16 +231,9 @@ class ViT(Backbone):
     and in CaiT's blocks, there are none: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
 
     Args:
-        arch: ``'deit_tiny'``, ``'deit_small'``, ``'deit_base'``, each also with ``'_distilled'``; ``'vit_tiny'``,
-            ``'vit_small'``, ``'vit_base'``, ``'vit_large'``, ``'vit_huge'``; ``'deit3_small'``, ``'deit3_medium'``,
-            ``'deit3_base'``, ``'deit3_large'``, ``'deit3_huge'``; ``'cait_xxs24'``, ``'cait_xxs36'``,
-            ``'cait_xs24'``, ``'cait_s24'``, ``'cait_s36'``, ``'cait_m36'``, ``'cait_m48'``; ``'dinov2_small'``,
-            ``'dinov2_base'``, ``'dinov2_large'``, ``'dinov2_giant'``, each also with ``'_reg'``; ``'dinov3_small'``,
-            ``'dinov3_small_plus'``, ``'dinov3_base'``, ``'dinov3_large'``, ``'dinov3_large_plus'``,
-            ``'dinov3_huge_plus'``, ``'dinov3_7b'``, ``'lingbot_giant'``; ``'eva02_tiny'``, ``'eva02_small'``,
-            ``'eva02_base'``, ``'eva02_large'``; ``'pe_spatial_tiny'``, ``'pe_spatial_small'``, ``'pe_spatial_base'``,
-            ``'pe_spatial_large'``, ``'pe_spatial_giant'``; ``'siglip2_base'``, ``'siglip2_large'``,
-            ``'siglip2_so400m'``; or a dict of the fields of `ViTArch`.
+        arch: A row of `variants.VIT`: ``'vit_'`` or ``'deit_'`` and a size (``'deit_small'``; of DeiT also with
+            ``'_distilled'``), ``'deit3_'``, ``'cait_'``, ``'dinov2_'`` (also with ``'_reg'``), ``'dinov3_'``,
+            ``'eva02_'``, ``'pe_spatial_'``, ``'siglip2_'``, ``'lingbot_giant'``; or a dict of the fields of `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16; 14 for huge, DINOv2 and EVA-02).
         stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
             ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
@@ -452,10 +445,13 @@ class ViT(Backbone):
         def step(block: ViTBlock, x: Tensor) -> Tensor:
             return maybe_checkpoint(block, x, size, *layouts[block.spec.window], with_cp=with_cp)
 
-        x = x.flatten(1, 2)  # [B, h*w, C]
-        x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + h*w, C]
-        x = x if self.norm_pre is None else self.norm_pre(x)
+        x = self.prepare_tokens(x.flatten(1, 2))  # [B, E + h*w, C]
         return x, size, [partial(step, block) for block in used]
+
+    def prepare_tokens(self, x: Tensor) -> Tensor:
+        """Patches ``[B, n, C]`` with the extra tokens before them, normalised by `norm_pre`: ``[B, E + n, C]``."""
+        x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + n, C]
+        return x if self.norm_pre is None else self.norm_pre(x)
 
     def layout(self, x: Tensor, window: tuple[int, int] | None) -> tuple[Windows | None, Rotation | None]:
         """The partition and the rotary positions of a map ``[B, h, w, C]``, for blocks with this window."""
@@ -471,7 +467,7 @@ class ViT(Backbone):
         Returns:
             ``[B, E + n, C]`` after the norm of the last output; the E extra tokens come first.
         """
-        x = self.tokens(x)  # [B, E + n, C]
+        x = self.prepare_tokens(x)  # [B, E + n, C]
         for block in self.blocks:
             x = maybe_checkpoint(block, x, None, None, with_cp=self.with_cp and self.training)  # [B, E + n, C]
         return self.output_norm(len(self.blocks) - 1)(x)

@@ -6,7 +6,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from vitdense.layers.layout import made_once, resample
+from vitdense.layers.layout import made_once, resample, without_autocast
 from vitdense.layers.resize import is_resized, resize_grid
 
 # How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
@@ -36,7 +36,8 @@ class AbsolutePosition(nn.Module):
             table = resize_grid(self.table, size)  # [1, H, W, C]
         elif is_resized(self.table.shape[1:3], size):
             weights = _resize_weights(x, *size, tuple(self.table.shape[1:3]), self.rule)
-            table = resample(self.table.float(), *weights)  # [1, H, W, C]
+            with without_autocast(x):
+                table = resample(self.table.float(), *weights)  # [1, H, W, C]
         else:
             table = self.table
         # In this order the sum has the memory layout of the table, which the next layers want, not of a convolution.

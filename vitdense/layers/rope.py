@@ -96,6 +96,11 @@ class _Source:
         return hash((id(self.tensor), self.version))
 
 
+def _periods(base: float, dim: int, device: torch.device | None = None) -> Tensor:
+    """Of heads of `dim` channels, ``[d/4]``: a geometric progression from 1 to nearly `base`."""
+    return base ** (torch.arange(dim // 4, device=device, dtype=torch.float32) * (4 / dim))
+
+
 class Rope(nn.Module):
     """Makes the rotations of a model, once per size of a map.
 
@@ -119,10 +124,7 @@ class Rope(nn.Module):
                 f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} for "
                 f"a rope of positions from -1 to 1, such as 'dinov3'"
             )
-        periods = None
-        if self.spec.reference is None:
-            periods = self.spec.base ** (torch.arange(head_dim // 4, dtype=torch.float32) * (4 / head_dim))
-        self.register_buffer("periods", periods)
+        self.register_buffer("periods", _periods(self.spec.base, head_dim) if self.spec.reference is None else None)
 
     def _apply(self, fn: object, recurse: bool = True) -> "Rope":
         """As in torch, but ``half()`` and ``bfloat16()`` do not round the periods."""
@@ -140,14 +142,11 @@ class Rope(nn.Module):
             window: Of the block, (h, w) in tokens; None for global attention.
             num_extra: Tokens before the map, which are not rotated.
         """
-        size, periods = (x.shape[1], x.shape[2]), self.periods
+        periods = None if self.periods is None else _Source(self.periods)
+        args = (x.shape[1], x.shape[2]), self.spec, self.head_dim, window, num_extra, periods
         if self.training and self.augment:
-            change = self._draw(x.device)
-            return _make(
-                *size, self.spec, self.head_dim, window, num_extra, periods, change, x.device, compute_dtype(x)
-            )
-        source = None if periods is None else _Source(periods)
-        return _rotation(x, *size, self.spec, self.head_dim, window, num_extra, source)
+            return _make(*args, self._draw(x.device), x.device, compute_dtype(x))
+        return _rotation(x, *args, None)
 
     def _draw(self, device: torch.device) -> Tensor:
         """Factor and summand of rows and columns, ``[2, 2]``."""
@@ -157,44 +156,28 @@ class Rope(nn.Module):
         return torch.stack([factor, factor * draw[3:] * shift])  # [2, 2]
 
 
-@made_once
-def _rotation(
-    h: int,
-    w: int,
-    spec: RopeSpec,
-    dim: int,
-    window: tuple[int, int] | None,
-    num_extra: int,
-    source: _Source | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Rotation:
-    return _make(h, w, spec, dim, window, num_extra, source and source.tensor, None, device, dtype)
-
-
 def _make(
-    h: int,
-    w: int,
+    size: tuple[int, int],
     spec: RopeSpec,
     dim: int,
     window: tuple[int, int] | None,
     num_extra: int,
-    periods: Tensor | None,
+    periods: _Source | None,
     change: Tensor | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Rotation:
-    grid = window if window and spec.per_window else (h, w)
-    places = (torch.arange(n, device=device, dtype=torch.float32) + spec.offset for n in grid)
+    grid = window if window and spec.per_window else size
+    places = [torch.arange(n, device=device, dtype=torch.float32) for n in grid]  # [h], [w]
     if spec.reference is None:
-        turns = [((at + 0.5) / n * 2 - 1) for at, n in zip(places, grid)]  # [h], [w]
+        places = [(at + 0.5) / n * 2 - 1 for at, n in zip(places, grid)]
         if change is not None:
-            turns = [at * factor + summand for at, factor, summand in zip(turns, *change)]
-        rows, columns = (2 * math.pi * at[:, None] / periods.to(device) for at in turns)  # [h or w, d/4]
+            places = [at * factor + summand for at, factor, summand in zip(places, *change)]
+        places = [2 * math.pi * at for at in places]
     else:
-        number = torch.arange(dim // 4, device=device, dtype=torch.float32)
-        frequency = 1 / spec.base ** (number * (4 / dim))  # [d/4]
-        rows, columns = (at[:, None] / n * spec.reference * frequency for at, n in zip(places, grid))  # [h or w, d/4]
+        places = [(at + spec.offset) / n * spec.reference for at, n in zip(places, grid)]
+    turn = _periods(spec.base, dim, device) if periods is None else periods.tensor.to(device)  # [d/4]
+    rows, columns = (at[:, None] / turn for at in places)  # [h or w, d/4]
     of_row, of_column = rows[:, None].expand(-1, grid[1], -1), columns.expand(grid[0], -1, -1)  # [h, w, d/4] each
     angles = torch.cat([of_column, of_row] if spec.columns_first else [of_row, of_column], dim=-1)  # [h, w, d/2]
     cos, sin = angles.cos(), angles.sin()
@@ -214,3 +197,6 @@ def _make(
         cos, sin = torch.cat([cos.new_ones(num_extra, dim), cos]), torch.cat([sin.new_zeros(num_extra, dim), sin])
     cos, sin = (x[..., None, None, :].to(dtype) for x in (cos, sin))
     return Rotation(cos, sin, spec.neighbours, num_windows)
+
+
+_rotation = made_once(_make)

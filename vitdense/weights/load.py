@@ -198,6 +198,8 @@ def _transfer(
         if key in targets:
             state[key] = fit(key, value, targets[key], rule)
             if state[key].shape != value.shape:
+                if key == "absolute_pos_embed.table":
+                    _check_position_rule(model, value, rule)
                 report.resized[key] = tuple(value.shape), tuple(state[key].shape)
         elif ignored.fullmatch(key):
             report.ignored.append(key)
@@ -242,18 +244,26 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
 def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
     """EVA-02's parameters fit any window. Files of its detectors have a table of angles for the tokens of every block,
     which tells windows and global blocks."""
-    end, modules = ".attn.rope.freqs_cos", dict(model.named_modules())
-    for key, table in renamed.items():
-        block = modules.get(key.removesuffix(end)) if key.endswith(end) else None
-        if block is None:
-            continue
-        window, whole = block.spec.window, len(renamed["rope_glb.freqs_cos"])
-        if len(table) != (whole if window is None else math.prod(window)):
+    whole = len(renamed.get("rope_glb.freqs_cos", ()))
+    for name, block in model.named_modules():
+        table = renamed.get(f"{name}.attn.rope.freqs_cos")
+        if table is not None and len(table) != (math.prod(block.spec.window) if block.spec.window else whole):
             has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
             raise CheckpointMismatchError(
-                f"the checkpoint has {has} in {key.removesuffix(end)}, the model {window or 'no windows'}: set "
-                f"window_size and global_indices as it was trained"
+                f"the checkpoint has {has} in {name}, the model {block.spec.window or 'no windows'}: set window_size "
+                f"and global_indices as it was trained"
             )
+
+
+def _check_position_rule(model: nn.Module, table: Tensor, rule: str) -> None:
+    """A model with a rule of its own, as DINOv2, resizes the table of its pretraining, not one that was resized."""
+    own = getattr(model.arch, "position_rule", rule)
+    if rule == "bicubic" != own:
+        size = tuple(side * model.arch.patch_size for side in table.shape[1:3])
+        raise CheckpointMismatchError(
+            f"the checkpoint has positions of images of another size, and the model's position_rule is {own!r}, which "
+            f"resizes them to every map: set pretrain_img_size={size}"
+        )
 
 
 def load_pretrained(

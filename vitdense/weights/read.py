@@ -292,19 +292,19 @@ ROPES_IN_TIMM = {
 
 def hidden_in_timm(model: nn.Module) -> str:
     """What a plain ViT of timm computes that ours cannot, although its parameters fit; empty if nothing."""
-    from timm.models.eva import Eva, EvaBlock
-    from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
+    from timm.models.eva import EvaBlock
+    from timm.models.vision_transformer import Block, ParallelThingsBlock
 
-    if not isinstance(model, (VisionTransformer, Eva)):
+    parts = parts_in_timm(model)
+    if not parts:
         return ""
     if any(type(block) not in (Block, ParallelThingsBlock, EvaBlock) for block in model.blocks):
         return f"blocks of type {type(model.blocks[0]).__name__}"  # for example post-norm
-    parts = parts_in_timm(model)
     if parts["rope"] not in (None, *ROPES_IN_TIMM.values()):
         return f"rotary positions of type {parts['rope']}"
     if parts.get("ffn", "mlp") not in ("mlp", "mlp_tanh"):
         return f"the activation {parts['ffn']}"
-    return "norms of several eps" if isinstance(parts["norm_eps"], set) else ""
+    return ""
 
 
 def parts_in_timm(model: nn.Module) -> dict[str, Any]:
@@ -324,6 +324,5 @@ def parts_in_timm(model: nn.Module) -> dict[str, Any]:
         parts["rope"] = ROPES_IN_TIMM.get(tuple(tuple(x) if isinstance(x, list) else x for x in found), str(found))
     for act in (module.act for module in modules if hasattr(module, "fc1") and not isinstance(module, GluMlp)):
         is_tanh = type(act).__name__ == "GELUTanh" or getattr(act, "approximate", "none") == "tanh"
-        kind = "mlp_tanh" if is_tanh else "mlp" if type(act) is nn.GELU else type(act).__name__
-        parts["ffn"] = kind
+        parts["ffn"] = "mlp_tanh" if is_tanh else "mlp" if type(act) is nn.GELU else type(act).__name__
     return parts

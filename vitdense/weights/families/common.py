@@ -144,3 +144,4 @@ def position(*of_tokens: str) -> Rule:
 
 CLASS_POSITION = position("tokens.cls_position")
 CLASS_TOKEN = Rule("cls_token", "tokens.cls_token")
+PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")

@@ -9,6 +9,7 @@ from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families.common import (
     CLASS_POSITION,
     CLASS_TOKEN,
+    PATCH,
     join_position,
     patch_bias_optional,
     read_only,
@@ -16,8 +17,6 @@ from vitdense.weights.families.common import (
     split_position,
 )
 from vitdense.weights.rename import Layout, Rule, Scheme, Transform
-
-PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
 
 
 def _join(parts: int) -> Transform:
@@ -138,20 +137,17 @@ _EVA_APART = {
 _TIMM_DINOV3 = (*_EVA, Rule("reg_token", "tokens.register_tokens"))
 _TIMM_EVA02 = (*_EVA, CLASS_POSITION)
 # The detector's copies of the tables of rotary positions are rebuilt.
-_TABLES = tuple(
-    f"{path}.freqs_{x}" for path in ("rope_win", "rope_glb", "blocks.{i}.attn.rope") for x in ("cos", "sin")
+TABLES = same(
+    *(f"{path}.freqs_{x}" for path in ("rope_win", "rope_glb", "blocks.{i}.attn.rope") for x in ("cos", "sin"))
 )
 _DETECTRON2_EVA02 = (
-    *(*PATCH, CLASS_POSITION, *same(*_TABLES)),
+    *(*PATCH, CLASS_POSITION, *TABLES),
     *_block({**_EVA_APART, ("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}),
     *_block({**_pairs("mlp.w1", "mlp.w2"), "mlp.ffn_ln.*": "mlp.norm.*", **_named("mlp.w3.*")}),
 )
 
 _MASK_TOKEN = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
-_EMBEDDINGS = tuple(
-    Rule(f"embeddings.{theirs}", ours)
-    for theirs, ours in (("cls_token", "tokens.cls_token"), ("register_tokens", "tokens.register_tokens"))
-)
+_EMBEDDINGS = tuple(Rule(f"embeddings.{name}", f"tokens.{name}") for name in ("cls_token", "register_tokens"))
 _TRANSFORMERS_SCALES = {"layer_scale1.lambda1": "gamma_1", "layer_scale2.lambda1": "gamma_2"}
 _TRANSFORMERS_DINOV3_BLOCK = {
     **_named("norm1.*", "norm2.*"),
@@ -196,21 +192,15 @@ def _transformers_dinov3(ffn: Mapping[str | tuple[str, ...], str], marker: str) 
 # Perception Encoder: timm's names, and its authors'.
 _PE_BLOCK = {**_JOINED, **_MLP, **_named("attn.qkv.bias", "gamma_1", "gamma_2")}
 _TIMM_PE = (
-    patch_bias_optional("patch_embed.proj"),
-    CLASS_TOKEN,
-    CLASS_POSITION,
-    *same("norm_pre.*"),
+    *(patch_bias_optional("patch_embed.proj"), CLASS_TOKEN, CLASS_POSITION, *same("norm_pre.*")),
     *_block(_PE_BLOCK),
 )
 _VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
 _ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
 _POSITIONS = ("absolute_pos_embed.table", "tokens.cls_position")
 _PERCEPTION = (
-    *(
-        patch_bias_optional("conv1"),
-        Rule("class_embedding", "tokens.cls_token", _VECTOR),
-        Rule("ln_pre.*", "norm_pre.*"),
-    ),
+    *(patch_bias_optional("conv1"), Rule("ln_pre.*", "norm_pre.*")),
+    Rule("class_embedding", "tokens.cls_token", _VECTOR),
     Rule("positional_embedding", _POSITIONS, _ROWS, optional=_POSITIONS[1:]),
     *_block(
         {

@@ -8,6 +8,7 @@ from vitdense.weights.families.common import (
     CLASSIFIER,
     LORA,
     OUTPUT_NORMS,
+    PATCH,
     PERIODS,
     PRETRAINING,
     REBUILT,
@@ -18,7 +19,7 @@ from vitdense.weights.families.common import (
     read_only,
     same,
 )
-from vitdense.weights.families.foundation import PACKED
+from vitdense.weights.families.foundation import PACKED, TABLES
 from vitdense.weights.families.foundation import SCHEMES as FOUNDATION
 from vitdense.weights.rename import Rule, Scheme
 
@@ -75,9 +76,8 @@ _CAIT = (  # the authors' names, and timm's
     *(Rule("cls_token", "class_blocks.cls_token"), Rule("blocks_token_only.{i}.*", "class_blocks.blocks.{i}.*")),
 )
 _HAS_TALKING_HEADS = r"blocks\.\d+\.attn\.proj_l\..+"
-_PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
 _TIMM = (
-    *(*_PATCH, *_TOKENS, *_HEAD, *same("attn_pool.*", "patch_embed.backbone.*")),  # of SigLIP; of hybrids
+    *(*PATCH, *_TOKENS, *_HEAD, *same("attn_pool.*", "patch_embed.backbone.*")),  # of SigLIP; of hybrids
     *read_only(Rule("pre_logits.fc.*", "pre_logits.*")),
 )
 _MM_NAMES = {"norm1": "ln1.*", "norm2": "ln2.*", "mlp.fc1": "ffn.layers.0.0.*", "mlp.fc2": "ffn.layers.1.*"}
@@ -89,10 +89,9 @@ _MMPRETRAIN = (
     *_layer_scale("attn.gamma1.weight", "ffn.gamma2.weight", "layers.{i}."),
     *(Rule("ln1.*", "norm.*"), Rule("ln2.*", "fc_norm.*")),
 )
-_FOUNDATION = (
+_FOUNDATION = same(
     *("tokens.register_tokens", "rope.periods", "local_cls_norm.*", "norm_pre.*", "attn_pool.*"),
     *(f"blocks.{{i}}.{name}" for name in ("attn.qkv.qv_bias", "mlp.w12.*", "mlp.w3.*", "mlp.norm.*")),
-    *(f"{path}.freqs_{x}" for path in ("rope_win", "rope_glb", "blocks.{i}.attn.rope") for x in ("cos", "sin")),
 )
 _RELATIVE_POSITIONS = r".+\.attn\d*\.bias\.rel_pos_[hw]"
 VIT = Family(
@@ -104,7 +103,7 @@ VIT = Family(
                     "patch_embed.proj.*", "patch_embed.backbone.*", "absolute_pos_embed.*", "norm{i}.*", "pre_logits.*"
                 ),
                 *same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
-                *(*_BLOCKS, *_HEAD, *_MAE, *same(*_FOUNDATION)),
+                *(*_BLOCKS, *_HEAD, *_MAE, *_FOUNDATION, *TABLES),
                 *same(*_TALKING, "class_blocks.cls_token", "class_blocks.blocks.{i}.*"),
                 *same(*(f"blocks.{{i}}.attn{n or ''}.bias.rel_pos_{axis}" for n in _BRANCHES for axis in "hw")),
             ),
@@ -144,7 +143,7 @@ VIT = Family(
         Scheme(
             "detectron2",  # ViTDet: no class token, but the position embedding of a model that had one
             (
-                *(*_PATCH, CLASS_POSITION, *_block({})),
+                *(*PATCH, CLASS_POSITION, *_block({})),
                 *(Rule(f"blocks.{{i}}.attn.{x}", f"blocks.{{i}}.attn.bias.{x}") for x in ("rel_pos_h", "rel_pos_w")),
             ),
             prefix="backbone.net.",
