@@ -6,17 +6,15 @@ with classes and a legend, and label maps.
 
 from pathlib import Path
 
-import torch
-
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.config import config_of, make_parser
+from vitdense.engine.config import add_inference_arguments, config_of, make_parser
 from vitdense.engine.launch import exit_on_user_error, find_checkpoint
 from vitdense.engine.predict import predict
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    add_inference_arguments(parser)
     parser.add_argument(
         "images", nargs="+", help="image files, folders of images, or quoted patterns ('photos/**/*.jpg')"
     )
@@ -32,11 +30,6 @@ def main() -> None:
         choices=["results", "dataset"],
         default="results",
         help="detectors: predictions.json is the list that COCO.loadRes takes (default), or a COCO data set",
-    )
-    parser.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda or cuda:N; default: cuda where there is one",
     )
     args = parser.parse_args()
     if not 0 <= args.score_thr <= 1:

@@ -6,17 +6,15 @@ biases.
 
 from pathlib import Path
 
-import torch
-
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.config import config_of, make_parser
+from vitdense.engine.config import add_inference_arguments, config_of, make_parser
 from vitdense.engine.launch import exit_on_user_error, find_checkpoint
 from vitdense.engine.show import contact_sheet
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    add_inference_arguments(parser)
     parser.add_argument("image", type=Path, help="image file")
     parser.add_argument("--out", type=Path, help="PNG file, default show/<name of the config>_<name of the image>.png")
     parser.add_argument(
@@ -32,11 +30,6 @@ def main() -> None:
         nargs="+",
         default=(),
         help="attention layers; default: the last two of every stage, or some of a plain ViT",
-    )
-    parser.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda or cuda:N; default: cuda where there is one",
     )
     args = parser.parse_args()
     if not all(0 <= at < 1 for at in args.at):

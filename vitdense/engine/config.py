@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
@@ -144,6 +145,16 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     # `python -m torch.distributed.launch` passes it; mmengine reads the environment variable.
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
+
+
+def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of tools that run a trained model on images: the checkpoint and the device."""
+    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda or cuda:N; default: cuda where there is one",
+    )
 
 
 def config_of(args: argparse.Namespace) -> Config:
