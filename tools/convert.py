@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from fingerprints import IMAGE, check
 from peers import comparable, find
 from verify import verify
 from vitdense.engine.launch import exit_on_user_error
@@ -45,6 +46,9 @@ def main() -> None:
         help="compare our model with those of other projects on a random image; MODEL: the model of SRC, a name of "
         "vitdense.list_models(); default: SRC, if that is such a name",
     )
+    parser.add_argument(
+        "--image", type=Path, help=f"with --verify: {IMAGE} of COCO val2017, to compare DINOv3's published features"
+    )
     parser.add_argument("--prefix", help="prefix of the backbone in SRC; detected by default")
     parser.add_argument("--scheme", choices=NAMES, help="naming scheme of SRC; detected by default")
     for flag, what in (("window-size", "windows"), ("pretrained-window-size", "windows of pretraining")):
@@ -76,6 +80,8 @@ def main() -> None:
     if 0 in (args.window_size or ()):
         parser.error("--window-size: got 0, expected tokens above 0")
     windows, trained = args.window_size, args.pretrained_window_size
+    if args.image is not None and not args.verify:
+        parser.error("--image: give the model of SRC as well: --verify MODEL")
     if args.verify is not None:
         try:
             model, spec = comparable(find(args.verify or args.src))
@@ -100,6 +106,8 @@ def main() -> None:
             print(f"  licence of the weights, which binds the converted file: {licence}")
         for result in verify(converted, model, spec) if args.verify is not None else ():
             print(result)
+        if args.image is not None:
+            print(check(args.verify, args.src, args.image))
         # `meta` has the class names of a detector.
         extra = {"meta": source["meta"]} if converted.is_whole and "meta" in source else None
         if extra and args.dst.suffix == ".safetensors":

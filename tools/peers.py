@@ -530,7 +530,7 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
     "nat": {},  # the authors' code needs an extension that is compiled
 }
 AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # our arguments for the same model
-# Our arguments with a field in `PeerSpec`. No peer has the others.
+# Our arguments with a field in `PeerSpec`. No peer has the others, but those of `AS_PEERS`.
 IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "patch_size", "parallel"}
 RESNETS = {name: stem.keywords["layers"] for name, stem in STEMS.items() if stem.func is HybridStem}
 
@@ -565,7 +565,11 @@ def comparable(
         drop_path_rate,
         options.get("parallel", 1),
         RESNETS.get(options.get("stem"), ()),
-        {name: value for name, value in row.options.items() if name not in IN_SPEC and value not in RESNETS},
+        {
+            name: value
+            for name, value in row.options.items()
+            if name not in IN_SPEC | as_peers.keys() and value not in RESNETS
+        },
     )
     return model, spec
 

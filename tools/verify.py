@@ -14,7 +14,8 @@ from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import REBUILT
 from vitdense.weights.load import load_pretrained
 
-HEADS = r"(norm\d*|ln1|head|head_dist|fc)\..+"  # parameters of peers after the last block of a stage
+HEADS = r"(norm\d*|ln1|head|head_dist|fc|fc_norm)\..+"  # parameters of peers after the last block of a stage
+BIASES = r".+\.attn\.[qv]_bias"  # of timm's models: zero at first, and some of its files of DINOv3 have none
 LARGEST = 1e-4  # relative difference; float32 rounding gives about 1e-6
 
 
@@ -61,7 +62,7 @@ def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         CheckpointMismatchError: A key is missing, or has another size.
     """
     state = {key.removeprefix("backbone."): value for key, value in state.items()}
-    needed = {key for key, _ in model.named_parameters()}
+    needed = {key for key, _ in model.named_parameters() if not re.fullmatch(BIASES, key)}
     targets = {key: x for key, x in model.state_dict().items() if not re.fullmatch(HEADS, key)}
     missing = sorted(key for key in targets if key in needed and key not in state)
     mismatched = sorted(key for key, x in targets.items() if key in state and state[key].shape != x.shape)

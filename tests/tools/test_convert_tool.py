@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 import convert
 from vitdense.backbones import SwinV2, ViT
+from vitdense.backbones.variants import VIT
 from vitdense.models import MODELS, Model
 from vitdense.weights.read import read
 
@@ -86,6 +88,17 @@ def test_there_and_back_with_verification(run, tmp_path):
     assert all(torch.equal(back[key], state[key]) for key in back)
 
 
+def test_weights_with_a_shared_norm_are_verified_too(run, tmp_path, monkeypatch):
+    """The norm of outputs is an option of ours: the maps before it are compared."""
+    options = {"out_norm": "shared", "pretrain_img_size": 64}
+    row = Model("nano.ours", "nano", "ViT", "lingbot_nano", None, "Apache-2.0", 64, options)
+    monkeypatch.setitem(MODELS, row.name, row)
+    monkeypatch.setitem(VIT, "lingbot_nano", replace(VIT["dinov3_small"], embed_dims=16, depth=4, num_heads=2))
+    save_random(ViT("lingbot_nano", out_norm="shared"), tmp_path / "own.pth")
+    out = run(tmp_path / "own.pth", tmp_path / "timm.pth", "--to", "timm", "--verify", "nano.ours")
+    assert "verify timm: relative difference " in out
+
+
 def test_model_to_verify_is_named(run, tmp_path):
     """Nothing is derived from the checkpoint, and nothing written that is not verified."""
     dst = tmp_path / "out.pth"
@@ -94,6 +107,7 @@ def test_model_to_verify_is_named(run, tmp_path):
     assert "--verify MODEL" in run(*args, status=2)
     assert "no_such_model" in run(*args, "no_such_model", status=2)
     assert "error: " in run(*args, "deit3_small", status=2)
+    assert "--verify MODEL" in run(*args[:-1], "--image", "cats.jpg", status=2)
     assert not dst.exists()
 
 
