@@ -308,6 +308,7 @@ def run_tool(path, args, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(module, "read", lambda source, *args, **kwargs: checkpoint_to_convert(source))
         stand_in("verify", [])
+        stand_in("check")
     elif name == "benchmark":  # the models are built, but not run
         stand_in("running")
         stand_in("loading")
@@ -337,6 +338,8 @@ def checkpoint_to_convert(source):
         model = vitdense.Swin("tiny", finetune="lora" if "lora" in source else None)
         backbone = {f"backbone.{key}": value for key, value in model.state_dict().items()}
         return {"state_dict": {**backbone, "rpn_head.rpn_cls.weight": torch.ones(3)}, "meta": {}}
+    if source.startswith("dinov3_vits16_"):
+        return of_timm("vit_small_patch16_dinov3.lvd1689m")
     assert source == "mine.pth"
     return of_row(find_model("swinv2_tiny_w16.ms_in1k"))
 
