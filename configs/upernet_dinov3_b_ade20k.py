@@ -1,8 +1,8 @@
 """UPerNet, DINOv3 ViT-B and the deconvolution of BEiT, 160k iterations, trained as a whole with layer-wise decay.
 
 torchrun --nproc-per-node 8 tools/train.py configs/upernet_dinov3_b_ade20k.py --launcher pytorch --amp bfloat16
-    model.backbone.frozen_stages=all   # trains neck and heads alone
-    model.backbone.finetune=lora
+    --cfg-options model.backbone.frozen_stages=all   # trains neck and heads alone
+    --cfg-options model.backbone.finetune=lora
 """
 
 _base_ = "upernet_vit_b_ade20k.py"

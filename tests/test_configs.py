@@ -1,6 +1,8 @@
 """Every shipped config loads, builds and passes the checks that need no data."""
 
+import ast
 import copy
+import re
 
 import pytest
 import torch
@@ -388,6 +390,47 @@ def test_recipe_of_mae_for_segmentation():
         assert settings[name] == (pytest.approx(1e-4 * 0.65 ** (12 - block)), decay), name
 
 
+TRAINED = {  # parameters that train, in M, and those of the backbone: as it stands, and with options of the docstring
+    "upernet_dinov3_b_ade20k": [(162.5, 85.7), (76.9, 0), (77.3, 0.4)],
+    "upernet_adapter_dinov2_b_ade20k": [(134.4, 100.3), (47.8, 13.7)],
+    "cascade_dinov3_b_coco": [(140.9, 85.7), (55.3, 0)],
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_options_in_docstrings_freeze_the_trunk(name):
+    path = REPO / f"configs/{name}.py"
+    options = re.findall(r"^    (.+)=(\w+)(?:   #.*)?$", ast.get_docstring(ast.parse(path.read_text())), re.M)
+    assert all(key.startswith("--cfg-options model.") for key, _ in options)
+    found = []
+    for given in ({}, *({key.removeprefix("--cfg-options "): value} for key, value in options)):
+        model = build_on_meta(load_config(path, given))
+        trained = [(key, p.numel() / 1e6) for key, p in model.named_parameters() if p.requires_grad]
+        found.append((sum(n for _, n in trained), sum(n for key, n in trained if key.startswith("backbone."))))
+    assert found == [pytest.approx(totals, abs=0.051) for totals in TRAINED[name]]
+
+
+def test_an_adapter_around_a_frozen_trunk_has_the_learning_rate_of_the_heads():
+    cfg = load_config(REPO / "configs/mask2former_dinov3_l_ade20k.py")
+    model = build_on_meta(cfg)
+    settings = rates_and_decays(model, cfg)
+    assert {rate for rate, _ in settings.values()} == {1e-4}
+    assert not any(name.startswith("backbone.trunk.") for name in settings)
+    norms = {name for name, module in model.named_modules() if "Norm" in type(module).__name__}
+    for name, (_, decay) in settings.items():
+        leaf = name.rpartition(".")[0]
+        spared = leaf in norms or any(key in name for key in ("level_embed", "query_embed", "query_feat"))
+        assert decay == (0 if spared else 0.05), name
+    assert model.backbone.trunk.out_indices == (4, 11, 17, 23)
+
+
+def test_crops_are_the_map_of_dinov2s_pretraining():
+    model = build_on_meta(load_config(REPO / "configs/upernet_adapter_dinov2_b_ade20k.py"))
+    trunk = model.backbone.trunk
+    size = trunk.patch_embed(torch.empty(1, 3, 512, 512, device="meta")).shape[1:3]
+    assert size == trunk.absolute_pos_embed.table.shape[1:3] == (37, 37)
+
+
 VIT_SEGMENTORS = [
     path
     for path in CONFIGS
@@ -434,7 +477,7 @@ def test_padded_images_are_cut_again(pair):
 
 
 # All but one, whose recipe is MAE's.
-OTHERS = ("vit_b", "dinov3_b", "adapter_deit_b")  # with recipes of their own
+OTHERS = ("vit_b", "dinov3_b", "adapter_deit_b", "adapter_dinov2_b")  # with recipes of their own
 ADE20K = [path for path in REPO.glob("configs/upernet_*_ade20k.py") if path.stem[8:-7] not in OTHERS]
 
 

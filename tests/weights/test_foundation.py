@@ -9,9 +9,12 @@ from torch import nn
 
 from vitdense.backbones import ViT
 from vitdense.backbones.variants import VIT
+from vitdense.necks import DeconvPyramid
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.load import load_pretrained
+from vitdense.weights.families.detectron2 import DETECTOR
+from vitdense.weights.load import fit_whole, load_pretrained
+from vitdense.weights.rename import rename, reverse
 
 
 def dinov2(config):
@@ -150,6 +153,27 @@ def test_outputs_and_weights_equal_the_golden_files(name, shared_golden):
     assert back.keys() == state.keys()
     assert all(torch.equal(back[key], state[key]) for key in state)
     add_row("vit", scheme, f"golden {name}", [max(errors.values())], report.share, "bit-equal")
+
+
+@torch.no_grad()
+def test_pyramid_of_an_eva02_detector_equals_the_golden_file(shared_golden):
+    """Trunk and pyramid from one file of a detector, as a config's `load_from` reads it."""
+    config, tensors = shared_golden("eva02_det")
+    trunk, _, _ = golden_model("eva02_det", shared_golden)
+    neck = DeconvPyramid(trunk.arch.embed_dims, out_channels=config["pyramid"]["out_channels"], num_outs=5)
+    detector = nn.ModuleDict({"backbone": trunk, "neck": neck}).eval()
+    file = {f"backbone.{key}": value for key, value in part(tensors, "weight/").items()}
+    state, report = fit_whole(detector, {"model": file})
+    assert report.share == 1
+    detector.load_state_dict(state)
+    outs = neck(trunk(tensors["input/native"])[-1:])
+    wanted = [tensors[f"output/native/p{i}"] for i in range(2, 7)]
+    errors = [relative_error(*pair) for pair in zip(outs, wanted, strict=True)]
+    assert max(errors) < 1e-5, errors
+    back = rename({key: value for key, value in state.items() if key.startswith("neck.")}, reverse(DETECTOR))
+    assert back.keys() == {key for key in file if "simfp_" in key}
+    assert all(torch.equal(back[key], file[key]) for key in back)
+    add_row("vit", "detectron2", "golden eva02_det, pyramid", errors, report.share, "bit-equal")
 
 
 @pytest.mark.parametrize("options", [{"window_size": 5}, {"global_indices": [3]}])

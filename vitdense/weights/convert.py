@@ -18,7 +18,8 @@ from vitdense.weights.families import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, P
 from vitdense.weights.rename import Scheme, find_rule, reverse
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
-# Schemes of whole detectors and segmentors, by the prefix of the backbone. Only detectron2 knows its heads.
+# Schemes of whole detectors and segmentors, by the prefix of the backbone. The names of detectron2's heads are only
+# read, by `fit_whole`.
 WHOLE = {
     "backbone.": ("vitdense", "mmdet", "mmseg", "official", "detectron2"),
     "backbone.bottom_up.": ("detectron2",),

@@ -17,8 +17,10 @@ from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relati
 from vitdense.weights.detect import Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.families import CLASSIFIER, FAMILIES, REBUILT, TOKENS
+from vitdense.weights.families.detectron2 import DETECTOR
 from vitdense.weights.fresh import fresh_pattern
 from vitdense.weights.read import read
+from vitdense.weights.rename import rename
 
 NAMED = 10  # tensors in a message
 
@@ -342,7 +344,7 @@ def fit_whole(
     """The tensors of a checkpoint that fill a whole detector or segmentor; the model is not changed.
 
     Backbones of this project may have any known naming scheme. The rest must have the model's names, as mmdet's and
-    mmseg's own checkpoints do.
+    mmseg's own checkpoints do, or, around a ViT with a simple feature pyramid, those of detectron2.
 
     Args:
         model: The detector or segmentor.
@@ -355,6 +357,8 @@ def fit_whole(
         CheckpointNotFoundError: It was saved without a frozen backbone, whose weights are not there.
     """
     state = unwrap(checkpoint) | _omitted_backbones(model, checkpoint, source)
+    if any(key.startswith("backbone.simfp_") for key in state):
+        state = rename(state, DETECTOR)
     targets = model.state_dict()
     report = LoadReport(source, "own")
     backbones = ["backbone."]
