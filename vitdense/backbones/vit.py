@@ -345,14 +345,9 @@ class ViT(Backbone):
         self.rope = Rope(row.rope, dim // row.num_heads, rope_augment) if row.rope else None
         norm = partial(blocks.LayerNorm, eps=row.norm_eps)
         self.norm_pre = norm(dim) if row.pre_norm else None
-        specs = plan(
-            row,
-            window,
-            quarters if global_indices is None else global_indices,
-            grid(img_size, "img_size") if relative_position else None,
-            drop_path_rate,
-            window_padding == "qkv",
-        )
+        table = grid(img_size, "img_size") if relative_position else None
+        global_blocks = quarters if global_indices is None else global_indices
+        specs = plan(row, window, global_blocks, table, drop_path_rate, window_padding == "qkv")
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
         self.class_blocks = None
         if row.class_blocks and output_cls_token:
