@@ -281,9 +281,9 @@ def _timm_eva(spec: PeerSpec) -> nn.Module:
         "use_pre_transformer_norm": True,
         "use_post_transformer_norm": False,
         "use_fc_norm": False,
-        "rope_grid_offset": float(arch.class_token),  # the largest has neither
+        "rope_grid_offset": 1.0,
         "rope_grid_indexing": "xy",
-        "ref_feat_shape": (32, 32),
+        "ref_feat_shape": None,
         "num_classes": 0,
     }
     others = {"ref_feat_shape": None if is_dinov3 else (16, 16), "num_classes": 10}

@@ -11,7 +11,7 @@ from peers import PEERS, PeerSpec, raw_maps, relative_errors
 from vitdense.backbones.base import Backbone
 from vitdense.weights.convert import Converted
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families import REBUILT
+from vitdense.weights.families.common import REBUILT
 from vitdense.weights.load import load_pretrained
 
 HEADS = r"(norm\d*|ln1|head|head_dist|fc|fc_norm)\..+"  # parameters of peers after the last block of a stage

@@ -181,7 +181,8 @@ def _vit() -> list[Model]:
 def _foundation() -> list[Model]:
     """DINOv2 as its authors host it; the others as timm does. LingBot-Vision has DINOv3's architecture.
 
-    timm's files of DINOv3 have biases of queries and values (``_qkvb``), as the authors', and no rounded periods.
+    timm's files of DINOv3 have biases of queries and values (``_qkvb``), as the authors' but that of 7B, and no rounded
+    periods.
     """
     rows = []
     for registers in ("", "_reg"):
@@ -192,25 +193,24 @@ def _foundation() -> list[Model]:
             rows.append(Model(f"{model}.fb_lvd142m", model, "ViT", model, url, "Apache-2.0", 518, options))
     shared = {"out_norm": "shared"}
     gate = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
-    for size, file, data in (
-        *((size, f"vit_{size}_patch16_dinov3_qkvb", "lvd1689m") for size in ("small", "small_plus", "base", "large")),
-        ("large", "vit_large_patch16_dinov3_qkvb", "sat493m"),
-        ("huge_plus", "vit_huge_plus_patch16_dinov3_qkvb", "lvd1689m"),
-        *(("7b", "vit_7b_patch16_dinov3", data) for data in ("lvd1689m", "sat493m")),
+    for data, stats, sizes in (
+        ("lvd1689m", IMAGENET, ("small", "small_plus", "base", "large", "huge_plus", "7b")),
+        ("sat493m", SATELLITE, ("large", "7b")),
     ):
-        stats, model = SATELLITE if data == "sat493m" else IMAGENET, f"dinov3_{size}"
-        details = (f"timm://{file}.{data}", "DINOv3-License", 256, shared, *stats, None, gate)
-        rows.append(Model(f"{model}.fb_{data}", model, "ViT", model, *details))
+        for size in sizes:
+            model, biases = f"dinov3_{size}", "_qkvb" * (size != "7b")
+            weights = f"timm://vit_{size}_patch16_dinov3{biases}.{data}"
+            details = (weights, "DINOv3-License", 256, shared, *stats, None, gate)
+            rows.append(Model(f"{model}.fb_{data}", model, "ViT", model, *details))
     rows.append(Model("dinov3_large_plus", "dinov3_large_plus", "ViT", "dinov3_large_plus", options=shared))  # no file
     for size in ("small", "base", "large", "giant"):
         model, arch = f"lingbot_{size}", "lingbot_giant" if size == "giant" else f"dinov3_{size}"
         weights = f"timm://vit_{size}_patch16_lingbot.robbyant"
         rows.append(Model(f"{model}.robbyant", model, "ViT", arch, weights, "Apache-2.0", 512, shared))
-    for size, patch, image in (
-        *((size, 16, 512) for size in ("tiny", "small", "base")),
-        *((size, 14, 448) for size in ("large", "giant")),
-    ):
-        model, options = f"pe_spatial_{size}", {"pretrain_img_size": image}
+    for size in ("tiny", "small", "base", "large", "giant"):
+        model = f"pe_spatial_{size}"
+        patch, image = VIT[model].patch_size, 32 * VIT[model].patch_size
+        options = {"pretrain_img_size": image}
         weights = f"timm://vit_pe_spatial_{size.replace('giant', 'gigantic')}_patch{patch}_{image}.fb"
         rows.append(Model(f"{model}.fb", model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))
     for size, image in (("base", 512), ("base", 224), ("large", 512), ("so400m", 512)):

@@ -9,6 +9,7 @@ from conftest import relative_error
 from torch import nn
 
 from vitdense.backbones import ViT
+from vitdense.backbones.variants import ViTArch
 from vitdense.backbones.vit import BlockSpec, TalkingHeads
 from vitdense.layers.class_attention import ClassBlock
 from vitdense.layers.layout import window_layout
@@ -42,7 +43,7 @@ def norm(layer, x):
 def test_talking_heads_are_the_definition(window):
     """Logits and weights of a pair are mixed over the heads, each by its matrix and bias, pair by pair."""
     heads, d, size = 3, 4, (2, 3)
-    attention = randomise(TalkingHeads(BlockSpec(heads * d, heads, window, None, None, 0.0, True))).double()
+    attention = randomise(TalkingHeads(BlockSpec(ViTArch(heads * d, 1, heads, talking_heads=True), window))).double()
     x = torch.randn(6, heads * d, dtype=torch.float64)
     q, k, v = linear(attention.qkv, x).view(6, 3, heads, d).unbind(1)
     want = torch.zeros(6, heads, d, dtype=torch.float64)

@@ -107,7 +107,7 @@ def block_by_hand(block, x, size, window):
 )
 def test_a_block_is_the_definition(size, window, table, layer_scale, parallel):
     torch.manual_seed(0)
-    spec = BlockSpec(8, 2, window, table, layer_scale, drop_path=0.0)
+    spec = BlockSpec(ViTArch(8, 1, 2, layer_scale=layer_scale), window, table)
     block = randomise(ViTBlock(spec, 2.0, parallel)).double()
     extra = 2 if window is None and table is None else 0  # extra tokens
     x = torch.randn(2, extra + size[0] * size[1], 8, dtype=torch.float64)
@@ -119,7 +119,7 @@ def test_a_block_is_the_definition(size, window, table, layer_scale, parallel):
 
 
 def test_windows_padded_after_qkv_have_keys_and_values_of_zero():
-    block = randomise(ViTBlock(BlockSpec(8, 2, (2, 3), None, None, drop_path=0.0, pads_qkv=True), 2.0, 1)).double()
+    block = randomise(ViTBlock(BlockSpec(ViTArch(8, 1, 2), (2, 3), pads_qkv=True), 2.0, 1)).double()
     size, attn = (3, 5), block.attn
     x = torch.randn(2, 15, 8, dtype=torch.float64)
     got = attn(x, size, window_layout(x.unflatten(1, size), (2, 3)))
@@ -480,7 +480,7 @@ def test_drop_path_of_deit3_is_the_same_in_all_blocks_and_its_branches_are_scale
 
 def test_parallel_branches_are_dropped_each_on_its_own():
     torch.manual_seed(0)
-    spec = BlockSpec(8, 2, None, None, None, drop_path=0.5)
+    spec = BlockSpec(ViTArch(8, 1, 2), drop_path=0.5)
     block = ViTBlock(spec, 2.0, 2).train()
     for branch, value in ((block.attn, 1.0), (block.attn1, 2.0)):
         nn.init.zeros_(branch.proj.weight)

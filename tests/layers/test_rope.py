@@ -9,6 +9,7 @@ from conftest import relative_error
 from torch import nn
 
 from vitdense.backbones import ViT
+from vitdense.backbones.variants import ViTArch
 from vitdense.backbones.vit import BlockSpec, ViTBlock
 from vitdense.layers.layout import window_layout
 from vitdense.layers.position import AbsolutePosition
@@ -26,12 +27,9 @@ def angles_by_hand(kind, place, grid, head_dim):
             for at, n in zip(place, grid)
         ]
     else:
-        reference, first = {"eva02": (16, 0), "pe": (32, 1), "pe_giant": (32, 0)}[kind]
-        halves = [
-            [(at + first) / n * reference * 10000 ** (-4 * j / head_dim) for j in range(quarter)]
-            for at, n in zip(place, grid)
-        ]
-    return [*halves[1], *halves[0]] if kind.startswith("pe") else [*halves[0], *halves[1]]
+        places = [16 * at / n if kind == "eva02" else at + 1 for at, n in zip(place, grid)]
+        halves = [[at * 10000 ** (-4 * j / head_dim) for j in range(quarter)] for at in places]
+    return [*halves[1], *halves[0]] if kind == "pe" else [*halves[0], *halves[1]]
 
 
 def rotate_by_hand(kind, x, angles):
@@ -51,11 +49,11 @@ def norm_by_hand(norm, x, eps):
 
 def block_by_hand(block, x, size, window, kind, eps):
     """Tokens ``[E + h*w, C]`` through a block with every part, token by token."""
-    (h, w), heads, c = size, block.spec.num_heads, x.shape[1]
+    (h, w), heads, c = size, block.spec.arch.num_heads, x.shape[1]
     extra, d = len(x) - h * w, c // heads
     y = norm_by_hand(block.norm1, x, eps)
     w_q, w_k, w_v = block.attn.qkv.weight.chunk(3)
-    if block.spec.qkv_bias == "all":
+    if block.spec.arch.qkv_bias == "all":
         bias_q, bias_k, bias_v = block.attn.qkv.bias.chunk(3)
     else:
         (bias_q, bias_v), bias_k = block.attn.qkv.qv_bias.chunk(2), 0
@@ -101,9 +99,9 @@ def block_by_hand(block, x, size, window, kind, eps):
 )
 def test_a_block_with_every_part_is_the_definition(kind, size, window, extra):
     """Rotary positions, no bias of keys, a SwiGLU with a norm, LayerScale, another epsilon; windows pad."""
-    bias = "all" if kind.startswith("pe") else "no_key"
+    bias = "all" if kind == "pe" else "no_key"
     options = {"norm_eps": 1e-3, "qkv_bias": bias, "ffn": "swiglu_norm", "ffn_dims": 11}
-    block = ViTBlock(BlockSpec(16, 2, window, None, 0.5, 0.0, **options), 4.0, 1).double()
+    block = ViTBlock(BlockSpec(ViTArch(16, 1, 2, layer_scale=0.5, **options), window), 4.0, 1).double()
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
     x = torch.randn(2, extra + size[0] * size[1], 16, dtype=torch.float64)
@@ -190,7 +188,8 @@ def test_position_rules_are_torchs(size):
     scale = tuple((n + 0.1) / 8 for n in size)
     tenth = F.interpolate(table, scale_factor=scale, mode="bicubic") if size != (8, 8) else table
     smooth = F.interpolate(table, size=size, mode="bicubic", antialias=True)
-    for rule, want in (("dinov2", tenth), ("antialias", smooth)):
+    bilinear = F.interpolate(table, size=size, mode="bilinear")
+    for rule, want in (("dinov2", tenth), ("antialias", smooth), ("bilinear", bilinear)):
         position.rule = rule
         with torch.no_grad():
             want = x + want.permute(0, 2, 3, 1)

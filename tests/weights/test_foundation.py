@@ -243,13 +243,11 @@ def test_the_authors_dinov3_loads_with_its_periods_and_without_the_bias_of_keys(
         assert torch.equal(other(image)[-1], got)
 
 
-@pytest.mark.parametrize(
-    ("value", "named"), [(float("nan"), "bias_mask is NaN"), (1.0, "bias_mask"), (0.0, "bias_mask")]
-)
-def test_a_mask_of_biases_that_is_not_the_authors_is_refused(value, named):
+@pytest.mark.parametrize("value", [float("nan"), 1.0, 0.0])
+def test_a_mask_of_biases_that_is_not_the_authors_is_refused(value):
     state = dinov3_file()
     state["blocks.1.attn.qkv.bias_mask"] = torch.full((96,), value)
-    with pytest.raises(CheckpointMismatchError, match=named):
+    with pytest.raises(CheckpointMismatchError, match=r"bias_mask: expected 1 .* NaN in a model"):
         load_pretrained(dinov3_nano(), state)
 
 

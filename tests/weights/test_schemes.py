@@ -3,7 +3,7 @@ loader, give the features of that model, and convert back bit by bit. The module
 
 import copy
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
+from vitdense import models
 from vitdense.backbones import Mixer, MViT, ResNet, Swin, SwinV2, ViT
 from vitdense.backbones.variants import MVIT, RESNET, SWIN, SWIN_V2, VIT, MixerArch, MViTArch, ViTArch
 from vitdense.report import num_params
@@ -24,15 +25,15 @@ pytestmark = pytest.mark.long
 PARALLEL = {"embed_dims": 192, "depth": 6, "num_heads": 3, "token_position": False, "layer_scale": 1.0}
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 2), "num_heads": 1}
 MIXER = {"embed_dims": 96, "depth": 4}
-FOUNDATION = {"embed_dims": 96, "depth": 4, "num_heads": 3, "layer_scale": 1.0}
-DINOV2 = {**FOUNDATION, "patch_size": 14}
-DINOV3 = {
-    **{**FOUNDATION, "registers": 4, "norm_eps": 1e-5, "token_position": False, "position": "none", "rope": "dinov3"},
-    "qkv_bias": "no_key",
-}
-EVA02 = {"embed_dims": 96, "depth": 4, "num_heads": 3, "patch_size": 14, "rope": "eva02", "qkv_bias": "no_key"}
-PE = {"embed_dims": 96, "depth": 4, "num_heads": 3, "norm_eps": 1e-5, "pre_norm": True}
-SIGLIP2 = {"embed_dims": 96, "depth": 4, "num_heads": 3, "class_token": False}
+
+
+def shrunk(row):
+    """A plain ViT with every part of another one and few channels and blocks; heads stay as wide as they are."""
+    dim = 2 * row.embed_dims // row.num_heads
+    ffn_dims = row.ffn_dims and row.ffn_dims * dim // row.embed_dims
+    return replace(row, embed_dims=dim, depth=2, num_heads=2, ffn_dims=ffn_dims, taps=None)
+
+
 # Our model by family and size, and what its peers are built from. At 448 (512 for V2) pixels, with windows of 7 (8),
 # every map of a Swin is of several whole windows: there all agree, also the classification codes, which do not shift on
 # a map that is one window. MViT's codes for classification attend globally, at the size of pretraining only. ViTs agree
@@ -71,22 +72,13 @@ MODELS = {
     ),
     **{
         ("vit", name): (
-            lambda arch=arch, **options: ViT(arch, out_norm="none", **options),
-            PeerSpec(ViTArch(**arch), (224, 224)),
+            lambda name=name, **options: ViT(asdict(shrunk(VIT[name])), out_norm="none", **options),
+            PeerSpec(shrunk(VIT[name]), (224, 224)),
         )
-        for name, arch in {
-            "DINOv2": {**DINOV2, "position_rule": "dinov2"},
-            "DINOv2 with registers": {**DINOV2, "registers": 4, "position_rule": "antialias"},
-            "DINOv2 giant": {**DINOV2, "ffn": "swiglu", "ffn_dims": 128},
-            "DINOv3": DINOV3,
-            "DINOv3 plus": {**DINOV3, "ffn": "swiglu", "ffn_dims": 136},
-            "DINOv3 without biases": {**DINOV3, "ffn": "swiglu", "ffn_dims": 128, "qkv_bias": "none"},
-            "PE": {**PE, "rope": "pe"},
-            "PE giant": {**PE, "rope": "pe_giant", "class_token": False, "layer_scale": 1.0},
-            "SigLIP 2": {**SIGLIP2, "ffn": "mlp_tanh"},
-            "EVA-02 small": {**EVA02, "ffn": "swiglu", "ffn_dims": 256},
-            "EVA-02 base": {**EVA02, "ffn": "swiglu_norm", "ffn_dims": 254},
-        }.items()
+        for name in (
+            *("dinov2_small", "dinov2_small_reg", "dinov2_giant", "dinov3_small", "dinov3_small_plus", "dinov3_7b"),
+            *("pe_spatial_base", "pe_spatial_giant", "siglip2_base", "eva02_small", "eva02_base"),
+        )
     },
     # At the size of pretraining both rules for other sizes are the published model.
     **{
@@ -219,6 +211,49 @@ def test_features_equal_the_peer_and_conversion_round_trips(family, size, scheme
         errors += errors_at_another_size(make, ours, theirs, peer, state)
         assert max(errors) < 1e-5, errors
     add_row(family, scheme, f"{size}, {num_params(theirs) / 1e6:.1f} M random", errors, report.share, "bit-equal")
+
+
+def timm_entry(row):
+    """Name of timm's model with the architecture of a row."""
+    if row.model.startswith("dinov2"):  # whose row has the authors' file
+        size, *registers = row.model.split("_")[1:]
+        return f"vit_{size}_patch14_{'reg4_' if registers else ''}dinov2"
+    return re.sub(r"timm://|hf://timm/", "", row.weights).partition(".")[0]
+
+
+FOUNDATION = re.compile("dinov|lingbot|eva02|pe_|siglip")
+ENTRIES = {timm_entry(row): row for row in models.MODELS.values() if row.weights and FOUNDATION.match(row.model)}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_rows_equal_timms_entries(entry):
+    """Every tensor of timm's model has its place in ours; a small one with the parts of the entry, not of our row, has
+    our features: at the size of pretraining, and at another one, not square, where positions are resized as timm does.
+    """
+    timm, row = pytest.importorskip("timm"), ENTRIES[entry]
+    # timm's model of this size has the exact GELU, the authors' has not.
+    options = {"num_classes": 0, **({"act_layer": "gelu_tanh"} if row.model == "siglip2_base" else {})}
+    with torch.device("meta"):
+        theirs, ours = timm.create_model(entry, **options), models.create(row.name, out_norm="none")
+        state = convert(theirs.state_dict(), "vitdense").state
+    assert ours.arch.num_heads == theirs.blocks[0].attn.num_heads  # which no shape shows
+    assert ours.state_dict().keys() - state.keys() <= {"rope.periods"}
+    for key, x in state.items():
+        assert key.startswith(("norm.", "fc_norm.", "attn_pool.")) or ours.state_dict()[key].shape == x.shape, key
+    arch = shrunk(ours.arch)
+    sizes = {"embed_dim": arch.embed_dims, "depth": arch.depth, "num_heads": arch.num_heads}
+    theirs = randomise(timm.create_model(entry, dynamic_img_size=True, **sizes, **options))
+    arch = replace(arch, ffn_dims=theirs.blocks[0].mlp.fc2.in_features)
+    for shape in ((row.image_size, row.image_size), (11 * arch.patch_size, 18 * arch.patch_size)):
+        table = row.options.get("pretrain_img_size", row.image_size) if shape[0] == shape[1] else shape
+        ours = ViT(asdict(arch), out_norm="none", pretrain_img_size=table).eval()
+        load_pretrained(ours, theirs.state_dict(), resize="timm")
+        x = torch.randn(1, 3, *shape)
+        with torch.no_grad():
+            errors = relative_errors(raw_maps(ours, x), theirs.forward_intermediates(x, intermediates_only=True))
+        assert max(errors) < 1e-5, (shape, errors)
+        if arch.rope == "pe":  # timm scales other maps to 32x32 tokens, the authors count tokens
+            theirs.rope.ref_feat_shape = None
 
 
 def test_published_weights_classify_as_in_timm(shared_data):

@@ -165,7 +165,7 @@ class ViTArch:
         registers: Register tokens after the class token, without positions (Darcet et al., ICLR 2024).
         norm_eps: Epsilon of every LayerNorm.
         position: Position embedding of the patches: ``'1d'``, ``'2d'`` or ``'none'``, see `ViT`.
-        position_rule: How a table of positions is resized to a map: ``'bicubic'``, ``'dinov2'`` or ``'antialias'``.
+        position_rule: How a table of positions is resized to a map: see `layers.position`.
         rope: Rotary positions, one of `vitdense.layers.rope.ROPES`; None for none.
         qkv_bias: Which of queries, keys and values have a bias: ``'all'``, ``'no_key'`` or ``'none'``.
         ffn: ``'mlp'``, with ``'mlp_tanh'`` approximate GELU, ``'swiglu'``, or with a norm inside ``'swiglu_norm'``.
@@ -237,7 +237,7 @@ _DINOV3 = {
 # EVA-02 (Fang et al.) Table 3. Patches are of 14 pixels in pretraining, of 16 in detection.
 _eva02 = partial(ViTArch, patch_size=14, rope="eva02", qkv_bias="no_key")
 # Perception Encoder (Bolya et al., 2025), the spatial models.
-_pe = partial(ViTArch, norm_eps=1e-5, rope="pe", pre_norm=True)
+_pe = partial(ViTArch, norm_eps=1e-5, position_rule="bilinear", rope="pe", pre_norm=True)
 _siglip2 = partial(ViTArch, class_token=False, ffn="mlp_tanh")
 _deit3 = partial(ViTArch, token_position=False, layer_scale=1e-4, constant_drop_path=True)
 VIT = {
@@ -276,9 +276,7 @@ VIT = {
     "pe_spatial_small": _pe(384, 12, 6),
     "pe_spatial_base": _pe(768, 12, 12),
     "pe_spatial_large": _pe(1024, 24, 16, patch_size=14),
-    "pe_spatial_giant": _pe(
-        1536, 50, 16, patch_size=14, rope="pe_giant", class_token=False, layer_scale=0.1, ffn_dims=8960
-    ),
+    "pe_spatial_giant": _pe(1536, 50, 16, patch_size=14, class_token=False, layer_scale=0.1, ffn_dims=8960),
     # SigLIP 2 (Tschannen et al., 2025), the models of one image size.
     "siglip2_base": _siglip2(768, 12, 12),
     "siglip2_large": _siglip2(1024, 24, 16),

@@ -35,28 +35,17 @@ class BlockSpec:
     """One block. Window and grid are (h, w) in tokens.
 
     Attributes:
-        dim: Channels.
-        num_heads: Attention heads.
+        arch: Sizes and parts.
         window: None attends globally.
         table: The grid whose relative positions it has a table for; None for no relative positions.
-        layer_scale: Initial value of the factors on its branches; None for no factors.
         drop_path: Stochastic depth.
-        talking_heads: Whether attention mixes its heads.
         pads_qkv: Whether windows are padded after qkv, not before.
-        norm_eps, qkv_bias, ffn, ffn_dims: See `ViTArch`.
     """
 
-    dim: int
-    num_heads: int
-    window: tuple[int, int] | None
-    table: tuple[int, int] | None
-    layer_scale: float | None
-    drop_path: float
-    talking_heads: bool = False
-    norm_eps: float = 1e-6
-    qkv_bias: str = "all"
-    ffn: str = "mlp"
-    ffn_dims: int | None = None
+    arch: ViTArch
+    window: tuple[int, int] | None = None
+    table: tuple[int, int] | None = None
+    drop_path: float = 0.0
     pads_qkv: bool = False
 
 
@@ -85,22 +74,10 @@ def plan(
         pads_qkv: See `BlockSpec`.
     """
     windows = [None if i in global_indices else window for i in range(arch.depth)]
+    rates = [drop_path_rate * (1 if arch.constant_drop_path else i / max(arch.depth - 1, 1)) for i in range(arch.depth)]
     return [
-        BlockSpec(
-            dim=arch.embed_dims,
-            num_heads=arch.num_heads,
-            window=of_block,
-            table=table and (of_block or table),
-            layer_scale=arch.layer_scale,
-            drop_path=drop_path_rate * (1 if arch.constant_drop_path else i / max(arch.depth - 1, 1)),
-            talking_heads=arch.talking_heads,
-            norm_eps=arch.norm_eps,
-            qkv_bias=arch.qkv_bias,
-            ffn=arch.ffn,
-            ffn_dims=arch.ffn_dims,
-            pads_qkv=pads_qkv,
-        )
-        for i, of_block in enumerate(windows)
+        BlockSpec(arch, of_block, table and (of_block or table), rate, pads_qkv)
+        for of_block, rate in zip(windows, rates)
     ]
 
 
@@ -113,14 +90,14 @@ class Attention(nn.Module):
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
-        self.num_heads, self.window, self.pads_qkv = spec.num_heads, spec.window, spec.pads_qkv
-        head_dim = spec.dim // spec.num_heads
-        self.qkv = QKV_LAYERS[spec.qkv_bias](spec.dim)
-        self.bias = DecomposedBias(spec.table, head_dim) if spec.table else None
+        dim, self.num_heads = spec.arch.embed_dims, spec.arch.num_heads
+        self.window, self.pads_qkv = spec.window, spec.pads_qkv
+        self.qkv = QKV_LAYERS[spec.arch.qkv_bias](dim)
+        self.bias = DecomposedBias(spec.table, dim // self.num_heads) if spec.table else None
         # Zero, as ViTDet: a model that was pretrained without relative positions starts as it was.
         for table in self.bias.parameters() if self.bias is not None else ():
             nn.init.zeros_(table)
-        self.proj = nn.Linear(spec.dim, spec.dim)
+        self.proj = nn.Linear(dim, dim)
 
     def forward(
         self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
@@ -167,8 +144,8 @@ class TalkingHeads(Attention):
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__(spec)
-        self.proj_l = nn.Linear(spec.num_heads, spec.num_heads)
-        self.proj_w = nn.Linear(spec.num_heads, spec.num_heads)
+        self.proj_l = nn.Linear(self.num_heads, self.num_heads)
+        self.proj_w = nn.Linear(self.num_heads, self.num_heads)
 
     def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
         """See `Attention`. There are no relative positions, so the grid is not used."""
@@ -187,24 +164,25 @@ class ViTBlock(nn.Module):
 
     Args:
         spec: The block.
-        mlp_ratio: Hidden width of the MLPs over `spec.dim`, where `spec.ffn_dims` is None.
+        mlp_ratio: Hidden width of the MLPs over their input, where the arch has no `ffn_dims`.
         parallel: Branches of each kind.
     """
 
     def __init__(self, spec: BlockSpec, mlp_ratio: float, parallel: int) -> None:
         super().__init__()
         self.spec = spec
-        attention = TalkingHeads if spec.talking_heads else Attention
-        norm = partial(blocks.LayerNorm, eps=spec.norm_eps)
-        ffn_dims = spec.ffn_dims or int(spec.dim * mlp_ratio)
+        arch, dim = spec.arch, spec.arch.embed_dims
+        attention = TalkingHeads if arch.talking_heads else Attention
+        norm = partial(blocks.LayerNorm, eps=arch.norm_eps)
+        ffn_dims = arch.ffn_dims or int(dim * mlp_ratio)
         self.branches = [("", ""), *((str(n), f"_{n}") for n in range(1, parallel))]  # ends of names
         for tail, gamma_tail in self.branches:
-            self.add_module(f"norm1{tail}", norm(spec.dim))
+            self.add_module(f"norm1{tail}", norm(dim))
             self.add_module(f"attn{tail}", attention(spec))
-            self.add_module(f"norm2{tail}", norm(spec.dim))
-            self.add_module(f"mlp{tail}", FFNS[spec.ffn](spec.dim, ffn_dims, norm))
+            self.add_module(f"norm2{tail}", norm(dim))
+            self.add_module(f"mlp{tail}", FFNS[arch.ffn](dim, ffn_dims, norm))
             for kind in ("gamma_1", "gamma_2"):
-                scale = None if spec.layer_scale is None else nn.Parameter(torch.full((spec.dim,), spec.layer_scale))
+                scale = None if arch.layer_scale is None else nn.Parameter(torch.full((dim,), arch.layer_scale))
                 self.register_parameter(kind + gamma_tail, scale)
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
@@ -367,14 +345,9 @@ class ViT(Backbone):
         self.rope = Rope(row.rope, dim // row.num_heads, rope_augment) if row.rope else None
         norm = partial(blocks.LayerNorm, eps=row.norm_eps)
         self.norm_pre = norm(dim) if row.pre_norm else None
-        specs = plan(
-            row,
-            window,
-            quarters if global_indices is None else global_indices,
-            grid(img_size, "img_size") if relative_position else None,
-            drop_path_rate,
-            window_padding == "qkv",
-        )
+        table = grid(img_size, "img_size") if relative_position else None
+        global_blocks = quarters if global_indices is None else global_indices
+        specs = plan(row, window, global_blocks, table, drop_path_rate, window_padding == "qkv")
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
         self.class_blocks = None
         if row.class_blocks and output_cls_token:

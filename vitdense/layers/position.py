@@ -10,8 +10,8 @@ from vitdense.layers.layout import made_once, resample, without_autocast
 from vitdense.layers.resize import is_resized, resize_grid
 
 # How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
-# token larger; or bicubically with antialias, as DINOv2 with registers.
-POSITION_RULES = ("bicubic", "dinov2", "antialias")
+# token larger; bicubically with antialias, as DINOv2 with registers; or bilinearly, as Perception Encoder.
+POSITION_RULES = ("bicubic", "dinov2", "antialias", "bilinear")
 
 
 class AbsolutePosition(nn.Module):
@@ -48,7 +48,7 @@ class AbsolutePosition(nn.Module):
 def _resize_weights(
     h: int, w: int, grid: tuple[int, int], rule: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The resize of the rows and of the columns of a grid by ``'dinov2'`` or ``'antialias'``, in float32.
+    """The resize of the rows and of the columns of a grid by a rule other than ``'bicubic'``, in float32.
 
     Nothing asks for the value of a size, so that one exported program serves all.
 
@@ -57,11 +57,11 @@ def _resize_weights(
     """
     places = [torch.arange(n, device=device, dtype=torch.float32) for n in (h, w)]
     sizes = [place[-1:] + 1 for place in places]  # [1] each
-    if rule == "antialias":
-        return tuple(_antialias_weights(place, old / size, old) for place, size, old in zip(places, sizes, grid))
-    # DINOv2 adds a tenth of a token to the size, unless the map has the size of the grid.
-    tenth = 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any()
-    return tuple(_bicubic_weights(place, old / (size + tenth), old) for place, size, old in zip(places, sizes, grid))
+    if rule == "dinov2":  # adds a tenth of a token to the size, unless the map has the size of the grid
+        tenth = 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any()
+        sizes = [size + tenth for size in sizes]
+    weights = {"dinov2": _bicubic_weights, "antialias": _antialias_weights, "bilinear": _bilinear_weights}[rule]
+    return tuple(weights(place, old / size, old) for place, size, old in zip(places, sizes, grid))
 
 
 def _cubic(x: Tensor, a: float) -> Tensor:
@@ -84,6 +84,12 @@ def _antialias_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
     centre = (torch.arange(old, device=place.device) + 0.5 - ((place + 0.5) * scale)[:, None]) / scale.clamp(min=1)
     share = _cubic(centre, -0.5)  # [n, old]
     return share / share.sum(1, keepdim=True)
+
+
+def _bilinear_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
+    """As torch without antialias: from two neighbours; the border is repeated."""
+    at = ((place + 0.5) * scale - 0.5).clamp(0, old - 1)  # [n]
+    return (1 - (at[:, None] - torch.arange(old, device=place.device)).abs()).clamp(min=0)  # [n, old]
 
 
 class AxialPosition(nn.Module):

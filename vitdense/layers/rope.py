@@ -4,10 +4,11 @@ Attention then depends on differences of positions (Su et al., 2021; for maps: E
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.layers.attention import attend
@@ -19,29 +20,31 @@ class RopeSpec:
     """How a model rotates. Channels of a head are in pairs, half of them for the rows, half for the columns.
 
     Attributes:
-        base: Of the geometric progression of the frequencies, or periods.
-        reference: Positions count from 0 to this number over the map; None: from -1 to 1, at the centres of tokens,
-            and a period is a full turn. Periods are a buffer then, which checkpoints may hold.
+        base: Of the geometric progression of the periods.
+        position: Of the tokens 0 to n - 1 of an axis, from their numbers ``[n]`` and n.
         neighbours: Whether channels 2k and 2k + 1 are a pair, or k and k + d/2.
-        per_window: Whether positions count from the corner of a window, as large as the map, or of the map.
+        per_window: Whether the axes are those of a window, or of the map.
         columns_first: Whether the first half of the pairs is for the columns.
-        offset: Added to the number of a token.
+        turn: Angle of a period in radians.
+        has_buffer: Whether the periods are a buffer, which checkpoints may hold.
     """
 
     base: float
-    reference: int | None
+    position: Callable[[Tensor, int], Tensor]
     neighbours: bool
-    per_window: bool
+    per_window: bool = False
     columns_first: bool = False
-    offset: int = 0
+    turn: float = 1.0
+    has_buffer: bool = False
 
 
 ROPES = {
-    "dinov3": RopeSpec(100.0, None, neighbours=False, per_window=False),
-    "eva02": RopeSpec(10000.0, 16, neighbours=True, per_window=True),
-    # Perception Encoder, which has no windows of its own; its largest model counts from 0.
-    "pe": RopeSpec(10000.0, 32, neighbours=True, per_window=False, columns_first=True, offset=1),
-    "pe_giant": RopeSpec(10000.0, 32, neighbours=True, per_window=False, columns_first=True),
+    # The centres of tokens in a map from -1 to 1.
+    "dinov3": RopeSpec(100.0, lambda i, n: (2 * i + 1) / n - 1, neighbours=False, turn=2 * math.pi, has_buffer=True),
+    # Every window, and every map, is as large as the 16 tokens of pretraining.
+    "eva02": RopeSpec(10000.0, lambda i, n: i / n * 16, neighbours=True, per_window=True),
+    # Perception Encoder: the class token, which is not rotated, is at 0. Without one the 1 has no effect.
+    "pe": RopeSpec(10000.0, lambda i, n: i + 1, neighbours=True, columns_first=True),
 }
 AUGMENTATIONS = ("shift", "jitter", "rescale")
 
@@ -51,28 +54,24 @@ class Rotation:
     """The rotation of the tokens of a map, or of windows.
 
     Attributes:
-        cos: ``[n, 1, 1, d]``, or ``[nW, n, 1, 1, d]`` where windows differ.
+        cos: ``[nW, n, 1, 1, d]`` for nW windows that differ; 1 where all windows, or maps, are the same.
         sin: Likewise, with the sign of the channel that it is multiplied with.
         neighbours: See `RopeSpec`.
-        num_windows: nW; None where all windows, or maps, are the same.
     """
 
     cos: Tensor
     sin: Tensor
     neighbours: bool
-    num_windows: int | None
 
     def rotate(self, x: Tensor) -> Tensor:
         """Queries and keys ``[B, n, 2, heads, d]`` to the same, rotated."""
+        num_windows = self.cos.shape[0]
+        x = x.view(x.shape[0] // num_windows, num_windows, *x.shape[1:])  # [B / nW, nW, n, 2, heads, d]
         if self.neighbours:
-            other = torch.stack([x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)  # [B, n, 2, heads, d]
+            other = torch.stack([x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)  # [B / nW, nW, n, 2, heads, d]
         else:
-            other = torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
-        if self.num_windows is None:
-            return torch.addcmul(x * self.cos, other, self.sin)
-        b, rest = x.shape[0] // self.num_windows, x.shape[1:]
-        x, other = (y.view(b, self.num_windows, *rest) for y in (x, other))  # [B / nW, nW, n, 2, heads, d]
-        return torch.addcmul(x * self.cos, other, self.sin).view(b * self.num_windows, *rest)  # [B, n, 2, heads, d]
+            other = torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)  # [B / nW, nW, n, 2, heads, d]
+        return torch.addcmul(x * self.cos, other, self.sin).flatten(0, 1)  # [B, n, 2, heads, d]
 
 
 def attend_rotated(qkv: Tensor, rotation: Rotation) -> Tensor:
@@ -119,12 +118,12 @@ class Rope(nn.Module):
         self.spec, self.head_dim, self.augment = ROPES[kind], head_dim, dict(augment or {})
         if head_dim % 4:
             raise ValueError(f"arch: rope needs heads of a multiple of 4 channels, got {head_dim}; change num_heads")
-        if not self.augment.keys() <= {*AUGMENTATIONS} or (self.augment and self.spec.reference is not None):
+        if self.augment and (kind != "dinov3" or not self.augment.keys() <= {*AUGMENTATIONS}):
             raise ValueError(
-                f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} for "
-                f"a rope of positions from -1 to 1, such as 'dinov3'"
+                f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} with "
+                f"rope 'dinov3', whose positions are from -1 to 1"
             )
-        self.register_buffer("periods", _periods(self.spec.base, head_dim) if self.spec.reference is None else None)
+        self.register_buffer("periods", _periods(self.spec.base, head_dim) if self.spec.has_buffer else None)
 
     def _apply(self, fn: object, recurse: bool = True) -> "Rope":
         """As in torch, but ``half()`` and ``bfloat16()`` do not round the periods."""
@@ -168,35 +167,23 @@ def _make(
     dtype: torch.dtype,
 ) -> Rotation:
     grid = window if window and spec.per_window else size
-    places = [torch.arange(n, device=device, dtype=torch.float32) for n in grid]  # [h], [w]
-    if spec.reference is None:
-        places = [(at + 0.5) / n * 2 - 1 for at, n in zip(places, grid)]
-        if change is not None:
-            places = [at * factor + summand for at, factor, summand in zip(places, *change)]
-        places = [2 * math.pi * at for at in places]
-    else:
-        places = [(at + spec.offset) / n * spec.reference for at, n in zip(places, grid)]
-    turn = _periods(spec.base, dim, device) if periods is None else periods.tensor.to(device)  # [d/4]
-    rows, columns = (at[:, None] / turn for at in places)  # [h or w, d/4]
-    of_row, of_column = rows[:, None].expand(-1, grid[1], -1), columns.expand(grid[0], -1, -1)  # [h, w, d/4] each
-    angles = torch.cat([of_column, of_row] if spec.columns_first else [of_row, of_column], dim=-1)  # [h, w, d/2]
+    places = [spec.position(torch.arange(n, device=device, dtype=torch.float32), n) for n in grid]  # [h], [w]
+    if change is not None:
+        places = [at * factor + summand for at, factor, summand in zip(places, *change)]
+    period = _periods(spec.base, dim, device) if periods is None else periods.tensor.to(device)  # [d/4]
+    rows, columns = (at[:, None] * spec.turn / period for at in places)  # [h or w, d/4]
+    halves = [rows[:, None].expand(-1, grid[1], -1), columns.expand(grid[0], -1, -1)]  # [h, w, d/4] each
+    angles = torch.cat(halves[::-1] if spec.columns_first else halves, dim=-1)[None]  # [1, h, w, d/2]
+    # Windows of a map differ. Their padding and the extra tokens have angles of 0: they are not rotated.
+    differ = window is not None and not spec.per_window
+    angles = window_layout(angles, window).partition(angles) if differ else angles.flatten(1, 2)  # [nW, n, d/2]
+    angles = F.pad(angles, (0, 0, num_extra, 0))[:, :, None, None]  # [nW, n, 1, 1, d/2]
     cos, sin = angles.cos(), angles.sin()
     if spec.neighbours:
-        cos, sin = (torch.stack(pair, dim=-1).flatten(-2) for pair in ((cos, cos), (-sin, sin)))  # [h, w, d] each
+        cos, sin = (torch.stack(pair, dim=-1).flatten(-2) for pair in ((cos, cos), (-sin, sin)))  # [..., d] each
     else:
-        cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # [h, w, d] each
-    num_windows = None
-    if window and not spec.per_window:
-        # Positions of the map, cut into windows. Padding is zero: minus 1, it is not rotated.
-        both = torch.cat([cos - 1, sin], dim=-1)[None]  # [1, h, w, 2*d]
-        both = window_layout(both, window).partition(both)  # [nW, n, 2*d]
-        cos, sin, num_windows = both[..., :dim] + 1, both[..., dim:], both.shape[0]  # [nW, n, d] each
-    else:
-        cos, sin = cos.flatten(0, 1), sin.flatten(0, 1)  # [n, d] each
-    if num_extra:
-        cos, sin = torch.cat([cos.new_ones(num_extra, dim), cos]), torch.cat([sin.new_zeros(num_extra, dim), sin])
-    cos, sin = (x[..., None, None, :].to(dtype) for x in (cos, sin))
-    return Rotation(cos, sin, spec.neighbours, num_windows)
+        cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # [..., d] each
+    return Rotation(cos.to(dtype), sin.to(dtype), spec.neighbours)
 
 
 _rotation = made_once(_make)

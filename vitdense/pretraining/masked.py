@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitdense.backbones import ViT
 from vitdense.backbones.swin import SwinTrunk
+from vitdense.backbones.variants import ViTArch
 from vitdense.backbones.vit import BlockSpec, LayerNorm, ViTBlock
 from vitdense.layers.blocks import init_transformer
 from vitdense.layers.position import sine_cosine
@@ -32,7 +33,7 @@ class Decoder(nn.Module):
 
     def __init__(self, dim: int, out: int, embed_dims: int = 512, depth: int = 8, num_heads: int = 16) -> None:
         super().__init__()
-        spec = BlockSpec(embed_dims, num_heads, window=None, table=None, layer_scale=None, drop_path=0.0)
+        spec = BlockSpec(ViTArch(embed_dims, depth, num_heads))
         self.embed = nn.Linear(dim, embed_dims)
         self.mask_token = nn.Parameter(trunc_normal_(torch.empty(embed_dims), std=0.02))
         self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio=4.0, parallel=1) for _ in range(depth))

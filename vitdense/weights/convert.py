@@ -14,7 +14,8 @@ from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.layers.lora import merge_lora
 from vitdense.weights.detect import LISTED, Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, SCHEMES, TOKENS
+from vitdense.weights.families import SCHEMES
+from vitdense.weights.families.common import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
 from vitdense.weights.rename import Scheme, find_rule, reverse
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write

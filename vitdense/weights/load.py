@@ -16,7 +16,8 @@ from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position, resize_window_linear
 from vitdense.weights.detect import Match, detect, unwrap
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.weights.families import CLASSIFIER, FAMILIES, REBUILT, TOKENS
+from vitdense.weights.families import FAMILIES
+from vitdense.weights.families.common import CLASSIFIER, REBUILT, TOKENS
 from vitdense.weights.families.detectron2 import DETECTOR
 from vitdense.weights.fresh import fresh_pattern
 from vitdense.weights.read import read

@@ -273,56 +273,52 @@ def _built_by_timm(model: str, state: dict[str, Any]) -> nn.Module:
             f"the file of timm://{model} does not fit that model in timm {timm.__version__} "
             f"({' '.join(str(error).split())}); update timm, or remove the file from the hub's cache"
         ) from error
-    if hidden := hidden_in_timm(built):
-        raise CheckpointMismatchError(
-            f"timm://{model} has {hidden}: our ViT would load its parameters and compute something else; choose other "
-            f"weights"
-        )
     return built
 
 
-# Rotary positions of timm's models: class, base, halves, order of the axes, offset and reference; our name.
+# What timm's models have, and our name. Of rotary positions the class, base, halves, order and offset of the axes, and
+# the map of pretraining.
 ROPES_IN_TIMM = {
     ("RotaryEmbeddingDinoV3", 100, True, "ij", 0, None): "dinov3",
     ("RotaryEmbeddingCat", 10000, False, "ij", 0, (16, 16)): "eva02",
     ("RotaryEmbeddingCat", 10000, False, "xy", 1, (32, 32)): "pe",
-    ("RotaryEmbeddingCat", 10000, False, "xy", 0, (32, 32)): "pe_giant",
+    ("RotaryEmbeddingCat", 10000, False, "xy", 0, (32, 32)): "pe",  # without a class token
+}
+ACTIVATIONS_IN_TIMM = {
+    "GELU(approximate='none')": "mlp",
+    "GELU(approximate='tanh')": "mlp_tanh",
+    "GELUTanh()": "mlp_tanh",
 }
 
 
-def hidden_in_timm(model: nn.Module) -> str:
-    """What a plain ViT of timm computes that ours cannot, although its parameters fit; empty if nothing."""
-    from timm.models.eva import EvaBlock
-    from timm.models.vision_transformer import Block, ParallelThingsBlock
-
-    parts = parts_in_timm(model)
-    if not parts:
-        return ""
-    if any(type(block) not in (Block, ParallelThingsBlock, EvaBlock) for block in model.blocks):
-        return f"blocks of type {type(model.blocks[0]).__name__}"  # for example post-norm
-    if parts["rope"] not in (None, *ROPES_IN_TIMM.values()):
-        return f"rotary positions of type {parts['rope']}"
-    if parts.get("ffn", "mlp") not in ("mlp", "mlp_tanh"):
-        return f"the activation {parts['ffn']}"
-    return ""
-
-
 def parts_in_timm(model: nn.Module) -> dict[str, Any]:
-    """What the parameters of a plain ViT of timm do not show, as fields of `ViTArch`; empty for other models."""
+    """What the parameters of a plain ViT of timm do not show, as fields of `ViTArch`; empty for other models.
+
+    Raises:
+        CheckpointMismatchError: It has parts that fit ours, and compute something else.
+    """
     from timm.layers import GluMlp
-    from timm.models.eva import Eva
-    from timm.models.vision_transformer import VisionTransformer
+    from timm.models.eva import Eva, EvaBlock
+    from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
 
     if not isinstance(model, (VisionTransformer, Eva)):
         return {}
     modules = [module for block in model.blocks for module in block.modules()]
-    eps = {module.eps for module in modules if isinstance(module, nn.LayerNorm)}
-    parts = {"norm_eps": eps.pop() if len(eps) == 1 else eps, "rope": None}
-    if (rope := getattr(model, "rope", None)) is not None:
-        names = ("temperature", "rotate_half", "grid_indexing", "grid_offset", "ref_feat_shape")
-        found = (type(rope).__name__, *(getattr(rope, name, None) for name in names))
-        parts["rope"] = ROPES_IN_TIMM.get(tuple(tuple(x) if isinstance(x, list) else x for x in found), str(found))
-    for act in (module.act for module in modules if hasattr(module, "fc1") and not isinstance(module, GluMlp)):
-        is_tanh = type(act).__name__ == "GELUTanh" or getattr(act, "approximate", "none") == "tanh"
-        parts["ffn"] = "mlp_tanh" if is_tanh else "mlp" if type(act) is nn.GELU else type(act).__name__
-    return parts
+    mlps = [module for module in modules if hasattr(module, "fc1") and not isinstance(module, GluMlp)]
+    rope = getattr(model, "rope", None)
+    names = ("temperature", "rotate_half", "grid_indexing", "grid_offset", "ref_feat_shape")
+    of_rope = (type(rope).__name__, *(getattr(rope, name, None) for name in names))
+    parts = {
+        "norm_eps": {module.eps for module in modules if isinstance(module, nn.LayerNorm)},
+        "rope": {rope and ROPES_IN_TIMM.get(of_rope, of_rope)},
+        "ffn": {ACTIVATIONS_IN_TIMM.get(str(mlp.act), (str(mlp.act),)) for mlp in mlps},
+    }
+    unknown = [part for values in parts.values() for part in values if isinstance(part, tuple) or len(values) > 1]
+    known = (Block, ParallelThingsBlock, EvaBlock)
+    unknown += {type(block).__name__ for block in model.blocks if type(block) not in known}  # for example post-norm
+    if unknown:
+        raise CheckpointMismatchError(
+            f"timm's model has {unknown}, which our ViT has not: it would load the parameters and compute something "
+            f"else; choose other weights"
+        )
+    return {name: values.pop() for name, values in parts.items() if values}

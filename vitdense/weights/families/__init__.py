@@ -3,32 +3,10 @@
 from importlib import import_module
 
 from vitdense.backbones.variants import FAMILIES as BACKBONES
-from vitdense.weights.families.common import (
-    CLASSIFIER,
-    LORA,
-    OUTPUT_NORMS,
-    PERIODS,
-    PRETRAINING,
-    REBUILT,
-    TOKENS,
-    Family,
-)
+from vitdense.weights.families.common import Family
 from vitdense.weights.rename import Scheme
 
 FAMILIES: dict[str, Family] = {
     name: getattr(import_module(f"{__name__}.{name}"), name.upper()) for name in BACKBONES.values()
 }
 SCHEMES: dict[str, tuple[Scheme, ...]] = {name: family.schemes for name, family in FAMILIES.items()}
-
-__all__ = [
-    "CLASSIFIER",
-    "FAMILIES",
-    "LORA",
-    "OUTPUT_NORMS",
-    "PERIODS",
-    "PRETRAINING",
-    "REBUILT",
-    "SCHEMES",
-    "TOKENS",
-    "Family",
-]

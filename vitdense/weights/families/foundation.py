@@ -1,6 +1,6 @@
 """Naming schemes of ViTs that are trained to be used as they are: DINOv2, DINOv3, EVA-02, and others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,22 +24,21 @@ def _join(parts: int) -> Transform:
     return Transform(lambda *x: torch.cat(x), lambda x: x.chunk(parts))
 
 
-def _unmask(bias: Tensor, mask: Tensor) -> Tensor:
-    """Biases of queries and values, ``[2 C]``. That of keys, which the mask removes, is not used."""
-    if mask.isnan().any():
-        raise CheckpointMismatchError(
-            "attn.qkv.bias_mask is NaN, as in a model that was saved before its weights were loaded; save it after"
-        )
-    q, k, v = mask.chunk(3)
-    if not (q == 1).all() or k.any() or not (v == 1).all():
-        raise CheckpointMismatchError("attn.qkv.bias_mask: expected 1 for queries and values and 0 for keys")
-    return torch.cat(bias.chunk(3)[::2])
-
-
 def _mask(bias: Tensor) -> tuple[Tensor, Tensor]:
     q, v = bias.chunk(2)  # [C] each
     one, zero = torch.ones_like(q), torch.zeros_like(q)
     return torch.cat([q, zero, v]), torch.cat([one, zero, one])  # [3*C] each
+
+
+def _unmask(bias: Tensor, mask: Tensor) -> Tensor:
+    """Biases of queries and values, ``[2 C]``. That of keys, which the mask removes, is not used."""
+    bias = torch.cat(bias.chunk(3)[::2])  # [2*C]
+    if (mask != _mask(bias)[1]).any():
+        raise CheckpointMismatchError(
+            "attn.qkv.bias_mask: expected 1 for queries and values and 0 for keys; it is NaN in a model that was saved "
+            "before its weights were loaded"
+        )
+    return bias
 
 
 def _with_position(table: Tensor, *of_token: Tensor) -> Tensor:
@@ -69,23 +68,30 @@ def _unpacked(ours: Mapping[str, Tensor]) -> dict[str, str]:
 PACKED = Layout(_packed, _unpacked)
 
 
-def _block(rules: Mapping[str | tuple[str, ...], str], path: str = "blocks.{i}.") -> tuple[Rule, ...]:
-    """Rules for the parts of a block: ours by theirs; a tuple of theirs is joined to one of ours."""
+Names = Mapping[str | tuple[str, ...], str]  # of the parts of a block: ours by theirs; theirs may be apart
+
+
+def _block(names: Names, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
     return tuple(
         Rule(tuple(path + name for name in theirs), f"blocks.{{i}}.{ours}", _join(len(theirs)))
         if isinstance(theirs, tuple)
         else Rule(path + theirs, f"blocks.{{i}}.{ours}")
-        for theirs, ours in rules.items()
+        for theirs, ours in names.items()
     )
 
 
-def _named(*names: str) -> dict[str, str]:
+def _named(*names: str) -> Names:
     return {name: name for name in names}
 
 
-def _pairs(first: str, second: str) -> dict[tuple[str, str], str]:
-    """The two first layers of a SwiGLU, which we keep joined."""
-    return {(f"{first}.{x}", f"{second}.{x}"): f"mlp.w12.{x}" for x in ("weight", "bias")}
+def _apart(layer: str, *parts: str, names: Sequence[str] = "qkv") -> Names:
+    """Layers of queries, keys and values, which we keep joined."""
+    return {tuple(f"{layer.format(x)}.{part}" for x in names): f"attn.qkv.{part}" for part in parts}
+
+
+def _gated(first: str, second: str, last: str) -> Names:
+    """A SwiGLU, whose first two layers we keep joined."""
+    return {(f"{first}.{x}", f"{second}.{x}"): f"mlp.w12.{x}" for x in ("weight", "bias")} | {f"{last}.*": "mlp.w3.*"}
 
 
 def _position(name: str) -> Rule:
@@ -95,11 +101,13 @@ def _position(name: str) -> Rule:
     return Rule(name, ("absolute_pos_embed.table", *of_token), change, optional=of_token)
 
 
-_JOINED = _named("norm1.*", "norm2.*", "attn.proj.*", "attn.qkv.weight")
+_NORMS = _named("norm1.*", "norm2.*")
 _MLP = _named("mlp.fc1.*", "mlp.fc2.*")
+_JOINED = {**_NORMS, **_named("attn.qkv.weight", "attn.proj.*")}
+_PLAIN = {**_JOINED, **_named("attn.qkv.bias"), **_MLP}
 _SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
 
-_DINOV2_BLOCK = {**_JOINED, **_MLP, **_SCALES, **_named("attn.qkv.bias", "mlp.w12.*", "mlp.w3.*")}
+_DINOV2_BLOCK = {**_PLAIN, **_SCALES, **_named("mlp.w12.*", "mlp.w3.*")}
 _DINOV2 = (
     *(*PATCH, CLASS_TOKEN, _position("pos_embed"), *same("mask_token", "norm.*"), *_block(_DINOV2_BLOCK)),
     Rule("register_tokens", "tokens.register_tokens"),
@@ -108,16 +116,17 @@ _DINOV2 = (
 # The sum of the class token and its position.
 _MERGED = Transform(lambda token: (token, torch.zeros_like(token)), lambda token, position: token + position)
 _HEAD = same("norm.*", "fc_norm.*", "head.weight", "head.bias")
+_TIMM_REGISTERS = Rule("reg_token", "tokens.register_tokens")
 _TIMM_DINOV2 = (
     *(*PATCH, *_HEAD, Rule("cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED)),
-    Rule("pos_embed", "absolute_pos_embed.table", CLASS_POSITION.transform),
-    *(Rule("reg_token", "tokens.register_tokens"), *_block({**_JOINED, **_MLP, **_SCALES, **_named("attn.qkv.bias")})),
+    *(Rule("pos_embed", "absolute_pos_embed.table", CLASS_POSITION.transform), _TIMM_REGISTERS),
+    *_block({**_PLAIN, **_SCALES}),
 )
 
 _DINOV3 = (
     *(*PATCH, CLASS_TOKEN, *same("mask_token", "norm.*", "local_cls_norm.*")),
     *(Rule("storage_tokens", "tokens.register_tokens"), Rule("rope_embed.periods", "rope.periods")),
-    *_block({**_JOINED, **_MLP, **_SCALES, **_named("mlp.w3.*"), **_pairs("mlp.w1", "mlp.w2")}),
+    *_block({**_JOINED, **_MLP, **_SCALES, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
     Rule(
         ("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.qkv.bias_mask"),
         "blocks.{i}.attn.qkv.qv_bias",
@@ -127,14 +136,11 @@ _DINOV3 = (
 
 # timm's Eva, which DINOv3 is too.
 _EVA = (*PATCH, CLASS_TOKEN, *_HEAD)
-_EVA_JOINED = {**_JOINED, ("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
-_EVA_GATE = {**_pairs("mlp.fc1_g", "mlp.fc1_x"), "mlp.fc2.*": "mlp.w3.*"}
-_EVA_DINOV3 = {**_EVA_JOINED, **_named("gamma_1", "gamma_2")}
-_EVA_APART = {
-    **_named("norm1.*", "norm2.*", "attn.proj.*"),
-    tuple(f"attn.{x}_proj.weight" for x in "qkv"): "attn.qkv.weight",
-}
-_TIMM_DINOV3 = (*_EVA, Rule("reg_token", "tokens.register_tokens"))
+_EVA_BIAS = {("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
+_EVA_JOINED = {**_JOINED, **_EVA_BIAS}
+_EVA_APART = {**_NORMS, **_named("attn.proj.*"), **_apart("attn.{}_proj", "weight")}
+_EVA_GATED = _gated("mlp.fc1_g", "mlp.fc1_x", "mlp.fc2")
+_TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *_block({**_EVA_JOINED, **_named("gamma_1", "gamma_2")}))
 _TIMM_EVA02 = (*_EVA, CLASS_POSITION)
 # The detector's copies of the tables of rotary positions are rebuilt.
 TABLES = same(
@@ -142,58 +148,14 @@ TABLES = same(
 )
 _DETECTRON2_EVA02 = (
     *(*PATCH, CLASS_POSITION, *TABLES),
-    *_block({**_EVA_APART, ("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}),
-    *_block({**_pairs("mlp.w1", "mlp.w2"), "mlp.ffn_ln.*": "mlp.norm.*", **_named("mlp.w3.*")}),
+    *_block({**_EVA_APART, **_EVA_BIAS, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
+    *_block({"mlp.ffn_ln.*": "mlp.norm.*"}),
 )
-
-_MASK_TOKEN = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
-_EMBEDDINGS = tuple(Rule(f"embeddings.{name}", f"tokens.{name}") for name in ("cls_token", "register_tokens"))
-_TRANSFORMERS_SCALES = {"layer_scale1.lambda1": "gamma_1", "layer_scale2.lambda1": "gamma_2"}
-_TRANSFORMERS_DINOV3_BLOCK = {
-    **_named("norm1.*", "norm2.*"),
-    tuple(f"attention.{x}_proj.weight" for x in "qkv"): "attn.qkv.weight",
-    ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
-    "attention.o_proj.*": "attn.proj.*",
-    **_TRANSFORMERS_SCALES,
-}
-_TRANSFORMERS_DINOV2 = (
-    *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token"), Rule("layernorm.*", "norm.*")),
-    *(Rule(f"embeddings.patch_embeddings.projection.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias")),
-    _position("embeddings.position_embeddings"),
-    *_block(
-        {
-            **_named("norm1.*", "norm2.*"),
-            **{
-                tuple(f"attention.attention.{x}.{part}" for x in ("query", "key", "value")): f"attn.qkv.{part}"
-                for part in ("weight", "bias")
-            },
-            "attention.output.dense.*": "attn.proj.*",
-            **_TRANSFORMERS_SCALES,
-            **_MLP,
-            "mlp.weights_in.*": "mlp.w12.*",
-            "mlp.weights_out.*": "mlp.w3.*",
-        },
-        "encoder.layer.{i}.",
-    ),
-)
-
-
-def _transformers_dinov3(ffn: Mapping[str | tuple[str, ...], str], marker: str) -> Scheme:
-    block = {**_TRANSFORMERS_DINOV3_BLOCK, **ffn}
-    rules = (
-        *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token", _MASK_TOKEN), *same("norm.*")),
-        *(Rule(f"embeddings.patch_embeddings.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias")),
-        *_block(block, "layer.{i}."),
-        *read_only(*_block(block, "model.layer.{i}.")),  # in memory, from transformers 5.3 on
-    )
-    return Scheme("transformers", rules, marker)
-
 
 # Perception Encoder: timm's names, and its authors'.
-_PE_BLOCK = {**_JOINED, **_MLP, **_named("attn.qkv.bias", "gamma_1", "gamma_2")}
 _TIMM_PE = (
     *(patch_bias_optional("patch_embed.proj"), CLASS_TOKEN, CLASS_POSITION, *same("norm_pre.*")),
-    *_block(_PE_BLOCK),
+    *_block({**_PLAIN, **_named("gamma_1", "gamma_2")}),
 )
 _VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
 _ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
@@ -204,42 +166,75 @@ _PERCEPTION = (
     Rule("positional_embedding", _POSITIONS, _ROWS, optional=_POSITIONS[1:]),
     *_block(
         {
-            **{f"ln_{i}.*": f"norm{i}.*" for i in (1, 2)},
-            **{f"ls_{i}.gamma": f"gamma_{i}" for i in (1, 2)},
+            **{"ln_1.*": "norm1.*", "ln_2.*": "norm2.*", "ls_1.gamma": "gamma_1", "ls_2.gamma": "gamma_2"},
             **{f"attn.in_proj_{x}": f"attn.qkv.{x}" for x in ("weight", "bias")},
             **{"attn.out_proj.*": "attn.proj.*", "mlp.c_fc.*": "mlp.fc1.*", "mlp.c_proj.*": "mlp.fc2.*"},
         },
         "transformer.resblocks.{i}.",
     ),
 )
-_TRANSFORMERS_SIGLIP = (
-    *(Rule(f"embeddings.patch_embedding.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias")),
-    *(Rule("embeddings.position_embedding.weight", _POSITIONS[0], _ROWS), Rule("post_layernorm.*", "norm.*")),
-    Rule("head.*", "attn_pool.*"),
+
+# transformers.
+_EMBEDDINGS = tuple(Rule(f"embeddings.{name}", f"tokens.{name}") for name in ("cls_token", "register_tokens"))
+_TRANSFORMERS_SCALES = {"layer_scale1.lambda1": "gamma_1", "layer_scale2.lambda1": "gamma_2"}
+_TRANSFORMERS_DINOV2 = (
+    *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token"), Rule("layernorm.*", "norm.*")),
+    Rule("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
+    _position("embeddings.position_embeddings"),
     *_block(
         {
-            **{f"layer_norm{i}.*": f"norm{i}.*" for i in (1, 2)},
-            **{tuple(f"self_attn.{x}_proj.{y}" for x in "qkv"): f"attn.qkv.{y}" for y in ("weight", "bias")},
-            **{"self_attn.out_proj.*": "attn.proj.*", **_MLP},
+            **{**_NORMS, **_TRANSFORMERS_SCALES, **_MLP},
+            **_apart("attention.attention.{}", "weight", "bias", names=("query", "key", "value")),
+            "attention.output.dense.*": "attn.proj.*",
+            **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},
+        },
+        "encoder.layer.{i}.",
+    ),
+)
+_TRANSFORMERS_SIGLIP = (
+    Rule("embeddings.patch_embedding.*", "patch_embed.proj.*"),
+    Rule("embeddings.position_embedding.weight", _POSITIONS[0], _ROWS),
+    *(Rule("post_layernorm.*", "norm.*"), Rule("head.*", "attn_pool.*")),
+    *_block(
+        {
+            **{"layer_norm1.*": "norm1.*", "layer_norm2.*": "norm2.*", **_MLP},
+            **_apart("self_attn.{}_proj", "weight", "bias"),
+            "self_attn.out_proj.*": "attn.proj.*",
         },
         "encoder.layers.{i}.",
     ),
 )
 
+
+def _transformers_dinov3(ffn: Names, marker: str = "") -> Scheme:
+    block = {
+        **{**_NORMS, **_TRANSFORMERS_SCALES, "attention.o_proj.*": "attn.proj.*", **ffn},
+        **_apart("attention.{}_proj", "weight"),
+        ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
+    }
+    mask_token = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
+    rules = (
+        *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token", mask_token), *same("norm.*")),
+        Rule("embeddings.patch_embeddings.*", "patch_embed.proj.*"),
+        *_block(block, "layer.{i}."),
+        *read_only(*_block(block, "model.layer.{i}.")),  # in memory, from transformers 5.3 on
+    )
+    return Scheme("transformers", rules, marker)
+
+
 SCHEMES = (
     # A file of timm without registers has these names, too.
     Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
     Scheme("dinov3", _DINOV3, r"rope_embed\.periods"),
-    Scheme("timm", (*_TIMM_DINOV3, *_block({**_EVA_DINOV3, **_MLP})), "reg_token"),
-    Scheme("timm", (*_TIMM_DINOV3, *_block({**_EVA_DINOV3, **_EVA_GATE})), "reg_token"),
+    Scheme("timm", (*_TIMM_DINOV3, *_block(_MLP)), "reg_token"),
+    Scheme("timm", (*_TIMM_DINOV3, *_block(_EVA_GATED)), "reg_token"),
     Scheme("timm", _TIMM_DINOV2, "reg_token", layout=PACKED),
     Scheme("timm", (*_TIMM_EVA02, *_block({**_EVA_JOINED, **_MLP})), r".+\.q_bias", layout=PACKED),
     Scheme(
         "timm",
         (
-            *_TIMM_EVA02,
-            *_block({**_EVA_APART, ("attn.q_proj.bias", "attn.v_proj.bias"): "attn.qkv.qv_bias"}),
-            *_block({**_EVA_GATE, **_named("mlp.norm.*")}),
+            *(*_TIMM_EVA02, *_block({**_EVA_APART, **_EVA_GATED, **_named("mlp.norm.*")})),
+            *_block({("attn.q_proj.bias", "attn.v_proj.bias"): "attn.qkv.qv_bias"}),
         ),
         r".+\.fc1_g\.weight",
     ),
@@ -248,8 +243,6 @@ SCHEMES = (
     Scheme("perception", _PERCEPTION, r"ln_pre\.weight"),
     Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),
     Scheme("transformers", _TRANSFORMERS_DINOV2),
-    _transformers_dinov3({"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}, ""),
-    _transformers_dinov3(
-        {**_pairs("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj.*": "mlp.w3.*"}, r".+\.gate_proj\.weight"
-    ),
+    _transformers_dinov3({"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}),
+    _transformers_dinov3(_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), r".+\.gate_proj\.weight"),
 )
