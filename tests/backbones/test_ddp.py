@@ -54,7 +54,7 @@ def _steps_equal_one_process(rank: int, name: str) -> None:
             module.eval()
     model, tables = copy.deepcopy(alone), []
     together = DistributedDataParallel(model)
-    optimisers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, model)]
+    optimisers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (alone, model)]
     for step in range(3):
         torch.manual_seed(step)
         images = torch.randn(4, 3, 40, 56, dtype=torch.double)
