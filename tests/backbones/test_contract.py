@@ -1,6 +1,5 @@
 """The contract of all backbones. A new family is a new row of BACKBONES."""
 
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from conftest import relative_error
-from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from vitdense.backbones import NAT, Mixer, MViT, ResNet, Swin, SwinMixer, SwinV2, ViT
@@ -488,44 +486,3 @@ def test_resolves_by_scope_from_mmdet_and_mmseg(scope, repo):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repo)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("vitdense.backbones.swin")
-
-
-def _ddp_steps(rank: int, family: str, options: dict) -> None:
-    torch.manual_seed(0)
-    model = revert_sync_batchnorm(BACKBONES[family](**options))  # DDP refuses SyncBN on a CPU
-    model = nn.parallel.DistributedDataParallel(model.train())
-    for step in range(2):
-        torch.manual_seed(10 * rank + step)
-        sum(out.square().mean() for out in model(torch.randn(1, 3, 40, 56))).backward()
-    for grad in [p.grad for p in model.parameters() if p.requires_grad]:
-        theirs = grad.clone()
-        torch.distributed.broadcast(theirs, src=0)
-        assert torch.equal(grad, theirs)  # averaged over the processes
-
-
-def _ddp_worker(rank: int, rendezvous: str) -> None:
-    """Two steps of DDP, which raises when a parameter it waits for gets no gradient, or gets it twice."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    vits = [name for name in BACKBONES if name.startswith("vit")]
-    BACKBONES[vits[2]]().train()(torch.randn(2, 3, 32, 32))  # SyncBN on a CPU in a process group, without DDP
-    mixers = [name for name in BACKBONES if "mixer" in name]
-    for family in ("swin", "swin_v2", "mvit", *vits, *mixers, "resnet, non-local"):
-        for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
-            _ddp_steps(rank, family, options)
-    torch.distributed.barrier()
-    # Nothing is torn down: destroying the group can wait for ever on the CPU, and the process ends here.
-    sys.stdout.flush()
-    os._exit(0)
-
-
-@pytest.mark.long
-def test_ddp_without_find_unused_parameters(tmp_path):
-    workers = torch.multiprocessing.spawn(_ddp_worker, args=(str(tmp_path / "rendezvous"),), nprocs=2, join=False)
-    try:
-        # Returns when a process ends, so once per process; raises what one of them raised.
-        finished = [workers.join(timeout=300) for _ in workers.processes]
-        assert finished[-1], "the processes hang"
-    finally:
-        for process in workers.processes:
-            process.kill()

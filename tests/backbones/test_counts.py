@@ -1,17 +1,31 @@
 """Counts of every family, on the meta device: nothing comes from the CPU, no constant is made twice, no cost rises."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
-from test_contract import every
+from test_contract import BACKBONES
+from test_vit_adapter import TRUNKS, adapter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmark import build
+from vitdense.backbones import ViTAdapter
 from vitdense.cost import FILLS, FREE, Cost, count
+from vitdense.models import create
 
 SIZES = [(64, 96), (97, 61)]  # the second pads
+MODELS = {
+    **BACKBONES,
+    "vit, LoRA": partial(BACKBONES["vit"], finetune="lora"),
+    "vit_adapter": partial(adapter, TRUNKS["windows, patches of 14"]),
+}
+every = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+OTHERS = {  # of `PINS`, what has no name
+    "dinov3_small, LoRA": partial(create, "dinov3_small", finetune="lora"),
+    "vit_adapter, deit_small": partial(ViTAdapter, {"arch": "deit_small", "drop_path_rate": 0.0}),
+}
 # By model and image: kernels and bytes of forward (evaluation), and of forward + backward (training). One image, no
 # drop path; weights in bfloat16, so that casts count. A count that rises fails; one that falls asks for a lower pin.
 PINS: dict[tuple[str, tuple[int, int]], tuple[tuple[int, int], tuple[int, int]]] = {
@@ -20,7 +34,9 @@ PINS: dict[tuple[str, tuple[int, int]], tuple[tuple[int, int], tuple[int, int]]]
     ("mvitv2_tiny", (1024, 1024)): ((329, 3_656_982_092), (1125, 11_326_715_345)),
     ("vitdet_base", (1024, 1024)): ((241, 4_702_725_152), (852, 14_589_592_138)),
     ("deit_small", (512, 512)): ((131, 417_659_488), (556, 1_490_181_096)),
-    ("dinov3_small", (512, 512)): ((198, 587_818_744), (823, 2_102_985_984)),
+    ("dinov3_small", (512, 512)): ((198, 587_818_744), (799, 1_989_186_816)),
+    ("dinov3_small, LoRA", (512, 512)): ((270, 684_674_344), (709, 1_684_754_172)),
+    ("vit_adapter, deit_small", (512, 512)): ((451, 2_138_956_488), (1604, 5_842_803_512)),
 }
 
 
@@ -130,7 +146,7 @@ def compare(name, cost, pin):
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "shape"), PINS.keys(), ids=lambda value: str(value))
 def test_counts_do_not_rise(model, shape):
-    backbone = on_meta(lambda: build(model, drop_path_rate=0.0)).bfloat16()
+    backbone = on_meta(partial(OTHERS.get(model, partial(build, model)), drop_path_rate=0.0)).bfloat16()
     costs = count(backbone, torch.empty(1, 3, *shape, dtype=torch.bfloat16, device="meta"))
     for step, cost, pin in zip(("forward", "forward+backward"), (costs.forward, costs.train), PINS[model, shape]):
         compare(f"{model} {shape} {step}", cost, pin)

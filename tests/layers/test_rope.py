@@ -129,8 +129,12 @@ def test_rotations_are_made_once_per_size_and_anew_for_other_periods():
     first = rope(x, None, 1)
     assert rope(torch.ones(3, 4, 6, 8), None, 1) is first
     assert rope(torch.ones(3, 4, 5, 8), None, 1) is not first
-    rope.load_state_dict({"periods": rope.periods * 2})
-    assert not torch.equal(rope(x, None, 1).cos, first.cos)
+    rope.periods.copy_(rope.periods.clone())  # as DDP's broadcast of buffers, at every step
+    assert rope(x, None, 1) is rope.half()(x, None, 1) is first
+    for assign in (False, True):
+        first = rope(x, None, 1)
+        rope.load_state_dict({"periods": rope.periods * 2}, assign=assign)
+        assert not torch.equal(rope(x, None, 1).cos, first.cos)
 
 
 @pytest.mark.parametrize("change", [nn.Module.half, nn.Module.bfloat16])

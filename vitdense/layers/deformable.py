@@ -13,27 +13,27 @@ from vitdense.layers.layout import copied, made_once
 Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
 
 
-def deform_attend(levels: Sequence[Tensor], locations: Tensor, weights: Tensor) -> Tensor:
+def deform_attend(levels: Sequence[Tensor], points: Tensor, weights: Tensor) -> Tensor:
     """Weighted bilinear samples (Deformable DETR, equation 3), ``[B, Q, heads d]``, level by level to save memory.
 
     Args:
         levels: Maps of values, ``[B, h, w, heads, d]`` each.
-        locations: Points (x, y) in 0..1 of a map, zero outside, ``[B, Q, heads, levels, points, 2]``.
+        points: (x, y) in -1..1 of a map, zero outside, ``[B, Q, heads, levels, points, 2]``; samples have their dtype.
         weights: Of the points, ``[B, Q, heads, levels, points]``.
     """
-    batch, _, heads, *_ = locations.shape
-    grids = copied((2 * locations - 1).transpose(1, 2)).flatten(0, 1)  # [B * heads, Q, levels, points, 2]
+    batch, _, heads, *_ = points.shape
+    grids = copied(points.transpose(1, 2)).flatten(0, 1)  # [B * heads, Q, levels, points, 2]
     weights = copied(weights.transpose(1, 2)).flatten(0, 1)[:, None]  # [B * heads, 1, Q, levels, points]
     parts = []
-    for i, level in enumerate(levels):
-        pixels = copied(level.permute(0, 3, 4, 1, 2)).flatten(0, 1)  # [B * heads, d, h, w]
-        sampled = F.grid_sample(pixels, grids[:, :, i], align_corners=False)  # [B * heads, d, Q, points]
-        parts.append((sampled * weights[:, :, :, i]).sum(-1))  # [B * heads, d, Q]
+    for level, grid, weight in zip(levels, grids.unbind(2), weights.unbind(3)):
+        pixels = level.permute(0, 3, 4, 1, 2).to(grid.dtype, copy=True, memory_format=torch.contiguous_format)
+        sampled = F.grid_sample(pixels.flatten(0, 1), grid, align_corners=False)  # [B * heads, d, Q, points]
+        parts.append((sampled * weight).sum(-1))  # [B * heads, d, Q]
     return sum(parts[1:], parts[0]).unflatten(0, (batch, heads)).permute(0, 3, 1, 2).flatten(2)  # [B, Q, heads*d]
 
 
 class References(NamedTuple):
-    """Where positions of some maps, the queries, are in other maps, the levels, whose sides are 1."""
+    """Where positions of some maps, the queries, are in other maps, the levels, which extend from -1 to 1."""
 
     points: Tensor  # centre (x, y) of every query, [Q, 1, levels, 1, 2], float32 at least
     steps: Tensor  # width and height of a position of every level, [levels, 1, 2], float32 at least
@@ -55,8 +55,8 @@ def references(
         pixels.append(torch.stack([x.expand(h, -1), y[:, None].expand(-1, w)], dim=-1).flatten(0, 1))  # [h*w, 2]
     extents = torch.stack([torch.cat([one * (w * stride), one * (h * stride)]) for h, w, stride in levels])
     strides = torch.stack([one * stride for *_, stride in levels])  # [levels, 1]
-    points = (torch.cat(pixels)[:, None] / extents)[:, None, :, None]  # [Q, 1, levels, 1, 2]
-    return References(points, (strides / extents)[:, None], [(h, w) for h, w, _ in levels])
+    points = (2 * torch.cat(pixels)[:, None] / extents - 1)[:, None, :, None]  # [Q, 1, levels, 1, 2]
+    return References(points, (2 * strides / extents)[:, None], [(h, w) for h, w, _ in levels])
 
 
 class DeformableAttention(nn.Module):
@@ -104,10 +104,10 @@ class DeformableAttention(nn.Module):
         heads, levels, points = self.shape
         values = self.value_proj(values).unflatten(-1, (heads, -1))  # [B, N, heads, d]
         dtype = torch.promote_types(values.dtype, torch.float32)
-        parts = values.to(dtype).split([h * w for h, w in where.sizes], dim=1)
+        parts = values.split([h * w for h, w in where.sizes], dim=1)
         maps = [part.unflatten(1, size) for part, size in zip(parts, where.sizes)]  # [B, h, w, heads, d]
-        offsets = self.sampling_offsets(queries).to(dtype).unflatten(-1, (*self.shape, 2))  # [B, Q, heads, L, P, 2]
-        weights = self.attention_weights(queries).to(dtype).unflatten(-1, (heads, levels * points))
-        weights = weights.softmax(-1).unflatten(-1, (levels, points))  # [B, Q, heads, L, P]
+        offsets = self.sampling_offsets(queries).unflatten(-1, (*self.shape, 2))  # [B, Q, heads, L, P, 2]
+        weights = self.attention_weights(queries).unflatten(-1, (heads, levels * points))
+        weights = weights.softmax(-1, dtype=dtype).unflatten(-1, (levels, points))  # [B, Q, heads, L, P]
         y = deform_attend(maps, where.points + offsets * where.steps, weights)  # [B, Q, heads*d]
-        return self.output_proj(y.to(values.dtype))  # [B, Q, C]
+        return self.output_proj(y.to(values.dtype, memory_format=torch.contiguous_format))  # [B, Q, C]

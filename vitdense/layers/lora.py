@@ -38,14 +38,15 @@ class LowRankUpdate(nn.Module):
         )  # in checkpoints, which can be merged without a config
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[..., C]`` to ``[..., C']``."""
-        return F.linear(F.linear(x, self.A) * self.scale.to(x), self.B)  # [..., C']
+    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+        """Add the update of ``x``, ``[..., C]``, to what the layer made of it, ``[..., C']``."""
+        low = F.linear(x, self.A) * self.scale  # [..., rank]
+        return torch.addmm(out.flatten(0, -2), low.flatten(0, -2), self.B.mT).view(out.shape)  # [..., C']
 
 
 def _add_update(layer: nn.Linear, args: tuple[Any, ...], out: Tensor) -> Tensor:
     """Forward hook of a linear layer, which keeps its class and the name of its weight."""
-    return out + layer.lora(args[0])
+    return layer.lora(args[0], out)
 
 
 def add_lora(modules: Iterable[tuple[str, nn.Module]], config: LoRA) -> None:

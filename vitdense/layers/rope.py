@@ -65,34 +65,19 @@ class Rotation:
 
     def rotate(self, x: Tensor) -> Tensor:
         """Queries and keys ``[B, n, 2, heads, d]`` to the same, rotated."""
+        pairs, axis = ((-1, 2), -1) if self.neighbours else ((2, -1), -2)
+        other = x.unflatten(-1, pairs).flip(axis).flatten(-2)  # [B, n, 2, heads, d]
         num_windows = self.cos.shape[0]
-        x = x.view(x.shape[0] // num_windows, num_windows, *x.shape[1:])  # [B / nW, nW, n, 2, heads, d]
-        if self.neighbours:
-            other = torch.stack([x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)  # [B / nW, nW, n, 2, heads, d]
-        else:
-            other = torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)  # [B / nW, nW, n, 2, heads, d]
+        x, other = (y.view(y.shape[0] // num_windows, num_windows, *y.shape[1:]) for y in (x, other))
         return torch.addcmul(x * self.cos, other, self.sin).flatten(0, 1)  # [B, n, 2, heads, d]
 
 
 def attend_rotated(qkv: Tensor, rotation: Rotation) -> Tensor:
     """Attention of rotated queries and keys: ``[B, n, 3, heads, d]`` to ``[B, n, heads d]``."""
-    q, k = rotation.rotate(qkv[:, :, :2]).unbind(2)  # [B, n, heads, d] each
-    y = attend(*(x.transpose(1, 2) for x in (q, k, qkv[:, :, 2])))  # [B, heads, n, d]
+    qk, v = qkv.split((2, 1), dim=2)  # [B, n, 2, heads, d], [B, n, 1, heads, d]
+    q, k = rotation.rotate(qk).unbind(2)  # [B, n, heads, d] each
+    y = attend(*(x.transpose(1, 2) for x in (q, k, v.squeeze(2))))  # [B, heads, n, d]
     return y.transpose(1, 2).flatten(2)  # [B, n, heads*d]
-
-
-class _Source:
-    """A tensor as a key: equal if it is the same one and was not written to in between."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.version = 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Source) and (self.tensor is other.tensor and self.version == other.version)
-
-    def __hash__(self) -> int:
-        return hash((id(self.tensor), self.version))
 
 
 def _periods(base: float, dim: int, device: torch.device | None = None) -> Tensor:
@@ -133,6 +118,11 @@ class Rope(nn.Module):
             self.periods = before.to(self.periods.device)
         return self
 
+    def _load_from_state_dict(self, *args: object) -> None:
+        """As in torch, but into another tensor: it is the key of the rotations that are kept."""
+        self.periods = None if self.periods is None else self.periods.clone()
+        super()._load_from_state_dict(*args)
+
     def forward(self, x: Tensor, window: tuple[int, int] | None, num_extra: int) -> Rotation:
         """The rotation for a block.
 
@@ -141,8 +131,7 @@ class Rope(nn.Module):
             window: Of the block, (h, w) in tokens; None for global attention.
             num_extra: Tokens before the map, which are not rotated.
         """
-        periods = None if self.periods is None else _Source(self.periods)
-        args = (x.shape[1], x.shape[2]), self.spec, self.head_dim, window, num_extra, periods
+        args = (x.shape[1], x.shape[2]), self.spec, self.head_dim, window, num_extra, self.periods
         if self.training and self.augment:
             return _make(*args, self._draw(x.device), x.device, compute_dtype(x))
         return _rotation(x, *args, None)
@@ -161,7 +150,7 @@ def _make(
     dim: int,
     window: tuple[int, int] | None,
     num_extra: int,
-    periods: _Source | None,
+    periods: Tensor | None,
     change: Tensor | None,
     device: torch.device,
     dtype: torch.dtype,
@@ -170,7 +159,7 @@ def _make(
     places = [spec.position(torch.arange(n, device=device, dtype=torch.float32), n) for n in grid]  # [h], [w]
     if change is not None:
         places = [at * factor + summand for at, factor, summand in zip(places, *change)]
-    period = _periods(spec.base, dim, device) if periods is None else periods.tensor.to(device)  # [d/4]
+    period = _periods(spec.base, dim, device) if periods is None else periods.to(device)  # [d/4]
     rows, columns = (at[:, None] * spec.turn / period for at in places)  # [h or w, d/4]
     halves = [rows[:, None].expand(-1, grid[1], -1), columns.expand(grid[0], -1, -1)]  # [h, w, d/4] each
     angles = torch.cat(halves[::-1] if spec.columns_first else halves, dim=-1)[None]  # [1, h, w, d/2]

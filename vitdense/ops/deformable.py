@@ -203,7 +203,7 @@ def _deform_attention(value: Tensor, sizes: Tensor, starts: Tensor, locations: T
         value[:, start : start + height * width].unflatten(1, (height, width))  # [B, h, w, heads, dim]
         for (height, width), start in zip(sizes.tolist(), starts.tolist())
     ]
-    return deform_attend(levels, locations, weights)  # [B, Q, heads * dim]
+    return deform_attend(levels, 2 * locations - 1, weights)  # [B, Q, heads * dim]
 
 
 def ms_deform_attn_forward(

@@ -1,0 +1,118 @@
+"""DistributedDataParallel of two processes on a CPU: it raises when a parameter it waits for gets no gradient, or gets
+it twice; what it computes is what one process computes for the whole batch."""
+
+import copy
+import os
+import sys
+
+import pytest
+import torch
+from mmengine.model import revert_sync_batchnorm
+from test_contract import BACKBONES
+from test_vit_adapter import TRUNK, TRUNKS, VIT, adapter
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from vitdense.layers import rope
+
+ROTARY, LORA = BACKBONES["vit, registers, rotary, SwiGLU"], {"type": "lora", "targets": ("qkv", "proj")}
+FROZEN = {"frozen_stages": "all", "drop_path_rate": 0.5}  # drop path, which frozen trunks do not have
+CASES = {  # that are compared with one process
+    "frozen ViT": lambda: ROTARY(**FROZEN),
+    "frozen ViT, shared norm": lambda: ROTARY(**FROZEN, out_norm="shared"),
+    "frozen ViT, stem with batch norms": lambda: BACKBONES["vit, distilled, parallel, hMLP, LayerScale"](**FROZEN),
+    "frozen Swin": lambda: BACKBONES["swin"](**FROZEN),
+    "LoRA of a ViT": lambda: ROTARY(finetune=LORA),
+    "LoRA of Swin, checkpointing": lambda: BACKBONES["swin"](finetune=LORA, frozen_stages=1, with_cp=True),
+    "adapter": adapter,
+    "adapter, windows": lambda: adapter(TRUNKS["windows, patches of 14"]),
+    "adapter, checkpointing": lambda: adapter(TRUNK | {"with_cp": True}, with_cp=True, vit_feature=None),
+    "adapter, frozen trunk": lambda: adapter(TRUNK | FROZEN),
+    "adapter, frozen rotary trunk": lambda: adapter({**FROZEN, "arch": VIT | ROTARY.arch}, vit_feature="each"),
+    "adapter, LoRA of the trunk": lambda: adapter(TRUNK | {"finetune": LORA, "out_indices": (0, 3)}),
+}
+
+
+class Heads(nn.Module):
+    """The smallest model of a dense task: a linear head on every map, and a loss."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+        self.heads = nn.ModuleList(nn.Conv2d(channels, 2, 1) for channels in backbone.out_channels)
+
+    def forward(self, x):
+        return sum(head(out).square().mean() for head, out in zip(self.heads, self.backbone(x), strict=True))
+
+
+def _steps_equal_one_process(rank: int, name: str) -> None:
+    torch.manual_seed(0)
+    alone = Heads(revert_sync_batchnorm(CASES[name]())).double().train()  # DDP refuses SyncBN on a CPU
+    for module in alone.modules():
+        if isinstance(module, _BatchNorm):  # their statistics would be those of half a batch
+            module.eval()
+    model, tables = copy.deepcopy(alone), []
+    together = DistributedDataParallel(model)
+    optimisers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (alone, model)]
+    for step in range(3):
+        torch.manual_seed(step)
+        images = torch.randn(4, 3, 40, 56, dtype=torch.double)
+        for run, part, optimiser in zip((alone, together), (images, images[rank::2]), optimisers):
+            optimiser.zero_grad()
+            run(part).backward()
+        for (key, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+            assert (p.grad is not None) == p.requires_grad, (name, key)
+            if p.requires_grad:
+                torch.testing.assert_close(p.grad, q.grad, msg=f"{name}: {key} in step {step}")
+        for optimiser in optimisers:
+            optimiser.step()
+        tables.append(rope._rotation.cache.cache_info().misses)
+    assert tables[0] == tables[-1], f"{name}: rotations are made anew, though only broadcasts wrote to the periods"
+    for key, tensor in model.state_dict().items():
+        theirs = tensor.clone()
+        torch.distributed.broadcast(theirs, src=0)
+        assert torch.equal(tensor, theirs), f"{name}: {key} differs"
+
+
+def _ddp_steps(rank: int, family: str, options: dict) -> None:
+    torch.manual_seed(0)
+    model = revert_sync_batchnorm(BACKBONES[family](**options))  # DDP refuses SyncBN on a CPU
+    model = DistributedDataParallel(model.train())
+    for step in range(2):
+        torch.manual_seed(10 * rank + step)
+        sum(out.square().mean() for out in model(torch.randn(1, 3, 40, 56))).backward()
+    for grad in [p.grad for p in model.parameters() if p.requires_grad]:
+        theirs = grad.clone()
+        torch.distributed.broadcast(theirs, src=0)
+        assert torch.equal(grad, theirs)  # averaged over the processes
+
+
+def _ddp_worker(rank: int, rendezvous: str) -> None:
+    """All checks in one start of the processes, which is what costs."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    vits = [name for name in BACKBONES if name.startswith("vit")]
+    BACKBONES[vits[2]]().train()(torch.randn(2, 3, 32, 32))  # SyncBN on a CPU in a process group, without DDP
+    mixers = [name for name in BACKBONES if "mixer" in name]
+    for family in ("swin", "swin_v2", "mvit", *vits, *mixers, "resnet, non-local"):
+        for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
+            _ddp_steps(rank, family, options)
+    for name in CASES:
+        _steps_equal_one_process(rank, name)
+    torch.distributed.barrier()
+    # Nothing is torn down: destroying the group can wait for ever on the CPU, and the process ends here.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+@pytest.mark.long
+def test_ddp_without_find_unused_parameters(tmp_path):
+    workers = torch.multiprocessing.spawn(_ddp_worker, args=(str(tmp_path / "rendezvous"),), nprocs=2, join=False)
+    try:
+        # Returns when a process ends, so once per process; raises what one of them raised.
+        finished = [workers.join(timeout=300) for _ in workers.processes]
+        assert finished[-1], "the processes hang"
+    finally:
+        for process in workers.processes:
+            process.kill()
