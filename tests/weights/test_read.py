@@ -543,6 +543,7 @@ state = torch.random.get_rng_state()
 for address in sys.argv[1:]:
     try:
         saved = read(address)
+        saved = saved.get("state_dict", saved)
         print("read", len(saved), float(sum(v.double().sum() for v in saved.values())))
     except CheckpointNotFoundError as error:
         print("not found", error)

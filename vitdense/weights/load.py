@@ -306,7 +306,7 @@ def load_pretrained(
         source = str(checkpoint)
         checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
     match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
-    for name, theirs in getattr(checkpoint, "parts", {}).items():
+    for name, theirs in checkpoint.get("parts_in_timm", {}).items():
         if (ours := getattr(model.arch, name)) != theirs:
             raise CheckpointMismatchError(
                 f"{source} was trained with {name}={theirs!r}, which its parameters do not show, the model has "

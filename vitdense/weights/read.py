@@ -6,7 +6,7 @@ import logging
 import pickle
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def read(
         map_location: As for `torch.load`; other kinds of files take a device only.
 
     Returns:
-        Content of the file; arrays as tensors.
+        Content of the file; arrays as tensors. Of timm's models ``state_dict`` and `parts_in_timm`.
 
     Raises:
         CheckpointNotFoundError: There is no such file, model or name, or it cannot be reached.
@@ -90,7 +90,7 @@ def read(
         model = name.removeprefix("timm://")
         state = fetch(timm_address(model), sha256, load)
         built = _built_by_timm(model, state)
-        return TimmWeights(place(built.state_dict(), map_location), parts_in_timm(built))
+        return {"state_dict": place(built.state_dict(), map_location), "parts_in_timm": parts_in_timm(built)}
     return fetch(name, sha256, partial(load, map_location=map_location))
 
 
@@ -245,18 +245,6 @@ def _torchvision_address(address: str) -> str:
             f"checkpoint {address}: torchvision has no such weights ({one_line(error)}); "
             f"torchvision.models.get_model_weights(model) lists them"
         ) from error
-
-
-class TimmWeights(dict):
-    """The state dict of a timm model.
-
-    Attributes:
-        parts: Of a plain ViT, what its parameters do not show, as fields of `ViTArch`.
-    """
-
-    def __init__(self, state: Mapping[str, Tensor], parts: Mapping[str, Any]) -> None:
-        super().__init__(state)
-        self.parts = parts
 
 
 def _built_by_timm(model: str, state: dict[str, Any]) -> nn.Module:
