@@ -12,7 +12,7 @@ from torch import Tensor
 from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.layers.lora import merge_lora
-from vitdense.weights.detect import LISTED, Match, detect, unwrap
+from vitdense.weights.detect import LISTED, Match, detect, refuse_omitted, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, SCHEMES, TOKENS
 from vitdense.weights.rename import Scheme, find_rule, reverse
@@ -93,6 +93,7 @@ def convert(
     Raises:
         CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
     """
+    refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint), prefix=prefix, scheme=scheme)
     ours = match.ours()
     if drop_output_norms:
