@@ -12,6 +12,7 @@ from torch import nn
 
 from vitdense.backbones import NAT, Mixer, MViT, ResNet, Swin, SwinMixer, SwinV2, ViT
 from vitdense.layers.non_local import Gamma
+from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import load_pretrained
 
@@ -326,8 +327,11 @@ def test_low_rank_updates_train_alone(make):
         with pytest.raises(ValueError, match="finetune"):
             make(finetune="lora")
         return
-    lora = {"type": "lora", "targets": ("proj",)}  # which every family has
-    whole, model = make().eval(), make(finetune=lora, frozen_stages=1, drop_path_rate=0.5, with_cp=True).eval()
+    whole = make().eval()
+    linear = [name for name, module in whole.named_modules() if isinstance(module, nn.Linear)]
+    targets = {name.rpartition(".")[2] for name in linear if re.search(r"\.(attn|mlp)\d*\.\w+$", name)}
+    lora = {"type": "lora", "targets": sorted(targets)}
+    model = make(finetune=lora, frozen_stages=1, drop_path_rate=0.5, with_cp=True).eval()
     model.load_state_dict(whole.state_dict(), strict=False)
     x = torch.randn(2, 3, 72, 104)
     with torch.no_grad():
@@ -337,6 +341,8 @@ def test_low_rank_updates_train_alone(make):
     assert with_gradient == {name for name, p in model.named_parameters() if p.requires_grad}
     assert any(name.endswith(".lora.B") for name in with_gradient)
     assert all(re.search(r"\.lora\.[AB]$|^norm\d", name) for name in with_gradient)
+    assert load_pretrained(make(finetune=lora, frozen_stages=1), model.state_dict()).share == 1  # as resume does
+    assert convert(model.state_dict(), "vitdense", merge=True).state.keys() == whole.state_dict().keys()
 
 
 @every

@@ -142,6 +142,19 @@ def test_normalisation_of_weights_that_are_no_row_or_not_for_rgb():
     check_normalisation(with_weights(more, mean=[0] * 4))
 
 
+def test_normalisation_for_the_trunk_of_an_adapter():
+    cfg = with_weights("swin_tiny")
+    trunk = {"init_cfg": {"type": "Pretrained", "checkpoint": "dinov3_large.fb_sat493m"}}
+    cfg.model.backbone = {"type": "vitdense.ViTAdapter", "trunk": trunk}
+    with pytest.raises(ConfigError, match=r"the weights dinov3_large\.fb_sat493m expect mean"):
+        check_normalisation(cfg)
+    cfg.model.data_preprocessor.pad_size_divisor = 8
+    assert "expected a multiple of 16" in "".join(padding_warnings(cfg))
+    cfg.data_preprocessor = cfg.model.pop("data_preprocessor")  # mmengine's runner gives it to the model
+    with pytest.raises(ConfigError, match="expect mean"):
+        check_normalisation(cfg)
+
+
 def test_padding_to_whole_patches():
     def warnings(name, scope, test_cfg=None, patch_size=None, **preprocessor):
         backbone = {"type": "vitdense.ViT", "init_cfg": {"type": "Pretrained", "checkpoint": name}}

@@ -9,8 +9,9 @@ from torch import nn
 import vitdense
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.hooks import OmitFrozenBackboneHook
+from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.weights.load import fit_whole
+from vitdense.weights.load import fingerprint, fit_whole, load_pretrained
 
 NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
 
@@ -37,7 +38,7 @@ def weights(tmp_path):
 
 @pytest.fixture
 def trained(weights):
-    model = Detector(dict(type="Pretrained", checkpoint=str(weights)))
+    model = Detector([dict(type="Pretrained", checkpoint=weights)])
     model.backbone.init_weights()
     return model
 
@@ -91,11 +92,70 @@ def test_checkpoint_without_its_trunk(trained):
 def test_trunk_that_is_gone_or_changed_is_an_error(trained, weights):
     checkpoint = saved_without_trunk(trained)
     torch.save(vitdense.Swin(NANO, window_size=4, out_indices=(0, 1)).state_dict(), weights)
-    with pytest.raises(CheckpointMismatchError, match=r"frozen backbone, and .*swin\.pth no longer has"):
+    with pytest.raises(CheckpointMismatchError, match=r"frozen backbone, and .*swin\.pth has other weights"):
         fit_whole(Detector(), checkpoint)
     weights.unlink()
     with pytest.raises(CheckpointNotFoundError, match=r"saved without its frozen backbone.*swin\.pth"):
         fit_whole(Detector(), checkpoint)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda saved: load_pretrained(Detector().backbone, saved), lambda s: convert(s, "timm")]
+)
+def test_without_its_trunk_it_is_no_checkpoint_of_the_trunk(trained, use):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"without its frozen backbone, which has the weights .*swin\.pth"
+    ):
+        use(saved_without_trunk(trained))
+
+
+def test_a_model_without_such_a_trunk_is_an_error(trained):
+    with pytest.raises(CheckpointMismatchError, match="frozen backbone, which the model does not have"):
+        fit_whole(nn.ModuleDict({"head": trained.head}), saved_without_trunk(trained))
+
+
+def test_the_frozen_trunk_of_an_adapter(tmp_path):
+    def make():
+        trunk = dict(
+            arch=dict(embed_dims=16, depth=4, num_heads=2), frozen_stages="all", init_cfg=str(tmp_path / "v.pth")
+        )
+        return nn.ModuleDict({"backbone": vitdense.ViTAdapter(trunk, conv_inplane=4, deform_num_heads=2)})
+
+    torch.save(make().backbone.trunk.state_dict(), tmp_path / "v.pth")
+    trained, model = make(), make()
+    trained.backbone.init_weights()
+    checkpoint = saved_without_trunk(trained)
+    assert not any(key.startswith("backbone.trunk.") for key in checkpoint["state_dict"])
+    model.load_state_dict(fit_whole(model, checkpoint)[0])
+    assert all(torch.equal(value, trained.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_weights_that_a_loaded_checkpoint_replaced_are_not_omitted(trained):
+    """Those of init_cfg would come back."""
+    trained.backbone.load_state_dict(Detector().backbone.state_dict())
+    with pytest.raises(ConfigError, match="backbone no longer has the weights of its init_cfg"):
+        OmitFrozenBackboneHook().before_train(SimpleNamespace(model=trained))
+
+
+def test_a_trunk_that_trains_is_saved_although_the_loaded_checkpoint_omits_it(trained):
+    hook = OmitFrozenBackboneHook()
+    hook.after_load_checkpoint(None, saved_without_trunk(trained))
+    with pytest.raises(ConfigError, match="no frozen backbone"):
+        hook.before_train(SimpleNamespace(model=Detector(frozen_stages=1)))
+
+
+def test_resized_tensors_are_not_in_the_fingerprint(weights):
+    def digest(change):
+        model = vitdense.Swin(NANO, window_size=6, out_indices=(0, 1))
+        report = load_pretrained(model, weights)
+        assert len(report.resized) == 3
+        name = next(key for key in report.loaded if (key in report.resized) == change)
+        with torch.no_grad():
+            model.state_dict()[name].add_(1e-6)
+        return fingerprint(model, report)
+
+    assert digest(True) == digest(True)
+    assert digest(True) != digest(False)
 
 
 def test_a_resumed_run_knows_what_its_checkpoint_omits(trained):

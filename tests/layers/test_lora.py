@@ -10,6 +10,7 @@ from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
 
 NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
+GATED = {"embed_dims": 16, "depth": 2, "num_heads": 2, "qkv_bias": "no_key", "ffn": "swiglu", "ffn_dims": 24}
 LORA = {"type": "lora", "rank": 2, "alpha": 3.0}
 
 
@@ -47,10 +48,17 @@ def test_the_start_is_the_pretrained_model():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [swin, lambda **o: vitdense.SwinV2(NANO, window_size=4, out_indices=(0, 1), **o)])
-def test_merged_weights_give_the_features_of_the_updates(make):
+@pytest.mark.parametrize(
+    ("make", "mlp"),
+    [
+        (swin, "fc1"),
+        (lambda **o: vitdense.SwinV2(NANO, window_size=4, out_indices=(0, 1), **o), "fc2"),
+        (lambda **o: vitdense.ViT(GATED, window_size=2, window_padding="qkv", out_norm="none", **o), "w12"),
+    ],
+)
+def test_merged_weights_give_the_features_of_the_updates(make, mlp):
     x = torch.randn(2, 3, 40, 56)
-    model = trained(make(finetune={**LORA, "targets": ["qkv", "proj", "fc1"]}))
+    model = trained(make(finetune={**LORA, "targets": ["qkv", "proj", mlp]}))
     merged = make().eval()
     merged.load_state_dict(merge_lora(model.state_dict()))
     for got, want in zip(merged(x), model(x), strict=True):
@@ -98,6 +106,7 @@ def test_checkpoints_with_updates(tmp_path):
         ({"type": "lora", "rank": 0}, "rank=0"),
         ({"type": "lora", "targets": ("query",)}, "'query'; expected some of: qkv, proj, fc1, fc2"),
         ({"type": "attention", "rank": 4}, "expected None"),
+        ({"type": "lora", "r": 4}, "with any of rank, alpha, targets"),
         ({"rank": 4}, "expected None"),
         ("Lora", "expected None"),
     ],

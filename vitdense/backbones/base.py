@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -188,10 +189,11 @@ class Backbone(Module):
             raise ValueError(f"frozen_stages: got {frozen_stages!r}, expected -1 (none) to {n}, or 'all'")
         options = dict(finetune) if isinstance(finetune, Mapping) else {"type": finetune}
         kind = options.pop("type", None)
-        if kind not in (None, *FINETUNE) or (options and kind != "lora"):
+        known = [part.name for part in fields(LoRA)]
+        if kind not in (None, *FINETUNE) or (options and not (kind == "lora" and options.keys() <= set(known))):
             raise ValueError(
-                f"finetune: got {finetune!r}, expected None (all), one of {', '.join(FINETUNE)}, or "
-                f"dict(type='lora', ...)"
+                f"finetune: got {finetune!r}, expected None (all), one of {', '.join(FINETUNE)}, or dict(type='lora') "
+                f"with any of {', '.join(known)}"
             )
         self.out_indices = indices
         self.frozen_stages = frozen_stages

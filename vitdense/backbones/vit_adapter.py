@@ -1,7 +1,7 @@
 """ViT-Adapter (Chen et al., ICLR 2023): convolutions beside a plain ViT give it the maps of a pyramid."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,11 +21,6 @@ STRIDES = (4, 8, 16, 32)
 Sizes = Sequence[tuple[int, int]]  # (h, w) of maps whose tokens are concatenated
 
 
-def to_tokens(x: Tensor) -> Tensor:
-    """``[B, C, h, w]`` to ``[B, h*w, C]``."""
-    return x.permute(0, 2, 3, 1).flatten(1, 2)  # [B, h*w, C]
-
-
 def to_maps(x: Tensor, sizes: Sizes) -> list[Tensor]:
     """Tokens of several maps ``[B, N, C]`` to ``[B, C, h, w]`` each."""
     parts = x.split([h * w for h, w in sizes], dim=1)
@@ -41,10 +36,12 @@ def init_conv(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def conv_norm(in_channels: int, out_channels: int, stride: int) -> list[nn.Module]:
-    """3x3 convolution, SyncBN, ReLU."""
-    conv = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
-    return [conv, SyncBatchNorm(out_channels), nn.ReLU(inplace=True)]
+def convolutions(channels: Iterable[int], strides: Sequence[int]) -> nn.Sequential:
+    """3x3 convolutions, SyncBN and ReLU after each."""
+    layers = []
+    for (n, m), stride in zip(pairwise(channels), strides):
+        layers += [nn.Conv2d(n, m, 3, stride, padding=1, bias=False), SyncBatchNorm(m), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
 
 
 class SpatialPrior(nn.Module):
@@ -52,10 +49,9 @@ class SpatialPrior(nn.Module):
 
     def __init__(self, in_channels: int, width: int, dim: int) -> None:
         super().__init__()
-        first, *others = (conv_norm(n, width, stride) for n, stride in ((in_channels, 2), (width, 1), (width, 1)))
-        self.stem = nn.Sequential(*first, *others[0], *others[1])
+        self.stem = convolutions((in_channels, width, width, width), (2, 1, 1))
         widths = (width, 2 * width, 4 * width, 4 * width)
-        self.conv2, self.conv3, self.conv4 = (nn.Sequential(*conv_norm(*pair, 2)) for pair in pairwise(widths))
+        self.conv2, self.conv3, self.conv4 = (convolutions(pair, (2,)) for pair in pairwise(widths))
         self.fc1, self.fc2, self.fc3, self.fc4 = (nn.Conv2d(n, dim, 1) for n in widths)
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -79,9 +75,8 @@ class ConvFFN(nn.Module):
 
     def forward(self, x: Tensor, sizes: Sizes) -> Tensor:
         """``[B, N, C]`` to the same."""
-        conv = self.dwconv["dwconv"]
-        x = torch.cat([to_tokens(conv(part)) for part in to_maps(self.fc1(x), sizes)], dim=1)  # [B, N, hidden_dim]
-        return self.fc2(F.gelu(x))  # [B, N, C]
+        maps = [self.dwconv["dwconv"](part) for part in to_maps(self.fc1(x), sizes)]  # [B, hidden_dim, h, w]
+        return self.fc2(F.gelu(torch.cat([part.flatten(2).mT for part in maps], dim=1)))  # [B, N, C]
 
 
 class Injector(nn.Module):
@@ -100,10 +95,10 @@ class Injector(nn.Module):
 class Extractor(nn.Module):
     """The maps of the adapter read the trunk, then an MLP with stochastic depth (section 3.4)."""
 
-    def __init__(self, dim: int, attention: Callable[[int], DeformableAttention], hidden_dim: int, drop_path: float):
+    def __init__(self, dim: int, attention: Callable[[int], DeformableAttention], drop_path: float) -> None:
         super().__init__()
         self.query_norm, self.feat_norm, self.attn = LayerNorm(dim), LayerNorm(dim), attention(1)
-        self.ffn_norm, self.ffn = LayerNorm(dim), ConvFFN(dim, hidden_dim)
+        self.ffn_norm, self.ffn = LayerNorm(dim), ConvFFN(dim, dim // 4)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, c: Tensor, x: Tensor, where: References, sizes: Sizes) -> Tensor:
@@ -122,13 +117,10 @@ class ViTAdapter(Backbone):
         trunk: A `ViT` without output norms, or its arguments, also with ``type='vitdense.ViT'``. An interaction ends
             after each block of its `out_indices`. Its `init_cfg` loads pretrained weights; freezing is its own too.
         conv_inplane: Channels of the convolutional stem.
-        n_points: Points per head and level of deformable attention.
-        deform_num_heads: Its heads. Authors: 6 for tiny and small, 12 for base, 16 for large.
+        deform_num_heads: Heads of deformable attention. Authors: 6 for tiny and small, 12 for base, 16 for large.
         deform_ratio: Channels of its values over the trunk's. Authors: 1.0; 0.5 for base and large.
-        cffn_ratio: Hidden width of the extractors' MLPs over the trunk's channels.
-        use_extra_extractor: Whether the last interaction has two more extractors.
         vit_feature: Map of the trunk that is added to the outputs: ``'last'``, as the authors' detection code;
-            ``'each'``, to output i that after interaction i, as their segmentation code; None for none.
+            ``'each'``, to output i that after interaction i, as their segmentation code.
         drop_path_rate: Stochastic depth of the extractors, but extra ones. Authors: the trunk's.
         with_cp: Recompute activations of injectors and extractors in the backward pass. The trunk has its own.
         init_cfg: A checkpoint of adapter and trunk; see `Backbone`.
@@ -143,12 +135,9 @@ class ViTAdapter(Backbone):
         self,
         trunk: Mapping[str, Any] | ViT,
         conv_inplane: int = 64,
-        n_points: int = 4,
         deform_num_heads: int = 6,
         deform_ratio: float = 1.0,
-        cffn_ratio: float = 0.25,
-        use_extra_extractor: bool = True,
-        vit_feature: str | None = "last",
+        vit_feature: str = "last",
         drop_path_rate: float = 0.1,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
@@ -157,28 +146,28 @@ class ViTAdapter(Backbone):
         self.trunk = make_trunk(trunk)
         self.arch, self.with_cp, self.vit_feature = self.trunk.arch, with_cp, vit_feature
         dim, lasts = self.arch.embed_dims, self.trunk.out_indices
-        if vit_feature not in ("last", None) and (vit_feature != "each" or len(lasts) != len(STRIDES)):
+        if vit_feature not in ("last", "each") or (vit_feature == "each" and len(lasts) != len(STRIDES)):
             raise ValueError(
-                f"vit_feature: got {vit_feature!r} with {len(lasts)} interactions, expected 'last', None, or 'each' "
-                f"with {len(STRIDES)}; an interaction ends after each block of the trunk's out_indices, {lasts}"
+                f"vit_feature: got {vit_feature!r} with the trunk's out_indices {lasts}, expected 'last', or 'each' "
+                f"with {len(STRIDES)} of them, after each of which an interaction ends"
             )
         image = next(module for module in self.trunk.patch_embed.modules() if isinstance(module, nn.Conv2d))
         self.spm = SpatialPrior(image.in_channels, conv_inplane, dim)
         self.level_embed = nn.Parameter(torch.randn(len(STRIDES) - 1, dim))
-        attention = partial(DeformableAttention, dim, deform_num_heads, num_points=n_points, ratio=deform_ratio)
-        extractor = partial(Extractor, dim, attention, int(dim * cffn_ratio))
+        attention = partial(DeformableAttention, dim, deform_num_heads, ratio=deform_ratio)
+        extractor = partial(Extractor, dim, attention)
         self.interactions = nn.ModuleList()
         for last in lasts:
+            extra = nn.ModuleList(extractor(0.0) for _ in range(2 if last == lasts[-1] else 0))
             layers = {"injector": Injector(dim, attention), "extractor": extractor(drop_path_rate)}
-            num_more = 2 * (use_extra_extractor and last == lasts[-1])
-            layers["extra_extractors"] = nn.ModuleList(extractor(0.0) for _ in range(num_more))
-            self.interactions.append(nn.ModuleDict(layers))
+            self.interactions.append(nn.ModuleDict({**layers, "extra_extractors": extra}))
         self.up = nn.ConvTranspose2d(dim, dim, 2, stride=2)
         for part in (self.spm, self.interactions, self.up):
             part.apply(init_conv)
         self.build_outputs_and_freeze([dim] * 4, STRIDES, range(4), -1, None, SyncBatchNorm)
-        if self.trunk._names_weights():
-            self.register_forward_pre_hook(_warn_unloaded_trunk)
+        if self.trunk.unloaded_warning.id in self.trunk._forward_pre_hooks:  # which is not called as a whole
+            self.trunk.unloaded_warning.remove()
+            self.trunk.unloaded_warning = self.register_forward_pre_hook(_warn_unloaded_trunk)
 
     def stem_modules(self) -> list[nn.Module]:
         return self.trunk.stem_modules()
@@ -201,7 +190,7 @@ class ViTAdapter(Backbone):
         finest, *maps = self.spm(x)  # [B, C, h_i, w_i]
         sizes = [(c.shape[2], c.shape[3]) for c in maps]
         embeds = self.level_embed.to(finest.dtype)  # [3, C]
-        c = torch.cat([to_tokens(c) + embed for c, embed in zip(maps, embeds)], dim=1)  # [B, N, C]
+        c = torch.cat([c.flatten(2).mT + embed for c, embed in zip(maps, embeds)], dim=1)  # [B, N, C]
         x, size, steps = self.trunk.unroll(self.trunk.patch_embed(x))  # [B, E + h*w, C]
         stride, num_extra = self.trunk.out_strides[0], 0 if self.trunk.tokens is None else len(self.trunk.tokens)
         of_trunk, levels = ((*size, stride),), tuple((*size, level) for size, level in zip(sizes, STRIDES[1:]))
@@ -217,10 +206,9 @@ class ViTAdapter(Backbone):
                 c = run(extractor, c, features[-1], to_trunk, sizes)  # [B, N, C]
         maps = to_maps(c, sizes)
         outs = [finest + crop(self.up(maps[0]), finest.shape[2:]), *maps]  # [B, C, h_i, w_i]
-        if self.vit_feature is not None:
-            for i, x in enumerate(features if self.vit_feature == "each" else features[-1:] * len(outs)):
-                (x,) = to_maps(x, [size])  # [B, C, h, w]
-                outs[i] = outs[i] + resize_to_stride(x, stride, STRIDES[i], outs[i].shape[2:])
+        for i, x in enumerate(features if self.vit_feature == "each" else features[-1:] * len(outs)):
+            (x,) = to_maps(x, [size])  # [B, C, h, w]
+            outs[i] = outs[i] + resize_to_stride(x, stride, STRIDES[i], outs[i].shape[2:])  # [B, C, h_i, w_i]
         return tuple(self.output_norm(i)(out) for i, out in enumerate(outs))  # [B, C, h_i, w_i]
 
 
@@ -231,16 +219,14 @@ def make_trunk(trunk: Mapping[str, Any] | ViT) -> ViT:
         if (kind := options.pop("type")) not in ("vitdense.ViT", "ViT"):
             raise ValueError(f"trunk: got type {kind!r}, expected 'vitdense.ViT'")
         trunk = ViT(**options)
-    norms = [i for i in trunk.out_indices if [*trunk.output_norm(i).parameters()]]
-    if norms or trunk.output_cls_token or trunk.out_indices[-1] < trunk.arch.depth - 1:
+    last = trunk.arch.depth - 1
+    if trunk.out_norm != "none" or trunk.output_cls_token or trunk.out_indices[-1] < last:
         raise ValueError(
-            f"trunk: got norms of the outputs {norms}, output_cls_token={trunk.output_cls_token}, out_indices="
-            f"{trunk.out_indices}; expected out_norm='none', False, and the last block among the out_indices"
+            f"trunk: got out_norm={trunk.out_norm!r}, output_cls_token={trunk.output_cls_token}, out_indices="
+            f"{trunk.out_indices}; expected 'none', False, and {last} among the out_indices"
         )
     return trunk
 
 
 def _warn_unloaded_trunk(model: ViTAdapter, *_: Any) -> None:
-    """Forward pre-hook. The trunk is not called as a whole, so its own hook would not run."""
-    if not torch.compiler.is_compiling() and model.trunk.unloaded_warning.id in model.trunk._forward_pre_hooks:
-        _warn_unloaded(model.trunk)
+    _warn_unloaded(model.trunk)

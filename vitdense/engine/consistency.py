@@ -114,8 +114,8 @@ def check_normalisation(cfg: Config) -> None:
     Raises:
         ConfigError: They differ.
     """
-    model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
-    preprocessor, row = model.get("data_preprocessor"), _row_of_weights(model)
+    model, row = cfg.model.get("module", cfg.model), _row_of_weights(_trunk(cfg))
+    preprocessor = model.get("data_preprocessor") or cfg.get("data_preprocessor")
     if not preprocessor or row is None or cfg.get("settings", {}).get("normalisation") == "own":
         return
     pairs = expected_preprocessor(row).items()
@@ -147,11 +147,11 @@ def padding_warnings(cfg: Config) -> Iterator[str]:
 
     The ViT then pads its own input: maps reach past the image, and predictions are slightly misaligned.
     """
-    model = cfg.model.get("module", cfg.model)
-    row = _row_of_weights(model)
+    model, trunk = cfg.model.get("module", cfg.model), _trunk(cfg)
+    row = _row_of_weights(trunk)
     if row is None or row.patch_size is None:
         return
-    patch = model["backbone"].get("patch_size", row.patch_size)
+    patch = trunk.get("patch_size") or row.patch_size
     preprocessor, test_cfg = model.get("data_preprocessor") or {}, model.get("test_cfg") or {}
     if cfg.get("default_scope") != "mmseg":
         where, sides = "data_preprocessor.pad_size_divisor", [preprocessor.get("pad_size_divisor", 1)]
@@ -167,9 +167,15 @@ def padding_warnings(cfg: Config) -> Iterator[str]:
         )
 
 
-def _row_of_weights(model: Mapping) -> Model | None:
-    """The row of the model table that the backbone starts from; None for other weights."""
-    for part in as_list((model.get("backbone") or {}).get("init_cfg")):
+def _trunk(cfg: Config) -> Mapping:
+    """The config of the backbone, or of the trunk inside a ViT-Adapter; empty for a model without backbone."""
+    backbone = cfg.model.get("module", cfg.model).get("backbone") or {}  # inside the TTA wrapper
+    return backbone.get("trunk", backbone)
+
+
+def _row_of_weights(trunk: Mapping) -> Model | None:
+    """The row of the model table that a backbone starts from; None for other weights."""
+    for part in as_list(trunk.get("init_cfg")):
         if not isinstance(part, Mapping):
             return row_of(str(part))
         if part.get("type") == "Pretrained" and not part.get("channels"):

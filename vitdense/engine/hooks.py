@@ -14,11 +14,13 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
 from vitdense.backbones import Backbone
 from vitdense.engine.checkpoints import install_loader
+from vitdense.engine.classes import as_list
 from vitdense.engine.curves import draw_curves, read_scalars
 from vitdense.engine.errors import ConfigError
 from vitdense.files import atomic_write
 from vitdense.registry import HOOKS
-from vitdense.weights.load import LoadReport, fingerprint, fit_whole
+from vitdense.weights.detect import OMITTED
+from vitdense.weights.load import LoadReport, fingerprint, fit_whole, load_pretrained
 
 
 def seed_everything(*keys: int) -> None:
@@ -124,28 +126,40 @@ class ExactLoadHook(Hook):
 class OmitFrozenBackboneHook(Hook):
     """Save checkpoints without backbones that are frozen as a whole (``frozen_stages='all'``).
 
-    A checkpoint names the weights instead, in ``meta.omitted_backbones``: `init_cfg`, and a SHA-256 of the tensors. Our
-    tools load it as any other (`load_from`, resume, test, predict): they read the backbone again and compare it.
+    In ``meta.omitted_backbones`` a checkpoint names their weights, as `init_cfg` does, with a SHA-256. Our tools
+    (`load_from`, resume, test, predict) load them again and compare; mmengine's own tools would leave them random.
 
     Raises:
-        ConfigError: Before the training: no backbone is frozen and has pretrained weights.
+        ConfigError: Before the training: no frozen backbone has its weights from `init_cfg`, or `load_from` gave it
+            others.
     """
 
     priority = "VERY_LOW"  # after hooks that change the checkpoint
 
     def __init__(self) -> None:
-        self.omitted: dict[str, dict] = {}
+        self.omitted: dict[str, tuple[dict, str]] = {}
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        self.omitted = checkpoint.get("meta", {}).get("omitted_backbones", {})
+        self.omitted = checkpoint.get("meta", {}).get(OMITTED, {})
 
     def before_train(self, runner) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        loaded, self.omitted = self.omitted, {}
         for name, part in model.named_modules():
-            is_frozen = isinstance(part, Backbone) and not any(p.requires_grad for p in part.parameters())
-            if is_frozen and part.load_report is not None:
-                weights = {key: value for key, value in part.init_cfg.items() if key != "type"}
-                self.omitted[name] = {"weights": weights, "sha256": fingerprint(part.state_dict())}
+            if not isinstance(part, Backbone) or any(p.requires_grad for p in part.parameters()):
+                continue
+            if name in loaded:
+                self.omitted[name] = loaded[name]
+            elif part.load_report is not None:
+                weights = {key: value for key, value in as_list(part.init_cfg)[0].items() if key != "type"}
+                weights["checkpoint"] = str(weights["checkpoint"])
+                sha256 = fingerprint(part, part.load_report)
+                if fingerprint(part, load_pretrained(part, **weights)) != sha256:
+                    raise ConfigError(
+                        f"vitdense.OmitFrozenBackboneHook: {name} no longer has the weights of its init_cfg, "
+                        f"{weights['checkpoint']}, but others, as of load_from; remove the hook"
+                    )
+                self.omitted[name] = (weights, sha256)
         if not self.omitted:
             raise ConfigError(
                 "vitdense.OmitFrozenBackboneHook: there is no frozen backbone whose weights are from its init_cfg; set "
@@ -155,7 +169,7 @@ class OmitFrozenBackboneHook(Hook):
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         starts = tuple(f"{name}." for name in self.omitted)
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(starts)}
-        checkpoint["meta"]["omitted_backbones"] = self.omitted
+        checkpoint["meta"][OMITTED] = self.omitted
 
 
 @HOOKS.register_module()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitdense.layers.layout import copied, made_once
 
+POINTS = 4  # of a head in a level
 Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
 
 
@@ -62,25 +63,24 @@ def references(
 class DeformableAttention(nn.Module):
     """Multi-scale deformable attention (Deformable DETR, Zhu et al., ICLR 2021, section 4.1).
 
-    At the start head i looks into the i-th direction, and point j is j positions away.
+    At the start head i looks into the i-th direction, and point j of its `POINTS` is j positions away.
 
     Args:
         dim: Channels of queries and values.
         num_heads: Heads; they divide the channels.
         num_levels: Maps that are sampled.
-        num_points: Points per head and level.
         ratio: Channels of the projected values over `dim`.
 
     Raises:
         ValueError: The heads do not divide the channels.
     """
 
-    def __init__(self, dim: int, num_heads: int, num_levels: int, num_points: int, ratio: float = 1.0) -> None:
+    def __init__(self, dim: int, num_heads: int, num_levels: int, ratio: float = 1.0) -> None:
         super().__init__()
         width = int(dim * ratio)
         if dim % num_heads or width % num_heads:
             raise ValueError(f"deformable attention: got {num_heads} heads, expected a divisor of {dim} and {width}")
-        self.shape = (num_heads, num_levels, num_points)
+        self.shape = (num_heads, num_levels, POINTS)
         self.sampling_offsets = nn.Linear(dim, 2 * math.prod(self.shape))
         self.attention_weights = nn.Linear(dim, math.prod(self.shape))
         self.value_proj, self.output_proj = nn.Linear(dim, width), nn.Linear(width, dim)
@@ -92,7 +92,7 @@ class DeformableAttention(nn.Module):
         angles = torch.arange(num_heads) * (2 * math.pi / num_heads)
         directions = torch.stack([angles.cos(), angles.sin()], dim=-1)  # [heads, 2]
         directions = directions / directions.abs().amax(-1, keepdim=True)
-        offsets = directions[:, None, None] * torch.arange(1, num_points + 1)[:, None]  # [heads, 1, points, 2]
+        offsets = directions[:, None, None] * torch.arange(1, POINTS + 1)[:, None]  # [heads, 1, points, 2]
         with torch.no_grad():
             self.sampling_offsets.bias.copy_(offsets.expand(*self.shape, 2).flatten())
 

@@ -18,7 +18,8 @@ class LoRA:
     Attributes:
         rank: Of an update.
         alpha: An update is multiplied by ``alpha / rank``.
-        targets: Names of linear layers in attention (``qkv``, ``proj``) and MLPs (``fc1``, ``fc2``).
+        targets: Names of linear layers in attention (``qkv``, ``proj``) and MLPs (``fc1``, ``fc2``; of SwiGLU
+            ``w12``, ``w3``).
     """
 
     rank: int = 8
@@ -33,9 +34,7 @@ class LowRankUpdate(nn.Module):
         super().__init__()
         self.A = nn.Parameter(torch.empty(rank, layer.in_features))
         self.B = nn.Parameter(torch.zeros(layer.out_features, rank))
-        self.register_buffer(
-            "scale", torch.tensor(alpha / rank)
-        )  # in checkpoints, which can be merged without a config
+        self.register_buffer("scale", torch.tensor(alpha / rank))  # a checkpoint can be merged without a config
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.layers.lora import merge_lora
-from vitdense.weights.detect import LISTED, Match, detect, unwrap
+from vitdense.weights.detect import LISTED, Match, detect, refuse_omitted, unwrap
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import SCHEMES
 from vitdense.weights.families.common import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
@@ -95,6 +95,7 @@ def convert(
     Raises:
         CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
     """
+    refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint), prefix=prefix, scheme=scheme)
     ours = match.ours()
     if drop_output_norms:
@@ -116,7 +117,8 @@ def convert(
         names, rules = form.names_for_rules(ours), reverse(form.rules)
         return [key for key in ours if not find_rule(names[key], rules)]
 
-    target = min(forms, key=lambda form: len(nameless(form)))
+    # A form with a marker is for the models that have such keys: other forms come first.
+    target = min(forms, key=lambda form: (len(nameless(form)), bool(form.marker)))
     absent = nameless(target)
     has_tokens = find_rule("tokens.cls_token", reverse(target.rules)) is not None
     optional = "|".join((CLASSIFIER, PRETRAINING) if has_tokens else (CLASSIFIER, PRETRAINING, TOKENS))

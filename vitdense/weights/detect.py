@@ -15,6 +15,7 @@ MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_m
 # Of whole models: detectron2's two, mm's, SimMIM's, and those of models of images and texts.
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
 LISTED = 20  # keys in a message
+OMITTED = "omitted_backbones"  # in `meta` of a checkpoint: names of frozen backbones it is without, weights, SHA-256
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,19 @@ def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
             f"save the state_dict() of one model"
         )
     return state
+
+
+def refuse_omitted(checkpoint: Mapping) -> None:
+    """Refuse the checkpoint of a run that was saved without its frozen backbones: alone it has none.
+
+    Raises:
+        CheckpointMismatchError: It was.
+    """
+    for name, (weights, _) in checkpoint.get("meta", {}).get(OMITTED, {}).items():
+        raise CheckpointMismatchError(
+            f"the checkpoint was saved without its frozen {name}, which has the weights {weights['checkpoint']}: load "
+            f"those, or the whole model by tools/train.py (load_from), tools/test.py or tools/predict.py"
+        )
 
 
 def detect(

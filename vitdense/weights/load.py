@@ -1,6 +1,5 @@
 """Load exactly or raise: read, detect the scheme, rename, resize, check, and only then change the model."""
 
-import copy
 import hashlib
 import math
 import re
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position, resize_window_linear
-from vitdense.weights.detect import Match, detect, unwrap
+from vitdense.weights.detect import OMITTED, Match, detect, refuse_omitted, unwrap
 from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.weights.families import FAMILIES
 from vitdense.weights.families.common import CLASSIFIER, REBUILT, TOKENS
@@ -96,9 +95,9 @@ def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) ->
 
     Args:
         weight: Of the file, for F channels, mostly R, G and B.
-        channels: ``'mean'``: ``new[:, c] = weight.sum(1) / C``, the mean over F times F / C, which keeps the sum over
-            all channels. ``'repeat'``: ``new[:, c] = weight[:, c % F] * F / C``. A list, one entry for each channel:
-            ``new[:, c] = weight[:, channels[c]]``.
+        channels: ``'mean'``: ``new[:, c] = weight.sum(1) / C``, which keeps the sum over all channels. ``'repeat'``:
+            ``new[:, c] = weight[:, c % F] * F / C``. A list, one entry for each channel: ``new[:, c] = weight[:,
+            channels[c]]``.
         number: C.
 
     Raises:
@@ -106,11 +105,11 @@ def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) ->
     """
     given = weight.shape[1]
     if channels == "mean":
-        return (weight.float().sum(1, keepdim=True) / number).repeat(1, number, 1, 1)  # [D, C, h, w]
+        return weight.float().sum(1, keepdim=True).expand(-1, number, -1, -1) / number  # [D, C, h, w]
     if channels == "repeat":
         return weight.float()[:, [c % given for c in range(number)]] * (given / number)  # [D, C, h, w]
-    is_list = isinstance(channels, (list, tuple))
-    if not is_list or len(channels) != number or not all(c in range(given) for c in channels):
+    is_list = isinstance(channels, (list, tuple)) and len(channels) == number
+    if not is_list or not all(c in range(given) for c in channels):
         raise ValueError(
             f"channels: got {channels!r}, expected 'mean', 'repeat', or for each of the {number} channels of the model "
             f"one of the file, 0 to {given - 1}"
@@ -166,9 +165,8 @@ def match_exactly(
         advice = advise(refused, found & left_out)
         if any(".lora." in key for key in refused):
             advice = (
-                "Keys with .lora. are low-rank updates. A file without them starts a model with finetune='lora' by "
-                "tools/train.py --fresh '.+\\.lora\\..+'; a model without finetune='lora' needs them merged, by "
-                "tools/convert.py --merge-lora. "
+                "Keys with .lora. are low-rank updates: for a model with finetune='lora' and a file without them, "
+                "tools/train.py --fresh '.+\\.lora\\..+'; for the contrary, tools/convert.py --merge-lora. "
             )
         raise CheckpointMismatchError(f"the checkpoint does not fit the model exactly. {advice}{listed}")
     return {key: value for key, value in state.items() if key not in left_out}
@@ -305,6 +303,7 @@ def load_pretrained(
     else:
         source = str(checkpoint)
         checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
+    refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
     for name, theirs in checkpoint.get("parts_in_timm", {}).items():
         if (ours := getattr(model.arch, name)) != theirs:
@@ -330,8 +329,7 @@ def load_pretrained(
         elif theirs != ours:
             advice += (
                 f"Its images have {theirs} channels, those of the model {ours}: say how the stem gets its weights by "
-                f"channels='mean', 'repeat' or a list, as init_cfg=dict(type='Pretrained', checkpoint=..., "
-                f"channels='mean') or load_pretrained(model, ..., channels='mean'). "
+                f"channels='mean', 'repeat' or a list, in init_cfg or as an argument of load_pretrained. "
             )
     state = match_exactly(targets, state, missing, lambda *names: advice)
     report.count(targets, state)
@@ -342,13 +340,14 @@ def load_pretrained(
 def fit_whole(
     model: nn.Module, checkpoint: Mapping, fresh: Sequence[str] = (), source: str = "state dict"
 ) -> tuple[dict[str, Tensor], LoadReport]:
-    """The tensors of a checkpoint that fill a whole detector or segmentor; the model is not changed.
+    """The tensors of a checkpoint that fill a whole detector or segmentor.
 
     Backbones of this project may have any known naming scheme. The rest must have the model's names, as mmdet's and
     mmseg's own checkpoints do, or, around a ViT with a simple feature pyramid, those of detectron2.
 
     Args:
-        model: The detector or segmentor.
+        model: The detector or segmentor. Not changed, but for frozen backbones that were left out of the checkpoint:
+            their weights are loaded again from where it says.
         checkpoint: Content of the file.
         fresh: See `match_exactly`.
         source: Origin of the checkpoint, for the report.
@@ -357,7 +356,7 @@ def fit_whole(
         CheckpointMismatchError: The checkpoint does not fit exactly.
         CheckpointNotFoundError: It was saved without a frozen backbone, whose weights are not there.
     """
-    state = unwrap(checkpoint) | _omitted_backbones(model, checkpoint, source)
+    state = unwrap(checkpoint) | _omitted_state(model, checkpoint, source)
     if any(key.startswith("backbone.simfp_") for key in state):
         state = rename(state, DETECTOR)
     targets = model.state_dict()
@@ -397,32 +396,33 @@ def fit_whole(
     return state, report
 
 
-def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the names, dtypes and values of tensors."""
-    digest = hashlib.sha256()
-    for key in sorted(state):
-        value = state[key].detach().cpu().contiguous()
+def fingerprint(backbone: nn.Module, report: LoadReport) -> str:
+    """SHA-256 of what a backbone has from a file, but for resized tensors, which machines round differently."""
+    digest, state = hashlib.sha256(), backbone.state_dict()
+    for key in sorted(set(report.loaded) - set(report.resized)):
+        value = state[key].cpu().contiguous()
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
-def _omitted_backbones(model: nn.Module, checkpoint: Mapping, source: str) -> dict[str, Tensor]:
-    """The frozen backbones that a checkpoint was saved without, read again from the weights that it names."""
+def _omitted_state(model: nn.Module, checkpoint: Mapping, source: str) -> dict[str, Tensor]:
+    """The frozen backbones that a checkpoint was saved without, loaded again into the model."""
     state: dict[str, Tensor] = {}
-    for name, omitted in checkpoint.get("meta", {}).get("omitted_backbones", {}).items():
+    modules = dict(model.named_modules())
+    for name, (weights, sha256) in checkpoint.get("meta", {}).get(OMITTED, {}).items():
         where = f"{source} was saved without its frozen {name}"
-        backbone = copy.deepcopy(model.get_submodule(name))
+        if name not in modules:
+            raise CheckpointMismatchError(
+                f"{where}, which the model does not have: give the config it was trained with"
+            )
         try:
-            load_pretrained(backbone, **omitted["weights"])
+            report = load_pretrained(modules[name], **weights)
         except CheckpointNotFoundError as error:
             raise CheckpointNotFoundError(f"{where}, whose weights are missing: {error}") from error
-        part = backbone.state_dict()
-        if fingerprint(part) != omitted["sha256"]:
-            raise CheckpointMismatchError(
-                f"{where}, and {omitted['weights']['checkpoint']} no longer has the weights that it was trained with"
-            )
-        state |= {f"{name}.{key}": value for key, value in part.items()}
+        if fingerprint(modules[name], report) != sha256:
+            raise CheckpointMismatchError(f"{where}, and {weights['checkpoint']} has other weights than it had then")
+        state |= {f"{name}.{key}": value for key, value in modules[name].state_dict().items()}
     return state
 
 

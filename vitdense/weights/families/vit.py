@@ -105,6 +105,7 @@ VIT = Family(
                 *same(*(f"tokens.{name}_{part}" for name in ("cls", "dist") for part in ("token", "position"))),
                 *(*_BLOCKS, *_HEAD, *_MAE, *_FOUNDATION, *TABLES),
                 *same(*_TALKING, "class_blocks.cls_token", "class_blocks.blocks.{i}.*"),
+                *same(*(f"blocks.{{i}}.attn{n or ''}.qkv.lora.*" for n in _BRANCHES)),
                 *same(*(f"blocks.{{i}}.attn{n or ''}.bias.rel_pos_{axis}" for n in _BRANCHES for axis in "hw")),
             ),
             wrapper="state_dict",

@@ -4,18 +4,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vitdense.weights.families.common import TOKEN_POSITION, Family, same
+from vitdense.weights.families.common import LORA, TOKEN_POSITION, Family, same
 from vitdense.weights.families.vit import VIT
 from vitdense.weights.rename import Rule, Scheme, Transform
 
 
-def _split_slot(x: Tensor) -> tuple[Tensor, ...]:
-    """The grid of positions, and the row of a class token that the authors' code drops; not if it is zero."""
-    table, *row = TOKEN_POSITION.forward(x)
-    return table, *(part for part in row if part.any())
-
-
-def _join_slot(table: Tensor, *row: Tensor) -> Tensor:
+def _join(table: Tensor, *row: Tensor) -> Tensor:
+    """Their code reads the table from the second row on: the first one was of a class token."""
     return TOKEN_POSITION.inverse(table, *(row or (table.new_zeros(1, 1, table.shape[-1]),)))
 
 
@@ -32,7 +27,7 @@ VIT_ADAPTER = Family(
             (
                 *(*_ADAPTER, Rule("norm{i+1}.*", "norm{i}.*")),
                 Rule("patch_embed.proj.*", "trunk.patch_embed.proj.*"),
-                Rule("pos_embed", _POSITION, Transform(_split_slot, _join_slot), optional=_POSITION[1:]),
+                Rule("pos_embed", _POSITION, Transform(TOKEN_POSITION.forward, _join), optional=_POSITION[1:]),
                 *(Rule(f"blocks.{{i}}.{name}", f"trunk.blocks.{{i}}.{name}") for name in _BLOCK),
                 *(Rule(f"blocks.{{i}}.gamma{n}", f"trunk.blocks.{{i}}.gamma_{n}") for n in (1, 2)),
             ),
@@ -42,5 +37,5 @@ VIT_ADAPTER = Family(
         ),
     ),
     ignored=(r"trunk\.tokens\.cls_position",),
-    may_be_missing=(),
+    may_be_missing=(LORA,),
 )
