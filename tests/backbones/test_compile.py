@@ -1,6 +1,7 @@
 """`torch.compile(fullgraph=True, dynamic=True)`: one program for ordinary sizes, equal to the model, gradients too."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -48,6 +49,11 @@ def test_forward_and_backward(make):
         assert largest_error(got_outs, outs) < 1e-5, size
         assert relative_error(got_grads, grads) < 1e-4, size
     assert programs.count <= MOST_PROGRAMS
+
+
+@pytest.mark.slow
+def test_forward_and_backward_of_low_rank_updates():
+    test_forward_and_backward(partial(BACKBONES["vit"], finetune="lora"))
 
 
 @every_but_slow("vit, windows, relative positions")

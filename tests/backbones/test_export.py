@@ -2,12 +2,13 @@
 
 import copy
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-from test_contract import every, every_but_slow, with_random_norms
+from test_contract import BACKBONES, every, every_but_slow, with_random_norms
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -60,6 +61,13 @@ def test_one_program_serves_all_sizes_and_batches(make):
         for shape in UNSEEN:
             image = image_of(shape)
             assert largest_error(program(image), model(image)) < 1e-5, shape
+
+
+@pytest.mark.slow
+def test_low_rank_updates(tmp_path):
+    make = partial(BACKBONES["vit"], finetune="lora")
+    test_one_program_serves_all_sizes_and_batches(make)
+    test_onnx_equals_torch_at_sizes_and_batches_of_its_own(make, tmp_path)
 
 
 @every_quick

@@ -14,17 +14,23 @@ from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundE
 from vitdense.weights.load import fingerprint, fit_whole, load_pretrained
 
 NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
+VIT = {"embed_dims": 32, "num_heads": 2, "layer_scale": 0.5, "registers": 2, "rope": "dinov3"}
+FROZEN = {"frozen_stages": "all", "drop_path_rate": 0.5}
+
+
+def frozen_vit(depth=2, **options):
+    return vitdense.ViT({**VIT, "depth": depth}, out_indices=(depth - 1,), **FROZEN, **options)
 
 
 class Detector(nn.Module):
-    """A frozen trunk and a head."""
+    """A frozen trunk, a Swin unless another is given, and a head."""
 
-    def __init__(self, weights=None, depth=2, **options):
+    def __init__(self, weights=None, depth=2, backbone=None, **options):
         super().__init__()
         arch = {**NANO, "depths": (1, depth)}
-        options = {"frozen_stages": "all", "drop_path_rate": 0.5, **options}
-        self.backbone = vitdense.Swin(arch, window_size=4, out_indices=(0, 1), init_cfg=weights, **options)
-        self.head = nn.Conv2d(32, 3, 1)
+        swin = vitdense.Swin(arch, window_size=4, out_indices=(0, 1), init_cfg=weights, **FROZEN | options)
+        self.backbone = swin if backbone is None else backbone
+        self.head = nn.Conv2d(self.backbone.out_channels[-1], 3, 1)
 
     def forward(self, x):
         return self.head(self.backbone(x)[-1])
@@ -51,24 +57,36 @@ def saved_without_trunk(model):
     return checkpoint
 
 
-def test_twenty_steps_change_nothing_of_a_frozen_trunk():
-    model = Detector().train()
-    before = {key: value.clone() for key, value in model.backbone.state_dict().items()}
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=1.0)
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        lambda: None,
+        frozen_vit,
+        lambda: frozen_vit(stem="hmlp"),  # which has batch norms
+        lambda: vitdense.ViTAdapter(frozen_vit(stem="hmlp", out_norm="none"), deform_num_heads=4),
+    ],
+    ids=["swin", "vit", "vit, batch norms", "in vit_adapter"],
+)
+def test_twenty_steps_change_nothing_of_a_frozen_trunk(backbone):
+    model = Detector(backbone=backbone()).train()
+    trunk = getattr(model.backbone, "trunk", model.backbone)
+    before = {key: value.clone() for key, value in trunk.state_dict().items()}
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=1.0)
     for _ in range(20):
         optimiser.zero_grad()
         model(torch.randn(2, 3, 32, 40)).square().mean().backward()
         optimiser.step()
-    assert all(torch.equal(value, before[key]) for key, value in model.backbone.state_dict().items())
+    assert all(torch.equal(value, before[key]) for key, value in trunk.state_dict().items())
     x = torch.randn(2, 3, 32, 40)
-    assert torch.equal(model.train()(x), model(x))  # no drop path
+    assert torch.equal(trunk(x)[-1], trunk(x)[-1])  # no drop path
     assert model.head.weight.grad is not None
 
 
-def test_a_frozen_trunk_stores_nothing_for_the_backward_pass():
+@pytest.mark.parametrize("backbone", [lambda depth: None, frozen_vit], ids=["swin", "vit"])
+def test_a_frozen_trunk_stores_nothing_for_the_backward_pass(backbone):
     def stored(depth):
         sizes = []
-        model = Detector(depth=depth).train()
+        model = Detector(depth=depth, backbone=backbone(depth)).train()
         with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.nbytes), lambda x: x):
             assert not model.backbone(torch.randn(1, 3, 64, 64))[-1].requires_grad
             model(torch.randn(1, 3, 64, 64))

@@ -27,7 +27,8 @@ def deform_attend(levels: Sequence[Tensor], points: Tensor, weights: Tensor) -> 
     weights = copied(weights.transpose(1, 2)).flatten(0, 1)[:, None]  # [B * heads, 1, Q, levels, points]
     parts = []
     for level, grid, weight in zip(levels, grids.unbind(2), weights.unbind(3)):
-        pixels = level.permute(0, 3, 4, 1, 2).to(grid.dtype, copy=True, memory_format=torch.contiguous_format)
+        pixels = level.permute(0, 3, 4, 1, 2)  # [B, heads, d, h, w]
+        pixels = pixels.to(grid.dtype, copy=True, memory_format=torch.contiguous_format)
         sampled = F.grid_sample(pixels.flatten(0, 1), grid, align_corners=False)  # [B * heads, d, Q, points]
         parts.append((sampled * weight).sum(-1))  # [B * heads, d, Q]
     return sum(parts[1:], parts[0]).unflatten(0, (batch, heads)).permute(0, 3, 1, 2).flatten(2)  # [B, Q, heads*d]
