@@ -379,6 +379,7 @@ def test_rows_have_the_authors_taps_and_rules_of_positions():
         if name.startswith("dinov2"):
             assert row.position_rule == ("antialias" if row.registers else "dinov2")
             assert bool(row.registers) is name.endswith("_reg")
+        assert (row.position_rule == "bilinear") is name.startswith("pe_spatial")
     blocks = {
         **dict.fromkeys(("dinov2_large", "dinov2_large_reg", "dinov3_large", "dinov3_large_plus"), (4, 11, 17, 23)),
         **{"dinov3_7b": (9, 19, 29, 39), "dinov2_giant": (9, 19, 29, 39), "eva02_large": (5, 11, 17, 23)},
