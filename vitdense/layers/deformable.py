@@ -34,7 +34,7 @@ def deform_attend(levels: Sequence[Tensor], locations: Tensor, weights: Tensor) 
 
 
 class References(NamedTuple):
-    """Where the positions of some maps, the queries, are in other maps, the levels, whose sides are 1."""
+    """Where positions of some maps, the queries, are in other maps, the levels, whose sides are 1."""
 
     points: Tensor  # centre (x, y) of every query, [Q, 1, levels, 1, 2], float32 at least
     steps: Tensor  # width and height of a position of every level, [levels, 1, 2], float32 at least
