@@ -21,6 +21,11 @@ STRIDES = (4, 8, 16, 32)
 Sizes = Sequence[tuple[int, int]]  # (h, w) of maps whose tokens are concatenated
 
 
+def to_tokens(x: Tensor) -> Tensor:
+    """``[B, C, h, w]`` to ``[B, h*w, C]``."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)  # [B, h*w, C]
+
+
 def to_maps(x: Tensor, sizes: Sizes) -> list[Tensor]:
     """Tokens of several maps ``[B, N, C]`` to ``[B, C, h, w]`` each."""
     parts = x.split([h * w for h, w in sizes], dim=1)
@@ -76,7 +81,7 @@ class ConvFFN(nn.Module):
     def forward(self, x: Tensor, sizes: Sizes) -> Tensor:
         """``[B, N, C]`` to the same."""
         maps = [self.dwconv["dwconv"](part) for part in to_maps(self.fc1(x), sizes)]  # [B, hidden_dim, h, w]
-        return self.fc2(F.gelu(torch.cat([part.flatten(2).mT for part in maps], dim=1)))  # [B, N, C]
+        return self.fc2(F.gelu(torch.cat([to_tokens(part) for part in maps], dim=1)))  # [B, N, C]
 
 
 class Injector(nn.Module):
@@ -190,7 +195,7 @@ class ViTAdapter(Backbone):
         finest, *maps = self.spm(x)  # [B, C, h_i, w_i]
         sizes = [(c.shape[2], c.shape[3]) for c in maps]
         embeds = self.level_embed.to(finest.dtype)  # [3, C]
-        c = torch.cat([c.flatten(2).mT + embed for c, embed in zip(maps, embeds)], dim=1)  # [B, N, C]
+        c = torch.cat([to_tokens(c) + embed for c, embed in zip(maps, embeds)], dim=1)  # [B, N, C]
         x, size, steps = self.trunk.unroll(self.trunk.patch_embed(x))  # [B, E + h*w, C]
         stride, num_extra = self.trunk.out_strides[0], 0 if self.trunk.tokens is None else len(self.trunk.tokens)
         of_trunk, levels = ((*size, stride),), tuple((*size, level) for size, level in zip(sizes, STRIDES[1:]))

@@ -356,7 +356,7 @@ def fit_whole(
         CheckpointMismatchError: The checkpoint does not fit exactly.
         CheckpointNotFoundError: It was saved without a frozen backbone, whose weights are not there.
     """
-    state = unwrap(checkpoint) | _omitted_state(model, checkpoint, source)
+    state = unwrap(checkpoint) | _omitted_backbones(model, checkpoint, source)
     if any(key.startswith("backbone.simfp_") for key in state):
         state = rename(state, DETECTOR)
     targets = model.state_dict()
@@ -406,7 +406,7 @@ def fingerprint(backbone: nn.Module, report: LoadReport) -> str:
     return digest.hexdigest()
 
 
-def _omitted_state(model: nn.Module, checkpoint: Mapping, source: str) -> dict[str, Tensor]:
+def _omitted_backbones(model: nn.Module, checkpoint: Mapping, source: str) -> dict[str, Tensor]:
     """The frozen backbones that a checkpoint was saved without, loaded again into the model."""
     state: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
