@@ -1,4 +1,4 @@
-"""A linear head on a frozen DINOv2 ViT-S, ADE20K, 40k iterations.
+"""A linear head on a frozen DINOv2 ViT-S, ADE20K, 40k iterations: published 44.3 mIoU.
 
 torchrun --nproc-per-node 8 tools/train.py configs/linear_dinov2_s_ade20k.py --launcher pytorch --amp bfloat16
 """

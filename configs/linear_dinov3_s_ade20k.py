@@ -1,4 +1,4 @@
-"""A linear head on a frozen DINOv3 ViT-S, ADE20K, 40k iterations.
+"""A linear head on a frozen DINOv3 ViT-S, ADE20K, 40k iterations: published 47.0 mIoU.
 
 torchrun --nproc-per-node 8 tools/train.py configs/linear_dinov3_s_ade20k.py --launcher pytorch --amp bfloat16
 """
