@@ -86,7 +86,7 @@ def _periods(base: float, dim: int, device: torch.device | None = None) -> Tenso
 
 
 class Rope(nn.Module):
-    """Makes the rotations of a model, once per size of a map.
+    """Makes the rotations of a model, once per size of a map; for other periods, load or assign them: do not write.
 
     Args:
         kind: One of `ROPES`.
