@@ -234,7 +234,7 @@ def test_outputs_are_sums_of_adapter_and_trunk(vit_feature):
 
 
 def test_initialisation_is_the_authors():
-    model = ViTAdapter(TRUNK, conv_inplane=64, deform_num_heads=4)
+    model = ViTAdapter(TRUNK, conv_inplane=64, deform_num_heads=8)
     for interaction in model.interactions:
         assert not interaction["injector"].gamma.any()
     convs = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
@@ -244,10 +244,10 @@ def test_initialisation_is_the_authors():
         assert conv.weight.std().item() * math.sqrt(fan_out / 2) == pytest.approx(1, abs=tolerance)
         assert conv.bias is None or not conv.bias.any()
     attn = model.interactions[0]["injector"].attn
-    assert attn.shape == (4, 3, 4)
+    assert attn.shape == (8, 3, 4)
     assert not any(p.any() for p in (attn.sampling_offsets.weight, *attn.attention_weights.parameters()))
-    offsets = attn.sampling_offsets.bias.view(4, 3, 4, 2)
-    for head, direction in enumerate([(1, 0), (0, 1), (-1, 0), (0, -1)]):
+    offsets = attn.sampling_offsets.bias.view(8, 3, 4, 2)
+    for head, direction in enumerate([(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]):
         want = torch.tensor(direction) * torch.arange(1.0, 5)[:, None]
         torch.testing.assert_close(offsets[head], want.expand(3, 4, 2), atol=1e-6, rtol=0)
     for layer in (attn.value_proj, attn.output_proj):
