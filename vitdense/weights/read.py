@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitdense.files import atomic_write
 from vitdense.models import find_model, gated_row, near_names, ungated_twin
