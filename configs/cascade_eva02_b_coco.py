@@ -30,6 +30,5 @@ param_scheduler = [
 # Norms and positions decay too.
 optim_wrapper = dict(optimizer=dict(lr=5e-5), paramwise_cfg=dict(_delete_=True, layer_decay_rate=0.7))
 auto_scale_lr = dict(base_batch_size=128)
-settings = dict(
-    normalisation="own"
-)  # as for ImageNet, although the weights were pretrained with the statistics of CLIP
+# The authors normalise as for ImageNet, although the weights were pretrained with the statistics of CLIP.
+settings = dict(normalisation="own")

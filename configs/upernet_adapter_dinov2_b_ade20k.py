@@ -3,8 +3,8 @@
 torchrun --nproc-per-node 8 tools/train.py configs/upernet_adapter_dinov2_b_ade20k.py --launcher pytorch --amp bfloat16
     --cfg-options model.backbone.trunk.frozen_stages=all   # trains adapter and heads alone
 
-Patches stay 14 pixels: a crop of 512 is padded to 37x37 of them, the map of the pretraining, so that neither patches
-nor positions are resized. The authors of ViT-Adapter resize patches to 16.
+Patches stay 14 pixels, and crops are 37x37 of them, the map of the pretraining: neither patches nor positions are
+resized. The authors of ViT-Adapter resize patches to 16.
 """
 
 _base_ = "upernet_adapter_deit_b_ade20k.py"
@@ -21,3 +21,4 @@ model = dict(
         ),
     ),
 )
+settings = dict(image_size=518)
