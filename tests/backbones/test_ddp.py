@@ -27,7 +27,7 @@ CASES = {  # that are compared with one process
     "LoRA of Swin, checkpointing": lambda: BACKBONES["swin"](finetune=LORA, frozen_stages=1, with_cp=True),
     "adapter": adapter,
     "adapter, windows": lambda: adapter(TRUNKS["windows, patches of 14"]),
-    "adapter, checkpointing": lambda: adapter(TRUNK | {"with_cp": True}, with_cp=True, vit_feature=None),
+    "adapter, checkpointing": lambda: adapter(TRUNK | {"with_cp": True}, with_cp=True),
     "adapter, frozen trunk": lambda: adapter(TRUNK | FROZEN),
     "adapter, frozen rotary trunk": lambda: adapter({**FROZEN, "arch": VIT | ROTARY.arch}, vit_feature="each"),
     "adapter, LoRA of the trunk": lambda: adapter(TRUNK | {"finetune": LORA, "out_indices": (0, 3)}),
