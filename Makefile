@@ -7,8 +7,9 @@ UPSTREAM := .venv-upstream
 UPSTREAM_READY := $(UPSTREAM)/.ready
 DEMO := cascade_swin_nano_shapes
 JOBS ?= 2
-# One thread a process; the tests of a file stay together, for they share what they build.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# One thread a process; the tests of a file stay together, for they share what they build. Files with few, but long tests
+# do not come last.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
