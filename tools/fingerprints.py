@@ -46,7 +46,7 @@ TOLERANCE = 1e-3
 
 
 @torch.no_grad()
-def features(name: str, weights: str | Path | bool, image: Path) -> Tensor:
+def features(name: str, weights: str | Path, image: Path) -> Tensor:
     """Five channels of the class token, then five of the first patch: ``[2, 5]``.
 
     Args:
