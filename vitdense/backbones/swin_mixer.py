@@ -60,10 +60,6 @@ class SwinMixerBlock(SwinBlock):
 
     mixer = "spatial_mlp"
 
-    @staticmethod
-    def arguments(blocks: Sequence[SwinBlock], x: Tensor) -> list[tuple]:
-        return [()] * len(blocks)
-
 
 class SwinMixer(SwinTrunk):
     """Swin-Mixer: four maps of strides 4, 8, 16 and 32 from an image of any size.
