@@ -233,12 +233,12 @@ class RolledWindows(Windows):
 
     shift: tuple[int, int] = (0, 0)
 
-    def cut(self, x: Tensor) -> Tensor:
+    def pad(self, x: Tensor) -> Tensor:
         """See `Windows`."""
-        x = self.pad(x)  # [B, nH*wh, nW*ww, C]
+        x = super().pad(x)  # [B, nH*wh, nW*ww, C]
         for dim, by in enumerate(self.shift, 1):
             x = torch.cat([x.narrow(dim, by, x.shape[dim] - by), x.narrow(dim, 0, by)], dim) if by else x
-        return super().cut(x)  # [B*nH*nW, N, C]
+        return x
 
     def crop(self, x: Tensor) -> Tensor:
         """See `Windows`."""
