@@ -231,7 +231,7 @@ class SwinStage(nn.Module):
     Args:
         blocks: Its blocks.
         downsample: The patch merging, if a stage follows.
-        with_cp: Recompute each block's activations in the backward pass.
+        with_cp: Recompute the activations of every block, and of the merging, in the backward pass.
     """
 
     def __init__(self, blocks: Sequence[SwinBlock], downsample: nn.Module | None, with_cp: bool) -> None:
@@ -309,7 +309,9 @@ class SwinTrunk(Backbone):
 
     def forward_stage(self, x: Tensor, stage: int) -> Tensor:
         if stage > 0:
-            x = self.stages[stage - 1].downsample(x)  # [B, H_i, W_i, C_i]
+            before = self.stages[stage - 1]
+            with_cp = before.with_cp and self.training
+            x = maybe_checkpoint(before.downsample, x, with_cp=with_cp)  # [B, H_i, W_i, C_i]
         return super().forward_stage(x, stage)  # [B, H_i, W_i, C_i]
 
 

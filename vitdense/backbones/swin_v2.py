@@ -106,20 +106,14 @@ class CosineWindowAttention(WindowAttention):
 
     def attend(self, x: Tensor, windows: Windows) -> Tensor:
         """See `WindowAttention`."""
-        heads, no_key = self.spec.num_heads, zero(self.q_bias)
+        dim, heads, none = self.spec.dim, self.spec.num_heads, zero(self.q_bias)
         # Keys have no bias, and the logarithm of their scale is 0: one kernel joins both.
-        parts = [
-            self.q_bias,
-            no_key.expand(self.spec.dim),
-            self.v_bias,
-            self.logit_scale.flatten(),
-            no_key.expand(heads),
-        ]
-        qkv_bias, scale = torch.cat(parts).split([3 * self.spec.dim, 2 * heads])
+        parts = [self.q_bias, none.expand(dim), self.v_bias, self.logit_scale.flatten(), none.expand(heads)]
+        qkv_bias, scale = torch.cat(parts).split([3 * dim, 2 * heads])
         dtype = torch.promote_types(scale.dtype, torch.float32)
         scale = scale.to(dtype).clamp_max(math.log(100)).exp().view(2, heads)
         qkv = unit_length(self.qkv(x.flatten(0, 1), qkv_bias), scale)  # [B*nW*N, 3*C]
-        qkv = qkv.view(*x.shape[:2], 3, heads, -1)  # [B*nW, N, 3, heads, d]
+        qkv = qkv.view(*x.shape[:2], 3, heads, dim // heads)  # [B*nW, N, 3, heads, d]
         return attend_windows(qkv, self.bias(x.dtype), windows, 1.0)  # [B*nW, N, C]
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
 
-from vitdense.layers.layout import ALIGNMENT, Windows, align, one_hot, without_autocast, zero
+from vitdense.layers.layout import ALIGNMENT, Windows, align, is_traced, one_hot, without_autocast, zero
 
 # Elements of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once, without the
 # memory peak.
@@ -113,7 +113,7 @@ def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
     Returns:
         ``[n, 3 heads d]``.
     """
-    if not torch.compiler.is_compiling():
+    if not is_traced():
         return _UnitLength.apply(qkv, scale)[0]
     qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
     return _with_values((qk * _unit_factor(qk, scale)).to(qkv.dtype), qkv)  # [n, 3*heads*d]

@@ -43,8 +43,16 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 def longer(a: int, b: int) -> int:
     """The maximum of two sizes. `max` would ask for their values while a model is exported; torch's is unknown to its
-    compiler, which knows `max`."""
-    return max(a, b) if torch.compiler.is_dynamo_compiling() else torch.sym_max(a, b)
+    compiler and to `torch.jit.trace`, which know `max`."""
+    return max(a, b) if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing() else torch.sym_max(a, b)
+
+
+def is_traced() -> bool:
+    """Whether a compiler, an exporter or `torch.jit.trace` records what runs.
+
+    They know no gradients written in Python, and what belongs to one record must not be kept for another.
+    """
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def copied(x: Tensor) -> Tensor:
@@ -74,7 +82,7 @@ def made_once(make: Callable | None = None, *, at_most: int | None = None) -> Ca
         args = (*sizes, x.device, compute_dtype(x))
         fake = type(x) not in (Tensor, nn.Parameter)
         is_cuda = x.device.type == "cuda"
-        if torch.compiler.is_compiling() or fake or (is_cuda and torch.cuda.is_current_stream_capturing()):
+        if is_traced() or fake or (is_cuda and torch.cuda.is_current_stream_capturing()):
             return make(*args)
         key = (torch.cuda.current_stream(x.device).cuda_stream if is_cuda else None, *args)
         result = kept.get(key)
@@ -140,11 +148,11 @@ class Windows:
 
     def partition(self, x: Tensor) -> Tensor:
         """Map ``[B, h, w, C]`` to windows ``[B * nH * nW, N, C]``; padding is zero."""
-        return self.cut(x) if torch.compiler.is_compiling() else _Exchange.apply(x, self.cut, self.join)
+        return self.cut(x) if is_traced() else _Exchange.apply(x, self.cut, self.join)
 
     def unpartition(self, windows: Tensor) -> Tensor:
         """Windows ``[B * nH * nW, N, C]`` to the map ``[B, h, w, C]``; padding is dropped."""
-        return self.join(windows) if torch.compiler.is_compiling() else _Exchange.apply(windows, self.join, self.cut)
+        return self.join(windows) if is_traced() else _Exchange.apply(windows, self.join, self.cut)
 
     def cut(self, x: Tensor) -> Tensor:
         """`partition`, with the gradients of torch's own operations."""
