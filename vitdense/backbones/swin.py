@@ -130,7 +130,9 @@ class PositionAttention(WindowAttention):
     def weighted(self, bias: Tensor, v: Tensor) -> Tensor:
         """Values ``[n, N, C]`` of windows that repeat the m windows of `bias`, ``[m, heads, N, N]``, to the same."""
         # The windows that share weights become channels: a batch of images is one product, of any number of them.
-        v = v.unflatten(-1, (self.spec.num_heads, -1)).unflatten(0, (-1, bias.shape[0]))  # [n/m, m, N, heads, d]
+        m, heads = bias.shape[:2]
+        repeats = v.shape[0] // m if m else 0
+        v = v.unflatten(-1, (heads, self.spec.dim // heads)).unflatten(0, (repeats, m))  # [n/m, m, N, heads, d]
         v = copied(v.permute(1, 3, 2, 0, 4))  # [m, heads, N, n/m, d]
         y = (bias.softmax(-1) @ v.flatten(3)).unflatten(3, v.shape[3:])  # [m, heads, N, n/m, d]
         return copied(y.permute(3, 0, 2, 1, 4)).flatten(0, 1).flatten(2)  # [n, N, C]
