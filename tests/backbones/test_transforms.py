@@ -1,5 +1,5 @@
-"""What users do with a model beside calling it: differentiate it by `torch.func` and twice, trace it, pickle it, build it
-on the meta device, give it an empty batch, shard it by block, checkpoint its activations."""
+"""What users do with a model beside calling it: differentiate it by `torch.func` and twice, trace it, pickle it, build
+it on the meta device, give it an empty batch, shard it by block, checkpoint its activations."""
 
 import copy
 import io

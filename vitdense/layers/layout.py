@@ -176,7 +176,9 @@ class Windows:
 
     def crop(self, x: Tensor) -> Tensor:
         """``[B, nH*wh, nW*ww, C]`` to ``[B, h, w, C]``."""
-        return x[:, : self.size[0], : self.size[1]]
+        x = x[:, : self.size[0], : self.size[1]]
+        # A compiler would ask if what is added to it lies the same way in memory, and compile for both answers.
+        return copied(x) if torch.compiler.is_compiling() else x
 
 
 class _Exchange(Function):
