@@ -23,6 +23,7 @@ MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with wh
 ALIGNMENT = 8  # elements: fused kernels copy a bias whose rows do not start at a multiple of it
 # Layouts kept per kind, most recently used. A forward pass uses at most ten; a large map takes up to 1 MiB an image.
 CACHE_SIZE = 128
+_CACHES: list = []  # of all functions that are `made_once`
 
 
 def align(length: int) -> int:
@@ -71,7 +72,14 @@ def made_once(make: Callable) -> Callable:
         return (make if symbolic else keep)(*sizes, x.device, compute_dtype(x))
 
     layout.cache = keep
+    _CACHES.append(keep)
     return layout
+
+
+def empty_cache() -> None:
+    """Forget all layouts: the next pass is as the first of a process."""
+    for cache in _CACHES:
+        cache.cache_clear()
 
 
 @made_once
