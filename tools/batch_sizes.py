@@ -28,6 +28,12 @@ COCO = """
 """
 
 
+def size_counts() -> dict[tuple[int, int], int]:
+    """`COCO` as numbers: images of every size (h, w)."""
+    rows = (row.replace("x", " ").split() for row in COCO.split(","))
+    return {(int(height), int(width)): int(count) for height, width, count in rows}
+
+
 class BlankImages:
     """Black images of sizes drawn from `COCO`, as a data set; an index gives the size (h, w) after augmentation.
 
@@ -38,10 +44,8 @@ class BlankImages:
     """
 
     def __init__(self, pipeline: Sequence[dict], length: int, seed: int) -> None:
-        rows = [row.split() for row in COCO.replace("\n", " ").split(",")]
-        counts = [int(count) for _, count in rows]
-        sizes = [tuple(map(int, size.split("x"))) for size, _ in rows]
-        self.sizes = random.Random(seed).choices(sizes, counts, k=length)
+        counts = size_counts()
+        self.sizes = random.Random(seed).choices([*counts], [*counts.values()], k=length)
         self.augment = Compose([step for step in pipeline if step["type"].split(".")[-1] not in READS_OR_PACKS])
 
     def __len__(self) -> int:
