@@ -1,4 +1,4 @@
-"""Sizes of the batches that a detection recipe trains on, drawn without images: COCO's sizes through its augmentation."""
+"""Sizes of the batches that a detector trains on: COCO's sizes through the augmentation of a config, without images."""
 
 import random
 from collections.abc import Sequence

@@ -5,6 +5,7 @@ that rises wants a reason.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,91 +13,94 @@ import torch
 
 if __name__ == "__main__":  # run by hand, not by pytest
     root = Path(__file__).parents[2]
-    sys.path[:0] = [str(root), str(root / "tools"), str(root / "tests")]
-
-from test_contract import BACKBONES
+    sys.path[:0] = [str(root), str(root / "tools")]
 
 from counting import FORWARD, TRAIN, count_draw
+from vitdense.backbones import MViT, Swin, SwinV2, ViT
 
+STAGES = {"embed_dims": 16, "depths": (2, 2), "num_heads": (1, 2)}
+LAYERS = {"embed_dims": 32, "depth": 2, "num_heads": 2}
 MODELS = {
-    "swin": BACKBONES["swin"],
-    "swin_v2": BACKBONES["swin_v2"],
-    "mvit": BACKBONES["mvit"],
-    "vitdet": BACKBONES["vit, windows, relative positions"],
-    "deit": BACKBONES["vit"],
+    "swin": partial(Swin, STAGES, out_indices=(0, 1)),
+    "swin_v2": partial(SwinV2, STAGES, window_size=4, out_indices=(0, 1)),
+    "mvit": partial(MViT, {**STAGES, "num_heads": 1}, out_indices=(0, 1)),
+    "vitdet": partial(
+        ViT, LAYERS, window_size=(2, 3), global_indices=(1,), relative_position=True, img_size=96, out_indices=(1,)
+    ),
+    "deit": partial(ViT, LAYERS, out_indices=(1,)),
 }
 # A new size; sides of which one is new; the first again; both sides seen, but not together; all new.
 SHAPES = [(2, 64, 96), (2, 96, 96), (2, 96, 128), (2, 64, 96), (2, 64, 128), (2, 160, 192)]
 HEAD = f"{'model':8} {'pass':17} {'image':8} {'kernels, bytes, kept: cold':>30} {'warm':>30}"
 COUNTS = """
 model    pass              image        kernels, bytes, kept: cold                           warm
-swin     forward           64x96       694    9,317,816          0    133    8,479,397          0
-swin     forward           96x96       697   11,257,856          0    135   10,385,608          0
-swin     forward           96x128      697   14,438,243          0    135   13,286,911          0
-swin     forward           64x96       133    8,479,397          0    133    8,479,397          0
-swin     forward           64x128      694   11,872,010          0    133   10,760,666          0
-swin     forward           160x192     701   29,128,780          0    137   26,990,770          0
-swin     forward+backward  64x96     1,082   32,121,141  2,442,809    521   31,282,722  2,442,809
-swin     forward+backward  96x96     1,086   37,761,072  3,017,144    524   36,888,824  3,017,144
-swin     forward+backward  96x128    1,086   47,268,730  3,975,051    524   46,117,398  3,975,051
-swin     forward+backward  64x96       521   31,282,722  2,442,809    521   31,282,722  2,442,809
-swin     forward+backward  64x128    1,082   39,816,300  3,213,142    521   38,704,956  3,213,142
-swin     forward+backward  160x192   1,091   90,368,726  8,295,662    527   88,230,716  8,295,662
-swin_v2  forward           64x96       665    8,671,656          0    211    8,425,480          0
-swin_v2  forward           96x96       667   11,504,172          0    213   11,154,252          0
-swin_v2  forward           96x128      667   13,940,418          0    213   13,499,072          0
-swin_v2  forward           64x96       211    8,425,480          0    211    8,425,480          0
-swin_v2  forward           64x128      608   10,275,292          0    209    9,972,496          0
-swin_v2  forward           160x192     668   30,516,978          0    213   29,504,680          0
-swin_v2  forward+backward  64x96     1,218   29,794,052  1,954,356    764   29,547,876  1,954,356
-swin_v2  forward+backward  96x96     1,221   38,656,204  2,713,976    767   38,306,284  2,713,976
-swin_v2  forward+backward  96x128    1,221   46,202,070  3,368,684    767   45,760,724  3,368,684
-swin_v2  forward+backward  64x96       764   29,547,876  1,954,356    764   29,547,876  1,954,356
-swin_v2  forward+backward  64x128    1,159   34,791,488  2,391,868    760   34,488,692  2,391,868
-swin_v2  forward+backward  160x192   1,222   98,470,126  7,805,652    767   97,457,828  7,805,652
-mvit     forward           64x96       629    7,238,228          0    212    7,020,120          0
-mvit     forward           96x96       513   11,002,684          0    215   10,745,492          0
-mvit     forward           96x128      513   13,133,468          0    215   12,835,296          0
-mvit     forward           64x96       212    7,020,120          0    212    7,020,120          0
-mvit     forward           64x128      294    8,362,832          0    204    8,335,184          0
-mvit     forward           160x192     513   30,628,872          0    215   29,923,304          0
-mvit     forward+backward  64x96     1,204   25,211,240  2,069,196    787   24,993,132  2,069,196
-mvit     forward+backward  96x96     1,094   36,478,548  3,278,480    796   36,221,356  3,278,480
-mvit     forward+backward  96x128    1,094   43,591,116  4,056,232    796   43,292,944  4,056,232
-mvit     forward+backward  64x96       787   24,993,132  2,069,196    787   24,993,132  2,069,196
-mvit     forward+backward  64x128      862   29,532,232  2,567,024    772   29,504,584  2,567,024
-mvit     forward+backward  160x192   1,090   97,787,624 10,026,964    792   97,085,716 10,026,964
-vitdet   forward           64x96       142      924,072          0     82      910,136          0
-vitdet   forward           96x96       111    1,310,752          0     81    1,296,504          0
-vitdet   forward           96x128      168    1,770,558          0     85    1,736,998          0
-vitdet   forward           64x96        82      910,136          0     82      910,136          0
-vitdet   forward           64x128      169    1,232,786          0     86    1,207,084          0
-vitdet   forward           160x192     114    4,078,728          0     84    4,025,896          0
-vitdet   forward+backward  64x96       407    3,410,888    286,376    347    3,396,952    286,376
-vitdet   forward+backward  96x96       375    4,697,248    435,880    345    4,683,000    435,880
-vitdet   forward+backward  96x128      436    6,142,684    599,170    353    6,109,124    599,170
-vitdet   forward+backward  64x96       347    3,396,952    286,376    347    3,396,952    286,376
-vitdet   forward+backward  64x128      439    4,399,622    397,220    356    4,373,920    397,220
-vitdet   forward+backward  160x192     376   13,316,568  1,471,448    346   13,263,736  1,471,448
-deit     forward           64x96        49      758,272          0     49      758,272          0
-deit     forward           96x96        49    1,051,264          0     49    1,051,264          0
-deit     forward           96x128       49    1,344,256          0     49    1,344,256          0
-deit     forward           64x96        49      758,272          0     49      758,272          0
-deit     forward           64x128       49      953,600          0     49      953,600          0
-deit     forward           160x192      49    3,102,208          0     49    3,102,208          0
-deit     forward+backward  64x96       218    2,831,656    232,896    218    2,831,656    232,896
-deit     forward+backward  96x96       218    3,758,632    346,176    218    3,758,632    346,176
-deit     forward+backward  96x128      218    4,685,608    459,456    218    4,685,608    459,456
-deit     forward+backward  64x96       218    2,831,656    232,896    218    2,831,656    232,896
-deit     forward+backward  64x128      218    3,449,640    308,416    218    3,449,640    308,416
-deit     forward+backward  160x192     218   10,247,464  1,139,136    218   10,247,464  1,139,136
+swin     forward           64x96       348    5,727,158          0     67    4,989,399          0
+swin     forward           96x96       351    7,324,448          0     69    6,558,326          0
+swin     forward           96x128      351    9,680,501          0     69    8,682,570          0
+swin     forward           64x96        67    4,989,399          0     67    4,989,399          0
+swin     forward           64x128      348    7,571,026          0     67    6,606,037          0
+swin     forward           160x192     353   21,403,320          0     69   19,501,746          0
+swin     forward+backward  64x96       544   16,975,409  1,624,691    263   16,237,650  1,624,691
+swin     forward+backward  96x96       548   21,640,394  2,110,574    266   20,874,272  2,110,574
+swin     forward+backward  96x128      548   28,557,907  2,809,950    266   27,559,976  2,809,950
+swin     forward+backward  64x96       263   16,237,650  1,624,691    263   16,237,650  1,624,691
+swin     forward+backward  64x128      544   22,405,163  2,165,977    263   21,440,174  2,165,977
+swin     forward+backward  160x192     550   62,940,782  6,253,566    266   61,039,208  6,253,566
+swin_v2  forward           64x96       279    5,225,106          0    105    5,017,264          0
+swin_v2  forward           96x96       279    7,336,976          0    105    7,042,224          0
+swin_v2  forward           96x128      279    9,448,144          0    105    9,067,184          0
+swin_v2  forward           64x96       105    5,017,264          0    105    5,017,264          0
+swin_v2  forward           64x128      278    6,640,272          0    105    6,370,480          0
+swin_v2  forward           160x192     279   22,070,064          0    105   21,197,488          0
+swin_v2  forward+backward  64x96       556   16,143,122  1,361,532    382   15,935,280  1,361,532
+swin_v2  forward+backward  96x96       556   22,754,448  1,932,412    382   22,459,696  1,932,412
+swin_v2  forward+backward  96x128      556   29,365,072  2,503,292    382   28,984,112  2,503,292
+swin_v2  forward+backward  64x96       382   15,935,280  1,361,532    382   15,935,280  1,361,532
+swin_v2  forward+backward  64x128      555   20,564,752  1,743,484    382   20,294,960  1,743,484
+swin_v2  forward+backward  160x192     556   68,942,768  5,920,380    382   68,070,192  5,920,380
+mvit     forward           64x96       371   17,281,780          0    126   16,154,416          0
+mvit     forward           96x96       312   18,774,468          0    126   18,302,704          0
+mvit     forward           96x128      313   20,922,996          0    127   20,406,800          0
+mvit     forward           64x96       126   16,154,416          0    126   16,154,416          0
+mvit     forward           64x128      312   18,038,284          0    126   17,575,024          0
+mvit     forward           160x192     313   33,984,724          0    127   33,203,728          0
+mvit     forward+backward  64x96       685   45,721,336  5,088,900    440   44,593,972  5,088,900
+mvit     forward+backward  96x96       623   51,744,192  5,807,380    437   51,273,908  5,807,380
+mvit     forward+backward  96x128      623   58,498,264  6,516,676    437   57,982,068  6,516,676
+mvit     forward+backward  64x96       440   44,593,972  5,088,900    440   44,593,972  5,088,900
+mvit     forward+backward  64x128      623   49,528,272  5,572,324    437   49,065,012  5,572,324
+mvit     forward+backward  160x192     623   99,221,560 10,810,980    437   98,440,564 10,810,980
+vitdet   forward           64x96       101      537,816          0     41      523,880          0
+vitdet   forward           96x96        70      755,120          0     40      740,872          0
+vitdet   forward           96x128      125    1,004,890          0     42      971,330          0
+vitdet   forward           64x96        41      523,880          0     41      523,880          0
+vitdet   forward           64x128      126      706,506          0     43      680,804          0
+vitdet   forward           160x192      73    2,337,464          0     43    2,284,632          0
+vitdet   forward+backward  64x96       229    1,960,970    179,432    169    1,947,034    179,432
+vitdet   forward+backward  96x96       197    2,659,298    276,552    167    2,645,050    276,552
+vitdet   forward+backward  96x128      254    3,379,862    373,890    171    3,346,302    373,890
+vitdet   forward+backward  64x96       169    1,947,034    179,432    169    1,947,034    179,432
+vitdet   forward+backward  64x128      257    2,466,456    246,308    174    2,440,754    246,308
+vitdet   forward+backward  160x192     198    7,162,394    945,432    168    7,109,562    945,432
+deit     forward           64x96        26      455,584          0     26      455,584          0
+deit     forward           96x96        26      621,952          0     26      621,952          0
+deit     forward           96x128       26      788,320          0     26      788,320          0
+deit     forward           64x96        26      455,584          0     26      455,584          0
+deit     forward           64x128       26      566,496          0     26      566,496          0
+deit     forward           160x192      26    1,786,528          0     26    1,786,528          0
+deit     forward+backward  64x96       107    1,668,298    154,720    107    1,668,298    154,720
+deit     forward+backward  96x96       107    2,154,634    230,464    107    2,154,634    230,464
+deit     forward+backward  96x128      107    2,640,970    306,208    107    2,640,970    306,208
+deit     forward+backward  64x96       107    1,668,298    154,720    107    1,668,298    154,720
+deit     forward+backward  64x128      107    1,992,522    205,216    107    1,992,522    205,216
+deit     forward+backward  160x192     107    5,558,986    760,672    107    5,558,986    760,672
 """
 
 
 def rows_of(name):
     """Lines of the table."""
     with torch.device("meta"):
-        model = MODELS[name]()
+        model = MODELS[name](drop_path_rate=0.0)
     lines = []
     for step in (FORWARD, TRAIN):
         cold, warm = count_draw(name, model, model, step, SHAPES)

@@ -22,8 +22,6 @@ def shapes():
 
 @pytest.mark.long
 def test_a_seed_draws_the_same_batches_and_fewer_steps_the_first_of_them(shapes):
-    torch.manual_seed(5)
-    np.random.seed(5)
     assert batch_sizes.draw_batch_sizes(6) == shapes[:6]
     assert batch_sizes.draw_batch_sizes(6, seed=1) != shapes[:6]
 
@@ -32,7 +30,7 @@ def test_a_seed_draws_the_same_batches_and_fewer_steps_the_first_of_them(shapes)
 def test_batches_are_those_of_the_config(shapes):
     """Multiples of 32 from the shortest side on, up to the longest; both orientations; nearly every size is new."""
     assert all(batch == 2 and h % 32 == w % 32 == 0 for batch, h, w in shapes)
-    assert all(480 <= min(h, w) and max(h, w) <= 1344 for _, h, w in shapes)
+    assert all(min(h, w) >= 480 and max(h, w) <= 1344 for _, h, w in shapes)
     assert {h < w for _, h, w in shapes} == {False, True}
     assert len(set(shapes)) > 12
 
