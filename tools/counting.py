@@ -144,7 +144,7 @@ def count_draw_rows(
 ) -> list[DrawRow]:
     """Cold and warm costs of both passes of models, with weights in float32. Moves the models to the meta device.
 
-    Every model and pass has a process of its own, with empty caches: a minute or two on a core for 400 batches.
+    Every model and pass has a process of its own, with empty caches.
 
     Args:
         models: Modules and their forward passes, by name.
