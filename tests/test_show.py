@@ -183,6 +183,6 @@ def test_bias_of_a_key_is_where_the_key_is(family):
         nn.init.normal_(layer.relative_position_bias_table)
     bias = show.position_biases(model)[name]
     h, w = layer.window
-    assert bias.shape == (layer.tables([layer]).shape[1], 2 * h - 1, 2 * w - 1)
+    assert bias.shape == (layer.of_offsets().shape[0], 2 * h - 1, 2 * w - 1)
     query, key = 0, w + 1
-    torch.testing.assert_close(bias[:, h - 1 + 1, w - 1 + 1], layer()[0, :, query, key].detach())
+    torch.testing.assert_close(bias[:, h - 1 + 1, w - 1 + 1], layer()[:, query, key].detach())

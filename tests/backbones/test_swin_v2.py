@@ -8,10 +8,10 @@ from conftest import relative_error
 from torch import nn
 
 from vitdense.backbones import SwinV2
-from vitdense.backbones.swin import arguments
 from vitdense.backbones.swin_v2 import BlockSpecV2, CosineWindowAttention, plan
 from vitdense.backbones.variants import SWIN_V2
 from vitdense.layers.attention import unit_length
+from vitdense.layers.layout import window_layout
 from vitdense.report import num_params
 
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
@@ -118,7 +118,7 @@ def make_attention(window=(3, 3), shift=(0, 0), pretrained=None, dim=4, num_head
 
 def call(attention, x):
     """The module on a map, with the arguments that a stage would give it."""
-    return attention(x, *arguments([attention], x)[0])
+    return attention(x, window_layout(x, attention.spec.window, attention.spec.shift))
 
 
 class Call(nn.Module):
@@ -298,7 +298,7 @@ def test_extra_norm_acts_after_both_residuals():
         "stages.1.blocks.5.norm3.weight",
     ]
     block, x = model.stages[1].blocks[2], torch.randn(1, 5, 7, 32)
-    args = arguments([block.attn], x)[0]
+    args = block.arguments(x, {})
     y = x + block.norm1(block.attn(x, *args))
     y = y + block.norm2(block.mlp(y))
     torch.testing.assert_close(block(x, *args), block.norm3(y))
@@ -311,7 +311,7 @@ def test_drop_path_drops_what_the_norm_made():
     stage, x = model.stages[3], torch.randn(4, 8, 8, 128)
     block = stage.blocks[1]
     assert block.spec.drop_path == 1
-    assert torch.equal(block(x, *arguments([block.attn], x)[0]), x)
+    assert torch.equal(block(x, *block.arguments(x, {})), x)
 
 
 @torch.no_grad()
@@ -319,7 +319,7 @@ def test_a_new_block_is_the_identity():
     model = SwinV2({**NANO, "depths": (2, 3, 2, 2), "extra_norm_every": 3}, window_size=4).eval()
     for stage, block in ((0, model.stages[0].blocks[1]), (1, model.stages[1].blocks[0])):
         x = torch.randn(1, 5, 7, 16 * 2**stage)
-        assert torch.equal(block(x, *arguments([block.attn], x)[0]), x)
+        assert torch.equal(block(x, *block.arguments(x, {})), x)
     x = torch.randn(1, 5, 7, 32)
     torch.testing.assert_close(model.stages[1](x), F.layer_norm(x, (32,)))  # the extra norm starts as a plain one
     merging = model.stages[0].downsample

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import relative_error
@@ -5,7 +7,7 @@ from conftest import relative_error
 from vitdense.layers import attention
 from vitdense.layers.attention import attend, attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.layout import align, relative_layout
+from vitdense.layers.layout import Windows, align
 
 
 def naive(q, k, v, bias, scale):
@@ -51,37 +53,36 @@ def test_bias_follows_the_dtype_of_the_queries():
 
 
 TOKENS, HEADS = 6, 2
-# Windows, windows before those with a mask, heads of the mask: 1 without a position bias.
-WINDOWS = {
-    "no bias": (3, 0, None),
-    "bias": (3, 0, None),
-    "all masked": (3, 0, HEADS),
-    "some masked": (5, 3, HEADS),
-    "one masked": (3, 2, HEADS),
-    "some masked, no bias": (5, 3, 1),
+WINDOWS = {  # windows, of them without a mask; None for no masks at all
+    "no bias": (3, None),
+    "bias": (3, None),
+    "all masked": (3, 0),
+    "some masked": (5, 3),
+    "one masked": (3, 2),
+    "some masked, no bias": (5, 3),
 }
 every_window = pytest.mark.parametrize("kind", WINDOWS)
 
 
 def window_inputs(kind, images=1):
-    """Queries, keys and values, bias and masked bias, as views of aligned rows; and the number of plain windows."""
-    n, num_plain, mask_heads = WINDOWS[kind]
-    columns = align(TOKENS)
+    """Queries, keys and values, bias, and a layout with masks; what is in columns after the tokens does not matter."""
+    n, num_plain = WINDOWS[kind]
     qkv = torch.randn(images * n, TOKENS, 3, HEADS, 4, dtype=torch.float64)
-    bias = None if "no bias" in kind else torch.randn(HEADS, TOKENS, columns, dtype=torch.float64)[..., :TOKENS]
-    masked = None
-    if mask_heads:
-        mask = -100.0 * (torch.rand(n - num_plain, 1, TOKENS, columns) < 0.4).double()
-        mask[..., 0] = 0
-        masked = (mask if bias is None else torch.randn(mask_heads, TOKENS, columns).double() + mask)[..., :TOKENS]
-    return qkv, bias, masked, num_plain
+    bias = None if "no bias" in kind else torch.randn(HEADS, TOKENS, align(TOKENS), dtype=torch.float64)
+    if num_plain is None:
+        return qkv, bias, Windows((4, 3), (2, 3))
+    mask = -100.0 * (torch.rand(n - num_plain, 1, 1, TOKENS, align(TOKENS)) < 0.4).double()
+    mask[..., 0] = 0
+    return qkv, bias, Windows((4, 3), (2, 3), mask, num_plain)
 
 
-def naive_windows(qkv, bias, masked, num_plain, scale):
-    """Window by window; the masked biases repeat for every image."""
+def naive_windows(qkv, bias, windows, scale):
+    """Window by window; the masks repeat for every image."""
     outs = []
     for n, window in enumerate(qkv):
-        of_window = bias if masked is None or n < num_plain else masked[(n - num_plain) % len(masked)]
+        of_window = 0 if bias is None else bias[..., :TOKENS]
+        if windows.mask is not None and n >= windows.num_plain:
+            of_window = of_window + windows.mask[(n - windows.num_plain) % len(windows.mask), 0, :, :, :TOKENS]
         out = naive(*window.permute(1, 2, 0, 3)[:, None], of_window, scale)  # [1, heads, N, d]
         outs.append(out[0].transpose(0, 1).flatten(1))
     return torch.stack(outs)
@@ -91,40 +92,42 @@ def naive_windows(qkv, bias, masked, num_plain, scale):
 @pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_attend_windows_is_attention_in_every_window(kind, needs_grad, scale):
-    qkv, bias, masked, num_plain = window_inputs(kind)
-    want = naive_windows(qkv, bias, masked, num_plain, 0.5 if scale is None else scale)
-    inputs = [x if x is None else x.requires_grad_(needs_grad) for x in (qkv, bias, masked)]
-    torch.testing.assert_close(attend_windows(*inputs, num_plain, scale), want, rtol=1e-10, atol=1e-10)
+    qkv, bias, windows = window_inputs(kind)
+    want = naive_windows(qkv, bias, windows, 0.5 if scale is None else scale)
+    qkv.requires_grad_(needs_grad)
+    bias = bias if bias is None else bias.requires_grad_(needs_grad)
+    torch.testing.assert_close(attend_windows(qkv, bias, windows, scale), want, rtol=1e-10, atol=1e-10)
 
 
 @every_window
 def test_traced_attend_windows_repeats_the_masks_for_every_image(kind, monkeypatch):
-    qkv, bias, masked, num_plain = window_inputs(kind, images=2)
-    if num_plain:  # while a model is compiled, every window has a mask
-        qkv = qkv[: 2 * len(masked)]
+    qkv, bias, windows = window_inputs(kind, images=2)
+    if windows.mask is not None:  # while a model is compiled, every window has a mask
+        qkv, windows = qkv[: 2 * len(windows.mask)], replace(windows, num_plain=0)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    got = attend_windows(qkv, bias, masked, 0)
-    torch.testing.assert_close(got, naive_windows(qkv, bias, masked, 0, 0.5), rtol=1e-10, atol=1e-10)
+    got = attend_windows(qkv, bias, windows)
+    torch.testing.assert_close(got, naive_windows(qkv, bias, windows, 0.5), rtol=1e-10, atol=1e-10)
 
 
 @every_window
 def test_gradients_of_attend_windows(kind):
-    *tensors, num_plain = window_inputs(kind)
-    inputs = [x.detach().clone().requires_grad_() if x is not None else None for x in tensors]
-    assert torch.autograd.gradcheck(lambda *x: attend_windows(*x, num_plain), inputs, fast_mode=True)
+    qkv, bias, windows = window_inputs(kind)
+    inputs = [x.detach().clone().requires_grad_() if x is not None else None for x in (qkv, bias)]
+    assert torch.autograd.gradcheck(lambda *x: attend_windows(*x, windows), inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["bias", "some masked"])
 def test_attend_windows_in_half_precision(kind, dtype):
-    qkv, bias, masked, num_plain = window_inputs(kind)
-    want = naive_windows(qkv, bias, masked, num_plain, 0.5)
-    inputs = [x if x is None else x.to(dtype).requires_grad_() for x in (qkv, bias, masked)]
-    got = attend_windows(*inputs, num_plain)
+    qkv, bias, windows = window_inputs(kind)
+    want = naive_windows(qkv, bias, windows, 0.5)
+    inputs = [x.to(dtype).requires_grad_() for x in (qkv, bias)]
+    mask = windows.mask if windows.mask is None else windows.mask.to(dtype)
+    got = attend_windows(*inputs, replace(windows, mask=mask))
     assert got.dtype == dtype
     assert relative_error(got.detach().double(), want) < 0.02
     got.sum().backward()
-    assert all(x.grad.isfinite().all() for x in inputs if x is not None)
+    assert all(x.grad.isfinite().all() for x in inputs)
 
 
 # Grids of queries and keys, channels of a head.
@@ -155,7 +158,7 @@ def decomposed_inputs(kind, batch=3, heads=2):
 @torch.no_grad()
 def naive_decomposed(q, k, v, bias, keys):
     """The sum of both terms, key by key, row-major."""
-    along_h, along_w = bias(q, keys, relative_layout(q, keys, False))
+    along_h, along_w = bias(q, keys)
     sums = [along_h[..., key // keys[1]] + along_w[..., key % keys[1]] for key in range(k.shape[1])]
     total = torch.stack(sums, dim=-1).flatten(1, 2).transpose(1, 2)  # [B, heads, h*w, h'*w']
     out = naive(*(x.transpose(1, 2) for x in (q.flatten(1, 2), k, v)), total, q.shape[-1] ** -0.5)

@@ -14,7 +14,7 @@ from vitdense.layers.bias import (
     log_spaced_offsets,
     relative_position_index,
 )
-from vitdense.layers.layout import relative_index_1d, relative_layout
+from vitdense.layers.layout import relative_index_1d
 
 
 def test_index_is_the_offset_of_query_and_key():
@@ -30,9 +30,9 @@ def test_table_bias_reads_the_table_and_keeps_no_buffer_in_the_state_dict():
     bias = TableBias((2, 3), num_heads=2)
     assert list(bias.state_dict()) == ["relative_position_bias_table"]
     out = bias()
-    assert out.shape == (1, 2, 6, 6)
+    assert out.shape == (2, 6, 8)  # rows of keys are aligned
     assert torch.equal(
-        out[0, :, 1, 5], bias.relative_position_bias_table.flatten(0, 1)[relative_position_index((2, 3))[1, 5]]
+        out[:, 1, 5], bias.relative_position_bias_table.flatten(0, 1)[relative_position_index((2, 3))[1, 5]]
     )
 
 
@@ -64,18 +64,18 @@ def test_log_cpb_bias_is_the_mlp_of_the_offset_and_keeps_no_buffer_in_the_state_
     bias = make_log_cpb((2, 3), pretrained=(4, 4))
     assert list(bias.state_dict()) == ["cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight"]
     out = bias()
-    assert out.shape == (1, 2, 6, 6)
+    assert out.shape == (2, 6, 8)
     assert out.std() > 1
     for query in range(6):
         for key in range(6):
             offset = [query // 3 - key // 3, query % 3 - key % 3]
             x = torch.tensor([math.copysign(math.log2(1 + abs(8 * o / 3)) / 3, o) for o in offset])
-            torch.testing.assert_close(out[0, :, query, key], 16 * bias.cpb_mlp(x).sigmoid())
+            torch.testing.assert_close(out[:, query, key], 16 * bias.cpb_mlp(x).sigmoid())
 
 
 def test_log_cpb_bias_of_one_token():
     bias = make_log_cpb((1, 1))
-    torch.testing.assert_close(bias()[0, :, 0, 0], 16 * bias.cpb_mlp(torch.zeros(2)).sigmoid())
+    torch.testing.assert_close(bias()[:, 0, 0], 16 * bias.cpb_mlp(torch.zeros(2)).sigmoid())
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.01), (torch.bfloat16, 0.1)])
@@ -91,7 +91,7 @@ def test_log_cpb_bias_is_computed_in_float32(dtype, tolerance):
 
 def test_log_cpb_bias_on_the_meta_device():
     with torch.device("meta"):
-        assert LogCpbBias((4, 4), 2)().shape == (1, 2, 16, 16)
+        assert LogCpbBias((4, 4), 2)().shape == (2, 16, 16)
 
 
 def exact_row(i, j, q, k):
@@ -127,7 +127,7 @@ def test_axis_index_is_rounded_in_float32(q, k):
 
 def terms(bias, q, keys):
     """Of the keys alone, without what fills the rows up."""
-    return [along[..., :n] for along, n in zip(bias(q, keys, relative_layout(q, keys, True)), keys)]
+    return [along[..., :n] for along, n in zip(bias(q, keys, keys[0] + 2), keys)]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_gradients_of_a_decomposed_bias_reach_both_tables_and_the_queries():
 
     def function(q, rel_pos_h, rel_pos_w):
         tables = {"rel_pos_h": rel_pos_h, "rel_pos_w": rel_pos_w}
-        return torch.func.functional_call(bias, tables, (q, (2, 2), relative_layout(q, (2, 2), False)))
+        return torch.func.functional_call(bias, tables, (q, (2, 2)))
 
     inputs = [torch.randn(1, 3, 4, 2, 2).double(), bias.rel_pos_h, bias.rel_pos_w]
     assert torch.autograd.gradcheck(function, [x.detach().requires_grad_() for x in inputs])

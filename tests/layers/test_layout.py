@@ -1,18 +1,21 @@
 import copy
-import gc
+import dataclasses
+import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import relative_error
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.backbones import MViT, Swin, SwinV2, ViT
 from vitdense.cost import CostCounter
-from vitdense.layers import layout, local
-from vitdense.layers.layout import CACHE_SIZE, MASK_VALUE, RelativePositions, Windows, relative_layout, window_layout
+from vitdense.layers import layout
+from vitdense.layers.layout import MASK_VALUE, ShiftedWindows, window_layout
 
 # Map, window, shift.
 CASES = [
@@ -80,34 +83,29 @@ def brute_force_mask(size, window, shift):
     return mask
 
 
-def parts(size, window, shift):
-    """Numbers of the windows without, and of those with padding or a masked pair."""
-    mask = brute_force_mask(size, window, shift)
-    places = slots_of_windows(size, window, shift)
-    special = [n for n, at in enumerate(places) if mask[n].any() or not all(is_token(place, size) for place in at)]
-    return [n for n in range(len(places)) if n not in special], special
-
-
-def in_order(windows, layout, size, window, shift):
-    """Windows ``[B, nW, ...]`` of all images in a layout's order, ``[B*nW, ...]``."""
-    plain, special = (windows[:, part] for part in parts(size, window, shift))
-    if layout.images == 1:
-        return torch.cat([plain, special], dim=1).flatten(0, 1)
-    return torch.cat([plain.flatten(0, 1), special.flatten(0, 1)])
+def in_order(size, window, shift):
+    """Numbers of the windows as a layout with a shift has them: the others, the last column, the last row, its corner;
+    and how many come before those."""
+    nh, nw = (-(-n // side) for n, side in zip(size, window))
+    parts = [[], [], [], []]
+    for n in range(nh * nw):
+        parts[2 * (n // nw == nh - 1) + (n % nw == nw - 1)].append(n)
+    return [n for part in parts for n in part], len(parts[0])
 
 
 @pytest.mark.parametrize(("size", "window", "shift"), CASES)
 def test_partition_is_the_definition_and_unpartition_its_inverse(size, window, shift):
-    """Plain windows come first. With shift those of all images do, so that one mask serves the others."""
+    """With a shift, windows without a masked pair come first, and the images of a window after one another."""
     x = torch.randn(3, *size, 2)
     windows = window_layout(x, window, shift)
     want = brute_force_windows(x, window, shift)
-    plain, _ = parts(size, window, shift)
-    assert (windows.num_windows, windows.tokens) == want.shape[1:3]
-    assert windows.images == (3 if any(shift) else 1)
-    assert windows.num_plain == len(plain) * windows.images
+    if any(shift):
+        order, num_plain = in_order(size, window, shift)
+        assert windows.num_plain == 3 * num_plain
+        assert not brute_force_mask(size, window, shift)[order[:num_plain]].any()
+        want = want.transpose(0, 1)[order]
     got = windows.partition(x)
-    assert torch.equal(got, in_order(want, windows, size, window, shift))
+    assert torch.equal(got, want.flatten(0, 1))
     assert torch.equal(windows.unpartition(got), x)
 
 
@@ -122,24 +120,13 @@ def test_traced_windows_are_in_the_order_of_the_map(size, window, shift, compili
     assert torch.equal(windows.unpartition(got), x)
 
 
-def test_windows_of_exact_multiples_need_no_index():
-    x = torch.randn(2, 6, 8, 2)
-    windows = window_layout(x, (3, 4))
-    assert windows.gather is None
-    assert window_layout(x, (3, 4), (1, 2)).gather is not None
-    assert torch.equal(windows.partition(x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)), windows.partition(x))
-
-
 @TRACED
-@pytest.mark.parametrize(("size", "window", "shift"), CASES)
-def test_partition_without_zero_padding_keeps_the_tokens(size, window, shift, traced, compiling):
-    x = torch.rand(2, *size, 1) + 1
+def test_an_empty_batch(traced, compiling):
     compiling(traced)
-    windows = window_layout(x, window, shift)
-    want, got = windows.partition(x), windows.partition(x, zero_padding=False)
-    assert torch.equal(got[want != 0], want[want != 0])
-    assert torch.isin(got, x).all()
-    assert torch.equal(windows.unpartition(got), x)
+    for size, window, shift in CASES:
+        x = torch.randn(0, *size, 2)
+        windows = window_layout(x, window, shift)
+        assert windows.unpartition(windows.partition(x)).shape == x.shape
 
 
 @TRACED
@@ -154,66 +141,26 @@ def test_gradients_of_partition_and_unpartition(size, window, shift, traced, com
         assert torch.autograd.gradgradcheck(function, at)
 
 
-@TRACED
-@pytest.mark.parametrize(("size", "window", "shift"), SMALL)
-def test_gradient_without_zero_padding_is_that_of_the_tokens(size, window, shift, traced, compiling):
-    """What padding receives is dropped when windows are put back."""
-    compiling(traced)
-    x = torch.randn(2, *size, 1, requires_grad=True)
-    windows = window_layout(x, window, shift)
-    weight = torch.randn_like(x)
-    (windows.unpartition(2 * windows.partition(x, zero_padding=False)) * weight).sum().backward()
-    torch.testing.assert_close(x.grad, 2 * weight)
-
-
 @pytest.mark.parametrize(("size", "window", "shift"), SHIFTED)
 def test_mask_blocks_pairs_that_only_the_roll_made_adjacent(size, window, shift, compiling):
     x = torch.zeros(2, *size, 1)
     want = brute_force_mask(size, window, shift)
-    _, special = parts(size, window, shift)
+    order, num_plain = in_order(size, window, shift)
     windows = window_layout(x, window, shift)
-    tokens = windows.tokens
     assert windows.mask.shape[-1] % 8 == 0
-    assert torch.equal(windows.mask[:, 0, :, :tokens], want[special])
+    for image in range(2):
+        assert torch.equal(windows.mask[:, image, 0, :, : windows.tokens], want[order[num_plain:]])
     compiling()
-    assert torch.equal(window_layout(x, window, shift).mask[:, 0, :, :tokens], want)
-
-
-def test_masks_of_different_sizes_with_equal_area_differ():
-    a, b = (window_layout(torch.zeros(1, *size, 1), (4, 4), (2, 2)).mask for size in ((8, 16), (16, 8)))
-    assert a.shape == b.shape
-    assert not torch.equal(a, b)
-
-
-def cached(x, window=(4, 4), shift=(2, 2)):
-    return window_layout(x, window, shift)
-
-
-def test_a_layout_is_made_once_per_size():
-    x = torch.zeros(2, 9, 10, 3)
-    first = cached(x)
-    assert cached(torch.ones(2, 9, 10, 5)) is first  # channels and values do not matter
-    assert cached(x, (4, 5)) is not first
-    assert cached(x, shift=(2, 1)) is not first
-    assert cached(x.transpose(1, 2)) is not first
-    assert cached(x.to("meta")) is not first
-    assert cached(x[:1]) is not first
-    assert cached(x[:1], shift=(0, 0)) is cached(x, shift=(0, 0))  # one index serves every image
-    assert cached(x) is first
-    q = torch.zeros(2, 3, 4, 2, 8)
-    assert relative_layout(q, (3, 4), True) is relative_layout(q + 1, (3, 4), True)
-    assert relative_layout(q, (3, 4), True) is not relative_layout(q, (3, 4), False)
-    assert relative_layout(q, (3, 4), True) is not relative_layout(q, (4, 3), True)
+    assert torch.equal(window_layout(x, window, shift).mask[:, 0, 0, :, : windows.tokens], want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_masks_and_codes_have_the_dtype_in_which_attention_computes(dtype):
-    x, q = torch.zeros(2, 9, 10, 3), torch.zeros(2, 3, 4, 2, 8)
-    assert cached(x).mask.dtype == relative_layout(q, (3, 4), False).codes.dtype == torch.float32
-    assert cached(x.to(dtype)).mask.dtype == relative_layout(q.to(dtype), (3, 4), False).codes.dtype == dtype
+def test_masks_have_the_dtype_in_which_attention_computes(dtype):
+    x = torch.zeros(2, 9, 10, 3)
+    assert window_layout(x, (4, 4), (2, 2)).mask.dtype == torch.float32
+    assert window_layout(x.to(dtype), (4, 4), (2, 2)).mask.dtype == dtype
     with torch.autocast("cpu", dtype):
-        assert cached(x) is cached(x.to(dtype))
-        assert relative_layout(q, (3, 4), False) is relative_layout(q.to(dtype), (3, 4), False)
+        assert window_layout(x, (4, 4), (2, 2)).mask.dtype == dtype
 
 
 TINY = {"embed_dims": 8, "depths": (2, 1), "num_heads": (1, 2)}
@@ -242,18 +189,28 @@ MODELS = {
     ),
 }
 EVERY = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-CACHES = (layout._windows.cache, layout._relative_positions.cache, local._tiles.cache)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _empty_caches():
-    for cache in CACHES:
-        cache.cache_clear()
+    layout.empty_cache()
+    yield
+    layout.empty_cache()
 
 
-def made():
-    """Layouts that were made since the caches were emptied."""
-    return sum(cache.cache_info().misses for cache in CACHES)
+def kept():
+    """Everything that is kept, by its key."""
+    return {(i, *key): result for i, cache in enumerate(layout._caches) for key, result in cache.items()}
+
+
+def kept_bytes():
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_of(list(kept().values()))}
+    return sum(storages.values())
+
+
+def tensors_of(results):
+    results = [vars(x) if dataclasses.is_dataclass(x) else x for x in results]
+    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
 
 
 def loss(model, x):
@@ -261,32 +218,61 @@ def loss(model, x):
 
 
 @EVERY
-@pytest.mark.usefixtures("_empty_caches")
-def test_a_second_pass_makes_no_layout(make):
+def test_a_second_pass_makes_nothing(make):
     """Neither does the backward pass, with recomputed activations, nor a copy of the model."""
     model, x = make(with_cp=True).train(), torch.randn(2, 3, 40, 72)
     out = loss(model, x)
-    first = made()
-    assert first > 0
+    first = kept().keys()
     out.backward()
     with CostCounter(model) as counter:
         loss(model, x).backward()
     copy.deepcopy(model)(x)
-    assert made() == first
+    assert kept().keys() == first
     assert not {"aten.arange", "aten.nonzero", "aten.item", "aten._local_scalar_dense"} & set(counter.calls)
 
 
 @EVERY
-@pytest.mark.usefixtures("_empty_caches")
-def test_layouts_made_in_inference_mode_serve_training(make):
+def test_what_inference_mode_made_serves_training(make):
     model, x = make().train(), torch.randn(2, 3, 40, 72)
     with torch.inference_mode():
         want = model(x)
-    first = made()
+    first = kept().keys()
     outs = model(x)
-    assert made() == first
+    assert kept().keys() == first
     sum(out.sum() for out in outs).backward()
     assert max(relative_error(a.detach(), b) for a, b in zip(outs, want)) < 1e-5
+
+
+@EVERY
+@pytest.mark.long
+def test_many_sizes_keep_what_their_axes_decide(make):
+    """64 sizes of 8 sides keep a few times what 8 squares do; a side has an alignment, or none, by the other one."""
+    with torch.device("meta"):
+        model = make().eval()
+    sides, numbers = range(32, 96, 8), []
+    for sizes in (zip(sides, sides), itertools.product(sides, sides)):
+        for h, w in sizes:
+            with torch.no_grad():
+                model(torch.empty(1, 3, h, w, device="meta"))
+        of_axes = [result for result in kept().values() if not isinstance(result, ShiftedWindows)]
+        numbers.append(len(of_axes))
+    assert numbers[1] <= 3 * numbers[0]
+    assert max(t.numel() for t in tensors_of(of_axes)) <= 96**2
+    assert len(kept()) - numbers[1] <= 8
+    layout.empty_cache()
+    assert not kept()
+
+
+def test_layouts_of_a_thousand_sizes_take_little_memory():
+    """Swin-T, as a training sees them: sizes of up to 800x1344 pixels, two images."""
+    with torch.no_grad():
+        for i in range(1000):
+            h, w = 120 + 37 * i % 81, 160 + 53 * i % 177  # tokens of the first stage
+            for stage in range(4):
+                size = (-(-h // 2**stage), -(-w // 2**stage))
+                window_layout(torch.empty(1).expand(2, *size, 1), (7, 7), (3, 3))
+    assert len({key for key in kept() if (3, 3) in key}) > 8
+    assert kept_bytes() < 32 * 2**20
 
 
 @EVERY
@@ -303,7 +289,6 @@ def test_a_model_is_copied_cast_and_pickled_after_a_pass(make):
 
 
 @EVERY
-@pytest.mark.usefixtures("_empty_caches")
 def test_threads_with_different_sizes(make):
     model = make().eval()
     images = [torch.randn(1 + i % 2, 3, 32 + 8 * i, 64 - 4 * i) for i in range(6)]
@@ -314,48 +299,48 @@ def test_threads_with_different_sizes(make):
 
     with ThreadPoolExecutor(6) as pool:
         got = list(pool.map(run, 2 * images))
-    for cache in CACHES:
-        cache.cache_clear()
+    layout.empty_cache()
     for outs, x in zip(got, 2 * images):
         assert all(torch.equal(a, b) for a, b in zip(outs, run(x)))
 
 
-@pytest.mark.usefixtures("_empty_caches")
 def test_fake_tensors_leave_no_trace():
     with FakeTensorMode() as mode:
-        x, q = (mode.from_tensor(torch.zeros(*shape)) for shape in ((2, 9, 10, 3), (2, 3, 4, 2, 8)))
-        assert cached(x).partition(x).shape == (18, 16, 3)
-        assert relative_layout(q, (3, 4), False).codes.shape == (12, 8)
-    assert made() == 0
-    assert type(cached(torch.zeros(2, 9, 10, 3)).mask) is torch.Tensor
+        x = mode.from_tensor(torch.zeros(2, 9, 10, 3))
+        assert window_layout(x, (4, 4), (2, 2)).partition(x).shape == (18, 16, 3)
+    assert not kept()
+    assert type(window_layout(torch.zeros(2, 9, 10, 3), (4, 4), (2, 2)).mask) is torch.Tensor
 
 
-def kept(kind):
-    """Layouts of a kind that are alive, and the bytes of their tensors."""
-    gc.collect()
-    alive = [o for o in gc.get_objects() if type(o) is kind]
-    tensors = [t for o in alive for t in vars(o).values() if isinstance(t, torch.Tensor)]
-    return len(alive), sum(t.untyped_storage().nbytes() for t in tensors)
+def test_a_cuda_graph_makes_its_own_and_streams_share_nothing(monkeypatch):
+    """What a stream frees is used again after the kernels of that stream alone; a graph reads its memory much later."""
+    made, stream, capturing = [], [1], [False]
+    make = layout.made_once(lambda n, device, dtype: made.append(n) or n)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=stream[0]))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+
+    class Device:
+        type = "cuda"
+
+    class OnCuda(torch.Tensor):
+        device = Device()
+
+    monkeypatch.setattr(layout, "Tensor", OnCuda)
+    monkeypatch.setattr(layout, "compute_dtype", lambda x: x.dtype)
+    x = torch.zeros(1).as_subclass(OnCuda)
+    for _ in range(2):
+        make(x, 3)
+    assert made == [3]
+    stream[0] = 2
+    make(x, 3)
+    assert made == [3, 3]
+    capturing[0] = True
+    for _ in range(2):
+        make(x, 3)
+    assert made == [3] * 4
+    layout._caches.pop()
 
 
-@pytest.mark.usefixtures("_empty_caches")
-def test_hundreds_of_sizes_keep_a_bounded_number_of_layouts():
-    x = torch.zeros(1, 1, 1, 1)
-    sizes = [(5 + i % 3, 6 + i) for i in range(2 * CACHE_SIZE)]
-    for i, size in enumerate(sizes):
-        for recent in {size, sizes[max(i - 9, 0)]}:  # alternating sizes, of which only the new one is made
-            before = made()
-            window_layout(x.expand(2, *recent, 1), (4, 4), (2, 2))
-            relative_layout(x[..., None].expand(1, *recent, 1, 8), (3, 4), aligns_rows=False)
-            assert made() - before == 2 * (recent is size)
-    number, size = kept(Windows)
-    assert number == CACHE_SIZE
-    windows = 2 * -(-sizes[-1][1] // 4)  # of the largest map, for two images, of 16 tokens
-    assert size <= CACHE_SIZE * 2 * windows * (16 * (4 + 4 + 1) + 16 * 16 * 4)
-    assert kept(RelativePositions)[0] == CACHE_SIZE
-
-
-@pytest.mark.usefixtures("_empty_caches")
 def test_layouts_are_made_once_under_activation_checkpointing():
     x = torch.randn(2, 9, 10, 3, requires_grad=True)
 
@@ -363,6 +348,8 @@ def test_layouts_are_made_once_under_activation_checkpointing():
         windows = window_layout(x, (4, 4), (2, 2))
         return windows.unpartition(windows.partition(x).sin())
 
-    checkpoint(function, x, use_reentrant=False).sum().backward()
-    assert made() == 1
+    out = checkpoint(function, x, use_reentrant=False)
+    first = kept().keys()
+    out.sum().backward()
+    assert kept().keys() == first
     torch.testing.assert_close(x.grad, x.detach().cos())

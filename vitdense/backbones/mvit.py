@@ -19,7 +19,7 @@ from vitdense.layers import blocks
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer, max_pool
-from vitdense.layers.layout import pooled_window_layouts
+from vitdense.layers.layout import window_layout
 from vitdense.layers.position import AbsolutePosition
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
@@ -160,10 +160,9 @@ class PooledAttention(nn.Module):
         """As `attend_map`, inside windows, which are cut only here: pooling sees across their borders."""
         spec = self.spec
         of_q, of_kv = (tuple(side // s for side in spec.window) for s in (spec.q_stride, spec.kv_stride))
-        windows_q, windows_kv = pooled_window_layouts((q, k), (of_q, of_kv))
-        # Padding is zero after the norm: a padded key has the logit of its position alone, and a zero value. What a
-        # padded query finds is dropped.
-        q = windows_q.partition(q, zero_padding=False)  # [B*nW, N, C']
+        windows_q, windows_kv = window_layout(q, of_q), window_layout(k, of_kv)
+        # Padding is zero after the norm: a padded key has the logit of its position alone, and a zero value.
+        q = windows_q.partition(q)  # [B*nW, N, C']
         k, v = windows_kv.partition(k), windows_kv.partition(v)  # [B*nW, N', C'] each
         return windows_q.unpartition(self.attend(q, k, v, of_q, of_kv))  # [B, h, w, C']
 

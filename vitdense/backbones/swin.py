@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitdense.backbones.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
 from vitdense.backbones.variants import SWIN, SwinArch, find_arch
-from vitdense.layers.attention import attend_windows
+from vitdense.layers.attention import attend_windows, masked_bias
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, copied, window_layout
@@ -72,38 +72,24 @@ class WindowAttention(nn.Module):
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
 
-    @classmethod
-    def of_stage(cls, layers: Sequence["WindowAttention"], dtype: torch.dtype) -> tuple[Tensor | None, list[tuple]]:
-        """What the layers of a stage compute from parameters alone, made together.
-
-        Args:
-            layers: The attentions of a stage.
-            dtype: In which attention computes.
-
-        Returns:
-            Position biases, ``[n, heads, N, align(N)]``, or None; and per layer, the arguments of `forward` after
-            `masked_bias`.
-        """
-        biases = [layer.bias for layer in layers]
-        return (TableBias.of_blocks(biases, dtype) if biases[0] is not None else None), [()] * len(layers)
-
-    def forward(self, x: Tensor, windows: Windows, bias: Tensor | None, masked_bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
         """Attend within the windows of a map.
 
         Args:
             x: Map, ``[B, H, W, C]``.
             windows: Partition of the map.
-            bias: Position bias of every pair of tokens, ``[heads, N, N]``, or None.
-            masked_bias: With the mask of every special window, see `attend_windows`.
 
         Returns:
             ``[B, H, W, C]``.
         """
         # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
         x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C], cast before it is copied
+        return self.project(self.attend(x, windows), windows)  # [B, H, W, C]
+
+    def attend(self, x: Tensor, windows: Windows) -> Tensor:
+        """Attention in windows ``[B*nW, N, C]``, to the same."""
         qkv = self.qkv(x).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
-        y = attend_windows(qkv, bias, masked_bias, windows.num_plain)  # [B*nW, N, C]
-        return self.project(y, windows)  # [B, H, W, C]
+        return attend_windows(qkv, self.bias and self.bias(x.dtype), windows)  # [B*nW, N, C]
 
     def project(self, y: Tensor, windows: Windows) -> Tensor:
         """The projection of windows ``[B*nW, N, C]``, put back to a map ``[B, H, W, C]``."""
@@ -132,18 +118,21 @@ class PositionAttention(WindowAttention):
         del self.qkv
         self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
 
-    def forward(self, x: Tensor, windows: Windows, bias: Tensor, masked_bias: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, windows: Windows) -> Tensor:
         """See `WindowAttention`."""
-        v = self.v(windows.partition(x.to(compute_dtype(x))))  # [B*nW, N, C]
-        parts, n = [(bias, v)], windows.num_plain
-        if masked_bias is not None:
-            parts = [(bias, v[:n]), (masked_bias, v[n:])][n == 0 :]
-        return self.project(torch.cat([self.weighted(*part) for part in parts]), windows)  # [B, H, W, C]
+        tokens, n, v = windows.tokens, windows.num_plain, self.v(x)  # [B*nW, N, C]
+        bias = self.bias(x.dtype)  # [heads, N, align(N)]
+        parts = [(bias[None], v)]
+        if windows.mask is not None:
+            parts = [(bias[None], v[:n]), (masked_bias(bias, windows), v[n:])][n == 0 :]
+        return torch.cat([self.weighted(of_part[..., :tokens], part) for of_part, part in parts])  # [B*nW, N, C]
 
     def weighted(self, bias: Tensor, v: Tensor) -> Tensor:
         """Values ``[n, N, C]`` of windows that repeat the m windows of `bias`, ``[m, heads, N, N]``, to the same."""
         # The windows that share weights become channels: a batch of images is one product, of any number of them.
-        v = v.unflatten(-1, (self.spec.num_heads, -1)).unflatten(0, (-1, bias.shape[0]))  # [n/m, m, N, heads, d]
+        m, heads = bias.shape[:2]
+        repeats = v.shape[0] // m if m else 0
+        v = v.unflatten(-1, (heads, self.spec.dim // heads)).unflatten(0, (repeats, m))  # [n/m, m, N, heads, d]
         v = copied(v.permute(1, 3, 2, 0, 4))  # [m, heads, N, n/m, d]
         y = (bias.softmax(-1) @ v.flatten(3)).unflatten(3, v.shape[3:])  # [m, heads, N, n/m, d]
         return copied(y.permute(3, 0, 2, 1, 4)).flatten(0, 1).flatten(2)  # [n, N, C]
@@ -191,30 +180,6 @@ class KernelAttention(PerformerAttention):
         super().__init__(spec.dim, spec.num_heads, qkv_bias)
 
 
-def arguments(layers: Sequence[nn.Module], x: Tensor) -> list[tuple]:
-    """The arguments, after the map, of the attention layers of a stage for a map ``[B, H, W, C]``.
-
-    Every second layer shifts, or none does. Attention without windows takes the map alone.
-    """
-    if not isinstance(layers[0], WindowAttention):
-        return [()] * len(layers)
-    biases, others = layers[0].of_stage(layers, compute_dtype(x))  # [n, heads, N, align(N)]
-    layouts = {
-        shift: window_layout(x, layers[0].spec.window, shift) for shift in {layer.spec.shift for layer in layers}
-    }
-    windows = [layouts[layer.spec.shift] for layer in layers]
-    tokens, n = windows[0].tokens, len(layers)
-    plain = [None] * n if biases is None else biases[..., :tokens].split(1)  # [1, heads, N, N] each
-    masked: list[Tensor | None] = [None] * n
-    if shifted := [i for i in range(n) if windows[i].mask is not None]:
-        every, layout = slice(shifted[0], None, 2), windows[shifted[0]]
-        mask = layout.mask.expand(layout.images, *layout.mask.shape)  # [images, special, 1, N, align(N)]
-        sums = mask[None] if biases is None else biases[every, None, None] + mask  # [n/2, images, special, heads, ...]
-        sums = sums.flatten(1, 2)[..., :tokens]  # [n/2, images*special, heads, N, N]
-        masked[every] = sums.expand(len(shifted), -1, -1, -1, -1).unbind()
-    return [(*args, *other) for *args, other in zip(windows, plain, masked, others)]
-
-
 ATTENTIONS = {
     "window": WindowAttention,
     "sliding": SlidingAttention,
@@ -244,15 +209,22 @@ class SwinBlock(nn.Module):
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, *args: Windows | Tensor | None) -> Tensor:
-        """``[B, H, W, C]`` to the same; `args` are those of the attention."""
+    def forward(self, x: Tensor, *args: Windows) -> Tensor:
+        """``[B, H, W, C]`` to the same; `args` are those of the layer that mixes tokens."""
         x = x + self.drop_path(getattr(self, self.mixer)(self.norm1(x), *args))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
-    @staticmethod
-    def arguments(blocks: Sequence["SwinBlock"], x: Tensor) -> list[tuple]:
-        """The arguments, after the map, of the blocks of a stage for a map ``[B, H, W, C]``."""
-        return arguments([block.attn for block in blocks], x)
+    def arguments(self, x: Tensor, layouts: dict[tuple, Windows]) -> tuple[Windows, ...]:
+        """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: the layout of its windows, if any.
+
+        Blocks of a stage share `layouts`.
+        """
+        if not isinstance(getattr(self, self.mixer), WindowAttention):
+            return ()
+        key = self.spec.window, self.spec.shift
+        if key not in layouts:
+            layouts[key] = window_layout(x, *key)
+        return (layouts[key],)
 
 
 class SwinStage(nn.Module):
@@ -261,7 +233,7 @@ class SwinStage(nn.Module):
     Args:
         blocks: Its blocks.
         downsample: The patch merging, if a stage follows.
-        with_cp: Recompute each block's activations in the backward pass.
+        with_cp: Recompute the activations of every block, and of the merging, in the backward pass.
     """
 
     def __init__(self, blocks: Sequence[SwinBlock], downsample: nn.Module | None, with_cp: bool) -> None:
@@ -272,8 +244,9 @@ class SwinStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
-        for block, args in zip(self.blocks, self.blocks[0].arguments(self.blocks, x)):
-            x = maybe_checkpoint(block, x, *args, with_cp=self.with_cp and self.training)
+        layouts: dict[tuple, Windows] = {}
+        for block in self.blocks:
+            x = maybe_checkpoint(block, x, *block.arguments(x, layouts), with_cp=self.with_cp and self.training)
         return x
 
 
@@ -338,7 +311,9 @@ class SwinTrunk(Backbone):
 
     def forward_stage(self, x: Tensor, stage: int) -> Tensor:
         if stage > 0:
-            x = self.stages[stage - 1].downsample(x)  # [B, H_i, W_i, C_i]
+            before = self.stages[stage - 1]
+            with_cp = before.with_cp and self.training
+            x = maybe_checkpoint(before.downsample, x, with_cp=with_cp)  # [B, H_i, W_i, C_i]
         return super().forward_stage(x, stage)  # [B, H_i, W_i, C_i]
 
 

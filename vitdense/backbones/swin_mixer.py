@@ -47,10 +47,10 @@ class WindowLinear(nn.Module):
         heads = self.weight.shape[0]
         x = windows.partition(x)  # [B*nW, N, C]
         n, tokens, dim = x.shape
-        x = copied(x.view(n, tokens, heads, -1).permute(2, 1, 0, 3))  # [heads, N, B*nW, d]
+        x = copied(x.view(n, tokens, heads, dim // heads).permute(2, 1, 0, 3))  # [heads, N, B*nW, d]
         weight = self.weight.flatten(3).flatten(1, 2).to(x.dtype)  # [heads, N, N]
         bias = self.bias.flatten(1)[..., None].to(x.dtype)  # [heads, N, 1]
-        y = torch.baddbmm(bias, weight, x.view(heads, tokens, -1)).view(x.shape)  # [heads, N, B*nW, d]
+        y = torch.baddbmm(bias, weight, x.flatten(2)).view(x.shape)  # [heads, N, B*nW, d]
         y = windows.unpartition(copied(y.permute(2, 1, 0, 3)).view(n, tokens, dim))  # [B, top + H, left + W, C]
         return y[:, self.top :, self.left :]  # [B, H, W, C]
 
@@ -59,10 +59,6 @@ class SwinMixerBlock(SwinBlock):
     """A Swin block with a `WindowLinear` in place of attention. Parameters have the authors' names."""
 
     mixer = "spatial_mlp"
-
-    @staticmethod
-    def arguments(blocks: Sequence[SwinBlock], x: Tensor) -> list[tuple]:
-        return [()] * len(blocks)
 
 
 class SwinMixer(SwinTrunk):

@@ -20,7 +20,7 @@ from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
 from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PatchEmbed, PostNormMerging
-from vitdense.layers.layout import Windows, compute_dtype, zero
+from vitdense.layers.layout import Windows, zero
 
 
 @dataclass(frozen=True)
@@ -104,38 +104,17 @@ class CosineWindowAttention(WindowAttention):
         self.logit_scale = nn.Parameter(torch.full((spec.num_heads, 1, 1), math.log(10)))
         self.bias = LogCpbBias(spec.window, spec.num_heads, spec.pretrained_window)
 
-    @classmethod
-    def of_stage(cls, layers: Sequence["CosineWindowAttention"], dtype: torch.dtype) -> tuple[Tensor, list[tuple]]:
+    def attend(self, x: Tensor, windows: Windows) -> Tensor:
         """See `WindowAttention`."""
-        biases = LogCpbBias.of_blocks([layer.bias for layer in layers], dtype)  # [n, heads, N, align(N)]
-        scales = torch.stack([layer.logit_scale[:, 0, 0] for layer in layers])[:, None]  # [n, 1, heads]
-        scales = scales.to(torch.promote_types(scales.dtype, torch.float32)).clamp_max(math.log(100)).exp()
-        scales = F.pad(scales, (0, 0, 0, 1), value=1.0)  # [n, 2, heads]: keys have no scale
-        k_bias = zero(layers[0].q_bias).expand(layers[0].q_bias.shape)  # [C]: keys have no bias
-        qkv_biases = torch.cat([part for layer in layers for part in (layer.q_bias, k_bias, layer.v_bias)])
-        return biases, list(zip(scales.unbind(), qkv_biases.chunk(len(layers))))  # [2, heads] and [3*C] each
-
-    def forward(
-        self,
-        x: Tensor,
-        windows: Windows,
-        bias: Tensor,
-        masked_bias: Tensor | None,
-        scale: Tensor,
-        qkv_bias: Tensor,
-    ) -> Tensor:
-        """See `WindowAttention`.
-
-        Args:
-            x: See there; so are `windows`, `bias` and `masked_bias`.
-            scale: Of queries and keys, ``[2, heads]``, in float32 or wider.
-            qkv_bias: ``[3 C]``.
-        """
-        x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C]
-        qkv = self.qkv(x.flatten(0, 1), qkv_bias)  # [B*nW*N, 3*C]
-        qkv = unit_length(qkv, scale).view(*x.shape[:2], 3, self.spec.num_heads, -1)  # [B*nW, N, 3, heads, d]
-        y = attend_windows(qkv, bias, masked_bias, windows.num_plain, 1.0)  # [B*nW, N, C]
-        return self.project(y, windows)  # [B, H, W, C]
+        dim, heads, none = self.spec.dim, self.spec.num_heads, zero(self.q_bias)
+        # Keys have no bias, and the logarithm of their scale is 0: one kernel joins both.
+        parts = [self.q_bias, none.expand(dim), self.v_bias, self.logit_scale.flatten(), none.expand(heads)]
+        qkv_bias, scale = torch.cat(parts).split([3 * dim, 2 * heads])
+        dtype = torch.promote_types(scale.dtype, torch.float32)
+        scale = scale.to(dtype).clamp_max(math.log(100)).exp().view(2, heads)
+        qkv = unit_length(self.qkv(x.flatten(0, 1), qkv_bias), scale)  # [B*nW*N, 3*C]
+        qkv = qkv.view(*x.shape[:2], 3, heads, dim // heads)  # [B*nW, N, 3, heads, d]
+        return attend_windows(qkv, self.bias(x.dtype), windows, 1.0)  # [B*nW, N, C]
 
 
 class PostNormBlock(SwinBlock):
@@ -157,7 +136,7 @@ class PostNormBlock(SwinBlock):
             nn.init.zeros_(parameter)
         self.norm3 = nn.LayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
 
-    def forward(self, x: Tensor, *args: Windows | Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, *args: Windows) -> Tensor:
         """``[B, H, W, C]`` to the same; `args` are those of the attention."""
         x = x + self.drop_path(self.norm1(self.attn(x, *args)))
         return self.norm3(x + self.drop_path(self.norm2(self.mlp(x))))

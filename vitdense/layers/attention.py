@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx, once_differentiable
+from torch.autograd.function import Function, FunctionCtx
 
-from vitdense.layers.layout import folded_length, relative_layout, without_autocast
+from vitdense.layers.layout import ALIGNMENT, Windows, align, is_traced, one_hot, without_autocast, zero
 
 # Elements of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once, without the
 # memory peak.
@@ -42,39 +42,48 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
 
 
 def attend_windows(
-    qkv: Tensor,
-    bias: Tensor | None = None,
-    masked_bias: Tensor | None = None,
-    num_plain: int = 0,
-    scale: float | None = None,
+    qkv: Tensor, bias: Tensor | None = None, windows: Windows | None = None, scale: float | None = None
 ) -> Tensor:
     """Attention in windows, of which the last may have a mask.
 
-    Windows without and with a mask attend apart, so that all of the former share one bias: the sum of bias and mask of
-    all windows is as large as the attention matrix.
+    Windows without and with a mask attend apart, so that all of the former share one bias.
 
     Args:
         qkv: Queries, keys and values, ``[n, N, 3, heads, d]``.
-        bias: ``[heads, N, N]``, or None.
-        masked_bias: Sum of bias and mask of the windows after `num_plain`, ``[n - num_plain, heads or 1, N, N]``; None
-            without masks. While a model is compiled, of the windows of an image: all are after `num_plain`.
-        num_plain: Windows without a mask.
+        bias: ``[heads, N, align(N)]``, or None; columns after the first N are ignored.
+        windows: The layout that has the masks; None for none.
         scale: Factor on the logits; ``d ** -0.5`` when None.
 
     Returns:
         ``[n, N, heads d]``.
     """
-    if masked_bias is None or num_plain == 0:
-        bias = bias if masked_bias is None else masked_bias
-        body = attend if masked_bias is None or not torch.compiler.is_compiling() else _attend_images
-        return _to_tokens(body(*(x.transpose(1, 2) for x in qkv.unbind(2)), bias, scale))  # [n, N, heads*d]
-    parts = _SplitWindows.apply(qkv, num_plain)  # [num_plain, heads, N, d] and [n - num_plain, heads, N, d], three each
-    outs = attend(*parts[:3], bias, scale), attend(*parts[3:], masked_bias, scale)
-    return torch.cat([_to_tokens(out) for out in outs])  # [n, N, heads*d]
+    if windows is None or windows.mask is None:
+        return _to_tokens(attend(*_heads(qkv), bias, scale))  # [n, N, heads*d]
+    masked = masked_bias(bias, windows)  # [windows with a mask, heads or 1, N, align(N)]
+    if torch.compiler.is_compiling():
+        return _to_tokens(_attend_images(*_heads(qkv), masked, scale))  # [n, N, heads*d]
+    if windows.num_plain == 0:
+        return _to_tokens(attend(*_heads(qkv), masked, scale))  # [n, N, heads*d]
+    parts = zip(qkv.split((windows.num_plain, len(qkv) - windows.num_plain)), (bias, masked))
+    return torch.cat([_to_tokens(attend(*_heads(part), of_part, scale)) for part, of_part in parts])  # [n, N, heads*d]
+
+
+def masked_bias(bias: Tensor | None, windows: Windows) -> Tensor:
+    """The sum of a bias ``[heads, N, align(N)]``, or None, and of the mask of every window that has one.
+
+    Returns:
+        ``[windows with a mask, heads or 1, N, align(N)]``; while a model is compiled, of the windows of one image.
+    """
+    return (windows.mask if bias is None else windows.mask + bias).flatten(0, 1)
+
+
+def _heads(qkv: Tensor) -> list[Tensor]:
+    """``[n, N, 3, heads, d]`` to queries, keys and values ``[n, heads, N, d]`` each."""
+    return [x.transpose(1, 2) for x in qkv.unbind(2)]
 
 
 def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Tensor:
-    """`attend` with the biases of the windows of an image, ``[nW, heads or 1, N, N]``, for all images.
+    """`attend` with the biases of the windows of an image, ``[nW, heads or 1, N, align(N)]``, for all images.
 
     Windows become heads, so that the biases are not repeated for every image. This copies queries, keys and values,
     which a compiler avoids.
@@ -82,33 +91,13 @@ def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float |
     n, heads, tokens, _ = q.shape
     num_windows = bias.shape[0]
     q, k, v = (x.reshape(n // num_windows, num_windows * heads, tokens, -1) for x in (q, k, v))  # [B, nW*heads, N, d]
-    bias = bias.expand(-1, heads, -1, -1).reshape(1, num_windows * heads, tokens, tokens)
+    bias = bias.expand(-1, heads, -1, -1).reshape(1, num_windows * heads, tokens, -1)  # [1, nW*heads, N, align(N)]
     return attend(q, k, v, bias, scale).reshape(n, heads, tokens, -1)  # [n, heads, N, d]
 
 
 def _to_tokens(x: Tensor) -> Tensor:
     """``[B, heads, N, d]`` to ``[B, N, heads d]``: a view of what fused attention returns."""
     return x.transpose(1, 2).flatten(2)  # [B, N, heads*d]
-
-
-class _SplitWindows(Function):
-    """Queries, keys and values of the first and of the other windows, as views. Their gradients are written once;
-    autograd's own would join queries, keys and values, then the windows."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, qkv: Tensor, num_first: int) -> tuple[Tensor, ...]:
-        ctx.num_first = num_first
-        parts = (qkv[:num_first], qkv[num_first:])
-        return tuple(x.transpose(1, 2) for part in parts for x in part.unbind(2))
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        grads = [grad.transpose(1, 2) for grad in grads]  # [windows, N, heads, d]
-        shape = (grads[0].shape[0] + grads[3].shape[0], grads[0].shape[1], 3, *grads[0].shape[2:])
-        qkv = grads[0].new_empty(shape)  # [n, N, 3, heads, d]
-        torch.stack(grads[:3], dim=2, out=qkv[: ctx.num_first])
-        torch.stack(grads[3:], dim=2, out=qkv[ctx.num_first :])
-        return qkv, None
 
 
 def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
@@ -124,16 +113,21 @@ def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
     Returns:
         ``[n, 3 heads d]``.
     """
-    if not torch.compiler.is_compiling():
-        return _UnitLength.apply(qkv, scale)
+    if not is_traced():
+        return _UnitLength.apply(qkv, scale)[0]
     qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
-    qk = (qk * _unit_factor(qk, scale)).to(qkv.dtype).flatten(1)  # [n, 2*heads*d]
-    return torch.cat([qk, qkv[:, qk.shape[1] :]], dim=-1)  # [n, 3*heads*d]
+    return _with_values((qk * _unit_factor(qk, scale)).to(qkv.dtype), qkv)  # [n, 3*heads*d]
 
 
 def _queries_and_keys(qkv: Tensor, scale: Tensor) -> Tensor:
     """View ``[n, 2, heads, d]`` of ``[n, 3 heads d]``."""
     return qkv.unflatten(-1, (3, scale.shape[1], -1))[:, :2]  # [n, 2, heads, d]
+
+
+def _with_values(qk: Tensor, qkv: Tensor) -> Tensor:
+    """Queries and keys ``[n, 2, heads, d]`` and the values of ``[n, 3 heads d]``, together ``[n, 3 heads d]``."""
+    qk = qk.flatten(1)  # [n, 2*heads*d]
+    return torch.cat([qk, qkv[:, qk.shape[1] :]], dim=1)  # [n, 3*heads*d]
 
 
 def _unit_factor(qk: Tensor, scale: Tensor) -> Tensor:
@@ -144,30 +138,35 @@ def _unit_factor(qk: Tensor, scale: Tensor) -> Tensor:
 
 
 class _UnitLength(Function):
-    """`unit_length`, in place: what it keeps for the backward pass is what attention keeps."""
+    """`unit_length`, in place: what it keeps for the backward pass is what attention keeps.
+
+    The factor is a second result, so that a second derivative knows that it depends on both inputs.
+    """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, qkv: Tensor, scale: Tensor) -> Tensor:
+    def forward(qkv: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
         factor = _unit_factor(qk, scale)  # [n, 2, heads, 1]
         qk.mul_(factor)
-        ctx.mark_dirty(qkv)
-        ctx.save_for_backward(qkv, scale, factor)
-        return qkv
+        return qkv, factor
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        qkv, factor = output
+        ctx.mark_dirty(qkv)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(qkv, inputs[1], factor)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor, grad_factor: Tensor | None) -> tuple[Tensor, Tensor]:
         qkv, scale, factor = ctx.saved_tensors
         qk, grad_qk = (_queries_and_keys(x, scale) for x in (qkv, grad))  # [n, 2, heads, d]
         # Along a vector there is no gradient, except that of the scale.
         along = (qk * grad_qk).sum(-1, keepdim=True, dtype=scale.dtype)  # [n, 2, heads, 1]
-        out = torch.empty_like(grad)  # [n, 3*heads*d]
-        out_qk, values = _queries_and_keys(out, scale), slice(2 * grad.shape[1] // 3, None)
-        torch.addcmul(grad_qk, qk, (along / scale.square()[..., None]).to(qk.dtype), value=-1, out=out_qk)
-        out_qk.mul_(factor)
-        out[:, values] = grad[:, values]
-        return out, along.sum(0)[..., 0] / scale  # [n, 3*heads*d], [2, heads]
+        if grad_factor is not None:  # in a second derivative; the factor is all that depends on the length
+            along = along + factor * grad_factor
+        grad_qk = torch.addcmul(grad_qk, qk, (along / scale.square()[..., None]).to(qk.dtype), value=-1).mul_(factor)
+        return _with_values(grad_qk, grad), along.sum(0)[..., 0] / scale  # [n, 3*heads*d], [2, heads]
 
 
 def attend_decomposed(
@@ -200,13 +199,12 @@ def attend_decomposed(
         # sum: the gradient of all pairs is read once for each axis. Measured forms: docs/performance.md.
         pairs = h * w * nk * (4 if torch.is_grad_enabled() else 3) // 3
         folds = pairs > (h * w + (2 if on_cpu else 1) * nk) * folded_length(dim, keys)
-    layout = relative_layout(q, keys, aligns_rows=not folds)
-    # Codes are a power of two, which every dtype holds: with heads of 64 channels the rest of the factor is 1.
-    along_h, along_w = bias(q, keys, layout, 1 / (scale * layout.code) if folds else 1.0)
     if folds:
-        return _attend_folded(q, k, v, along_h, along_w, layout.codes, scale)
+        return _attend_folded(q, k, v, bias, keys, scale)
+    step = ALIGNMENT // math.gcd(ALIGNMENT, keys[1])  # rows of keys that are a multiple of ALIGNMENT
+    along_h, along_w = bias(q, keys, (keys[0] + step - 1) // step * step)
     terms = along_h[..., None], along_w[..., None, :]  # [B, h, w, heads, h'', 1], [B, h, w, heads, 1, w']
-    whole = max(1, BIAS_ELEMENTS // (heads * h * w * nk)) if on_cpu and not torch.is_grad_enabled() else b
+    whole = max(1, BIAS_ELEMENTS // (heads * h * w * nk)) if on_cpu and not torch.is_grad_enabled() else max(b, 1)
     parts = zip(*(x.split(whole) for x in (q, k, v, *terms)))
     outs = [_attend_added(*part, scale) for part in parts]
     return outs[0] if len(outs) == 1 else torch.cat(outs)  # [B, h*w, heads*d]
@@ -219,17 +217,31 @@ def _attend_added(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Ten
 
 
 def _attend_folded(
-    q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, codes: Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, bias: Callable[..., tuple[Tensor, Tensor]], keys: tuple[int, int], scale: float
 ) -> Tensor:
     """The bias as more channels: terms for the query, one-hot codes of row and column for the key."""
-    parts = [q, along_h, along_w]
-    if not torch.compiler.is_compiling():  # see `folded_length`
-        parts.append(q[..., : codes.shape[1] - along_h.shape[-1] - along_w.shape[-1]])  # codes there are zero
-    q = torch.cat(parts, dim=-1).flatten(1, 2)  # [B, h*w, heads, align(d + h' + w')]
-    codes = codes[:, None].expand(k.shape[0], -1, k.shape[2], -1)  # [B, h'*w', heads, align(d + h' + w') - d]
-    k = torch.cat([k, codes], dim=-1)  # [B, h'*w', heads, align(d + h' + w')]
+    b, *_, heads, dim = q.shape
+    # Codes are a power of two, which every dtype holds: with heads of 64 channels the rest of the factor is 1.
+    code = 2.0 ** round(math.log2(dim) / 2)
+    terms = bias(q, keys, None, 1 / (scale * code))  # [B, h, w, heads, h'], [B, h, w, heads, w']
+    shape = (b, *keys, heads)
+    of_row, of_column = (one_hot(k, n, code) for n in keys)  # [h', h'], [w', w']
+    codes = [x.expand(*shape, -1) for x in (of_row[:, None, None], of_column[:, None])]  # [B, h', w', heads, h' or w']
+    filling = folded_length(dim, keys) - dim - sum(keys)
+    # Not while a model is compiled: see `folded_length`.
+    more = [] if torch.compiler.is_compiling() else [zero(k).expand(*shape, filling)]
+    q = torch.cat([q, *terms, *(q[..., :filling] for _ in more)], dim=-1).flatten(1, 2)  # [B, h*w, heads, align(...)]
+    k = torch.cat([k.unflatten(1, keys), *codes, *more], dim=-1).flatten(1, 2)  # [B, h'*w', heads, align(d + h' + w')]
     dim = v.shape[-1]
     if v.device.type == "cpu":  # its fused kernel wants values as long as keys
         v = F.pad(v, (0, k.shape[-1] - dim))  # [B, h'*w', heads, align(d + h' + w')]
     y = attend(*(x.transpose(1, 2) for x in (q, k, v)), scale=scale)  # [B, heads, h*w, d or more]
     return _to_tokens(y[..., :dim])  # [B, h*w, heads*d]
+
+
+def folded_length(dim: int, keys: tuple[int, int]) -> int:
+    """Channels of queries and keys with the codes of a grid of keys (h', w'): ``d + h' + w'``, aligned for d from
+    `ALIGNMENT` on."""
+    length = dim + sum(keys)
+    # Not while a model is compiled: how many channels fill it up would be another size to compile for.
+    return length if dim < ALIGNMENT or torch.compiler.is_compiling() else align(length)

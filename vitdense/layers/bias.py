@@ -1,14 +1,14 @@
 """Position biases: modules that return a tensor to add to attention logits."""
 
 import math
-from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from vitdense.layers.layout import RelativePositions, align, longer, without_autocast
+from vitdense.layers.buffers import FormulaBuffers
+from vitdense.layers.layout import align, longer, relative_index, without_autocast
 from vitdense.layers.resize import resize_relative_position
 
 
@@ -29,23 +29,8 @@ def relative_position_index(window: tuple[int, int]) -> Tensor:
     return (h[:, None] - h + wh - 1) * (2 * ww - 1) + (w[:, None] - w + ww - 1)  # [wh*ww, wh*ww]
 
 
-def gather_bias(table: Tensor, index: Tensor, tokens: int) -> Tensor:
-    """The bias of every pair of tokens in a window.
-
-    Args:
-        table: ``[..., heads, (2 wh - 1) (2 ww - 1)]``.
-        index: Of the pairs, ``[N * align(N)]``; see `_WindowBias`.
-        tokens: N.
-
-    Returns:
-        ``[..., heads, N, align(N)]``; the last columns fill the rows up.
-    """
-    return table.index_select(-1, index).unflatten(-1, (tokens, -1))  # [..., heads, N, align(N)]
-
-
-class _WindowBias(nn.Module):
-    """A bias of all pairs of tokens in a window. Its buffers follow from the constructor's arguments: they are in no
-    checkpoint, and are made again when a module that was built on the meta device gets memory (`to_empty`).
+class _WindowBias(FormulaBuffers):
+    """A bias of all pairs of tokens in a window.
 
     Attributes:
         index: Row of the table of every pair, ``[N * align(N)]``, int32: rows of keys are filled up with the last one.
@@ -55,43 +40,25 @@ class _WindowBias(nn.Module):
     index: Tensor
 
     def make_buffers(self, device: torch.device | None = None) -> None:
-        """Register the buffers, filled."""
         index = relative_position_index(self.window)  # [N, N]
         tokens = index.shape[0]
         index = torch.cat([index, index[:, -1:].expand(-1, align(tokens) - tokens)], dim=1)  # [N, align(N)]
         self.register_buffer("index", index.flatten().int().to(device), persistent=False)
 
-    @staticmethod
-    def tables(biases: Sequence["_WindowBias"]) -> Tensor:
-        """The bias of every offset between two tokens, ``[n, heads, (2 wh - 1) (2 ww - 1)]``, of n biases of one window
-        and number of heads."""
+    def of_offsets(self) -> Tensor:
+        """The bias of every offset between two tokens, ``[heads, (2 wh - 1) (2 ww - 1)]``."""
         raise NotImplementedError
 
-    @classmethod
-    def of_blocks(cls, biases: Sequence["_WindowBias"], dtype: torch.dtype) -> Tensor:
-        """The biases of several blocks, made together: one by one, they are most of the kernels of a small map.
+    def forward(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The bias of every pair, ``[heads, N, align(N)]`` for N = wh * ww; the last columns fill the rows up.
 
         Args:
-            biases: Of the same window and number of heads.
-            dtype: Of the result. The bias of an offset is cast before it is repeated for every pair.
-
-        Returns:
-            ``[n, heads, N, align(N)]`` for N = wh * ww; the last columns fill the rows up.
+            dtype: Of the result, that of the parameters when None. The bias of an offset is cast before it is repeated
+                for every pair.
         """
-        first = biases[0]
-        return gather_bias(cls.tables(biases).to(dtype), first.index, first.window[0] * first.window[1])
-
-    def forward(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The bias of one block, ``[1, heads, N, N]``; in its own dtype when None."""
-        bias = self.of_blocks([self], dtype or self.tables([self]).dtype)  # [1, heads, N, align(N)]
-        return bias[..., : bias.shape[-2]]  # [1, heads, N, N]
-
-    def _apply(self, fn: Callable, recurse: bool = True) -> "_WindowBias":
-        was_meta = self.index.is_meta
-        super()._apply(fn, recurse)
-        if was_meta and not self.index.is_meta:
-            self.make_buffers(self.index.device)
-        return self
+        table = self.of_offsets()  # [heads, (2wh-1)(2ww-1)]
+        pairs = table.to(dtype or table.dtype).index_select(1, self.index)  # [heads, N*align(N)]
+        return pairs.unflatten(1, (self.window[0] * self.window[1], -1))  # [heads, N, align(N)]
 
 
 class TableBias(_WindowBias):
@@ -111,10 +78,9 @@ class TableBias(_WindowBias):
         self.make_buffers()
         trunc_normal_(self.relative_position_bias_table, std=0.02)
 
-    @staticmethod
-    def tables(biases: Sequence["TableBias"]) -> Tensor:
-        tables = [bias.relative_position_bias_table.flatten(0, 1).T for bias in biases]
-        return torch.stack(tables)  # [n, heads, (2wh-1)(2ww-1)]
+    def of_offsets(self) -> Tensor:
+        """See `_WindowBias`."""
+        return self.relative_position_bias_table.flatten(0, 1).T  # [heads, (2wh-1)(2ww-1)]
 
 
 def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, int]) -> Tensor:
@@ -169,38 +135,42 @@ class DecomposedBias(nn.Module):
             trunc_normal_(table, std=0.02)
 
     def forward(
-        self, q: Tensor, keys: tuple[int, int], layout: RelativePositions, factor: float = 1.0
+        self, q: Tensor, keys: tuple[int, int], num_rows: int | None = None, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """The terms of both axes.
 
         Args:
             q: Queries without their scale, ``[B, h, w, heads, d]``.
             keys: Grid (h', w') of the keys in tokens.
-            layout: Of queries and keys.
+            num_rows: h'', the columns of the term of the rows: those after the first h' hold anything. h' when None.
             factor: On both terms.
 
         Returns:
-            ``[B, h, w, heads, h'']``, see `RelativePositions`, and ``[B, h, w, heads, w']``.
+            ``[B, h, w, heads, h'']`` and ``[B, h, w, heads, w']``.
         """
         b, h, w, heads, dim = q.shape
-        table = torch.cat(
-            [
-                resize_relative_position(table, 2 * longer(n, k) - 1)  # [2*max(n, k) - 1, d]
-                for table, n, k in zip((self.rel_pos_h, self.rel_pos_w), (h, w), keys)
-            ]
-        )
-        if factor != 1:
-            table = table * factor
-        pairs = table.to(q.dtype).index_select(0, layout.index)  # [h*h'' + w*heads*w', d]
-        rows, columns = pairs.split([h * layout.rows, w * heads * keys[1]])
+        num_rows = num_rows or keys[0]
+        rows, columns = (
+            self.of_pairs(q, table, index, 2 * longer(n, k) - 1, factor)
+            for table, index, n, k in (
+                (self.rel_pos_h, relative_index(q, h, keys[0], num_rows, 1), h, keys[0]),
+                (self.rel_pos_w, relative_index(q, w, keys[1], keys[1], heads), w, keys[1]),
+            )
+        )  # [h*h'', d], [w*heads*w', d]
         # Batched products of views of the queries: for a row of the map all its columns and heads, for a column and a
         # head all rows of all maps.
         by_row = q.reshape(b, h, w * heads, dim)
         by_column = by_row.flatten(0, 1).transpose(0, 1)  # [w*heads, B*h, d]
-        along_h = by_row @ rows.view(h, layout.rows, dim).transpose(1, 2)  # [B, h, w*heads, h'']
+        along_h = by_row @ rows.view(h, num_rows, dim).transpose(1, 2)  # [B, h, w*heads, h'']
         along_w = by_column @ columns.view(w * heads, keys[1], dim).transpose(1, 2)  # [w*heads, B*h, w']
         along_h = along_h.unflatten(2, (w, heads))  # [B, h, w, heads, h'']
         return along_h, along_w.transpose(0, 1).unflatten(1, (w, heads)).unflatten(0, (b, h))  # [B, h, w, heads, w']
+
+    @staticmethod
+    def of_pairs(q: Tensor, table: Tensor, index: Tensor, length: int, factor: float) -> Tensor:
+        """The embeddings of an axis for every pair, ``[pairs, d]``, in the dtype of the queries."""
+        table = resize_relative_position(table, length)  # [length, d]
+        return (table if factor == 1 else table * factor).to(q.dtype).index_select(0, index)
 
 
 class LogCpbBias(_WindowBias):
@@ -228,18 +198,15 @@ class LogCpbBias(_WindowBias):
         offsets = log_spaced_offsets(self.window, self.pretrained_window)
         self.register_buffer("relative_coords_table", offsets.to(device), persistent=False)
 
-    @staticmethod
-    def tables(biases: Sequence["LogCpbBias"]) -> Tensor:
+    def of_offsets(self) -> Tensor:
         """Within 0 and 16, in float32 or wider; see `_WindowBias`."""
-        offsets = biases[0].relative_coords_table.flatten(0, 2)  # [T, 2] for T = (2wh-1)(2ww-1)
-        hidden, outs = zip(*((bias.cpb_mlp[0], bias.cpb_mlp[2]) for bias in biases))
-        dtype = torch.promote_types(hidden[0].weight.dtype, torch.float32)
+        offsets, own = self.relative_coords_table.flatten(0, 2), self.cpb_mlp[0].weight.dtype  # [T, 2]
+        dtype = torch.promote_types(own, torch.float32)
         with without_autocast(offsets):
-            # The layers' weights, not the layers: those would compute one by one, and in half precision in a
-            # half-precision model.
-            weight = torch.cat([layer.weight for layer in hidden]).to(dtype)  # [n*512, 2]
-            x = F.linear(offsets.to(dtype), weight, torch.cat([layer.bias for layer in hidden]).to(dtype))  # [T, n*512]
-            x = x.relu().unflatten(1, (len(biases), -1)).permute(1, 2, 0)  # [n, 512, T]
-            x = torch.stack([layer.weight for layer in outs]).to(dtype) @ x  # [n, heads, T]
+            if own == dtype:
+                x = self.cpb_mlp(offsets.to(dtype))  # [T, heads] for T = (2wh-1)(2ww-1)
+            else:  # a half-precision model computes it in float32
+                wide = {name: weight.to(dtype) for name, weight in self.cpb_mlp.named_parameters()}
+                x = functional_call(self.cpb_mlp, wide, (offsets.to(dtype),))  # [T, heads]
             # Sigmoid before the gather: there are far fewer offsets than pairs.
-            return 16 * x.sigmoid()  # [n, heads, T]
+            return 16 * x.T.sigmoid()  # [heads, T]

@@ -1,16 +1,16 @@
-"""Layouts: what the size of a map decides, made once per size on the map's device and shared by all blocks.
+"""Layouts: what the size of a map decides, beside its values: windows, masks, relative positions.
 
-Making a layout takes a dozen small kernels, which would cost more than the attention of a small map. While a model is
-compiled or exported, sizes are symbols: then layouts are part of the graph, and none is kept.
+In training nearly every batch has a new size. So what is kept depends on one axis of a map (`made_once`), and what a
+pass needs beyond that it makes by a few kernels. While a model is compiled or exported, sizes are symbols: then all of
+it is part of the graph.
 
 Maps are ``[B, H, W, C]``; windows are row-major: image, window row, window column, unless said otherwise.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import partial, wraps
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +21,6 @@ from vitdense.layers.resize import bicubic_weights
 
 MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
 ALIGNMENT = 8  # elements: fused kernels copy a bias whose rows do not start at a multiple of it
-# Layouts kept per kind, most recently used. A forward pass uses at most ten; a large map takes up to 1 MiB an image.
-CACHE_SIZE = 128
-_CACHES: list = []  # of all functions that are `made_once`
 
 
 def align(length: int) -> int:
@@ -46,40 +43,64 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 def longer(a: int, b: int) -> int:
     """The maximum of two sizes. `max` would ask for their values while a model is exported; torch's is unknown to its
-    compiler, which knows `max`."""
-    return max(a, b) if torch.compiler.is_dynamo_compiling() else torch.sym_max(a, b)
+    compiler and to `torch.jit.trace`, which know `max`."""
+    return max(a, b) if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing() else torch.sym_max(a, b)
+
+
+def is_traced() -> bool:
+    """Whether a compiler, an exporter or `torch.jit.trace` records what runs.
+
+    They know no gradients written in Python, and what belongs to one record must not be kept for another.
+    """
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def copied(x: Tensor) -> Tensor:
     """A contiguous copy. `contiguous` and `reshape` ask for sizes: whether they copy would be decided for the one that
     is compiled, and no other size could use the program."""
-    return x.clone(memory_format=torch.contiguous_format)
+    return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x.contiguous()
 
 
-def made_once(make: Callable) -> Callable:
-    """Keep what `make(*sizes, device, dtype)` returns; the wrapper's first argument is a tensor of that device."""
+_caches: list[dict[tuple, object]] = []
 
-    @lru_cache(CACHE_SIZE)
-    def keep(*key: object) -> object:
-        # Tensors made in inference mode could not be used in training later.
-        with torch.inference_mode(False), torch.no_grad():
-            return make(*key)
+
+def made_once(make: Callable | None = None, *, at_most: int | None = None) -> Callable:
+    """Keep what `make(*sizes, device, dtype)` returns; the wrapper's first argument is a tensor of that device.
+
+    Only for what one axis of a map decides, ``O(h)`` or ``O(w)``, of which thousands take a few MB; or for the last
+    `at_most` results. What is kept cannot go stale: every CUDA stream has its own, so that memory that is freed is used
+    again after the kernels that read it; and a CUDA graph neither reads what is kept nor keeps anything, but makes its
+    own, in its own memory.
+    """
+    if make is None:
+        return partial(made_once, at_most=at_most)
+    kept: dict[tuple, object] = {}
+    _caches.append(kept)
 
     @wraps(make)
-    def layout(x: Tensor, *sizes: tuple[int, ...]) -> object:
-        fake = type(x) not in (Tensor, nn.Parameter)  # must not be kept
-        symbolic = torch.compiler.is_compiling() or fake
-        return (make if symbolic else keep)(*sizes, x.device, compute_dtype(x))
+    def layout(x: Tensor, *sizes: object) -> object:
+        args = (*sizes, x.device, compute_dtype(x))
+        fake = type(x) not in (Tensor, nn.Parameter)
+        is_cuda = x.device.type == "cuda"
+        if is_traced() or fake or (is_cuda and torch.cuda.is_current_stream_capturing()):
+            return make(*args)
+        key = (torch.cuda.current_stream(x.device).cuda_stream if is_cuda else None, *args)
+        result = kept.get(key)
+        if result is None:
+            # Tensors made in inference mode could not be used in training later.
+            with torch.inference_mode(False), torch.no_grad():
+                result = kept[key] = make(*args)
+            if at_most is not None and len(kept) > at_most:
+                kept.pop(next(iter(kept)), None)
+        return result
 
-    layout.cache = keep
-    _CACHES.append(keep)
     return layout
 
 
 def empty_cache() -> None:
-    """Forget all layouts: the next pass is as the first of a process."""
-    for cache in _CACHES:
-        cache.cache_clear()
+    """Forget what was made for the sizes of maps so far; it is made again when a size comes again."""
+    for kept in _caches:
+        kept.clear()
 
 
 @made_once
@@ -88,169 +109,155 @@ def zero(device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.zeros(1, device=device, dtype=dtype)
 
 
+def numbers(x: Tensor, length: int) -> Tensor:
+    """``[length]``: 0, 1, 2, ... in int32, on the device of a tensor. All lengths share a few tensors."""
+    return _numbers(x, 1 << max(length - 1, 0).bit_length())[:length]
+
+
+@made_once
+def _numbers(length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.arange(length, device=device, dtype=torch.int32)
+
+
 @dataclass(frozen=True)
 class Windows:
-    """The partition of maps of one size into windows.
-
-    A slot is a position in the windows: ``nW * N`` of them for nW windows of N tokens. Slots without a token are
-    padding. Windows with padding or masked pairs are `special`: they come last.
+    """The partition of maps of one size into windows; maps are padded right and bottom to whole windows.
 
     Attributes:
         size: Map (h, w) in tokens.
         window: Window (h, w) in tokens.
-        gather: Index of the token in every slot, any index where the slot is padding: ``[images * nW * N]``, int32.
-            None when windows are a permutation of the map's axes.
-        scatter: Index of the slot of every token, ``[images * h * w]``, int32; or None.
-        images: Images that both indices cover: all of a batch with shift, otherwise 1.
-        num_windows: Windows of an image, nW.
-        num_plain: Windows without padding and masked pairs, of all `images`.
-        padding: Whether a slot of the special windows is padding, ``[slots, 1]``; None without padding.
-        mask: Added to the logits of the special windows of an image: 0 or `MASK_VALUE`, ``[special windows of it, 1, N,
-            align(N)]``; None without shift.
+        mask: Added to the logits of the windows after the first `num_plain`: 0 or `MASK_VALUE`, ``[n, images or 1, 1,
+            N, align(N)]``; None without shift.
+        num_plain: Windows before those with a mask.
     """
 
     size: tuple[int, int]
     window: tuple[int, int]
-    gather: Tensor | None
-    scatter: Tensor | None
-    images: int
-    num_windows: int
-    num_plain: int
-    padding: Tensor | None
-    mask: Tensor | None
-
-    @property
-    def tokens(self) -> int:
-        """Slots per window, N."""
-        return self.window[0] * self.window[1]
-
-    def partition(self, x: Tensor, zero_padding: bool = True) -> Tensor:
-        """Map ``[B, h, w, C]`` to windows ``[B * nW, N, C]``.
-
-        Padding is zero; without `zero_padding` it is any token of the map.
-        """
-        (h, w), (wh, ww), (b, *_, c) = self.size, self.window, x.shape
-        if self.gather is None:
-            x = x.view(b, h // wh, wh, w // ww, ww, c).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
-        else:
-            x = x.reshape(b // self.images, self.images * h * w, c)  # [B / images, images*h*w, C]
-            padding = self.padding if zero_padding else None
-            x = _PermuteTokens.apply(x, self.gather, self.scatter, padding, None)  # [B / images, images*nW*N, C]
-        return x.reshape(b * self.num_windows, self.tokens, c)  # [B*nW, N, C]
-
-    def unpartition(self, windows: Tensor) -> Tensor:
-        """Windows ``[B * nW, N, C]`` to the map ``[B, h, w, C]``, padding dropped."""
-        (h, w), (wh, ww), c = self.size, self.window, windows.shape[-1]
-        b = windows.shape[0] // self.num_windows
-        if self.gather is None:
-            x = windows.view(b, h // wh, w // ww, wh, ww, c).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
-        else:
-            x = windows.reshape(b // self.images, self.images * self.num_windows * self.tokens, c)
-            x = _PermuteTokens.apply(x, self.scatter, self.gather, None, self.padding)  # [B / images, images*h*w, C]
-        return x.reshape(b, h, w, c)  # [B, h, w, C]
-
-
-class _PermuteTokens(Function):
-    """Rows ``x[:, index]``, zeros in the padding slots. The gradient is the same with the inverse permutation.
-
-    Every token has at most one slot, so that the gradient is a gather too; autograd's own is a slow, atomic sum. It is
-    one pass over the data, where padding, rolling and cutting would be three.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: Tensor, index: Tensor, inverse: Tensor, padding: Tensor | None, of_inverse: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(index, inverse, padding, of_inverse)
-        y = x.index_select(1, index)
-        if padding is None:
-            return y
-        # Of the last slots.
-        y.narrow(1, y.shape[1] - padding.shape[0], padding.shape[0]).masked_fill_(padding, 0)
-        return y
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        index, inverse, padding, of_inverse = ctx.saved_tensors
-        return _PermuteTokens.apply(grad, inverse, index, of_inverse, padding), None, None, None, None
-
-
-@dataclass(frozen=True)
-class TracedWindows:
-    """`Windows` while a model is compiled or exported, when sizes are symbols.
-
-    One gather along each axis: exporters know no other form for all sizes. All windows are special, and in order.
-
-    Attributes:
-        window: Window (h, w) in tokens.
-        grid: Windows (nH, nW) along each axis.
-        gather: Row, and column, of the map in every slot along an axis, ``[nH * wh]`` and ``[nW * ww]``.
-        scatter: Slot of every row, and column, of the map, ``[h]`` and ``[w]``.
-        padding: Whether a slot is padding, ``[nH * wh, nW * ww, 1]``.
-        mask: Added to the logits of an image: 0 or `MASK_VALUE`, ``[nH * nW, 1, N, align(N)]``; None without shift.
-    """
-
-    window: tuple[int, int]
-    grid: tuple[int, int]
-    gather: tuple[Tensor, Tensor]
-    scatter: tuple[Tensor, Tensor]
-    padding: Tensor
-    mask: Tensor | None
-    images: int = 1
+    mask: Tensor | None = None
     num_plain: int = 0
 
     @property
     def tokens(self) -> int:
-        """Slots per window, N."""
+        """Tokens and padding in a window, N."""
         return self.window[0] * self.window[1]
 
-    def partition(self, x: Tensor, zero_padding: bool = True) -> Tensor:
-        """See `Windows`."""
-        (n_h, n_w), (wh, ww), (b, *_, c) = self.grid, self.window, x.shape
-        padding = self.padding if zero_padding else None
-        x = _PermuteAxes.apply(x, *self.gather, *self.scatter, padding, None)  # [B, nH*wh, nW*ww, C]
-        x = x.view(b, n_h, wh, n_w, ww, c).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
-        return copied(x).view(b * n_h * n_w, wh * ww, c)  # [B*nH*nW, N, C]
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Windows along each axis, (nH, nW)."""
+        return tuple((n + side - 1) // side for n, side in zip(self.size, self.window))
+
+    def partition(self, x: Tensor) -> Tensor:
+        """Map ``[B, h, w, C]`` to windows ``[B * nH * nW, N, C]``; padding is zero."""
+        return self.cut(x) if is_traced() else _Exchange.apply(x, self.cut, self.join)
 
     def unpartition(self, windows: Tensor) -> Tensor:
+        """Windows ``[B * nH * nW, N, C]`` to the map ``[B, h, w, C]``; padding is dropped."""
+        return self.join(windows) if is_traced() else _Exchange.apply(windows, self.join, self.cut)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """`partition`, with the gradients of torch's own operations."""
+        x = self.pad(x)  # [B, nH*wh, nW*ww, C]
+        (nh, nw), (wh, ww), (b, *_, c) = self.grid, self.window, x.shape
+        x = x.unflatten(2, (nw, ww)).unflatten(1, (nh, wh)).transpose(2, 3)  # [B, nH, nW, wh, ww, C]
+        return copied(x).view(b * nh * nw, wh * ww, c)  # [B*nH*nW, N, C]
+
+    def join(self, windows: Tensor) -> Tensor:
+        """`unpartition`, with the gradients of torch's own operations."""
+        (nh, nw), (wh, ww), c = self.grid, self.window, windows.shape[-1]
+        b = windows.shape[0] // (nh * nw)
+        x = windows.reshape(b, nh, nw, wh, ww, c).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
+        return self.crop(copied(x).view(b, nh * wh, nw * ww, c))  # [B, h, w, C]
+
+    def pad(self, x: Tensor) -> Tensor:
+        """``[B, h, w, C]`` to ``[B, nH*wh, nW*ww, C]``."""
+        bottom, right = (n * side - old for n, side, old in zip(self.grid, self.window, self.size))
+        # Always while a model is compiled: one program serves all sizes.
+        return F.pad(x, (0, 0, 0, right, 0, bottom)) if torch.compiler.is_compiling() or bottom or right else x
+
+    def crop(self, x: Tensor) -> Tensor:
+        """``[B, nH*wh, nW*ww, C]`` to ``[B, h, w, C]``."""
+        return x[:, : self.size[0], : self.size[1]]
+
+
+class _Exchange(Function):
+    """A map to windows, or back: each is the other's gradient.
+
+    torch's own, an atomic sum for a gather and two passes for a part of a map, cost more.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        return there(x)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+        _, ctx.there, ctx.back = inputs
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Exchange.apply(grad, ctx.back, ctx.there), None, None
+
+
+@dataclass(frozen=True)
+class ShiftedWindows(Windows):
+    """Windows of a map that was padded, then rolled by ``-shift``: the order of the authors' dense code (Swin section
+    3.2; timm rolls first, which differs wherever the map is not a multiple of the window).
+
+    Only the windows of the last row and of the last column have masked pairs. They come last, so that all others share
+    one bias: the sum of bias and mask of all windows is as large as the attention matrix. In order: the others, the
+    last column, the last row, its corner; each with its images one after another.
+
+    Attributes:
+        gather: Index of the token in every slot of the windows, ``[B * nH * nW * N]``, int32.
+        slots: Index of the slot of every token of the padded map, ``[B * nH * wh * nW * ww]``.
+    """
+
+    gather: Tensor | None = None
+    slots: Tensor | None = None
+
+    def cut(self, x: Tensor) -> Tensor:
         """See `Windows`."""
-        (n_h, n_w), (wh, ww), c = self.grid, self.window, windows.shape[-1]
-        b = windows.shape[0] // (n_h * n_w)
-        x = windows.view(b, n_h, n_w, wh, ww, c).transpose(2, 3)  # [B, nH, wh, nW, ww, C]
-        x = copied(x).view(b, n_h * wh, n_w * ww, c)  # [B, nH*wh, nW*ww, C]
-        return _PermuteAxes.apply(x, *self.scatter, *self.gather, None, self.padding)  # [B, h, w, C]
+        tokens = self.pad(x).flatten(0, 2)  # [B*nH*wh*nW*ww, C]
+        return tokens.index_select(0, self.gather).unflatten(0, (-1, self.tokens))  # [B*nH*nW, N, C]
+
+    def join(self, windows: Tensor) -> Tensor:
+        """See `Windows`."""
+        (nh, nw), (wh, ww) = self.grid, self.window
+        x = windows.flatten(0, 1).index_select(0, self.slots)  # [B*nH*wh*nW*ww, C]
+        return self.crop(x.unflatten(0, (-1, nh * wh, nw * ww)))  # [B, h, w, C]
 
 
-class _PermuteAxes(Function):
-    """As `_PermuteTokens`, for rows and columns of ``[B, H, W, C]``."""
+@dataclass(frozen=True)
+class RolledWindows(Windows):
+    """`ShiftedWindows` while a model is compiled or exported: in the order of the map, all with a mask.
 
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        x: Tensor,
-        rows: Tensor,
-        columns: Tensor,
-        inverse_rows: Tensor,
-        inverse_columns: Tensor,
-        padding: Tensor | None,
-        of_inverse: Tensor | None,
-    ) -> Tensor:
-        ctx.save_for_backward(rows, columns, inverse_rows, inverse_columns, padding, of_inverse)
-        y = x.index_select(1, rows).index_select(2, columns)
-        return y if padding is None else torch.where(padding, 0, y)
+    There may be no windows without a mask, which a program for all sizes cannot leave out. In eager passes this form
+    costs 12 kernels less for Swin-T at 800x1344 and 0.15 GB more, and with windows of 24 six times the memory of
+    queries, keys and values.
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, columns, inverse_rows, inverse_columns, padding, of_inverse = ctx.saved_tensors
-        grad = _PermuteAxes.apply(grad, inverse_rows, inverse_columns, rows, columns, of_inverse, padding)
-        return grad, *[None] * 6
+    Attributes:
+        shift: (h, w) in tokens.
+    """
+
+    shift: tuple[int, int] = (0, 0)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """See `Windows`."""
+        x = super().pad(x)  # [B, nH*wh, nW*ww, C]
+        for dim, by in enumerate(self.shift, 1):
+            x = torch.cat([x.narrow(dim, by, x.shape[dim] - by), x.narrow(dim, 0, by)], dim) if by else x
+        return x
+
+    def crop(self, x: Tensor) -> Tensor:
+        """See `Windows`."""
+        for dim, by in enumerate(self.shift, 1):
+            end = x.shape[dim] - by
+            x = torch.cat([x.narrow(dim, end, by), x.narrow(dim, 0, end)], dim) if by else x
+        return super().crop(x)  # [B, h, w, C]
 
 
-def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (0, 0)) -> Windows | TracedWindows:
-    """The windows of a map ``[B, h, w, C]``: pad right and bottom, roll by ``-shift``, partition.
-
-    The order is that of the authors' dense code: pad, then roll (Swin section 3.2; timm rolls first, which differs
-    wherever the map is not a multiple of the window).
+def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (0, 0)) -> Windows:
+    """The windows of a map ``[B, h, w, C]``.
 
     Args:
         x: The map. The mask has the dtype in which attention computes for it.
@@ -258,7 +265,99 @@ def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (
         shift: Cyclic shift (h, w) in tokens.
     """
     batch, h, w, _ = x.shape
-    return _windows(x, batch if any(shift) else 1, h, w, window, shift, _pads((h, w), window))
+    if not any(shift):
+        return Windows((h, w), window)
+    return (_rolled if torch.compiler.is_compiling() else _shifted)(x, batch, (h, w), window, shift)
+
+
+def _rolled(
+    x: Tensor, batch: int, size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
+) -> RolledWindows:
+    masks = _masks(x, window, shift)  # [3, N, align(N)]
+    is_last = [torch.arange(n, device=x.device) == n - 1 for n in Windows(size, window).grid]  # [nH], [nW]
+    kinds = (2 * is_last[0].int()[:, None] + is_last[1]).flatten()  # [nH*nW]
+    masks = torch.cat([torch.zeros_like(masks[:1]), masks]).index_select(0, kinds)  # [nH*nW, N, align(N)]
+    return RolledWindows(size, window, masks[:, None, None], shift=shift)
+
+
+@made_once(at_most=8)  # of two image sizes: evaluation and fixed crops have the same size again and again
+def _shifted(
+    batch: int,
+    size: tuple[int, int],
+    window: tuple[int, int],
+    shift: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ShiftedWindows:
+    like = torch.empty(0, device=device, dtype=dtype)
+    nh, nw = Windows(size, window).grid
+    masks = zip(_masks(like, window, shift), (nh - 1, nw - 1, 1))  # of the last column, the last row, the corner
+    mask = torch.cat([mask.expand(number, -1, -1) for mask, number in masks])  # [nH + nW - 1, N, align(N)]
+    rows, by_column = _row_slots(like, batch, nh, window, shift[0])  # [2, B, nH*wh], [2, 1, nH*wh]
+    columns, is_last = _column_slots(like, batch, nw, window, shift[1])  # [nW*ww] each
+    plain, last = torch.add(rows, by_column, alpha=nw - 1)[..., None]  # [B, nH*wh, 1] each
+    slots = (torch.where(is_last, last, plain) + columns).flatten()  # [B*nH*wh*nW*ww]
+    gather = torch.empty_like(slots, dtype=torch.int32).scatter_(0, slots, numbers(like, len(slots)))
+    mask = mask[:, None, None].expand(-1, batch, -1, -1, -1)  # [nH + nW - 1, B, 1, N, align(N)]
+    return ShiftedWindows(size, window, mask, batch * (nh - 1) * (nw - 1), gather, slots)
+
+
+def _slots_of_axis(count: int, side: int, shift: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Window of every row (or column) of a padded map that is rolled by ``-shift``, and its place there: ``[count *
+    side]`` each."""
+    slot = (torch.arange(count * side, device=device) - shift) % (count * side)
+    return slot // side, slot % side
+
+
+@made_once
+def _row_slots(
+    batch: int, count: int, window: tuple[int, int], shift: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The part of rows in `ShiftedWindows.slots`, for columns of windows before the last and for those of the last.
+
+    Windows before the last column and row are numbered ``row (nW - 1) + column``; those of the last column
+    ``(nH - 1) (nW - 1) + row``; those of the last row ``(nH - 1) (nW - 1) + nH - 1 + column``.
+
+    Returns:
+        For both kinds ``[2, B, nH*wh]``, and what to add times ``nW - 1``, ``[2, 1, nH*wh]``.
+    """
+    row, place = _slots_of_axis(count, window[0], shift, device)  # [nH*wh] each
+    is_last, before = (row == count - 1).long(), count - 1
+    slots = window[0] * window[1]
+    numbers = torch.stack([is_last * before, row])[:, None] * (batch * slots)  # [2, 1, nH*wh]
+    images = torch.arange(batch, device=device)[:, None] * slots  # [B, 1]
+    by_column = torch.stack([row, before + is_last])[:, None] * (batch * slots)  # [2, 1, nH*wh]
+    return numbers + images + place * window[1], by_column
+
+
+@made_once
+def _column_slots(
+    batch: int, count: int, window: tuple[int, int], shift: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The part of columns in `ShiftedWindows.slots`, and whether they are in the last windows: ``[nW*ww]`` each."""
+    column, place = _slots_of_axis(count, window[1], shift, device)  # [nW*ww] each
+    is_last = column == count - 1
+    return torch.where(is_last, 0, column) * (batch * window[0] * window[1]) + place, is_last
+
+
+@made_once
+def _masks(window: tuple[int, int], shift: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Attention masks of shifted windows, for the last column of windows, the last row, and the corner.
+
+    They block pairs that are adjacent only because of the cyclic shift: the rows that it moved from the top of the map
+    to the bottom, and those before. Padding is like the pixels next to it: padded keys stay visible, as in the authors'
+    dense code with which every published detector was trained.
+
+    Returns:
+        ``[3, N, align(N)]``.
+    """
+    moved = [torch.arange(side, device=device) >= side - by for side, by in zip(window, shift)]  # [wh], [ww]
+    rows, columns = (x[:, None] != x for x in moved)  # [wh, wh], [ww, ww]
+    rows, columns = rows[:, None, :, None], columns[None, :, None]  # [wh, 1, wh, 1], [1, ww, 1, ww]
+    tokens = window[0] * window[1]
+    apart = torch.stack([torch.broadcast_to(x, window * 2) for x in (columns, rows, rows | columns)])
+    mask = apart.reshape(3, tokens, tokens).to(dtype) * MASK_VALUE  # [3, N, N]
+    return F.pad(mask, (0, align(tokens) - tokens))  # [3, N, align(N)]
 
 
 @dataclass(frozen=True)
@@ -298,205 +397,36 @@ def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return x.view(b, new_h, new_w, c)  # [B, H, W, C]
 
 
-def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | TracedWindows | Resampling:
+def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | Resampling:
     """A map ``[B, h, w, C]`` as one window (h, w) of tokens, resized where the sizes differ."""
     size = x.shape[1], x.shape[2]
     if not torch.compiler.is_compiling() and size == window:
         return window_layout(x, window)
-    return _resampling(x, *size, window)
+    (rows, rows_back), (columns, columns_back) = (_resampling(x, *pair) for pair in zip(window, size))
+    return Resampling(rows, columns, rows_back, columns_back)
 
 
 @made_once
-def _resampling(h: int, w: int, window: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Resampling:
-    rows, columns = bicubic_weights(window[0], h, device), bicubic_weights(window[1], w, device)
-    back = rows.T * (window[0] / h), columns.T * (window[1] / w)
-    return Resampling(*(matrix.to(dtype) for matrix in (rows, columns, *back)))
-
-
-def pooled_window_layouts(maps: Sequence[Tensor], windows: Sequence[tuple[int, int]]) -> list[Windows | TracedWindows]:
-    """The same windows of maps that were pooled with different strides, in the same order.
-
-    One map may need padding where another does not: windows are special if they are in any of the maps.
-
-    Args:
-        maps: ``[B, h_i, w_i, C]``.
-        windows: Window (h, w) of each map in tokens.
-    """
-    sizes = [tuple(x.shape[1:3]) for x in maps]
-    pads = tuple(any(axis) for axis in zip(*(_pads(size, window) for size, window in zip(sizes, windows))))
-    return [_windows(x, 1, *size, window, (0, 0), pads) for x, size, window in zip(maps, sizes, windows)]
-
-
-def _pads(size: tuple[int, int], window: tuple[int, int]) -> tuple[bool, bool]:
-    """Whether the last windows of each axis have padding. While a model is compiled nothing depends on it, and nothing
-    asks."""
-    if torch.compiler.is_compiling():
-        return False, False
-    return size[0] % window[0] > 0, size[1] % window[1] > 0
+def _resampling(old: int, new: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The resize of an axis, ``[new, old]``, and back, ``[old, new]``; see `Resampling`."""
+    weights = bicubic_weights(old, new, device)  # [new, old]
+    return weights.to(dtype), (weights.T * (old / new)).to(dtype)
 
 
 @made_once
-def _windows(
-    batch: int,
-    h: int,
-    w: int,
-    window: tuple[int, int],
-    shift: tuple[int, int],
-    pads: tuple[bool, bool],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Windows | TracedWindows:
-    (wh, ww), shifts = window, any(shift)
-    nh, nw = (h + wh - 1) // wh, (w + ww - 1) // ww
-    axes = ((h, nh, wh, shift[0]), (w, nw, ww, shift[1]))
-    if not torch.compiler.is_compiling() and not shifts and not any(pads):
-        return Windows((h, w), window, None, None, 1, nh * nw, nh * nw, None, None)
-    # Along each axis: the row or column in every slot, and the slot of every row or column.
-    (rows, columns), (row_slots, column_slots) = zip(*(_axis(*axis, device) for axis in axes))
-    labels = _labels(axes, device) if shifts else None  # [nH*nW, N]
-    if torch.compiler.is_compiling():  # nothing here asks for the value of a size
-        padding = ((rows >= h)[:, None] | (columns >= w))[..., None]  # [nH*wh, nW*ww, 1]
-        gather = rows.clamp(max=h - 1), columns.clamp(max=w - 1)
-        mask = None if labels is None else _mask(labels, dtype)  # [nH*nW, 1, N, align(N)]
-        return TracedWindows(window, (nh, nw), gather, (row_slots, column_slots), padding, mask)
-
-    def of_slots(by_row: Tensor, by_column: Tensor) -> Tensor:  # -> [nH * nW, N]
-        return (by_row.view(nh, 1, wh, 1) + by_column.view(1, nw, 1, ww)).reshape(nh * nw, wh * ww)
-
-    gather = of_slots(rows.clamp(max=h - 1) * w, columns.clamp(max=w - 1))  # [nH*nW, N]
-    padding = of_slots((rows >= h).int(), (columns >= w).int()) > 0  # [nH*nW, N]
-    number = (row_slots // wh * nw)[:, None] + column_slots // ww  # window of every token, [h, w]
-    place = (row_slots % wh * ww)[:, None] + column_slots % ww  # and place in it, [h, w]
-    # Windows from these on, along each axis, have padding or masked pairs.
-    first_row, first_column = (
-        min(max(n - by, 0) // side, count - (by > 0 or pad)) for (n, count, side, by), pad in zip(axes, pads)
-    )
-    grid = torch.arange(nh * nw, device=device).view(nh, nw)
-    plain = grid[:first_row, :first_column].flatten()
-    special = torch.cat([grid[:first_row, first_column:].flatten(), grid[first_row:].flatten()])
-    images = batch if shifts else 1
-    # Plain windows of all images, then special windows of all images.
-    image = torch.arange(images, device=device)[:, None]  # [images, 1]
-    tokens = [(gather[part].flatten() + image * (h * w)).flatten() for part in (plain, special)]
-    slots = torch.empty_like(grid.flatten())  # first slot of every window in the first image, [nH*nW]
-    step = torch.empty_like(slots)  # from an image to the next
-    for part, start in ((plain, 0), (special, images * plain.shape[0])):
-        slots[part] = (start + torch.arange(part.shape[0], device=device)) * (wh * ww)
-        step[part] = part.shape[0] * (wh * ww)
-    scatter = (slots[number] + place).flatten() + image * step[number].flatten()  # [images, h*w]
-    has_padding = (h, w) != (nh * wh, nw * ww)
-    return Windows(
-        (h, w),
-        window,
-        gather=torch.cat(tokens).int(),
-        scatter=scatter.flatten().int(),
-        images=images,
-        num_windows=nh * nw,
-        num_plain=images * plain.shape[0],
-        padding=padding[special].expand(images, -1, -1).reshape(-1, 1) if has_padding else None,
-        mask=None if labels is None else _mask(labels[special], dtype),
-    )
-
-
-def _axis(size: int, count: int, window: int, shift: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Along an axis of a map of `size` in `count` windows: the row (or column) of the padded map in every slot of the
-    rolled map, ``[count * window]``, and the slot of every row, ``[size]``."""
-    length = count * window
-    rows, slots = torch.arange(length, device=device), torch.arange(size, device=device)
-    if shift == 0:
-        return rows, slots
-    rows, slots = rows + shift, slots - shift
-    # Not the remainder by a symbol, which exporters do not know.
-    return torch.where(rows >= length, rows - length, rows), torch.where(slots < 0, slots + length, slots)
-
-
-def _labels(axes: Sequence[tuple[int, int, int, int]], device: torch.device) -> Tensor:
-    """Number of the pair of bands of every slot, ``[nH nW, N]``.
-
-    The rolled, padded map consists of three row bands and three column bands, cut at ``-window`` and ``-shift``.
-    """
-    bands = []
-    for _, count, window, shift in axes:
-        slots, length = torch.arange(count * window, device=device), count * window
-        bands.append((slots >= length - window).int() + (slots >= length - shift).int())  # [count * window]
-    (_, nh, wh, _), (_, nw, ww, _) = axes
-    labels = bands[0].view(nh, 1, wh, 1) * 3 + bands[1].view(1, nw, 1, ww)  # [nH, nW, wh, ww]
-    return labels.reshape(nh * nw, wh * ww)  # [nH*nW, N]
-
-
-def _mask(labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Attention mask of shifted windows: blocks pairs that are adjacent only because of the cyclic shift.
-
-    Tokens see each other when they share both bands. Padding shares its band with the pixels next to it: padded keys
-    stay visible, as in the authors' dense code with which every published detector was trained.
-
-    Args:
-        labels: See `_labels`, ``[n, N]``.
-        dtype: Of the result.
-
-    Returns:
-        ``[n, 1, N, align(N)]``.
-    """
-    tokens = labels.shape[1]
-    differ = (labels[:, None, :] != labels[:, :, None]).to(dtype) * MASK_VALUE  # [n, N, N]
-    return F.pad(differ, (0, align(tokens) - tokens))[:, None]  # [n, 1, N, align(N)]
-
-
-@dataclass(frozen=True)
-class RelativePositions:
-    """What the grids of queries (h, w) and keys (h', w') decide of a decomposed position bias.
-
-    Attributes:
-        index: Rows of the tables of both axes, joined, for every pair along the rows, then along the columns (these
-            repeated for every head): ``[h h'' + w heads w']``, int32.
-        rows: h'': h', and rows that align ``h'' w'`` and are not used.
-        codes: One-hot codes of the row and the column of every key, times `code`, ``[h' w', folded_length - d]``.
-        code: The power of two next to the square root of d.
-    """
-
-    index: Tensor
-    rows: int
-    codes: Tensor
-    code: float
-
-
-def relative_layout(q: Tensor, keys: tuple[int, int], aligns_rows: bool) -> RelativePositions:
-    """The relative positions of queries ``[B, h, w, heads, d]`` and of keys in a grid (h', w')."""
-    _, h, w, heads, dim = q.shape
-    return _relative_positions(q, (h, w), keys, heads, dim, aligns_rows)
-
-
-@made_once
-def _relative_positions(
-    queries: tuple[int, int],
-    keys: tuple[int, int],
-    num_heads: int,
-    dim: int,
-    aligns_rows: bool,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> RelativePositions:
-    (h, w), (h_keys, w_keys) = queries, keys
-    length = folded_length(dim, keys) - dim
-    step = ALIGNMENT // math.gcd(ALIGNMENT, w_keys) if aligns_rows else 1
-    num_rows = (h_keys + step - 1) // step * step
-    rows = relative_index_1d(h, h_keys, num_rows, device)  # [h, h'']
-    columns = relative_index_1d(w, w_keys, w_keys, device) + 2 * longer(h, h_keys) - 1  # [w, w']
-    columns = columns[:, None].expand(-1, num_heads, -1)  # [w, heads, w']
-    index = torch.cat([rows.flatten(), columns.reshape(-1)]).int()  # [h*h'' + w*heads*w']
+def one_hot(length: int, value: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`value` at the place of every row (or column) of a map, otherwise 0: ``[length, length]``."""
     number = torch.arange(length, device=device)
-    row, column = torch.arange(h_keys, device=device), torch.arange(w_keys, device=device) + h_keys
-    codes = (number == row[:, None, None]) | (number == column[:, None])  # [h', w', length]
-    code = 2.0 ** round(math.log2(dim) / 2)
-    return RelativePositions(index, num_rows, codes.flatten(0, 1).to(dtype) * code, code)
+    return (number == number[:, None]).to(dtype) * value  # [length, length]
 
 
-def folded_length(dim: int, keys: tuple[int, int]) -> int:
-    """Channels of queries and keys with the codes of a grid of keys (h', w'): ``d + h' + w'``, aligned for d from
-    `ALIGNMENT` on."""
-    length = dim + sum(keys)
-    # Not while a model is compiled: how many channels fill it up would be another size to compile for.
-    return length if dim < ALIGNMENT or torch.compiler.is_compiling() else align(length)
+@made_once
+def relative_index(
+    num_queries: int, num_keys: int, width: int, repeats: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """`relative_index_1d`, every row `repeats` times: ``[num_queries * repeats * width]``, int32."""
+    index = relative_index_1d(num_queries, num_keys, width, device)  # [q, width]
+    return index[:, None].expand(-1, repeats, -1).flatten().int()  # [q*repeats*width]
 
 
 def relative_index_1d(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitdense.layers.attention import attend
-from vitdense.layers.layout import compute_dtype, made_once, window_layout
+from vitdense.layers.buffers import FormulaBuffers
+from vitdense.layers.layout import Windows, compute_dtype, made_once
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RopeSpec:
 
     Attributes:
         base: Of the geometric progression of the periods.
-        position: Of the tokens 0 to n - 1 of an axis, from their numbers ``[n]`` and n.
+        position: One of `POSITIONS`.
         neighbours: Whether channels 2k and 2k + 1 are a pair, or k and k + d/2.
         per_window: Whether the axes are those of a window, or of the map.
         columns_first: Whether the first half of the pairs is for the columns.
@@ -30,7 +30,7 @@ class RopeSpec:
     """
 
     base: float
-    position: Callable[[Tensor, int], Tensor]
+    position: str
     neighbours: bool
     per_window: bool = False
     columns_first: bool = False
@@ -38,13 +38,16 @@ class RopeSpec:
     has_buffer: bool = False
 
 
+# Of the tokens 0 to n - 1 of an axis, from their numbers and n.
+POSITIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "centred": lambda i, n: (2 * i + 1) / n - 1,  # the centres of tokens in a map from -1 to 1
+    "of_16": lambda i, n: i / n * 16,  # every window, and every map, is as large as the 16 tokens of pretraining
+    "from_1": lambda i, n: i + 1,  # the class token, which is not rotated, is at 0; without one the 1 has no effect
+}
 ROPES = {
-    # The centres of tokens in a map from -1 to 1.
-    "dinov3": RopeSpec(100.0, lambda i, n: (2 * i + 1) / n - 1, neighbours=False, turn=2 * math.pi, has_buffer=True),
-    # Every window, and every map, is as large as the 16 tokens of pretraining.
-    "eva02": RopeSpec(10000.0, lambda i, n: i / n * 16, neighbours=True, per_window=True),
-    # Perception Encoder: the class token, which is not rotated, is at 0. Without one the 1 has no effect.
-    "pe": RopeSpec(10000.0, lambda i, n: i + 1, neighbours=True, columns_first=True),
+    "dinov3": RopeSpec(100.0, "centred", neighbours=False, turn=2 * math.pi, has_buffer=True),
+    "eva02": RopeSpec(10000.0, "of_16", neighbours=True, per_window=True),
+    "pe": RopeSpec(10000.0, "from_1", neighbours=True, columns_first=True),  # Perception Encoder
 }
 AUGMENTATIONS = ("shift", "jitter", "rescale")
 
@@ -80,19 +83,18 @@ def attend_rotated(qkv: Tensor, rotation: Rotation) -> Tensor:
     return y.transpose(1, 2).flatten(2)  # [B, n, heads*d]
 
 
-def _periods(base: float, dim: int, device: torch.device | None = None) -> Tensor:
-    """Of heads of `dim` channels, ``[d/4]``: a geometric progression from 1 to nearly `base`."""
-    return base ** (torch.arange(dim // 4, device=device, dtype=torch.float32) * (4 / dim))
-
-
-class Rope(nn.Module):
-    """Makes the rotations of a model, once per size of a map; for other periods, load or assign them: do not write.
+class Rope(FormulaBuffers):
+    """Makes the rotations of a model; for other periods, load them.
 
     Args:
         kind: One of `ROPES`.
         head_dim: Channels of a head, a multiple of 4.
         augment: In training, positions from -1 to 1 are drawn anew at every forward pass: ``shift`` s adds from -s to s
             to rows and to columns; ``jitter`` J scales rows and columns by 1/J to J each, ``rescale`` R both alike.
+
+    Attributes:
+        periods: ``[d/4]`` in float32: what checkpoints hold; None for a kind whose checkpoints hold none.
+        values: The same as numbers: a geometric progression from 1 to nearly the base, if no other was loaded.
 
     Raises:
         ValueError: Heads of another width, or augmentations that this kind does not have.
@@ -108,9 +110,15 @@ class Rope(nn.Module):
                 f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} with "
                 f"rope 'dinov3', whose positions are from -1 to 1"
             )
-        self.register_buffer("periods", _periods(self.spec.base, head_dim) if self.spec.has_buffer else None)
+        exponents = torch.arange(head_dim // 4, dtype=torch.float32, device="cpu") * (4 / head_dim)
+        self.values = tuple((self.spec.base**exponents).tolist())
+        self.make_buffers()
 
-    def _apply(self, fn: object, recurse: bool = True) -> "Rope":
+    def make_buffers(self, device: torch.device | None = None) -> None:
+        periods = torch.tensor(self.values, dtype=torch.float32, device=device) if self.spec.has_buffer else None
+        self.register_buffer("periods", periods)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "Rope":
         """As in torch, but ``half()`` and ``bfloat16()`` do not round the periods."""
         before = self.periods
         super()._apply(fn, recurse)
@@ -118,10 +126,10 @@ class Rope(nn.Module):
             self.periods = before.to(self.periods.device)
         return self
 
-    def _load_from_state_dict(self, *args: object) -> None:
-        """As in torch, but into another tensor: it is the key of the rotations that are kept."""
-        self.periods = None if self.periods is None else self.periods.clone()
-        super()._load_from_state_dict(*args)
+    def _load_from_state_dict(self, state: Mapping[str, Tensor], prefix: str, *args: object) -> None:
+        super()._load_from_state_dict(state, prefix, *args)
+        if self.periods is not None and prefix + "periods" in state and not self.periods.is_meta:
+            self.values = tuple(self.periods.tolist())
 
     def forward(self, x: Tensor, window: tuple[int, int] | None, num_extra: int) -> Rotation:
         """The rotation for a block.
@@ -131,10 +139,26 @@ class Rope(nn.Module):
             window: Of the block, (h, w) in tokens; None for global attention.
             num_extra: Tokens before the map, which are not rotated.
         """
-        args = (x.shape[1], x.shape[2]), self.spec, self.head_dim, window, num_extra, self.periods
+        size = x.shape[1], x.shape[2]
+        # Windows of a map differ; their padding goes on as the map does.
+        differ = window is not None and not self.spec.per_window
+        size = window if window and self.spec.per_window else size
+        lengths = tuple(-(-n // side) * side for n, side in zip(size, window)) if differ else size
         if self.training and self.augment:
-            return _make(*args, self._draw(x.device), x.device, compute_dtype(x))
-        return _rotation(x, *args, None)
+            axes = [
+                _turns(self.spec, self.values, n, length, change, x.device, compute_dtype(x))
+                for n, length, change in zip(size, lengths, self._draw(x.device).unbind(1))
+            ]
+        else:
+            axes = [_kept_turns(x, self.spec, self.values, *axis, None) for axis in zip(size, lengths)]
+        rows, columns = axes[0][:, :, None], axes[1][:, None]  # [2, h, 1, parts, d/2/parts], [2, 1, w, ...]
+        halves = (columns, rows) if self.spec.columns_first else (rows, columns)
+        turns = torch.cat([half.expand(-1, *lengths, -1, -1) for half in halves], dim=-1).flatten(3)  # [2, h, w, d]
+        turns = Windows(lengths, window).cut(turns) if differ else turns.flatten(1, 2)  # [2*nW, n, d]
+        turns = turns.unflatten(0, (2, -1))  # [2, nW, n, d]
+        if num_extra:
+            turns = torch.cat([_no_turn(x).expand(-1, turns.shape[1], num_extra, turns.shape[3]), turns], dim=2)
+        return Rotation(*turns[:, :, :, None, None], self.spec.neighbours)  # [nW, n, 1, 1, d] each
 
     def _draw(self, device: torch.device) -> Tensor:
         """Factor and summand of rows and columns, ``[2, 2]``."""
@@ -144,35 +168,34 @@ class Rope(nn.Module):
         return torch.stack([factor, factor * draw[3:] * shift])  # [2, 2]
 
 
-def _make(
-    size: tuple[int, int],
+def _turns(
     spec: RopeSpec,
-    dim: int,
-    window: tuple[int, int] | None,
-    num_extra: int,
-    periods: Tensor | None,
+    periods: tuple[float, ...],
+    size: int,
+    length: int,
     change: Tensor | None,
     device: torch.device,
     dtype: torch.dtype,
-) -> Rotation:
-    grid = window if window and spec.per_window else size
-    places = [spec.position(torch.arange(n, device=device, dtype=torch.float32), n) for n in grid]  # [h], [w]
+) -> Tensor:
+    """Cosine and signed sine of the angles of the first `length` tokens of an axis of `size`.
+
+    Returns:
+        ``[2, length, 1, d/2]`` where neighbours are pairs, otherwise ``[2, length, 2, d/4]``.
+    """
+    at = POSITIONS[spec.position](torch.arange(length, device=device, dtype=torch.float32), size)  # [length]
     if change is not None:
-        places = [at * factor + summand for at, factor, summand in zip(places, *change)]
-    period = _periods(spec.base, dim, device) if periods is None else periods.to(device)  # [d/4]
-    rows, columns = (at[:, None] * spec.turn / period for at in places)  # [h or w, d/4]
-    halves = [rows[:, None].expand(-1, grid[1], -1), columns.expand(grid[0], -1, -1)]  # [h, w, d/4] each
-    angles = torch.cat(halves[::-1] if spec.columns_first else halves, dim=-1)[None]  # [1, h, w, d/2]
-    # Windows of a map differ. Their padding and the extra tokens have angles of 0: they are not rotated.
-    differ = window is not None and not spec.per_window
-    angles = window_layout(angles, window).partition(angles) if differ else angles.flatten(1, 2)  # [nW, n, d/2]
-    angles = F.pad(angles, (0, 0, num_extra, 0))[:, :, None, None]  # [nW, n, 1, 1, d/2]
-    cos, sin = angles.cos(), angles.sin()
-    if spec.neighbours:
-        cos, sin = (torch.stack(pair, dim=-1).flatten(-2) for pair in ((cos, cos), (-sin, sin)))  # [..., d] each
-    else:
-        cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # [..., d] each
-    return Rotation(cos.to(dtype), sin.to(dtype), spec.neighbours)
+        at = at * change[0] + change[1]
+    angle = at[:, None] * spec.turn / torch.tensor(periods, device=device)  # [length, d/4]
+    cos, sin = angle.cos(), angle.sin()
+    dim = 2 if spec.neighbours else 1
+    turns = torch.stack([torch.stack(pair, dim) for pair in ((cos, cos), (-sin, sin))]).to(dtype)
+    return turns.flatten(2)[:, :, None] if spec.neighbours else turns
 
 
-_rotation = made_once(_make)
+_kept_turns = made_once(_turns)
+
+
+@made_once
+def _no_turn(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Cosine and sine of 0, ``[2, 1, 1, 1]``."""
+    return torch.tensor([1.0, 0.0], device=device, dtype=dtype).view(2, 1, 1, 1)
