@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from vitdense.cost import DEVICES, Cost, CostCounter, Device, count
+from vitdense.cost import DEVICES, Cost, CostCounter, Device, count, count_pass, live_bytes
+from vitdense.layers.layout import empty_cache, made_once
 
 
 def cost_of(function, model=None):
@@ -241,6 +242,45 @@ def test_first_passes_of_a_model_are_not_counted():
     cost = count(model, torch.randn(2, 3, 20, 20))
     assert {"aten.arange", "aten.flip"}.isdisjoint(cost.forward.calls)
     assert cost.train.calls["aten.add_"] >= len([*model.parameters()])  # to gradients that are there
+
+
+def test_a_first_pass_can_be_counted():
+    """It has what the model makes once; gradients are added, as in the passes after it."""
+    model, x = Tiny(), torch.randn(2, 3, 20, 20)
+    first, second = count_pass(model, x, train=True), count_pass(model, x, train=True)
+    assert {name: n - second.calls.get(name, 0) for name, n in first.calls.items() if n != second.calls.get(name)} == {
+        "aten.arange": 1,
+        "aten.flip": 1,
+    }
+    assert model.training
+    assert count(Tiny(), x).train == second
+    assert count_pass(Tiny(), x).calls["aten.flip"] == 1
+
+
+@made_once
+def twice_as_many(n, device, dtype):
+    return torch.arange(2 * n, device=device)
+
+
+def test_a_pass_after_empty_cache_is_the_first_of_a_process():
+    class Layout(nn.Module):
+        def forward(self, x):
+            return [x + twice_as_many(x, x.shape[0] // 2)]
+
+    model, x = Layout(), torch.randn(64)
+    for _ in range(2):
+        empty_cache()
+        before = live_bytes(model)
+        assert [count_pass(model, x).calls.get("aten.arange", 0) for _ in range(2)] == [1, 0]
+        assert live_bytes(model) - before == 64 * 8
+
+
+def test_a_counter_keeps_no_tensors_after_its_pass():
+    q, k, v = attention_inputs(requires_grad=True)
+    before = live_bytes(nn.Identity())
+    assert cost_of(lambda: F.scaled_dot_product_attention(q, k, v).sum().backward(), nn.ParameterList([q, k, v])).kept
+    q.grad = k.grad = v.grad = None
+    assert live_bytes(nn.Identity()) == before
 
 
 def test_another_forward_pass_can_be_counted():

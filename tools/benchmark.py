@@ -8,6 +8,9 @@ The baseline is the same model, or the one named after the project. No project h
 ``--count`` needs no GPU. It counts kernels, dtype casts, bytes, FLOPs and what autograd keeps for the backward pass.
 Bytes are at 2 per floating-point element whatever the weights are. The roofline time of a device ranks models and tells
 what binds: FLOPs, bytes or launches. It predicts no seconds.
+
+``--count --sizes coco`` counts over the batches of a training on COCO with random sizes: the first pass of every batch
+(cold: what depends on a new size is made in it) and a pass right after it (warm).
 """
 
 import argparse
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from counting import as_json, count_rows, table, top_table
+from counting import as_json, count_draw_rows, count_rows, draw_as_json, draw_table, table, top_table
 from peers import PEERS, comparable, find
 from timing import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.cost import DEVICES
@@ -42,7 +45,12 @@ VITDET = {
     }
 }
 DROP_PATH = 0.1  # of both models; 0 for counts, which are then the same in every pass
-TIMING, COUNTING = ("dtype", "device", "threads", "rounds"), ("device_model", "top")  # options of one use only
+# Options that not every use has.
+OPTIONS = {
+    "timing": ("shape", "batch", "dtype", "device", "threads", "rounds"),
+    "--count": ("shape", "batch", "device_model", "top"),
+    "--count --sizes": ("steps", "seed"),
+}
 
 
 def main() -> None:
@@ -55,9 +63,10 @@ def main() -> None:
     )
     parser.add_argument(
         "--peer",
-        default="",
+        default=[""],
+        nargs="+",
         metavar="PROJECT[:MODEL]",
-        help="baseline, by default the first of its family. "
+        help="baseline, by default the first of its family; several to count. "
         + "; ".join(f"{family}: {', '.join(peers)}" for family, peers in PEERS.items() if peers),
     )
     parser.add_argument("--shape", type=int, nargs=2, default=(800, 1344), metavar=("H", "W"))
@@ -79,21 +88,43 @@ def main() -> None:
     counting = parser.add_argument_group("with --count")
     counting.add_argument("--device-model", default="h200", choices=list(DEVICES), help="GPU of the roofline")
     counting.add_argument("--top", type=int, default=0, metavar="N", help="also the N kernels with the most bytes")
+    draw = parser.add_argument_group("with --count --sizes")
+    draw.add_argument("--sizes", choices=["coco"], help="batches of configs/cascade_swin_t_coco.py, of random sizes")
+    draw.add_argument("--steps", type=int, default=400, help="batches")
+    draw.add_argument("--seed", type=int, default=0, help="of their sizes")
     args = parser.parse_args()
-    for name in TIMING if args.count else COUNTING:
-        if getattr(args, name) != parser.get_default(name):
-            parser.error(f"--{name.replace('_', '-')}: {'is for timing, not for' if args.count else 'needs'} --count")
+    check_options(parser, args)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    models = {}
     try:
-        models = pair(args.model, args.peer, tuple(args.shape), 0.0 if args.count else DROP_PATH)
+        for peer in args.peer:
+            models |= pair(args.model, peer, tuple(args.shape), 0.0 if args.count else DROP_PATH)
     except ValueError as error:
         parser.error(str(error))
+    if args.sizes:
+        report_draw(args, models)
+        return
     if args.count:
         report_counts(args, models)
         return
     for mode in args.mode:
         report(args, mode, loading(models["vitdense"][0]) if mode == "load" else running(args, mode, models))
+
+
+def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Exit with an error where an option would have no effect."""
+    if args.sizes and not args.count:
+        parser.error("--sizes: needs --count")
+    use = "--count --sizes" if args.sizes else "--count" if args.count else "timing"
+    for name in {name for names in OPTIONS.values() for name in names} - {*OPTIONS[use]}:
+        if getattr(args, name) != parser.get_default(name):
+            uses = ", ".join(other for other, names in OPTIONS.items() if name in names)
+            parser.error(f"--{name.replace('_', '-')}: is for {uses}, not for {use}")
+    if len(args.peer) > 1 and not args.count:
+        parser.error(f"--peer: got {' '.join(args.peer)}, expected one for timing")
+    if args.steps < 1:
+        parser.error(f"--steps: got {args.steps}, expected at least 1")
 
 
 def pair(
@@ -213,6 +244,24 @@ def report_counts(args: argparse.Namespace, models: dict[str, tuple[nn.Module, C
         for row in rows:
             if not isinstance(row.cost, str):
                 print(top_table(row, args.top))
+
+
+def report_draw(args: argparse.Namespace, models: dict[str, tuple[nn.Module, Callable]]) -> None:
+    """Count over batches of random sizes and print."""
+    from batch_sizes import draw_batch_sizes  # needs mmdet
+
+    shapes = draw_batch_sizes(args.steps, args.seed)
+    rows = count_draw_rows(models, shapes)
+    batches = {"sizes": args.sizes, "seed": args.seed, "steps": len(shapes), "distinct": len(set(shapes))}
+    if args.json:
+        for row in rows:
+            print(json.dumps({**batches, "torch": torch.__version__, **draw_as_json(row)}))
+        return
+    print(
+        f"{args.model}, counted on the meta device with torch {torch.__version__} over {len(shapes)} batches of "
+        f"{len(set(shapes))} sizes, seed {args.seed}: mean, minimum and maximum"
+    )
+    print(draw_table(rows))
 
 
 def step(model: nn.Module, run: Callable, x: Tensor, mode: str, dtype: torch.dtype) -> None:

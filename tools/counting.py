@@ -1,13 +1,19 @@
 """Counted costs of models as tables: see `vitdense.cost`."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import nn
 
-from vitdense.cost import Cost, Device, ModelCost, count
+from vitdense.cost import Cost, Device, ModelCost, count, count_pass, live_bytes
+from vitdense.layers.layout import empty_cache
 
 FORWARD, TRAIN = "forward", "forward+backward"
 
@@ -104,3 +110,98 @@ def most_bytes(cost: Cost, top: int) -> list[tuple[str, int, int]]:
     """Name, calls and bytes of the kernels with the most bytes, descending."""
     names = sorted(cost.bytes_of, key=cost.bytes_of.get, reverse=True)[:top]
     return [(name, cost.calls[name], cost.bytes_of[name]) for name in names]
+
+
+@dataclass(frozen=True)
+class DrawRow:
+    """Costs of a kind of pass of a model over batches of many sizes.
+
+    Attributes:
+        model: Name.
+        step: `FORWARD` or `TRAIN`.
+        first: Whether these are the first passes of the batches (cold), or passes right after them (warm).
+        costs: Of every batch.
+        cached: Bytes that the model keeps in caches after all of them.
+    """
+
+    model: str
+    step: str
+    first: bool
+    costs: Sequence[Cost]
+    cached: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.step:17} {self.model:18} {'cold' if self.first else 'warm':4}"
+
+    def values(self, name: str) -> list[int]:
+        """Kernels, bytes or kept bytes of every batch."""
+        return [getattr(cost, name) for cost in self.costs]
+
+
+def count_draw_rows(
+    models: Mapping[str, tuple[nn.Module, Callable]], shapes: Sequence[tuple[int, int, int]]
+) -> list[DrawRow]:
+    """Cold and warm costs of both passes of models, with weights in float32. Moves the models to the meta device.
+
+    Every model and pass has a process of its own, with empty caches.
+
+    Args:
+        models: Modules and their forward passes, by name.
+        shapes: Of the batches (B, h, w), in the order of training.
+    """
+    jobs = [(name, step) for step, name in product((FORWARD, TRAIN), models)]
+    for model, _ in models.values():
+        model.to("meta")
+    with ProcessPoolExecutor(min(len(jobs), os.cpu_count()), get_context("spawn")) as pool:
+        pairs = [pool.submit(count_draw, name, *models[name], step, shapes) for name, step in jobs]
+        return [row for pair in pairs for row in pair.result()]
+
+
+def count_draw(
+    name: str, model: nn.Module, run: Callable, step: str, shapes: Sequence[tuple[int, int, int]]
+) -> tuple[DrawRow, DrawRow]:
+    """The rows of cold and of warm passes of a model on the meta device; see `count_draw_rows`.
+
+    A warm pass is counted once per size. So is a cold pass where no cold pass so far differed from its warm one: such a
+    model caches nothing.
+    """
+    empty_cache()
+    before = live_bytes(model)
+    warm: dict[tuple[int, int, int], Cost] = {}
+    costs, caches = [], False
+    for shape in shapes:
+        if shape in warm and not caches:
+            costs.append(warm[shape])
+            continue
+        x = torch.empty(shape[0], 3, *shape[1:], device="meta")  # [B, 3, h, w]
+        costs.append(count_pass(model, x, run, step == TRAIN))
+        if shape not in warm:
+            warm[shape] = count_pass(model, x, run, step == TRAIN)
+        caches = caches or costs[-1] != warm[shape]
+    del x
+    cached = live_bytes(model) - before
+    again = [warm[shape] for shape in shapes]
+    return DrawRow(name, step, True, costs, cached), DrawRow(name, step, False, again, cached)
+
+
+def draw_as_json(row: DrawRow) -> dict[str, Any]:
+    """A row for JSON."""
+    head = {"model": row.model, "pass": row.step, "caches": "cold" if row.first else "warm", "cached": row.cached}
+    values = {name: row.values(name) for name in ("kernels", "bytes", "kept")}
+    return head | {name: {"mean": mean(v), "min": min(v), "max": max(v)} for name, v in values.items()}
+
+
+def draw_table(rows: Sequence[DrawRow]) -> str:
+    """Rows as text: mean, minimum and maximum."""
+    columns = (("kernels", 1, ",.0f"), ("bytes", 1e9, ".2f"), ("kept", 1e9, ".2f"))  # name, unit, format
+    spread = f" | {'mean':>8}{'min':>8}{'max':>8}"
+    heads = "".join(f" | {name:^24}" for name in ("kernels", "GB", "kept GB"))
+    lines = [f"{'':41}{heads} | cached", f"{'pass':17} {'model':23}{spread * 3} | MB"]
+    for row in rows:
+        line = row.title
+        for name, unit, spec in columns:
+            values = row.values(name)
+            line += " | " + "".join(f"{of(values) / unit:8{spec}}" for of in (mean, min, max))
+        lines.append(f"{line} | {row.cached / 1e6:.2f}")
+    return "\n".join(lines)

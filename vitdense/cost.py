@@ -14,6 +14,7 @@ Run the pass inside a `CostCounter`, on the meta device for speed. Counts are ex
 On a CPU counts can differ: a model may choose by device, and ``x[i] = 0`` is one kernel there, two on other devices.
 """
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -139,17 +140,17 @@ class CostCounter(TorchDispatchMode):
         super().__init__()
         own = [*model.parameters(), *model.buffers()] if model is not None else []
         self._own = {_storage(t) for t in own}
-        self._kept: dict[int, Tensor] = {}  # a tensor of every storage, so that no storage is freed and its key reused
+        # A tensor of every storage that is kept, so that none is freed in the pass and its key reused.
+        self._kept: dict[int, Tensor] = {}
         self._contexts = ExitStack()
         self.calls: Counter[str] = Counter()
         self.bytes_of: Counter[str] = Counter()
-        self.flops = self.casts = 0
+        self.flops = self.casts = self.kept = 0
 
     @property
     def cost(self) -> Cost:
         """The cost so far."""
-        kept = sum(_storage_bytes(t) for t in self._kept.values())
-        return Cost(dict(self.calls), dict(self.bytes_of), self.flops, kept, self.casts)
+        return Cost(dict(self.calls), dict(self.bytes_of), self.flops, self.kept, self.casts)
 
     def __enter__(self) -> "CostCounter":
         # Below autocast, which casts the arguments of attention, and in place of autograd, which would take it apart.
@@ -162,6 +163,7 @@ class CostCounter(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._contexts.close()
+        self._kept.clear()  # torch refers to the last function that a library had for an operator, and so to this
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -197,8 +199,10 @@ class CostCounter(TorchDispatchMode):
         self.flops += flops
 
     def _keep(self, t: Tensor) -> Tensor:
-        if _storage(t) not in self._own:
-            self._kept.setdefault(_storage(t), t.detach())
+        key = _storage(t)
+        if key not in self._own and key not in self._kept:
+            self._kept[key] = t.detach()
+            self.kept += _storage_bytes(t)
         return t
 
     def _attention(
@@ -282,29 +286,54 @@ class ModelCost:
 
 
 def count(model: nn.Module, x: Tensor, run: Callable[[Tensor], Sequence[Tensor]] | None = None) -> ModelCost:
-    """Cost of a model that returns maps. First passes, which fill caches and gradients, are not counted.
+    """Cost of a model that returns maps. First passes, which fill caches, are not counted: see `count_pass` for them.
 
-    The loss is the sum of the means of the maps. Leaves the model in train mode, with gradients.
+    Leaves the model in train mode, with gradients.
 
     Args:
         model: On the device of `x`; the meta device computes nothing.
         x: Images, ``[B, 3, H, W]``.
         run: Function of `x` that returns maps; the model itself when None.
     """
-    run = run or model
-
-    def evaluate() -> None:
-        with torch.no_grad():
-            run(x)
-
-    def train() -> None:
-        sum(out.mean() for out in run(x)).backward()
-
     costs = []
-    for step in (evaluate, train):
-        model.train(step is train)
-        step()
-        with CostCounter(model) as counter:
-            step()
-        costs.append(counter.cost)
+    for train in (False, True):
+        count_pass(model, x, run, train)
+        costs.append(count_pass(model, x, run, train))
     return ModelCost(*costs)
+
+
+def count_pass(
+    model: nn.Module, x: Tensor, run: Callable[[Tensor], Sequence[Tensor]] | None = None, train: bool = False
+) -> Cost:
+    """Cost of the next pass of a model, with whatever is not in caches yet.
+
+    It is that of the first pass of a process after `vitdense.layers.layout.empty_cache`, and that of a new size after
+    passes of others. Leaves the model in the mode of the pass.
+
+    Args:
+        model, x, run: See `count`.
+        train: Forward and backward pass in train mode, added to gradients, instead of a forward pass in eval mode
+            without gradients. The loss is the sum of the means of the maps. Parameters without a gradient get zeros.
+    """
+    model.train(train)
+    if train:
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+    with CostCounter(model) as counter, torch.set_grad_enabled(train):
+        outs = (run or model)(x)
+        if train:
+            sum(out.mean() for out in outs).backward()
+    return counter.cost
+
+
+def live_bytes(model: nn.Module) -> int:
+    """Bytes of all tensors of the process but the parameters, buffers and gradients of a model, as `Cost.kept` counts.
+
+    What passes leave in caches is the difference of two calls, before and after them.
+    """
+    gc.collect()
+    parameters = [*model.parameters()]
+    own = {_storage(t) for t in (*parameters, *model.buffers(), *(p.grad for p in parameters)) if t is not None}
+    tensors = [t for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter)]
+    return sum({_storage(t): _storage_bytes(t) for t in tensors if _storage(t) not in own}.values())

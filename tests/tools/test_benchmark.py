@@ -132,9 +132,82 @@ def test_model_that_does_not_run_in_bfloat16_is_told():
         counting.count_rows({"narrow": (model, partial(model))}, (1, 3, 4, 3))
 
 
+class Cached(torch.nn.Linear):
+    """Makes a constant in the first pass of a width, if asked to; the last one alone is kept."""
+
+    def __init__(self, caches):
+        super().__init__(3, 3)
+        self.caches, self.width, self.constant, self.passes = caches, None, None, 0
+
+    def forward(self, x):
+        self.passes += 1
+        if self.caches and self.width != x.shape[-1]:
+            self.width, self.constant = x.shape[-1], torch.ones(x.shape[-1], device=x.device)
+        return [(x + self.constant if self.caches else x).transpose(1, 3) @ self.weight]
+
+
+def draw(caches, step):
+    model = Cached(caches).to("meta")
+    return model, counting.count_draw("cached", model, model, step, [(2, 4, 8), (2, 4, 16), (2, 4, 8), (2, 4, 8)])
+
+
+@pytest.mark.parametrize("step", [counting.FORWARD, counting.TRAIN])
+def test_cold_passes_find_the_caches_of_the_steps_before(step):
+    model, (cold, warm) = draw(True, step)
+    assert (cold.first, warm.first, cold.step) == (True, False, step)
+    more = [first - again for first, again in zip(cold.values("kernels"), warm.values("kernels"))]
+    assert more == [1, 1, 1, 0]  # the third width was dropped
+    assert warm.costs[0] == warm.costs[2] == cold.costs[3] != warm.costs[1]
+    assert cold.cached == warm.cached == 8 * 2
+    assert model.passes == 4 + 2  # a warm one of every size
+
+
+def test_repeated_sizes_of_a_model_without_caches_are_counted_once():
+    model, (cold, warm) = draw(False, counting.FORWARD)
+    assert cold.costs == warm.costs
+    assert (len(cold.costs), cold.cached) == (4, 0)
+    assert model.passes == 2 * 2
+
+
+def test_counts_over_batches_of_coco(monkeypatch, capsys):
+    for package in ("mmdet", "timm"):
+        pytest.importorskip(package)
+    options = ["--count", "--sizes", "coco", "--steps", "2", "--peer", "mmdet", "timm"]
+    run_main(monkeypatch, "swin_tiny", *options, "--json")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [(row["pass"], row["model"], row["caches"]) for row in rows] == [
+        (step, model, caches)
+        for step in ("forward", "forward+backward")
+        for model in ("vitdense", "mmdet", "timm")
+        for caches in ("cold", "warm")
+    ]
+    for row in rows:
+        assert (row["sizes"], row["steps"], row["distinct"], row["seed"]) == ("coco", 2, 2, 0)
+        for name in ("kernels", "bytes", "kept"):
+            assert row[name]["min"] <= row[name]["mean"] <= row[name]["max"]
+        assert (row["kept"]["min"] > 0) == (row["pass"] == "forward+backward")
+        assert (row["cached"] > 0) == (row["model"] == "vitdense")
+    for cold, warm in zip(rows[::2], rows[1::2]):
+        assert (cold["kernels"]["mean"] > warm["kernels"]["mean"]) == (cold["model"] == "vitdense")
+
+
+def test_table_of_a_draw():
+    costs = [Cost({"aten.mm": n}, {"aten.mm": n * 10**9}, 0, n * 10**8, 0) for n in (1000, 1400)]
+    row = counting.DrawRow("timm", "forward", True, costs, 25 * 10**5)
+    text = "forward timm cold | 1,200 1,000 1,400 | 1200.00 1000.00 1400.00 | 120.00 100.00 140.00 | 2.50"
+    assert counting.draw_table([row]).splitlines()[-1].split() == text.split()
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        (["--count", "--sizes", "coco", "--shape", "64", "64"], "--shape"),
+        (["--count", "--sizes", "coco", "--top", "3"], "--top"),
+        (["--count", "--sizes", "coco", "--steps", "0"], "--steps"),
+        (["--sizes", "coco"], "--sizes"),
+        (["--count", "--steps", "3"], "--steps"),
+        (["--seed", "3"], "--seed"),
+        (["--peer", "mmdet", "timm"], "--peer"),
         (["--count", "--device", "cuda"], "--device"),
         (["--count", "--rounds", "3"], "--rounds"),
         (["--count", "--mode", "eval"], "--mode"),
