@@ -199,6 +199,7 @@ def test_class_names_of_any_text(names):
     assert Config.fromfile("mine.py").train_dataloader.dataset.metainfo.classes == names
 
 
+@pytest.mark.long
 def test_no_file_has_the_encoding_of_the_system(boxes, maps, monkeypatch):
     """Which cannot write every name: on Windows it is not UTF-8, which mmengine reads."""
     boxes(names=("狐", "owl"))
