@@ -398,6 +398,14 @@ def test_every_config_is_in_the_readme_or_the_docs():
     assert [path.name for path in REPO.glob("configs/*.py") if path.name not in text] == []
 
 
+def test_headings_of_the_api_page_are_the_names_below():
+    entries = re.findall(
+        r"^::: (\S+)(?:\n    options: \{(?:heading: ([\w.]+))?.*\})?$", (REPO / "docs/api.md").read_text(), re.M
+    )
+    headings = {heading: path.rpartition(".")[2] for path, heading in entries if heading}
+    assert headings == {f"vitdense.{name}": name for name in vitdense.__all__}
+
+
 def test_configs_named_in_the_pages_exist():
     for page in PAGES:
         for name in re.findall(r"configs/[\w/]+\.py", page.read_text()):

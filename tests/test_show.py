@@ -32,8 +32,8 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_shares_times_values_are_what_the_layer_sums(name):
-    """And shares of a head add up to 1, except where heads are mixed after the softmax."""
+def test_weights_times_values_are_what_the_layer_sums(name):
+    """And weights of a head add up to 1, except where heads are mixed after the softmax."""
     model, image = MODELS[name]().eval(), torch.randn(1, 3, 64, 128)
     layers = show.attention_layers(model)
     for layer in list(layers.values())[:2]:
@@ -44,11 +44,11 @@ def test_shares_times_values_are_what_the_layer_sums(name):
         if getattr(layer, "residual", False):  # the pooled query is added
             queries = layer.pool(*layer.qkv(args[0]).chunk(3, -1))[0]
             want = want - show._heads_on_map(queries.detach(), layer, args)[0][found.query]
-        got = torch.einsum("hyx,yxhd->hd", found.shares, values[0])
+        got = torch.einsum("hyx,yxhd->hd", found.weights, values[0])
         got = got + torch.einsum("he,ehd->hd", found.tokens, values[1])
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
         if name != "cait":
-            torch.testing.assert_close(found.shares.sum((1, 2)) + found.tokens.sum(1), torch.ones(len(want)))
+            torch.testing.assert_close(found.weights.sum((1, 2)) + found.tokens.sum(1), torch.ones(len(want)))
 
 
 @pytest.mark.parametrize("family", ["swin", "swin_v2"])
@@ -61,15 +61,15 @@ def test_attention_of_swin_stays_in_its_window(family):
         assert found.query == (7, 23)
         want = torch.zeros(16, 32, dtype=torch.bool)
         want[slice(*rows), slice(*columns)] = True
-        assert torch.equal(found.shares[0] > 0, want)
+        assert torch.equal(found.weights[0] > 0, want)
 
 
 def test_attention_of_a_global_block_reaches_everything():
     model, image = MODELS["vit"]().eval(), torch.randn(1, 3, 64, 128)
     found = show.attention(model, image, show.attention_layers(model)["blocks.1.attn"], (0, 0))
-    assert found.shares.shape == (3, 4, 8)
+    assert found.weights.shape == (3, 4, 8)
     assert found.tokens.shape == (3, 2)
-    assert (found.shares > 0).all()
+    assert (found.weights > 0).all()
 
 
 def test_map_smaller_than_the_kernel():
@@ -78,7 +78,7 @@ def test_map_smaller_than_the_kernel():
     layer = show.attention_layers(model)["stages.3.blocks.0.attn"]
     found = show.attention(model, torch.randn(1, 3, 64, 128), layer, (1, 1))
     assert found.query == (1, 3)
-    assert found.shares.shape[1:] == (2, 4)
+    assert found.weights.shape[1:] == (2, 4)
 
 
 def test_padding_has_its_share():
@@ -86,8 +86,8 @@ def test_padding_has_its_share():
     model = vitdense.Swin(SIZES, window_size=4).eval()
     layer = show.attention_layers(model)["stages.0.blocks.0.attn"]
     found = show.attention(model, torch.randn(1, 3, 12, 12), layer, (0, 0))
-    assert found.shares.shape == (1, 3, 3)
-    assert 0.2 < found.shares.sum() < 0.9
+    assert found.weights.shape == (1, 3, 3)
+    assert 0.2 < found.weights.sum() < 0.9
 
 
 def test_attention_leaves_no_trace():
@@ -109,7 +109,7 @@ def test_gradients_are_computed_inside_of_contexts_without_them(context):
     with context():
         image = image.clone()
         got = show.attention(model, image, layer, (0.5, 0.5)), show.receptive_field(lambda x: model(x)[0], image)
-    torch.testing.assert_close(got[0].shares, want[0].shares)
+    torch.testing.assert_close(got[0].weights, want[0].weights)
     torch.testing.assert_close(got[1], want[1])
 
 

@@ -27,17 +27,20 @@ VALUES, READERS = ("norm_v", "v", "g", "qkv"), ("proj", "out")
 
 
 @dataclass(frozen=True)
-class Attended:
-    """What one position attends to. The shares of a head and of its padding add up to 1.
+class AttentionMap:
+    """What one position attends to: the weights of the values in the sum that a head puts out.
+
+    After a softmax those of a head are shares: none is negative, and with those of its padding they add up to 1. CaiT
+    mixes its heads after the softmax: there a weight may have either sign, and they add up to any number.
 
     Attributes:
         query: (row, column) of the position on the map of queries.
-        shares: Of the keys of a map, ``[heads, h', w']``.
-        tokens: Of the tokens before the map, such as a class token, ``[heads, E]``.
+        weights: Of the values of a map, ``[heads, h', w']``.
+        tokens: Of the values of the tokens before the map, such as a class token, ``[heads, E]``.
     """
 
     query: tuple[int, int]
-    shares: Tensor
+    weights: Tensor
     tokens: Tensor
 
 
@@ -48,7 +51,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[float, float]) -> Attended:
+def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[float, float]) -> AttentionMap:
     """The attention of one position of an image to all others, in one layer.
 
     The layer runs as it always does, and no matrix of all pairs is made: its output is a weighted sum of values, so the
@@ -56,7 +59,7 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
     the position of the maximum in the first channel of the head.
 
     Args:
-        model: Called with the image; it runs the layer. In eval mode: dropout would change the shares.
+        model: Called with the image; it runs the layer. In eval mode: dropout would change the weights.
         image: ``[1, 3, H, W]``, normalised.
         layer: One of `attention_layers`.
         query: Position (y, x), 0 to 1 over the image.
@@ -74,8 +77,8 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
     of_queries, _ = _heads_on_map(sums, layer, args)  # [h, w, heads, d]
     row, column = (min(int(at * n), n - 1) for at, n in zip(query, of_queries.shape))
     (gradient,) = torch.autograd.grad(of_queries[row, column, :, 0].sum(), values)
-    shares, of_tokens = (x[..., 0].movedim(-1, 0) for x in _heads_on_map(gradient, layer, args))
-    return Attended((row, column), shares, of_tokens)
+    weights, of_tokens = (x[..., 0].movedim(-1, 0) for x in _heads_on_map(gradient, layer, args))
+    return AttentionMap((row, column), weights, of_tokens)
 
 
 def _arguments(model: Callable, image: Tensor, layer: nn.Module) -> tuple[Any, ...]:

@@ -268,9 +268,17 @@ def test_flops_by_the_side_of_the_neighbourhood(monkeypatch):
     assert flops == pytest.approx({3: 6.51, 5: 6.69, 7: 6.97, 9: 7.33, 11: 7.79}, abs=0.01)
 
 
-@pytest.mark.parametrize(("stride", "size"), [(1, (6, 7)), (2, (6, 8)), (2, (7, 9)), (2, (1, 3))])
-def test_local_attention_in_place_of_a_convolution_equals_its_definition(stride, size):
-    """In float64, a loop over the pixels: no scale, positions as keys, all of the map, then the mean of 2x2."""
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize(
+    ("stride", "size"),
+    [(1, (6, 7)), (2, (6, 8)), (2, (7, 9)), (2, (1, 3)), (2, (7, 8)), (2, (6, 9)), (1, (18, 27)), (2, (18, 27))],
+)
+def test_local_attention_in_place_of_a_convolution_equals_its_definition(stride, size, compiling, monkeypatch):
+    """In float64, a loop over the pixels: no scale, positions as keys, all of the map, then the mean of 2x2.
+
+    18 x 27 are several tiles, of which the last ones are padded, and one side alone is padded for the mean.
+    """
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     arch = ResNetArch(16, (1,), local_stages=(0,), kernel=5, num_heads=2)
     layer, (h, w) = LocalConv(16, arch, stride).double(), size
     for parameter in layer.parameters():

@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitdense.engine import coco
-from vitdense.engine.coco import CocoPredictions, category_names
+from vitdense.engine.coco import CocoPredictions, overview
 from vitdense.engine.config import ConfigError
 
 CATEGORIES = [{"id": 3, "name": "a"}, {"id": 7, "name": "b"}, {"id": 40, "name": "c"}]
@@ -33,14 +33,14 @@ IMAGES, BOXES = '"images": [{"id": 1, "license": {"id": 9, "name": "x"}}]', '"an
 def test_category_names(text, tmp_path):
     path = tmp_path / "truth.json"
     path.write_text(text)
-    assert category_names(path) == NAMES
+    assert overview(path).categories == NAMES
 
 
-def test_category_names_do_not_parse_the_whole_file(tmp_path, monkeypatch):
+def test_categories_do_not_parse_the_whole_file(tmp_path, monkeypatch):
     path = tmp_path / "truth.json"
     path.write_text(f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}')
     monkeypatch.delattr(coco.json, "loads")
-    assert category_names(path) == NAMES
+    assert overview(path).categories == NAMES
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_file_that_is_not_coco_is_named(text, tmp_path):
     path = tmp_path / "truth.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"truth\.json"):
-        category_names(path)
+        overview(path)
 
 
 def detections(labels, size=(40, 60)):

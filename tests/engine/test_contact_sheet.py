@@ -1,13 +1,17 @@
 """Sheets of what detectors and segmentors see."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import vitdense
+from vitdense import draw, show
 from vitdense.engine.config import build_model, load_config
 from vitdense.engine.errors import ConfigError
-from vitdense.engine.show import _stride, contact_sheet, sheet_rows
+from vitdense.engine.show import _attention, _marked, _stride, contact_sheet, sheet_rows
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -75,6 +79,30 @@ def test_layers_that_the_model_does_not_run_are_left_out(image, repo):
     assert [title for title in titles if title.startswith("position")] == biases
     with pytest.raises(ConfigError, match=r"expected one of .*stages.1.blocks.1.attn$"):
         sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])
+
+
+@pytest.mark.parametrize(("arch", "signed"), [("cait_xxs24", True), ("deit_tiny", False)])
+def test_pictures_of_weights_that_are_no_shares_say_so(arch, signed):
+    """CaiT mixes heads after the softmax: weights of either sign. Their size is drawn."""
+    torch.manual_seed(0)
+    model = vitdense.ViT(arch, out_indices=(0,)).eval()
+    layer, query = show.attention_layers(model)["blocks.0.attn"], (0.3, 0.7)
+    pixels, image = np.zeros((48, 64, 3), np.uint8), torch.randn(1, 3, 48, 64)
+    weights = show.attention(model, image, layer, query).weights.numpy()
+    assert (weights.min() < 0) == signed
+    rows = _attention(SimpleNamespace(extract_feat=model), pixels, image, layer, query)
+    assert {", absolute weights" in name for name, _ in rows} == {signed}
+    maps = [np.abs(weights).mean(0), *np.abs(weights)]
+    for (_, picture), size in zip(rows, maps, strict=True):
+        np.testing.assert_array_equal(picture, _marked(draw.heat(pixels, size, (16, 16)), query))
+
+
+def test_hooks_are_removed_from_a_model_that_fails(image, repo, monkeypatch):
+    model = model_of("cascade_swin_nano_shapes", repo)
+    monkeypatch.setattr(show, "features", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sheet_rows(model, image)
+    assert not any(layer._forward_pre_hooks for layer in show.attention_layers(model.backbone).values())
 
 
 def test_backbone_of_another_project(image, repo):

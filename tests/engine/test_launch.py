@@ -31,6 +31,14 @@ def test_unwritable_output_is_one_message(capsys, tmp_path):
     assert str(tmp_path) in error_output(lambda: tmp_path.write_text(""), capsys)
 
 
+def test_an_error_in_nested_blocks_is_one_message(capsys):
+    def inner():
+        with exit_on_user_error():
+            raise ConfigError("inner")
+
+    assert error_output(inner, capsys) == "error: inner\n"
+
+
 def test_other_errors_keep_their_traceback():
     with pytest.raises(ValueError, match="invalid literal"), exit_on_user_error():
         int("x")

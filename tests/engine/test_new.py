@@ -1,13 +1,17 @@
 """`python -m vitdense new`: what it writes and refuses. tests/test_your_data.py walks the whole way."""
 
+import io
 import json
+import runpy
 import shutil
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pytest
+from mmengine.config import Config
 from PIL import Image
 
 from vitdense.__main__ import main
@@ -180,6 +184,36 @@ def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monk
     subprocess.run(
         [ruff, "check", "--isolated", "--line-length", "120", "--select", "E,W", "configs/mine.py"], check=True
     )
+
+
+NAMES = ("a\\x", r"C:\Users\N{", 'the "red" fox', '"""', "it's", "two\nlines", "狐 \u2028 é", "tab\t\0")
+NAMES += ("{{ fileBasename }}", "{{_base_.settings}}", "{{$HOME:nowhere}}", "{{{{", "{%", "x" * 115 + "\\u" * 9)
+
+
+@pytest.mark.parametrize("names", [*((name, "owl") for name in NAMES), NAMES])
+def test_class_names_of_any_text(names):
+    """In the docstring and in the code, as mmengine reads them: it replaces {{ ... }} in the text of a config."""
+    args = new._parser().parse_args([*DETECTION[1:], "mine.py"])
+    data = new.Data(new._line("Detection", names, 1, 1), "./", 64, {"metainfo": {"classes": names}}, {}, {})
+    Path("mine.py").write_text(new.config_text(args, data), encoding="utf-8")
+    assert Config.fromfile("mine.py").train_dataloader.dataset.metainfo.classes == names
+
+
+@pytest.mark.long
+def test_no_file_has_the_encoding_of_the_system(boxes, maps, monkeypatch):
+    """Which cannot write every name: on Windows it is not UTF-8, which mmengine reads."""
+    boxes(names=("狐", "owl"))
+    maps()
+    Path("names.txt").write_text("狐\nowl\nwolf", encoding="utf-8")
+
+    def given(encoding, stacklevel=2):
+        assert encoding is not None
+        return encoding
+
+    monkeypatch.setattr(io, "text_encoding", given)  # pathlib asks it
+    for task in (DETECTION, [*SEGMENTATION, "--classes", "names.txt"]):
+        assert run(*task, "--force", "mine.py") == 0
+        assert "狐" in Path("mine.py").read_text(encoding="utf-8")
 
 
 def test_existing_file_is_kept_without_force(boxes, capsys):
@@ -381,11 +415,16 @@ def test_estimate_of_real_iterations(boxes, repo):
 
 
 @pytest.mark.long
-def test_estimate_that_fails_is_one_line():
+@pytest.mark.parametrize("methods", [["fork", "spawn", "forkserver"], ["spawn"]], ids=["Linux", "Windows"])
+def test_estimate_that_fails_is_one_line(methods, monkeypatch):
+    started, module = [], sys.modules[estimate.__module__]
+    monkeypatch.setattr(module, "get_all_start_methods", lambda: methods)
+    monkeypatch.setattr(module, "get_context", lambda name: started.append(name) or get_context(name))
     line = estimate(Path("absent.py"))
     assert "not possible" in line
     assert "absent.py" in line
     assert "\n" not in line
+    assert started == methods[-1:]
 
 
 @pytest.mark.parametrize(("iterations", "text"), [(600, "20 minutes"), (36000, "20.0 hours")])
@@ -394,3 +433,17 @@ def test_estimate_of_the_whole_run(iterations, text):
     assert "2 s and 3.0 GiB" in line
     assert text in line
     assert "140 s and" in str(Estimate("cpu", 2, 140.4, 0, iterations))
+
+
+def test_estimate_without_the_memory_of_the_process():
+    line = str(Estimate("cpu", 2, 2.0, None, 60))
+    assert line.startswith("2 s per iteration of 2 images on cpu")
+    assert "GiB" not in line
+
+
+def test_estimate_runs_without_modules_of_unix(monkeypatch):
+    """As on Windows, which has no `resource`, and no forks."""
+    monkeypatch.setitem(sys.modules, "resource", None)  # its import fails
+    parts = runpy.run_path(sys.modules[estimate.__module__].__file__)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert parts["_peak_memory"]("cpu") is None

@@ -1,7 +1,11 @@
+import builtins
+import io
 import json
+from collections import Counter
 
 import pytest
 
+from vitdense.engine import coco
 from vitdense.engine.config import ConfigError, load_config
 from vitdense.engine.preflight import check
 
@@ -86,3 +90,32 @@ def test_annotation_file_that_is_not_coco_is_named(cfg, tmp_path):
     (tmp_path / "annotations/instances_val2017.json").write_text("[1, 2]")
     with pytest.raises(ConfigError, match=r"instances_val2017\.json"):
         check(cfg, ("val",))
+
+
+def test_annotation_files_are_read_once(repo, tmp_path, cfg, monkeypatch):
+    """By a process that loads a config, which needs the classes, and checks it, with masks."""
+    coco._overview.cache_clear()
+    opened = Counter()
+
+    open_file = builtins.open
+
+    def count(file, *args, **kwargs):
+        opened[str(file).rpartition("/")[2]] += 1
+        return open_file(file, *args, **kwargs)
+
+    for module in (io, builtins):  # pathlib calls that of io
+        monkeypatch.setattr(module, "open", count)
+    for _ in range(2):
+        loaded = load_config(repo / "configs/mask_rcnn_swin_t_coco.py", {"data_root": str(tmp_path)})
+        assert loaded.train_dataloader.dataset.metainfo.classes == NAMES
+        check(loaded, ("train", "val", "test"))
+    files = {name: opened[name] for name in ("instances_train2017.json", "instances_val2017.json")}
+    assert files == {"instances_train2017.json": 1, "instances_val2017.json": 1}
+
+
+def test_an_annotation_file_that_changes_is_read_again(cfg, tmp_path):
+    check(cfg, ("train",))
+    path = tmp_path / "annotations/instances_train2017.json"
+    path.write_text(json.dumps({"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}))
+    with pytest.raises(ConfigError, match="dog"):
+        check(cfg, ("train",))

@@ -51,6 +51,15 @@ def test_only_the_known_warnings_of_mm_are_left_out():
     assert [str(warning.message) for warning in caught] == [copied, "something else", drawn]
 
 
+def test_blocks_may_be_nested(capsys):
+    with quiet():
+        with pytest.raises(KeyError), quiet():
+            raise KeyError
+        print_log(NOT_PRINTED)
+    assert capsys.readouterr().out == ""
+    assert "print" not in vars(mm_logger)
+
+
 def test_settings_are_restored_after_an_error():
     before = list(warnings.filters)
     with pytest.raises(KeyError), quiet():

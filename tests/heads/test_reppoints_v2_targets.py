@@ -127,6 +127,20 @@ def test_gaussian_radius(size, radius):
     )
 
 
+def test_gaussian_radius_is_the_least_of_three_cases():
+    """CornerNet: both corners move into the box, one in and one out, both out. The first never allows more."""
+    torch.manual_seed(0)
+    sizes = torch.exp(torch.empty(4000, 2, dtype=torch.float64).uniform_(-3, 8))
+    sizes[:1000, 1] = sizes[:1000, 0]  # where the three are nearest to each other
+    total, area = sizes.sum(1), sizes.prod(1)
+    for iou in (0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99):
+        shrunk = (total - (total**2 - 4 * area * (1 - iou)).sqrt()) / 4
+        mixed = (total - (total**2 - 4 * area * (1 - iou) / (1 + iou)).sqrt()) / 2
+        grown = ((total**2 + 4 * area * (1 - iou) / iou).sqrt() - total) / 4
+        least = torch.stack([shrunk, mixed, grown]).amin(0)
+        torch.testing.assert_close(targets.gaussian_radius(sizes, iou), least, rtol=1e-9, atol=0)
+
+
 def test_gaussian_radius_equals_mmdets():
     sizes = 300 * torch.rand(50, 2) + 1
     want = [radius_of_mmdet(size, 0.7) for size in sizes.double().tolist()]

@@ -180,6 +180,18 @@ def test_any_size_and_padding_is_never_a_target(make):
     assert unused == []  # DDP needs no find_unused_parameters
 
 
+def test_visible_patches_are_encoded_in_the_order_of_the_image():
+    torch.manual_seed(0)
+    model = MaskedImageModel(vit(), PIXELS, decoder={"embed_dims": 16, "depth": 1, "num_heads": 2}).eval()
+    orders = []
+    model.decoder.register_forward_pre_hook(lambda _, args: orders.append(args[2]))
+    mask = random_mask(2, (14, 14), 0.75)
+    with torch.no_grad():
+        model.predict_patches(torch.randn(2, 3, 224, 224), mask)
+    for order, masked in zip(orders[0], mask.flatten(1)):
+        assert order.tolist() == [*(~masked).nonzero().flatten().tolist(), *masked.nonzero().flatten().tolist()]
+
+
 def test_decoders_start_as_transformers_do():
     for decoder in (None, {"embed_dims": 64, "depth": 1, "num_heads": 2}):
         linear = [m for m in MaskedImageModel(vit(), PIXELS, decoder=decoder).decoder.modules() if type(m) is nn.Linear]

@@ -2,13 +2,13 @@
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitdense.engine.classes import annotation_file, nodes
+from vitdense.engine.coco import overview
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.images import join_some
 
@@ -18,8 +18,6 @@ KEYS = {  # that mmdet and the metric read, without a default, and their types
     "annotations": {"id": int, "image_id": int, "category_id": int, "bbox": list, "area": NUMBER},
     "categories": {"id": int, "name": str},
 }
-# An annotation, and one whose mask is not empty.
-BOX, MASK = r'"bbox"\s*:', r'"segmentation"\s*:(?!\s*(?:null|\[\s*\]))'
 TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
 
 
@@ -56,7 +54,7 @@ def read_annotations(ann_file: Path) -> dict[str, list[dict]]:
             type there.
     """
     try:
-        content = json.loads(ann_file.read_text())
+        content = json.loads(ann_file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{ann_file} is not JSON ({error})") from error
     if not isinstance(content, dict) or not content.get("images") or not content.get("categories"):
@@ -167,11 +165,11 @@ def check_masks(where: str, dataset: Mapping) -> None:
     if not any(step.get("with_mask") for step in nodes(dataset.get("pipeline", ()))):
         return
     ann_file = Path(annotation_file(dataset))
-    text = ann_file.read_text()  # counted, not parsed: every process does this
-    annotations, masks = (sum(1 for _ in re.finditer(pattern, text)) for pattern in (BOX, MASK))
-    if masks < annotations:
+    found = overview(ann_file)
+    without = found.annotations - found.masks
+    if without > 0:
         raise ConfigError(
-            f"{where}: {annotations - masks} of {annotations} annotations of {ann_file} have no 'segmentation', but "
+            f"{where}: {without} of {found.annotations} annotations of {ann_file} have no 'segmentation', but "
             f"the pipeline loads masks (with_mask=True). Remove them or add masks. To train on boxes alone, start from "
             f"configs/cascade_rcnn_swin_t_coco.py or configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense "
             f"new detection --boxes` write a config"

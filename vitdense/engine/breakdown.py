@@ -180,7 +180,7 @@ def iou_table(metric: BaseMetric, matrix: np.ndarray, classes: Sequence[str]) ->
 
 def write_table(path: Path, rows: Sequence[Mapping], digits: int) -> None:
     """Write rows with the same keys to ``path.csv``, and rounded to ``path.md``."""
-    with atomic_write(path.with_suffix(".csv")) as scratch, scratch.open("w", newline="") as file:
+    with atomic_write(path.with_suffix(".csv")) as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
@@ -194,7 +194,7 @@ def write_table(path: Path, rows: Sequence[Mapping], digits: int) -> None:
         for row in cells
     ]
     with atomic_write(path.with_suffix(".md")) as scratch:
-        scratch.write_text("\n".join(lines) + "\n")
+        scratch.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_confusion(folder: Path, matrix: np.ndarray, classes: Sequence[str]) -> None:
@@ -207,7 +207,7 @@ def write_confusion(folder: Path, matrix: np.ndarray, classes: Sequence[str]) ->
         matrix: [classes, classes] pixels; rows are true classes.
         classes: Names.
     """
-    with atomic_write(folder / "confusion.csv") as scratch, scratch.open("w", newline="") as file:
+    with atomic_write(folder / "confusion.csv") as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["true class \\ predicted", *classes])
         writer.writerows([name, *row] for name, row in zip(classes, matrix.tolist()))

@@ -11,7 +11,7 @@ from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS, METRICS, MODELS, Registry
 
 from vitdense.draw import distinct_colours
-from vitdense.engine.coco import category_names
+from vitdense.engine.coco import overview
 
 # Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
 CLASS_HEADS = ("bbox_head", "mask_head", "point_head", "mask_iou_head", "decode_head", "auxiliary_head")
@@ -94,7 +94,7 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
         return tuple(list_from_file(given) if isinstance(given, str) else given)
     ann_file = annotation_file(dataset)
     if ann_file is not None and Path(ann_file).is_file():
-        return category_names(Path(ann_file))
+        return overview(Path(ann_file)).categories
     known = kind.METAINFO.get("classes")
     return None if known is None else tuple(known)
 

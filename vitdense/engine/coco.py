@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +16,50 @@ from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 from vitdense.engine.errors import ConfigError
 from vitdense.files import atomic_write
 
+# An annotation, and one whose mask is not empty.
+BOX, MASK = r'"bbox"\s*:', r'"segmentation"\s*:(?!\s*(?:null|\[\s*\]))'
 
-def category_names(ann_file: Path) -> tuple[str, ...]:
-    """Names of the categories of an annotation file, in its order.
 
-    Parses only the list of categories: a whole file takes seconds, in every process.
+@dataclass(frozen=True)
+class Overview:
+    """What every process of a training asks of an annotation file.
+
+    Attributes:
+        categories: Names, in the order of the file.
+        annotations: How many there are.
+        masks: How many of them have a mask.
+    """
+
+    categories: tuple[str, ...]
+    annotations: int
+    masks: int
+
+
+def overview(ann_file: Path) -> Overview:
+    """The overview of an annotation file, which a process reads once, until the file changes.
+
+    Parses only the list of categories, and counts the others: to parse a whole file takes seconds, in every process.
 
     Raises:
         ConfigError: It is not a COCO annotation file.
     """
-    text = ann_file.read_text()
+    stat = ann_file.stat()
+    return _overview(ann_file.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache
+def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
     try:
+        text = ann_file.read_text(encoding="utf-8")
         start = text.index("[", text.rindex('"categories"'))
         categories, _ = json.JSONDecoder().raw_decode(text, start)
-        return tuple(category["name"] for category in categories)
+        names = tuple(category["name"] for category in categories)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error}); expected JSON with a list "
             f"'categories' of objects with a 'name'"
         ) from error
+    return Overview(names, *(sum(1 for _ in re.finditer(pattern, text)) for pattern in (BOX, MASK)))
 
 
 # Keys of a COCO result; a detection of a data set has more.
@@ -56,7 +84,7 @@ class CocoPredictions:
         folder = root / (dataset.get("data_prefix") or {}).get("img", "")
         self.ann_file = root / (dataset.get("ann_file") or "")
         exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
-        truth = json.loads(self.ann_file.read_text()) if exists else {}
+        truth = json.loads(self.ann_file.read_text(encoding="utf-8")) if exists else {}
         self.known_images = {_locate(folder / _file_name(image)): image for image in truth.get("images", [])}
         used = {image["id"] for image in self.known_images.values()}
         self.new_image_ids = (i for i in itertools.count(1) if i not in used)

@@ -3,12 +3,11 @@
 import contextlib
 import itertools
 import os
-import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 
 import torch
@@ -28,30 +27,33 @@ class Estimate:
         device: ``cuda`` or ``cpu``.
         batch_size: Images per iteration.
         seconds: Per iteration; the data are loaded before it, as by worker processes.
-        memory: Peak in bytes: of the GPU's, as torch allocates it, or of the process.
+        memory: Peak in bytes: of the GPU's, as torch allocates it, or of the process; None where the system does not
+            say it, as on Windows.
         iterations: Of the whole run.
     """
 
     device: str
     batch_size: int
     seconds: float
-    memory: int
+    memory: int | None
     iterations: int
 
     def __str__(self) -> str:
         minutes = self.seconds * self.iterations / 60
         whole = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
         seconds = f"{self.seconds:.0f}" if self.seconds >= 10 else f"{self.seconds:.2g}"
+        memory = "" if self.memory is None else f" and {self.memory / 2**30:.1f} GiB"
         return (
-            f"{seconds} s and {self.memory / 2**30:.1f} GiB per iteration of {self.batch_size} images on "
-            f"{self.device}; {self.iterations} iterations: about {whole}, without validation"
+            f"{seconds} s{memory} per iteration of {self.batch_size} images on {self.device}; {self.iterations} "
+            f"iterations: about {whole}, without validation"
         )
 
 
 def estimate(config: Path) -> str:
     """Measure in a process of its own, which may run out of memory; the result, or why there is none, in one line."""
-    # Not a fork of this process: its peak memory would count.
-    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
+    # Not a fork of this process: its peak memory would count. Windows has no forks.
+    start = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+    with ProcessPoolExecutor(1, mp_context=get_context(start)) as pool:
         try:
             return f"estimate: {pool.submit(measure, config).result()}"
         except Exception as error:  # of any kind; a process that was killed raises BrokenProcessPool
@@ -82,8 +84,12 @@ def measure(config: Path) -> Estimate:
     return Estimate(device, cfg.train_dataloader.batch_size, seconds / MEASURED, _peak_memory(device), iterations)
 
 
-def _peak_memory(device: str) -> int:
+def _peak_memory(device: str) -> int | None:
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        return None
+    import resource  # Unix has it
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

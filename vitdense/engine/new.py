@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         check_new_file(args.out, args.force)
         text = config_text(args, _detection(args) if args.task == "detection" else _segmentation(args))
         with atomic_write(args.out) as scratch:
-            scratch.write_text(text)
+            scratch.write_text(text, encoding="utf-8")  # as mmengine reads it
         print(f"wrote {args.out}\n\n{text}", flush=True)
         status = report(load_config(args.out))
         if status:
@@ -218,12 +218,11 @@ def _segmentation(args: argparse.Namespace) -> Data:
 
 
 def _line(task: str, classes: Sequence[str], num_train: int, num_val: int) -> str:
-    text = f"{task}, {len(classes)} classes ({join_some(classes)}): {num_train} images to train, {num_val} to validate."
-    return textwrap.fill(text, WIDTH - 3)  # after the quotation marks
+    return f"{task}, {len(classes)} classes ({join_some(classes)}): {num_train} images to train, {num_val} to validate."
 
 
 def _class_names(given: str) -> tuple[str, ...]:
-    names = Path(given).read_text().splitlines() if os.path.isfile(given) else given.split(",")
+    names = Path(given).read_text(encoding="utf-8").splitlines() if os.path.isfile(given) else given.split(",")
     names = tuple(name.strip() for name in names if name.strip())
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(f"--classes: got {given!r}, expected a file or two or more different names, a,b,c")
@@ -278,7 +277,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     if args.base is None and side < image_size(cfg):
         settings["image_size"] = max(side // 32, 2) * 32
     lines = [
-        f'"""{data.line}\n\n' + "\n".join(commands(args.out)) + '\n"""',
+        docstring(data.line, commands(args.out)),
         "",
         f"_base_ = {code(_base_path(base, args.out))}",
         "",
@@ -350,6 +349,19 @@ def commands(config: Path) -> list[str]:
     ]
 
 
+def docstring(first: str, rest: Sequence[str]) -> str:
+    """A docstring with any text: a paragraph, and lines after it."""
+    # Long words stay whole: the break might be inside of an escape.
+    first = textwrap.fill(_escaped(first), WIDTH - 3, break_long_words=False)  # after the quotation marks
+    return '"""' + "\n".join([first, "", *map(_escaped, rest)]) + '\n"""'
+
+
+def _escaped(text: str) -> str:
+    """Text as it may stand between quotation marks of any config."""
+    # Escapes of JSON are Python's. mmengine replaces {{ ... }} in the text of the file, before it is parsed.
+    return json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
+
+
 def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
     """A value as Python code. What is too long for a line, of which `prefix` characters are taken, gets a line per
     part. The key ``""`` of a dict is an argument without a name."""
@@ -361,7 +373,7 @@ def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
         parts = [("", part) for part in value]
     else:
         is_text = isinstance(value, str) and not isinstance(value, Name)
-        return json.dumps(value, ensure_ascii=False) if is_text else str(value)
+        return f'"{_escaped(value)}"' if is_text else str(value)
     line = f"{start}{', '.join(key + code(part) for key, part in parts)}{end}"
     if indent + prefix + len(line) < WIDTH and "\n" not in line:
         return line

@@ -131,7 +131,7 @@ def _allowed(cfg: Config, node: dict, where: str) -> Collection[str] | None:
 
 def _places(path: Path, name: str) -> Iterator[str]:
     """Where a config file and its bases read a variable: ``file:line``."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         is_name = isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
         is_base = isinstance(node, ast.Attribute) and node.attr == name and ast.unparse(node.value) == "_base_"

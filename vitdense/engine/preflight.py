@@ -17,7 +17,7 @@ from vitdense.engine.classes import (
     nodes,
     reads_coco,
 )
-from vitdense.engine.coco import category_names
+from vitdense.engine.coco import overview
 from vitdense.engine.consistency import check_channels, check_evaluator, check_normalisation
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.label_maps import check_label_maps
@@ -117,7 +117,7 @@ def _must_exist(where: str, root: Path, path: Path, what: str) -> None:
 
 def _check_categories(where: str, ann_file: Path, classes: tuple[str, ...]) -> None:
     """The classes must be categories of the file, in its order: mmdet numbers labels in that order."""
-    names = category_names(ann_file)
+    names = overview(ann_file).categories
     if classes != tuple(name for name in names if name in set(classes)):
         unknown = [name for name in classes if name not in names]
         raise ConfigError(

@@ -31,7 +31,8 @@ LOG_FILE_ONLY = (
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out `NOT_PRINTED` and `NOT_WARNED`."""
+    """Leave out `NOT_PRINTED` and `NOT_WARNED`. It may be nested."""
+    own = "print" in vars(mm_logger)  # of a block around this one
 
     def print_others(text: Any) -> None:
         if not str(text).startswith(NOT_PRINTED):
@@ -40,11 +41,13 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         for message, module in NOT_WARNED:
             warnings.filterwarnings("ignore", message, UserWarning, module)
-        mm_logger.print = print_others  # in place of the built-in, in that module only
+        if not own:
+            mm_logger.print = print_others  # in place of the built-in, in that module only
         try:
             yield
         finally:
-            del mm_logger.print
+            if not own:
+                del mm_logger.print
 
 
 class QuietRunner(Runner):

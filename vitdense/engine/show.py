@@ -86,9 +86,11 @@ def sheet_rows(
     attention = show.attention_layers(model.backbone)
     run: set[str] = set()  # not those after the last map
     handles = [x.register_forward_pre_hook(lambda *_, name=name: run.add(name)) for name, x in attention.items()]
-    found = show.features(model.extract_feat, inputs, parts)
-    for handle in handles:
-        handle.remove()
+    try:
+        found = show.features(model.extract_feat, inputs, parts)
+    finally:
+        for handle in handles:
+            handle.remove()
     for name, maps in found.items():
         rows.append((f"{name}: principal components", [_colours(pixels, inputs, x) for x in maps]))
         rows.append((f"{name}: channel that varies most", [_channel(pixels, inputs, x) for x in maps]))
@@ -151,10 +153,11 @@ def _attention(
     model: nn.Module, pixels: np.ndarray, inputs: Tensor, layer: nn.Module, query: tuple[float, float]
 ) -> list[tuple[str, np.ndarray]]:
     found = show.attention(model.extract_feat, inputs, layer, query)
-    shares = found.shares.cpu().numpy()  # [heads, h, w]
-    stride = _stride(inputs, shares.shape[1:])
-    maps = [("mean of the heads", shares.mean(0)), *((f"head {i}", x) for i, x in enumerate(shares))]
-    return [(name, _marked(draw.heat(pixels, x, stride), query)) for name, x in maps[: 1 + HEADS_SHOWN]]
+    weights = found.weights.cpu().numpy()  # [heads, h, w]
+    signed = ", absolute weights" if (weights < 0).any() else ""  # of heads that are mixed after the softmax
+    stride, size = _stride(inputs, weights.shape[1:]), np.abs(weights)
+    maps = [("mean of the heads", size.mean(0)), *((f"head {i}", x) for i, x in enumerate(size))]
+    return [(name + signed, _marked(draw.heat(pixels, x, stride), query)) for name, x in maps[: 1 + HEADS_SHOWN]]
 
 
 def _fields(

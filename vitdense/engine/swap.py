@@ -33,14 +33,14 @@ def main(argv: Sequence[str]) -> int:
             check_new_file(args.out, args.force)
         cfg = load_config(path)
         lines = changed_lines(cfg, args.backbone)
-        scratch.write_text(f"_base_ = {code(path.as_posix())}\n{lines}")
+        scratch.write_text(f"_base_ = {code(path.as_posix())}\n{lines}", encoding="utf-8")
         kind = try_model(scratch, args.config)
         if args.out:
             base = Path(os.path.relpath(path, args.out.resolve().parent))
             if "::" in args.config:  # mmengine finds mmdet's configs by this name, but not mmseg's
                 base = Path(args.config) if args.config.startswith("mmdet::") else path
             with atomic_write(args.out) as file:
-                file.write_text(f"_base_ = {code(base.as_posix())}\n\n{lines}")
+                file.write_text(f"_base_ = {code(base.as_posix())}\n\n{lines}", encoding="utf-8")
             print(f"# wrote {args.out}")
         print(f"{lines}\n# With these lines {kind} builds, and predicts on an image of {SIDE}x{SIDE} pixels.")
         optimizer = (cfg.get("optim_wrapper") or {}).get("optimizer") or {}
@@ -92,6 +92,6 @@ def try_model(path: Path, name: str) -> str:
         reason = next(iter(str(error).strip().splitlines()), "no message")
         raise ConfigError(
             f"{name}: with the new backbone the model does not build or predict ({type(error).__name__}: {reason}); "
-            f"parts that depend on the old one must be written by hand:\n{path.read_text()}"
+            f"parts that depend on the old one must be written by hand:\n{path.read_text(encoding='utf-8')}"
         ) from error
     return type(model).__name__

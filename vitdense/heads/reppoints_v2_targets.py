@@ -53,13 +53,17 @@ def assign_atss(predicted: Tensor, counts: Sequence[int], inside: Tensor, boxes:
 def gaussian_radius(sizes: Tensor, iou: float) -> Tensor:
     """How far both corners of boxes [G, 2] (height and width) may move, the IoU being at least `iou`: pixels [G].
 
-    The least of three cases (CornerNet): one corner moves into the box and one out, both in, both out.
+    CornerNet takes the least of three cases: both corners move into the box, one in and one out, both out. It is always
+    the first, where (h - 2 r) (w - 2 r) = iou h w.
     """
+    # With m = iou, A = h w, s = h + w: 2 r s = A (1 - m) + 4 r^2, and r is largest for a square, so that
+    # r^2 <= A (1 - sqrt(m))^2 / 4. By the same r
+    # one in, one out: (h - r) (w - r) = A (1 + m) / 2 - r^2 >= 2 m A / (1 + m), that is an IoU of m at least, for
+    #     A (1 + m) / 2 - 2 m A / (1 + m) = A (1 - m)^2 / (2 (1 + m)) >= A (1 - sqrt(m))^2 / 4;
+    # both out: (h + 2 r) (w + 2 r) = A (2 - m) + 8 r^2 <= A / m, likewise, for
+    #     A / m - A (2 - m) = A (1 - m)^2 / m >= 2 A (1 - sqrt(m))^2.
     total, area = sizes.sum(1), sizes.prod(1)
-    mixed = (total - (total**2 - 4 * area * (1 - iou) / (1 + iou)).sqrt()) / 2
-    shrunk = (total - (total**2 - 4 * area * (1 - iou)).sqrt()) / 4
-    grown = ((total**2 + 4 * area * (1 - iou) / iou).sqrt() - total) / 4
-    return torch.stack([mixed, shrunk, grown]).amin(0)
+    return (total - (total**2 - 4 * area * (1 - iou)).sqrt()) / 4
 
 
 def corner_targets(

@@ -4,8 +4,9 @@ Importing this package needs the standard library only. `finder` makes `mmcv._ex
 
 Every op has the name, the argument names and the in-place results of the op in mmcv's compiled extension (onedl-mmcv
 2.3.6, `mmcv/ops/csrc/pytorch/pybind.cpp`). mmcv also passes arguments for the buffers of the compiled kernels
-(`columns`, `ones`, `im2col_step`); they are ignored here. All ops run on the CPU and on CUDA. They compute half types
-in float32 and cast back, which is more exact than the compiled kernels.
+(`columns`, `ones`, `im2col_step`); they are ignored here. The ops run on the CPU and on CUDA, except `softnms`: as the
+compiled op, it takes tensors on the CPU, to which `mmcv.ops.soft_nms` copies them. They compute half types in float32
+and cast back, which is more exact than the compiled kernels.
 
 The stand-in has the ops that configs of mmdet and mmseg on COCO, LVIS, ADE20K or Cityscapes use, except CARAFE,
 PSANet, guided anchoring (masked convolution), deformable RoI pooling and mmcv's own SyncBN. Other ops raise

@@ -188,7 +188,7 @@ class MaskedImageModel(ModelWithTeacher):
 
     def _encode_visible(self, x: Tensor, masked: Tensor) -> Tensor:
         visible = int((~masked[0]).sum())  # the mask is on the CPU
-        order = masked.flatten(1).byte().argsort(1).to(x.device)  # [B, h*w], visible patches first
+        order = masked.flatten(1).byte().argsort(dim=1, stable=True).to(x.device)  # [B, h*w], visible patches first
         keep = order[:, :visible, None].expand(-1, -1, x.shape[3])  # [B, n, C]
         tokens = self.backbone.absolute_pos_embed(x).flatten(1, 2).gather(1, keep)  # [B, n, C]
         tokens = self.backbone.forward_tokens(tokens)  # [B, E + n, C]
