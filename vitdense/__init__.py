@@ -15,6 +15,7 @@ _LAZY = {  # name: the module that has it, imported when the name is first used
     **dict.fromkeys(("create", "list_models"), "vitdense.models"),
     **dict.fromkeys(FAMILIES, "vitdense.backbones"),
     "DeconvPyramid": "vitdense.necks",
+    "empty_cache": "vitdense.layers.layout",
 }
 __all__ = [*_LAZY]
 

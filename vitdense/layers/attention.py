@@ -228,8 +228,7 @@ def _attend_folded(
     of_row, of_column = (one_hot(k, n, code) for n in keys)  # [h', h'], [w', w']
     codes = [x.expand(*shape, -1) for x in (of_row[:, None, None], of_column[:, None])]  # [B, h', w', heads, h' or w']
     filling = folded_length(dim, keys) - dim - sum(keys)
-    # Not while a model is compiled: see `folded_length`.
-    more = [] if torch.compiler.is_compiling() else [zero(k).expand(*shape, filling)]
+    more = [zero(k).expand(*shape, filling)] if filling else []
     q = torch.cat([q, *terms, *(q[..., :filling] for _ in more)], dim=-1).flatten(1, 2)  # [B, h*w, heads, align(...)]
     k = torch.cat([k.unflatten(1, keys), *codes, *more], dim=-1).flatten(1, 2)  # [B, h'*w', heads, align(d + h' + w')]
     dim = v.shape[-1]
