@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families import SCHEMES
-from vitdense.weights.rename import Scheme, find_rule
+from vitdense.weights.families import FAMILIES, SCHEMES
+from vitdense.weights.rename import Scheme, find_rule, new_names
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
@@ -36,6 +36,9 @@ class Match:
     state: dict[str, Tensor]
     rest: dict[str, Tensor]
 
+    def __str__(self) -> str:
+        return f"family={self.family!r} with scheme={self.scheme.name!r} and prefix={self.prefix!r}"
+
     def ours(self) -> dict[str, Tensor]:
         """The backbone's tensors with our names; see `Scheme.to_ours`."""
         return self.scheme.to_ours(self.state)
@@ -45,9 +48,12 @@ class Match:
         return [key for key in self.state if find_rule(key, self.scheme.rules) is None]
 
     def missing_markers(self) -> list[str]:
-        """The scheme's marker, if no key matches it."""
-        marker = self.scheme.marker
-        return [marker] if marker and not any(re.fullmatch(marker, key) for key in self.state) else []
+        """The markers of the scheme and of the family that no key matches. A rule must know every key."""
+        wanted = [(self.scheme.marker, tuple(self.state))] if self.scheme.marker else []
+        if markers := FAMILIES[self.family].markers:
+            ours = tuple(new_names(self.state, self.scheme.rules))
+            wanted += [(marker, ours) for marker in markers]
+        return [marker for marker, keys in wanted if not any(re.fullmatch(marker, key) for key in keys)]
 
 
 def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
@@ -106,7 +112,7 @@ def detect(
         scheme: Name of the naming scheme; None detects it.
 
     Raises:
-        CheckpointMismatchError: No scheme knows every key, or two schemes do that rename them differently.
+        CheckpointMismatchError: No scheme knows every key, or two do, of two families or renaming them differently.
     """
     families = tuple(families)
     names = dict.fromkeys(row.name for family in families for row in SCHEMES[family])
@@ -129,9 +135,9 @@ def detect(
     if fits:
         if len({_reading(match) for match in fits}) > 1:
             raise CheckpointMismatchError(
-                f"the keys fit several naming schemes: "
-                f"{', '.join(f'scheme={match.scheme.name!r} with prefix={match.prefix!r}' for match in fits)}; choose "
-                f"one, in a config in init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...)"
+                f"the keys fit several readings: {', '.join(map(str, fits))}; choose one, in a config in "
+                f"init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...), which reads the model's "
+                f"family; of tools/convert.py by --family, --scheme and --prefix"
             )
         return fits[0]
     # With equal shares, `min` takes the first, which is of a requested family.
@@ -150,13 +156,13 @@ def detect(
 
 
 def _reading(match: Match) -> tuple:
-    """What a match makes of the checkpoint: our names, and how every tensor is transformed."""
+    """What a match makes of the checkpoint: the family, our names, and how every tensor is transformed."""
     transforms = (find_rule(key, match.scheme.rules)[0].transform for key in match.state)
-    return tuple(match.ours()), tuple(transform and transform.forward for transform in transforms)
+    return match.family, tuple(match.ours()), tuple(transform and transform.forward for transform in transforms)
 
 
 def _faults(match: Match) -> list[str]:
-    return match.unknown_keys() + [f"{marker} (missing)" for marker in match.missing_markers()]
+    return match.unknown_keys() or [f"{marker} (missing)" for marker in match.missing_markers()]
 
 
 def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:

@@ -1,7 +1,7 @@
 """Naming schemes as rename tables for both directions: every key matches exactly one rule, or it is an error."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -162,6 +162,13 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
                 raise CheckpointMismatchError(f"two keys are both renamed to {new}; one is {', '.join(keys.values())}")
             renamed[new] = tensor
     return renamed
+
+
+def new_names(keys: Iterable[str], rules: tuple[Rule, ...]) -> Iterator[str]:
+    """Names that `rename` may give these keys, all of which a rule knows: also those of optional parts."""
+    for key in keys:
+        rule, _, values = find_rule(key, rules)
+        yield from (pattern.fill(values) for pattern in rule.targets)
 
 
 @dataclass(frozen=True)

@@ -49,5 +49,6 @@ MIXER = Family(
         Scheme("timm", (_STEM, *_HEAD, *_block("blocks.{i}.", _TIMM_GMLP))),
         Scheme("mmpretrain", (*prefixed("backbone.", _MMPRETRAIN), Rule("head.fc.*", "head.*")), wrapper="state_dict"),
         Scheme("mmpretrain", _MMPRETRAIN, prefix="backbone.", wrapper="state_dict"),
-    )
+    ),
+    markers=(r"blocks\.\d+\.(mlp_tokens\.fc1|linear_tokens)\.weight",),
 )

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families.common import Family, own
+from vitdense.weights.families.common import SWIN_STEM, Family, own
 from vitdense.weights.families.swin import official
 from vitdense.weights.rename import Rule, Transform
 
@@ -36,4 +36,6 @@ _THEIRS, _OURS = "layers.{i}.blocks.{j}.spatial_mlp.", "stages.{i}.blocks.{j}.sp
 _SPATIAL = Rule(
     (f"{_THEIRS}weight", f"{_THEIRS}bias"), (f"{_OURS}weight", f"{_OURS}bias"), Transform(from_grouped, to_grouped)
 )
-SWIN_MIXER = Family((own("spatial_mlp.*"), *official((_SPATIAL,))))
+SWIN_MIXER = Family(
+    (own("spatial_mlp.*"), *official((_SPATIAL,))), markers=(*SWIN_STEM, r".+\.spatial_mlp\.weight")
+)
