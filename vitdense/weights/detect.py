@@ -37,11 +37,15 @@ class Match:
     rest: dict[str, Tensor]
 
     def __str__(self) -> str:
-        return f"family={self.family!r} with scheme={self.scheme.name!r} and prefix={self.prefix!r}"
+        return f"family={self.family!r} by scheme={self.scheme.name!r} with prefix={self.prefix!r}"
 
     def ours(self) -> dict[str, Tensor]:
         """The backbone's tensors with our names; see `Scheme.to_ours`."""
         return self.scheme.to_ours(self.state)
+
+    def is_complete(self) -> bool:
+        """Whether the scheme knows every key and no marker is missing."""
+        return all(find_rule(key, self.scheme.rules) for key in self.state) and not self.missing_markers()
 
     def unknown_keys(self) -> list[str]:
         """Keys that the scheme does not know."""
@@ -97,6 +101,18 @@ def refuse_omitted(checkpoint: Mapping) -> None:
         )
 
 
+def readings(
+    state: Mapping[str, Tensor],
+    families: Iterable[str] = tuple(SCHEMES),
+    prefix: str | None = None,
+    scheme: str | None = None,
+) -> list[Match]:
+    """All that a state dict may be. For arguments and errors see `detect`."""
+    fits = [match for match in _matches(state, families, prefix, scheme) if match.is_complete()]
+    # Prefer matches of every key of the file. The others treat some keys as heads and necks.
+    return [match for match in fits if not match.rest] or fits
+
+
 def detect(
     state: Mapping[str, Tensor],
     families: Iterable[str] = tuple(SCHEMES),
@@ -118,21 +134,7 @@ def detect(
     names = dict.fromkeys(row.name for family in families for row in SCHEMES[family])
     if scheme is not None and scheme not in names:
         raise CheckpointMismatchError(f"scheme: got {scheme!r}, expected one of {', '.join(names)}")
-    parts = _parts(state, prefix)
-
-    def matches(families: Iterable[str]) -> list[Match]:
-        return [
-            Match(family, row, start, part, rest)
-            for family in families
-            for row in SCHEMES[family]
-            if scheme in (None, row.name)
-            for start, part, rest in parts
-        ]
-
-    fits = [match for match in matches(families) if not _faults(match)]
-    # Prefer matches of every key of the file. The others treat some keys as heads and necks.
-    fits = [match for match in fits if not match.rest] or fits
-    if fits:
+    if fits := readings(state, families, prefix, scheme):
         if len({_reading(match) for match in fits}) > 1:
             raise CheckpointMismatchError(
                 f"the keys fit several readings: {', '.join(map(str, fits))}; choose one, in a config in "
@@ -141,7 +143,9 @@ def detect(
             )
         return fits[0]
     # With equal shares, `min` takes the first, which is of a requested family.
-    near = [(match, _faults(match)) for match in matches(dict.fromkeys((*families, *SCHEMES)))]
+    near = [
+        (match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *SCHEMES)), prefix, scheme)
+    ]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
         raise CheckpointMismatchError(
@@ -153,6 +157,20 @@ def detect(
         f"{nearest.scheme.name!r} of {nearest.family}, with prefix={nearest.prefix!r}: {len(faults)} of "
         f"{len(nearest.state)} keys do not fit: {', '.join(faults[:LISTED])}"
     )
+
+
+def _matches(
+    state: Mapping[str, Tensor], families: Iterable[str], prefix: str | None, scheme: str | None
+) -> list[Match]:
+    """Every family, scheme and prefix to try."""
+    parts = _parts(state, prefix)
+    return [
+        Match(family, row, start, part, rest)
+        for family in families
+        for row in SCHEMES[family]
+        if scheme in (None, row.name)
+        for start, part, rest in parts
+    ]
 
 
 def _reading(match: Match) -> tuple:
