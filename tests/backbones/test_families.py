@@ -6,16 +6,18 @@ import re
 
 import pytest
 import torch
-from test_contract import BACKBONES
+from test_contract import BACKBONES, RESNET
 from test_vit_adapter import TRUNKS, adapter
 
 import vitdense
+from vitdense.backbones import ResNet
 from vitdense.weights.convert import convert
 from vitdense.weights.detect import detect, readings
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import SCHEMES
 
-MAKERS = BACKBONES | {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
+MAKERS = BACKBONES | {"resnet": lambda: ResNet(RESNET)}
+MAKERS |= {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
 PARTS = {  # what a file may lack, by our names
     "nothing": r"(?!)",
     "class token": r"tokens\.cls_\w+$",
@@ -50,12 +52,17 @@ def own_states(make):
 @pytest.mark.long
 @pytest.mark.parametrize("family", SCHEMES)
 def test_a_file_is_of_one_family(family):
-    states = [state for of_model, both in map(own_states, MAKERS.values()) if of_model == family for state in both]
+    states = {
+        (name, i): state
+        for name, (of_model, both) in zip(MAKERS, map(own_states, MAKERS.values()))
+        for i, state in enumerate(both)
+        if of_model == family
+    }
     schemes = list(dict.fromkeys(scheme.name for scheme in SCHEMES[family]))
     reduced = {}  # by keys: most backbones lack most parts anyway
-    for state, pattern in itertools.product(states, PARTS.values()):
+    for (name, state), pattern in itertools.product(states.items(), PARTS.values()):
         kept = {key: x for key, x in state.items() if not re.search(pattern, key)}
-        reduced[frozenset(kept)] = kept
+        reduced[name, frozenset(kept)] = kept
     written = set()
     for state, to in itertools.product(reduced.values(), schemes):
         try:

@@ -125,6 +125,16 @@ def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule.reversed() for rule in rules if not rule.read_only)
 
 
+def _transformed(transform: Transform, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """The tensors of a rule after its transform. This is the one place that knows their names: transforms raise, as
+    torch does, what a tensor of an unexpected shape or dtype makes them raise."""
+    try:
+        return _as_tuple(transform.forward(*tensors.values()))
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        found = ", ".join(f"{key} {list(x.shape)}, {x.dtype}" for key, x in tensors.items())
+        raise CheckpointMismatchError(f"{found} is not what the naming scheme expects there: {error}") from error
+
+
 def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Tensor]:
     """A state dict with the new names of a rename table. Tensors without a transform are the same objects, not copies.
 
@@ -148,9 +158,8 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         ]
         if absent:
             raise CheckpointMismatchError(f"{', '.join(keys.values())} also needs {', '.join(absent)}")
-        tensors = tuple(state[keys[part]] for part in sorted(keys))
-        if rule.transform:
-            tensors = _as_tuple(rule.transform.forward(*tensors))
+        tensors = {keys[part]: state[keys[part]] for part in sorted(keys)}
+        tensors = _transformed(rule.transform, tensors) if rule.transform else tuple(tensors.values())
         if len(tensors) > len(rule.targets):
             raise CheckpointMismatchError(
                 f"{', '.join(keys.values())} holds {len(tensors)} parts, expected at most {len(rule.targets)}"

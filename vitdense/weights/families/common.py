@@ -84,7 +84,7 @@ def mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[S
 # A patch embedding without a bias. Ours has one: it is zero then.
 NO_BIAS = Transform(
     lambda weight, *bias: (weight, *(bias or (weight.new_zeros(weight.shape[:1]),))),
-    lambda weight, bias: (weight, bias) if bias.any() else (weight,),
+    lambda weight, *bias: (weight, *(x for x in bias if x.any())),
 )
 
 

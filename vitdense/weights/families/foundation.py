@@ -54,7 +54,10 @@ def _packed(state: Mapping[str, Tensor]) -> dict[str, str]:
     names = {}
     for key, weight in state.items():
         start = key.removesuffix("fc1.weight")
-        if start != key and f"{start}fc2.weight" in state and len(weight) == 2 * state[f"{start}fc2.weight"].shape[1]:
+        second = state.get(f"{start}fc2.weight")
+        if start == key or second is None or not weight.ndim == second.ndim == 2:
+            continue
+        if len(weight) == 2 * second.shape[1]:
             for theirs, ours in (("fc1", "w12"), ("fc2", "w3")):
                 names |= {f"{start}{theirs}.{x}": f"{start}{ours}.{x}" for x in ("weight", "bias")}
     return names
