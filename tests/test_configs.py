@@ -557,17 +557,17 @@ def test_what_decays_in_the_segmentation_recipe(path):
 @pytest.mark.parametrize(
     ("name", "arch", "drop_path", "weights"),
     [
-        ("swin_t", "tiny", 0.3, "swin_tiny_patch4_window7_224.pth"),
-        ("swin_s", "small", 0.3, "swin_small_patch4_window7_224.pth"),
-        ("swin_b", "base", 0.3, "swin_base_patch4_window7_224.pth"),
-        ("swinv2_t", "tiny", 0.3, "swinv2_tiny_patch4_window8_256.pth"),
+        ("swin_t", "tiny", 0.3, "swin_tiny.official_in1k"),
+        ("swin_s", "small", 0.3, "swin_small.official_in1k"),
+        ("swin_b", "base", 0.3, "swin_base.official_in1k"),
+        ("swinv2_t", "tiny", 0.3, "swinv2_tiny_w8.official_in1k"),
         ("mvitv2_t", "v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
     ],
 )
 def test_weights_and_drop_path_of_the_ade20k_configs(name, arch, drop_path, weights):
     backbone = load_config(REPO / f"configs/upernet_{name}_ade20k.py").model.backbone
     assert (backbone.arch, backbone.drop_path_rate) == (arch, drop_path)
-    assert backbone.init_cfg.checkpoint.endswith("/" + weights)
+    assert backbone.init_cfg.checkpoint == weights
 
 
 @pytest.fixture(scope="module")

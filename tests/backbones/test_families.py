@@ -6,17 +6,18 @@ import re
 
 import pytest
 import torch
-from test_contract import BACKBONES, RESNET
+from test_contract import BACKBONES, RESNET, VIT
 from test_vit_adapter import TRUNKS, adapter
 
 import vitdense
-from vitdense.backbones import ResNet
+from vitdense.backbones import ResNet, ViT
 from vitdense.weights.convert import convert
 from vitdense.weights.detect import detect, readings
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import SCHEMES
 
 MAKERS = BACKBONES | {"resnet": lambda: ResNet(RESNET)}
+MAKERS |= {"vit, pre-norm": lambda: ViT({**VIT, "pre_norm": True}, pretrain_img_size=64)}
 MAKERS |= {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
 PARTS = {  # what a file may lack, by our names
     "nothing": r"(?!)",

@@ -20,6 +20,10 @@ pytestmark = pytest.mark.long
 
 MAKERS = BACKBONES | {"resnet": lambda: ResNet(RESNET)}
 MAKERS |= {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
+QUICK = {  # a backbone of every family, and of those ViTs whose files are interpreted most
+    *("swin", "swin_v2", "nat", "mvit", "vit", "swin_mixer", "mixer, ResMLP", "resnet", "vit_adapter, class token"),
+    *("vit, registers, rotary, SwiGLU", "vit, talking heads and class attention", "sasa resnet"),
+}
 DAMAGES = {
     "a number": lambda x: x.flatten()[0],
     "a row of 3": lambda x: torch.ones(3, dtype=x.dtype),
@@ -33,7 +37,9 @@ INTERPRETED = re.compile(r"qkv|fc[12]\.weight|pos|table|index|freqs|spatial|patc
 
 
 def drawn(model):
-    return {k: torch.randn_like(x) if x.is_floating_point() else torch.ones_like(x) for k, x in model.state_dict().items()}
+    return {
+        k: torch.randn_like(x) if x.is_floating_point() else torch.ones_like(x) for k, x in model.state_dict().items()
+    }
 
 
 def files(family, state):
@@ -56,11 +62,12 @@ def refuses(model, before, file, key, case):
     with pytest.raises(CheckpointMismatchError) as error:
         load_pretrained(model, {name: x for name, x in state.items() if x is not None}, scheme=file.scheme.name)
     tails = [re.split(r"(?:blocks|layer)s?\.\d+\.(?:blocks\.\d+\.)?", name)[-1] for name in names]
-    assert any(tail in str(error.value) for tail in tails), (names, str(error.value))
+    message = str(error.value).replace("\\", "")  # markers of families are regular expressions
+    assert any(tail in message for tail in tails), (names, message)
     assert is_unchanged(model, before), key
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
 def test_one_wrong_tensor_is_refused(name):
     model = MAKERS[name]()
     before = {key: x.clone() for key, x in model.state_dict().items()}
@@ -81,7 +88,9 @@ def test_one_wrong_tensor_is_refused(name):
                 refuses(model, before, file, key, {full: DAMAGES[kind](value)})
             if rule.sources[part].text not in rule.optional and not any(map(may_be_missing.fullmatch, ours)):
                 refuses(model, before, file, key, {full: None})
-        refuses(model, before, file, "made.up", {f"{file.scheme.prefix}made.up": torch.ones(3)})
+        # Without it, it may be of a head.
+        prefix = file.scheme.prefix or "backbone." * next(iter(file.state)).startswith("backbone.")
+        refuses(model, before, file, "made.up", {f"{prefix}made.up": torch.ones(3)})
 
 
 def other_sizes(row):
@@ -91,7 +100,8 @@ def other_sizes(row):
         old = row.arch[many]
         new = (*old[:-1], old[-1] + change) if isinstance(old, tuple) else old + change
         if new if isinstance(new, int) else new[-1]:
-            yield row.kind({**row.arch, many: new}, **row.options)
+            blocks = {"global_indices": (2,)} if "global_indices" in row.options else {}
+            yield row.kind({**row.arch, many: new}, **row.options | blocks)
 
 
 @pytest.mark.parametrize("row", BACKBONES.values(), ids=BACKBONES.keys())
@@ -110,7 +120,13 @@ OFFSETS = "layers.0.blocks.1.attn.relative_coords_table"
 
 @pytest.mark.parametrize(
     "table",
-    [torch.ones(3), torch.tensor(1.0), torch.zeros(1, 7, 7, 2), torch.full((1, 7, 7, 2), torch.nan), torch.ones(1, 7, 7)],
+    [
+        torch.ones(3),
+        torch.tensor(1.0),
+        torch.zeros(1, 7, 7, 2),
+        torch.full((1, 7, 7, 2), torch.nan),
+        torch.ones(1, 7, 7),
+    ],
     ids=["a row of 3", "a number", "zeros", "NaN", "an axis less"],
 )
 def test_offsets_of_no_window_are_refused(table):

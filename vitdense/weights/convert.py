@@ -169,9 +169,7 @@ def _buffers(
         if not key.endswith(".attn.qkv.weight"):
             continue
         bias = key.removesuffix("qkv.weight") + "bias."
-        wanted = [
-            x for x in ("index", "relative_coords_table") if bias + x not in ours and _is_named(bias + x, rules)
-        ]
+        wanted = [x for x in ("index", "relative_coords_table") if bias + x not in ours and _is_named(bias + x, rules)]
         if not wanted:
             continue
         table = ours.get(bias + "relative_position_bias_table")

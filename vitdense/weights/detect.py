@@ -143,9 +143,7 @@ def detect(
             )
         return fits[0]
     # With equal shares, `min` takes the first, which is of a requested family.
-    near = [
-        (match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *SCHEMES)), prefix, scheme)
-    ]
+    near = [(match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *SCHEMES)), prefix, scheme)]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
         raise CheckpointMismatchError(

@@ -128,10 +128,12 @@ def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 def _transformed(transform: Transform, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     """The tensors of a rule after its transform. This is the one place that knows their names: transforms raise, as
     torch does, what a tensor of an unexpected shape or dtype makes them raise."""
+    found = ", ".join(f"{key} {list(x.shape)}, {x.dtype}" for key, x in tensors.items())
+    if len({x.is_floating_point() for x in tensors.values()}) > 1:  # torch would join them as real numbers
+        raise CheckpointMismatchError(f"{found}: expected one kind of numbers, as they belong together")
     try:
         return _as_tuple(transform.forward(*tensors.values()))
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        found = ", ".join(f"{key} {list(x.shape)}, {x.dtype}" for key, x in tensors.items())
         raise CheckpointMismatchError(f"{found} is not what the naming scheme expects there: {error}") from error
 
 

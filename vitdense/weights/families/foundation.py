@@ -33,7 +33,8 @@ def _mask(bias: Tensor) -> tuple[Tensor, Tensor]:
 def _unmask(bias: Tensor, mask: Tensor) -> Tensor:
     """Biases of queries and values, ``[2 C]``. That of keys, which the mask removes, is not used."""
     bias = torch.cat(bias.chunk(3)[::2])  # [2*C]
-    if (mask != _mask(bias)[1]).any():
+    expected = _mask(bias)[1]
+    if mask.shape != expected.shape or (mask != expected).any():
         raise CheckpointMismatchError(
             "attn.qkv.bias_mask: expected 1 for queries and values and 0 for keys; it is NaN in a model that was saved "
             "before its weights were loaded"
