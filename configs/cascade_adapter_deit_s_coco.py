@@ -17,7 +17,7 @@ model = dict(
             window_size=14,
             window_padding="qkv",
             drop_path_rate=0.2,
-            init_cfg=dict(type="Pretrained", checkpoint="timm://deit_small_patch16_224.fb_in1k"),
+            init_cfg=dict(type="Pretrained", checkpoint="deit_small.fb_in1k"),
         ),
     ),
     neck=dict(in_channels=[384] * 4),

@@ -13,7 +13,7 @@ model = dict(
         type="vitdense.ViT",
         arch="deit_small",
         drop_path_rate=0.1,
-        init_cfg=dict(type="Pretrained", checkpoint="timm://deit_small_patch16_224.fb_in1k"),
+        init_cfg=dict(type="Pretrained", checkpoint="deit_small.fb_in1k"),
     ),
     neck=[
         dict(type="vitdense.DeconvPyramid", in_channels=[384] * 4, design="light"),

@@ -7,6 +7,6 @@ model = dict(
     backbone=dict(
         arch="v2_base",
         drop_path_rate=0.4,
-        init_cfg=dict(checkpoint="timm://mvitv2_base.fb_in1k"),
+        init_cfg=dict(checkpoint="mvitv2_base.fb_in1k"),
     )
 )

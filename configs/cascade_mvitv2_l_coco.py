@@ -10,7 +10,7 @@ model = dict(
     backbone=dict(
         arch="v2_large",
         drop_path_rate=0.5,
-        init_cfg=dict(type="Pretrained", checkpoint="timm://mvitv2_large_cls.fb_inw21k"),
+        init_cfg=dict(type="Pretrained", checkpoint="mvitv2_large.fb_inw21k"),
     ),
     neck=dict(in_channels=[144, 288, 576, 1152]),
 )

@@ -3,4 +3,4 @@
 
 _base_ = "cascade_mvitv2_t_coco.py"
 
-model = dict(backbone=dict(arch="v2_small", init_cfg=dict(checkpoint="timm://mvitv2_small.fb_in1k")))
+model = dict(backbone=dict(arch="v2_small", init_cfg=dict(checkpoint="mvitv2_small.fb_in1k")))

@@ -11,5 +11,5 @@ _base_ = [
     "_base_/det_runtime.py",
 ]
 
-model = dict(backbone=dict(init_cfg=dict(type="Pretrained", checkpoint="timm://mvitv2_tiny.fb_in1k")))
+model = dict(backbone=dict(init_cfg=dict(type="Pretrained", checkpoint="mvitv2_tiny.fb_in1k")))
 train_dataloader = dict(batch_size=8, num_workers=4)

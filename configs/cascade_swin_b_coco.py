@@ -6,7 +6,7 @@ model = dict(
     backbone=dict(
         arch="base",
         drop_path_rate=0.3,
-        init_cfg=dict(checkpoint=_base_.release + "swin_base_patch4_window7_224.pth"),
+        init_cfg=dict(checkpoint="swin_base.official_in1k"),
     ),
     neck=dict(in_channels=[128, 256, 512, 1024]),
 )

@@ -5,12 +5,11 @@ torchrun --nproc-per-node 8 tools/train.py configs/cascade_swinv2_t_coco.py --la
 
 _base_ = "cascade_swin_t_coco.py"
 
-release = "https://github.com/SwinTransformer/storage/releases/download/v2.0.0/"
 model = dict(
     backbone=dict(
         type="vitdense.SwinV2",
         window_size=16,
         pretrained_window_sizes=(16, 16, 16, 8),  # at 256 pixels the last map was 8x8, and its window with it
-        init_cfg=dict(type="Pretrained", checkpoint=release + "swinv2_tiny_patch4_window16_256.pth"),
+        init_cfg=dict(type="Pretrained", checkpoint="swinv2_tiny_w16.official_in1k"),
     )
 )

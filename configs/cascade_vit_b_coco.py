@@ -19,7 +19,7 @@ model = dict(
         drop_path_rate=0.1,
         out_indices=(11,),
         out_norm="none",
-        init_cfg=dict(type="Pretrained", checkpoint="timm://vit_base_patch16_224.mae"),
+        init_cfg=dict(type="Pretrained", checkpoint="vit_base.mae"),
     ),
     neck=dict(
         _delete_=True,

@@ -10,6 +10,6 @@ model = dict(
         arch="v2_tiny",
         drop_path_rate=0.2,
         out_indices=(1, 2, 3),
-        init_cfg=dict(type="Pretrained", checkpoint="timm://mvitv2_tiny.fb_in1k"),
+        init_cfg=dict(type="Pretrained", checkpoint="mvitv2_tiny.fb_in1k"),
     )
 )

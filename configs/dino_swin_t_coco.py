@@ -5,10 +5,9 @@ torchrun --nproc-per-node 8 tools/train.py configs/dino_swin_t_coco.py --launche
 
 _base_ = ["_base_/dino.py", "_base_/coco_boxes.py", "_base_/schedule_dino.py", "_base_/det_runtime.py"]
 
-release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
 model = dict(
     backbone=dict(
-        init_cfg=dict(type="Pretrained", checkpoint=release + "swin_tiny_patch4_window7_224.pth"),
+        init_cfg=dict(type="Pretrained", checkpoint="swin_tiny.official_in1k"),
     )
 )
 train_dataloader = dict(dataset=dict(filter_cfg=dict(filter_empty_gt=False)))

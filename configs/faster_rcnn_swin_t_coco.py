@@ -5,11 +5,10 @@ torchrun --nproc-per-node 8 tools/train.py configs/faster_rcnn_swin_t_coco.py --
 
 _base_ = ["_base_/mask_rcnn.py", "_base_/coco_boxes.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]
 
-release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
 model = dict(
     type="FasterRCNN",
     backbone=dict(
-        init_cfg=dict(type="Pretrained", checkpoint=release + "swin_tiny_patch4_window7_224.pth"),
+        init_cfg=dict(type="Pretrained", checkpoint="swin_tiny.official_in1k"),
     ),
     roi_head=dict(mask_roi_extractor=None, mask_head=None),
 )

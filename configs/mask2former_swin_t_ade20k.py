@@ -11,10 +11,9 @@ _base_ = [
     "_base_/seg_runtime.py",
 ]
 
-release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
 model = dict(
     backbone=dict(
-        init_cfg=dict(type="Pretrained", checkpoint=release + "swin_tiny_patch4_window7_224.pth"),
+        init_cfg=dict(type="Pretrained", checkpoint="swin_tiny.official_in1k"),
     )
 )
 optim_wrapper = _base_.mask2former_optim

@@ -11,7 +11,7 @@ model = dict(
         type="vitdense.MViT",
         arch="v2_tiny",
         drop_path_rate=0.2,
-        init_cfg=dict(type="Pretrained", checkpoint="timm://mvitv2_tiny.fb_in1k"),
+        init_cfg=dict(type="Pretrained", checkpoint="mvitv2_tiny.fb_in1k"),
     ),
     train_cfg=dict(rcnn=dict(assigner=dict(match_low_quality=False))),
 )

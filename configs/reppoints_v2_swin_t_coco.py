@@ -5,10 +5,9 @@ torchrun --nproc-per-node 8 tools/train.py configs/reppoints_v2_swin_t_coco.py -
 
 _base_ = ["_base_/reppoints_v2.py", "_base_/coco_boxes.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]
 
-release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
 model = dict(
     backbone=dict(
-        init_cfg=dict(type="Pretrained", checkpoint=release + "swin_tiny_patch4_window7_224.pth"),
+        init_cfg=dict(type="Pretrained", checkpoint="swin_tiny.official_in1k"),
     ),
 )
 # Larger images than in the authors' other recipes, and no crops.

@@ -7,10 +7,9 @@ In float16 it diverges: train it in float32, or with --amp bfloat16.
 
 _base_ = ["_base_/sparse_rcnn.py", "_base_/coco_boxes.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]
 
-release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
 model = dict(
     backbone=dict(
-        init_cfg=dict(type="Pretrained", checkpoint=release + "swin_tiny_patch4_window7_224.pth"),
+        init_cfg=dict(type="Pretrained", checkpoint="swin_tiny.official_in1k"),
     )
 )
 optim_wrapper = dict(

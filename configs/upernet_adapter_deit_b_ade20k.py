@@ -19,7 +19,7 @@ model = dict(
             arch="deit_base",
             class_token=False,
             drop_path_rate=0.3,
-            init_cfg=dict(type="Pretrained", checkpoint="timm://deit_base_patch16_224.fb_in1k"),
+            init_cfg=dict(type="Pretrained", checkpoint="deit_base.fb_in1k"),
         ),
     ),
     decode_head=dict(in_channels=[768] * 4),

@@ -16,7 +16,7 @@ model = dict(
         type="vitdense.ViT",
         arch="deit_tiny",
         drop_path_rate=0.1,
-        init_cfg=dict(type="Pretrained", checkpoint="timm://deit_tiny_patch16_224.fb_in1k"),
+        init_cfg=dict(type="Pretrained", checkpoint="deit_tiny.fb_in1k"),
     ),
     neck=dict(type="vitdense.DeconvPyramid", in_channels=[192] * 4, design="light"),
     decode_head=dict(in_channels=[192] * 4, channels=width),

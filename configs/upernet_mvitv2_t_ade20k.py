@@ -11,6 +11,6 @@ model = dict(
         type="vitdense.MViT",
         arch="v2_tiny",
         drop_path_rate=0.2,  # the authors' for detection
-        init_cfg=dict(type="Pretrained", checkpoint="timm://mvitv2_tiny.fb_in1k"),
+        init_cfg=dict(type="Pretrained", checkpoint="mvitv2_tiny.fb_in1k"),
     )
 )

@@ -6,7 +6,7 @@ _base_ = "upernet_swin_t_ade20k.py"
 model = dict(
     backbone=dict(
         arch="base",
-        init_cfg=dict(checkpoint=_base_.release + "swin_base_patch4_window7_224.pth"),
+        init_cfg=dict(checkpoint="swin_base.official_in1k"),
     ),
     decode_head=dict(in_channels=[128, 256, 512, 1024]),
     auxiliary_head=dict(in_channels=512),

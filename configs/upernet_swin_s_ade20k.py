@@ -6,6 +6,6 @@ _base_ = "upernet_swin_t_ade20k.py"
 model = dict(
     backbone=dict(
         arch="small",
-        init_cfg=dict(checkpoint=_base_.release + "swin_small_patch4_window7_224.pth"),
+        init_cfg=dict(checkpoint="swin_small.official_in1k"),
     )
 )

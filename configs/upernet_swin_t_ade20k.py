@@ -6,9 +6,8 @@ torchrun --nproc-per-node 8 tools/train.py configs/upernet_swin_t_ade20k.py --la
 
 _base_ = ["_base_/upernet.py", "_base_/ade20k.py", "_base_/schedule_160k.py", "_base_/seg_runtime.py"]
 
-release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.0/"
 model = dict(
     backbone=dict(
-        init_cfg=dict(type="Pretrained", checkpoint=release + "swin_tiny_patch4_window7_224.pth"),
+        init_cfg=dict(type="Pretrained", checkpoint="swin_tiny.official_in1k"),
     )
 )

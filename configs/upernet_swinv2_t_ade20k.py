@@ -5,11 +5,10 @@ torchrun --nproc-per-node 8 tools/train.py configs/upernet_swinv2_t_ade20k.py --
 
 _base_ = "upernet_swin_t_ade20k.py"
 
-release = "https://github.com/SwinTransformer/storage/releases/download/v2.0.0/"
 model = dict(
     backbone=dict(
         type="vitdense.SwinV2",
         window_size=8,  # as in pretraining at 256 pixels, whose last map was 8x8
-        init_cfg=dict(checkpoint=release + "swinv2_tiny_patch4_window8_256.pth"),
+        init_cfg=dict(checkpoint="swinv2_tiny_w8.official_in1k"),
     )
 )

@@ -14,7 +14,7 @@ model = dict(
         drop_path_rate=0.1,
         out_indices=(3, 5, 7, 11),
         out_norm="none",
-        init_cfg=dict(type="Pretrained", checkpoint="timm://vit_base_patch16_224.mae"),
+        init_cfg=dict(type="Pretrained", checkpoint="vit_base.mae"),
     ),
     neck=dict(type="vitdense.DeconvPyramid", in_channels=[768] * 4, design="beit"),
     decode_head=dict(in_channels=[768] * 4, channels=768),

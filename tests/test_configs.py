@@ -9,6 +9,7 @@ import torch
 from conftest import REPO
 
 from vitdense.engine.config import build_model, load_config
+from vitdense.models import MODELS
 from vitdense.report import count
 
 pytest.importorskip("mmdet")
@@ -63,6 +64,20 @@ def num_classes(cfg):
     dataset = cfg.train_dataloader.dataset
     with DATASETS.switch_scope_and_registry("mmseg") as registry:
         return len(dataset.get("metainfo", registry.get(dataset.type).METAINFO)["classes"])
+
+
+def checkpoints(node):
+    """Every `checkpoint` in a config that is a name or address."""
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ()
+    found = [node["checkpoint"]] if isinstance(node, dict) and isinstance(node.get("checkpoint"), str) else []
+    return found + [name for child in children for name in checkpoints(child)]
+
+
+@pytest.mark.parametrize("path", sorted(REPO.glob("configs/*.py")), ids=lambda path: path.stem)
+def test_weights_are_names_of_the_model_table(path):
+    """One dialect for them: no addresses, which say neither the licence nor what the weights expect."""
+    for name in checkpoints(load_config(path).model.to_dict()):
+        assert name in MODELS, name
 
 
 @pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("cascade_swin")], ids=lambda path: path.stem)
@@ -303,11 +318,11 @@ def test_weights_and_drop_path_of_the_mvit_configs():
         for backbone in [load_config(path).model.backbone]
     }
     assert found == {
-        "cascade_mvitv2_t_coco": ("v2_tiny", 0.2, "timm://mvitv2_tiny.fb_in1k"),
-        "cascade_mvitv2_s_coco": ("v2_small", 0.2, "timm://mvitv2_small.fb_in1k"),
-        "cascade_mvitv2_b_coco": ("v2_base", 0.4, "timm://mvitv2_base.fb_in1k"),
-        "cascade_mvitv2_l_coco": ("v2_large", 0.5, "timm://mvitv2_large_cls.fb_inw21k"),
-        "mask_rcnn_mvitv2_t_coco": ("v2_tiny", 0.2, "timm://mvitv2_tiny.fb_in1k"),
+        "cascade_mvitv2_t_coco": ("v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
+        "cascade_mvitv2_s_coco": ("v2_small", 0.2, "mvitv2_small.fb_in1k"),
+        "cascade_mvitv2_b_coco": ("v2_base", 0.4, "mvitv2_base.fb_in1k"),
+        "cascade_mvitv2_l_coco": ("v2_large", 0.5, "mvitv2_large.fb_inw21k"),
+        "mask_rcnn_mvitv2_t_coco": ("v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
     }
 
 
@@ -542,17 +557,17 @@ def test_what_decays_in_the_segmentation_recipe(path):
 @pytest.mark.parametrize(
     ("name", "arch", "drop_path", "weights"),
     [
-        ("swin_t", "tiny", 0.3, "swin_tiny_patch4_window7_224.pth"),
-        ("swin_s", "small", 0.3, "swin_small_patch4_window7_224.pth"),
-        ("swin_b", "base", 0.3, "swin_base_patch4_window7_224.pth"),
-        ("swinv2_t", "tiny", 0.3, "swinv2_tiny_patch4_window8_256.pth"),
+        ("swin_t", "tiny", 0.3, "swin_tiny.official_in1k"),
+        ("swin_s", "small", 0.3, "swin_small.official_in1k"),
+        ("swin_b", "base", 0.3, "swin_base.official_in1k"),
+        ("swinv2_t", "tiny", 0.3, "swinv2_tiny_w8.official_in1k"),
         ("mvitv2_t", "v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
     ],
 )
 def test_weights_and_drop_path_of_the_ade20k_configs(name, arch, drop_path, weights):
     backbone = load_config(REPO / f"configs/upernet_{name}_ade20k.py").model.backbone
     assert (backbone.arch, backbone.drop_path_rate) == (arch, drop_path)
-    assert backbone.init_cfg.checkpoint.endswith("/" + weights)
+    assert backbone.init_cfg.checkpoint == weights
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The model table against timm's own records, and the front door."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import timm
@@ -21,6 +22,13 @@ def test_rows_say_what_timm_says_of_its_weights(name):
     assert (row.mean, row.std) == (theirs.mean, theirs.std)
     assert (3, row.image_size, row.image_size) == theirs.input_size
     assert row.licence.lower() == theirs.license
+
+
+@pytest.mark.parametrize("name", list_models("*.official_in1k"))
+def test_rows_of_the_authors_files_say_what_timm_says_of_them(name):
+    row, copied = MODELS[name], MODELS[name.replace("official", "ms")]
+    assert timm.get_pretrained_cfg(copied.weights.removeprefix("timm://")).url == row.weights
+    assert replace(row, name=copied.name, weights=copied.weights) == copied
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("dinov2")])

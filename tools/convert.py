@@ -50,6 +50,7 @@ def main() -> None:
         "--image", type=Path, help=f"with --verify: {IMAGE} of COCO val2017, to compare DINOv3's published features"
     )
     parser.add_argument("--prefix", help="prefix of the backbone in SRC; detected by default")
+    parser.add_argument("--family", choices=SCHEMES, help="family of the backbone in SRC; detected by default")
     parser.add_argument("--scheme", choices=NAMES, help="naming scheme of SRC; detected by default")
     for flag, what in (("window-size", "windows"), ("pretrained-window-size", "windows of pretraining")):
         parser.add_argument(
@@ -100,6 +101,7 @@ def main() -> None:
             args.drop_output_norms,
             args.drop_classifier,
             args.merge_lora,
+            args.family,
         )
         print(converted)
         if licence := licence_of(args.src, converted.match.scheme.name):

@@ -22,6 +22,7 @@ CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711
 SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+RELEASES = "https://github.com/SwinTransformer/storage/releases/download"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Model:
 
 
 def _swin() -> list[Model]:
-    """The authors' releases, as timm hosts them (MIT), and torchvision's own trainings."""
+    """The authors' releases, as timm hosts them (MIT), or as the authors do ("official"), and torchvision's own
+    trainings."""
 
     def row(size: str, image: int, data: str, window: int) -> Model:
         of_image = f"_{image}" * (image != 224)
@@ -78,6 +80,8 @@ def _swin() -> list[Model]:
         weights = f"torchvision://swin_{size[0]}"
         model = f"swin_{size}"
         rows.append(Model(f"{model}.tv_in1k", model, "Swin", size, weights, "BSD-3-Clause", 224, {"window_size": 7}))
+        weights = f"{RELEASES}/v1.0.0/swin_{size}_patch4_window7_224.pth"
+        rows.append(Model(f"{model}.official_in1k", model, "Swin", size, weights, "MIT", 224, {"window_size": 7}))
     return rows
 
 
@@ -101,6 +105,9 @@ def _swin_v2() -> list[Model]:
     ]
     for size in ("tiny", "small", "base"):
         rows.append(row(size, 8, "tv_in1k", 256, f"torchvision://swin_v2_{size[0]}", "BSD-3-Clause"))
+    for window in (8, 16):
+        weights = f"{RELEASES}/v2.0.0/swinv2_tiny_patch4_window{window}_256.pth"
+        rows.append(row("tiny", window, "official_in1k", 256, weights))
     # Never released: the names build the models without weights.
     return [*rows, *(Model(f"swinv2_{size}", f"swinv2_{size}", "SwinV2", size) for size in ("huge", "giant"))]
 
@@ -233,7 +240,7 @@ def _foundation() -> list[Model]:
 def _mixers() -> list[Model]:
     """Swin-Mixer as its authors host it; MLP-Mixer, ResMLP and gMLP as timm hosts them: Google's, converted from flax,
     Alibaba's ("miil"), the ResMLP authors', and timm's own gMLP."""
-    release = "https://github.com/SwinTransformer/storage/releases/download/v1.0.5/swin_mlp"
+    release = f"{RELEASES}/v1.0.5/swin_mlp"
     rows = []
     for size, file, window, image in (
         *((f"tiny_d{d}", f"tiny_c{d}_patch4_window8_256", 8, 256) for d in (24, 12, 6)),

@@ -10,5 +10,5 @@ resnet50 = dict(
     norm_cfg=dict(type="BN", requires_grad=True),
     norm_eval=True,
     style="pytorch",
-    init_cfg=dict(type="Pretrained", checkpoint="torchvision://resnet50"),
+    init_cfg=dict(type="Pretrained", checkpoint="resnet50.tv_in1k"),
 )

@@ -130,9 +130,9 @@ def test_every_key_matches_at_most_one_rule_in_both_directions(family, scheme):
     read_only = [rule for rule in scheme.rules if rule.read_only]
     for rules in (tuple(rule for rule in scheme.rules if not rule.read_only), reverse(scheme.rules)):
         plain = tuple(Rule(rule.theirs, rule.ours) for rule in rules if len(rule.sources) == len(rule.targets))
-        keys = [p.fill({"c": 0, "i": 1, "j": 2, "*": "weight"}.items()) for rule in plain for p in rule.sources]
+        keys = [p.fill({"c": 0, "i": 1, "j": 2, "k": 3, "*": "weight"}.items()) for rule in plain for p in rule.sources]
         assert len(set(keys)) == len(keys)
         assert len(rename({key: torch.ones(1) for key in keys}, plain)) == len(keys)
     for rule in read_only:
-        key = rule.sources[0].fill({"c": 0, "i": 1, "j": 2, "*": "weight"}.items())
+        key = rule.sources[0].fill({"c": 0, "i": 1, "j": 2, "k": 3, "*": "weight"}.items())
         assert find_rule(key, scheme.rules)[0] is rule

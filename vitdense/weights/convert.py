@@ -16,7 +16,7 @@ from vitdense.weights.detect import LISTED, Match, detect, refuse_omitted, unwra
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.families import SCHEMES
 from vitdense.weights.families.common import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
-from vitdense.weights.rename import Scheme, find_rule, reverse
+from vitdense.weights.rename import Rule, Scheme, find_rule, reverse
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
 # Schemes of whole detectors and segmentors, by the prefix of the backbone. The names of detectron2's heads are only
@@ -74,6 +74,7 @@ def convert(
     drop_output_norms: bool = False,
     drop_classifier: bool = False,
     merge: bool = False,
+    family: str | None = None,
 ) -> Converted:
     """Rename a checkpoint of any known scheme to another one.
 
@@ -91,12 +92,13 @@ def convert(
         drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and,
             if it has no tokens, of tokens.
         merge: Add LoRA's updates to the weights.
+        family: Of the checkpoint, a key of `SCHEMES`; None detects it.
 
     Raises:
         CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
     """
     refuse_omitted(checkpoint)
-    match = detect(unwrap(checkpoint), prefix=prefix, scheme=scheme)
+    match = detect(unwrap(checkpoint), (family,) if family else tuple(SCHEMES), prefix, scheme)
     ours = match.ours()
     if drop_output_norms:
         ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
@@ -152,6 +154,12 @@ def _of_stage(values: Sequence[int], stage: int) -> int:
     return values[stage]
 
 
+def _is_named(key: str, rules: tuple[Rule, ...]) -> bool:
+    """Whether a rule is for this key. One for everything in a module does not say what the module has."""
+    found = find_rule(key, rules)
+    return found is not None and "*" not in found[0].sources[found[1]].text
+
+
 def _buffers(
     ours: Mapping[str, Tensor], target: Scheme, windows: Sequence[int] | None, pretrained: Sequence[int] | None
 ) -> dict[str, Tensor]:
@@ -161,7 +169,7 @@ def _buffers(
         if not key.endswith(".attn.qkv.weight"):
             continue
         bias = key.removesuffix("qkv.weight") + "bias."
-        wanted = [x for x in ("index", "relative_coords_table") if bias + x not in ours and find_rule(bias + x, rules)]
+        wanted = [x for x in ("index", "relative_coords_table") if bias + x not in ours and _is_named(bias + x, rules)]
         if not wanted:
             continue
         table = ours.get(bias + "relative_position_bias_table")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families import SCHEMES
-from vitdense.weights.rename import Scheme, find_rule
+from vitdense.weights.families import FAMILIES, SCHEMES
+from vitdense.weights.rename import Scheme, find_rule, new_names
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
@@ -36,18 +36,28 @@ class Match:
     state: dict[str, Tensor]
     rest: dict[str, Tensor]
 
+    def __str__(self) -> str:
+        return f"family={self.family!r} by scheme={self.scheme.name!r} with prefix={self.prefix!r}"
+
     def ours(self) -> dict[str, Tensor]:
         """The backbone's tensors with our names; see `Scheme.to_ours`."""
         return self.scheme.to_ours(self.state)
+
+    def is_complete(self) -> bool:
+        """Whether the scheme knows every key and no marker is missing."""
+        return all(find_rule(key, self.scheme.rules) for key in self.state) and not self.missing_markers()
 
     def unknown_keys(self) -> list[str]:
         """Keys that the scheme does not know."""
         return [key for key in self.state if find_rule(key, self.scheme.rules) is None]
 
     def missing_markers(self) -> list[str]:
-        """The scheme's marker, if no key matches it."""
-        marker = self.scheme.marker
-        return [marker] if marker and not any(re.fullmatch(marker, key) for key in self.state) else []
+        """The markers of the scheme and of the family that no key matches. A rule must know every key."""
+        wanted = [(self.scheme.marker, tuple(self.state))] if self.scheme.marker else []
+        if markers := FAMILIES[self.family].markers:
+            ours = tuple(new_names(self.state, self.scheme.rules))
+            wanted += [(marker, ours) for marker in markers]
+        return [marker for marker, keys in wanted if not any(re.fullmatch(marker, key) for key in keys)]
 
 
 def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
@@ -91,6 +101,18 @@ def refuse_omitted(checkpoint: Mapping) -> None:
         )
 
 
+def readings(
+    state: Mapping[str, Tensor],
+    families: Iterable[str] = tuple(SCHEMES),
+    prefix: str | None = None,
+    scheme: str | None = None,
+) -> list[Match]:
+    """All that a state dict may be. For arguments and errors see `detect`."""
+    fits = [match for match in _matches(state, families, prefix, scheme) if match.is_complete()]
+    # Prefer matches of every key of the file. The others treat some keys as heads and necks.
+    return [match for match in fits if not match.rest] or fits
+
+
 def detect(
     state: Mapping[str, Tensor],
     families: Iterable[str] = tuple(SCHEMES),
@@ -106,36 +128,22 @@ def detect(
         scheme: Name of the naming scheme; None detects it.
 
     Raises:
-        CheckpointMismatchError: No scheme knows every key, or two schemes do that rename them differently.
+        CheckpointMismatchError: No scheme knows every key, or two do, of two families or renaming them differently.
     """
     families = tuple(families)
     names = dict.fromkeys(row.name for family in families for row in SCHEMES[family])
     if scheme is not None and scheme not in names:
         raise CheckpointMismatchError(f"scheme: got {scheme!r}, expected one of {', '.join(names)}")
-    parts = _parts(state, prefix)
-
-    def matches(families: Iterable[str]) -> list[Match]:
-        return [
-            Match(family, row, start, part, rest)
-            for family in families
-            for row in SCHEMES[family]
-            if scheme in (None, row.name)
-            for start, part, rest in parts
-        ]
-
-    fits = [match for match in matches(families) if not _faults(match)]
-    # Prefer matches of every key of the file. The others treat some keys as heads and necks.
-    fits = [match for match in fits if not match.rest] or fits
-    if fits:
+    if fits := readings(state, families, prefix, scheme):
         if len({_reading(match) for match in fits}) > 1:
             raise CheckpointMismatchError(
-                f"the keys fit several naming schemes: "
-                f"{', '.join(f'scheme={match.scheme.name!r} with prefix={match.prefix!r}' for match in fits)}; choose "
-                f"one, in a config in init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...)"
+                f"the keys fit several readings: {', '.join(map(str, fits))}; choose one, in a config in "
+                f"init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...), which reads the model's "
+                f"family; of tools/convert.py by --family, --scheme and --prefix"
             )
         return fits[0]
     # With equal shares, `min` takes the first, which is of a requested family.
-    near = [(match, _faults(match)) for match in matches(dict.fromkeys((*families, *SCHEMES)))]
+    near = [(match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *SCHEMES)), prefix, scheme)]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
         raise CheckpointMismatchError(
@@ -149,14 +157,28 @@ def detect(
     )
 
 
+def _matches(
+    state: Mapping[str, Tensor], families: Iterable[str], prefix: str | None, scheme: str | None
+) -> list[Match]:
+    """Every family, scheme and prefix to try."""
+    parts = _parts(state, prefix)
+    return [
+        Match(family, row, start, part, rest)
+        for family in families
+        for row in SCHEMES[family]
+        if scheme in (None, row.name)
+        for start, part, rest in parts
+    ]
+
+
 def _reading(match: Match) -> tuple:
-    """What a match makes of the checkpoint: our names, and how every tensor is transformed."""
+    """What a match makes of the checkpoint: the family, our names, and how every tensor is transformed."""
     transforms = (find_rule(key, match.scheme.rules)[0].transform for key in match.state)
-    return tuple(match.ours()), tuple(transform and transform.forward for transform in transforms)
+    return match.family, tuple(match.ours()), tuple(transform and transform.forward for transform in transforms)
 
 
 def _faults(match: Match) -> list[str]:
-    return match.unknown_keys() + [f"{marker} (missing)" for marker in match.missing_markers()]
+    return match.unknown_keys() or [f"{marker} (missing)" for marker in match.missing_markers()]
 
 
 def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:

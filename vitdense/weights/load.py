@@ -77,6 +77,8 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
 
     `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
     """
+    if not value.numel() or not _same_kind(value, target):
+        return value
     if ".spatial_mlp." in key and value.ndim == target.ndim:
         return resize_window_linear(value, tuple(target.shape[1:3]), rule)
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
@@ -146,8 +148,12 @@ def match_exactly(
         "missing keys": [key for key in targets if key not in state],
         "unexpected keys": [key for key in state if key not in targets],
         "size mismatch": [key for key in both if targets[key].shape != state[key].shape],
-        "dtype mismatch": [key for key in both if _is_real(targets[key]) != _is_real(state[key])],
-        "NaN or infinity": [key for key in both if not _is_finite(state[key].to(targets[key].dtype))],
+        "dtype mismatch": [key for key in both if not _same_kind(targets[key], state[key])],
+        "NaN or infinity": [
+            key
+            for key in both
+            if _same_kind(targets[key], state[key]) and not _is_finite(state[key].to(targets[key].dtype))
+        ],
     }
     found = {key for keys in mismatches.values() for key in keys}
     left_out = {key for key in (*targets, *state) if any(re.fullmatch(p, key) for p in fresh)}
@@ -174,6 +180,12 @@ def match_exactly(
 
 def _is_real(x: Tensor) -> bool:
     return x.dtype.is_floating_point
+
+
+def _same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether both hold real numbers, or complex ones, truth values or integers."""
+    kinds = [(_is_real(x), x.is_complex(), x.dtype == torch.bool) for x in (a, b)]
+    return kinds[0] == kinds[1]
 
 
 def _is_finite(x: Tensor) -> bool:
@@ -230,10 +242,17 @@ def _ignored(
 
 def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
     """Swin V2's parameters fit any window. If the checkpoint has window coordinates, they must equal the model's."""
+    buffers = dict(model.named_buffers())
     for key, table in renamed.items():
-        if not key.endswith(".relative_coords_table"):
+        # Of blocks that the model does not have there are other keys, which are refused with all that do not fit.
+        if not key.endswith(".relative_coords_table") or key not in buffers:
             continue
-        theirs, ours = window_of_offsets(table), window_of_offsets(model.get_buffer(key))
+        if not _are_offsets(table):
+            raise CheckpointMismatchError(
+                f"{key}: got {list(table.shape)}, {table.dtype}, expected [1, 2 h - 1, 2 w - 1, 2], offsets in windows "
+                f"of h x w tokens"
+            )
+        theirs, ours = window_of_offsets(table), window_of_offsets(buffers[key])
         if table.shape[1] > 1 and theirs != ours:
             raise CheckpointMismatchError(
                 f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
@@ -242,12 +261,23 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
             )
 
 
+def _are_offsets(table: Tensor) -> bool:
+    """Whether a table may be one of `log_spaced_offsets`: the last offset of an axis of several tokens is above 0."""
+    if table.ndim != 4 or not _is_real(table) or not table.numel() or table.shape[-1] != 2:
+        return False
+    farthest = table[0, -1, -1].tolist()
+    return all(side == 1 or 0 < far < math.inf for side, far in zip(table.shape[1:3], farthest))
+
+
 def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
     """EVA-02's parameters fit any window. Files of its detectors have a table of angles for the tokens of every block,
     which tells windows and global blocks."""
-    whole = len(renamed.get("rope_glb.freqs_cos", ()))
+    tables = {key: x for key, x in renamed.items() if key.endswith(".freqs_cos")}
+    if wrong := [f"{key} {list(x.shape)}" for key, x in tables.items() if x.ndim != 2]:
+        raise CheckpointMismatchError(f"{', '.join(wrong)}: expected [tokens, channels of a head]")
+    whole = len(tables.get("rope_glb.freqs_cos", ()))
     for name, block in model.named_modules():
-        table = renamed.get(f"{name}.attn.rope.freqs_cos")
+        table = tables.get(f"{name}.attn.rope.freqs_cos")
         if table is not None and len(table) != (math.prod(block.spec.window) if block.spec.window else whole):
             has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
             raise CheckpointMismatchError(
@@ -321,7 +351,7 @@ def load_pretrained(
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
     stem = _stem_weight(model)
-    if stem in state and state[stem].ndim == 4:
+    if stem in state and state[stem].ndim == 4 and _same_kind(state[stem], targets[stem]):
         theirs, ours = state[stem].shape[1], targets[stem].shape[1]
         if channels is not None:
             state[stem] = with_channels(state[stem], channels, ours)

@@ -1,7 +1,7 @@
 """Naming schemes as rename tables for both directions: every key matches exactly one rule, or it is an error."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -125,6 +125,18 @@ def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule.reversed() for rule in rules if not rule.read_only)
 
 
+def _transformed(transform: Transform, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """The tensors of a rule after its transform. This is the one place that knows their names: transforms raise, as
+    torch does, what a tensor of an unexpected shape or dtype makes them raise."""
+    found = ", ".join(f"{key} {list(x.shape)}, {x.dtype}" for key, x in tensors.items())
+    if len({x.is_floating_point() for x in tensors.values()}) > 1:  # torch would join them as real numbers
+        raise CheckpointMismatchError(f"{found}: expected one kind of numbers, as they belong together")
+    try:
+        return _as_tuple(transform.forward(*tensors.values()))
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise CheckpointMismatchError(f"{found} is not what the naming scheme expects there: {error}") from error
+
+
 def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Tensor]:
     """A state dict with the new names of a rename table. Tensors without a transform are the same objects, not copies.
 
@@ -148,9 +160,8 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
         ]
         if absent:
             raise CheckpointMismatchError(f"{', '.join(keys.values())} also needs {', '.join(absent)}")
-        tensors = tuple(state[keys[part]] for part in sorted(keys))
-        if rule.transform:
-            tensors = _as_tuple(rule.transform.forward(*tensors))
+        tensors = {keys[part]: state[keys[part]] for part in sorted(keys)}
+        tensors = _transformed(rule.transform, tensors) if rule.transform else tuple(tensors.values())
         if len(tensors) > len(rule.targets):
             raise CheckpointMismatchError(
                 f"{', '.join(keys.values())} holds {len(tensors)} parts, expected at most {len(rule.targets)}"
@@ -162,6 +173,13 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
                 raise CheckpointMismatchError(f"two keys are both renamed to {new}; one is {', '.join(keys.values())}")
             renamed[new] = tensor
     return renamed
+
+
+def new_names(keys: Iterable[str], rules: tuple[Rule, ...]) -> Iterator[str]:
+    """Names that `rename` may give these keys, all of which a rule knows: also those of optional parts."""
+    for key in keys:
+        rule, _, values = find_rule(key, rules)
+        yield from (pattern.fill(values) for pattern in rule.targets)
 
 
 @dataclass(frozen=True)

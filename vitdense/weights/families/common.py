@@ -21,6 +21,8 @@ REBUILT = (
 # No classification checkpoint has output norms; `out_indices` decides which ones a dense model has.
 OUTPUT_NORMS = r"norm\d+\..+"
 LORA = r".+\.lora\..+"  # updates; a pretrained model has none
+# Swin's stem, which Swin V2 and Swin-Mixer have too. An MViT has no norm in it, a NAT two convolutions.
+SWIN_STEM = (r"patch_embed\.proj\.weight", r"patch_embed\.norm\.weight")
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,14 @@ class Family:
 
     Attributes:
         schemes: Known naming schemes; the first one is ours.
+        markers: Regular expressions of our names, before the layout of a scheme. Each of them must match a key: what
+            every model of the family has and other families, whose names may look alike, have not.
         ignored: Regular expressions of our names. A checkpoint of a backbone may have these keys, the model need not.
         may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
     """
 
     schemes: tuple[Scheme, ...]
+    markers: tuple[str, ...] = ()
     ignored: tuple[str, ...] = (CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT)
     may_be_missing: tuple[str, ...] = (OUTPUT_NORMS, LORA)
 
@@ -79,7 +84,7 @@ def mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[S
 # A patch embedding without a bias. Ours has one: it is zero then.
 NO_BIAS = Transform(
     lambda weight, *bias: (weight, *(bias or (weight.new_zeros(weight.shape[:1]),))),
-    lambda weight, bias: (weight, bias) if bias.any() else (weight,),
+    lambda weight, *bias: (weight, *(x for x in bias if x.any())),
 )
 
 

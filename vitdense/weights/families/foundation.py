@@ -33,7 +33,8 @@ def _mask(bias: Tensor) -> tuple[Tensor, Tensor]:
 def _unmask(bias: Tensor, mask: Tensor) -> Tensor:
     """Biases of queries and values, ``[2 C]``. That of keys, which the mask removes, is not used."""
     bias = torch.cat(bias.chunk(3)[::2])  # [2*C]
-    if (mask != _mask(bias)[1]).any():
+    expected = _mask(bias)[1]
+    if mask.shape != expected.shape or (mask != expected).any():
         raise CheckpointMismatchError(
             "attn.qkv.bias_mask: expected 1 for queries and values and 0 for keys; it is NaN in a model that was saved "
             "before its weights were loaded"
@@ -54,7 +55,10 @@ def _packed(state: Mapping[str, Tensor]) -> dict[str, str]:
     names = {}
     for key, weight in state.items():
         start = key.removesuffix("fc1.weight")
-        if start != key and f"{start}fc2.weight" in state and len(weight) == 2 * state[f"{start}fc2.weight"].shape[1]:
+        second = state.get(f"{start}fc2.weight")
+        if start == key or second is None or not weight.ndim == second.ndim == 2:
+            continue
+        if len(weight) == 2 * second.shape[1]:
             for theirs, ours in (("fc1", "w12"), ("fc2", "w3")):
                 names |= {f"{start}{theirs}.{x}": f"{start}{ours}.{x}" for x in ("weight", "bias")}
     return names

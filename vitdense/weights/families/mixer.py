@@ -4,7 +4,7 @@ from vitdense.weights.families.common import Family, prefixed, same
 from vitdense.weights.rename import Rule, Scheme, Transform
 
 # timm has ResMLP's factors and offsets as [1, 1, C].
-AFFINE = Transform(lambda x: x.flatten(), lambda x: x.view(1, 1, -1))
+AFFINE = Transform(lambda x: x.squeeze(0).squeeze(0), lambda x: x.view(1, 1, -1))
 
 
 def _block(path: str, names: dict[str, str], transform: Transform | None = None) -> tuple[Rule, ...]:
@@ -49,5 +49,6 @@ MIXER = Family(
         Scheme("timm", (_STEM, *_HEAD, *_block("blocks.{i}.", _TIMM_GMLP))),
         Scheme("mmpretrain", (*prefixed("backbone.", _MMPRETRAIN), Rule("head.fc.*", "head.*")), wrapper="state_dict"),
         Scheme("mmpretrain", _MMPRETRAIN, prefix="backbone.", wrapper="state_dict"),
-    )
+    ),
+    markers=(r"blocks\.\d+\.(mlp_tokens\.fc1|linear_tokens)\.weight",),
 )

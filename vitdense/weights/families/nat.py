@@ -25,5 +25,6 @@ NAT = Family(
         Scheme("official", (*_TRUNK, *same("norm.*", "head.*"))),
         # Their detection and segmentation code, on mm.
         Scheme("official", (*_TRUNK, *same("norm{i}.*")), prefix="backbone.", wrapper="state_dict"),
-    )
+    ),
+    markers=(r"patch_embed\.proj\.0\.weight",),
 )

@@ -5,7 +5,17 @@ import re
 
 from torch import Tensor
 
-from vitdense.weights.families.common import FLAT_POSITION, REBUILT, Family, mmpretrain, own, read_only, same, square
+from vitdense.weights.families.common import (
+    FLAT_POSITION,
+    REBUILT,
+    SWIN_STEM,
+    Family,
+    mmpretrain,
+    own,
+    read_only,
+    same,
+    square,
+)
 from vitdense.weights.rename import Rule, Scheme, Transform
 
 
@@ -131,5 +141,6 @@ SWIN = Family(
             wrapper="state_dict",
         ),
         *mmpretrain(_MM),
-    )
+    ),
+    markers=SWIN_STEM,
 )

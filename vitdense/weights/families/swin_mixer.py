@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families.common import Family, own
+from vitdense.weights.families.common import SWIN_STEM, Family, own
 from vitdense.weights.families.swin import official
 from vitdense.weights.rename import Rule, Transform
 
@@ -14,10 +14,10 @@ def from_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The authors' grouped convolution over the tokens of a square window, ``[heads M^2, M^2, 1]`` and ``[heads M^2]``,
     as ours, ``[heads, M, M, M, M]`` (outputs, then inputs) and ``[heads, M, M]``."""
     side = math.isqrt(weight.shape[1])
-    if side * side != weight.shape[1]:
+    if side * side != weight.shape[1] or weight.shape[2:] != (1,) or bias.ndim != 1:
         raise CheckpointMismatchError(
-            f"the spatial_mlp.weight has shape {tuple(weight.shape)}, expected a square number of columns; vitdense "
-            f"names keep other windows"
+            f"the spatial_mlp has a weight of shape {tuple(weight.shape)} and a bias of shape {tuple(bias.shape)}, "
+            f"expected [heads M^2, M^2, 1] and [heads M^2] for a window of M x M; vitdense names keep other windows"
         )
     return weight.reshape(-1, *[side] * 4), bias.reshape(-1, side, side)
 
@@ -36,4 +36,4 @@ _THEIRS, _OURS = "layers.{i}.blocks.{j}.spatial_mlp.", "stages.{i}.blocks.{j}.sp
 _SPATIAL = Rule(
     (f"{_THEIRS}weight", f"{_THEIRS}bias"), (f"{_OURS}weight", f"{_OURS}bias"), Transform(from_grouped, to_grouped)
 )
-SWIN_MIXER = Family((own("spatial_mlp.*"), *official((_SPATIAL,))))
+SWIN_MIXER = Family((own("spatial_mlp.*"), *official((_SPATIAL,))), markers=(*SWIN_STEM, r".+\.spatial_mlp\.weight"))

@@ -2,7 +2,7 @@
 
 import torch
 
-from vitdense.weights.families.common import Family, mmpretrain, own, same
+from vitdense.weights.families.common import SWIN_STEM, Family, mmpretrain, own, same
 from vitdense.weights.families.swin import FLAT_INDEX, UNFOLD, merge, mm_trunk, official, timm, torchvision
 from vitdense.weights.rename import Rule, Transform
 
@@ -41,5 +41,6 @@ SWIN_V2 = Family(
         timm(_attention("layers.{i}.blocks.{j}.attn.")),
         torchvision(_attention("features.{2i+1}.{j}.attn.", FLAT_INDEX, joint_bias=True)),
         *mmpretrain(_MM),
-    )
+    ),
+    markers=(*SWIN_STEM, r".+\.attn\.logit_scale"),
 )

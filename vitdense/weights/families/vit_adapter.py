@@ -31,11 +31,11 @@ VIT_ADAPTER = Family(
                 *(Rule(f"blocks.{{i}}.{name}", f"trunk.blocks.{{i}}.{name}") for name in _BLOCK),
                 *(Rule(f"blocks.{{i}}.gamma{n}", f"trunk.blocks.{{i}}.gamma_{n}") for n in (1, 2)),
             ),
-            marker=r"spm\.stem\.0\.weight",  # the other keys may be those of a ViT without class token
             prefix="backbone.",
             wrapper="state_dict",
         ),
     ),
+    markers=(r"spm\.stem\.0\.weight",),  # the other keys may be those of a ViT without class token
     ignored=(r"trunk\.tokens\.cls_position",),
     may_be_missing=(LORA,),
 )
