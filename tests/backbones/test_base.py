@@ -182,3 +182,11 @@ def test_models_that_were_not_loaded_compile_and_export_in_one_graph(checkpoint)
     assert model._forward_pre_hooks
     for out in outs:
         torch.testing.assert_close(out, model(IMAGE))
+
+
+def test_batch_norms_without_parameters_train():
+    """They have none to freeze: their statistics are those of the batch in training mode."""
+    model = ViT({"embed_dims": 16, "depth": 1, "num_heads": 2})
+    model.patch_embed.extra = nn.BatchNorm2d(3, affine=False)
+    assert model.train().patch_embed.extra.training
+    assert not model.eval().patch_embed.extra.training

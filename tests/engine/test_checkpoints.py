@@ -17,8 +17,6 @@ from mmengine.runner import Runner
 from mmengine.runner.checkpoint import CheckpointLoader, load_checkpoint
 from safetensors.torch import save_file
 
-from vitdense.backbones import base
-from vitdense.engine import checkpoints
 from vitdense.engine.checkpoints import RUN_GLOBALS, install_loader, read_checkpoint
 from vitdense.engine.hooks import ExactLoadHook
 from vitdense.engine.launch import find_checkpoint
@@ -80,30 +78,6 @@ def test_torchvision_names_have_the_weights_of_mmengine(tmp_path, monkeypatch):
         read_checkpoint(f"torchvision://{name}")
     files = [address.rsplit("/", 1)[1] for address in asked]
     assert files == ["resnet50-0676ba61.pth", "resnet50-11ad3fa6.pth", "swin_t-704ceda3.pth", "swin_t-704ceda3.pth"]
-
-
-def test_main_process_downloads_first(monkeypatch):
-    events = []
-    monkeypatch.setattr(base.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(base.distributed, "barrier", lambda: events.append("barrier"))
-    monkeypatch.setattr(checkpoints, "read", lambda *args, **kwargs: events.append("read") or {})
-    for rank, expected in ((0, ["read", "barrier"]), (1, ["barrier", "read"])):
-        monkeypatch.setattr(base.distributed, "get_rank", lambda rank=rank: rank)
-        read_checkpoint("https://host/a.pth")
-        assert events == expected
-        events.clear()
-        read_checkpoint("a.pth")
-        assert events == ["read"]
-        events.clear()
-
-    def fail(*args, **kwargs):
-        raise CheckpointNotFoundError
-
-    monkeypatch.setattr(base.distributed, "get_rank", lambda: 0)
-    monkeypatch.setattr(checkpoints, "read", fail)
-    with pytest.raises(CheckpointNotFoundError):
-        read_checkpoint("https://host/a.pth")
-    assert events == ["barrier"]  # the other processes go on
 
 
 def test_loader_is_installed_by_the_hook_not_by_its_import():

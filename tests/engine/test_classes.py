@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from mmengine.config import Config
 
-from vitdense.engine.classes import class_heads
+from vitdense.engine.classes import class_heads, drop_weights
 from vitdense.engine.config import ConfigError, load_config
 from vitdense.engine.preflight import check
 
@@ -85,3 +86,23 @@ def test_misspelt_argument_of_a_data_loader_is_refused(mine):
     cfg = mine("train_dataloader['batchsize'] = 2")
     with pytest.raises(ConfigError, match="train_dataloader: got batchsize"):
         check(cfg, ("train",))
+
+
+def test_weights_that_a_checkpoint_replaces_are_dropped_wherever_they_stand():
+    def pretrained(name):
+        return {"type": "Pretrained", "checkpoint": name}
+
+    cfg = Config(
+        dict(
+            type="ModelWithParts",
+            backbone=dict(type="vitdense.ViTAdapter", trunk=dict(arch="deit_small", init_cfg=pretrained("a"))),
+            neck=dict(init_cfg=dict(type="Xavier", layer="Linear")),
+            heads=[dict(init_cfg="b.pth"), dict(init_cfg=[pretrained("c"), dict(type="Xavier", layer="Linear")])],
+            teacher=dict(model=dict(init_cfg=pretrained("d"))),
+        )
+    )
+    drop_weights(cfg)
+    assert cfg.backbone.trunk.init_cfg is None
+    assert [head.init_cfg for head in cfg.heads] == [None, None]
+    assert cfg.neck.init_cfg.type == "Xavier"
+    assert cfg.teacher.model.init_cfg.checkpoint == "d"  # it is in no checkpoint

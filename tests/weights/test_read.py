@@ -21,7 +21,7 @@ import torch
 from conftest import REPO
 from safetensors.torch import save_file
 
-from vitdense.backbones import ViT
+from vitdense.backbones import Swin, ViT
 from vitdense.backbones.variants import VIT
 from vitdense.models import MODELS, Model, gated_row, ungated_twin
 from vitdense.weights import read as read_module
@@ -29,6 +29,7 @@ from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundE
 from vitdense.weights.load import load_pretrained
 from vitdense.weights.read import LogHistory, read
 
+TINY = {"embed_dims": 8, "depths": (1, 1), "num_heads": (1, 2)}
 KINDS = ("zip.pth", "legacy.pt", "torch.pkl", "safe.safetensors", "detectron2.pkl")
 
 
@@ -438,7 +439,7 @@ def test_cache_separates_files_of_the_same_name_and_drops_the_query(tmp_path, se
 
 
 def kept(cache):
-    return [p for p in cache.rglob("*") if p.is_file()]
+    return [p for p in cache.rglob("*") if p.is_file() and p.suffix != ".lock"]
 
 
 def test_download_with_another_digest_is_not_kept(tmp_path, server, cache):
@@ -500,6 +501,36 @@ def test_concurrent_downloads_leave_one_complete_file(tmp_path, server, cache):
         for saved in pool.map(read_module.download, [address] * 16):
             assert_same(inner(saved), tensors())
     assert [path.read_bytes() == content for path in kept(cache)] == [True]
+    assert server.asked == ["GET /a.pth"]  # one of them downloads, the others wait for it
+
+
+def _load_alone(rank, rendezvous, outcomes, cache, address):
+    """Rank 0 loads weights, as it may at any time; the other ranks do something else."""
+    torch.hub.set_dir(cache)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    if rank == 0:
+        for name in (address, "no_such_model", f"{address}.missing"):
+            try:
+                Swin(TINY, init_cfg=name, out_indices=(0,)).init_weights()
+                outcomes.put("loaded")
+            except Exception as error:
+                outcomes.put(type(error).__name__)
+        torch.distributed.barrier()  # all that rank 1 ever does
+    else:
+        torch.distributed.barrier()
+    os._exit(0)  # destroying the group can wait for ever on the CPU
+
+
+@pytest.mark.long
+def test_one_rank_alone_loads_weights_or_raises_the_error(tmp_path, server):
+    torch.save(Swin(TINY, out_indices=(0,)).state_dict(), tmp_path / "swin.pth")
+    address = server.serve("/swin.pth", (tmp_path / "swin.pth").read_bytes())
+    outcomes = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    args = (str(tmp_path / "rendezvous"), outcomes, str(tmp_path / "cache"), address)
+    workers = torch.multiprocessing.spawn(_load_alone, args, nprocs=2, join=False)
+    assert workers.join(timeout=120), "the processes hang"
+    workers.join(timeout=120)
+    assert [outcomes.get() for _ in range(3)] == ["loaded", "CheckpointNotFoundError", "CheckpointNotFoundError"]
 
 
 def test_openmmlab_url_is_downloaded_from_the_mirror(tmp_path, server, cache, monkeypatch, caplog):
@@ -565,6 +596,21 @@ def ask_hub(folder, endpoint, *addresses, **variables):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("model", ["test_vit", "test_vit2", "vit_tiny_patch16_224", "swinv2_cr_tiny_ns_224"])
+def test_timm_renames_without_a_second_model_in_memory(model):
+    timm = pytest.importorskip("timm")
+    state = timm.create_model(model).state_dict()
+    before = torch.random.get_rng_state()
+    renamed, built = read_module._renamed_by_timm(model, state)
+    assert all(t.is_meta for t in built.state_dict().values())
+    assert renamed.keys() == state.keys()
+    assert all(torch.equal(renamed[name], state[name]) for name in state)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    state.pop(next(iter(state)))
+    with pytest.raises(CheckpointMismatchError, match=f"timm://{model} does not fit"):
+        read_module._renamed_by_timm(model, state)
 
 
 @pytest.mark.long

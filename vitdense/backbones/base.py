@@ -2,15 +2,14 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
@@ -54,22 +53,6 @@ def maybe_checkpoint(function: Callable[..., Tensor], *args: Any, with_cp: bool)
     Non-reentrant, so that gradients flow also when no input needs one (a frozen stem) and under DDP.
     """
     return checkpoint(function, *args, use_reentrant=False) if with_cp else function(*args)
-
-
-@contextmanager
-def main_process_first(checkpoint: str | Path) -> Iterator[None]:
-    """Let rank 0 read a checkpoint first that has to be downloaded; the other ranks then find it in the cache."""
-    # Decided by the name, not by a look at the disk, which may differ from rank to rank.
-    name = str(checkpoint)
-    is_remote = "://" in name or find_model(name) is not None
-    wait = is_remote and distributed.is_available() and distributed.is_initialized()
-    if wait and distributed.get_rank() > 0:
-        distributed.barrier()
-    try:
-        yield
-    finally:
-        if wait and distributed.get_rank() == 0:
-            distributed.barrier()
 
 
 def _before_load_state_dict(model: "Backbone", state: dict[str, Tensor], prefix: str, *_: Any) -> None:
@@ -276,7 +259,8 @@ class Backbone(Module):
     def train(self, mode: bool = True) -> "Backbone":
         """As in torch, but frozen stages and frozen batch norms stay in eval mode (no drop path, no new statistics)."""
         super().train(mode)
-        frozen = [m for m in self.modules() if isinstance(m, _BatchNorm) and not m.weight.requires_grad]
+        norms = [module for module in self.modules() if isinstance(module, _BatchNorm) and module.affine]
+        frozen = [norm for norm in norms if not norm.weight.requires_grad]
         for module in (*self.frozen_modules(), *frozen):
             module.eval()
         return self
@@ -306,8 +290,7 @@ class Backbone(Module):
                 f"init_cfg: got {sorted(options)} with type='Pretrained', expected checkpoint and any of "
                 f"{', '.join(PRETRAINED_OPTIONS)}"
             )
-        with main_process_first(options["checkpoint"]):
-            self.load_report = load_pretrained(self, **options)
+        self.load_report = load_pretrained(self, **options)
         logger.info("%s: %s", type(self).__name__, self.load_report)
         self.cfg = find_model(str(options["checkpoint"]))
         self.is_init = True

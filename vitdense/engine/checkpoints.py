@@ -9,7 +9,6 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 
-from vitdense.backbones.base import main_process_first
 from vitdense.files import atomic_write
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.read import read
@@ -45,8 +44,7 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
     try:
-        with main_process_first(filename):
-            return read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)
+        return read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)
     except CheckpointMismatchError as error:
         if "allow_pickle" not in str(error):
             raise

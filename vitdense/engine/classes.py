@@ -31,6 +31,22 @@ def nodes(node: Any) -> Iterator[dict]:
             yield from nodes(value)
 
 
+def drop_weights(model: Any) -> None:
+    """Take every `init_cfg` that names weights out of a model's config, wherever in it.
+
+    A checkpoint of the whole model replaces them, so that they need not be downloaded. A teacher is in no checkpoint: it
+    keeps its own.
+    """
+    if isinstance(model, dict):
+        parts = as_list(model.get("init_cfg"))
+        if any(not isinstance(part, dict) or part.get("type") == "Pretrained" for part in parts):
+            model["init_cfg"] = None
+        model = [part for key, part in model.items() if key != "teacher"]
+    if isinstance(model, (list, tuple)):
+        for part in model:
+            drop_weights(part)
+
+
 def leaf_datasets(dataset: dict) -> Iterator[dict]:
     """Configs of the data sets inside wrappers such as `RepeatDataset` and `ConcatDataset`."""
     if "datasets" in dataset:

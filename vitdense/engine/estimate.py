@@ -14,6 +14,7 @@ import torch
 from mmengine.optim import build_optim_wrapper
 from mmengine.runner import Runner
 
+from vitdense.engine.classes import drop_weights
 from vitdense.engine.config import build_model, load_config
 
 WARM_UP, MEASURED = 1, 2  # iterations
@@ -65,8 +66,7 @@ def measure(config: Path) -> Estimate:
     """Run a few training iterations of a config, without their log: the real data, random weights."""
     with open(os.devnull, "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         cfg = load_config(config)
-        if "backbone" in cfg.model:
-            cfg.model.backbone.init_cfg = None  # no download
+        drop_weights(cfg.model)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = build_model(cfg).to(device).train()
         optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)

@@ -14,7 +14,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from vitdense.engine.breakdown import report_test
 from vitdense.engine.checkpoints import install_loader
-from vitdense.engine.classes import leaf_datasets
+from vitdense.engine.classes import drop_weights, leaf_datasets
 from vitdense.engine.config import hook_configs
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.preflight import check
@@ -160,9 +160,8 @@ def _runner(cfg: Config) -> Runner:
     """Build mmengine's runner, and log which ops are in use."""
     if cfg.launcher != "none":
         _needs_gpu(f"--launcher {cfg.launcher}")
-    model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
-    if cfg.get("load_from") and "backbone" in model:
-        model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
+    if cfg.get("load_from"):
+        drop_weights(cfg.model)
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
     runner = QuietRunner.from_cfg(cfg)
     runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")

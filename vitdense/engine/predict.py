@@ -21,7 +21,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense import draw
 from vitdense.engine.checkpoints import read_checkpoint
-from vitdense.engine.classes import class_heads, leaf_datasets
+from vitdense.engine.classes import class_heads, drop_weights, leaf_datasets
 from vitdense.engine.coco import CocoPredictions
 from vitdense.engine.config import build_model, hook_configs
 from vitdense.engine.errors import ConfigError
@@ -41,8 +41,7 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: The checkpoint does not fit the model.
     """
-    if "backbone" in cfg.model:
-        cfg.model.backbone.init_cfg = None  # do not download weights that the checkpoint replaces
+    drop_weights(cfg.model)
     model = build_model(cfg)
     allow_pickle = any(hook.get("allow_pickle", False) for hook in hook_configs(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)

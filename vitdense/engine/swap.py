@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.structures import BaseDataElement
 
 from vitdense.engine.backbone import model_changes
-from vitdense.engine.classes import as_list
+from vitdense.engine.classes import as_list, drop_weights
 from vitdense.engine.config import build_model, find_config, load_config
 from vitdense.engine.errors import ConfigError
 from vitdense.engine.launch import exit_on_user_error
@@ -82,7 +82,7 @@ def try_model(path: Path, name: str) -> str:
     meta = {"img_shape": (SIDE, SIDE), "ori_shape": (SIDE, SIDE), "scale_factor": (1.0, 1.0)}
     try:
         cfg = load_config(path)
-        cfg.model.backbone.init_cfg = None  # random weights do
+        drop_weights(cfg.model)  # random weights do
         model = build_model(cfg).eval()
         channels = len((cfg.model.get("data_preprocessor") or {}).get("mean") or range(3))
         image = torch.zeros(channels, SIDE, SIDE, dtype=torch.uint8)

@@ -6,6 +6,7 @@ import logging
 import pickle
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import torch
-from torch import nn
+from filelock import FileLock
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vitdense.files import atomic_write
 from vitdense.models import find_model, gated_row, near_names, ungated_twin
@@ -89,8 +92,8 @@ def read(
     if name.startswith("timm://"):
         model = name.removeprefix("timm://")
         state = fetch(timm_address(model), sha256, load)
-        built = _built_by_timm(model, state)
-        return {"state_dict": place(built.state_dict(), map_location), "parts_in_timm": parts_in_timm(built)}
+        renamed, built = _renamed_by_timm(model, state)
+        return {"state_dict": place(renamed, map_location), "parts_in_timm": parts_in_timm(built)}
     return fetch(name, sha256, partial(load, map_location=map_location))
 
 
@@ -122,25 +125,32 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
     # The folder depends on the whole URL: many files are called model.pth.
     folder = hashlib.sha256(source.encode()).hexdigest()[:16]
     path = Path(torch.hub.get_dir()) / "checkpoints" / folder / name
-    if path.is_file():
-        _check_digest(path, sha256, str(path))
-        return load(path)
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{path}.lock"):  # one process of a node downloads; the others wait for its file
+                if not path.is_file():
+                    return _download(source, address, path, sha256 or digest_in_name(name), load)
+        except CheckpointMismatchError as error:
+            raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise CheckpointNotFoundError(
+                f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); "
+                f"{_advice_if_refused(error, source)}give the path of a file, or train from scratch with --cfg-options "
+                f"model.backbone.init_cfg=None"
+            ) from error
+    _check_digest(path, sha256, str(path))
+    return load(path)
+
+
+def _download(source: str, address: str, path: Path, sha256: str | None, load: Callable[[Path], dict]) -> dict:
+    """Content of the file at `source`, kept at `path` once it is read."""
     if source != address:
         logger.warning("the host of %s is gone: downloading %s instead", address, source)
-    try:
-        # Several processes may do this at once: each one renames a complete file.
-        with atomic_write(path) as scratch:
-            torch.hub.download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
-            _check_digest(scratch, sha256 or digest_in_name(name), source)
-            return load(scratch)
-    except CheckpointMismatchError as error:
-        raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise CheckpointNotFoundError(
-            f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); "
-            f"{_advice_if_refused(error, source)}give the path of a file, or train from scratch with --cfg-options "
-            f"model.backbone.init_cfg=None"
-        ) from error
+    with atomic_write(path) as scratch:
+        torch.hub.download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
+        _check_digest(scratch, sha256, source)
+        return load(scratch)
 
 
 def digest_in_name(name: str) -> str | None:
@@ -247,13 +257,31 @@ def _torchvision_address(address: str) -> str:
         ) from error
 
 
-def _built_by_timm(model: str, state: dict[str, Any]) -> nn.Module:
-    """A timm model with these weights, with the names of the installed timm; files of older models have older names."""
+class _Given(TorchFunctionMode):
+    """Remembers what is copied into tensors of the meta device, which have no memory for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is Tensor.copy_ and args[0].is_meta:
+            self.to[id(args[0])] = args[1]
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tensor], nn.Module]:
+    """These weights with the names of the installed timm, and its model without memory; files of older models have older
+    names.
+
+    timm renames only while it builds the model.
+    """
     import timm
 
     try:
-        # timm renames only while it builds the model, which must not change the state of the random generator.
-        with torch.random.fork_rng(devices=[]):
+        with warnings.catch_warnings(), torch.device("meta"), _Given() as given:
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             overlay = {"state_dict": state}
             built = timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay)
     except (RuntimeError, KeyError, ValueError) as error:
@@ -261,7 +289,7 @@ def _built_by_timm(model: str, state: dict[str, Any]) -> nn.Module:
             f"the file of timm://{model} does not fit that model in timm {timm.__version__} "
             f"({' '.join(str(error).split())}); update timm, or remove the file from the hub's cache"
         ) from error
-    return built
+    return {name: given.to[id(t)] for name, t in built.state_dict(keep_vars=True).items()}, built
 
 
 # What timm's models have, and our name. Of rotary positions the class, base, halves, order and offset of the axes, and
