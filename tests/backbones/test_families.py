@@ -68,9 +68,10 @@ def test_a_file_is_of_one_family(family):
     for state, to in itertools.product(reduced.values(), schemes):
         try:
             file = convert(state, to, family=family, scheme="vitdense", windows=[4]).state
-        except CheckpointMismatchError as error:
-            assert to != "vitdense", error
-            continue  # no names for something in it
+        except CheckpointMismatchError:  # no names for something in it
+            if to == "vitdense":
+                raise
+            continue
         written.add(to)
         assert {match.family for match in readings(file)} == {family}, (to, list(file))
     assert written == set(schemes)

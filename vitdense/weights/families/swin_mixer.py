@@ -17,7 +17,7 @@ def from_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     if side * side != weight.shape[1] or weight.shape[2:] != (1,) or bias.ndim != 1:
         raise CheckpointMismatchError(
             f"the spatial_mlp has a weight of shape {tuple(weight.shape)} and a bias of shape {tuple(bias.shape)}, "
-            f"expected [heads M^2, M^2, 1] and [heads M^2] for a window of M x M; vitdense names keep other windows"
+            f"expected [heads M^2, M^2, 1] and [heads M^2] for a square number of tokens; vitdense names keep others"
         )
     return weight.reshape(-1, *[side] * 4), bias.reshape(-1, side, side)
 
