@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from mmengine.config import Config
+from mmengine.config import ConfigDict
 
 from vitdense.engine.classes import class_heads, drop_weights
 from vitdense.engine.config import ConfigError, load_config
@@ -92,7 +92,7 @@ def test_weights_that_a_checkpoint_replaces_are_dropped_wherever_they_stand():
     def pretrained(name):
         return {"type": "Pretrained", "checkpoint": name}
 
-    cfg = Config(
+    cfg = ConfigDict(
         dict(
             type="ModelWithParts",
             backbone=dict(type="vitdense.ViTAdapter", trunk=dict(arch="deit_small", init_cfg=pretrained("a"))),

@@ -34,8 +34,8 @@ def nodes(node: Any) -> Iterator[dict]:
 def drop_weights(model: Any) -> None:
     """Take every `init_cfg` that names weights out of a model's config, wherever in it.
 
-    A checkpoint of the whole model replaces them, so that they need not be downloaded. A teacher is in no checkpoint: it
-    keeps its own.
+    A checkpoint of the whole model replaces them, so that they need not be downloaded. A teacher, which is in no
+    checkpoint, keeps its own.
     """
     if isinstance(model, dict):
         parts = as_list(model.get("init_cfg"))

@@ -272,10 +272,9 @@ class _Given(TorchFunctionMode):
 
 
 def _renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tensor], nn.Module]:
-    """These weights with the names of the installed timm, and its model without memory; files of older models have older
-    names.
+    """These weights with the names of the installed timm, and its model without memory.
 
-    timm renames only while it builds the model.
+    Files of older models have older names, and timm renames only while it builds the model.
     """
     import timm
 
