@@ -300,7 +300,8 @@ def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | Tra
 
 @made_once
 def _resampling(h: int, w: int, window: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Resampling:
-    rows, columns = bicubic_weights(window[0], h, device), bicubic_weights(window[1], w, device)
+    wide = torch.promote_types(dtype, torch.float32)
+    rows, columns = (bicubic_weights(old, new, device, wide) for old, new in zip(window, (h, w)))
     back = rows.T * (window[0] / h), columns.T * (window[1] / w)
     return Resampling(*(matrix.to(dtype) for matrix in (rows, columns, *back)))
 
