@@ -417,6 +417,18 @@ def test_checkpointing_changes_nothing(make, frozen_stages):
             torch.testing.assert_close(q.grad, p.grad, msg=name)
 
 
+@every
+def test_bfloat16_agrees_with_float32(make):
+    model = make().eval()
+    x = torch.randn(1, 3, 72, 104)
+    with torch.no_grad():
+        want = model(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = model(x)
+    for a, b in zip(got, want):
+        assert relative_error(a.float(), b) < 0.05
+
+
 @dataclass(frozen=True)
 class Precision:
     """A deep and narrow model of a family, whose error under autocast is compared with another model's.
