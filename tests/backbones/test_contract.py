@@ -465,7 +465,6 @@ PRECISION = {
     "swin_v2": Precision(SwinV2, STAGES, {"window_size": 2}, shape=(64, 64)),
     "mvit": Precision(MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID),
     "vit": Precision(ViT, DEEP, GRID),
-    "vit, mmseg": Precision(ViT, DEEP, GRID, "mmseg"),
     "vit, distilled": Precision(ViT, {**DEEP, "distilled": True}, GRID),
     "vit, parallel": Precision(ViT, {**DEEP, "layer_scale": 0.5}, {**GRID, "parallel": 2}),
     "vit, DeiT III": Precision(ViT, {**DEEP, "token_position": False, "layer_scale": 0.5}, GRID),

@@ -45,9 +45,10 @@ class LowRankUpdate(nn.Module):
         return torch.addmm(out.flatten(0, -2), low.flatten(0, -2), self.B.mT).view(out.shape)  # [..., C']
 
 
-def _cast_input(layer: nn.Linear, args: tuple[Tensor]) -> tuple[Tensor]:
+def _cast_input(layer: nn.Linear, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Forward pre-hook: autocast would cast a map for the layer, and again for its update."""
-    return (args[0].to(compute_dtype(args[0])),)
+    x, *others = args
+    return x.to(compute_dtype(x)), *others
 
 
 def _add_update(layer: nn.Linear, args: tuple[Any, ...], out: Tensor) -> Tensor:
