@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdense.layers.layout import copied, made_once
+from vitdense.layers.layout import compute_dtype, copied, made_once
 
 POINTS = 4  # of a head in a level
 Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
@@ -103,6 +103,7 @@ class DeformableAttention(nn.Module):
         Samples are in float32 at least: in half precision a large map has fewer places than positions.
         """
         heads, levels, points = self.shape
+        queries = queries.to(compute_dtype(queries))  # once: two layers read them
         values = self.value_proj(values).unflatten(-1, (heads, -1))  # [B, N, heads, d]
         dtype = torch.promote_types(values.dtype, torch.float32)
         parts = values.split([h * w for h, w in where.sizes], dim=1)
