@@ -74,11 +74,10 @@ def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, i
 
 
 def crop(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The top left of a map ``[B, C, h, w]``, ``[B, C, H, W]``. A compiler would ask if a view of it is contiguous."""
-    if not torch.compiler.is_compiling():
-        return x[..., : size[0], : size[1]]  # [B, C, H, W]
-    rows, columns = (torch.arange(n, device=x.device) for n in size)
-    return x.index_select(2, rows).index_select(3, columns)  # [B, C, H, W]
+    """The top left (H, W) of a map ``[B, C, h, w]``, ``[B, C, H, W]``."""
+    if torch.compiler.is_compiling():  # a slice would ask whether it is shorter; padding, which does not, copies
+        return F.pad(x, (0, size[1] - x.shape[3], 0, size[0] - x.shape[2]))  # [B, C, H, W]
+    return x[..., : size[0], : size[1]]  # [B, C, H, W]
 
 
 def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicubic") -> Tensor:
