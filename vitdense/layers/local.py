@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
 from vitdense.layers.layout import align, copied, longer, made_once, zero
+from vitdense.layers.resize import crop
 
 BORDERS = ("mask", "zero", "clamp")
 POSITIONS = ("table", "query", None)
@@ -58,7 +59,7 @@ def attend_local(
     """
     if has_torch_function((q, kv)):  # `vitdense.report` counts the pairs of the definition, not those of tiles
         return handle_torch_function(attend_local, (q, kv), q, kv, kernel, border, position, scale, tiles)
-    (_, h, w, heads, dim), least = q.shape, num_offsets(kernel, border)
+    (batch, h, w, heads, dim), least = q.shape, num_offsets(kernel, border)
     if position is None:
         position = zero(q).expand(heads, least, least)  # [heads, T, T]
     if (length := position[0].shape[1]) < least or length % 2 == 0:
@@ -79,7 +80,7 @@ def attend_local(
     parts = tiles.of_queries(q), *tiles.of_keys(kv)  # [G, B', heads', t*t, d], [..., m*n, d] twice
     outs = [attend(*(x[rows].flatten(0, 1) for x in parts), bias, scale) for rows, bias in zip(tiles.groups, biases)]
     y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
-    return tiles.join(y.unflatten(0, parts[0].shape[:2]), heads)  # [B, H, W, heads*d]
+    return tiles.join(y, batch, heads)  # [B, H, W, heads*d]
 
 
 def _per_head(x: Tensor, tables: Tensor) -> Tensor:
@@ -137,34 +138,37 @@ class Tiles:
     pads: bool
     whole: bool
 
-    def of_keys(self, x: Tensor) -> tuple[Tensor, ...]:
+    def of_keys(self, x: Tensor) -> list[Tensor]:
         """A map ``[B, h, w, 2, heads, d]`` of keys and values as tiles ``[G, B', heads', m * n, d]`` of each."""
-        (nh, nw), (rows, columns), (n, m) = self.grid, self.keys, self.spans
-        x = x.index_select(1, rows).unflatten(1, (nh, n))  # [B, nH, n, w, 2, heads, d]
-        x = x.permute(4, 0, 5, 1, 3, 2, 6) if self.whole else x.permute(4, 1, 0, 5, 3, 2, 6)  # [2, nH, B, ...]
-        y = tuple(i.index_select(3, columns).unflatten(3, (nw, m)).flatten(4, 5) for i in x.unbind())
-        return tuple(i.flatten(1, 3)[None] if self.whole else i.flatten(2, 3) for i in y)
+        (rows, columns), (n, m), (b, *_, heads, d) = self.keys, self.spans, x.shape
+        x = x.index_select(1, rows).unflatten(1, (self.grid[0], n))  # [B, nH, n, w, 2, heads, d]
+        x = x.permute(4, 0, 5, 1, 3, 2, 6) if self.whole else x.permute(4, 1, 0, 5, 3, 2, 6)  # [2, nH, B, heads, ...]
+        # [nH, B, heads, nW*m, n, d] each, to [G, B', heads', m*n, d]
+        return [part.index_select(3, columns).view(*self._lead(b, heads), m * n, d) for part in x.unbind()]
 
     def of_queries(self, x: Tensor) -> Tensor:
         """A map ``[B, h, w, heads, d]`` as tiles ``[G, B', heads', t * t, d]``, padded with zeros right and bottom."""
-        (h, w), (nh, nw), t = self.size, self.grid, self.side
+        (h, w), (nh, nw), t, (b, _, _, heads, d) = self.size, self.grid, self.side, x.shape
         if self.pads:
             x = F.pad(x, (0, 0, 0, 0, 0, nw * t - w, 0, nh * t - h))  # [B, nH*t, nW*t, heads, d]
-        x = x.unflatten(2, (nw, t)).unflatten(1, (nh, t))  # [B, nH, t, nW, t, heads, d]
-        x = x.permute(0, 5, 1, 3, 4, 2, 6) if self.whole else x.permute(1, 0, 5, 3, 4, 2, 6)  # [nH, B, heads, ...]
-        x = copied(x).flatten(4, 5)  # [nH, B, heads, nW, t*t, d]
-        return x.flatten(1, 3)[None] if self.whole else x.flatten(2, 3)  # [G, B', heads', t*t, d]
+        x = x.view(b, nh, t, nw, t, heads, d)
+        x = x.permute(0, 5, 1, 3, 4, 2, 6) if self.whole else x.permute(1, 0, 5, 3, 4, 2, 6)  # [nH, B, heads, nW, ...]
+        return copied(x).view(*self._lead(b, heads), t * t, d)  # [G, B', heads', t*t, d]
 
-    def join(self, x: Tensor, heads: int) -> Tensor:
-        """Tiles ``[G, B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
-        (h, w), (nh, nw), t = self.size, self.grid, self.side
+    def join(self, x: Tensor, batch: int, heads: int) -> Tensor:
+        """Tiles ``[G * B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
+        (nh, nw), t, d = self.grid, self.side, x.shape[-1]
         if self.whole:
-            x = x[0].unflatten(1, (heads, nh, nw)).permute(0, 2, 3, 1, 4, 5)  # [B, nH, nW, heads, t*t, d]
+            x = x.view(batch, heads, nh, nw, t, t, d).permute(0, 2, 5, 3, 4, 1, 6)  # [B, nH, t, nW, t, heads, d]
         else:
-            x = x.unflatten(2, (heads, nw)).permute(1, 0, 3, 2, 4, 5)  # [B, nH, nW, heads, t*t, d]
-        x = x.unflatten(4, (t, t)).permute(0, 1, 5, 2, 4, 3, 6)  # [B, nH, t, nW, t, heads, d]
-        x = copied(x).view(x.shape[0], nh * t, nw * t, heads * x.shape[-1])  # [B, nH*t, nW*t, heads*d]
-        return F.pad(x, (0, 0, 0, w - nw * t, 0, h - nh * t)) if self.pads else x  # [B, h, w, heads*d]
+            x = x.view(nh, batch, heads, nw, t, t, d).permute(1, 0, 5, 3, 4, 2, 6)  # [B, nH, t, nW, t, heads, d]
+        x = copied(x).view(batch, nh * t, nw * t, heads * d)  # [B, nH*t, nW*t, heads*d]
+        return copied(crop(x, self.size, dim=1))  # [B, h, w, heads*d]
+
+    def _lead(self, batch: int, heads: int) -> tuple[int, int, int]:
+        """G, B' and heads'."""
+        nh, nw = self.grid
+        return (1, batch, heads * nh * nw) if self.whole else (nh, batch, heads * nw)
 
     def biases(self, table: Tensor) -> Tensor:
         """The biases of the groups, ``[groups, heads', t * t, align(m * n)]``, from a table ``[heads, T, T]``."""
@@ -351,8 +355,7 @@ class LocalAttention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, x.shape[-1] // self.num_heads))  # [B, H', W', 3, heads, d]
         q, kv = qkv.split((1, 2), dim=3)
         q = q.squeeze(3)  # [B, H', W', heads, d]
-        if padded:
-            q = F.pad(q, (0, 0, 0, 0, 0, w - columns, 0, h - rows))  # [B, H, W, heads, d]
+        q = crop(q, (h, w), dim=1) if padded else q  # [B, H, W, heads, d]
         position = self.bias and self.bias.relative_position_bias_table.permute(2, 0, 1)  # [heads, T, T]
         if self.position == "query":
             position = self.rel_pos_h, self.rel_pos_w
