@@ -325,7 +325,44 @@ def test_too_few_offsets_are_refused(length):
     attend_local(q, q, q, 7, "clamp", torch.randn(HEADS, 15, 15))  # more than are read
 
 
+@every_border
+@every_position
+def test_no_images(border, position):
+    q, k, v, position = inputs(0, 9, 10, 3, border, position)
+    assert attend_local(q, k, v, 3, border, position).shape == (0, 9, 10, HEADS * DIM)
+
+
+@every_border
+@pytest.mark.parametrize("position", ["table", "query"])
+@pytest.mark.parametrize("size", [(9, 10), (2, 3)])
+def test_torch_func_and_second_derivatives(border, position, size):
+    layer, x = LocalAttention(8, HEADS, 3, border, position).double(), torch.randn(1, *size, 8, dtype=torch.float64)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, x).square().sum()
+
+    parameters = dict(layer.named_parameters())
+    got = torch.func.grad(loss)({name: p.detach() for name, p in parameters.items()}, x)
+    want = torch.autograd.grad(loss(parameters, x), parameters.values())
+    for name, gradient in zip(parameters, want, strict=True):
+        torch.testing.assert_close(got[name], gradient)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x), x.requires_grad_(), fast_mode=True)
+
+
 # Costs
+
+
+@pytest.mark.parametrize(("position", "kernels"), [("table", 45), ("query", 37)])
+def test_kernels_of_the_first_pass_of_a_size(position, kernels):
+    """How many more than those of the second."""
+    layer = LocalAttention(8, HEADS, 7, "clamp" if position == "table" else "mask", position).to("meta")
+    layout.empty_cache()
+    counts = []
+    for _ in range(2):
+        with torch.no_grad(), CostCounter() as counter:
+            layer(torch.empty(1, 40, 57, 8, device="meta"))
+        counts.append(counter.cost.kernels)
+    assert counts[0] - counts[1] <= kernels
 
 
 @every_border
