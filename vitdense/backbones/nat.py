@@ -14,7 +14,7 @@ from vitdense.backbones.swin import BlockSpec, SlidingAttention, SwinBlock, Swin
 from vitdense.backbones.variants import NAT as SIZES
 from vitdense.backbones.variants import find_arch
 from vitdense.layers.blocks import ResidualLayerNorm, scaled
-from vitdense.layers.local import num_offsets
+from vitdense.layers.local import Tiles, num_offsets
 
 
 class NATBlock(SwinBlock):
@@ -33,9 +33,9 @@ class NATBlock(SwinBlock):
             gamma = None if layer_scale is None else nn.Parameter(torch.full((spec.dim,), layer_scale))
             self.register_parameter(name, gamma)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to the same."""
-        x = x + self.drop_path(scaled(self.attn(self.norm1(x)), self.gamma_1))
+    def forward(self, x: Tensor, *args: Tiles) -> Tensor:
+        """``[B, H, W, C]`` to the same; see `SwinBlock`."""
+        x = x + self.drop_path(scaled(self.attn(self.norm1(x), *args), self.gamma_1))
         return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 

@@ -17,7 +17,7 @@ from vitdense.layers.attention import attend_windows, masked_bias
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, copied, window_layout
-from vitdense.layers.local import LocalAttention
+from vitdense.layers.local import LocalAttention, Tiles
 from vitdense.layers.performer import PerformerAttention
 from vitdense.layers.position import AbsolutePosition
 
@@ -157,9 +157,9 @@ class SlidingAttention(LocalAttention):
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to the same."""
-        return self.proj(super().forward(x))
+    def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
+        """``[B, H, W, C]`` to the same; for `tiles` see `LocalAttention`."""
+        return self.proj(super().forward(x, tiles))
 
 
 class KernelAttention(PerformerAttention):
@@ -209,17 +209,22 @@ class SwinBlock(nn.Module):
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, *args: Windows) -> Tensor:
+    def forward(self, x: Tensor, *args: Windows | Tiles) -> Tensor:
         """``[B, H, W, C]`` to the same; `args` are those of the layer that mixes tokens."""
         x = x + self.drop_path(getattr(self, self.mixer)(self.norm1(x), *args))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
-    def arguments(self, x: Tensor, layouts: dict[tuple, Windows]) -> tuple[Windows, ...]:
+    def arguments(self, x: Tensor, layouts: dict[tuple, Windows | Tiles]) -> tuple[Windows | Tiles, ...]:
         """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: the layout of its windows, if any.
 
         Blocks of a stage share `layouts`.
         """
-        if not isinstance(getattr(self, self.mixer), WindowAttention):
+        mixer = getattr(self, self.mixer)
+        if isinstance(mixer, LocalAttention):
+            if not layouts:
+                layouts[self.spec.window,] = mixer.layout(x)
+            return tuple(layouts.values())
+        if not isinstance(mixer, WindowAttention):
             return ()
         key = self.spec.window, self.spec.shift
         if key not in layouts:
@@ -244,7 +249,7 @@ class SwinStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
-        layouts: dict[tuple, Windows] = {}
+        layouts: dict[tuple, Windows | Tiles] = {}
         for block in self.blocks:
             x = maybe_checkpoint(block, x, *block.arguments(x, layouts), with_cp=self.with_cp and self.training)
         return x

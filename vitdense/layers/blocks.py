@@ -61,7 +61,7 @@ def scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
 def pad_to_multiple(x: Tensor, patch_size: int) -> Tensor:
     """An image ``[B, C, H, W]`` padded with zeros right and bottom to multiples of the patch."""
     h, w = x.shape[-2:]
-    # Always while a model is compiled: one program serves all sizes.
+    # Always while a model is compiled: one program serves all sizes. Eager, padding by nothing would copy the image.
     if torch.compiler.is_compiling() or h % patch_size or w % patch_size:
         right, bottom = ((n + patch_size - 1) // patch_size * patch_size - n for n in (w, h))
         x = F.pad(x, (0, right, 0, bottom))  # [B, C, h*p, w*p]
@@ -360,6 +360,7 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int = 0) -> Tensor:
     """Max pooling of ``[B, C, H, W]`` to ``[B, C, ceil(H / stride), ceil(W / stride)]``.
 
     While a model is compiled, the image is padded first: what torch does would be compiled for one parity of the sizes.
+    Eager, that would copy the map.
     """
     if not torch.compiler.is_compiling():
         return F.max_pool2d(x, kernel, stride, padding, ceil_mode=padding == 0)  # [B, C, h, w]

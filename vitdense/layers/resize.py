@@ -78,12 +78,12 @@ def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, i
     return crop(x, size)  # [B, C, H, W]
 
 
-def crop(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The top left of a map ``[B, C, h, w]``, ``[B, C, H, W]``. A compiler would ask if a view of it is contiguous."""
-    if not torch.compiler.is_compiling():
-        return x[..., : size[0], : size[1]]  # [B, C, H, W]
-    rows, columns = (torch.arange(n, device=x.device) for n in size)
-    return x.index_select(2, rows).index_select(3, columns)  # [B, C, H, W]
+def crop(x: Tensor, size: tuple[int, int], dim: int = 2) -> Tensor:
+    """The top left (H, W) of a map, whose rows are dimension `dim`: of ``[B, C, h, w]``, ``[B, C, H, W]``."""
+    rows, columns = (old - new for old, new in zip(x.shape[dim : dim + 2], size))
+    if torch.compiler.is_compiling():  # a slice would ask whether it is shorter; padding does not, but copies
+        return F.pad(x, (*[0, 0] * (x.ndim - dim - 2), 0, -columns, 0, -rows))  # [B, C, H, W]
+    return x[(*[slice(None)] * dim, slice(size[0]), slice(size[1]))]  # [B, C, H, W]
 
 
 def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicubic") -> Tensor:
