@@ -49,7 +49,7 @@ def test_parity_with_mmdet_full_size(size):
     assert max(errors) < 1e-5, errors
 
 
-def layout_of(attention, x):
+def attention.layout(x):
     """The windows that a stage would give a layer."""
     return window_layout(x, attention.spec.window, attention.spec.shift)
 
@@ -105,7 +105,7 @@ def test_window_attention_is_the_definition(size, shift):
     torch.nn.init.normal_(attention.bias.relative_position_bias_table)
     x = torch.randn(1, *size, 4, dtype=torch.float64)
     with torch.no_grad():
-        got = attention(x, layout_of(attention, x))
+        got = attention(x, attention.layout(x))
         torch.testing.assert_close(got[0], brute_force_attention(attention, x, size))
 
 
@@ -120,7 +120,7 @@ def test_attention_without_content_is_the_definition(size, shift):
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, *size, 4, dtype=torch.float64)
     with torch.no_grad():
-        got = attention(x, layout_of(attention, x))
+        got = attention(x, attention.layout(x))
         for i in range(2):
             torch.testing.assert_close(got[i], brute_force_attention(attention, x[i : i + 1], size))
 
@@ -149,7 +149,7 @@ def test_weights_without_content_do_not_depend_on_the_image():
             torch.nn.init.normal_(parameter)
         torch.nn.init.zeros_(attention.proj.bias)
         a, b = torch.randn(2, 1, 7, 8, 4, dtype=torch.float64)
-        out = {name: attention(x, layout_of(attention, x)) for name, x in (("a", a), ("b", b), ("sum", a + b))}
+        out = {name: attention(x, attention.layout(x)) for name, x in (("a", a), ("b", b), ("sum", a + b))}
         linear[type(attention)] = torch.allclose(out["a"] + out["b"], out["sum"])
     assert linear == {PositionAttention: True, WindowAttention: False}
 
@@ -186,7 +186,7 @@ def test_sliding_windows_have_the_weights_of_a_swin():
         torch.nn.init.normal_(attention.bias.relative_position_bias_table, generator=torch.manual_seed(0))
     x = torch.randn(1, 28, 35, 32)
     with torch.no_grad():
-        in_windows, slid = attn(x, layout_of(attn, x)), other(x)
+        in_windows, slid = attn(x, attn.layout(x)), other(x)
     torch.testing.assert_close(slid[:, 3::7, 3::7], in_windows[:, 3::7, 3::7])
     assert relative_error(slid, in_windows) > 0.1
 

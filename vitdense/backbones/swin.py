@@ -72,6 +72,10 @@ class WindowAttention(nn.Module):
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
 
+    def layout(self, x: Tensor) -> Windows:
+        """The windows of a map ``[B, H, W, C]``."""
+        return window_layout(x, self.spec.window, self.spec.shift)
+
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
         """Attend within the windows of a map.
 
@@ -215,20 +219,15 @@ class SwinBlock(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def arguments(self, x: Tensor, layouts: dict[tuple, Windows | Tiles]) -> tuple[Windows | Tiles, ...]:
-        """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: the layout of its windows, if any.
+        """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: its layout, if it has any.
 
         Blocks of a stage share `layouts`.
         """
-        mixer = getattr(self, self.mixer)
-        if isinstance(mixer, LocalAttention):
-            if not layouts:
-                layouts[self.spec.window,] = mixer.layout(x)
-            return tuple(layouts.values())
-        if not isinstance(mixer, WindowAttention):
+        mixer, key = getattr(self, self.mixer), (self.spec.window, self.spec.shift)
+        if not isinstance(mixer, (WindowAttention, LocalAttention)):
             return ()
-        key = self.spec.window, self.spec.shift
         if key not in layouts:
-            layouts[key] = window_layout(x, *key)
+            layouts[key] = mixer.layout(x)
         return (layouts[key],)
 
 
