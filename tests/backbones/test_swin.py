@@ -7,7 +7,6 @@ from conftest import relative_error
 from vitdense.backbones import Swin
 from vitdense.backbones.swin import BlockSpec, PositionAttention, SlidingAttention, WindowAttention, plan
 from vitdense.backbones.variants import SWIN, SwinArch
-from vitdense.layers.layout import window_layout
 from vitdense.report import num_params
 from vitdense.weights.load import load_pretrained
 
@@ -47,11 +46,6 @@ def test_parity_with_mmdet_full_size(size):
         errors = [relative_error(a, b) for a, b in zip(ours(x), theirs(x), strict=True)]
     print(f"swin tiny {size[0]}x{size[1]}: relative error per stage", ", ".join(f"{e:.1e}" for e in errors))
     assert max(errors) < 1e-5, errors
-
-
-def attention.layout(x):
-    """The windows that a stage would give a layer."""
-    return window_layout(x, attention.spec.window, attention.spec.shift)
 
 
 def brute_force_attention(attention, x, size):
