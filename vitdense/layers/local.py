@@ -78,6 +78,9 @@ def attend_local(
     else:
         biases = tiles.biases(position.to(q.dtype)).split(1)  # [1, heads', t*t, align(m*n)] each
     parts = tiles.of_queries(q), *tiles.of_keys(kv)  # [G, B', heads', t*t, d], [..., m*n, d] twice
+    if torch.compiler.is_compiling() and isinstance(position, tuple):
+        # With biases of its own for every image, torch would ask whether G*B' is 1. Eager, a GPU's grid limits heads.
+        parts, biases = [x.flatten(0, 2)[None, None] for x in parts], [biases[0].flatten(0, 1)[None]]
     outs = [attend(*(x[rows].flatten(0, 1) for x in parts), bias, scale) for rows, bias in zip(tiles.groups, biases)]
     y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
     return tiles.join(y, batch, heads)  # [B, H, W, heads*d]

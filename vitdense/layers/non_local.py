@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from vitdense.layers.attention import attend
 from vitdense.layers.blocks import max_pool
 from vitdense.layers.layout import copied, longer
+from vitdense.layers.resize import crop
 
 POOLS = ("before", "after")
 
@@ -126,10 +127,9 @@ def _pool(x: Tensor) -> Tensor:
     """2x2 max pooling of ``[B, C, H, W]`` to ``[B, C, H // 2, W // 2]``; a side of 1 stays.
 
     While a model is compiled, an odd row and column are pooled, then dropped: torch's own would be compiled for one
-    parity of the sizes.
+    parity of the sizes. Eager, the padding would copy the map.
     """
     h, w = x.shape[2:]
     if not torch.compiler.is_compiling():
         return F.max_pool2d(x, (min(h, 2), min(w, 2)))  # [B, C, h, w]
-    rows, columns = (torch.arange(longer(n // 2, 1), device=x.device) for n in (h, w))
-    return max_pool(x, 2, 2).index_select(2, rows).index_select(3, columns)  # [B, C, h, w]
+    return crop(max_pool(x, 2, 2), (longer(h // 2, 1), longer(w // 2, 1)))  # [B, C, h, w]
