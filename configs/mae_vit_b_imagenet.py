@@ -10,10 +10,13 @@ model = dict(
     type="vitdense.MaskedImageModel",
     backbone=dict(type="vitdense.ViT", arch="vit_base", drop_path_rate=0.0, out_indices=[11], out_norm="final"),
     target=dict(type="pixels", loss="mse", norm="patch"),
-    ratio=0.75,
     decoder=dict(embed_dims=512, depth=8, num_heads=16),
 )
-train_dataloader = dict(batch_size=512)
+pipeline = _base_.train_dataloader.dataset.pipeline
+train_dataloader = dict(
+    batch_size=512, dataset=dict(pipeline=[*pipeline, dict(type="vitdense.DrawMask", ratio=0.75, cell=16)])
+)
+del pipeline
 train_cfg = dict(max_epochs=800)
 optim_wrapper = dict(optimizer=dict(lr=2.4e-3, betas=(0.9, 0.95)))
 param_scheduler = [

@@ -18,14 +18,19 @@ model = dict(
         out_norm="final",
     ),
     target=dict(type="pixels"),
-    ratio=0.6,
 )
 pipeline = _base_.train_dataloader.dataset.pipeline
 train_dataloader = dict(
     batch_size=16,
     num_workers=2,
     sampler=dict(_delete_=True, type="vitdense.SeededInfiniteSampler", shuffle=True),
-    dataset=dict(pipeline=[*pipeline[:2], dict(pipeline[2], size=128, scale=(0.3, 1.0))]),
+    dataset=dict(
+        pipeline=[
+            *pipeline[:2],
+            dict(pipeline[2], size=128, scale=(0.3, 1.0)),
+            dict(type="vitdense.DrawMask", ratio=0.6, cell=16),
+        ]
+    ),
 )
 del pipeline
 train_cfg = dict(_delete_=True, type="IterBasedTrainLoop", max_iters=1300)

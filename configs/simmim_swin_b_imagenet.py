@@ -9,11 +9,17 @@ model = dict(
     type="vitdense.MaskedImageModel",
     backbone=dict(type="vitdense.Swin", arch="base", window_size=6, drop_path_rate=0.0, out_indices=[3]),
     target=dict(type="pixels", loss="l1", norm=None),
-    ratio=0.6,
 )
 pipeline = _base_.train_dataloader.dataset.pipeline
 train_dataloader = dict(
-    batch_size=256, dataset=dict(pipeline=[*pipeline[:2], dict(pipeline[2], size=192, scale=(0.67, 1.0))])
+    batch_size=256,
+    dataset=dict(
+        pipeline=[
+            *pipeline[:2],
+            dict(pipeline[2], size=192, scale=(0.67, 1.0)),
+            dict(type="vitdense.DrawMask", ratio=0.6, cell=32),
+        ]
+    ),
 )
 del pipeline
 train_cfg = dict(max_epochs=800)

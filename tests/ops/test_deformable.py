@@ -1,5 +1,7 @@
 """Deformable convolutions and attention of mmcv on the stand-in, against reference loops over the samples."""
 
+import collections
+import gc
 import itertools
 import math
 
@@ -7,8 +9,9 @@ import pytest
 import torch
 import torchvision
 from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitdense.ops import ops_in_use
+from vitdense.ops import deformable, ops_in_use
 
 mm = pytest.importorskip("mmcv.ops")
 pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compiled mmcv is in use")
@@ -233,3 +236,79 @@ def test_multi_scale_deformable_attention_half_empty_and_layer():
         level_start_index=starts,
     )
     assert out.shape == (1, 5, 8)
+
+
+class Counter(TorchDispatchMode):
+    """How often every operator runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Shapes of the tensors that the host reads."""
+    shapes, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: shapes.append(tuple(self.shape)) or tolist(self))
+    return shapes
+
+
+def test_layers_of_multi_scale_attention_read_their_sizes_once(reads):
+    """On a GPU every read waits for all that was launched before."""
+    value, sizes, starts, locations, weights = attention_inputs()
+    run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
+    total = 0
+    for layer in range(4):
+        floats = [(t + 0).requires_grad_() for t in (value, locations, weights)]
+        total = total + (1 + layer) * run(floats[0], sizes, starts, *floats[1:], 64).square().sum()
+    total.backward()
+    assert reads == [(2, 3)]
+    run(value, sizes.clone(), starts, locations, weights, 64)
+    run(value, sizes, starts.clone(), locations, weights, 64)
+    assert len(reads) == 3
+    starts.add_(0)  # may have other values now
+    run(value, sizes, starts, locations, weights, 64)
+    assert len(reads) == 4
+
+
+def test_sizes_that_change_in_place_are_read_again():
+    value, sizes, starts, locations, weights = attention_inputs()
+    run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
+    first = run(value, sizes, starts, locations, weights, 64)
+    for change in (torch.no_grad, torch.inference_mode):
+        others = torch.tensor([[5, 4], [3, 2]])
+        want = run(value, others, starts, locations, weights, 64)
+        with change():
+            same = sizes.clone()
+            assert torch.equal(run(value, same, starts, locations, weights, 64), first)
+            same.copy_(others)
+            assert torch.equal(run(value, same, starts, locations, weights, 64), want)
+    assert not torch.equal(first, want)
+
+
+def test_sizes_are_forgotten_with_their_tensors():
+    value, sizes, starts, locations, weights = attention_inputs()
+    before = len(deformable._READ)
+    mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply(value, sizes, starts, locations, weights, 64)
+    assert len(deformable._READ) == before + 1
+    del sizes
+    gc.collect()
+    assert len(deformable._READ) == before
+
+
+def test_backward_of_multi_scale_attention_repeats_the_sampling_alone():
+    """Nothing but what its kernel does: samples, for the weights' gradients, and the backward of sampling."""
+    value, sizes, starts, locations, weights = (t.requires_grad_(t.is_floating_point()) for t in attention_inputs())
+    run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
+    with Counter() as forward:
+        out = run(value, sizes, starts, locations, weights, 64)
+    with Counter() as backward:
+        out.backward(torch.ones_like(out))
+    assert forward.calls["grid_sampler_2d"] == backward.calls["grid_sampler_2d"] == len(sizes)
+    assert backward.calls["grid_sampler_2d_backward"] == len(sizes)
+    assert backward.calls["mul"] == 2 * len(sizes) + 1  # twice by the gradient of the output; points to -1..1

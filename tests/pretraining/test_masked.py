@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
+from mmengine.structures import BaseDataElement
 from torch import nn
 
 from vitdense.backbones import Mixer, Swin, SwinV2, ViT
 from vitdense.layers.position import sine_cosine
+from vitdense.pretraining.data import DrawMask
 from vitdense.pretraining.masked import MaskedImageModel
 from vitdense.pretraining.targets import MeanColour, PixelTarget, block_mask, find_words, patches, random_mask
 from vitdense.pretraining.teacher import Teacher
@@ -27,12 +29,26 @@ def swin(kind=Swin):
     return kind(arch, window_size=2, out_indices=(3,), drop_path_rate=0.0)
 
 
+def samples(model, images, ratio=0.6, cell=None, kind="random"):
+    """As the pipeline gives them."""
+    draw = DrawMask(ratio, cell or model.side, kind)
+    return [draw({"inputs": image, "data_samples": BaseDataElement()})["data_samples"] for image in images]
+
+
+def draw_mask(model, images, **options):
+    return model.masks_of(samples(model, images, **options), images)
+
+
+def masks(make, count, *args):
+    return torch.stack([make(*args) for _ in range(count)])
+
+
 def test_mae_gives_the_authors_latents_predictions_and_losses(shared_golden):
     _, golden = shared_golden("mae_tiny")
     state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
     sizes = {"embed_dims": 16, "depth": 1, "num_heads": 2}
     for norm, name in ((None, "loss.raw"), ("patch", "loss.norm_pix")):
-        model = MaskedImageModel(vit(), {**PIXELS, "norm": norm}, ratio=0.75, decoder=sizes).eval()
+        model = MaskedImageModel(vit(), {**PIXELS, "norm": norm}, decoder=sizes).eval()
         table = model.backbone.absolute_pos_embed.table.clone()
         assert load_pretrained(model.backbone, {"model": state}).share == 1
         # Fixed positions are in the file: they are those that the model made itself.
@@ -87,7 +103,7 @@ def test_simmim_gives_the_authors_latents_reconstruction_and_losses(shared_golde
 def gradient_of_masked_pixels(model, side=64):
     """The largest gradient of any prediction with respect to a pixel of a masked patch, and to one of the others."""
     images = torch.randn(2, 3, side, side, requires_grad=True)
-    mask = model.draw_mask(images)
+    mask = draw_mask(model, images)
     prediction = model.predict_patches(images, mask)
     (gradient,) = torch.autograd.grad((prediction * torch.randn_like(prediction)).sum(), images)
     by_patch = patches(gradient.abs(), model.side).amax(-1)
@@ -124,7 +140,7 @@ def test_masked_pixels_do_not_reach_the_predictions_of_swin():
 def test_masking_before_the_stem_is_masking_after_it_to_the_bit(stem):
     model = MaskedImageModel(vit(stem), PIXELS).eval()
     images = torch.randn(2, 3, 64, 96)
-    mask = model.draw_mask(images)
+    mask = draw_mask(model, images)
     pixels = mask.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None]
     noise = torch.where(pixels, torch.randn_like(images) * 9, images)
     with torch.no_grad():
@@ -132,15 +148,15 @@ def test_masking_before_the_stem_is_masking_after_it_to_the_bit(stem):
 
 
 def test_random_mask_has_the_same_share_in_every_image():
-    mask = random_mask(5, (14, 14), 0.75)
+    mask = masks(random_mask, 5, (14, 14), 0.75)
     assert mask.flatten(1).sum(1).tolist() == [147] * 5  # MAE keeps int(196 * 0.25)
     assert len({tuple(row.tolist()) for row in mask.flatten(1)}) == 5
-    assert random_mask(1, (6, 6), 0.6).sum() == 22  # SimMIM masks ceil(21.6)
-    assert random_mask(1, (10, 10), 0.55).sum() == 55  # the product is above 55 by its rounding
+    assert random_mask((6, 6), 0.6).sum() == 22  # SimMIM masks ceil(21.6)
+    assert random_mask((10, 10), 0.55).sum() == 55  # the product is above 55 by its rounding
 
 
 def test_block_mask_is_made_of_rectangles_and_never_exceeds_its_share():
-    mask = block_mask(50, (14, 14), 75 / 196)
+    mask = masks(block_mask, 50, (14, 14), 75 / 196)
     shares = mask.flatten(1).sum(1)
     assert shares.max() <= 75
     assert shares.min() >= 40  # may end below 75, as in BEiT's code
@@ -150,7 +166,7 @@ def test_block_mask_is_made_of_rectangles_and_never_exceeds_its_share():
 
 
 def test_rectangles_of_a_block_mask_have_16_cells_and_aspects_up_to_3():
-    mask = block_mask(60, (14, 14), 16 / 196).float()
+    mask = masks(block_mask, 60, (14, 14), 16 / 196).float()
     sides = [(4, 4), (3, 5), (5, 3), (2, 6), (6, 2), (2, 7), (7, 2)]  # the first rectangle, rounded
     has = {side: F.avg_pool2d(mask, side, stride=1).flatten(1).amax(1) == 1 for side in sides}
     assert torch.stack(list(has.values())).any(0).all()
@@ -161,20 +177,20 @@ def test_rectangles_of_a_block_mask_have_16_cells_and_aspects_up_to_3():
 @pytest.mark.parametrize("grid", [(1, 1), (1, 20), (20, 1), (2, 3), (4, 4)])
 def test_block_mask_of_a_small_or_narrow_map_is_not_empty(grid):
     """The loss of an empty mask is no number."""
-    counts = block_mask(50, grid, 0.4).flatten(1).sum(1)
+    counts = masks(block_mask, 50, grid, 0.4).flatten(1).sum(1)
     assert counts.min() >= 1
     assert counts.max() <= max(1, round(0.4 * grid[0] * grid[1]))
 
 
 @pytest.mark.parametrize("make", [vit, swin, lambda: swin(SwinV2)], ids=["vit", "swin", "swin_v2"])
 def test_any_size_and_padding_is_never_a_target(make):
-    model = MaskedImageModel(make(), PIXELS, ratio=0.5).train()
+    model = MaskedImageModel(make(), PIXELS).train()
     images = torch.randn(2, 3, 101, 77)
-    prediction, mask = model(images)
+    prediction, mask = model(images, samples(model, images))
     grid = (101 // model.side, 77 // model.side)
     assert mask.shape == (2, *grid)
     assert prediction.shape == (2, *grid, 3 * model.side**2)
-    loss = model(images, mode="loss")["loss"]
+    loss = model(images, samples(model, images), mode="loss")["loss"]
     loss.backward()
     unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert unused == []  # DDP needs no find_unused_parameters
@@ -185,7 +201,7 @@ def test_visible_patches_are_encoded_in_the_order_of_the_image():
     model = MaskedImageModel(vit(), PIXELS, decoder={"embed_dims": 16, "depth": 1, "num_heads": 2}).eval()
     orders = []
     model.decoder.register_forward_pre_hook(lambda _, args: orders.append(args[2]))
-    mask = random_mask(2, (14, 14), 0.75)
+    mask = masks(random_mask, 2, (14, 14), 0.75)
     with torch.no_grad():
         model.predict_patches(torch.randn(2, 3, 224, 224), mask)
     for order, masked in zip(orders[0], mask.flatten(1)):
@@ -199,16 +215,40 @@ def test_decoders_start_as_transformers_do():
 
 
 def test_images_below_a_cell_and_evaluation_are_refused():
-    model = MaskedImageModel(vit(), PIXELS, cell=32)
-    with pytest.raises(ValueError, match="images"):
-        model(torch.zeros(1, 3, 31, 64), mode="loss")
+    model = MaskedImageModel(vit(), PIXELS)
+    with pytest.raises(ValueError, match="image"):
+        samples(model, torch.zeros(1, 3, 31, 64), cell=32)
+    images = torch.zeros(1, 3, 64, 64)
     with pytest.raises(ValueError, match="mode"):
-        model(torch.zeros(1, 3, 64, 64), mode="predict")
+        model(images, samples(model, images), mode="predict")
+
+
+def test_masks_that_do_not_fit_are_refused():
+    model, images = MaskedImageModel(vit(), PIXELS), torch.zeros(2, 3, 96, 96)
+    for absent in (None, [BaseDataElement(), BaseDataElement()]):
+        with pytest.raises(ValueError, match="DrawMask"):
+            model(images, absent, mode="loss")
+    with pytest.raises(ValueError, match="cell"):
+        model(images, samples(model, images, cell=24), mode="loss")
+    with pytest.raises(ValueError, match="cell"):
+        model(images, [*samples(model, images[:1]), *samples(model, images[1:], cell=32)], mode="loss")
+    model = MaskedImageModel(vit(), PIXELS, decoder={"embed_dims": 16, "depth": 1, "num_heads": 2})
+    with pytest.raises(ValueError, match="decoder"):
+        model(images, [*samples(model, images[:1]), *samples(model, images[1:], ratio=0.2)], mode="loss")
+
+
+def test_masks_of_smaller_images_of_a_batch_do_not_reach_its_padding():
+    model = MaskedImageModel(vit(), PIXELS)
+    images = [torch.zeros(3, 64, 96), torch.zeros(3, 96, 50)]
+    mask = model.masks_of(samples(model, images, ratio=0.99), torch.zeros(2, 3, 96, 96))
+    assert mask[0, :4].all()
+    assert mask[1, :, :3].all()
+    assert mask.sum() == 4 * 6 + 6 * 3
 
 
 def test_cells_of_several_patches_are_masked_together():
-    model = MaskedImageModel(vit(), PIXELS, cell=32)
-    mask = model.draw_mask(torch.zeros(3, 3, 100, 128))
+    model = MaskedImageModel(vit(), PIXELS)
+    mask = draw_mask(model, torch.zeros(3, 3, 100, 128), cell=32)
     assert mask.shape == (3, 6, 8)
     cells = mask.view(3, 3, 2, 4, 2).permute(0, 1, 3, 2, 4).flatten(3)
     assert torch.equal(cells.all(-1), cells.any(-1))
@@ -235,7 +275,8 @@ def test_mean_colour_is_three_bits_of_each_channel():
     want = [0, 511, 1 * 64 + 3 * 8 + 4, 6 * 64 + 7 * 8 + 1]
     assert classes.flatten().tolist() == want
     assert model.decoder.out_features == 512
-    model(torch.randn(1, 3, 64, 64), mode="loss")["loss"].backward()
+    images = torch.randn(1, 3, 64, 64)
+    model(images, samples(model, images), mode="loss")["loss"].backward()
 
 
 def test_words_are_the_nearest_centres_of_the_teachers_features(tmp_path):
@@ -308,9 +349,6 @@ def test_window_statistics_ignore_what_is_outside_of_the_image():
         (dict(target={"type": "pixels", "norm": 4}), "norm"),
         (dict(target={"type": "pixels", "norm": 1}), "norm"),
         (dict(target={"type": "pixels", "loss": "huber"}), "loss"),
-        (dict(mask="stripes"), "mask"),
-        (dict(ratio=1.0), "ratio"),
-        (dict(cell=24), "cell"),
         (dict(target={"type": "words", "centres": torch.zeros(2, 32)}), "teacher"),
         (dict(backbone=Mixer({"embed_dims": 16, "depth": 2}, pretrain_img_size=64, out_indices=(1,))), "backbone"),
         (dict(backbone=vit(out_indices=(0, 1))), "out_indices"),
@@ -318,7 +356,6 @@ def test_window_statistics_ignore_what_is_outside_of_the_image():
         (dict(backbone=vit(output_cls_token=True)), "output_cls_token"),
         (dict(backbone=vit(window_size=2), decoder={}), "decoder"),
         (dict(backbone=vit(position="2d"), decoder={}), "decoder"),
-        (dict(mask="blocks", decoder={}), "decoder"),
         (dict(backbone=swin(), decoder={}), "decoder"),
     ],
 )
@@ -327,17 +364,24 @@ def test_wrong_options_are_named(change, named):
         MaskedImageModel(**{"backbone": vit(), "target": PIXELS, **change})
 
 
+@pytest.mark.parametrize("change", [{"kind": "stripes"}, {"ratio": 1.0}, {"cell": 0}])
+def test_wrong_options_of_a_mask_are_named(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        DrawMask(**{"ratio": 0.5, "cell": 16, **change})
+
+
+@pytest.mark.long
 def test_pretraining_learns_to_predict():
     """Better than the mean of the visible patches, on images of two constant halves."""
     torch.manual_seed(0)
-    model = MaskedImageModel(vit(), {**PIXELS, "norm": None}, ratio=0.5)
+    model = MaskedImageModel(vit(), {**PIXELS, "norm": None})
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     images = torch.randn(16, 3, 1, 2).repeat_interleave(64, 2).repeat_interleave(32, 3)
     for _ in range(150):
         optimizer.zero_grad()
-        model(images, mode="loss")["loss"].backward()
+        model(images, samples(model, images, ratio=0.5), mode="loss")["loss"].backward()
         optimizer.step()
-    prediction, mask = model(images)
+    prediction, mask = model(images, samples(model, images, ratio=0.5))
     visible = nn.functional.one_hot((~mask).long(), 2)[..., 1:].float()
     target = patches(images, 16)
     mean = (target * visible).sum((1, 2), keepdim=True) / visible.sum((1, 2), keepdim=True)

@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPO
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, TRANSFORMS
+from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
 from PIL import Image
 
+from vitdense.backbones import ViT
 from vitdense.engine.config import build_model, load_config
 from vitdense.engine.launch import train
 from vitdense.engine.seeded import SeededRepeatedSampler
 from vitdense.pretraining.data import ImageFolder, Top1
+from vitdense.pretraining.masked import MaskedImageModel
 
 CONFIGS = ("distill_deit_s_imagenet", "mae_vit_b_imagenet", "simmim_swin_b_imagenet", "masked_deit_t_photos")
 
@@ -92,6 +96,43 @@ def test_repeated_augmentation_spreads_the_repeats_of_an_image_over_ranks(monkey
     assert len({index.key for index in stream}) == len(stream)  # another augmentation each time
 
 
+@pytest.mark.long
+def test_masks_are_drawn_by_the_workers_and_by_the_seed_of_the_sample(folder):
+    pipeline = [
+        {"type": "vitdense.SeedFromSample"},
+        {"type": "vitdense.LoadImage"},
+        {"type": "vitdense.TimmTransform", "size": 64, "training": False},
+        {"type": "vitdense.DrawMask", "ratio": 0.4, "cell": 8, "kind": "blocks"},
+    ]
+
+    def batch(workers, **sampler):
+        loader = Runner.build_dataloader(
+            {
+                **{"batch_size": 8, "num_workers": workers},
+                "sampler": {"type": "vitdense.SeededEpochSampler", "shuffle": False, **sampler},
+                "dataset": {"type": "vitdense.ImageFolder", "data_root": str(folder), "pipeline": pipeline},
+            },
+            seed=3,
+        )
+        return next(iter(loader))
+
+    def masks(batch):
+        return torch.stack([sample.mask for sample in batch["data_samples"]])
+
+    data = batch(2)
+    assert len(masks(data).flatten(1).unique(dim=0)) == 8
+    assert torch.equal(masks(data), masks(batch(0)))
+    assert not torch.equal(masks(data), masks(batch(0, seed=4)))
+    vit = {"embed_dims": 16, "depth": 1, "num_heads": 2}
+    vit = ViT({**vit, "patch_size": 8}, pretrain_img_size=64, out_indices=(0,), out_norm="final", drop_path_rate=0.0)
+    model = MaskedImageModel(vit, {"type": "pixels"})
+    before = torch.get_rng_state()
+    data = model.data_preprocessor(data, training=True)
+    assert all(sample.mask.device.type == "cpu" for sample in data["data_samples"])
+    assert torch.equal(model(**data)[1], masks(data))
+    assert torch.equal(torch.get_rng_state(), before)  # nothing is left to draw
+
+
 def test_top_1_is_the_share_of_found_classes():
     metric = Top1()
     metric.process({}, [{"pred_label": 1, "gt_label": 1}, {"pred_label": 0, "gt_label": 1}])
@@ -105,12 +146,20 @@ def test_config_builds(name):
     cfg = load_config(REPO / f"configs/{name}.py")
     with torch.device("meta"):
         model = build_model(cfg)
-    size = cfg.train_dataloader.dataset.pipeline[-1]["size"]
+    *_, augmentation, last = cfg.train_dataloader.dataset.pipeline
+    size = (last if last.type == "vitdense.TimmTransform" else augmentation).size
     assert model.backbone.out_indices == (len(model.backbone.stage_modules()) - 1,)
     out = model.backbone(torch.empty(2, 3, size, size, device="meta"))[-1]
     stride = model.backbone.out_strides[-1]
     assert (out[0] if isinstance(out, tuple) else out).shape[-2:] == (size // stride, size // stride)
     assert cfg.custom_imports.imports[0] == "vitdense"
+    if last.type == "vitdense.DrawMask":
+        images = torch.empty(2, 3, size, size, device="meta")
+        draw = TRANSFORMS.build(last)
+        drawn = [draw({"inputs": image, "data_samples": BaseDataElement()})["data_samples"] for image in images]
+        mask = model.masks_of(drawn, images)
+        assert mask.shape == (2, size // stride, size // stride)
+        assert mask.float().mean().item() == pytest.approx(last.ratio, abs=0.02)
 
 
 @pytest.mark.long

@@ -23,15 +23,24 @@ def deform_attend(levels: Sequence[Tensor], points: Tensor, weights: Tensor) -> 
         weights: Of the points, ``[B, Q, heads, levels, points]``.
     """
     batch, _, heads, *_ = points.shape
-    grids = copied(points.transpose(1, 2)).flatten(0, 1)  # [B * heads, Q, levels, points, 2]
-    weights = copied(weights.transpose(1, 2)).flatten(0, 1)[:, None]  # [B * heads, 1, Q, levels, points]
     parts = []
-    for level, grid, weight in zip(levels, grids.unbind(2), weights.unbind(3)):
-        pixels = level.permute(0, 3, 4, 1, 2)  # [B, heads, d, h, w]
-        pixels = pixels.to(grid.dtype, copy=True, memory_format=torch.contiguous_format)
-        sampled = F.grid_sample(pixels.flatten(0, 1), grid, align_corners=False)  # [B * heads, d, Q, points]
+    for level, grid, weight in zip(levels, *of_levels(points, weights)):
+        sampled = F.grid_sample(pixels_of(level, grid.dtype), grid, align_corners=False)  # [B * heads, d, Q, points]
         parts.append((sampled * weight).sum(-1))  # [B * heads, d, Q]
     return sum(parts[1:], parts[0]).unflatten(0, (batch, heads)).permute(0, 3, 1, 2).flatten(2)  # [B, Q, heads*d]
+
+
+def of_levels(points: Tensor, weights: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Points, ``[B * heads, Q, points, 2]``, and weights, ``[B * heads, 1, Q, points]``, of every level."""
+    grids = copied(points.transpose(1, 2)).flatten(0, 1)  # [B * heads, Q, levels, points, 2]
+    weights = copied(weights.transpose(1, 2)).flatten(0, 1)[:, None]  # [B * heads, 1, Q, levels, points]
+    return grids.unbind(2), weights.unbind(3)
+
+
+def pixels_of(level: Tensor, dtype: torch.dtype) -> Tensor:
+    """A level ``[B, h, w, heads, d]`` as `grid_sample` takes it, ``[B * heads, d, h, w]``."""
+    pixels = level.permute(0, 3, 4, 1, 2)  # [B, heads, d, h, w]
+    return pixels.to(dtype, copy=True, memory_format=torch.contiguous_format).flatten(0, 1)  # [B * heads, d, h, w]
 
 
 class References(NamedTuple):

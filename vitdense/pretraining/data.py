@@ -1,4 +1,4 @@
-"""Data of classification and of masked pretraining: folders of images, timm's augmentation, top-1."""
+"""Data of classification and of masked pretraining: folders of images, timm's augmentation, masks, top-1."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from PIL import Image
 from timm.data import create_transform
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from vitdense.pretraining.targets import MASKS
 from vitdense.registry import DATASETS, METRICS, TRANSFORMS
 
 
@@ -57,7 +58,7 @@ class ImageFolder(BaseDataset):
 
 @TRANSFORMS.register_module()
 class TimmTransform:
-    """Last step of a pipeline, after ``vitdense.LoadImage``: timm's augmentation, and normalisation.
+    """Step of a pipeline after ``vitdense.LoadImage``, mostly the last: timm's augmentation, and normalisation.
 
     Args:
         size: Side of the square result in pixels.
@@ -76,6 +77,40 @@ class TimmTransform:
         if "gt_label" in results:
             sample.gt_label = results["gt_label"]
         return {"inputs": self.transform(image), "data_samples": sample}
+
+
+@TRANSFORMS.register_module()
+class DrawMask:
+    """Step of a pipeline after ``vitdense.TimmTransform``: the mask of masked pretraining.
+
+    The process that loads the image draws it, with its generator of torch. The sample gets `mask`, ``[H // cell,
+    W // cell]``, True where masked, and `cell`; both stay on the CPU.
+
+    Args:
+        ratio: Share of masked cells, above 0 and below 1.
+        cell: Side of a cell in pixels: the stride of the backbone's last map, or a multiple of it.
+        kind: ``'random'`` or ``'blocks'`` (`block_mask`).
+
+    Raises:
+        ValueError: Another kind, ratio or cell; in a call: the image is smaller than a cell.
+    """
+
+    def __init__(self, ratio: float, cell: int, kind: str = "random") -> None:
+        if kind not in MASKS or not 0 < ratio < 1 or cell < 1:
+            raise ValueError(
+                f"vitdense.DrawMask: got kind={kind!r}, ratio={ratio}, cell={cell}; expected {' or '.join(MASKS)}, a "
+                f"ratio between 0 and 1, and a positive number of pixels"
+            )
+        self.draw, self.ratio, self.cell = MASKS[kind], ratio, cell
+
+    def __call__(self, results: dict) -> dict:
+        """Give the sample of an image ``[3, H, W]`` its mask."""
+        size = tuple(results["inputs"].shape[-2:])
+        grid = tuple(n // self.cell for n in size)
+        if min(grid) < 1:
+            raise ValueError(f"vitdense.DrawMask: got an image of {size} pixels, expected at least a cell: {self.cell}")
+        results["data_samples"].set_metainfo({"mask": self.draw(grid, self.ratio), "cell": self.cell})
+        return results
 
 
 @METRICS.register_module()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS as ALL_MODELS
+from mmengine.structures import BaseDataElement
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from vitdense.backbones.variants import ViTArch
 from vitdense.backbones.vit import BlockSpec, LayerNorm, ViTBlock
 from vitdense.layers.blocks import init_transformer
 from vitdense.layers.position import sine_cosine
-from vitdense.pretraining.targets import MASKS, TARGETS
+from vitdense.pretraining.targets import TARGETS
 from vitdense.pretraining.teacher import ModelWithTeacher, Teacher
 from vitdense.registry import MODELS
 
@@ -69,15 +70,13 @@ class MaskedImageModel(ModelWithTeacher):
 
     Without a `decoder` the embeddings of masked patches are replaced by a learned token (BEiT, SimMIM), and a linear
     layer predicts from the backbone's last map. With one, masked patches are dropped, and the decoder predicts from the
-    others (MAE). Checkpoints are read by the `init_cfg` of the same backbone in any detector, segmentor or classifier.
+    others (MAE). The masks come with the images, from `DrawMask`. Checkpoints are read by the `init_cfg` of the same
+    backbone in any detector, segmentor or classifier.
 
     Args:
         backbone: A ViT (``out_norm='final'``) or Swin with its last block or stage as its one output.
         target: ``dict(type='pixels')``, ``dict(type='mean_colour')`` or ``dict(type='words', centres=...)``, with the
             arguments of `PixelTarget`, `MeanColour`, `VisualWords`. Words need the `teacher` that they were found with.
-        mask: ``'random'`` or ``'blocks'`` (`block_mask`).
-        ratio: Share of masked cells.
-        cell: Side of a cell of the mask in pixels; the stride of the output when None (32 for Swin).
         decoder: Sizes of `Decoder`, or None. Positions are fixed sines and cosines then, as MAE's.
         teacher, mean, std, data_preprocessor, init_cfg: See `ModelWithTeacher`.
 
@@ -89,9 +88,6 @@ class MaskedImageModel(ModelWithTeacher):
         self,
         backbone: Mapping | nn.Module,
         target: Mapping,
-        mask: str = "random",
-        ratio: float = 0.6,
-        cell: int | None = None,
         decoder: Mapping | None = None,
         teacher: Teacher | Mapping | None = None,
         **options: object,
@@ -99,9 +95,7 @@ class MaskedImageModel(ModelWithTeacher):
         super().__init__(teacher, **options)
         self.backbone = backbone if isinstance(backbone, nn.Module) else ALL_MODELS.build(backbone)
         self.side = self.backbone.out_strides[-1]
-        self.cell = cell or self.side
-        self.mask, self.ratio = MASKS.get(mask), ratio
-        self._check(target, mask, decoder)
+        self._check(target, decoder)
         target = dict(target)
         self.target = TARGETS[target.pop("type")](self.side, **target)
         # Checkpoints of a backbone have the output norms of all stages or none. The norm of a ViT is a classifier's.
@@ -125,13 +119,10 @@ class MaskedImageModel(ModelWithTeacher):
             if name.endswith("_position"):
                 parameter.requires_grad_(False).zero_()
 
-    def _check(self, target: Mapping, mask: str, decoder: Mapping | None) -> None:
+    def _check(self, target: Mapping, decoder: Mapping | None) -> None:
         backbone, last = self.backbone, len(self.backbone.stage_modules()) - 1
-        if target.get("type") not in TARGETS or self.mask is None or not 0 < self.ratio < 1:
-            raise ValueError(
-                f"got target={target}, mask={mask!r}, ratio={self.ratio}; expected a target of type "
-                f"{', '.join(TARGETS)}, a mask {' or '.join(MASKS)}, and a ratio between 0 and 1"
-            )
+        if target.get("type") not in TARGETS:
+            raise ValueError(f"target: got {target}, expected one of type {', '.join(TARGETS)}")
         is_vit = isinstance(backbone, ViT) and backbone.norm is not None and not backbone.output_cls_token
         if not (is_vit or isinstance(backbone, SwinTrunk)) or backbone.out_indices != (last,):
             raise ValueError(
@@ -139,26 +130,29 @@ class MaskedImageModel(ModelWithTeacher):
                 f"output_cls_token, or a Swin; of either out_indices=[{last}]"
             )
         has_table = hasattr(backbone.absolute_pos_embed, "table") and getattr(backbone, "rope", None) is None
-        if decoder is not None and not (is_vit and backbone.tokens and has_table and mask == "random"):
+        if decoder is not None and not (is_vit and backbone.tokens and has_table):
             raise ValueError(
                 "decoder: masked patches can be dropped only from a ViT with global attention and a table of "
-                "positions and no rope, as many from every image (mask='random'); give None"
+                "positions and no rope; give None"
             )
-        if self.cell % self.side:
-            raise ValueError(f"cell: got {self.cell} pixels, expected a multiple of the backbone's stride {self.side}")
         if (target["type"] == "words") != (self.teacher is not None):
             raise ValueError(f"teacher: got {self.teacher is not None} with target {target['type']}; words need one")
 
-    def forward(self, inputs: Tensor, data_samples: Sequence | None = None, mode: str = "tensor") -> object:
+    def forward(
+        self, inputs: Tensor, data_samples: Sequence[BaseDataElement] | None = None, mode: str = "tensor"
+    ) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
         """Mask images and predict.
 
         Args:
             inputs: Normalised images ``[B, 3, H, W]``.
-            data_samples: Not read.
+            data_samples: One per image, with the `mask` and `cell` of `DrawMask`.
             mode: ``'loss'`` gives ``{"loss": mean over the masked patches}``; ``'tensor'`` the prediction of every
                 whole patch, ``[B, h, w, D]``, and the mask, ``[B, h, w]``.
+
+        Raises:
+            ValueError: Another mode, or masks that do not fit; see `masks_of` and `predict_patches`.
         """
-        mask = self.draw_mask(inputs)  # [B, h, w]
+        mask = self.masks_of(data_samples, inputs)  # [B, h, w]
         prediction = self.predict_patches(inputs, mask)  # [B, h, w, D]
         if mode == "tensor":
             return prediction, mask
@@ -166,16 +160,33 @@ class MaskedImageModel(ModelWithTeacher):
             raise ValueError(f"mode: got {mode!r}, expected 'loss' or 'tensor'; there is nothing to evaluate")
         return {"loss": self.loss_of(prediction, mask, inputs)}
 
-    def draw_mask(self, images: Tensor) -> Tensor:
-        """A mask of whole patches on the CPU, ``[B, h, w]``, True where masked. Padding is never masked."""
-        grid = tuple(n // self.cell for n in images.shape[2:])
-        if min(grid) < 1:
-            raise ValueError(f"images: got {tuple(images.shape[2:])} pixels, expected at least a cell of {self.cell}")
-        mask = _repeat(self.mask(len(images), grid, self.ratio), self.cell // self.side)
-        return _pad(mask, tuple(n // self.side for n in images.shape[2:]))  # [B, h, w]
+    def masks_of(self, data_samples: Sequence[BaseDataElement] | None, images: Tensor) -> Tensor:
+        """The masks of whole patches on the CPU, ``[B, h, w]``, True where masked. Padding is never masked.
+
+        Raises:
+            ValueError: A sample has no mask; their cells differ, or have no whole number of patches.
+        """
+        if not data_samples or not all("mask" in sample for sample in data_samples):
+            raise ValueError(
+                f"data_samples: expected a mask for every image; add dict(type='vitdense.DrawMask', ratio=0.6, "
+                f"cell={self.side}) to the pipeline, after vitdense.TimmTransform"
+            )
+        cell, *others = {sample.cell for sample in data_samples}
+        if others or cell % self.side:
+            raise ValueError(
+                f"cell: got {[cell, *others]} pixels in a batch, expected one multiple of the backbone's stride "
+                f"{self.side}"
+            )
+        cells, grid = (tuple(n // side for n in images.shape[2:]) for side in (cell, self.side))
+        mask = torch.stack([_pad(sample.mask, cells) for sample in data_samples])  # [B, H // cell, W // cell]
+        return _pad(_repeat(mask, cell // self.side), grid)  # [B, h, w]
 
     def predict_patches(self, images: Tensor, mask: Tensor) -> Tensor:
-        """The prediction of every whole patch, ``[B, h, w, D]``; see `forward`."""
+        """The prediction of every whole patch, ``[B, h, w, D]``; see `forward`.
+
+        Raises:
+            ValueError: There is a decoder, and an image has more masked patches than another.
+        """
         x = self.backbone.patch_embed(images)  # [B, h', w', C]
         factor = self.side // self.backbone.patch_embed.patch_size
         masked = _pad(_repeat(mask, factor), tuple(x.shape[1:3]))  # [B, h', w']
@@ -187,7 +198,12 @@ class MaskedImageModel(ModelWithTeacher):
         return x[:, : mask.shape[1], : mask.shape[2]]
 
     def _encode_visible(self, x: Tensor, masked: Tensor) -> Tensor:
-        visible = int((~masked[0]).sum())  # the mask is on the CPU
+        visible, *others = (~masked).flatten(1).sum(1).unique().tolist()  # the masks are on the CPU
+        if others:
+            raise ValueError(
+                f"decoder: got images with {[visible, *others]} visible patches in a batch, expected as many in each: "
+                f"images of one size, and kind='random' of vitdense.DrawMask"
+            )
         order = masked.flatten(1).byte().argsort(dim=1, stable=True).to(x.device)  # [B, h*w], visible patches first
         keep = order[:, :visible, None].expand(-1, -1, x.shape[3])  # [B, n, C]
         tokens = self.backbone.absolute_pos_embed(x).flatten(1, 2).gather(1, keep)  # [B, n, C]
@@ -207,5 +223,5 @@ def _repeat(mask: Tensor, times: int) -> Tensor:
 
 
 def _pad(mask: Tensor, grid: tuple[int, int]) -> Tensor:
-    """``[B, h, w]`` with False right and bottom up to a grid."""
-    return F.pad(mask, (0, grid[1] - mask.shape[2], 0, grid[0] - mask.shape[1]))  # [B, *grid]
+    """``[..., h, w]`` with False right and bottom up to a grid."""
+    return F.pad(mask, (0, grid[1] - mask.shape[-1], 0, grid[0] - mask.shape[-2]))  # [..., *grid]

@@ -13,43 +13,41 @@ from vitdense.pretraining.teacher import ModelWithTeacher, Teacher
 BINS = 8  # of every colour channel: 3 bits (ViT appendix B.1.2)
 
 
-def random_mask(batch: int, grid: tuple[int, int], ratio: float) -> Tensor:
-    """A mask of the same number of cells in every image, rounded up: ``[B, h, w]``, True where masked."""
+def random_mask(grid: tuple[int, int], ratio: float) -> Tensor:
+    """A mask of an image with a share of its cells, rounded up: ``[h, w]``, True where masked."""
     cells = grid[0] * grid[1]
     count = math.ceil(cells * ratio - 1e-6)  # of 196 cells 75 % are 147, whatever rounding makes of the product
-    order = torch.rand(batch, cells).argsort(1).argsort(1)  # [B, cells]
-    return (order < count).unflatten(1, grid)  # [B, h, w]
+    return (torch.randperm(cells) < count).unflatten(0, grid)  # [h, w]
 
 
-def block_mask(batch: int, grid: tuple[int, int], ratio: float) -> Tensor:
+def block_mask(grid: tuple[int, int], ratio: float) -> Tensor:
     """Rectangles of 16 cells or more and of aspects 0.3 to 3.3, up to a share of the image (BEiT algorithm 1).
 
     A rectangle is smaller where the grid ends, or where less of the share is left.
 
     Returns:
-        ``[B, h, w]``, True where masked. The share may be smaller: a rectangle that would exceed it is drawn again, ten
-        times at most.
+        ``[h, w]`` of an image, True where masked. The share may be smaller: a rectangle that would exceed it is drawn
+        again, ten times at most.
     """
-    mask = torch.zeros(batch, *grid, dtype=torch.bool)  # [B, h, w]
+    mask = torch.zeros(grid, dtype=torch.bool)  # [h, w]
     allowed = max(1, round(grid[0] * grid[1] * ratio))
-    for image in mask:
-        misses = 0
-        while (left := allowed - int(image.sum())) > 0 and misses < 10:
-            area = torch.empty(()).uniform_(min(16, left), left).item()
-            aspect = math.exp(torch.empty(()).uniform_(math.log(0.3), math.log(1 / 0.3)).item())
-            # BEiT draws again what exceeds the grid: on a narrow map it would mask nothing.
-            h = min(grid[0], round(math.sqrt(area * aspect)))
-            w = min(grid[1], round(math.sqrt(area / aspect)))
-            top, start = int(torch.randint(grid[0] - h + 1, ())), int(torch.randint(grid[1] - w + 1, ()))
-            block = image[top : top + h, start : start + w]
-            misses += 1
-            if 0 < int((~block).sum()) <= left:
-                block.fill_(True)
-                misses = 0
+    misses = 0
+    while (left := allowed - int(mask.sum())) > 0 and misses < 10:
+        area = torch.empty(()).uniform_(min(16, left), left).item()
+        aspect = math.exp(torch.empty(()).uniform_(math.log(0.3), math.log(1 / 0.3)).item())
+        # BEiT draws again what exceeds the grid: on a narrow map it would mask nothing.
+        h = min(grid[0], round(math.sqrt(area * aspect)))
+        w = min(grid[1], round(math.sqrt(area / aspect)))
+        top, start = int(torch.randint(grid[0] - h + 1, ())), int(torch.randint(grid[1] - w + 1, ()))
+        block = mask[top : top + h, start : start + w]
+        misses += 1
+        if 0 < int((~block).sum()) <= left:
+            block.fill_(True)
+            misses = 0
     return mask
 
 
-MASKS: dict[str, Callable[[int, tuple[int, int], float], Tensor]] = {"random": random_mask, "blocks": block_mask}
+MASKS: dict[str, Callable[[tuple[int, int], float], Tensor]] = {"random": random_mask, "blocks": block_mask}
 
 
 def patches(images: Tensor, side: int) -> Tensor:
