@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 
-from vitdense.layers.resize import bicubic_weights
+from vitdense.layers.resize import bicubic_weights, crop
 
 MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
 ALIGNMENT = 8  # elements: fused kernels copy a bias whose rows do not start at a multiple of it
@@ -176,9 +176,7 @@ class Windows:
 
     def crop(self, x: Tensor) -> Tensor:
         """``[B, nH*wh, nW*ww, C]`` to ``[B, h, w, C]``."""
-        x = x[:, : self.size[0], : self.size[1]]
-        # A compiler would ask if what is added to it lies the same way in memory, and compile for both answers.
-        return copied(x) if torch.compiler.is_compiling() else x
+        return crop(x, self.size, dim=1)
 
 
 class _Exchange(Function):
