@@ -607,6 +607,7 @@ def test_timm_renames_without_a_second_model_in_memory(model):
     assert all(t.is_meta for t in built.state_dict().values())
     assert renamed.keys() == state.keys()
     assert all(torch.equal(renamed[name], state[name]) for name in state)
+    assert {t.data_ptr() for t in renamed.values()} == {t.data_ptr() for t in state.values()}  # nor a second file
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not next(torch.nn.Linear(2, 3).parameters()).is_meta  # what is built later has its memory
     state.pop(next(iter(state)))
