@@ -45,11 +45,11 @@ class _PublishedAttention(TorchFunctionMode):
 
 
 def _published_local_attention(
-    q: Tensor, k: Tensor, v: Tensor, kernel: int, border: str, position: Tensor | tuple | None, scale: float | None
+    q: Tensor, kv: Tensor, kernel: int, border: str, position: Tensor | tuple | None, *_: object
 ) -> Tensor:
     """A tensor ``[B, H, W, heads d]`` by the products of the definition: of every query with ``kernel ** 2`` keys and
     values, and with embeddings of as many offsets where positions are such."""
-    b, h, w, heads, dim = v.shape
+    b, h, w, heads, dim = q.shape
     length = 2 * dim if isinstance(position, tuple) else dim
     q, k = q.new_zeros(b, heads, h * w, length), q.new_zeros(b, heads, kernel**2, length)
     y = F.scaled_dot_product_attention(q, k, k[..., :dim])  # [B, heads, H*W, d]

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 BOUNDS = {torch.bfloat16: (0.03, 0.07), torch.float16: (0.004, 0.02)}
 # Times the bound of gradients: they pass a ResNet of 26 layers, whose norms enlarge what each of them rounds.
 DEEPER = {"vit, ResNet as stem": 3}
-# Casts of maps in a forward pass by CUDA's rules: of the image, and where a norm or a LayerScale in float32 meets the
-# sum of all branches, which then is in float32. That is Swin's first stage, and all of Swin V2, DeiT III and NAT.
+# Casts of maps in a forward pass by CUDA's rules: of the image, and of the result of every norm of a residual stream in
+# float32. That is the stream of all plain ViTs, of Swin's first stage, and of all of Swin V2 and NAT, as in the peers.
 CASTS = {
     "swin": 7,
     "swin, window 4x6, absolute position": 7,
@@ -27,11 +27,11 @@ CASTS = {
     "swin_v2, window 4x6, extra norms, absolute position": 40,
     "mvit": 1,
     "mvit, global, two heads": 1,
-    "mvit v1": 2,
-    "mvit v1, convolutions": 2,
-    "vit": 2,
-    "vit, windows, relative positions": 2,
-    "vit, distilled, parallel, hMLP, LayerScale": 16,
+    "mvit v1": 4,
+    "mvit v1, convolutions": 4,
+    "vit": 9,
+    "vit, windows, relative positions": 9,
+    "vit, distilled, parallel, hMLP, LayerScale": 17,
     "vit, hMLP with LN, constant drop path": 14,
     "swin_mixer": 7,
     "swin_mixer, window 4x6": 7,
@@ -39,19 +39,19 @@ CASTS = {
     "mixer, resize": 1,
     "mixer, ResMLP": 10,
     "mixer, gMLP": 1,
-    "vit, 4 parallel branches": 30,
-    "vit, 2-D positions": 2,
+    "vit, 4 parallel branches": 33,
+    "vit, 2-D positions": 9,
     "vit, talking heads and class attention": 17,
-    "vit, registers, rotary, SwiGLU": 8,
-    "vit, registers, antialias, pre-norm": 2,
-    "vit, windows, rotary of windows, sub-LN": 2,
-    "vit, windows, rotary of the map, DINOv2's positions": 2,
-    "vit, conv stem": 2,
+    "vit, registers, rotary, SwiGLU": 9,
+    "vit, registers, antialias, pre-norm": 9,
+    "vit, windows, rotary of windows, sub-LN": 9,
+    "vit, windows, rotary of the map, DINOv2's positions": 9,
+    "vit, conv stem": 9,
     "resnet, non-local": 1,
     "resnet, SAGAN": 1,
     "sasa resnet": 1,
-    "vit, LoRA": 2,
-    "vit_adapter": 56,  # samples of deformable attention in float32, and a trunk with LayerScale
+    "vit, LoRA": 9,
+    "vit_adapter": 71,  # samples of deformable attention in float32, as are the streams of trunk and adapter
 }
 SMALLEST_MAP = 32 * 40 * 128  # elements of the last map of the models; no weight has as many
 

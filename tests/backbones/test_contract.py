@@ -4,14 +4,19 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
 from conftest import relative_error
 from torch import nn
 
-from vitdense.backbones import NAT, Mixer, MViT, ResNet, Swin, SwinMixer, SwinV2, ViT
+from peers import PEERS, comparable, raw_maps
+from verify import fill
+from vitdense.backbones import NAT, Mixer, MViT, ResNet, Swin, SwinMixer, SwinV2, ViT, ViTAdapter
+from vitdense.backbones.vit_adapter import Injector
 from vitdense.layers.non_local import Gamma
+from vitdense.models import Model
 from vitdense.weights.convert import convert
 from vitdense.weights.errors import CheckpointMismatchError
 from vitdense.weights.load import load_pretrained
@@ -422,6 +427,162 @@ def test_bfloat16_agrees_with_float32(make):
             got = model(x)
     for a, b in zip(got, want):
         assert relative_error(a.float(), b) < 0.05
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A deep and narrow model of a family, whose error under autocast is compared with another model's.
+
+    Attributes:
+        kind: Its class.
+        arch: Sizes.
+        options: Other arguments.
+        peer: Naming scheme of the model of another project with the same weights, in `tools/peers.py`. None where no
+            model that runs here has these parts: then the same model is compared with itself, with the residual stream
+            cast to float32 before every block.
+        shape: Image (h, w) in pixels, where it is not that of pretraining.
+        bound: On the ratio of the errors.
+    """
+
+    kind: type
+    arch: dict
+    options: dict = field(default_factory=dict)
+    peer: str | None = "timm"
+    shape: tuple[int, int] | None = None
+    bound: float = 1.2
+
+
+DEEP = {"embed_dims": 48, "depth": 24, "num_heads": 2}
+STAGES = {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": (1, 2, 4, 8)}
+GRID = {"pretrain_img_size": 64}
+EVA = {"qkv_bias": "no_key", "ffn_dims": 96}
+# Of the stages after the first one, and of all of MViTv2, the stream is what a linear layer or a convolution makes. By
+# torch's rules it is in half precision, in the peers as well. Measured: 1.1 to 1.3.
+HALF_STREAM = 1.5
+PRECISION = {
+    "swin, timm": Precision(Swin, STAGES, {"window_size": 2}, shape=(64, 64)),
+    "swin, mmdet": Precision(Swin, STAGES, {"window_size": 2}, "mmdet", (64, 64)),
+    "swin_v2": Precision(SwinV2, STAGES, {"window_size": 2}, shape=(64, 64)),
+    "mvit": Precision(MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID),
+    "vit": Precision(ViT, DEEP, GRID),
+    "vit, distilled": Precision(ViT, {**DEEP, "distilled": True}, GRID),
+    "vit, parallel": Precision(ViT, {**DEEP, "layer_scale": 0.5}, {**GRID, "parallel": 2}),
+    "vit, DeiT III": Precision(ViT, {**DEEP, "token_position": False, "layer_scale": 0.5}, GRID),
+    "vit, DINOv2 with registers": Precision(ViT, {**DEEP, "registers": 2, "layer_scale": 0.5}, GRID),
+    "vit, DINOv3": Precision(
+        ViT,
+        {
+            **{**DEEP, **EVA, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5, "position": "none"},
+            **{"rope": "dinov3", "token_position": False, "ffn": "swiglu"},
+        },
+        GRID,
+    ),
+    "vit, EVA-02": Precision(ViT, {**DEEP, **EVA, "rope": "eva02", "ffn": "swiglu_norm"}, GRID),
+    "mixer": Precision(Mixer, {"embed_dims": 48, "depth": 24}, GRID),
+    "mixer, ResMLP": Precision(Mixer, {"embed_dims": 48, "depth": 24, "block": "resmlp", "layer_scale": 0.5}, GRID),
+    "mixer, gMLP": Precision(Mixer, {"embed_dims": 48, "depth": 24, "block": "gmlp"}, GRID),
+    "resnet": Precision(ResNet, {"embed_dims": 64, "depths": (1, 1, 3, 1)}, {}, "torchvision", (64, 64)),
+    # No model of another project has these parts and runs here. timm's CaiT wants the weights of class attention, which
+    # ours has with `output_cls_token` only.
+    "vit, CaiT": Precision(
+        ViT, {**DEEP, "token_position": False, "layer_scale": 0.5, "talking_heads": True}, GRID, None
+    ),
+    "vit, ViTDet": Precision(ViT, DEEP, {**GRID, "window_size": 2, "relative_position": True, "img_size": 64}, None),
+    "vit, 2-D positions": Precision(ViT, DEEP, {**GRID, "position": "2d"}, None),
+    "nat": Precision(NAT, {**STAGES, "mlp_ratio": 2.0}, {}, None, (64, 64)),
+    "swin_mixer": Precision(SwinMixer, STAGES, {"window_size": 2}, None, (64, 64), HALF_STREAM),
+    "swin, absolute position": Precision(
+        Swin, STAGES, {**GRID, "window_size": 2, "absolute_position": True}, None, (64, 64), HALF_STREAM
+    ),
+    "swin, Performer": Precision(
+        Swin, STAGES, {"attention": "performer", "relative_bias": False}, None, (64, 64), HALF_STREAM
+    ),
+    "mvit, windows": Precision(
+        MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID, None, None, HALF_STREAM
+    ),
+    "resnet, SAGAN": Precision(
+        ResNet,
+        {"embed_dims": 16, "depths": (1, 1, 6, 1)},
+        {"attention": {"kind": "sagan", "after": ((2, 1), (2, 3))}},
+        None,
+        (64, 64),
+    ),
+    "vit_adapter": Precision(
+        ViTAdapter,
+        {},
+        {"trunk": {"arch": {**DEEP, "depth": 12}, "drop_path_rate": 0.0, **GRID}, "deform_num_heads": 2},
+        None,
+        (64, 64),
+    ),
+}
+SEEDS = 3
+
+
+def draw_as_trained(model):
+    """Branches about as large as the stream, as in trained models: at their initial size they hardly change it."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, 1, 0.2)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        elif isinstance(module, (Gamma, Injector)):
+            nn.init.constant_(module.weight if isinstance(module, Gamma) else module.gamma, 0.5)
+    return model.eval()
+
+
+def cast_stream(model):
+    """The residual stream in float32 before every block."""
+    for name, module in model.named_modules():
+        if re.search(r"(blocks|layer\d)\.\d+$|\.(injector|extractor|extra_extractors\.\d)$", name):
+            module.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
+    return model
+
+
+def ours_and_other(row):
+    """The maps of our model and of the other as functions of an image, and the size of the image."""
+    if row.peer is None:
+        arch = {"arch": row.arch} if row.arch else {}
+        make = partial(row.kind, **arch, **{**row.options, "drop_path_rate": 0.0})
+        ours, other = draw_as_trained(make()), make().eval()
+        other.load_state_dict(ours.state_dict())
+        return ours, cast_stream(other), row.shape or (64, 64)
+    ours, spec = comparable(Model("deep", "deep", row.kind.__name__, row.arch, options=row.options), row.shape)
+    draw_as_trained(ours)
+    window = row.options.get("window_size")
+    done = convert(ours.state_dict(), row.peer, windows=window and [window], drop_output_norms=True)
+    peer = PEERS[ours.family][row.peer]
+    assert not peer.unsupported_features(spec)
+    other = peer.build(spec)
+    fill(other, done.backbone)
+    other.eval()
+    return partial(raw_maps, ours), partial(peer.maps, other), spec.shape
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", PRECISION.values(), ids=PRECISION)
+@torch.no_grad()
+def test_autocast_is_as_precise_as_elsewhere(row):
+    """Relative error of the maps against float32, a mean over maps, seeds; every one alone is noisy."""
+    if row.peer is not None:
+        pytest.importorskip(PEERS[row.kind.family][row.peer].package)
+    errors = {dtype: torch.zeros(2) for dtype in (torch.bfloat16, torch.float16)}
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        *runs, shape = ours_and_other(row)
+        x = torch.randn(2, 3, *shape)
+        exact = [run(x) for run in runs]
+        assert all(relative_error(a, b) < 1e-5 for a, b in zip(*exact, strict=True))
+        for dtype, total in errors.items():
+            for i, run in enumerate(runs):
+                with torch.autocast("cpu", dtype):
+                    maps = run(x)
+                total[i] += sum(relative_error(a.float(), b) for a, b in zip(maps, exact[i])) / len(maps) / SEEDS
+    for dtype, (ours, other) in errors.items():
+        print(f"{dtype!s:15} ours {ours:.5f}, {row.peer or 'float32 stream'} {other:.5f}, ratio {ours / other:.2f}")
+    assert all(ours <= row.bound * other for ours, other in errors.values())
 
 
 @every

@@ -66,7 +66,8 @@ def test_tiles_attend_as_the_mask_says(deit_tiny, shared_data, kernel):  # noqa:
             hook.remove()
         for qkv in seen:
             q, k, v = qkv[:, 1:].unflatten(-1, (3, 3, 64)).unbind(2)  # [1, 196, heads, d] each
-            got = attend_local(*(t.unflatten(1, (GRID, GRID)) for t in (q, k, v)), kernel)  # [1, 14, 14, C]
+            kv = torch.stack([k, v], dim=2).unflatten(1, (GRID, GRID))  # [1, 14, 14, 2, heads, d]
+            got = attend_local(q.unflatten(1, (GRID, GRID)), kv, kernel)  # [1, 14, 14, C]
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
             want = attend(q, k, v, mask if kernel < 27 else None).transpose(1, 2).flatten(2)
             torch.testing.assert_close(got.flatten(1, 2), want, rtol=1e-5, atol=1e-5)

@@ -7,7 +7,6 @@ from conftest import relative_error
 from vitdense.backbones import Swin
 from vitdense.backbones.swin import BlockSpec, PositionAttention, SlidingAttention, WindowAttention, plan
 from vitdense.backbones.variants import SWIN, SwinArch
-from vitdense.layers.layout import window_layout
 from vitdense.report import num_params
 from vitdense.weights.load import load_pretrained
 
@@ -47,11 +46,6 @@ def test_parity_with_mmdet_full_size(size):
         errors = [relative_error(a, b) for a, b in zip(ours(x), theirs(x), strict=True)]
     print(f"swin tiny {size[0]}x{size[1]}: relative error per stage", ", ".join(f"{e:.1e}" for e in errors))
     assert max(errors) < 1e-5, errors
-
-
-def layout_of(attention, x):
-    """The windows that a stage would give a layer."""
-    return window_layout(x, attention.spec.window, attention.spec.shift)
 
 
 def brute_force_attention(attention, x, size):
@@ -105,7 +99,7 @@ def test_window_attention_is_the_definition(size, shift):
     torch.nn.init.normal_(attention.bias.relative_position_bias_table)
     x = torch.randn(1, *size, 4, dtype=torch.float64)
     with torch.no_grad():
-        got = attention(x, layout_of(attention, x))
+        got = attention(x, attention.layout(x))
         torch.testing.assert_close(got[0], brute_force_attention(attention, x, size))
 
 
@@ -120,7 +114,7 @@ def test_attention_without_content_is_the_definition(size, shift):
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, *size, 4, dtype=torch.float64)
     with torch.no_grad():
-        got = attention(x, layout_of(attention, x))
+        got = attention(x, attention.layout(x))
         for i in range(2):
             torch.testing.assert_close(got[i], brute_force_attention(attention, x[i : i + 1], size))
 
@@ -149,7 +143,7 @@ def test_weights_without_content_do_not_depend_on_the_image():
             torch.nn.init.normal_(parameter)
         torch.nn.init.zeros_(attention.proj.bias)
         a, b = torch.randn(2, 1, 7, 8, 4, dtype=torch.float64)
-        out = {name: attention(x, layout_of(attention, x)) for name, x in (("a", a), ("b", b), ("sum", a + b))}
+        out = {name: attention(x, attention.layout(x)) for name, x in (("a", a), ("b", b), ("sum", a + b))}
         linear[type(attention)] = torch.allclose(out["a"] + out["b"], out["sum"])
     assert linear == {PositionAttention: True, WindowAttention: False}
 
@@ -186,7 +180,7 @@ def test_sliding_windows_have_the_weights_of_a_swin():
         torch.nn.init.normal_(attention.bias.relative_position_bias_table, generator=torch.manual_seed(0))
     x = torch.randn(1, 28, 35, 32)
     with torch.no_grad():
-        in_windows, slid = attn(x, layout_of(attn, x)), other(x)
+        in_windows, slid = attn(x, attn.layout(x)), other(x)
     torch.testing.assert_close(slid[:, 3::7, 3::7], in_windows[:, 3::7, 3::7])
     assert relative_error(slid, in_windows) > 0.1
 

@@ -11,7 +11,6 @@ from vitdense.backbones import SwinV2
 from vitdense.backbones.swin_v2 import BlockSpecV2, CosineWindowAttention, plan
 from vitdense.backbones.variants import SWIN_V2
 from vitdense.layers.attention import unit_length
-from vitdense.layers.layout import window_layout
 from vitdense.report import num_params
 
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
@@ -118,7 +117,7 @@ def make_attention(window=(3, 3), shift=(0, 0), pretrained=None, dim=4, num_head
 
 def call(attention, x):
     """The module on a map, with the arguments that a stage would give it."""
-    return attention(x, window_layout(x, attention.spec.window, attention.spec.shift))
+    return attention(x, attention.layout(x))
 
 
 class Call(nn.Module):

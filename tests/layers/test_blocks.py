@@ -1,10 +1,19 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import relative_error
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.layers import blocks
-from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, PatchEmbed, PatchMerging, PostNormMerging
+from vitdense.layers.blocks import (
+    LayerNorm,
+    Mlp,
+    OverlapPatchEmbed,
+    PatchEmbed,
+    PatchMerging,
+    PostNormMerging,
+    ResidualLayerNorm,
+)
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -69,3 +78,23 @@ def test_patch_merging_order_of_neighbours(kind):
             norm, linear = merging.norm, merging.reduction
             want = linear(norm(cells)) if kind is PatchMerging else norm(linear(cells))
             torch.testing.assert_close(out[0, i, j], want)
+
+
+@pytest.mark.parametrize(
+    ("norm", "result"),
+    [(LayerNorm(8), torch.bfloat16), (ResidualLayerNorm(8), torch.float32)],
+    ids=["branch", "residual"],
+)
+def test_norm_of_a_map_in_half_precision(norm, result):
+    """Under autocast on a CPU: gradients of weights are summed in float32. torch's own lose half of these sums."""
+    x = torch.randn(4096, 8).bfloat16()
+
+    def gradients(x):
+        y = norm(x)
+        return y, torch.autograd.grad((y.float() + 1).square().sum(), list(norm.parameters()))
+
+    _, want = gradients(x.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        y, got = gradients(x)
+    assert y.dtype == result
+    assert all(relative_error(a, b) < 0.005 for a, b in zip(got, want, strict=True))

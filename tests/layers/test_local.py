@@ -1,7 +1,6 @@
 """Local attention by tiles against its definition, against `F.unfold`, and against a loop over offsets."""
 
 import itertools
-import math
 from functools import partial
 
 import pytest
@@ -12,13 +11,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from timing import alternate, median_ratio, peak_memory
 from vitdense.cost import CostCounter
-from vitdense.layers import local
-from vitdense.layers.local import BORDERS, POSITIONS, LocalAttention, attend_local, num_offsets
+from vitdense.layers import layout, local
+from vitdense.layers.local import BORDERS, POSITIONS, LocalAttention, num_offsets
 from vitdense.report import macs
 
 HEADS, DIM, SCALE = 2, 4, 0.7
 every_border = pytest.mark.parametrize("border", BORDERS)
 every_position = pytest.mark.parametrize("position", POSITIONS)
+
+
+def attend_local(q, k, v, *args, **options):
+    """`local.attend_local` of keys and values apart."""
+    return local.attend_local(q, torch.stack([k, v], dim=3), *args, **options)
 
 
 def inputs(batch, h, w, kernel, border, position, dtype=torch.float64, dim=DIM):
@@ -213,20 +217,23 @@ def test_half_precision_with_padded_tiles(dtype, border, position, size):
     assert all(x.grad.isfinite().all() for x in tensors)
 
 
-def layout_of(h, w, kernel, border):
-    keys = (h + kernel - 1, w + kernel - 1) if border == "zero" else (h, w)
-    return local._tiles(torch.zeros(1), (h, w), keys, 8, kernel, border, num_offsets(kernel, border))
+def layout_of(h, w, kernel, border, joint=True):
+    return local.tile_layout(torch.zeros(1), (h, w), (h, w), kernel, border, num_offsets(kernel, border), joint)
 
 
 @every_border
 @pytest.mark.parametrize("size", [(9, 17), (1, 1), (25, 3), (40, 57)])
 def test_every_query_of_every_tile_sees_a_key(border, size):
     """Those of the padding too: a row of hidden pairs alone would be NaN in the softmax."""
-    kernel, length = 7, num_offsets(7, border)
-    tiles = layout_of(*size, kernel, border)
-    keys = tiles.index[..., : math.prod(x.shape[1] for x in tiles.keys)]
-    assert (keys < length**2).any(-1).all()
-    assert all((x < length).any(-1).all() for x in tiles.offsets)
+    length = num_offsets(7, border)
+    rows, columns = (index % (length + 1) < length for index in by_axis(layout_of(*size, 7, border).index, length))
+    assert (rows & columns).any(-1).all()
+    assert all((x < length).any(-1).all() for x in layout_of(*size, 7, border, joint=False).offsets)
+
+
+def by_axis(index, length):
+    """Entries of rows and of columns of a joint index."""
+    return index // (length + 1), index % (length + 1)
 
 
 @every_border
@@ -237,18 +244,33 @@ def test_biases_do_not_grow_with_the_batch_and_hardly_with_the_rows(border):
     assert found[0].index.shape == found[1].index.shape
 
 
+def kept_bytes():
+    """Bytes that the layouts keep."""
+    axes = [x for kept in layout._caches for x in kept.values() if isinstance(x, local._Axis)]
+    return sum(x.nbytes for axis in axes for x in (axis.keys, axis.offsets, axis.kinds) if x is not None)
+
+
+@every_position
+@every_border
+def test_what_is_kept_is_of_an_axis(border, position):
+    """Sizes of the same rows and columns keep nothing more, and a side of twice the positions twice as much at most."""
+    layout.empty_cache()
+    sides, joint = (40, 57, 63), position != "query"
+    for side in sides:
+        layout_of(side, side, 7, border, joint)
+    kept = kept_bytes()
+    for size in itertools.product(sides, sides):
+        layout_of(*size, 7, border, joint)
+    assert kept_bytes() == kept
+    for side in sides:
+        layout_of(2 * side, 2 * side, 7, border, joint)
+    assert kept < kept_bytes() <= 3 * kept + 1000
+    assert kept < sum(sides) * 2 * 16 * (14 if joint else 140)
+
+
 @pytest.mark.parametrize(("size", "side"), [((14, 14), 7), ((200, 336), 8), ((49, 49), 7), ((7, 7), 7)])
 def test_tiles_have_the_side_that_copies_the_fewest_keys(size, side):
     assert local._side(*size, kernel=7) == side
-
-
-def test_layouts_are_made_once_per_size():
-    local._tiles.cache.cache_clear()
-    layer = LocalAttention(8, 2, 3)
-    for h in (12, 13, 12):
-        layer(torch.randn(1, h, 20, 8))
-        layer(torch.randn(2, h, 20, 8))
-    assert local._tiles.cache.cache_info().misses == 2
 
 
 def test_module_projects_and_attends():
@@ -303,7 +325,44 @@ def test_too_few_offsets_are_refused(length):
     attend_local(q, q, q, 7, "clamp", torch.randn(HEADS, 15, 15))  # more than are read
 
 
+@every_border
+@every_position
+def test_no_images(border, position):
+    q, k, v, position = inputs(0, 9, 10, 3, border, position)
+    assert attend_local(q, k, v, 3, border, position).shape == (0, 9, 10, HEADS * DIM)
+
+
+@every_border
+@pytest.mark.parametrize("position", ["table", "query"])
+@pytest.mark.parametrize("size", [(9, 10), (2, 3)])
+def test_torch_func_and_second_derivatives(border, position, size):
+    layer, x = LocalAttention(8, HEADS, 3, border, position).double(), torch.randn(1, *size, 8, dtype=torch.float64)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, x).square().sum()
+
+    parameters = dict(layer.named_parameters())
+    got = torch.func.grad(loss)({name: p.detach() for name, p in parameters.items()}, x)
+    want = torch.autograd.grad(loss(parameters, x), parameters.values())
+    for name, gradient in zip(parameters, want, strict=True):
+        torch.testing.assert_close(got[name], gradient)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x), x.requires_grad_(), fast_mode=True)
+
+
 # Costs
+
+
+@pytest.mark.parametrize(("position", "kernels"), [("table", 45), ("query", 37)])
+def test_kernels_of_the_first_pass_of_a_size(position, kernels):
+    """How many more than those of the second."""
+    layer = LocalAttention(8, HEADS, 7, "clamp" if position == "table" else "mask", position).to("meta")
+    layout.empty_cache()
+    counts = []
+    for _ in range(2):
+        with torch.no_grad(), CostCounter() as counter:
+            layer(torch.empty(1, 40, 57, 8, device="meta"))
+        counts.append(counter.cost.kernels)
+    assert counts[0] - counts[1] <= kernels
 
 
 @every_border

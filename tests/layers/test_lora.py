@@ -1,7 +1,10 @@
 """Low-rank updates: which layers, what they compute, what trains, checkpoints with and without them."""
 
+import re
+
 import pytest
 import torch
+from conftest import relative_error
 from torch import nn
 
 import vitdense
@@ -121,3 +124,43 @@ def test_no_layer_to_update():
         add_lora(nn.Sequential(nn.Linear(2, 2)).named_modules(), LoRA())
     with pytest.raises(ValueError, match="linear layer 'qkv'"):
         vitdense.ResNet("resnet18", finetune="lora")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_under_autocast_are_as_precise_as_those_of_the_layer(dtype):
+    """Of A and B, next to those of the weight they update, at every depth; measured: ratios of 0.8 to 1.7 (float16)."""
+    arch = {"embed_dims": 16, "depths": (1, 1, 6, 1), "num_heads": (1, 2, 4, 8)}
+    model = vitdense.Swin(arch, window_size=4, drop_path_rate=0.0, finetune=LORA).train()
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):  # with the initial ones the sum of squares below hardly has a gradient
+            nn.init.normal_(module.weight, 1, 0.2)
+            nn.init.normal_(module.bias, 0, 0.2)
+        elif isinstance(module, LowRankUpdate):
+            nn.init.normal_(module.B, std=0.05)
+    named = {
+        name: parameter.requires_grad_()
+        for name, parameter in model.named_parameters()
+        if re.search(r"\.(qkv|proj)\.(weight|lora\.[AB])$|^norm\d", name) and "patch_embed" not in name
+    }
+    x = torch.randn(2, 3, 72, 104)
+
+    def gradients():
+        loss = sum(out.float().square().mean() for out in model(x))
+        return torch.autograd.grad(1024 * loss, list(named.values()))  # as a scaler: float16 has no smaller gradients
+
+    exact = gradients()
+    with torch.autocast("cpu", dtype):
+        half = gradients()
+
+    def error(pattern):
+        pairs = [(a, b) for name, a, b in zip(named, half, exact) if re.search(pattern, name)]
+        return relative_error(*(torch.cat([part.flatten() for part in side]) for side in zip(*pairs)))
+
+    for stage in range(4):
+        plain = error(rf"stages\.{stage}.*\.weight$")
+        assert max(error(rf"stages\.{stage}.*lora\.{part}$") for part in "AB") < 2 * plain
+    # Output norms train with the updates. Of a map in half precision torch's own sum their gradients in half precision
+    # on a CPU: an error of 0.12 in bfloat16 of the 936 tokens of the first map.
+    eps = torch.finfo(dtype).eps
+    assert error(r"lora\.[AB]$") < 2 * eps
+    assert error(r"^norm\d") < eps

@@ -1,8 +1,10 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from vitdense.layers.position import AxialPosition, ExtraTokens
+from vitdense.layers.position import AbsolutePosition, AxialPosition, ExtraTokens
 
 
 def test_extra_tokens_are_prepended_with_their_positions():
@@ -30,3 +32,23 @@ def test_2d_positions_are_the_definition(size):
             for j in range(size[1]):
                 want = x[:, i, j, half] + curves[0, :, (i, j)[axis], 0]
                 torch.testing.assert_close(got[:, i, j, half], want)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        AbsolutePosition((4, 6), 8),
+        AbsolutePosition((3, 3), 8, "dinov2"),
+        AxialPosition((4, 6), 8),
+        ExtraTokens(8, distilled=False, position=False, registers=1),
+    ],
+    ids=["1d", "dinov2", "2d", "tokens"],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_dtype_of_the_residual_stream(layer, dtype):
+    """A model in one dtype stays in it; under autocast, which makes the map in half precision, it is in float32."""
+    x = torch.randn(2, 4, 6, 8)
+    x = x.flatten(1, 2) if isinstance(layer, ExtraTokens) else x
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x.bfloat16()).dtype == torch.float32
+    assert copy.deepcopy(layer).to(dtype)(x.to(dtype)).dtype == dtype

@@ -212,3 +212,34 @@ def test_a_map_of_whole_strides_is_resized_by_a_factor(new, factor):
     x = torch.randn(2, 3, 4, 6)
     want = F.interpolate(x, scale_factor=factor, mode="bilinear")
     assert torch.equal(resize_to_stride(x, 16, new, tuple(want.shape[2:])), want)
+
+
+def test_float64_is_not_rounded_to_float32():
+    """Against the same functions of torch in float64, and a direct sum for the rule of timm."""
+    table = torch.randn(13, 13, 3, dtype=torch.float64)
+    grid = table[None]
+    for rule, antialias in (("bicubic", False), ("timm", True)):
+        want = F.interpolate(grid.permute(0, 3, 1, 2), size=(23, 9), mode="bicubic", antialias=antialias)
+        torch.testing.assert_close(resize_grid(grid, (23, 9), rule).permute(0, 3, 1, 2), want, rtol=0, atol=1e-14)
+    torch.testing.assert_close(resize_bias_table(table, (12, 5)), resize_grid(grid, (23, 9))[0], rtol=0, atol=0)
+    rows = torch.arange(13, dtype=torch.float64)[:, None, None].expand(13, 13, 1)  # symmetric about row 6
+    got = resize_bias_table(rows, (4, 12), "timm")[:, :, 0]
+    torch.testing.assert_close(got + got.flip(0), torch.full_like(got, 12), rtol=0, atol=1e-13)
+    weights = bicubic_weights(7, 12, dtype=torch.float64)
+    torch.testing.assert_close(weights.sum(1), torch.ones(12, dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("rule", ["bicubic", "dinov2", "antialias", "bilinear"])
+@pytest.mark.parametrize("size", [(7, 9), (3, 4), (4, 6)])
+def test_positions_of_a_float64_model_are_resized_in_float64(rule, size):
+    position = AbsolutePosition((4, 6), 5, rule).double()
+    table = position.table.detach().permute(0, 3, 1, 2)  # [1, C, h, w]
+    options = {"mode": "bilinear" if rule == "bilinear" else "bicubic", "antialias": rule == "antialias"}
+    if rule == "dinov2" and size != (4, 6):
+        scale = [(new + 0.1) / old for new, old in zip(size, (4, 6))]
+        want = F.interpolate(table, scale_factor=scale, **options)
+    else:
+        want = F.interpolate(table, size=size, **options)
+    got = position(torch.zeros(1, *size, 5, dtype=torch.float64)).permute(0, 3, 1, 2)
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-15)

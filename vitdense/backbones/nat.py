@@ -13,8 +13,8 @@ from vitdense.backbones.base import Finetune, InitCfg
 from vitdense.backbones.swin import BlockSpec, SlidingAttention, SwinBlock, SwinTrunk, plan
 from vitdense.backbones.variants import NAT as SIZES
 from vitdense.backbones.variants import find_arch
-from vitdense.layers.blocks import scaled
-from vitdense.layers.local import num_offsets
+from vitdense.layers.blocks import ResidualLayerNorm, scaled
+from vitdense.layers.local import Tiles, num_offsets
 
 
 class NATBlock(SwinBlock):
@@ -33,9 +33,9 @@ class NATBlock(SwinBlock):
             gamma = None if layer_scale is None else nn.Parameter(torch.full((spec.dim,), layer_scale))
             self.register_parameter(name, gamma)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to the same."""
-        x = x + self.drop_path(scaled(self.attn(self.norm1(x)), self.gamma_1))
+    def forward(self, x: Tensor, *args: Tiles) -> Tensor:
+        """``[B, H, W, C]`` to the same; see `SwinBlock`."""
+        x = x + self.drop_path(scaled(self.attn(self.norm1(x), *args), self.gamma_1))
         return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
@@ -51,7 +51,7 @@ class ConvPatchEmbed(nn.Module):
         super().__init__()
         widths = ((in_channels, dim // 2), (dim // 2, dim))
         self.proj = nn.Sequential(*(nn.Conv2d(*width, 3, stride=2, padding=1) for width in widths))
-        self.norm = nn.LayerNorm(dim)
+        self.norm = ResidualLayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Image ``[B, 3, H, W]`` to ``[B, ceil(H/4), ceil(W/4), C]``."""
@@ -68,7 +68,7 @@ class ConvMerging(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.reduction = nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, bias=False)
-        self.norm = nn.LayerNorm(2 * dim)
+        self.norm = ResidualLayerNorm(2 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]`` to ``[B, ceil(H/2), ceil(W/2), 2 C]``."""

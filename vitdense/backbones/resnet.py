@@ -72,7 +72,9 @@ class LocalConv(nn.Module):
         if self.stride == 1:
             return x
         h, w = x.shape[2:]
-        if torch.compiler.is_compiling() or h % 2 or w % 2:  # the mean of the last row is of that row alone
+        # The mean of the last row is of that row alone. While a model is compiled, one program serves all sizes; eager,
+        # padding by nothing would copy the map.
+        if torch.compiler.is_compiling() or h % 2 or w % 2:
             x = F.pad(x, (0, (w + 1) // 2 * 2 - w, 0, (h + 1) // 2 * 2 - h), mode="replicate")
         return F.avg_pool2d(x, 2)  # [B, C, h, w]
 

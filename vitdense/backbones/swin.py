@@ -17,7 +17,7 @@ from vitdense.layers.attention import attend_windows, masked_bias
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
 from vitdense.layers.layout import Windows, compute_dtype, copied, window_layout
-from vitdense.layers.local import LocalAttention
+from vitdense.layers.local import LocalAttention, Tiles
 from vitdense.layers.performer import PerformerAttention
 from vitdense.layers.position import AbsolutePosition
 
@@ -71,6 +71,10 @@ class WindowAttention(nn.Module):
         self.qkv = nn.Linear(spec.dim, 3 * spec.dim, bias=qkv_bias)
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
+
+    def layout(self, x: Tensor) -> Windows:
+        """The windows of a map ``[B, H, W, C]``."""
+        return window_layout(x, self.spec.window, self.spec.shift)
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
         """Attend within the windows of a map.
@@ -157,9 +161,9 @@ class SlidingAttention(LocalAttention):
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to the same."""
-        return self.proj(super().forward(x))
+    def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
+        """``[B, H, W, C]`` to the same; for `tiles` see `LocalAttention`."""
+        return self.proj(super().forward(x, tiles))
 
 
 class KernelAttention(PerformerAttention):
@@ -209,21 +213,21 @@ class SwinBlock(nn.Module):
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, *args: Windows) -> Tensor:
+    def forward(self, x: Tensor, *args: Windows | Tiles) -> Tensor:
         """``[B, H, W, C]`` to the same; `args` are those of the layer that mixes tokens."""
         x = x + self.drop_path(getattr(self, self.mixer)(self.norm1(x), *args))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
-    def arguments(self, x: Tensor, layouts: dict[tuple, Windows]) -> tuple[Windows, ...]:
-        """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: the layout of its windows, if any.
+    def arguments(self, x: Tensor, layouts: dict[tuple, Windows | Tiles]) -> tuple[Windows | Tiles, ...]:
+        """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: its layout, if it has any.
 
         Blocks of a stage share `layouts`.
         """
-        if not isinstance(getattr(self, self.mixer), WindowAttention):
+        mixer, key = getattr(self, self.mixer), (self.spec.window, self.spec.shift)
+        if not isinstance(mixer, (WindowAttention, LocalAttention)):
             return ()
-        key = self.spec.window, self.spec.shift
         if key not in layouts:
-            layouts[key] = window_layout(x, *key)
+            layouts[key] = mixer.layout(x)
         return (layouts[key],)
 
 
@@ -244,7 +248,7 @@ class SwinStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
-        layouts: dict[tuple, Windows] = {}
+        layouts: dict[tuple, Windows | Tiles] = {}
         for block in self.blocks:
             x = maybe_checkpoint(block, x, *block.arguments(x, layouts), with_cp=self.with_cp and self.training)
         return x

@@ -19,7 +19,7 @@ from vitdense.backbones.swin import plan as plan_v1
 from vitdense.backbones.variants import SWIN_V2, SwinV2Arch, find_arch
 from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
-from vitdense.layers.blocks import PatchEmbed, PostNormMerging
+from vitdense.layers.blocks import PatchEmbed, PostNormMerging, ResidualLayerNorm
 from vitdense.layers.layout import Windows, zero
 
 
@@ -128,13 +128,13 @@ class PostNormBlock(SwinBlock):
         mlp_ratio: Hidden width of the MLP over `spec.dim`.
     """
 
-    norm = nn.LayerNorm  # their results are added to the map, which stays in float32 under autocast
+    norm = ResidualLayerNorm  # their results are added to the map, which stays in float32 under autocast
 
     def __init__(self, spec: BlockSpecV2, attn: CosineWindowAttention, mlp_ratio: float) -> None:
         super().__init__(spec, attn, mlp_ratio)
         for parameter in (*self.norm1.parameters(), *self.norm2.parameters()):
             nn.init.zeros_(parameter)
-        self.norm3 = nn.LayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
+        self.norm3 = ResidualLayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
 
     def forward(self, x: Tensor, *args: Windows) -> Tensor:
         """``[B, H, W, C]`` to the same; `args` are those of the attention."""

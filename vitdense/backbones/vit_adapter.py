@@ -94,7 +94,7 @@ class Injector(nn.Module):
 
     def forward(self, x: Tensor, c: Tensor, where: References) -> Tensor:
         """Trunk ``[B, h*w, C]`` and adapter ``[B, N, C]`` to the trunk, ``[B, h*w, C]``."""
-        return x + self.gamma.to(x.dtype) * self.attn(self.query_norm(x), self.feat_norm(c), where)
+        return x + self.gamma * self.attn(self.query_norm(x), self.feat_norm(c), where)
 
 
 class Extractor(nn.Module):
@@ -194,8 +194,7 @@ class ViTAdapter(Backbone):
         """Image ``[B, 3, H, W]`` to ``[B, C, ceil(H / s), ceil(W / s)]`` for the strides s of 4, 8, 16 and 32."""
         finest, *maps = self.spm(x)  # [B, C, h_i, w_i]
         sizes = [(c.shape[2], c.shape[3]) for c in maps]
-        embeds = self.level_embed.to(finest.dtype)  # [3, C]
-        c = torch.cat([to_tokens(c) + embed for c, embed in zip(maps, embeds)], dim=1)  # [B, N, C]
+        c = torch.cat([to_tokens(c) + embed for c, embed in zip(maps, self.level_embed)], dim=1)  # [B, N, C]
         x, size, steps = self.trunk.unroll(self.trunk.patch_embed(x))  # [B, E + h*w, C]
         stride, num_extra = self.trunk.out_strides[0], 0 if self.trunk.tokens is None else len(self.trunk.tokens)
         of_trunk, levels = ((*size, stride),), tuple((*size, level) for size, level in zip(sizes, STRIDES[1:]))

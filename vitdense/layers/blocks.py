@@ -24,18 +24,30 @@ def init_transformer(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-class LayerNorm(nn.LayerNorm):
-    """LayerNorm whose result is read by linear layers, attention and convolutions only.
+class ResidualLayerNorm(nn.LayerNorm):
+    """LayerNorm whose result starts the residual stream or is added to it: in the dtype of its weights.
 
-    Under autocast these compute in half precision. torch's LayerNorm would cast a map in half precision to float32 and
-    its result back (docs/performance.md counts it). This one casts its weights instead; the kernel computes in float32
-    in both cases.
+    Under autocast that is float32, as torch has it on a GPU. On a CPU torch would stay in half precision, and would sum
+    the gradients of the weights over all tokens in it, which loses them.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., C]`` to the same."""
-        if x.dtype == self.weight.dtype:
-            return super().forward(x)
+        return super().forward(x.to(self.weight.dtype))
+
+
+class LayerNorm(ResidualLayerNorm):
+    """LayerNorm whose result is read by linear layers, attention and convolutions only.
+
+    Under autocast these compute in half precision. On a GPU torch's LayerNorm would cast a map in half precision to
+    float32 and its result back (docs/performance.md counts it). This one casts its weights instead; the kernel computes
+    in float32 in both cases.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., C]`` to the same."""
+        if x.dtype == self.weight.dtype or x.device.type == "cpu":
+            return super().forward(x).to(x.dtype)
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         with without_autocast(x):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
@@ -49,7 +61,7 @@ def scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
 def pad_to_multiple(x: Tensor, patch_size: int) -> Tensor:
     """An image ``[B, C, H, W]`` padded with zeros right and bottom to multiples of the patch."""
     h, w = x.shape[-2:]
-    # Always while a model is compiled: one program serves all sizes.
+    # Always while a model is compiled: one program serves all sizes. Eager, padding by nothing would copy the image.
     if torch.compiler.is_compiling() or h % patch_size or w % patch_size:
         right, bottom = ((n + patch_size - 1) // patch_size * patch_size - n for n in (w, h))
         x = F.pad(x, (0, right, 0, bottom))  # [B, C, h*p, w*p]
@@ -196,7 +208,7 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.patch_size = patch_size
         self.proj = nn.Conv2d(in_channels, dim, patch_size, stride=patch_size)
-        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.norm = ResidualLayerNorm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/p), ceil(W/p), C]``."""
@@ -348,6 +360,7 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int = 0) -> Tensor:
     """Max pooling of ``[B, C, H, W]`` to ``[B, C, ceil(H / stride), ceil(W / stride)]``.
 
     While a model is compiled, the image is padded first: what torch does would be compiled for one parity of the sizes.
+    Eager, that would copy the map.
     """
     if not torch.compiler.is_compiling():
         return F.max_pool2d(x, kernel, stride, padding, ceil_mode=padding == 0)  # [B, C, h, w]
@@ -417,7 +430,7 @@ class PostNormMerging(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
-        self.norm = nn.LayerNorm(2 * dim)
+        self.norm = ResidualLayerNorm(2 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 2 C]``."""

@@ -75,7 +75,7 @@ class ClassBlocks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens ``[B, N, C]`` to the class token ``[B, 1, C]``."""
-        token = self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1)  # [B, 1, C]
+        token = self.cls_token.expand(x.shape[0], -1, -1)  # [B, 1, C]
         for block in self.blocks:
             token = block(torch.cat([token, x], dim=1))
         return token

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdense.layers.layout import copied, made_once
+from vitdense.layers.layout import compute_dtype, copied, made_once
 
 POINTS = 4  # of a head in a level
 Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
@@ -51,23 +51,34 @@ class References(NamedTuple):
     sizes: list[tuple[int, int]]  # of the levels
 
 
-@made_once
-def references(
-    queries: tuple[Grid, ...], levels: tuple[Grid, ...], device: torch.device, dtype: torch.dtype
-) -> References:
-    """The pixels of queries, row by row, in levels; called with a tensor on the device before the maps.
+def references(x: Tensor, queries: tuple[Grid, ...], levels: tuple[Grid, ...]) -> References:
+    """The pixels of queries, row by row, in levels; `x` is a tensor on their device.
 
     All maps start at the same corner of the image, and may cover more than the image: patches and strides round up.
     """
+    (rows, heights), (columns, widths) = (
+        _axis(x, *(tuple((grid[i], grid[2]) for grid in grids) for grids in (queries, levels))) for i in range(2)
+    )
+    sizes, points = [(h, w) for h, w, _ in queries], []
+    for (h, w), y, x in zip(sizes, rows.split([h for h, _ in sizes]), columns.split([w for _, w in sizes])):
+        pair = x.expand(h, -1, -1), y.unsqueeze(1).expand(-1, w, -1)  # [h, w, levels] each
+        points.append(torch.stack(pair, dim=-1).flatten(0, 1))  # [h*w, levels, 2]
+    points = torch.cat(points) if len(points) > 1 else points[0]  # [Q, levels, 2]
+    steps = torch.stack([widths, heights], dim=-1)  # [levels, 2]
+    return References(points[:, None, :, None], steps[:, None], [(h, w) for h, w, _ in levels])
+
+
+@made_once
+def _axis(
+    queries: tuple[tuple[int, int], ...], levels: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Along one axis, where maps have a number of positions and a stride: the centre of every query in every level,
+    ``[sum of numbers, levels]``, and the length of a position of every level, ``[levels]``; levels are from -1 to 1."""
     options = {"device": device, "dtype": torch.promote_types(dtype, torch.float32)}
-    one, pixels = torch.ones(1, **options), []
-    for h, w, stride in queries:
-        y, x = ((torch.arange(n, **options) + 0.5) * stride for n in (h, w))  # [h], [w]
-        pixels.append(torch.stack([x.expand(h, -1), y[:, None].expand(-1, w)], dim=-1).flatten(0, 1))  # [h*w, 2]
-    extents = torch.stack([torch.cat([one * (w * stride), one * (h * stride)]) for h, w, stride in levels])
-    strides = torch.stack([one * stride for *_, stride in levels])  # [levels, 1]
-    points = (2 * torch.cat(pixels)[:, None] / extents - 1)[:, None, :, None]  # [Q, 1, levels, 1, 2]
-    return References(points, (2 * strides / extents)[:, None], [(h, w) for h, w, _ in levels])
+    one = torch.ones(1, **options)
+    centres = torch.cat([(2 * torch.arange(n, **options) + 1) * stride for n, stride in queries])  # in half pixels
+    counts, extents = (torch.cat([one * m for m in pair]) for pair in zip(*((n, n * stride) for n, stride in levels)))
+    return centres[:, None] / extents - 1, 2 / counts
 
 
 class DeformableAttention(nn.Module):
@@ -112,6 +123,7 @@ class DeformableAttention(nn.Module):
         Samples are in float32 at least: in half precision a large map has fewer places than positions.
         """
         heads, levels, points = self.shape
+        queries = queries.to(compute_dtype(queries))  # once: two layers read them
         values = self.value_proj(values).unflatten(-1, (heads, -1))  # [B, N, heads, d]
         dtype = torch.promote_types(values.dtype, torch.float32)
         parts = values.split([h * w for h, w in where.sizes], dim=1)

@@ -411,7 +411,7 @@ def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | Res
 @made_once
 def _resampling(old: int, new: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The resize of an axis, ``[new, old]``, and back, ``[old, new]``; see `Resampling`."""
-    weights = bicubic_weights(old, new, device)  # [new, old]
+    weights = bicubic_weights(old, new, device, torch.promote_types(dtype, torch.float32))  # [new, old]
     return weights.to(dtype), (weights.T * (old / new)).to(dtype)
 
 

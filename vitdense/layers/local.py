@@ -5,7 +5,9 @@ tile that do not see each other are hidden by the bias, which also holds the pos
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
-from vitdense.layers.layout import align, copied, made_once, zero
+from vitdense.layers.layout import align, copied, longer, made_once, zero
+from vitdense.layers.resize import crop
 
 BORDERS = ("mask", "zero", "clamp")
 POSITIONS = ("table", "query", None)
@@ -24,12 +27,12 @@ TILES = (7, 8)  # sides of a tile of queries; while a model is compiled, the fir
 
 def attend_local(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    kv: Tensor,
     kernel: int,
     border: str = "mask",
     position: Tensor | tuple[Tensor, Tensor] | None = None,
     scale: float | None = None,
+    tiles: "Tiles | None" = None,
 ) -> Tensor:
     """Attention of every position of a map to its neighbourhood of `kernel` x `kernel` positions.
 
@@ -38,14 +41,15 @@ def attend_local(
 
     Args:
         q: Queries, ``[B, H, W, heads, d]``.
-        k: Keys, likewise. For ``'clamp'`` there may be more of them right and bottom, for maps smaller than the kernel.
-        v: Values, as the keys.
+        kv: Keys and values, ``[B, H, W, 2, heads, d]``. For ``'clamp'`` there may be more of them right and bottom, for
+            maps smaller than the kernel.
         kernel: Side of the neighbourhood, odd.
         border: One of `BORDERS`.
         position: None; or a bias for every offset of a query from a key, ``[heads, T, T]`` with offset (0, 0) in the
             centre; or embeddings of the offsets of rows and of columns, ``[heads, T, d / 2]`` each: the bias is the
             product of the query with both, joined, times `scale`. T is odd, and at least `num_offsets`.
         scale: Factor on the logits; ``d ** -0.5`` when None.
+        tiles: What `tile_layout` returned for these sizes; made here when None.
 
     Returns:
         ``[B, H, W, heads d]``.
@@ -53,35 +57,30 @@ def attend_local(
     Raises:
         ValueError: An even kernel, an unknown border, or too few offsets.
     """
-    if has_torch_function((q, k, v)):  # `vitdense.report` counts the pairs of the definition, not those of tiles
-        return handle_torch_function(attend_local, (q, k, v), q, k, v, kernel, border, position, scale)
-    (_, h, w, heads, dim), least, length = q.shape, num_offsets(kernel, border), 1
+    if has_torch_function((q, kv)):  # `vitdense.report` counts the pairs of the definition, not those of tiles
+        return handle_torch_function(attend_local, (q, kv), q, kv, kernel, border, position, scale, tiles)
+    (batch, h, w, heads, dim), least = q.shape, num_offsets(kernel, border)
     if position is None:
-        position = zero(q).expand(heads, 1, 1)  # [heads, 1, 1]
-    elif (length := position[0].shape[1]) < least or length % 2 == 0:
+        position = zero(q).expand(heads, least, least)  # [heads, T, T]
+    if (length := position[0].shape[1]) < least or length % 2 == 0:
         raise ValueError(f"position: got {length} offsets, expected at least {least}, an odd number")
     scale = dim**-0.5 if scale is None else scale
+    tiles = tiles or tile_layout(q, (h, w), tuple(kv.shape[1:3]), kernel, border, length, isinstance(position, Tensor))
     if border == "zero":
-        k, v = (F.pad(x, (0, 0, 0, 0, *[kernel // 2] * 4)) for x in (k, v))  # [B, H+k-1, W+k-1, heads, d] each
-    tiles = _tiles(q, (h, w), tuple(k.shape[1:3]), _side(h, w, kernel), kernel, border, length)
+        kv = F.pad(kv, (0, 0, 0, 0, 0, 0, *[kernel // 2] * 4))  # [B, H+k-1, W+k-1, 2, heads, d]
     if isinstance(position, tuple):
-        terms = [  # [B, H, W, heads, T + 1] to [B, H, W, heads, n]
+        terms = [  # [B, H, W, heads, T + 1] to [B, H, W, heads, n or m'']
             F.pad(_per_head(half, table) * scale, (0, 1), value=-math.inf).gather(-1, x.expand(*q.shape[:-1], -1))
             for half, table, x in zip(q.chunk(2, dim=-1), position, tiles.offsets)
         ]
         of_row, of_column = (tiles.of_queries(x).flatten(0, 1) for x in terms)  # [G*B', heads', t*t, n], [..., m'']
-        groups, biases = [slice(None)], [(of_column[..., None] + of_row[..., None, :]).flatten(-2)]
+        biases = [(of_column[..., None] + of_row[..., None, :]).flatten(-2)]  # [G*B', heads', t*t, m''*n]
     else:
-        groups, biases = tiles.groups, tiles.biases(position.to(q.dtype)).split(1)  # [1, heads', t*t, align(m*n)] each
-    parts = tiles.of_queries(q), tiles.of_keys(k), tiles.of_keys(v)  # [G, B', heads', t*t, d], [..., m*n, d] twice
-    shape = parts[0].shape[:3]
-    images_are_heads = torch.compiler.is_compiling() and isinstance(position, tuple)
-    if images_are_heads:  # [1, 1, B*heads', ...] each: a bias for every image would fix whether there is more than one
-        parts, biases = [x.flatten(1, 2)[:, None] for x in parts], [biases[0].flatten(0, 1)[None]]
-    outs = [attend(*(x[rows].flatten(0, 1) for x in parts), bias, scale) for rows, bias in zip(groups, biases)]
+        biases = tiles.biases(position.to(q.dtype)).split(1)  # [1, heads', t*t, align(m*n)] each
+    parts = tiles.of_queries(q), *tiles.of_keys(kv)  # [G, B', heads', t*t, d], [..., m*n, d] twice
+    outs = [attend(*(x[rows].flatten(0, 1) for x in parts), bias, scale) for rows, bias in zip(tiles.groups, biases)]
     y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
-    y = y.unflatten(1, shape[1:]) if images_are_heads else y.unflatten(0, shape[:2])  # [G, B', heads', t*t, d]
-    return tiles.join(y)  # [B, H, W, heads*d]
+    return tiles.join(y, batch, heads)  # [B, H, W, heads*d]
 
 
 def _per_head(x: Tensor, tables: Tensor) -> Tensor:
@@ -103,152 +102,199 @@ def num_offsets(kernel: int, border: str) -> int:
     return 2 * kernel - 1 if border == "clamp" else kernel
 
 
-def crop(x: Tensor, h: int, w: int) -> Tensor:
-    """The first rows and columns of a map ``[B, H, W, ...]``, ``[B, h, w, ...]``."""
-    if torch.compiler.is_compiling():  # whether a part is contiguous would depend on the sizes, and layers ask
-        rows, columns = (torch.arange(n, device=x.device) for n in (h, w))
-        return x.index_select(1, rows).index_select(2, columns)  # [B, h, w, ...]
-    return x[:, :h, :w]
-
-
-def _side(h: int, w: int, kernel: int) -> int:
-    """The side of a tile with which the fewest keys are copied."""
-    if torch.compiler.is_compiling():
-        return TILES[0]
-    return min(TILES, key=lambda t: -(-h // t) * -(-w // t) * min(t + kernel - 1, h) * min(t + kernel - 1, w))
-
-
 @dataclass(frozen=True)
-class _Tiles:
+class Tiles:
     """The tiles of maps of one size: nH x nW of them with N queries or keys each, column by column.
 
     As tensors they are ``[G, B', heads', N, d]``. The tiles of a row of tiles are heads: G is nH, B' the batch and
-    heads' is ``heads * nW``, so that biases of a row serve all images, and most rows. While a model is compiled, where
-    nothing may depend on the number of rows, G is 1 and heads' is ``heads * nH * nW``.
+    heads' is ``heads * nW``, so that biases of a row serve all images, and most rows. With a table of biases, while a
+    model is compiled, nothing may depend on the number of rows: G is 1 and heads' is ``heads * nH * nW``. In eager
+    passes that form costs NAT-T at 800x1280 29 % more bytes.
 
     Attributes:
         size: Map (h, w).
         side: Of a tile of queries, t.
-        keys: Row, and column, of every key of every tile along an axis, ``[nH, n]`` and ``[nW, m]``, int32.
-        offsets: Entry of a table of T offsets for every row of the map and key of its tile, ``[h, 1, 1, n]``, and
-            column, ``[w, 1, m'']``. Entry T is that of hidden pairs, and fills up the columns.
-        index: Entry of a joint table for every pair in a tile, ``[kinds, kinds, t * t, align(m * n)]``, int32: for
-            kinds of tiles along rows and columns, of which no two have the same offsets.
-        columns: Kind of every tile along columns, ``[nW]``; None while a model is compiled: every tile is a kind.
+        grid: Tiles along each axis, (nH, nW).
+        spans: Keys of a tile along each axis, (n, m).
+        keys: Row, and column, of every key of every tile along an axis, ``[nH * n]`` and ``[nW * m]``, int32.
+        offsets: With embeddings: entry of a table of T offsets for every row of the map and key of its tile, ``[h, 1,
+            1, n]``, and column, ``[w, 1, m'']`` where m'' is m aligned. Entry T is that of hidden pairs.
+        index: With a table of biases: its entry for every pair in a tile, ``[kinds, kinds, t * t, align(m * n)]``,
+            int32; for kinds of tiles along rows and columns, of which no two have the same offsets.
+        columns: Kind of every tile along columns, ``[nW]``; None where every tile is a kind.
         groups: Rows of tiles of every kind along rows.
+        pads: Whether tiles are padded; always while a model is compiled, so that one program serves all sizes.
+        whole: Whether G is 1.
     """
 
     size: tuple[int, int]
     side: int
+    grid: tuple[int, int]
+    spans: tuple[int, int]
     keys: tuple[Tensor, Tensor]
-    offsets: tuple[Tensor, Tensor]
-    index: Tensor
+    offsets: tuple[Tensor, Tensor] | None
+    index: Tensor | None
     columns: Tensor | None
-    groups: tuple[slice, ...]
+    groups: Sequence[slice]
+    pads: bool
+    whole: bool
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Tiles along each axis, (nH, nW)."""
-        return self.keys[0].shape[0], self.keys[1].shape[0]
-
-    def of_keys(self, x: Tensor) -> Tensor:
-        """A map ``[B, h, w, heads, d]`` of keys or values as tiles ``[G, B', heads', m * n, d]``."""
-        rows, columns = self.keys
-        x = x.index_select(1, rows.flatten()).unflatten(1, rows.shape)  # [B, nH, n, w, heads, d]
-        traced = self.columns is None
-        x = x.permute(0, 4, 1, 3, 2, 5) if traced else x.permute(1, 0, 4, 3, 2, 5)  # [nH, B, heads, w, n, d]
-        x = x.index_select(3, columns.flatten()).unflatten(3, columns.shape)  # [nH, B, heads, nW, m, n, d]
-        x = x.flatten(4, 5)  # [nH, B, heads, nW, m*n, d]
-        return x.flatten(1, 3)[None] if traced else x.flatten(2, 3)  # [G, B', heads', m*n, d]
+    def of_keys(self, x: Tensor) -> list[Tensor]:
+        """A map ``[B, h, w, 2, heads, d]`` of keys and values as tiles ``[G, B', heads', m * n, d]`` of each."""
+        (rows, columns), (n, m), (b, *_, heads, d) = self.keys, self.spans, x.shape
+        x = x.index_select(1, rows).unflatten(1, (self.grid[0], n))  # [B, nH, n, w, 2, heads, d]
+        x = x.permute(4, 0, 5, 1, 3, 2, 6) if self.whole else x.permute(4, 1, 0, 5, 3, 2, 6)  # [2, nH, B, heads, ...]
+        # [nH, B, heads, nW*m, n, d] each, to [G, B', heads', m*n, d]
+        return [part.index_select(3, columns).view(*self._lead(b, heads), m * n, d) for part in x.unbind()]
 
     def of_queries(self, x: Tensor) -> Tensor:
         """A map ``[B, h, w, heads, d]`` as tiles ``[G, B', heads', t * t, d]``, padded with zeros right and bottom."""
-        (h, w), (nh, nw), t, traced = self.size, self.grid, self.side, self.columns is None
-        if traced or h % t or w % t:
+        (h, w), (nh, nw), t, (b, _, _, heads, d) = self.size, self.grid, self.side, x.shape
+        if self.pads:
             x = F.pad(x, (0, 0, 0, 0, 0, nw * t - w, 0, nh * t - h))  # [B, nH*t, nW*t, heads, d]
-        x = x.unflatten(2, (nw, t)).unflatten(1, (nh, t))  # [B, nH, t, nW, t, heads, d]
-        x = x.permute(0, 5, 1, 3, 4, 2, 6) if traced else x.permute(1, 0, 5, 3, 4, 2, 6)  # [nH, B, heads, nW, t, t, d]
-        x = copied(x).flatten(4, 5)  # [nH, B, heads, nW, t*t, d]
-        return x.flatten(1, 3)[None] if traced else x.flatten(2, 3)  # [G, B', heads', t*t, d]
+        x = x.view(b, nh, t, nw, t, heads, d)
+        x = x.permute(0, 5, 1, 3, 4, 2, 6) if self.whole else x.permute(1, 0, 5, 3, 4, 2, 6)  # [nH, B, heads, nW, ...]
+        return copied(x).view(*self._lead(b, heads), t * t, d)  # [G, B', heads', t*t, d]
 
-    def join(self, x: Tensor) -> Tensor:
-        """Tiles ``[G, B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
-        (h, w), (nh, nw), t = self.size, self.grid, self.side
-        if self.columns is None:
-            x = x[0].unflatten(1, (-1, nh, nw)).permute(0, 2, 3, 1, 4, 5)  # [B, nH, nW, heads, t*t, d]
+    def join(self, x: Tensor, batch: int, heads: int) -> Tensor:
+        """Tiles ``[G * B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
+        (nh, nw), t, d = self.grid, self.side, x.shape[-1]
+        if self.whole:
+            x = x.view(batch, heads, nh, nw, t, t, d).permute(0, 2, 5, 3, 4, 1, 6)  # [B, nH, t, nW, t, heads, d]
         else:
-            x = x.unflatten(2, (-1, nw)).permute(1, 0, 3, 2, 4, 5)  # [B, nH, nW, heads, t*t, d]
-        x = x.unflatten(4, (t, t)).permute(0, 1, 5, 2, 4, 3, 6)  # [B, nH, t, nW, t, heads, d]
-        return crop(copied(x).view(x.shape[0], nh * t, nw * t, -1), h, w)  # [B, h, w, heads*d]
+            x = x.view(nh, batch, heads, nw, t, t, d).permute(1, 0, 5, 3, 4, 2, 6)  # [B, nH, t, nW, t, heads, d]
+        x = copied(x).view(batch, nh * t, nw * t, heads * d)  # [B, nH*t, nW*t, heads*d]
+        return copied(crop(x, self.size, dim=1))  # [B, h, w, heads*d]
+
+    def _lead(self, batch: int, heads: int) -> tuple[int, int, int]:
+        """G, B' and heads'."""
+        nh, nw = self.grid
+        return (1, batch, heads * nh * nw) if self.whole else (nh, batch, heads * nw)
 
     def biases(self, table: Tensor) -> Tensor:
         """The biases of the groups, ``[groups, heads', t * t, align(m * n)]``, from a table ``[heads, T, T]``."""
-        table = F.pad(table.flatten(1), (0, 1), value=-math.inf)  # [heads, T*T + 1]
+        table = F.pad(table, (0, 1, 0, 1), value=-math.inf).flatten(1)  # [heads, (T + 1)**2]
         x = table.index_select(1, self.index.flatten()).unflatten(1, self.index.shape)  # [heads, kinds, kinds, ...]
-        if self.columns is None:
+        if self.whole:
             return x.flatten(0, 2)[None]  # [1, heads*nH*nW, t*t, align(m*n)]
         return x.transpose(0, 1).index_select(2, self.columns).flatten(1, 2)  # [kinds, heads*nW, t*t, align(m*n)]
 
 
-def _axis(
-    size: int, keys: int, side: int, kernel: int, border: str, length: int, device: torch.device
-) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """The tiles along an axis of a map with `size` queries.
-
-    Returns:
-        The row, or column, of every key, ``[tiles, n]``; the entry of a table of offsets of every query and key,
-        ``[tiles, side, n]``, the one after the table for a hidden pair; and the first of the tiles that are not at a
-        border, which have the same entries, and the one after them. Every query sees a key: those after the map see
-        what the last one does.
-    """
-    radius, tiles, span = kernel // 2, (size + side - 1) // side, side + kernel - 1
-    before, inner = radius if border == "zero" else 0, (0, 0)  # keys before the map
-    if not torch.compiler.is_compiling():  # there nothing may depend on sizes
-        span = min(span, keys)
-        start = min((radius - before + side - 1) // side, tiles)
-        inner = start, max((size + before - radius) // side, start)
-    query = torch.arange(tiles * side, device=device).clamp(max=size - 1).view(tiles, side)  # [tiles, side]
-    window = query + before - radius  # its first key
-    if border == "clamp":
-        window = window.clamp(max=size - kernel).clamp(min=0)
-    key = window[:, :1].clamp(max=keys - span).clamp(min=0) + torch.arange(span, device=device)  # [tiles, n]
-    place = key[:, None] - window[..., None]  # of a key in the window of a query, [tiles, side, n]
-    sees = (place >= 0) & (place < kernel) & (key < keys)[:, None]
-    offset = (query + before)[..., None] - key[:, None] + length // 2
-    offset = torch.where(sees, offset.clamp(0, length - 1), length)  # a table of one entry serves all offsets
-    return key.clamp(max=keys - 1), offset, inner
-
-
-@made_once
-def _tiles(
+def tile_layout(
+    x: Tensor,
     size: tuple[int, int],
     keys: tuple[int, int],
-    side: int,
     kernel: int,
     border: str,
     length: int,
+    joint: bool,
+) -> Tiles:
+    """The tiles of a map for `attend_local`.
+
+    Args:
+        x: A tensor on its device, in the dtype in which attention computes.
+        size: Queries (h, w).
+        keys: Keys, likewise.
+        kernel: See `attend_local`.
+        border: See `attend_local`.
+        length: Offsets T of `position` along an axis.
+        joint: Whether `position` is a table, not embeddings.
+    """
+    if border == "zero":
+        keys = tuple(n + kernel // 2 * 2 for n in keys)
+    if traced := torch.compiler.is_compiling():
+        side, spans = TILES[0], [TILES[0] + kernel - 1] * 2
+    else:  # spans as there cost NAT-T 2 % more bytes at 224x224
+        side = _side(*size, kernel)
+        spans = tuple(min(side + kernel - 1, n) for n in keys)
+    rows, columns = (
+        _axis(x, size[i], keys[i], side, spans[i], kernel, border, length, joint, bool(i)) for i in range(2)
+    )
+    grid = tuple((n + side - 1) // side for n in size)
+    keys, offsets = (rows.keys, columns.keys), (rows.offsets, columns.offsets)
+    pads = traced or any(n % side for n in size)
+    if not joint:
+        offsets = offsets[0][:, None, None], offsets[1][:, None]  # [h, 1, 1, n], [w, 1, m'']
+        return Tiles(size, side, grid, spans, keys, offsets, None, None, [slice(None)], pads, False)
+    of_rows, of_columns = offsets  # [kinds, t, n], [kinds, t, m]
+    n, m = spans
+    index = of_rows.view(-1, 1, 1, side, 1, n) + of_columns.view(-1, side, 1, m, 1)  # [kinds, kinds, t, t, m, n]
+    index, pairs = index.flatten(4).flatten(2, 3), m * n  # [kinds, kinds, t*t, m*n]
+    index = F.pad(index, (0, align(pairs) - pairs), value=length)  # [kinds, kinds, t*t, align(m*n)]
+    groups = [slice(None)] if traced else rows.groups
+    return Tiles(size, side, grid, spans, keys, None, index, columns.kinds, groups, pads, traced)
+
+
+def _side(h: int, w: int, kernel: int) -> int:
+    """The side of a tile with which the fewest keys are copied."""
+    return min(TILES, key=lambda t: -(-h // t) * -(-w // t) * min(t + kernel - 1, h) * min(t + kernel - 1, w))
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The tiles along one axis of a map, see `Tiles`.
+
+    Attributes:
+        keys: Row, or column, of every key of every tile, ``[tiles * n]``, int32.
+        offsets: Entry of a table for every query and key of a tile: of every query of the map, ``[size, n]``, int64; or
+            of every kind of tile, ``[kinds, t, n]``, int32.
+        kinds: Of columns: kind of every tile, ``[tiles]``; None where each is one.
+        groups: Of rows: tiles of every kind.
+    """
+
+    keys: Tensor
+    offsets: Tensor
+    kinds: Tensor | None
+    groups: Sequence[slice]
+
+
+@made_once
+def _axis(
+    size: int,
+    keys: int,
+    side: int,
+    span: int,
+    kernel: int,
+    border: str,
+    length: int,
+    joint: bool,
+    is_last: bool,
     device: torch.device,
     dtype: torch.dtype,
-) -> _Tiles:
-    keys, offsets, inner = zip(*(_axis(*n, side, kernel, border, length, device) for n in zip(size, keys)))
-    y, x = (  # of every kind, [kinds, t, n] and [kinds, t, m]
-        torch.cat([every[:start], every[start:stop][:1], every[stop:]]) for every, (start, stop) in zip(offsets, inner)
-    )
-    y, x = y[:, None, None, :, None, :], x[None, :, :, None, :, None]  # [kinds, 1, 1, t, 1, n], [1, kinds, t, 1, m, 1]
-    index = torch.where((y == length) | (x == length), length**2, y * length + x)  # [kinds, kinds, t, t, m, n]
-    index = index.flatten(4).flatten(2, 3)  # [kinds, kinds, t*t, m*n]
-    index = F.pad(index, (0, align(index.shape[-1]) - index.shape[-1]), value=length**2)
-    of_rows, of_columns = (x.flatten(0, 1)[:n] for x, n in zip(offsets, size))  # [h, n], [w, m]
-    of_columns = F.pad(of_columns, (0, align(of_columns.shape[1]) - of_columns.shape[1]), value=length)
-    kinds, groups = None, (slice(None),)
-    if not torch.compiler.is_compiling():
-        (start, stop), tile = inner[1], torch.arange(keys[1].shape[0], device=device)  # [nW]
-        kinds = (tile - (tile - start).clamp(0, max(stop - start - 1, 0))).int()  # [nW]
-        start, stop = inner[0]
-        firsts = [*range(start), *range(start, stop)[:1], *range(stop, keys[0].shape[0])]
-        groups = tuple(slice(i, j) for i, j in zip(firsts, [*firsts[1:], None]))
-    offsets = of_rows[:, None, None], of_columns[:, None]  # [h, 1, 1, n], [w, 1, m'']
-    return _Tiles(size, side, tuple(key.int() for key in keys), offsets, index.int(), kinds, groups)
+) -> _Axis:
+    """The tiles along an axis of a map of `size` queries, whose tiles see `span` keys each.
+
+    Every query sees a key: those after the map see what the last one does.
+    """
+    radius, tiles = kernel // 2, (size + side - 1) // side
+    before = radius if border == "zero" else 0  # keys before the map
+    numbers = partial(torch.arange, device=device, dtype=torch.int32)
+    query = numbers(tiles * side).clamp(max=size - 1).view(tiles, side)  # [tiles, side]
+    window = query + (before - radius)  # its first key
+    if border == "clamp":
+        window = window.clamp(max=size - kernel).clamp(min=0)
+    key = window.narrow(1, 0, 1).clamp(max=keys - span).clamp(min=0) + numbers(span)  # [tiles, n]
+    place = key.unsqueeze(1) - window.unsqueeze(2)  # of a key in the window of a query, [tiles, side, n]
+    sees = (place.clamp(0, kernel - 1) == place) & (key < keys).unsqueeze(1)
+    offset = (query + (before + length // 2)).unsqueeze(2) - key.unsqueeze(1)
+    offset = torch.where(sees, offset, length)  # [tiles, side, n]
+    key = key.clamp(max=keys - 1).flatten()  # [tiles*n]
+    if not joint:
+        if is_last:
+            offset = F.pad(offset, (0, align(span) - span), value=length)  # [tiles, side, m'']
+        return _Axis(key, offset.flatten(0, 1)[:size].long(), None, [])
+    offset = offset if is_last else offset * (length + 1)  # the table's rows have T + 1 entries
+    if torch.compiler.is_compiling():  # where no number of tiles is known, every tile is a kind
+        return _Axis(key, offset, None, [])
+    # Of tiles that are not at a border, which have the same offsets, the first and the one after the last.
+    start = min((radius - before + side - 1) // side, tiles)
+    stop = max((size + before - radius) // side, start)
+    firsts = [*range(start), *range(start, stop)[:1], *range(stop, tiles)]
+    offset = torch.cat([offset[:start], offset[start:stop][:1], offset[stop:]])  # [kinds, side, n]
+    if not is_last:
+        return _Axis(key, offset, None, [slice(i, j) for i, j in zip(firsts, [*firsts[1:], None])])
+    kinds = numbers(tiles)
+    return _Axis(key, offset, kinds - (kinds - start).clamp(0, max(stop - start - 1, 0)), [])
 
 
 class LocalAttention(nn.Module):
@@ -294,28 +340,29 @@ class LocalAttention(nn.Module):
             table = trunc_normal_(torch.empty(num_heads, length, dim // num_heads // 2), std=0.02)
             self.register_parameter(name, nn.Parameter(table))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to the same."""
-        h, w = x.shape[1:3]
-        if self.border == "clamp":
-            x = _padded(x, self.kernel)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(3)  # [B, H, W, heads, d] each
-        if self.border == "clamp":
-            q = crop(q, h, w)  # [B, H, W, heads, d]
+    def layout(self, x: Tensor) -> Tiles:
+        """The tiles of a map ``[B, H, W, C]``, which layers with the same options can share."""
+        size = x.shape[1], x.shape[2]
+        table = self.rel_pos_h[0] if self.position == "query" else self.bias and self.bias.relative_position_bias_table
+        length = num_offsets(self.kernel, self.border) if table is None else table.shape[0]
+        return tile_layout(x, size, self._keys(size), self.kernel, self.border, length, self.position != "query")
+
+    def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
+        """``[B, H, W, C]`` to the same; `tiles` are those of `layout`, made here when None."""
+        (h, w), tiles = x.shape[1:3], tiles or self.layout(x)
+        rows, columns = self._keys((h, w))
+        padded = self.border == "clamp" and (torch.compiler.is_compiling() or (rows, columns) != (h, w))
+        if padded:
+            x = F.pad(x, (0, 0, 0, columns - w, 0, rows - h))  # [B, H', W', C]
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, x.shape[-1] // self.num_heads))  # [B, H', W', 3, heads, d]
+        q, kv = qkv.split((1, 2), dim=3)
+        q = q.squeeze(3)  # [B, H', W', heads, d]
+        q = crop(q, (h, w), dim=1) if padded else q  # [B, H, W, heads, d]
+        position = self.bias and self.bias.relative_position_bias_table.permute(2, 0, 1)  # [heads, T, T]
         if self.position == "query":
             position = self.rel_pos_h, self.rel_pos_w
-        else:
-            position = None if self.bias is None else self.bias.relative_position_bias_table.permute(2, 0, 1)
-        return attend_local(q, k, v, self.kernel, self.border, position, self.scale)  # [B, H, W, C]
+        return attend_local(q, kv, self.kernel, self.border, position, self.scale, tiles)  # [B, H, W, C]
 
-
-def _padded(x: Tensor, kernel: int) -> Tensor:
-    """A map ``[B, H, W, C]``, padded right and bottom where it is smaller than the kernel."""
-    (h, w), reach = x.shape[1:3], kernel - 1
-    if torch.compiler.is_compiling():  # no less there, and nothing from the kernel on: exporters mistake a maximum
-        right, bottom = (reach // n * reach for n in (w, h))
-    else:
-        right, bottom = (max(kernel - n, 0) for n in (w, h))
-        if right == bottom == 0:
-            return x
-    return F.pad(x, (0, 0, 0, right, 0, bottom))  # [B, H + bottom, W + right, C]
+    def _keys(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the keys of a map (h, w): those of the map, or more for ``'clamp'``."""
+        return tuple(longer(n, self.kernel) for n in size) if self.border == "clamp" else size

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitdense.layers.layout import compute_dtype
+
 
 @dataclass(frozen=True)
 class LoRA:
@@ -43,6 +45,12 @@ class LowRankUpdate(nn.Module):
         return torch.addmm(out.flatten(0, -2), low.flatten(0, -2), self.B.mT).view(out.shape)  # [..., C']
 
 
+def _cast_input(layer: nn.Linear, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Forward pre-hook: autocast would cast a map for the layer, and again for its update."""
+    x, *others = args
+    return x.to(compute_dtype(x)), *others
+
+
 def _add_update(layer: nn.Linear, args: tuple[Any, ...], out: Tensor) -> Tensor:
     """Forward hook of a linear layer, which keeps its class and the name of its weight."""
     return layer.lora(args[0], out)
@@ -71,6 +79,7 @@ def add_lora(modules: Iterable[tuple[str, nn.Module]], config: LoRA) -> None:
             )
         for layer in layers:
             layer.lora = LowRankUpdate(layer, config.rank, config.alpha)
+            layer.register_forward_pre_hook(_cast_input)
             layer.register_forward_hook(_add_update)
 
 

@@ -1,5 +1,6 @@
 """Absolute position embedding of a feature map, and the extra tokens of a ViT."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -7,7 +8,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from vitdense.layers.layout import made_once, resample, without_autocast
-from vitdense.layers.resize import is_resized, resize_grid
+from vitdense.layers.resize import is_resized, resize_grid, wide_dtype
 
 # How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
 # token larger; bicubically with antialias, as DINOv2 with registers; or bilinearly, as Perception Encoder.
@@ -30,38 +31,50 @@ class AbsolutePosition(nn.Module):
         trunc_normal_(self.table, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Adds the embedding to ``x`` ``[B, H, W, C]``."""
+        """Adds the embedding to ``x`` ``[B, H, W, C]``.
+
+        The sum is the residual stream, to which all blocks add: under autocast it is in float32, as torch promotes it.
+        """
         size = x.shape[1], x.shape[2]
         if self.rule == "bicubic":
             table = resize_grid(self.table, size)  # [1, H, W, C]
         elif is_resized(self.table.shape[1:3], size):
-            weights = _resize_weights(x, *size, tuple(self.table.shape[1:3]), self.rule)
+            wide, grid = wide_dtype(self.table), self.table.shape[1:3]
+            added = _added_size(x, grid) if self.rule == "dinov2" else 0.0
+            weights = [_resize_weights(x, *axis, self.rule, added, wide) for axis in zip(size, grid)]
             with without_autocast(x):
-                table = resample(self.table.float(), *weights)  # [1, H, W, C]
+                table = resample(self.table.to(wide), *weights).to(self.table.dtype)  # [1, H, W, C]
         else:
             table = self.table
         # In this order the sum has the memory layout of the table, which the next layers want, not of a convolution.
-        return table.to(x.dtype) + x
+        return table + x
+
+
+def _added_size(x: Tensor, grid: Sequence[int]) -> float | Tensor:
+    """What DINOv2 adds to the size of a map ``[B, h, w, C]`` which is not that of the grid: a tenth of a token.
+
+    A program for all sizes finds out while it runs whether the map has another size.
+    """
+    if not torch.compiler.is_compiling():
+        return 0.1
+    sizes = [torch.arange(n, device=x.device)[-1:] + 1 for n in x.shape[1:3]]  # [1] each: nothing asks for a value
+    return 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any().float()
 
 
 @made_once
 def _resize_weights(
-    h: int, w: int, grid: tuple[int, int], rule: str, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """The resize of the rows and of the columns of a grid by a rule other than ``'bicubic'``, in float32.
+    length: int, old: int, rule: str, added: float | Tensor, wide: torch.dtype, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The resize of the rows, or columns, of a grid by a rule other than ``'bicubic'``, in the dtype `wide`.
 
     Nothing asks for the value of a size, so that one exported program serves all.
 
     Returns:
-        ``[h, grid h]`` and ``[w, grid w]``.
+        ``[length, old]``.
     """
-    places = [torch.arange(n, device=device, dtype=torch.float32) for n in (h, w)]
-    sizes = [place[-1:] + 1 for place in places]  # [1] each
-    if rule == "dinov2":  # adds a tenth of a token to the size, unless the map has the size of the grid
-        tenth = 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any()
-        sizes = [size + tenth for size in sizes]
+    place = torch.arange(length, device=device, dtype=wide)  # [length]
     weights = {"dinov2": _bicubic_weights, "antialias": _antialias_weights, "bilinear": _bilinear_weights}[rule]
-    return tuple(weights(place, old / size, old) for place, size, old in zip(places, sizes, grid))
+    return weights(place, old / (place[-1:] + 1 + added), old)
 
 
 def _cubic(x: Tensor, a: float) -> Tensor:
@@ -114,7 +127,7 @@ class AxialPosition(nn.Module):
         h, w = x.shape[1], x.shape[2]
         columns = resize_grid(self.columns, (1, w)).expand(-1, h, -1, -1)  # [1, H, W, C/2]
         rows = resize_grid(self.rows, (h, 1)).expand(-1, -1, w, -1)  # [1, H, W, C/2]
-        return torch.cat([columns, rows], dim=-1).to(x.dtype) + x
+        return torch.cat([columns, rows], dim=-1) + x
 
 
 # Of a plain ViT by name (ViT appendix D.4), from the pretraining grid and the channels. "1-D" is a table with a row for
@@ -177,4 +190,4 @@ class ExtraTokens(nn.Module):
             tokens = [token + getattr(self, f"{name}_position") for token, name in zip(tokens, self.names)]
         if self.register_tokens is not None:
             tokens.append(self.register_tokens)  # [1, R, C]
-        return torch.cat([*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)  # [B, E+N, C]
+        return torch.cat([*(token.expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)  # [B, E+N, C]

@@ -1,7 +1,7 @@
 """Resolution transfer: pure functions from a tensor at one grid to the same tensor at another.
 
-All compute in float32, return the dtype of the input, and are exactly the identity when the grids are equal. The
-default rule is the authors' (align_corners False, no antialias). timm's is here by name, to reproduce what timm
+All compute in float32 or wider, return the dtype of the input, and are exactly the identity when the grids are equal.
+The default rule is the authors' (align_corners False, no antialias). timm's is here by name, to reproduce what timm
 computes:
 
 ===========  ===============================================  ===========================
@@ -34,6 +34,11 @@ def is_resized(old: Sequence[int], new: Sequence[int]) -> bool:
     return symbolic or tuple(old) != tuple(new)
 
 
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a table is resized: float32, or float64 if it has that."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tensor:
     """Resize a map of features.
 
@@ -48,7 +53,7 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
     _check(rule)
     if not is_resized(x.shape[1:3], size):
         return x
-    y = x.float().permute(0, 3, 1, 2)  # [B, C, h, w]
+    y = x.to(wide_dtype(x)).permute(0, 3, 1, 2)  # [B, C, h, w]
     y = F.interpolate(y, size=size, mode="bicubic", align_corners=False, antialias=rule == "timm")  # [B, C, H, W]
     return y.permute(0, 2, 3, 1).to(x.dtype)  # [B, H, W, C]
 
@@ -73,12 +78,12 @@ def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, i
     return crop(x, size)  # [B, C, H, W]
 
 
-def crop(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The top left of a map ``[B, C, h, w]``, ``[B, C, H, W]``. A compiler would ask if a view of it is contiguous."""
-    if not torch.compiler.is_compiling():
-        return x[..., : size[0], : size[1]]  # [B, C, H, W]
-    rows, columns = (torch.arange(n, device=x.device) for n in size)
-    return x.index_select(2, rows).index_select(3, columns)  # [B, C, H, W]
+def crop(x: Tensor, size: tuple[int, int], dim: int = 2) -> Tensor:
+    """The top left (H, W) of a map, whose rows are dimension `dim`: of ``[B, C, h, w]``, ``[B, C, H, W]``."""
+    rows, columns = (old - new for old, new in zip(x.shape[dim : dim + 2], size))
+    if torch.compiler.is_compiling():  # a slice would ask whether it is shorter; padding does not, but copies
+        return F.pad(x, (*[0, 0] * (x.ndim - dim - 2), 0, -columns, 0, -rows))  # [B, C, H, W]
+    return x[(*[slice(None)] * dim, slice(size[0]), slice(size[1]))]  # [B, C, H, W]
 
 
 def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicubic") -> Tensor:
@@ -101,8 +106,9 @@ def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicub
         return table
     if rule == "bicubic":
         return resize_grid(table[None], new)[0]  # [2H-1, 2W-1, heads]
-    rows, columns = (_geometric_weights(o, n).to(table.device) for o, n in zip(table.shape[:2], new))
-    return torch.einsum("Hh,Ww,hwc->HWc", rows, columns, table.float()).to(table.dtype)  # [2H-1, 2W-1, heads]
+    wide = table.to(wide_dtype(table))
+    rows, columns = (_geometric_weights(o, n).to(wide) for o, n in zip(table.shape[:2], new))
+    return torch.einsum("Hh,Ww,hwc->HWc", rows, columns, wide).to(table.dtype)  # [2H-1, 2W-1, heads]
 
 
 def resize_window_linear(x: Tensor, window: tuple[int, int], rule: str = "bicubic") -> Tensor:
@@ -127,9 +133,9 @@ def resize_window_linear(x: Tensor, window: tuple[int, int], rule: str = "bicubi
     return y.view(heads, *window, *window) * (h * w / (window[0] * window[1]))  # [heads, H, W, H, W]
 
 
-def bicubic_weights(old: int, new: int, device: torch.device | None = None) -> Tensor:
+def bicubic_weights(old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """The bicubic resize of one axis as a matrix, ``[new, old]``: the share of every old place in every new one."""
-    return resize_grid(torch.eye(old, device=device)[None, :, None], (new, 1))[0, :, 0]  # [new, old]
+    return resize_grid(torch.eye(old, device=device, dtype=dtype)[None, :, None], (new, 1))[0, :, 0]  # [new, old]
 
 
 def resize_relative_position(table: Tensor, length: int) -> Tensor:
@@ -144,7 +150,7 @@ def resize_relative_position(table: Tensor, length: int) -> Tensor:
     """
     if not is_resized(table.shape[:1], (length,)):
         return table
-    y = table.to(torch.promote_types(table.dtype, torch.float32)).T[None]  # [1, d, L]
+    y = table.to(wide_dtype(table)).T[None]  # [1, d, L]
     y = F.interpolate(y, size=length, mode="linear", align_corners=False)  # [1, d, length]
     return y[0].T.to(table.dtype)  # [length, d]
 
@@ -174,4 +180,4 @@ def _geometric_weights(old: int, new: int) -> Tensor:
     share = ((wanted - positions[after - 1]) / (positions[after] - positions[after - 1])).clamp(0, 1)  # [new]
     weights = torch.zeros(new, old, dtype=torch.float64)
     weights.scatter_(1, after[:, None], share[:, None])
-    return weights.scatter_(1, after[:, None] - 1, 1 - share[:, None]).float()  # [new, old]
+    return weights.scatter_(1, after[:, None] - 1, 1 - share[:, None])  # [new, old]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,7 +85,7 @@ def attend_rotated(qkv: Tensor, rotation: Rotation) -> Tensor:
 
 
 class Rope(FormulaBuffers):
-    """Makes the rotations of a model; for other periods, load them.
+    """Makes the rotations of a model; for other periods, load or assign them: do not write.
 
     Args:
         kind: One of `ROPES`.
@@ -110,13 +111,19 @@ class Rope(FormulaBuffers):
                 f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} with "
                 f"rope 'dinov3', whose positions are from -1 to 1"
             )
-        exponents = torch.arange(head_dim // 4, dtype=torch.float32, device="cpu") * (4 / head_dim)
-        self.values = tuple((self.spec.base**exponents).tolist())
+        # Exponents in float32, as the authors; numbers, for a tensor has none on the meta device.
+        exponents = np.arange(head_dim // 4, dtype=np.float32) * np.float32(4 / head_dim)
+        self.values = tuple(self.spec.base ** float(exponent) for exponent in exponents)
         self.make_buffers()
 
     def make_buffers(self, device: torch.device | None = None) -> None:
         periods = torch.tensor(self.values, dtype=torch.float32, device=device) if self.spec.has_buffer else None
         self.register_buffer("periods", periods)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "periods" and isinstance(value, Tensor) and not value.is_meta:
+            self.values = tuple(value.tolist())
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "Rope":
         """As in torch, but ``half()`` and ``bfloat16()`` do not round the periods."""

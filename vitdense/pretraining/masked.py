@@ -56,7 +56,7 @@ class Decoder(nn.Module):
         extra, x = self.embed(x).tensor_split((num_extra,), dim=1)  # [B, E, D], [B, n, D]
         dropped = self.mask_token.expand(x.shape[0], order.shape[1] - x.shape[1], -1)  # [B, h*w - n, D]
         back = order.argsort(1)[..., None].expand(-1, -1, x.shape[2])  # [B, h*w, D]
-        x = torch.cat([x, dropped.to(x.dtype)], dim=1).gather(1, back)  # [B, h*w, D]
+        x = torch.cat([x, dropped], dim=1).gather(1, back)  # [B, h*w, D]
         x = x + sine_cosine(grid, x.shape[2], x.device).flatten(1, 2).to(x.dtype)
         x = torch.cat([extra, x], dim=1)  # [B, E + h*w, D]
         for block in self.blocks:
@@ -193,7 +193,7 @@ class MaskedImageModel(ModelWithTeacher):
         if isinstance(self.decoder, Decoder):
             x = self._encode_visible(x, masked)  # [B, h', w', D]
         else:
-            x = torch.where(masked[..., None].to(x.device), self.mask_token.to(x.dtype), x)  # [B, h', w', C]
+            x = torch.where(masked[..., None].to(x.device), self.mask_token, x)  # [B, h', w', C]
             x = self.decoder(self.norm(self.backbone.forward_patches(x)[-1].permute(0, 2, 3, 1)))  # [B, h', w', D]
         return x[:, : mask.shape[1], : mask.shape[2]]
 
