@@ -99,6 +99,7 @@ def test_weights_that_a_checkpoint_replaces_are_dropped_wherever_they_stand():
             neck=dict(init_cfg=dict(type="Xavier", layer="Linear")),
             heads=[dict(init_cfg="b.pth"), dict(init_cfg=[pretrained("c"), dict(type="Xavier", layer="Linear")])],
             teacher=dict(model=dict(init_cfg=pretrained("d"))),
+            teacher_config=dict(model=dict(init_cfg=pretrained("e"))),
         )
     )
     drop_weights(cfg)
@@ -106,3 +107,4 @@ def test_weights_that_a_checkpoint_replaces_are_dropped_wherever_they_stand():
     assert [head.init_cfg for head in cfg.heads] == [None, None]
     assert cfg.neck.init_cfg.type == "Xavier"
     assert cfg.teacher.model.init_cfg.checkpoint == "d"  # it is in no checkpoint
+    assert cfg.teacher_config.model.init_cfg.checkpoint == "e"

@@ -191,14 +191,28 @@ def test_teacher_sees_mixed_images(alpha):
     assert all(loss.isfinite() for loss in losses.values())
 
 
-def test_teacher_is_in_no_checkpoint_and_follows_the_model():
+def test_teacher_is_in_no_checkpoint_and_follows_the_images():
     ours = model(torch.randn(2, 5))
     assert not any("teacher" in key or "logits" in key for key in ours.state_dict())
     assert not any(p is ours.teacher.model.logits for p in ours.parameters())
     assert not ours.teacher.model.logits.requires_grad
-    ours.double()
+    ours.double()(torch.randn(2, 3, 32, 32).double(), samples([0, 1]), mode="loss")
     assert ours.teacher.model.logits.dtype == ours.teacher.mean.dtype == torch.float64
-    assert copy.deepcopy(ours).teacher.model is not ours.teacher.model
+
+
+def test_deep_copies_share_the_teacher():
+    """It never changes. Copies on another device or in another dtype leave it usable by the first."""
+    ours = model(torch.randn(2, 5))
+    average = copy.deepcopy(ours)
+    assert average.teacher is ours.teacher
+    assert average.head.weight is not ours.head.weight
+    average.double()
+    assert ours.teacher.mean.dtype == torch.float32
+    inputs = torch.randn(2, 3, 32, 32), samples([0, 1])
+    for copied, dtype in ((ours, torch.float32), (average, torch.float64), (ours, torch.float32)):
+        losses = copied(inputs[0].to(dtype), inputs[1], mode="loss")
+        assert losses["loss_distillation"].dtype == dtype
+    assert not any(p.requires_grad for p in ours.teacher.parameters())
 
 
 def test_classifier_teaches_another():
@@ -219,13 +233,15 @@ def test_teacher_loads_its_weights_with_the_model(monkeypatch):
 
 
 def test_teacher_of_timm_brings_its_statistics(monkeypatch):
-    loaded = []
-    monkeypatch.setattr("timm.models.load_pretrained", loaded.append)
-    teacher = Teacher("vit_tiny_patch16_224.augreg_in21k_ft_in1k", image_size=224)
+    name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    weights, read = Teacher(name).model.state_dict(), []
+    monkeypatch.setattr("vitdense.weights.read.fetch", lambda address, *_: read.append(address) or weights)
+    teacher = Teacher(name, image_size=224)
     assert teacher.mean.flatten().tolist() == [0.5] * 3
-    assert not loaded
+    assert not read
     Classifier(vit(), 1000, "hard", teacher=teacher).init_weights()
-    assert loaded == [teacher.model]
+    assert read == [f"hf://timm/{name}/model.safetensors"]  # downloaded and kept as all weights are
+    assert all(torch.equal(t, weights[key]) for key, t in teacher.model.state_dict().items())
     assert teacher(torch.rand(1, 3, 32, 32)).shape == (1, 1000)
 
 

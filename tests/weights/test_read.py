@@ -607,10 +607,60 @@ def test_timm_renames_without_a_second_model_in_memory(model):
     assert all(t.is_meta for t in built.state_dict().values())
     assert renamed.keys() == state.keys()
     assert all(torch.equal(renamed[name], state[name]) for name in state)
+    assert {t.data_ptr() for t in renamed.values()} == {t.data_ptr() for t in state.values()}  # nor a second file
     assert torch.equal(torch.random.get_rng_state(), before)
+    assert not next(torch.nn.Linear(2, 3).parameters()).is_meta  # what is built later has its memory
     state.pop(next(iter(state)))
     with pytest.raises(CheckpointMismatchError, match=f"timm://{model} does not fit"):
         read_module._renamed_by_timm(model, state)
+    assert not next(torch.nn.Linear(2, 3).parameters()).is_meta
+
+
+def test_what_timm_makes_up_is_left_out():
+    """Counters of batch norms, which files from before torch 0.4.1 lack; a bias that files of CLIP lack."""
+    timm = pytest.importorskip("timm")
+    state = timm.create_model("test_resnet").state_dict()
+    old = {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}
+    renamed, _ = read_module._renamed_by_timm("test_resnet", old)
+    assert renamed.keys() == old.keys()
+    assert all(torch.equal(renamed[name], old[name]) for name in old)
+    clip = timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict()
+    clip = {f"visual.trunk.{name}": t for name, t in clip.items()} | {"visual.head.proj.weight": torch.ones(1000, 192)}
+    renamed, _ = read_module._renamed_by_timm("vit_tiny_patch16_224", clip)
+    assert torch.equal(renamed["head.weight"], torch.ones(1000, 192))
+    assert "head.bias" not in renamed
+    assert len(renamed) == len(clip)
+
+
+READ_TOGETHER = """
+import sys, time, torch
+from vitdense.weights.read import read
+torch.hub.set_dir(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(sorted(read(sys.argv[2])["state_dict"]), flush=True)
+"""
+
+
+@pytest.mark.long
+def test_processes_that_download_at_once_share_one_file(tmp_path, server):
+    content = write(tmp_path / "a.pth").read_bytes()
+    address = server.serve("/a.pth", content)
+    command = [sys.executable, "-c", READ_TOGETHER, str(tmp_path / "cache"), address]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    workers = [subprocess.Popen(command, env=environment, **pipes) for _ in range(3)]
+    try:
+        assert [worker.stdout.readline() for worker in workers] == ["ready\n"] * 3
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        assert [worker.communicate(timeout=120)[0] for worker in workers] == [f"{sorted(tensors())}\n"] * 3
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [path.read_bytes() == content for path in kept(tmp_path / "cache")] == [True]
+    assert server.asked == ["GET /a.pth"]
 
 
 @pytest.mark.long

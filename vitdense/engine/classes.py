@@ -41,7 +41,7 @@ def drop_weights(model: Any) -> None:
         parts = as_list(model.get("init_cfg"))
         if any(not isinstance(part, dict) or part.get("type") == "Pretrained" for part in parts):
             model["init_cfg"] = None
-        model = [part for key, part in model.items() if key != "teacher"]
+        model = [part for key, part in model.items() if not key.startswith("teacher")]  # teacher_config of mmdet
     if isinstance(model, (list, tuple)):
         for part in model:
             drop_weights(part)

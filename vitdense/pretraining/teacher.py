@@ -1,6 +1,6 @@
 """Teachers: trained models that give targets, and models that train with one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import timm
 import torch
@@ -10,10 +10,14 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from vitdense.models import IMAGENET
+from vitdense.weights.read import read_timm
 
 
 class Teacher(nn.Module):
     """A trained model in eval mode, without gradients, on images of its own size and statistics.
+
+    It never changes, and may be large: a deep copy of it, or of a model that trains with it, is itself. It takes the
+    device and the dtype of the images.
 
     Args:
         model: A name of timm, whose pretrained weights are loaded; the config of a model, such as a `Classifier`; or a
@@ -31,8 +35,8 @@ class Teacher(nn.Module):
         std: Sequence[float] = IMAGENET[1],
     ) -> None:
         super().__init__()
-        self.is_timm = isinstance(model, str)
-        if self.is_timm:
+        self.timm = model if isinstance(model, str) else None
+        if self.timm is not None:
             model = timm.create_model(model)
             mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
         self.model = (model if isinstance(model, nn.Module) else MODELS.build(model)).eval().requires_grad_(False)
@@ -40,10 +44,13 @@ class Teacher(nn.Module):
         for name, value in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
 
+    def __deepcopy__(self, memo: dict) -> "Teacher":
+        return self
+
     def init_weights(self) -> None:
-        """Load the weights."""
-        if self.is_timm:
-            timm.models.load_pretrained(self.model)
+        """Load the weights; of several processes of a node, one downloads them."""
+        if self.timm is not None:
+            self.model.load_state_dict(read_timm(self.timm)[0])
         elif hasattr(self.model, "init_weights"):
             self.model.init_weights()
 
@@ -57,6 +64,8 @@ class Teacher(nn.Module):
             size = (self.image_size, self.image_size)
         if size is not None and size != images.shape[-2:]:
             images = F.interpolate(images, size, mode="bicubic", antialias=True)  # [B, 3, h, w]
+        if (self.mean.device, self.mean.dtype) != (images.device, images.dtype):
+            self.to(images)
         return self.model((images - self.mean) / self.std)
 
 
@@ -64,7 +73,7 @@ class ModelWithTeacher(BaseModel):
     """A model that may train with a teacher.
 
     `teacher` is a `Teacher` or None, and no submodule: it is in no checkpoint and no optimiser, and `train()` leaves it
-    in eval mode. It moves with the model from device to device.
+    in eval mode. Deep copies of the model, such as an average of its weights, share it.
 
     Args:
         teacher: A `Teacher`, its arguments, or None.
@@ -98,8 +107,3 @@ class ModelWithTeacher(BaseModel):
     def raw(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` with values in [0, 1] again."""
         return images * self.std + self.mean
-
-    def _apply(self, fn: Callable, recurse: bool = True) -> "ModelWithTeacher":
-        if self.teacher is not None:
-            self.teacher._apply(fn, recurse)
-        return super()._apply(fn, recurse)

@@ -90,11 +90,17 @@ def read(
         name, sha256 = row.weights, sha256 or row.sha256
     load = partial(read_file, allow=MMENGINE_GLOBALS if allow is None else allow, allow_pickle=allow_pickle)
     if name.startswith("timm://"):
-        model = name.removeprefix("timm://")
-        state = fetch(timm_address(model), sha256, load)
-        renamed, built = _renamed_by_timm(model, state)
-        return {"state_dict": place(renamed, map_location), "parts_in_timm": parts_in_timm(built)}
+        state, built = read_timm(name.removeprefix("timm://"), sha256, load)
+        return {"state_dict": place(state, map_location), "parts_in_timm": parts_in_timm(built)}
     return fetch(name, sha256, partial(load, map_location=map_location))
+
+
+def read_timm(
+    model: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file
+) -> tuple[dict[str, Tensor], nn.Module]:
+    """Pretrained weights of a timm model, with the names of the installed timm, and that model on the meta
+    device. For the other arguments and errors see `read`."""
+    return _renamed_by_timm(model, fetch(timm_address(model), sha256, load))
 
 
 def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
@@ -258,23 +264,26 @@ def _torchvision_address(address: str) -> str:
 
 
 class _Given(TorchFunctionMode):
-    """Remembers what is copied into tensors of the meta device, which have no memory for it."""
+    """Remembers what is copied into tensors of the meta device, without memory: both, by the first's id."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.to: dict[int, Tensor] = {}
+        self.to: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is Tensor.copy_ and args[0].is_meta:
-            self.to[id(args[0])] = args[1]
+            self.to[id(args[0])] = args[:2]
             return args[0]
+        if func is Tensor.__deepcopy__ and not args[0].is_meta:
+            return args[0]  # timm copies the file with the config that it is in
         return func(*args, **(kwargs or {}))
 
 
 def _renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tensor], nn.Module]:
-    """These weights with the names of the installed timm, and its model without memory.
+    """These weights with the names of the installed timm, and its model on the meta device.
 
-    Files of older models have older names, and timm renames only while it builds the model.
+    Files of older models have older names, and timm renames only while it builds the model. What it makes up for a file
+    that lacks it, such as the counter of a batch norm, is made there too and has no values: it is left out.
     """
     import timm
 
@@ -288,7 +297,8 @@ def _renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tenso
             f"the file of timm://{model} does not fit that model in timm {timm.__version__} "
             f"({' '.join(str(error).split())}); update timm, or remove the file from the hub's cache"
         ) from error
-    return {name: given.to[id(t)] for name, t in built.state_dict(keep_vars=True).items()}, built
+    found = {name: given.to.get(id(t), (t, t))[1] for name, t in built.state_dict(keep_vars=True).items()}
+    return {name: t for name, t in found.items() if not t.is_meta}, built
 
 
 # What timm's models have, and our name. Of rotary positions the class, base, halves, order and offset of the axes, and
