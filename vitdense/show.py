@@ -232,7 +232,7 @@ def position_biases(model: nn.Module) -> dict[str, Tensor]:
     of every table of Swin, Swin V2 and NAT. The query is in the middle."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (TableBias, LogCpbBias))}
     with torch.no_grad():
-        tables = {name: layer.of_offsets() for name, layer in layers.items()}  # [heads, (2h-1)(2w-1)]
+        tables = {name: layer.of_offsets().detach() for name, layer in layers.items()}  # [heads, (2h-1)(2w-1)]
     sizes = {name: [2 * side - 1 for side in layer.window] for name, layer in layers.items()}
     # A table counts from key to query; pictures show where the key is.
     return {name: table.unflatten(1, sizes[name]).flip(1, 2) for name, table in tables.items()}

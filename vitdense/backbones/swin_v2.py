@@ -109,7 +109,8 @@ class CosineWindowAttention(WindowAttention):
         dim, heads, none = self.spec.dim, self.spec.num_heads, zero(self.q_bias)
         # Keys have no bias, and the logarithm of their scale is 0: one kernel joins both.
         parts = [self.q_bias, none.expand(dim), self.v_bias, self.logit_scale.flatten(), none.expand(heads)]
-        qkv_bias, scale = torch.cat(parts).split([3 * dim, 2 * heads])
+        joined = torch.cat(parts)  # [3*C + 2*heads]
+        qkv_bias, scale = joined[: 3 * dim], joined[3 * dim :]  # which exporters fold, unlike a split
         dtype = torch.promote_types(scale.dtype, torch.float32)
         scale = scale.to(dtype).clamp_max(math.log(100)).exp().view(2, heads)
         qkv = unit_length(self.qkv(x.flatten(0, 1), qkv_bias), scale)  # [B*nW*N, 3*C]

@@ -107,13 +107,14 @@ def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
     of length zero, such as the key of padding, stays zero and has no gradient.
 
     Args:
-        qkv: Queries, keys and values, ``[n, 3 heads d]``. Changed in place, except while a model is compiled.
+        qkv: Queries, keys and values, ``[n, 3 heads d]``. Changed in place, except views and while a model is compiled.
         scale: Of queries and keys, ``[2, heads]``, in float32 or wider.
 
     Returns:
         ``[n, 3 heads d]``.
     """
-    if not is_traced():
+    # What is a view, such as the result of a low-rank update, cannot be changed in place together with a second result.
+    if not is_traced() and not qkv._is_view():
         return _UnitLength.apply(qkv, scale)[0]
     qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
     return _with_values((qk * _unit_factor(qk, scale)).to(qkv.dtype), qkv)  # [n, 3*heads*d]
