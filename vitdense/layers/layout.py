@@ -231,8 +231,8 @@ class ShiftedWindows(Windows):
 class RolledWindows(Windows):
     """`ShiftedWindows` while a model is compiled or exported: in the order of the map, all with a mask.
 
-    There may be no windows without a mask, which a program for all sizes cannot leave out. In eager passes this form
-    costs 12 kernels less for Swin-T at 800x1344 and 0.15 GB more, and with windows of 24 six times the memory of
+    There may be no windows without a mask, which a program for all sizes cannot leave out. In eager passes such a form
+    cost 12 kernels less for Swin-T at 800x1344 and 0.15 GB more, and with windows of 24 six times the memory of
     queries, keys and values.
 
     Attributes:
@@ -267,12 +267,12 @@ def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (
     batch, h, w, _ = x.shape
     if not any(shift):
         return Windows((h, w), window)
-    return (_rolled if torch.compiler.is_compiling() else _shifted)(x, batch, (h, w), window, shift)
+    if torch.compiler.is_compiling():
+        return _rolled(x, (h, w), window, shift)
+    return _shifted(x, batch, (h, w), window, shift)
 
 
-def _rolled(
-    x: Tensor, batch: int, size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
-) -> RolledWindows:
+def _rolled(x: Tensor, size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> RolledWindows:
     masks = _masks(x, window, shift)  # [3, N, align(N)]
     is_last = [torch.arange(n, device=x.device) == n - 1 for n in Windows(size, window).grid]  # [nH], [nW]
     kinds = (2 * is_last[0].int()[:, None] + is_last[1]).flatten()  # [nH*nW]
