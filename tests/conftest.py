@@ -70,6 +70,17 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
+def run_ranks(function: Callable, *args: object) -> None:
+    """Run `function(rank, *args)` in two processes; raise what one of them raised, and fail if they hang."""
+    workers = torch.multiprocessing.spawn(function, args=args, nprocs=2, join=False)
+    try:
+        finished = [workers.join(timeout=300) for _ in workers.processes]  # returns when a process ends
+        assert finished[-1], "the processes hang"
+    finally:
+        for process in workers.processes:
+            process.kill()
+
+
 def add_row(family: str, scheme: str, source: str, errors: Iterable[float], share: float, back: str) -> None:
     """A row of the parity table: what was compared, its errors per output, the share of loaded values, the way back."""
     errors = ", ".join(f"{e:.1e}" for e in errors)

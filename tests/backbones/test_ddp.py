@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from conftest import run_ranks
 from mmengine.model import revert_sync_batchnorm
 from test_contract import BACKBONES
 from test_vit_adapter import TRUNK, TRUNKS, VIT, adapter
@@ -108,11 +109,4 @@ def _ddp_worker(rank: int, rendezvous: str) -> None:
 
 @pytest.mark.long
 def test_ddp_without_find_unused_parameters(tmp_path):
-    workers = torch.multiprocessing.spawn(_ddp_worker, args=(str(tmp_path / "rendezvous"),), nprocs=2, join=False)
-    try:
-        # Returns when a process ends, so once per process; raises what one of them raised.
-        finished = [workers.join(timeout=300) for _ in workers.processes]
-        assert finished[-1], "the processes hang"
-    finally:
-        for process in workers.processes:
-            process.kill()
+    run_ranks(_ddp_worker, str(tmp_path / "rendezvous"))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from conftest import relative_error
+from conftest import relative_error, run_ranks
 from test_contract import BACKBONES
 from test_vit_adapter import adapter
 from torch.distributed.device_mesh import init_device_mesh
@@ -187,10 +187,4 @@ def _train_sharded(rank: int, rendezvous: str) -> None:
 @pytest.mark.long
 def test_blocks_of_swin_are_units_of_sharding(tmp_path):
     """Every block has its own parameters under its own hooks; the losses are those of one process."""
-    workers = torch.multiprocessing.spawn(_train_sharded, args=(str(tmp_path / "rendezvous"),), nprocs=2, join=False)
-    try:
-        finished = [workers.join(timeout=300) for _ in workers.processes]
-        assert finished[-1], "the processes hang"
-    finally:
-        for process in workers.processes:
-            process.kill()
+    run_ranks(_train_sharded, str(tmp_path / "rendezvous"))

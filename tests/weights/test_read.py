@@ -18,7 +18,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from conftest import REPO
+from conftest import REPO, run_ranks
 from safetensors.torch import save_file
 
 from vitdense.backbones import Swin, ViT
@@ -526,10 +526,7 @@ def test_one_rank_alone_loads_weights_or_raises_the_error(tmp_path, server):
     torch.save(Swin(TINY, out_indices=(0,)).state_dict(), tmp_path / "swin.pth")
     address = server.serve("/swin.pth", (tmp_path / "swin.pth").read_bytes())
     outcomes = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    args = (str(tmp_path / "rendezvous"), outcomes, str(tmp_path / "cache"), address)
-    workers = torch.multiprocessing.spawn(_load_alone, args, nprocs=2, join=False)
-    finished = [workers.join(timeout=120) for _ in workers.processes]  # returns when a process ends
-    assert finished[-1], "the processes hang"
+    run_ranks(_load_alone, str(tmp_path / "rendezvous"), outcomes, str(tmp_path / "cache"), address)
     assert [outcomes.get() for _ in range(3)] == ["loaded", "CheckpointNotFoundError", "CheckpointNotFoundError"]
 
 
