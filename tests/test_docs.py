@@ -473,7 +473,8 @@ def patched(text, hunk):
 
 def test_toy_family_needs_the_five_places_alone(tmp_path):
     """The page's code, in a copy of the repository, builds, loads and passes the contract of all backbones."""
-    shutil.copytree(REPO / "vitdense", tmp_path / "vitdense", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("vitdense", "tools"):
+        shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests/backbones").mkdir(parents=True)
     for name in ("pyproject.toml", "tests/conftest.py", "tests/backbones/test_contract.py"):
         shutil.copy(REPO / name, tmp_path / name)
