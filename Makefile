@@ -22,10 +22,10 @@ help:  ## list the targets
 setup: $(READY)  ## install the package and its pinned dependencies into .venv
 
 demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten minutes on two CPU cores
-	$(BIN)/python tools/train.py configs/$(DEMO).py
-	$(BIN)/python tools/predict.py configs/$(DEMO).py work_dirs/$(DEMO) \
+	$(BIN)/python tools/train.py configs/demo/$(DEMO).py
+	$(BIN)/python tools/predict.py configs/demo/$(DEMO).py work_dirs/$(DEMO) \
 	    data/shapes/val/00001*.jpg --out-dir work_dirs/$(DEMO)/pictures
-	$(BIN)/python tools/test.py configs/$(DEMO).py work_dirs/$(DEMO)
+	$(BIN)/python tools/test.py configs/demo/$(DEMO).py work_dirs/$(DEMO)
 
 test: $(READY)  ## all tests that need neither a network nor a GPU: about 15 minutes on two CPU cores
 	$(PYTEST) -m 'not slow'
@@ -44,10 +44,10 @@ docs: $(READY)  ## build the book into site/; to read and search it: python -m h
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 gallery: $(READY)  ## make the pictures of docs/images; it says which demo to train first
-	$(BIN)/python tools/gallery.py
+	$(BIN)/python scripts/gallery.py
 
 zoo: $(READY)  ## write the tables of docs/model-zoo.md
-	$(BIN)/python tools/zoo.py
+	$(BIN)/python scripts/zoo.py
 
 clean:  ## remove both environments and build outputs
 	rm -rf $(VENV) $(UPSTREAM) *.egg-info build dist site

@@ -9,7 +9,7 @@ htcpp_without_semantic_swin_b_coco.py.
 """
 
 _base_ = "htcpp_without_semantic_swin_b_coco.py"
-from vitdense.engine.config import shipped
+from vitdense.mm.config.load import shipped
 
 htc = shipped("mmdet::htc/htc_r50_fpn_1x_coco.py").model.roi_head
 model = dict(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import vitdense  # noqa: F401
 
 REPO = Path(__file__).parents[1]
+RECIPES = sorted(path for path in REPO.glob("configs/**/*.py") if "_base_" not in path.parts)
 PARITY_TABLE: list[str] = []  # printed at the end of a run with `pytest -s`
 
 

@@ -52,7 +52,7 @@ def test_home_is_the_readme_with_links_of_the_book(site):
 
 
 def test_every_public_name_is_in_the_api_pages(site):
-    from vitdense import registry
+    from vitdense.mm import registry
 
     page = (site / "api.html").read_text()
     registries = [x for x in vars(registry).values() if isinstance(x, registry.Registry)]

@@ -6,16 +6,16 @@ import re
 
 import pytest
 import torch
-from conftest import REPO
+from conftest import RECIPES, REPO
 
-from vitdense.engine.config import build_model, load_config
-from vitdense.models import MODELS
-from vitdense.report import count
+from vitdense.inspect.flops import count
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.models.table import MODELS
 
 pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long
 # Those without a head, for pretraining, are in tests/pretraining.
-CONFIGS = sorted(path for path in REPO.glob("configs/*.py") if "_base_/pretraining.py" not in path.read_text())
+CONFIGS = sorted(path for path in RECIPES if "_base_/pretraining.py" not in path.read_text())
 
 
 def build_on_meta(cfg):
@@ -73,7 +73,7 @@ def checkpoints(node):
     return found + [name for child in children for name in checkpoints(child)]
 
 
-@pytest.mark.parametrize("path", sorted(REPO.glob("configs/*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECIPES), ids=lambda path: path.stem)
 def test_weights_are_names_of_the_model_table(path):
     """One dialect for them: no addresses, which say neither the licence nor what the weights expect."""
     for name in checkpoints(load_config(path).model.to_dict()):
@@ -92,10 +92,7 @@ def test_cascade_recipe_of_the_swin_authors(path):
 
 
 def test_rpn_loss_of_mask_and_cascade_mask_rcnn():
-    losses = [
-        load_config(REPO / f"configs/{name}_swin_t_coco.py").model.rpn_head.loss_bbox
-        for name in ("mask_rcnn", "cascade")
-    ]
+    losses = [load_config(f"{name}_swin_t_coco").model.rpn_head.loss_bbox for name in ("mask_rcnn", "cascade")]
     assert losses == [
         {"type": "L1Loss", "loss_weight": 1.0},
         {"type": "SmoothL1Loss", "beta": 1.0 / 9.0, "loss_weight": 1.0},
@@ -111,7 +108,7 @@ BOXES = {
 
 @pytest.mark.parametrize("name", BOXES)
 def test_configs_of_boxes_differ_from_those_of_masks_in_masks_alone(name):
-    boxes, masks = (load_config(REPO / f"configs/{stem}.py") for stem in (name, BOXES[name]))
+    boxes, masks = (load_config(stem) for stem in (name, BOXES[name]))
     model = build_on_meta(copy.deepcopy(boxes))  # mmdet changes the config that it builds from
     assert not model.with_mask
     assert not any("mask" in key for key in model.state_dict())
@@ -134,7 +131,7 @@ def test_annotations_without_segmentation_pass_the_pipelines_of_boxes(name, pair
     from mmengine.dataset import Compose
     from mmengine.registry import init_default_scope
 
-    cfg = load_config(REPO / f"configs/{name}.py")
+    cfg = load_config(name)
     init_default_scope("mmdet")
     instance = {"bbox": [100, 80, 400, 300], "bbox_label": 0, "ignore_flag": 0}
     sample = {"img_path": pair[0]["img_path"], "img_id": 1, "sample_idx": 0, "height": 360, "width": 480}
@@ -161,7 +158,7 @@ def decays(model, cfg):
 
 @pytest.mark.parametrize("name", ["cascade_swin_t_coco", "cascade_swinv2_t_coco"])
 def test_schedule_and_decay_of_the_coco_configs(name):
-    cfg = load_config(REPO / f"configs/{name}.py")
+    cfg = load_config(name)
     assert cfg.train_cfg.max_epochs == 36
     assert cfg.param_scheduler[1].milestones == [27, 33]
     assert cfg.auto_scale_lr.base_batch_size == 16
@@ -173,7 +170,7 @@ def test_schedule_and_decay_of_the_coco_configs(name):
 
 @pytest.mark.parametrize("name", ["swin_t", "r50"])
 def test_recipe_of_reppoints_v2(name):
-    cfg = load_config(REPO / f"configs/reppoints_v2_{name}_coco.py")
+    cfg = load_config(f"reppoints_v2_{name}_coco")
     assert cfg.model.backbone.out_indices == (1, 2, 3)
     weights = {"cls": 1.0, "pts_init": 1.0, "pts_refine": 2.0, "heatmap": 0.25, "offset": 1.0, "sem": 0.1}
     model = build_on_meta(copy.deepcopy(cfg))
@@ -194,7 +191,7 @@ def test_recipe_of_reppoints_v2(name):
 def test_swin_mixer_config_has_the_cost_of_the_nano_swin_and_spares_the_biases_of_its_windows_from_decay():
     cost = {}
     for name in ("swin", "swin_mixer"):
-        cfg = load_config(REPO / f"configs/upernet_{name}_nano_camvid.py")
+        cfg = load_config(f"upernet_{name}_nano_camvid")
         model = build_on_meta(cfg).eval()
         rows = count(model, (360, 480))
         cost[name] = torch.tensor([rows[0].macs, sum(row.macs for row in rows)], dtype=torch.float64)
@@ -203,7 +200,7 @@ def test_swin_mixer_config_has_the_cost_of_the_nano_swin_and_spares_the_biases_o
     assert len(found) == 16
     for key, decay in found.items():
         assert decay == (0 if key.endswith(".bias") else 0.05), key
-    still = load_config(REPO / "configs/upernet_swin_mixer_nano_camvid.py", {"model.backbone.shift": False})
+    still = load_config(REPO / "configs/research/upernet_swin_mixer_nano_camvid.py", {"model.backbone.shift": False})
     assert not any(block.spatial_mlp.top for stage in build_on_meta(still).backbone.stages for block in stage.blocks)
 
 
@@ -269,7 +266,7 @@ def learning_rates(cfg, epoch_length):
     ],
 )
 def test_schedule_of_the_mvit_and_vitdet_authors(name, epochs, lr, epoch_length, steps):
-    cfg = load_config(REPO / f"configs/{name}.py")
+    cfg = load_config(name)
     assert cfg.train_cfg.max_epochs == epochs
     rates = list(learning_rates(cfg, epoch_length))
     assert rates[0] == pytest.approx(1e-3 * lr)
@@ -359,7 +356,7 @@ def test_large_scale_jitter_gives_padded_squares(size, tmp_path):
 
 
 def test_the_two_demos_differ_in_their_backbone_alone():
-    swin, mvit = (load_config(REPO / f"configs/cascade_{name}_nano_shapes.py") for name in ("swin", "mvitv2"))
+    swin, mvit = (load_config(f"cascade_{name}_nano_shapes") for name in ("swin", "mvitv2"))
     assert mvit.model.backbone.type == "vitdense.MViT"
     swin, mvit = swin.to_dict(), mvit.to_dict()
     for cfg in (swin, mvit):
@@ -467,7 +464,7 @@ def test_padded_images_are_cut_again(pair):
     from mmseg.structures import SegDataSample
 
     sample, labels = pair
-    cfg = load_config(REPO / "configs/upernet_deit_t_camvid.py")
+    cfg = load_config(REPO / "configs/demo/upernet_deit_t_camvid.py")
     model = build_model(cfg).eval()
     seen = []
 
@@ -565,7 +562,7 @@ def test_what_decays_in_the_segmentation_recipe(path):
     ],
 )
 def test_weights_and_drop_path_of_the_ade20k_configs(name, arch, drop_path, weights):
-    backbone = load_config(REPO / f"configs/upernet_{name}_ade20k.py").model.backbone
+    backbone = load_config(f"upernet_{name}_ade20k").model.backbone
     assert (backbone.arch, backbone.drop_path_rate) == (arch, drop_path)
     assert backbone.init_cfg.checkpoint == weights
 
@@ -598,7 +595,7 @@ def steps(cfg, pipeline, **settings):
 def test_training_crops_keep_image_and_labels_together(pair):
     sample, _ = pair
     for name, size, reduce in (("upernet_swin_t_ade20k", 512, True), ("upernet_swin_nano_camvid", 288, False)):
-        cfg = load_config(REPO / f"configs/{name}.py")
+        cfg = load_config(name)
         pipeline = [step for step in cfg.train_dataloader.dataset.pipeline if step.type != "PhotoMetricDistortion"]
         run = steps(cfg, pipeline, reduce_zero_label=reduce)
         for _ in range(4):
@@ -618,7 +615,7 @@ def test_training_crops_keep_image_and_labels_together(pair):
 )
 def test_scales_and_flips_of_test_time_augmentation(pair, name, short_sides):
     sample, raw = pair
-    cfg = load_config(REPO / f"configs/{name}.py")
+    cfg = load_config(name)
     reduce = name.endswith("ade20k")
     out = steps(cfg, cfg.tta_pipeline, reduce_zero_label=reduce)(sample)
     assert [image.shape[1] for image in out["inputs"]] == [side for side in short_sides for _ in range(2)]

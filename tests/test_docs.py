@@ -21,17 +21,17 @@ import huggingface_hub
 import pytest
 import timm
 import torch
-from conftest import REPO
+from conftest import RECIPES, REPO
 from PIL import Image
 from torch.distributed.run import parse_args as torchrun_arguments
 
 import vitdense
-from vitdense.backbones.base import PRETRAINED_OPTIONS
-from vitdense.datasets.shapes import CLASSES as SHAPES
-from vitdense.models import MODELS, find_model
-from vitdense.weights.convert import convert
-from vitdense.weights.errors import CheckpointMismatchError
-from vitdense.weights.families import SCHEMES
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.families import SCHEMES
+from vitdense.mm.data.shapes import CLASSES as SHAPES
+from vitdense.models.base import PRETRAINED_OPTIONS
+from vitdense.models.table import MODELS, find_model
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -92,9 +92,9 @@ def weights(state, **others):
 
 
 def of_demo():
-    from vitdense.engine.config import build_model, load_config
+    from vitdense.mm.config.load import build_model, load_config
 
-    return build_model(load_config(REPO / "configs/cascade_swin_nano_shapes.py")).state_dict()
+    return build_model(load_config(REPO / "configs/demo/cascade_swin_nano_shapes.py")).state_dict()
 
 
 BOX = {"image_id": 1, "category_id": 1, "bbox": [2, 2, 9, 9]}
@@ -177,8 +177,8 @@ def test_config_blocks_build(block, tmp_path, monkeypatch):
     from mmengine.registry import HOOKS
     from mmengine.runner.checkpoint import CheckpointLoader
 
-    from vitdense.engine.config import build_model, load_config
-    from vitdense.engine.consistency import check_normalisation
+    from vitdense.mm.checks.consistency import check_normalisation
+    from vitdense.mm.config.load import build_model, load_config
 
     path = tmp_path / "config.py"
     path.write_text(re.sub(r'^_base_ = "(?!\w+::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))
@@ -245,8 +245,9 @@ def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, cap
 def run_package(args, monkeypatch):
     """`python -m vitdense` with these arguments; sub-commands end once these are parsed."""
     from vitdense.__main__ import main
-    from vitdense.engine import data_report, new, swap
-    from vitdense.ops import environment
+    from vitdense.mm.cli import check as data_report
+    from vitdense.mm.cli import new, swap
+    from vitdense.mm.ops import environment
 
     def stop(*_):
         sys.exit(0)
@@ -395,7 +396,7 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
 
 def test_every_config_is_in_the_readme_or_the_docs():
     text = "".join(page.read_text() for page in PAGES)
-    assert [path.name for path in REPO.glob("configs/*.py") if path.name not in text] == []
+    assert [path.name for path in RECIPES if path.name not in text] == []
 
 
 def test_headings_of_the_api_page_are_the_names_below():
@@ -476,7 +477,7 @@ def test_toy_family_needs_the_five_places_alone(tmp_path):
     for name in ("vitdense", "tools"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests/backbones").mkdir(parents=True)
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/backbones/test_contract.py"):
+    for name in ("pyproject.toml", "tests/conftest.py", "tests/models/test_contract.py"):
         shutil.copy(REPO / name, tmp_path / name)
     places, final, printed = set(), None, None
     for block in blocks(TOY_PAGE):

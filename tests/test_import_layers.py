@@ -1,6 +1,7 @@
-"""The repository layout: which package may import what (CONTRIBUTING.md), and that the front door needs no mm."""
+"""The three floors: which folder or module may import what, and that the first needs no mm and none needs research."""
 
 import ast
+import shutil
 import subprocess
 import sys
 
@@ -8,20 +9,26 @@ import pytest
 from conftest import REPO
 
 MM = {"mmengine", "mmcv", "mmdet", "mmseg"}
-# Packages and modules of vitdense that a folder or a module may import. mm may be imported by the rest alone.
+TABLES = {"families", "models.rows", "models.table"}  # no torch: names, sizes and addresses
+# Folders and modules of vitdense, and what of vitdense each of them may import. All but the last ones do without mm.
 MAY_IMPORT = {
-    "layers": {"layers"},
-    "models.py": {"backbones"},  # when called, and for type checkers
-    "module.py": set(),
-    "weights": {"backbones.variants", "files", "layers", "models", "weights"},
-    "backbones": {"backbones", "layers", "models", "module", "weights"},
-    "necks": {"layers", "module", "necks"},
+    "families.py": set(),
     "files.py": set(),
-    "draw.py": set(),
-    "export.py": {"files", "layers"},
-    "cost.py": set(),
-    "report.py": {"layers"},
+    "module.py": set(),
+    "layers": {"layers"},
+    "checkpoint": {"checkpoint", "files", "layers", *TABLES},
+    "models": {"checkpoint", "families", "layers", "models", "module"},
+    "necks": {"layers", "module", "necks"},
+    "inspect": {"files", "inspect", "layers", "models"},
+    "hub.py": {"families", "models"},
+    "__init__.py": {"families", "mm.ops.finder"},  # what makes mmcv importable without a compiler; it imports no mm
 }
+TORCH_FLOOR = [*MAY_IMPORT]
+ABOVE = {*MAY_IMPORT} - {"__init__.py"}
+MAY_IMPORT["mm"] = {"mm", *(place.removesuffix(".py") for place in ABOVE)}
+MAY_IMPORT["registry.py"] = {"mm.registry"}
+MAY_IMPORT["__main__.py"] = {"mm"}
+MAY_IMPORT["research"] = {"research", *MAY_IMPORT["mm"]}
 
 
 def imports(path):
@@ -40,14 +47,20 @@ def test_imports_point_one_way(place):
     for path in files:
         for name in imports(path):
             top, _, rest = name.partition(".")
-            assert top not in MM, f"{path.name} imports {name}"
+            assert top not in MM or place not in TORCH_FLOOR, f"{path.name} imports {name}"
             allowed = (rest == it or rest.startswith(f"{it}.") for it in MAY_IMPORT[place])
             assert top != "vitdense" or not rest or any(allowed), f"{path.name} imports {name}"
 
 
+def test_every_module_has_its_place():
+    package = REPO / "vitdense"
+    tops = {path.name for path in package.iterdir() if path.suffix == ".py" or list(path.glob("*.py"))}
+    assert tops == MAY_IMPORT.keys()
+
+
 def test_the_package_imports_neither_configs_nor_tools_nor_tests():
     for path in (REPO / "vitdense").rglob("*.py"):
-        assert not {name.split(".")[0] for name in imports(path)} & {"configs", "tools", "tests"}, path
+        assert not {name.split(".")[0] for name in imports(path)} & {"configs", "tools", "scripts", "tests"}, path
 
 
 def test_version_is_the_one_of_the_changelog():
@@ -58,7 +71,13 @@ def test_version_is_the_one_of_the_changelog():
 
 @pytest.mark.long
 def test_models_are_built_and_loaded_where_mm_is_not_installed(tmp_path):
-    """In a fresh process in which importing any package of mm raises."""
+    """In a fresh process in which importing any package of mm raises: every module of the first floor is imported."""
+    modules = [
+        ".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__")
+        for place in TORCH_FLOOR
+        for path in [REPO / "vitdense" / place, *(REPO / "vitdense" / place).rglob("*.py")]
+        if path.suffix == ".py"
+    ]
     code = f"""
 import sys
 
@@ -69,6 +88,9 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 import torch, vitdense
+from importlib import import_module
+for name in {modules}:
+    import_module(name)
 model = vitdense.create("swin_tiny", out_indices=(1, 3))
 assert [tuple(x.shape) for x in model(torch.rand(1, 3, 40, 72))] == [(1, 192, 5, 9), (1, 768, 2, 3)]
 torch.save(vitdense.create("deit_tiny").state_dict(), {str(tmp_path / "deit.pth")!r})
@@ -81,4 +103,20 @@ for name in ("Swin", "SwinV2", "MViT", "ViT"):
 assert not {{name.partition(".")[0] for name in sys.modules}} & {MM}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_without_research_the_rest_works(tmp_path):
+    """A copy without the third floor: names, registries and recipes of the others are as before."""
+    shutil.copytree(REPO / "vitdense", tmp_path / "vitdense", ignore=shutil.ignore_patterns("research", "__pycache__"))
+    code = f"""
+import vitdense, vitdense.registry
+from vitdense.mm.config.load import build_model, load_config
+assert vitdense.__file__.startswith({str(tmp_path)!r})
+assert "SwinMixer" not in vitdense.__all__ and "mixer_base_16" not in vitdense.list_models()
+vitdense.create("swin_tiny"), vitdense.create("mvitv2_tiny")
+build_model(load_config("{REPO}/configs/demo/cascade_swin_nano_shapes.py"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import vitdense.__main__ as main
-from vitdense.ops import OpsInUse
+from vitdense.mm.ops import OpsInUse
 
 ROOT = Path(__file__).parents[1]
 REQUIRED = ("torch", "torchvision", "timm", "safetensors")

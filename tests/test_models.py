@@ -9,10 +9,19 @@ import torch
 from torch import nn
 
 import vitdense
-from vitdense.backbones.variants import MIXER, MVIT, NAT, RESNET, SWIN, SWIN_MIXER, SWIN_V2, VIT
-from vitdense.models import DEFAULTS, MODELS, SHORT, Model, create, find_model, list_models, near_names
-from vitdense.weights.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.weights.load import load_pretrained
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.hub import create, list_models
+from vitdense.models.mvit.sizes import MVIT
+from vitdense.models.nat.sizes import NAT
+from vitdense.models.resnet.sizes import RESNET
+from vitdense.models.rows import Model
+from vitdense.models.swin.sizes import SWIN
+from vitdense.models.swin_v2.sizes import SWIN_V2
+from vitdense.models.table import DEFAULTS, MODELS, SHORT, find_model, near_names
+from vitdense.models.vit.sizes import VIT
+from vitdense.research.mixer.sizes import MIXER
+from vitdense.research.swin_mixer.sizes import SWIN_MIXER
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if (row.weights or "").startswith("timm://")])

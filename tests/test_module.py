@@ -9,7 +9,7 @@ from mmengine.model import BaseModule, Sequential
 from torch import nn
 
 import vitdense
-import vitdense.registry
+import vitdense.mm.registry
 from vitdense.module import Module
 
 ARCH = {"embed_dims": 8, "depths": (1, 1), "num_heads": (1, 1)}

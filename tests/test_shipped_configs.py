@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import REPO, relative_error
 
-from vitdense.weights.load import fit_whole
+from vitdense.checkpoint.load import fit_whole
 
 mmdet_testing = pytest.importorskip("mmdet.testing")
 pytest.importorskip("mmseg")
@@ -24,9 +24,9 @@ from mmengine.config import Config  # noqa: E402
 from mmengine.structures import PixelData  # noqa: E402
 from mmseg.structures import SegDataSample  # noqa: E402
 
-from vitdense.engine.backbone import channel_changes, model_changes  # noqa: E402
-from vitdense.engine.classes import nodes  # noqa: E402
-from vitdense.engine.config import build_model, find_config  # noqa: E402
+from vitdense.mm.config.backbone import channel_changes, model_changes  # noqa: E402
+from vitdense.mm.config.load import build_model, find_config  # noqa: E402
+from vitdense.mm.config.walk import nodes  # noqa: E402
 
 FOLDERS = {package: Path(find_spec(package).origin).parent / ".mim/configs" for package in ("mmdet", "mmseg")}
 LANGUAGE = {"glip", "grounding_dino", "mm_grounding_dino"}  # folders: models with a language model

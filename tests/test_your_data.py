@@ -136,7 +136,7 @@ def test_segmentation_from_label_maps_to_predictions(command, tmp_path):
         command(
             "python -m vitdense new segmentation --images streets/images/train --labels streets/labels/train "
             "--val-images streets/images/val --val-labels streets/labels/val --classes sky,road,car "
-            f"--base {REPO}/configs/upernet_swin_nano_camvid.py --iters 5 --no-estimate mine.py"
+            f"--base {REPO}/configs/demo/upernet_swin_nano_camvid.py --iters 5 --no-estimate mine.py"
         )
     )
     assert "road" in succeed(command("python -m vitdense check mine.py"))
@@ -157,7 +157,7 @@ def test_annotations_without_masks_name_the_way_out(command, animals, tmp_path):
 
 def test_training_names_missing_masks_and_another_annotation_file_of_the_metric(command, animals, tmp_path):
     animals()
-    new = f"python -m vitdense new detection {DATA} --base {REPO}/configs/cascade_swin_nano_coco.py"
+    new = f"python -m vitdense new detection {DATA} --base {REPO}/configs/demo/cascade_swin_nano_coco.py"
     succeed(command(f"{new} --iters 5 --no-estimate mine.py"))
     status, printed = command("python tools/train.py mine.py --cfg-options val_evaluator.ann_file=animals/train.json")
     assert status == 2

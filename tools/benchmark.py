@@ -16,6 +16,7 @@ what binds: FLOPs, bytes or launches. It predicts no seconds.
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -25,13 +26,19 @@ import torch
 from torch import Tensor, nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+if not SCRIPTS.is_dir():
+    sys.exit(f"error: the models of other projects are built by {SCRIPTS}, which a clone of vitdense has; run it there")
+sys.path.append(str(SCRIPTS))
+
 from counting import as_json, count_draw_rows, count_rows, draw_as_json, draw_table, table, top_table
 from peers import PEERS, comparable, find
 from timing import alternate, forward_backward, median_ratio, peak_memory
-from vitdense.cost import DEVICES
-from vitdense.models import create
-from vitdense.weights.convert import convert
-from vitdense.weights.load import load_pretrained
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.hub import create
+from vitdense.inspect.cost import DEVICES
 
 # ViTDet-B as in configs/cascade_vit_b_coco.py: the table of models has its weights under another name.
 VITDET = {

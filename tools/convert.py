@@ -1,18 +1,17 @@
 """Convert a checkpoint of a backbone or detector to the names of another project, without loss."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from fingerprints import IMAGE, check
-from peers import comparable, find
-from verify import verify
-from vitdense.engine.launch import exit_on_user_error
-from vitdense.models import gated_row, row_of
-from vitdense.weights.convert import SUFFIXES, convert, save
-from vitdense.weights.families import SCHEMES
-from vitdense.weights.read import read
+from vitdense.checkpoint.convert import SUFFIXES, convert, save
+from vitdense.checkpoint.families import SCHEMES
+from vitdense.checkpoint.read import read
+from vitdense.mm.train.launch import exit_on_user_error
+from vitdense.models.table import gated_row, row_of
 
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # what --verify compares with
 NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
 
 
@@ -47,7 +46,9 @@ def main() -> None:
         "vitdense.list_models(); default: SRC, if that is such a name",
     )
     parser.add_argument(
-        "--image", type=Path, help=f"with --verify: {IMAGE} of COCO val2017, to compare DINOv3's published features"
+        "--image",
+        type=Path,
+        help="with --verify: 000000039769.jpg of COCO val2017, to compare DINOv3's published features",
     )
     parser.add_argument("--prefix", help="prefix of the backbone in SRC; detected by default")
     parser.add_argument("--family", choices=SCHEMES, help="family of the backbone in SRC; detected by default")
@@ -84,6 +85,15 @@ def main() -> None:
     if args.image is not None and not args.verify:
         parser.error("--image: give the model of SRC as well: --verify MODEL")
     if args.verify is not None:
+        if not SCRIPTS.is_dir():
+            parser.error(
+                f"--verify: the models of other projects are built by {SCRIPTS}, which a clone of vitdense has"
+            )
+        sys.path.append(str(SCRIPTS))
+        from fingerprints import check
+        from peers import comparable, find
+        from verify import verify
+
         try:
             model, spec = comparable(find(args.verify or args.src))
         except ValueError as error:

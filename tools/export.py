@@ -7,9 +7,9 @@ with the model before it is written.
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.config import config_of, make_parser
-from vitdense.engine.export import FORMATS, export
-from vitdense.engine.launch import exit_on_user_error, find_checkpoint
+from vitdense.mm.cli.export import FORMATS, export
+from vitdense.mm.config.load import config_of, make_parser
+from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint
 
 
 def main() -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.backbones import ViT
-from vitdense.engine.config import build_model, config_of, make_parser
-from vitdense.engine.errors import ConfigError
-from vitdense.engine.launch import exit_on_user_error
+from vitdense import ViT
 from vitdense.files import atomic_write
-from vitdense.report import AttentionCost, Row, attention_cost, count, table
+from vitdense.inspect.flops import AttentionCost, Row, attention_cost, count, table
+from vitdense.mm.config.load import build_model, config_of, make_parser
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.launch import exit_on_user_error
 
 Size = tuple[int, int]
 Costs = dict[tuple[int, Size], AttentionCost]  # by patch and image size

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.curves import draw_curves
-from vitdense.engine.launch import exit_on_user_error
+from vitdense.mm.train.curves import draw_curves
+from vitdense.mm.train.launch import exit_on_user_error
 
 
 def main() -> None:

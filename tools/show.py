@@ -7,9 +7,9 @@ biases.
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.config import add_inference_arguments, config_of, make_parser
-from vitdense.engine.launch import exit_on_user_error, find_checkpoint
-from vitdense.engine.show import contact_sheet
+from vitdense.mm.cli.show import contact_sheet
+from vitdense.mm.config.load import add_inference_arguments, config_of, make_parser
+from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint
 
 
 def main() -> None:

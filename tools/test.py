@@ -6,9 +6,9 @@ from pathlib import Path
 from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.config import add_run_arguments, config_of, make_parser
-from vitdense.engine.launch import exit_on_user_error, test
 from vitdense.files import atomic_write
+from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
+from vitdense.mm.train.launch import exit_on_user_error, test
 
 
 def main() -> None:

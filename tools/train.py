@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.engine.config import add_run_arguments, config_of, make_parser
-from vitdense.engine.launch import AMP_DTYPES, exit_on_user_error, train
-from vitdense.engine.settings import LOGGERS
+from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
+from vitdense.mm.config.settings import LOGGERS
+from vitdense.mm.train.launch import AMP_DTYPES, exit_on_user_error, train
 
 
 class Shortcut(NamedTuple):

@@ -7,13 +7,13 @@ the package also makes `mmcv.ops` importable without a compiler; it imports neit
 from importlib import import_module
 from typing import Any
 
-from vitdense.backbones.variants import FAMILIES
-from vitdense.ops.finder import install as _install_ops
+from vitdense.families import FOLDERS
+from vitdense.mm.ops.finder import install as _install_ops
 
 __version__ = "0.2.0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
-    **dict.fromkeys(("create", "list_models"), "vitdense.models"),
-    **dict.fromkeys(FAMILIES, "vitdense.backbones"),
+    **dict.fromkeys(("create", "list_models"), "vitdense.hub"),
+    **{name: f"{folder}.model" for name, folder in FOLDERS.items()},
     "DeconvPyramid": "vitdense.necks",
     "empty_cache": "vitdense.layers.layout",
 }

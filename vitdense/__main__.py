@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import vitdense
-from vitdense.ops import environment
-from vitdense.ops.finder import BUILD_COMMAND, INSTALL_MM, ops_in_use
+from vitdense.mm.ops import environment
+from vitdense.mm.ops.finder import BUILD_COMMAND, INSTALL_MM, ops_in_use
 
 
 class Package(NamedTuple):
@@ -38,9 +38,9 @@ PACKAGES = (
 )
 
 ENGINE_COMMANDS = {  # modules whose main(argv) is the sub-command
-    "check": ("vitdense.engine.data_report", "check a config and its data, without training"),
-    "new": ("vitdense.engine.new", "write a config for your own data"),
-    "swap": ("vitdense.engine.swap", "another backbone in a config you already have"),
+    "check": ("vitdense.mm.cli.check", "check a config and its data, without training"),
+    "new": ("vitdense.mm.cli.new", "write a config for your own data"),
+    "swap": ("vitdense.mm.cli.swap", "another backbone in a config you already have"),
 }
 
 

@@ -2,7 +2,7 @@
 fourth would have a norm without gradients."""
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
-from vitdense.engine.config import shipped
+from vitdense.mm.config.load import shipped
 
 model = shipped("mmdet::atss/atss_r50_fpn_1x_coco.py").model
 model.backbone = dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.2, out_indices=(1, 2, 3))

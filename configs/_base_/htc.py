@@ -2,7 +2,7 @@
 and GIoU on decoded boxes. Unlike theirs, one box serves all classes."""
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
-from vitdense.engine.config import shipped
+from vitdense.mm.config.load import shipped
 
 model = shipped("mmdet::htc/htc-without-semantic_r50_fpn_1x_coco.py").model
 model.data_preprocessor.pad_mask = True

@@ -4,7 +4,7 @@ For another number of classes set `num_things_classes` of both heads and the `cl
 """
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
-from vitdense.engine.config import shipped
+from vitdense.mm.config.load import shipped
 
 model = shipped("mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py").model
 model.backbone = dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.3)

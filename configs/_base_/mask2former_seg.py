@@ -4,7 +4,7 @@ For another number of classes set `num_classes` of the head and the `class_weigh
 """
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
-from vitdense.engine.config import shipped
+from vitdense.mm.config.load import shipped
 
 model = shipped("mmseg::mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py").model
 model.backbone = dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.3)

@@ -1,7 +1,7 @@
 """Runtime shared by detection and segmentation: logging with ETA, checkpoints, reproducible runs."""
 
 # Makes mmcv usable without a compiler and `vitdense.*` types known, before anything else is imported.
-custom_imports = dict(imports=["vitdense", "vitdense.engine"], allow_failed_imports=False)
+custom_imports = dict(imports=["vitdense", "vitdense.mm"], allow_failed_imports=False)
 
 default_hooks = dict(
     timer=dict(type="IterTimerHook"),

@@ -1,7 +1,7 @@
 """Sparse R-CNN with 300 proposals as mmdet ships it, for a Swin of 96 channels."""
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
-from vitdense.engine.config import shipped
+from vitdense.mm.config.load import shipped
 
 model = shipped("mmdet::sparse_rcnn/sparse-rcnn_r50_fpn_300-proposals_crop-ms-480-800-3x_coco.py").model
 model.backbone = dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.2)

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from vitdense.backbones import MViT, Swin, SwinV2, ViT
-from vitdense.cost import CostCounter
+from vitdense import MViT, Swin, SwinV2, ViT
+from vitdense.inspect.cost import CostCounter
 from vitdense.layers import layout
 from vitdense.layers.layout import MASK_VALUE, ShiftedWindows, window_layout
 

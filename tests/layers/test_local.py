@@ -10,10 +10,10 @@ from conftest import relative_error
 from torch.utils.flop_counter import FlopCounterMode
 
 from timing import alternate, median_ratio, peak_memory
-from vitdense.cost import CostCounter
+from vitdense.inspect.cost import CostCounter
+from vitdense.inspect.flops import macs
 from vitdense.layers import layout, local
 from vitdense.layers.local import BORDERS, POSITIONS, LocalAttention, num_offsets
-from vitdense.report import macs
 
 HEADS, DIM, SCALE = 2, 4, 0.7
 every_border = pytest.mark.parametrize("border", BORDERS)

@@ -8,9 +8,9 @@ from conftest import relative_error
 from torch import nn
 
 import vitdense
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.layers.lora import LoRA, LowRankUpdate, add_lora, merge_lora
-from vitdense.weights.convert import convert
-from vitdense.weights.errors import CheckpointMismatchError
 
 NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
 GATED = {"embed_dims": 16, "depth": 2, "num_heads": 2, "qkv_bias": "no_key", "ffn": "swiglu", "ffn_dims": 24}
@@ -43,7 +43,7 @@ def test_update_by_its_definition():
 def test_the_start_is_the_pretrained_model():
     base, x = swin().eval(), torch.randn(2, 3, 40, 56)
     model = swin(finetune="lora").eval()
-    report = vitdense.weights.load.load_pretrained(model, base.state_dict())
+    report = vitdense.checkpoint.load.load_pretrained(model, base.state_dict())
     assert len(report.kept_at_init) == 3 * 2 * 3  # A, B and scale of two layers of three blocks
     for got, want in zip(model(x), base(x), strict=True):
         assert torch.equal(got, want)
@@ -83,19 +83,19 @@ def test_checkpoints_with_updates(tmp_path):
     model = trained(swin(finetune=LORA))
     state = model.state_dict()
     other = swin(finetune=LORA)
-    vitdense.weights.load.load_pretrained(other, state)
+    vitdense.checkpoint.load.load_pretrained(other, state)
     assert all(torch.equal(state[key], value) for key, value in other.state_dict().items())
     with pytest.raises(CheckpointMismatchError, match="--merge-lora"):
-        vitdense.weights.load.load_pretrained(swin(), state)
+        vitdense.checkpoint.load.load_pretrained(swin(), state)
     with pytest.raises(CheckpointMismatchError, match="size mismatch"):
-        vitdense.weights.load.load_pretrained(swin(finetune="lora"), state)
+        vitdense.checkpoint.load.load_pretrained(swin(finetune="lora"), state)
     with pytest.raises(CheckpointMismatchError, match="--merge-lora"):
         convert(state, "official", drop_output_norms=True)
     assert ".lora." in "".join(convert(state, "vitdense").state)
     merged = convert(state, "official", drop_output_norms=True, merge=True).state
     assert not any("lora" in key for key in merged)
     plain = swin()
-    vitdense.weights.load.load_pretrained(plain, merged)
+    vitdense.checkpoint.load.load_pretrained(plain, merged)
     assert torch.equal(
         plain.stages[0].blocks[0].attn.qkv.weight, merge_lora(state)["stages.0.blocks.0.attn.qkv.weight"]
     )

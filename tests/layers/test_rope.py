@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from conftest import relative_error
 from torch import nn
 
-from vitdense.backbones import ViT
-from vitdense.backbones.variants import ViTArch
-from vitdense.backbones.vit import BlockSpec, ViTBlock
+from vitdense import ViT
 from vitdense.layers.layout import window_layout
 from vitdense.layers.position import AbsolutePosition
 from vitdense.layers.rope import ROPES, Rope
+from vitdense.models.vit.model import BlockSpec, ViTBlock
+from vitdense.models.vit.sizes import ViTArch
 
 NANO = {"embed_dims": 32, "depth": 2, "num_heads": 2}
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from vitdense.backbones import ViT
+from vitdense import ViT
+from vitdense.inspect.flops import macs, num_params
 from vitdense.necks import DeconvPyramid
 from vitdense.necks.deconv import DESIGNS
-from vitdense.report import macs, num_params
 
 every = pytest.mark.parametrize("design", DESIGNS)
 WIDTHS = {"vitdet": (8, 16, 32, 32), "beit": (32,) * 4, "light": (32,) * 4}

@@ -10,9 +10,10 @@ from PIL import Image
 
 import flops
 from timing import peak_memory
-from vitdense.backbones.variants import VIT, find_arch
 from vitdense.layers.attention import attend
 from vitdense.layers.layout import window_layout
+from vitdense.models.rows import find_arch
+from vitdense.models.vit.sizes import VIT
 
 PIXELS = [(side, side) for side in (32, 64, 128, 224)]
 

@@ -11,8 +11,8 @@ from conftest import REPO
 
 import benchmark
 import counting
-from vitdense.cost import DEVICES, Cost, Device
-from vitdense.models import find_model
+from vitdense.inspect.cost import DEVICES, Cost, Device
+from vitdense.models.table import find_model
 
 pytestmark = pytest.mark.long
 

@@ -10,10 +10,11 @@ from conftest import REPO
 from safetensors.torch import load_file
 
 import convert
-from vitdense.backbones import SwinV2, ViT
-from vitdense.backbones.variants import VIT
-from vitdense.models import MODELS, Model
-from vitdense.weights.read import read
+from vitdense import SwinV2, ViT
+from vitdense.checkpoint.read import read
+from vitdense.models.rows import Model
+from vitdense.models.table import MODELS
+from vitdense.models.vit.sizes import VIT
 
 pytestmark = pytest.mark.long
 

@@ -19,7 +19,7 @@ pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long
 
 # The demos' configs, made tiny: 12 + 4 images of 96 pixels, six iterations.
-CONFIG = "configs/cascade_swin_nano_shapes.py"
+CONFIG = "configs/demo/cascade_swin_nano_shapes.py"
 SHRINK = """
 _base_ = {base!r}
 draw = dict(num_train=12, num_val=4, image_size=(96, 96))
@@ -88,7 +88,7 @@ def trained(tiny) -> Path:
 
 def assert_same_weights_and_log(whole: Path, resumed: Path) -> None:
     """At iteration 6, of an uninterrupted run and of one resumed from iteration 3."""
-    from vitdense.engine.checkpoints import read_checkpoint
+    from vitdense.mm.train.checkpoints import read_checkpoint
 
     files = whole / "iter_3.pth", whole / "iter_6.pth", resumed / "iter_6.pth"
     saved = [read_checkpoint(str(path)) for path in files]
@@ -192,9 +192,9 @@ def test_export_of_the_maps_of_a_detector(tiny, trained):
 
 
 def test_an_export_unlike_its_model_is_not_written(tiny, trained, monkeypatch):
-    from vitdense.engine import export
-    from vitdense.engine.config import load_config
-    from vitdense.engine.errors import ConfigError
+    from vitdense.mm.cli import export
+    from vitdense.mm.config.load import load_config
+    from vitdense.mm.errors import ConfigError
 
     monkeypatch.setattr(export, "MAX_ERROR", 0.0)
     out = tiny.parent / "unlike" / "detector.pt2"
@@ -276,7 +276,7 @@ def segmentor(tiny) -> Path:
     """The config of a segmentor on the same images."""
     pytest.importorskip("mmseg")
     config = tiny.parent / "segmentor.py"
-    base = str(REPO / "configs/upernet_swin_nano_shapes.py")
+    base = str(REPO / "configs/demo/upernet_swin_nano_shapes.py")
     config.write_text(SHRINK.format(base=base, root=f"{tiny.parent}/shapes/", best="mIoU") + OF_SEGMENTORS)
     return config
 

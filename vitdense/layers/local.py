@@ -57,7 +57,7 @@ def attend_local(
     Raises:
         ValueError: An even kernel, an unknown border, or too few offsets.
     """
-    if has_torch_function((q, kv)):  # `vitdense.report` counts the pairs of the definition, not those of tiles
+    if has_torch_function((q, kv)):  # `vitdense.inspect.flops` counts the pairs of the definition, not those of tiles
         return handle_torch_function(attend_local, (q, kv), q, kv, kernel, border, position, scale, tiles)
     (batch, h, w, heads, dim), least = q.shape, num_offsets(kernel, border)
     if position is None:

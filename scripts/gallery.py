@@ -1,0 +1,198 @@
+"""Make the pictures of docs/images: all of them, or those that are named."""
+
+import argparse
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from PIL import Image
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from benchmark import build
+from flops import attention_costs, plot_attention
+from vitdense.files import atomic_write
+from vitdense.inspect import draw
+from vitdense.inspect.cost import DEVICES, ModelCost, count
+from vitdense.inspect.flops import macs, num_params
+from vitdense.mm.cli.predict import load_model, predict
+from vitdense.mm.cli.show import sheet_rows
+from vitdense.mm.config.load import load_config
+from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint, test
+
+REPO = Path(__file__).parents[1]
+DEMO, CAMVID = "cascade_swin_nano_shapes", "upernet_deit_t_camvid"  # models to train
+METHODS = {  # in the names of configs: name, marker
+    "mask_rcnn": ("Mask R-CNN", "o"),
+    "cascade": ("Cascade Mask R-CNN", "s"),
+    "atss": ("ATSS", "^"),
+    "reppoints_v2": ("RepPoints V2", "v"),
+    "sparse_rcnn": ("Sparse R-CNN", "D"),
+    "htcpp": ("HTC++", "P"),
+}
+FAMILIES = {
+    **{"swin": "Swin", "mvitv2": "MViTv2", "nat": "NAT", "deit": "DeiT", "adapter_deit": "DeiT, ViT-Adapter"},
+    **{"vit": "ViTDet", "eva02": "EVA-02"},
+}
+COUNTED = (  # names of `benchmark.build`
+    *("swin_tiny", "swin_small", "swin_base", "swinv2_tiny", "mvitv2_tiny", "mvitv2_base", "nat_tiny"),
+    *("deit_small", "vit_base", "vitdet_base", "resnet50"),
+)
+
+
+class Published(NamedTuple):
+    """A row of the README's table of recipes with box AP."""
+
+    method: str
+    family: str
+    size: str
+    box_ap: float
+    gmacs: float
+
+
+def published() -> Iterator[Published]:
+    """The detectors of the README's table whose box AP was published, and their FLOPs."""
+    table = (REPO / "README.md").read_text().partition("\n## Recipes\n")[2]
+    for line in re.findall(r"^\| `.+_coco\.py`.*\|$", table, re.M):
+        config, ap, _, flops = (cell.strip() for cell in line.strip("|").split("|"))
+        name = re.match(rf"`({'|'.join(METHODS)})_({'|'.join(FAMILIES)})_(\w)_coco\.py`", config)
+        number = re.match(r"\d+\.\d", ap)
+        if name and number:
+            yield Published(*name.groups(), float(number[0]), float(re.search(r"\d+", flops)[0]))
+
+
+def ap_flops(path: Path) -> None:
+    """Box AP over FLOPs."""
+    rows = list(published())
+    figure = Figure((9, 5), layout="constrained")
+    axes = figure.subplots()
+    colours = {family: f"C{i}" for i, family in enumerate(FAMILIES)}
+    for family in FAMILIES:
+        series = sorted((row.gmacs, row.box_ap) for row in rows if (row.method, row.family) == ("cascade", family))
+        axes.plot(*zip(*series), color=colours[family], alpha=0.4)
+    for row in rows:
+        point = row.gmacs, row.box_ap
+        axes.plot(*point, METHODS[row.method][1], color=colours[row.family], markersize=8)
+        axes.annotate(row.size.upper(), point, xytext=(0, -15), textcoords="offset points", fontsize=9, ha="center")
+    ticks = (200, 300, 400, 600, 800, 1000, 1500)
+    axes.set(xscale="log", xlabel="FLOPs (G multiply-adds) at about 800x1280", ylabel="box AP on COCO val, published")
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
+    axes.margins(0.08)
+    axes.grid(alpha=0.3)
+    used = dict.fromkeys(row.method for row in rows)
+    handles = [Line2D([], [], marker=METHODS[m][1], linestyle="", color="grey", label=METHODS[m][0]) for m in used]
+    handles += [Line2D([], [], color=colours[family], linewidth=4, label=FAMILIES[family]) for family in FAMILIES]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    save(figure, path)
+
+
+def counted(name: str) -> tuple[float, float, ModelCost]:
+    """Parameters in millions, multiply-adds in billions as papers count them, and the cost at one image of 800x1280 in
+    half precision, of a backbone."""
+    model = build(name, 0.0).to("meta", torch.bfloat16)
+    x = torch.empty(1, 3, 800, 1280, dtype=torch.bfloat16, device="meta")
+    return num_params(model) / 1e6, macs(lambda: model(x))[1] / 1e9, count(model, x)
+
+
+def table_row(name: str, params: float, gmacs: float, cost: ModelCost) -> str:
+    """The row of a backbone in docs/choose.md."""
+    forward = cost.forward
+    return (
+        f"| `{name}` | {params:.1f} M | {gmacs:.0f} G | {forward.kernels} | {forward.bytes / 1e9:.2f} | "
+        f"{cost.train.kept / 1e9:.2f} |"
+    )
+
+
+def counted_costs(path: Path) -> None:
+    """Roofline time of a forward pass, by what it is made of. Prints the table of docs/choose.md."""
+    device = DEVICES["h200"]
+    figure = Figure((9, 4.2), layout="constrained")
+    axes = figure.subplots()
+    costs = {name: counted(name) for name in COUNTED}
+    print(*(table_row(name, *cost) for name, cost in costs.items()), sep="\n")
+    seconds = [cost.forward.seconds(device) for *_, cost in costs.values()]
+    lefts = [0.0] * len(COUNTED)
+    for part, times in zip(("multiply-adds", "bytes of memory", "launches of kernels"), zip(*seconds)):
+        milliseconds = [1e3 * time for time in times]
+        axes.barh(COUNTED, milliseconds, left=lefts, label=part)
+        lefts = [left + time for left, time in zip(lefts, milliseconds)]
+    axes.invert_yaxis()
+    axes.set_xlabel("sum of rooflines of an H200, ms, forward pass at 800x1280: it ranks, it does not predict")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend()
+    save(figure, path)
+
+
+def attention_cost(path: Path) -> None:
+    """The picture of docs/systems.md."""
+    sizes = [(side, side) for side in (32, 64, 128, 224, 448)]
+    plot_attention(attention_costs("deit_tiny", sizes, (1, 4, 16)), torch.float32, path)
+
+
+def prediction(path: Path) -> None:
+    """Both nano models on an image of the embedded data set, side by side. They must be trained."""
+    image, pictures = REPO / "data/shapes/val/000018.jpg", []
+    for name in (DEMO, "upernet_swin_nano_shapes"):
+        cfg, checkpoint = load_config(name), find_checkpoint(str(REPO / "work_dirs" / name))
+        with TemporaryDirectory() as folder:
+            predict(cfg, checkpoint, [str(image)], Path(folder), 0.3, "cpu")
+            pictures.append(Image.open(Path(folder, image.name)).convert("RGB"))
+    left, right = pictures
+    page = Image.new("RGB", (left.width + 8 + right.width, max(left.height, right.height)), "white")
+    page.paste(left, (0, 0))
+    page.paste(right, (left.width + 8, 0))
+    with atomic_write(path) as scratch:
+        page.save(scratch, format="png")
+
+
+def inside(path: Path) -> None:
+    """The sheet of docs/look-inside.md: some rows of the trained detector's. It must be trained."""
+    cfg, checkpoint = load_config(DEMO), find_checkpoint(str(REPO / "work_dirs" / DEMO))
+    layers = [f"stages.2.blocks.{block}.attn" for block in (0, 1)]
+    rows = sheet_rows(load_model(cfg, checkpoint, "cpu"), REPO / "data/shapes/val/000018.jpg", (0.45, 0.3), layers)
+    rows = [row for row in rows if not row[0].startswith(("position bias: stages.0", "position bias: stages.2"))]
+    with atomic_write(path) as scratch:
+        Image.fromarray(draw.contact_sheet(rows, width=160)).quantize(192).save(scratch, format="png", optimize=True)
+
+
+def confusion(path: Path) -> None:
+    """The confusion matrix of docs/watch-training.md, on CamVid. The data must be there, and the model trained."""
+    cfg, checkpoint = load_config(CAMVID), find_checkpoint(str(REPO / "work_dirs" / CAMVID))
+    with TemporaryDirectory() as folder:
+        cfg.work_dir = folder
+        test(cfg, checkpoint, report=Path(folder))
+        with atomic_write(path) as scratch:
+            shutil.copyfile(Path(folder, "confusion.png"), scratch)
+
+
+def save(figure: Figure, path: Path) -> None:
+    with atomic_write(path) as scratch:
+        figure.savefig(scratch, dpi=110, format="png")
+
+
+PICTURES: dict[str, Callable[[Path], None]] = {
+    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, prediction, inside, confusion)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURES)}; default: all")
+    parser.add_argument("--out-dir", type=Path, default=REPO / "docs/images")
+    args = parser.parse_args()
+    if unknown := {*args.names} - {*PICTURES}:
+        parser.error(f"NAME: got {', '.join(unknown)}, expected some of {', '.join(PICTURES)}")
+    for name in args.names or PICTURES:
+        with exit_on_user_error():
+            PICTURES[name](args.out_dir / f"{name}.png")
+        print(args.out_dir / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Write the tables of docs/model-zoo.md: the model table and configs/metafile.yml, with counts of our models.
+
+It takes minutes. Models are on the meta device, without weights.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.files import atomic_write
+from vitdense.inspect.cost import CostCounter
+from vitdense.inspect.flops import count, macs, num_params
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.models.rows import Model
+from vitdense.models.table import MODELS
+
+REPO = Path(__file__).resolve().parents[1]
+PAGE = REPO / "docs/model-zoo.md"
+SHAPES = {"coco": (800, 1280), "ade20k": (512, 2048)}  # at which papers count
+TRAINING = {  # of weights, by the end of their names
+    "in1k": "ImageNet-1k",
+    "in21k": "ImageNet-21k",
+    "in22k": "ImageNet-22k",
+    "inw21k": "ImageNet-21k, release of winter 2021",
+    "in21k_ft_in1k": "ImageNet-21k, then 1k",
+    "in22k_ft_in1k": "ImageNet-22k, then 1k",
+    "dist_in1k": "ImageNet-1k, distilled",
+    "distilled_in1k": "ImageNet-1k, distilled",
+    "dino": "ImageNet-1k without labels, DINO",
+    "mae": "ImageNet-1k without labels, MAE",
+    "lvd142m": "LVD-142M without labels, DINOv2",
+    "lvd1689m": "LVD-1689M without labels, DINOv3",
+    "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
+    "robbyant": "LingBot-Vision",
+    "fb": "Perception Encoder",
+    "webli": "WebLI, SigLIP 2",
+    "mim_in22k": "ImageNet-22k without labels, EVA-02",
+    "mim_m38m": "Merged-38M without labels, EVA-02",
+    "mim_in22k_ft_in1k": "ImageNet-22k without labels, then 1k",
+    "mim_in22k_ft_in22k_in1k": "ImageNet-22k without labels, then 22k and 1k",
+    "mim_m38m_ft_in22k_in1k": "Merged-38M without labels, then ImageNet-22k and 1k",
+}
+
+
+def recipes() -> list[dict[str, Any]]:
+    """The recipes in configs/metafile.yml."""
+    return yaml.safe_load((REPO / "configs/metafile.yml").read_text())["Models"]
+
+
+def shape_of(recipe: Mapping[str, Any]) -> tuple[int, int]:
+    """Image height and width in pixels at which a recipe is counted."""
+    return tuple(recipe.get("Metadata", {}).get("Shape") or SHAPES[recipe["Name"].rpartition("_")[2]])
+
+
+def result(recipe: Mapping[str, Any]) -> str:
+    """The published AP of boxes / masks or mIoU; empty if there is none."""
+    found = {name: value for part in recipe.get("Results", ()) for name, value in part["Metrics"].items()}
+    if "mask AP" in found:
+        return f"{found.get('box AP', '-')} / {found['mask AP']}"
+    if "mIoU(ms+flip)" in found:
+        return f"{found.get('mIoU', '-')}; {found['mIoU(ms+flip)']}"
+    return str(next(iter(found.values()), ""))
+
+
+def table(head: str, rows: list[tuple]) -> str:
+    """A table of a page."""
+    lines = [head, "|".join(["", *["---"] * (head.count("|") - 1), ""])]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
+
+
+def count_backbone(row: Model) -> tuple[str, ...]:
+    """M; G at the size of the weights; G, kernels and GB at 800x1280."""
+    with torch.device("meta"), torch.no_grad():
+        model = getattr(import_module("vitdense.models"), row.family)(row.arch, **row.options).eval().bfloat16()
+        own, large = (torch.empty(1, 3, *size).bfloat16() for size in ((row.image_size,) * 2, SHAPES["coco"]))
+        multiply_adds = [macs(lambda x=x: model(x))[1] / 1e9 for x in (own, large)]
+        model(large)  # makes constants of this size
+        with CostCounter(model) as counter:
+            model(large)
+    millions, billions = f"{num_params(model) / 1e6:.1f}", [f"{number:.1f}" for number in multiply_adds]
+    return millions, *billions, counter.cost.kernels, f"{counter.cost.bytes / 1e9:.2f}"
+
+
+def count_recipe(recipe: Mapping[str, Any]) -> str:
+    """M and G of the whole model."""
+    with torch.device("meta"):
+        model = build_model(load_config(REPO / recipe["Config"])).eval()
+    rows = count(model, shape_of(recipe))
+    return f"{sum(row.params for row in rows) / 1e6:.1f} M, {sum(row.macs for row in rows) / 1e9:.1f} G"
+
+
+def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[str, Any]], str]) -> dict[str, str]:
+    """The tables of the page by their headings, with counts by these functions."""
+    found = {}
+    head = "| name | weights | image | M | G | G at 800x1280 | kernels | GB |"
+    for family, rows in grouped(MODELS.values(), lambda row: row.family).items():
+        lines = []
+        for group in grouped(rows, lambda row: (parts(row)[0], row.arch, row.image_size, str(row.options))).values():
+            weights = " ".join(f"`{parts(row)[1]}`" for row in group if row.weights) or "none"
+            lines.append((parts(group[0])[0], weights, group[0].image_size, *of_backbone(group[0])))
+        found[family] = table(head, lines)
+    lines = []
+    for name, group in grouped((row for row in MODELS.values() if row.weights), lambda row: parts(row)[1]).items():
+        hosts = [re.sub(r"(https://)?([\w.-]+).*", r"\2", row.weights) for row in group]
+        facts = [row.licence for row in group], hosts, [row.family for row in group]
+        trained = TRAINING.get(name) or TRAINING[name.partition("_")[2]]
+        lines.append((f"`{name}`", trained, *(", ".join(dict.fromkeys(fact)) for fact in facts)))
+    found["Weights"] = table("| weights | trained on | licence | from | families |", lines)
+    lines = []
+    for recipe in recipes():
+        paper, printed = recipe.get("Paper"), recipe.get("Metadata", {})
+        total = f"{printed['Parameters']} M, {printed['FLOPs']} G" if "FLOPs" in printed else ""
+        by = [f"[{paper['Title']}]({paper['URL']})"] if paper else []
+        by += [recipe["Note"]] if "Note" in recipe else []
+        shape = "x".join(map(str, shape_of(recipe)))
+        lines.append(
+            (f"`{recipe['Name']}.py`", result(recipe) or "none", "; ".join(by), total, of_recipe(recipe), shape)
+        )
+    found["Recipes"] = table("| config | published | by | published total | counted total | at |", lines)
+    return found
+
+
+def filled(text: str, found: Mapping[str, str]) -> str:
+    """A page with these tables in place of the first ones after their headings.
+
+    Raises:
+        ValueError: A heading is missing, or has no table.
+    """
+    for heading, new in found.items():
+        old = rf"(?m)(^##+ {re.escape(heading)}\n(?:(?:[^|#\n].*)?\n)*)(?:\|.*\n)+"
+        text, times = re.subn(old, lambda match, new=new: match[1] + new, text)
+        if times != 1:
+            raise ValueError(f"{PAGE}: got {times} tables after a heading {heading!r}, expected one")
+    return text
+
+
+def parts(row: Model) -> tuple[str, str]:
+    """``swin_base_384.ms_in22k`` -> ``swin_base_384``, ``ms_in22k``."""
+    return row.name.partition(".")[::2]
+
+
+def grouped(rows: Iterable[Model], key: Callable[[Model], Any]) -> dict[Any, list[Model]]:
+    """Rows by `key`, in their order."""
+    groups: dict[Any, list[Model]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    with atomic_write(PAGE) as scratch:
+        scratch.write_text(filled(PAGE.read_text(), tables(count_backbone, count_recipe)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,763 @@
+import hashlib
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vitdense import MViT, Swin, SwinV2, ViT
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.load import fit_whole, load_pretrained, match_exactly
+from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
+
+NANO = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
+
+
+def make(**options):
+    return Swin(NANO, **{"out_indices": (0, 1), "window_size": 4, **options})
+
+
+def official(model, norms=False):
+    """The model's weights as the authors' classification code names them, or with `norms` their dense code."""
+    state = {key: value.clone() for key, value in model.state_dict().items() if norms or not key.startswith("norm")}
+    if not norms:
+        state |= {"norm.weight": torch.ones(16), "head.weight": torch.ones(10, 16)}
+    state = convert(state, "official").state
+    if not norms:
+        state["layers.1.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
+    return state
+
+
+def snapshot(model):
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("wrapper", [None, "model", "state_dict"])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "backbone.",
+        "backbone.bottom_up.",
+        "module.",
+        "_orig_mod.",
+        "_orig_mod.module.",
+        "module._orig_mod.backbone.",
+    ],
+)
+def test_classification_checkpoint_in_any_wrapper(tmp_path, wrapper, prefix):
+    source, target = make(), make()
+    state = {prefix + key: value for key, value in official(source).items()}
+    if prefix.startswith("backbone"):
+        state["roi_head.fc.weight"] = torch.ones(1)
+    torch.save({wrapper: state, "epoch": 3} if wrapper else state, tmp_path / "c.pth")
+    report = load_pretrained(target, tmp_path / "c.pth")
+    assert report.scheme == "official"
+    assert sorted(report.kept_at_init) == ["norm0.bias", "norm0.weight", "norm1.bias", "norm1.weight"]
+    assert len(report.ignored) == 6  # norm, head, a mask and three indices
+    assert report.resized == {}
+    filled = sum(v.numel() for k, v in source.state_dict().items() if not k.startswith("norm"))
+    assert report.share == filled / sum(v.numel() for v in source.state_dict().values())
+    for key, value in source.state_dict().items():
+        if not key.startswith("norm"):
+            assert torch.equal(target.state_dict()[key], value), key
+
+
+def test_own_checkpoints_as_safetensors_through_init_cfg(tmp_path):
+    source = make()
+    torch.nn.init.normal_(source.norm1.weight)
+    save_file(source.state_dict(), tmp_path / "own.safetensors")
+    target = make(init_cfg={"type": "Pretrained", "checkpoint": str(tmp_path / "own.safetensors")})
+    assert not unchanged(target, source.state_dict())
+    target.init_weights()
+    assert unchanged(target, source.state_dict())
+
+
+def test_checkpoint_may_be_a_path_and_map_location_is_an_option(tmp_path):
+    path = file_of(official(make()), tmp_path / "a.pth")
+    target, asked = make(), []
+    report = load_pretrained(target, path, map_location=lambda storage, where: asked.append(where) or storage)
+    assert report.source == str(path)
+    assert set(asked) == {"cpu"}
+
+
+def test_init_cfg_may_be_a_list_with_pretrained_alone(tmp_path):
+    source = make()
+    save_file(source.state_dict(), tmp_path / "own.safetensors")
+    pretrained = {"type": "Pretrained", "checkpoint": str(tmp_path / "own.safetensors")}
+    target = make(init_cfg=[pretrained])
+    target.init_weights()
+    assert unchanged(target, source.state_dict())
+    with pytest.raises(ValueError, match="give it alone"):
+        make(init_cfg=[pretrained, {"type": "Xavier", "layer": "Linear"}]).init_weights()
+    pytest.importorskip("vitdense.mm.registry")  # mmengine's initialisers
+    drawn = make(init_cfg={"type": "Constant", "layer": "Linear", "val": 0.5})
+    drawn.init_weights()
+    assert set(drawn.stages[0].blocks[0].mlp.fc1.weight.flatten().tolist()) == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": "x.pth", "strict": False}, "strict"),
+        ({"prefix": "backbone."}, "expected checkpoint"),
+    ],
+)
+def test_unknown_option_of_init_cfg_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(init_cfg={"type": "Pretrained", **options}).init_weights()
+
+
+def test_norms_of_other_outputs_are_ignored_but_a_missing_one_is_an_error():
+    dense = official(make(), norms=True)
+    assert load_pretrained(make(out_indices=(1,)), dense).share == 1
+    with pytest.raises(CheckpointMismatchError, match=r"norm0\.weight"):
+        load_pretrained(make(), {k: v for k, v in dense.items() if not k.startswith("norm0")})
+
+
+def test_bias_tables_of_another_window_are_resized():
+    source = make(window_size=4)
+    key = "stages.1.blocks.1.attn.bias.relative_position_bias_table"
+    for rule in ("bicubic", "timm"):
+        target = make(window_size=(6, 5))
+        report = load_pretrained(target, official(source), resize=rule)
+        assert set(report.resized.values()) == {((7, 7, 1), (11, 9, 1)), ((7, 7, 2), (11, 9, 2))}
+        assert torch.equal(target.state_dict()[key], resize_bias_table(source.state_dict()[key], (6, 5), rule))
+    with pytest.raises(ValueError, match="resize: got 'nearest'"):
+        load_pretrained(make(window_size=6), official(source), resize="nearest")
+
+
+def test_own_checkpoint_of_a_transposed_window_is_resized():
+    """A flat table of a 4x6 window has as many rows as that of a 6x4 one."""
+    source, target = make(window_size=(4, 6)), make(window_size=(6, 4))
+    assert len(load_pretrained(target, source.state_dict()).resized) == 3
+
+
+def test_absolute_positions_of_another_image_size_are_resized():
+    source = make(absolute_position=True, pretrain_img_size=64)
+    target = make(absolute_position=True, pretrain_img_size=(48, 80))
+    report = load_pretrained(target, convert(source.state_dict(), "official").state)
+    assert report.resized == {"absolute_pos_embed.table": ((1, 16, 16, 8), (1, 12, 20, 8))}
+
+
+MVIT = {"embed_dims": 8, "depths": (1, 2), "num_heads": 1}
+
+
+def make_mvit(image=64, **arch):
+    return MViT({**MVIT, **arch}, out_indices=(0, 1), pretrain_img_size=image)
+
+
+@pytest.mark.parametrize("rule", ["bicubic", "timm"])
+def test_decomposed_tables_are_always_resized_linearly(rule):
+    source, target = make_mvit(), make_mvit(image=(96, 64))
+    report = load_pretrained(target, source.state_dict(), resize=rule)
+    blocks = ("stages.0.blocks.0", "stages.1.blocks.0", "stages.1.blocks.1")
+    assert set(report.resized) == {f"{block}.attn.bias.rel_pos_h" for block in blocks}
+    for key, (old, new) in report.resized.items():
+        assert old[0] < new[0]
+        assert torch.equal(target.state_dict()[key], resize_relative_position(source.state_dict()[key], new[0]))
+    assert report.share == 1
+
+
+def test_class_token_and_its_position_are_reported_as_ignored():
+    arch = {"growth": "mlp", "pool": "max", "relative_position": False, "absolute_position": True}
+    source, target = make_mvit(**arch), make_mvit(image=96, **arch)
+    ours = {key: value for key, value in source.state_dict().items() if not key.startswith("norm")}
+    extra = {"tokens.cls_token": torch.randn(1, 1, 8), "tokens.cls_position": torch.randn(1, 1, 8)}
+    state = convert(ours | extra | {"norm.weight": torch.ones(16), "head.weight": torch.ones(3, 16)}, "official").state
+    assert state["pos_embed"].shape == (1, 1 + 16 * 16, 8)
+    report = load_pretrained(target, {"model_state": state})
+    assert set(report.ignored) == {*extra, "norm.weight", "head.weight"}
+    assert report.resized == {"absolute_pos_embed.table": ((1, 16, 16, 8), (1, 24, 24, 8))}
+    assert torch.equal(target.absolute_pos_embed.table, resize_grid(source.absolute_pos_embed.table, (24, 24)))
+
+
+def released_mvit_v1(dim=8, first=(1, 3, 6), depth=8, image=64):
+    """Names and shapes of SlowFast's image model MVIT_B_16_CONV, written down from its code and config, smaller.
+
+    Its pooling is over one frame. Width doubles in the MLP of the block before the map shrinks.
+    """
+    state = {"cls_token": (1, 1, dim), "pos_embed": (1, 1 + (image // 4) ** 2, dim)}
+    state |= {"patch_embed.proj.weight": (dim, 3, 7, 7), "patch_embed.proj.bias": (dim,)}
+    head, width = dim, dim
+    for i in range(depth):
+        out = 2 * width if i + 1 in first else width
+        linear = {"attn.qkv": (3 * width, width), "attn.proj": (width, width)}
+        linear |= {"mlp.fc1": (4 * width, width), "mlp.fc2": (out, 4 * width)}
+        linear |= {"proj": (out, width)} if out != width else {}
+        block = {f"{name}.weight": shape for name, shape in linear.items()}
+        block |= {f"{name}.bias": shape[:1] for name, shape in linear.items()}
+        block |= {f"{norm}.{part}": (width,) for norm in ("norm1", "norm2") for part in ("weight", "bias")}
+        for name in "qkv" if i in first else "kv":
+            block |= {f"attn.pool_{name}.weight": (head, 1, 1, 3, 3)}
+            block |= {f"attn.norm_{name}.{part}": (head,) for part in ("weight", "bias")}
+        state |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
+        width = out
+    state |= {"norm.weight": (width,), "norm.bias": (width,)}
+    state |= {"head.projection.weight": (10, width), "head.projection.bias": (10,)}
+    return {key: torch.randn(shape) for key, shape in state.items()}
+
+
+V1_NANO = {"embed_dims": 8, "depths": (1, 2, 3, 2), "num_heads": 1, "growth": "mlp", "pool_all_queries": False}
+V1_NANO |= {"relative_position": False, "absolute_position": True, "residual_pooling": False}
+
+
+def test_released_mvit_v1_loads_exactly():
+    state = released_mvit_v1()
+    model = MViT(V1_NANO, pretrain_img_size=64)
+    report = load_pretrained(model, {"model_state": state})
+    assert (report.scheme, report.kept_at_init) == (
+        "official",
+        [f"norm{i}.{x}" for i in range(4) for x in ("weight", "bias")],
+    )
+    assert set(report.ignored) == {
+        *("tokens.cls_token", "tokens.cls_position", "norm.weight", "norm.bias", "head.weight", "head.bias")
+    }
+    assert not report.resized
+    assert torch.equal(model.stages[1].blocks[0].attn.pool_q.weight, state["blocks.1.attn.pool_q.weight"][:, :, 0])
+    assert torch.equal(model.stages[3].blocks[1].attn.pool_v.weight, state["blocks.7.attn.pool_v.weight"][:, :, 0])
+    assert torch.equal(model.stages[0].blocks[0].proj.weight, state["blocks.0.proj.weight"])
+    assert torch.equal(model.absolute_pos_embed.table.flatten(1, 2), state["pos_embed"][:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        ({"pool": "max"}, r"unexpected keys \(57\): stages\.0\.blocks\.0\.attn\.pool_k\.weight"),
+        ({"pool_all_queries": True}, r"missing keys \(15\): stages\.0\.blocks\.0\.attn\.pool_q\.weight"),
+        ({"relative_position": True}, r"missing keys \(16\): stages\.0\.blocks\.0\.attn\.bias\.rel_pos_h"),
+        ({"absolute_position": False}, r"unexpected keys \(1\): absolute_pos_embed\.table"),
+        ({"growth": "attention"}, r"size mismatch"),
+    ],
+)
+def test_released_mvit_v1_is_refused_by_other_models(arch, message):
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(MViT({**V1_NANO, **arch}, pretrain_img_size=64), released_mvit_v1())
+
+
+def test_mvit_with_another_growth_is_refused():
+    state = convert(make_mvit(growth="mlp").state_dict(), "detectron2").state
+    with pytest.raises(CheckpointMismatchError, match=r"check the arch and the options.*size mismatch"):
+        load_pretrained(make_mvit(), state)
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"), [("blocks.1.", r"blocks\.1\."), ("qkv.weight", r"blocks\.0\.attn\.qkv\.weight")]
+)
+def test_incomplete_mvit_is_refused(gone, message):
+    state = convert(make_mvit().state_dict(), "detectron2").state
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(make_mvit(), {key: value for key, value in state.items() if gone not in key})
+
+
+VIT = {"embed_dims": 192, "depth": 1, "num_heads": 3}
+
+
+def make_vit(image=64, arch=(), **options):
+    return ViT({**VIT, **dict(arch)}, pretrain_img_size=image, **{"out_norm": "none", **options})
+
+
+PLAIN = ({}, {})
+DISTILLED = ({"distilled": True}, {})
+DEIT3 = ({"token_position": False, "layer_scale": 1e-4}, {})
+PARALLEL = ({}, {"parallel": 2})
+BRANCHES = ({}, {"parallel": 3})
+HMLP = ({}, {"stem": "hmlp"})
+HMLP_LN = ({}, {"stem": "hmlp_ln"})
+CONV = ({}, {"stem": "conv"})
+WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
+    "distilled into plain": (DISTILLED, PLAIN, r"unexpected keys \(2\): tokens\.dist_\w+, tokens\.dist_\w+"),
+    "plain into distilled": (PLAIN, DISTILLED, r"missing keys \(2\): tokens\.dist_token"),
+    "DeiT III into DeiT": (
+        DEIT3,
+        PLAIN,
+        r"missing keys \(1\): tokens\.cls_position; unexpected keys \(2\): blocks\.0\.gamma_1",
+    ),
+    "DeiT into DeiT III": (
+        PLAIN,
+        DEIT3,
+        r"missing keys \(2\): blocks\.0\.gamma_1.*unexpected keys \(1\): tokens\.cls_position",
+    ),
+    "parallel into plain": (PARALLEL, PLAIN, r"unexpected keys \(12\): blocks\.0\.norm11"),
+    "plain into parallel": (PLAIN, PARALLEL, r"missing keys \(12\): blocks\.0\.norm11"),
+    "3 branches into 2": (BRANCHES, PARALLEL, r"unexpected keys \(12\): blocks\.0\.norm12"),
+    "hMLP into patch": (HMLP, PLAIN, r"missing keys \(2\): patch_embed\.proj\.weight.*proj\.1\.running_mean"),
+    "patch into hMLP": (PLAIN, HMLP, r"missing keys .*patch_embed\.proj\.0\.weight.*unexpected keys \(2\)"),
+    "hMLP into hMLP with LN": (HMLP, HMLP_LN, r"unexpected keys \(9\): patch_embed\.proj\.1\.running_mean"),
+    "hMLP into conv stem": (HMLP, CONV, r"missing keys \(6\): patch_embed\.proj\.9\.weight.*size mismatch"),
+    "relative positions into none": (
+        ({}, {"relative_position": True, "img_size": 64}),
+        ({}, {"window_size": 2}),
+        r"unexpected keys \(2\): blocks\.0\.attn\.bias\.rel_pos_h",
+    ),
+}
+
+
+@pytest.mark.parametrize("scheme", ["vitdense", "official"])
+@pytest.mark.parametrize("what", WRONG_VITS)
+def test_mismatched_vit_is_refused_and_the_model_unchanged(what, scheme):
+    (arch, options), (other_arch, other_options), message = WRONG_VITS[what]
+    if "relative" in what and scheme == "official":
+        scheme = "detectron2"
+    state = convert(make_vit(arch=arch, **options).state_dict(), scheme).state
+    target = make_vit(arch=other_arch, **other_options)
+    before = snapshot(target)
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(target, state)
+    assert unchanged(target, before)
+    assert load_pretrained(make_vit(arch=arch, **options), state).share == 1
+
+
+def test_tokens_are_ignored_and_missing_relative_positions_kept_at_init():
+    """As ViTDet is started from MAE's pretraining."""
+    source = make_vit()
+    extra = {"norm.weight": torch.ones(192), "mask_token": torch.ones(1, 1, 8), "decoder_pred.bias": torch.ones(768)}
+    state = convert(source.state_dict() | extra, "official").state
+    options = {"relative_position": True, "window_size": 2, "img_size": 64, "out_norm": "each"}
+    target = make_vit(**options)
+    report = load_pretrained(target, {"model": state})
+    assert set(report.ignored) == {"tokens.cls_token", "tokens.cls_position", *extra}
+    assert report.kept_at_init == [f"blocks.0.attn.bias.rel_pos_{axis}" for axis in "hw"] + [
+        "norm0.weight",
+        "norm0.bias",
+    ]
+    own = {key: value for key, value in target.state_dict().items() if not key.startswith("norm")}
+    own.pop("blocks.0.attn.bias.rel_pos_w")
+    with pytest.raises(CheckpointMismatchError, match=r"missing keys \(1\): blocks\.0\.attn\.bias\.rel_pos_w"):
+        load_pretrained(make_vit(**options), own)
+
+
+def test_missing_relative_positions_of_all_branches_are_kept_at_init():
+    options = {"parallel": 3, "window_size": 2}
+    source = {key: x for key, x in make_vit(**options).state_dict().items() if not key.startswith("norm")}
+    report = load_pretrained(make_vit(relative_position=True, img_size=64, **options), source)
+    branches = ("attn", "attn1", "attn2")
+    assert report.kept_at_init == [f"blocks.0.{attn}.bias.rel_pos_{axis}" for attn in branches for axis in "hw"]
+
+
+def test_positions_and_relative_positions_of_a_vit_are_resized():
+    options = {"relative_position": True, "parallel": 4}
+    source, target = make_vit(img_size=64, **options), make_vit(image=(96, 80), img_size=96, **options)
+    report = load_pretrained(target, source.state_dict())
+    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", *"123") for axis in "hw"}
+    assert report.resized == {"absolute_pos_embed.table": ((1, 4, 4, 192), (1, 6, 5, 192)), **tables}
+
+
+def test_2d_positions_are_resized_along_their_axes_and_others_are_refused():
+    source, target = make_vit(position="2d"), make_vit(image=(96, 80), position="2d")
+    report = load_pretrained(target, source.state_dict())
+    assert report.resized == {
+        "absolute_pos_embed.columns": ((1, 1, 4, 96), (1, 1, 5, 96)),
+        "absolute_pos_embed.rows": ((1, 4, 1, 96), (1, 6, 1, 96)),
+    }
+    assert report.share == 1
+    for position, message in (("1d", r"missing keys \(2\): absolute_pos_embed\.table"), ("none", "unexpected keys")):
+        with pytest.raises(CheckpointMismatchError, match=message):
+            load_pretrained(make_vit(position=position), source.state_dict())
+
+
+def test_flat_position_embedding_is_square():
+    source, square = make_vit(image=(64, 256)), make_vit(image=128)
+    with pytest.raises(CheckpointMismatchError, match=r"\(1, 4, 16, 192\)"):
+        convert(source.state_dict(), "official")
+    state, table = convert(square.state_dict(), "official").state, "absolute_pos_embed.table"
+    # 65 rows: 8x8 and a token, not 4x16 and a token.
+    report = load_pretrained(make_vit(image=(64, 256)), state)
+    assert report.resized == {table: ((1, 8, 8, 192), (1, 4, 16, 192))}
+    # With our names a table has its grid.
+    assert load_pretrained(make_vit(image=(64, 256)), source.state_dict()).resized == {}
+
+
+def test_mask_token_alone_is_ignored():
+    """As the authors' DINOv2 has it, under timm's names."""
+    source = make_vit(arch={"layer_scale": 1.0})
+    state = convert(source.state_dict(), "timm").state
+    assert "blocks.0.ls1.gamma" in state
+    target = make_vit(arch={"layer_scale": 1.0})
+    report = load_pretrained(target, state | {"mask_token": torch.ones(1, 192)})
+    assert (report.scheme, report.ignored, report.share) == ("dinov2", ["mask_token"], 1)
+
+
+def test_keep_classifier_knows_the_plain_head_of_mmpretrain():
+    state = convert(make_vit().state_dict(), "mmpretrain").state | {"head.fc.weight": torch.ones(10, 192)}
+    assert all(name.startswith(("backbone.", "head")) for name in state)
+    report = load_pretrained(make_vit(), state, keep_classifier=True)
+    assert torch.equal(report.classifier["head.weight"], state["head.fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        (make(), "patch_embed.proj.weight"),
+        (make_vit(), "patch_embed.proj.weight"),
+        (SwinV2(NANO, out_indices=(0, 1)), "stages.0.blocks.0.attn.logit_scale"),
+        *((make_mvit(), f"stages.{name}") for name in ("0.blocks.0.attn.norm_q.weight", "1.blocks.0.attn.qkv.weight")),
+    ],
+)
+def test_scalar_in_place_of_a_weight_is_a_size_mismatch(model, key):
+    with pytest.raises(CheckpointMismatchError, match=rf"size mismatch \(1\): {re.escape(key)} \(\), expected"):
+        load_pretrained(model, model.state_dict() | {key: torch.ones(())})
+
+
+HEAD = {"norm.weight": (192,), "fc_norm.bias": (192,), "head.bias": (3,), "head_dist.bias": (3,)}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_keep_classifier_keeps_it_in_the_report(tmp_path, keep):
+    extra = {key: torch.randn(shape) for key, shape in HEAD.items()}
+    others = {"mask_token": torch.ones(1, 1, 8)}
+    state = convert(make_vit().state_dict() | extra | others, "official").state
+    file_of(state, tmp_path / "c.pth")
+    options = {"keep_classifier": True} if keep else {}
+    for out_norm, own in (("none", set()), ("final", {"norm.weight"})):
+        if own:
+            file_of(state | {"norm.bias": torch.zeros(192)}, tmp_path / "c.pth")
+        target = make_vit(
+            init_cfg={"type": "Pretrained", "checkpoint": str(tmp_path / "c.pth"), **options}, out_norm=out_norm
+        )
+        target.init_weights()
+        report = target.load_report
+        assert set(report.ignored) == (extra.keys() | others) - own
+        assert report.classifier.keys() == (extra.keys() - own if keep else set())
+        assert all(torch.equal(value, extra[key]) for key, value in report.classifier.items())
+        assert "classifier=" not in repr(report)
+    swin = official(make())
+    report = load_pretrained(make(), swin, keep_classifier=keep)
+    assert set(report.classifier) == ({"norm.weight", "head.weight"} if keep else set())
+
+
+def test_report_names_every_tensor():
+    target = make(window_size=5)
+    report = load_pretrained(target, {"model": official(make())})
+    assert str(report) == (
+        f"state dict (official names): {len(target.state_dict()) - 4} tensors loaded (3 resized), 6 ignored, "
+        f"4 kept at initialisation; {100 * report.share:.2f} % of the parameters loaded"
+    )
+    lines = report.details().splitlines()
+    table = "stages.0.blocks.0.attn.bias.relative_position_bias_table"
+    assert f"  resized {table}: [7, 7, 1] -> [9, 9, 1]" in lines
+    assert {"  ignored head.weight", "  kept at initialisation norm0.weight", f"  loaded {table}"} <= set(lines)
+
+
+def file_of(state, path):
+    torch.save({"model": state}, path)
+    return path
+
+
+def truncated(state, path):
+    file_of(state, path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def written(content):
+    def write(state, path):
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+class Malicious:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('ran')",))
+
+
+def malicious(state, path):
+    torch.save({"model": state, "x": Malicious()}, path)
+    return path
+
+
+def folder(state, path):
+    path.mkdir()
+    return path
+
+
+def damaged(change):
+    def write(state, path):
+        change(state)
+        return file_of(state, path)
+
+    return write
+
+
+BLOCK = "layers.1.blocks.0."
+TABLE = BLOCK + "attn.relative_position_bias_table"
+NAN = torch.tensor([[float("nan")]])
+WRONG = {  # how the file is made, the options it is loaded with, and what the error names
+    "empty file": (written(b""), {}, r"file\.pth \(0 bytes\)"),
+    "truncated file": (truncated, {}, "truncated or damaged"),
+    "not a checkpoint": (written(b"hello world, I am a text"), {}, "b'hello world"),
+    "malicious pickle": (malicious, {}, "without running code.*allow_pickle=True"),
+    "wrong family": (
+        lambda s, p: file_of(SwinV2(NANO, out_indices=(0, 1)).state_dict(), p),
+        {},
+        "expected a checkpoint of the swin family, got one of swin_v2",
+    ),
+    "wrong size": (
+        lambda s, p: file_of(
+            official(Swin({"embed_dims": 16, "depths": (1, 1), "num_heads": (1, 2)}, out_indices=(0, 1))), p
+        ),
+        {},
+        r"missing keys .*stages\.1\.blocks\.1.*size mismatch .*\(16, 3, 4, 4\), expected \(8, 3, 4, 4\)",
+    ),
+    "wrong prefix": (file_of, {"prefix": "encoder"}, r"'encoder\.'"),
+    "key missing": (
+        damaged(lambda s: s.pop(BLOCK + "norm1.weight")),
+        {},
+        r"official names.*missing keys \(1\): stages\.1\.blocks\.0\.norm1\.weight$",
+    ),
+    "key extra": (
+        damaged(lambda s: s.update({"something.else": torch.ones(1)})),
+        {},
+        r"'official' of swin, .* 1 of \d+ keys do not fit: something\.else",
+    ),
+    "block extra": (
+        damaged(lambda s: s.update({"layers.2.blocks.0.norm1.weight": torch.ones(16)})),
+        {},
+        r"unexpected keys \(1\): stages\.2",
+    ),
+    "another shape": (
+        damaged(lambda s: s.update({BLOCK + "mlp.fc1.weight": torch.ones(64, 8)})),
+        {},
+        r"size mismatch \(1\): stages\.1\.blocks\.0\.mlp\.fc1\.weight \(64, 8\), expected \(64, 16\)",
+    ),
+    "other heads": (damaged(lambda s: s.update({TABLE: torch.ones(49, 4)})), {}, r"\(7, 7, 4\), expected \(7, 7, 2\)"),
+    "NaN": (
+        damaged(lambda s: s[BLOCK + "norm1.weight"][3:4].copy_(NAN[0])),
+        {},
+        r"NaN or infinity \(1\): stages\.1\.blocks\.0\.norm1\.weight",
+    ),
+    "wrong hash": (file_of, {"sha256": "0" * 8}, "SHA-256 .* expected 00000000"),
+    "table not square": (
+        damaged(lambda s: s.update({TABLE: torch.ones(77, 2)})),
+        {},
+        r"relative_position_bias_table has shape \(77, 2\)",
+    ),
+    "no tensors": (lambda s, p: file_of({}, p), {}, "no tensors by name"),
+    "a folder": (folder, {}, r"file\.pth"),
+    "unreachable host": (lambda s, p: "http://127.0.0.1:9/swin.pth", {}, r"swin\.pth cannot be downloaded"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_file_is_refused_and_the_model_unchanged(what, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "cache"))
+    make_file, options, message = WRONG[what]
+    checkpoint = make_file(official(make()), tmp_path / "file.pth")
+    target = make(init_cfg={"type": "Pretrained", "checkpoint": str(checkpoint), **options})
+    before = snapshot(target)
+    with pytest.raises((CheckpointMismatchError, CheckpointNotFoundError), match=message) as raised:
+        target.init_weights()
+    assert len(str(raised.value)) < 3000
+    assert unchanged(target, before)
+    assert target.load_report is None
+
+
+def test_undamaged_file_loads(tmp_path):
+    path = file_of(official(make()), tmp_path / "file.pth")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    target = make(init_cfg={"type": "Pretrained", "checkpoint": str(path), "sha256": digest[:12]})
+    target.init_weights()
+    assert target.load_report.scheme == "official"
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({0: torch.ones(1)}, None),  # not a name: none of the tensors
+        ({TABLE: torch.ones(())}, r"relative_position_bias_table has shape \(\)"),
+        ({BLOCK + "norm1.weight": torch.ones(16, dtype=torch.int64)}, r"dtype mismatch \(1\): stages\.1"),
+        ({BLOCK + "norm1.weight": torch.ones(16, dtype=torch.complex64)}, r"dtype mismatch \(1\): stages\.1"),
+        ({BLOCK + "norm1.weight": torch.full((16,), 1e300, dtype=torch.float64)}, r"NaN or infinity \(1\)"),
+        ({BLOCK + "norm1.weight": torch.ones(16).half()}, None),
+    ],
+)
+def test_invalid_tensors_are_refused(odd, message):
+    state, target = official(make()) | odd, make()
+    before = snapshot(target)
+    if message is None:
+        assert load_pretrained(target, state).share > 0.98
+        return
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(target, state)
+    assert unchanged(target, before)
+
+
+def test_swin_v2_refuses_weights_of_another_pretraining_window():
+    """Only the buffers of a checkpoint tell it; the parameters fit any."""
+    arch = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
+    options = {"out_indices": (0, 1), "window_size": 8}
+    state = SwinV2(arch, **options).state_dict()
+    theirs = convert(state, "official", windows=[8], pretrained_windows=[8, 4]).state
+    with pytest.raises(
+        CheckpointMismatchError, match=r"4x4 in stage 1, the model expects 8x8.*pretrained_window_sizes"
+    ):
+        load_pretrained(SwinV2(arch, **options), theirs)
+    assert load_pretrained(SwinV2(arch, pretrained_window_sizes=(8, 4), **options), theirs).share == 1
+    wider = SwinV2(arch, out_indices=(0, 1), window_size=(16, 12), pretrained_window_sizes=(8, 4))
+    assert load_pretrained(wider, theirs).share == 1
+
+
+def test_match_exactly_ignores_only_named_keys():
+    targets = snapshot(make())
+    assert match_exactly(targets, targets).keys() == targets.keys()
+    broken = {**targets, "norm1.weight": torch.ones(3), "extra": torch.ones(1)}
+    broken.pop("norm0.bias")
+    message = (
+        r"Fix it: norm0\.bias\. missing keys \(1\): norm0\.bias; unexpected keys \(1\): extra; "
+        r"size mismatch \(1\): norm1\.weight \(3,\), expected \(16,\)$"
+    )
+    with pytest.raises(CheckpointMismatchError, match=message):
+        match_exactly(targets, broken, advise=lambda refused, _: f"Fix it: {min(refused - {'extra'})}. ")
+    kept = match_exactly(targets, broken, fresh=[r"norm\d\..*", "extra"])
+    assert kept.keys() == {key for key in targets if not re.match(r"norm\d\.", key)}
+
+
+class Detector(torch.nn.Module):
+    def __init__(self, backbone=None, **options):
+        super().__init__()
+        self.backbone = make(**options) if backbone is None else backbone
+        self.head = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("scheme", ["vitdense", "official", "mmdet"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_whole_detector_loads_from_any_scheme(scheme, prefix):
+    source, target = Detector(), Detector(window_size=5)
+    backbone = {f"backbone.{key}": value for key, value in source.backbone.state_dict().items()}
+    heads = {f"head.{key}": value for key, value in source.head.state_dict().items()}
+    checkpoint = {prefix + key: value for key, value in convert(backbone | heads, scheme).state.items()}
+    if scheme == "official":
+        assert f"{prefix}backbone.layers.0.blocks.0.norm1.weight" in checkpoint
+    state, report = fit_whole(target, {"state_dict": checkpoint, "meta": {}})
+    assert state.keys() == target.state_dict().keys()
+    assert report.scheme == scheme
+    assert report.share == 1
+    assert len(report.resized) == 3
+    assert torch.equal(state["backbone.norm1.weight"], source.backbone.norm1.weight)
+    assert torch.equal(state["head.weight"], source.head.weight)
+    with pytest.raises(CheckpointMismatchError, match=r"--fresh 'head\\\.bias'.*missing keys \(1\): head\.bias"):
+        fit_whole(target, {key: value for key, value in checkpoint.items() if not key.endswith("head.bias")})
+    _, report = fit_whole(
+        target, {key: v for key, v in checkpoint.items() if not key.endswith("head.bias")}, fresh=[r"head\..*"]
+    )
+    assert report.kept_at_init == ["head.weight", "head.bias"]
+    with pytest.raises(ValueError, match=r"fresh.*heads"):
+        fit_whole(target, checkpoint, fresh=["heads.*"])
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+def test_module_wrappers_are_removed_anywhere_in_a_key(wrapper):
+    source, target = Detector(), Detector()
+    state = {
+        key.replace("backbone.", f"{wrapper}.backbone.{wrapper}.").replace("blocks.0.", f"blocks.0.{wrapper}."): value
+        for key, value in source.state_dict().items()
+    }
+    got, report = fit_whole(target, {f"module.{key}": value for key, value in state.items()})
+    assert report.share == 1
+    assert all(torch.equal(got[key], value) for key, value in source.state_dict().items())
+    twice = state | {"head.weight": torch.ones(2, 2), f"head.{wrapper}.weight": torch.ones(2, 2)}
+    with pytest.raises(CheckpointMismatchError, match=wrapper):
+        fit_whole(target, twice)
+
+
+UNUSED_PARAMETERS = {  # source model, its scheme, target model, and the unexpected keys
+    "the final norm of mmseg": (make_vit(out_norm="final"), "mmseg", make_vit(), ["norm.weight", "norm.bias"]),
+    "output norms": (make_vit(out_norm="each"), "vitdense", make_vit(), ["norm0.weight", "norm0.bias"]),
+    "the norm of one output": (make(), "vitdense", make(out_indices=(1,)), ["norm0.weight", "norm0.bias"]),
+    "the same by other names": (make(), "mmdet", make(out_indices=(1,)), ["norm0.weight", "norm0.bias"]),
+    "the class token": (make_vit(), "vitdense", make_vit(window_size=2), ["tokens.cls_token", "tokens.cls_position"]),
+    "the same without position": (make_vit(arch=DEIT3[0]), "timm", make_vit(arch={"layer_scale": 1.0}, window_size=2),
+                                  ["tokens.cls_token"]),
+}  # fmt: skip
+
+
+def whole(source, scheme):
+    """A detector's checkpoint, its backbone under the names of a scheme."""
+    part = {f"backbone.{key}": value for key, value in convert(source.state_dict(), scheme).backbone.items()}
+    return part | {f"head.{key}": value for key, value in Detector(source).head.state_dict().items()}
+
+
+@pytest.mark.parametrize("what", UNUSED_PARAMETERS)
+def test_whole_model_with_unused_parameters_is_refused(what):
+    source, scheme, target, left = UNUSED_PARAMETERS[what]
+    state, model = whole(source, scheme), Detector(target)
+    listed = ", ".join(f"backbone\\.{re.escape(key)}" for key in left)
+    with pytest.raises(CheckpointMismatchError, match=rf"The backbone.*unexpected keys \({len(left)}\): {listed}$"):
+        fit_whole(model, state)
+    _, report = fit_whole(model, state, fresh=[rf"backbone\.{re.escape(key)}" for key in left])
+    assert report.share == 1
+    with pytest.raises(RuntimeError, match=rf'Unexpected key.*"backbone\.{re.escape(left[0])}"'):
+        model.load_state_dict(state, strict=True)
+    # A backbone alone may be of a classifier, or of a model with other outputs.
+    assert set(left) <= set(load_pretrained(target, state, prefix="backbone").ignored)
+
+
+def test_rebuilt_buffers_of_a_whole_model_are_ignored():
+    swin = whole(make(), "mmdet") | {"backbone.stages.0.blocks.0.attn_mask": torch.zeros(4, 16, 16)}
+    assert any(key.endswith("relative_position_index") for key in swin)
+    options = {"relative_position": True, "window_size": 2, "img_size": 64}
+    vitdet = convert(make_vit(**options).state_dict() | {"tokens.cls_position": torch.ones(1, 1, 192)}, "detectron2")
+    assert vitdet.backbone["pos_embed"].shape == (1, 17, 192)  # of a token that it does not have
+    vitdet = {f"backbone.{key}": value for key, value in vitdet.backbone.items()}
+    vitdet |= {f"head.{key}": value for key, value in Detector().head.state_dict().items()}
+    for model, state, number in ((Detector(), swin, 4), (Detector(make_vit(**options)), vitdet, 1)):
+        _, report = fit_whole(model, state)
+        assert (report.share, len(report.ignored)) == (1, number)
+        model.load_state_dict(state, strict=True)
+
+
+def test_stem_for_other_channels(tmp_path):
+    """The formulas, on the weight of a file; every other tensor is that of the file."""
+    source = make()
+    rgb, path = source.patch_embed.proj.weight.detach(), file_of(official(source), tmp_path / "a.pth")
+
+    def stem(channels, number=5):
+        target = make(in_channels=number, init_cfg=dict(type="Pretrained", checkpoint=str(path), channels=channels))
+        target.init_weights()
+        same = [k for k, v in source.state_dict().items() if torch.equal(target.state_dict()[k], v)]
+        assert len(same) >= len(target.state_dict()) - 1
+        changed = f"patch_embed.proj.weight: 3 -> {number} input channels by channels={channels!r}"
+        assert changed in target.load_report.details()
+        return target.patch_embed.proj.weight.detach()
+
+    mean = stem("mean")
+    assert mean.shape == (8, 5, 4, 4)
+    torch.testing.assert_close(mean, rgb.mean(1, keepdim=True).repeat(1, 5, 1, 1) * 3 / 5)
+    torch.testing.assert_close(mean.sum(1), rgb.sum(1))
+    torch.testing.assert_close(stem("repeat"), rgb[:, [0, 1, 2, 0, 1]] * 3 / 5)
+    torch.testing.assert_close(stem("repeat", 3), rgb)
+    torch.testing.assert_close(stem("mean", 1), rgb.sum(1, keepdim=True))
+    assert torch.equal(stem([2, 1, 0, 1, 2]), rgb[:, [2, 1, 0, 1, 2]])
+    assert torch.equal(stem([2, 1, 0], 3), rgb[:, [2, 1, 0]])
+
+
+@pytest.mark.parametrize("channels", ["zero", [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, -1], [0, 1, 2, 0.5], 3])
+def test_channels_that_the_file_or_the_model_does_not_have(channels):
+    target = make(in_channels=4)
+    before = snapshot(target)
+    with pytest.raises(ValueError, match=r"channels: got .*each of the 4 channels .* 0 to 2"):
+        load_pretrained(target, official(make()), channels=channels)
+    assert unchanged(target, before)
+
+
+def test_images_of_the_file_with_a_fourth_channel_of_zeros():
+    source, target, image = make().eval(), make(in_channels=4).eval(), torch.randn(1, 3, 32, 32)
+    load_pretrained(target, source.state_dict(), channels=[0, 1, 2, 0])
+    with torch.no_grad():
+        for want, got in zip(source(image), target(torch.cat((image, torch.zeros(1, 1, 32, 32)), 1)), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_stem_of_a_file_that_is_no_convolution_is_a_size_mismatch():
+    state = {**make().state_dict(), "patch_embed.proj.weight": torch.ones(8)}
+    with pytest.raises(CheckpointMismatchError, match=r"size mismatch \(1\): patch_embed\.proj\.weight \(8,\)"):
+        load_pretrained(make(), state)
+    with pytest.raises(CheckpointMismatchError, match="size mismatch"):
+        load_pretrained(make(), state, channels="mean")

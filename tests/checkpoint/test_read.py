@@ -1,0 +1,905 @@
+"""Reading every kind of file and address, and the errors. No test needs a network."""
+
+import hashlib
+import logging
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPO, run_ranks
+from safetensors.torch import save_file
+
+from vitdense import Swin, ViT
+from vitdense.checkpoint import read as read_module
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.checkpoint.read import LogHistory, read
+from vitdense.models.rows import Model
+from vitdense.models.table import MODELS, gated_row, ungated_twin
+from vitdense.models.vit.sizes import VIT
+
+TINY = {"embed_dims": 8, "depths": (1, 1), "num_heads": (1, 2)}
+KINDS = ("zip.pth", "legacy.pt", "torch.pkl", "safe.safetensors", "detectron2.pkl")
+
+
+def tensors():
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "a.weight": torch.randn(30, 40, generator=generator),
+        "a.count": torch.tensor(7),
+        "b": torch.arange(6, dtype=torch.int32).reshape(2, 3),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def write(path, state=None):
+    """Write a checkpoint in the format of the file name; `tensors` by default."""
+    state = tensors() if state is None else state
+    arrays = {key: value.numpy() for key, value in state.items()}
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    elif path.name.startswith("detectron2"):
+        path.write_bytes(pickle.dumps({"model": arrays, "__author__": "somebody", "matching_heuristics": True}))
+    else:
+        torch.save({"state_dict": state}, path, _use_new_zipfile_serialization="legacy" not in path.name)
+    return path
+
+
+def inner(saved):
+    return saved.get("state_dict", saved.get("model", saved))
+
+
+def assert_same(got, want):
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        assert isinstance(got[key], torch.Tensor)
+        assert got[key].dtype == value.dtype
+        assert torch.equal(got[key], value), key
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(folder))
+    return folder
+
+
+class Server:
+    """Files by path on a local port; counts what was asked for."""
+
+    def __init__(self):
+        self.files, self.headers, self.asked, self.status = {}, {}, [], 404
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                server.asked.append(f"{self.command} {self.path}")
+                found = server.files.get(self.path)
+                self.send_response(server.status if found is None else 200)
+                headers = {"Content-Length": str(len(found or b"")), **(server.headers if found is not None else {})}
+                if found is None:
+                    headers["X-Error-Code"] = "EntryNotFound"
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(found or b"")
+
+            do_HEAD = do_GET
+
+            def log_message(self, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.http.server_port}"
+        Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def serve(self, path, content):
+        self.files[path] = content
+        return f"http://{self.host}{path}"
+
+    def stop(self):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.stop()
+
+
+# --- what is read
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_file_format_gives_the_same_tensors(tmp_path, name):
+    assert_same(inner(read(write(tmp_path / name))), tensors())
+    assert_same(inner(read(str(tmp_path / name), sha256=sha256(tmp_path / name)[:8].upper())), tensors())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_file_kind_is_detected_from_content(tmp_path, name):
+    write(tmp_path / name).rename(tmp_path / "weights.bin")
+    assert_same(inner(read(tmp_path / "weights.bin")), tensors())
+
+
+@pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_pickles_of_arrays(tmp_path, protocol):
+    arrays = OrderedDict(
+        f32=np.arange(6, dtype=np.float32).reshape(2, 3),
+        big_endian=np.arange(3, dtype=">i4"),
+        fortran=np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        strided=np.arange(6.0)[::2],
+        flag=np.array([True, False]),
+        empty=np.zeros((0, 4), np.float16),
+        count=np.array(7),
+    )
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(arrays, protocol=protocol))
+    got = read(tmp_path / "a.pkl")
+    assert got.keys() == arrays.keys()
+    for key, value in arrays.items():
+        assert got[key].dtype == torch.from_numpy(value.astype(value.dtype.newbyteorder("="))).dtype
+        assert np.array_equal(got[key].numpy(), value), key
+    got["f32"].add_(1)  # its memory is its own
+
+
+def test_pickle_of_python_2_needs_allow_pickle(tmp_path):
+    raw = np.array([1.5, -2], np.float32).tobytes()
+    parts = (
+        b"\x80\x02}U\x01wcnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R",
+        b"(K\x01K\x02\x85cnumpy\ndtype\nU\x02f4K\x00K\x01\x87R",
+        b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x08" + raw + b"tbs.",
+    )
+    (tmp_path / "a.pkl").write_bytes(b"".join(parts))
+    with pytest.raises(CheckpointMismatchError, match=r"a\.pkl"):
+        read(tmp_path / "a.pkl")
+    assert read(tmp_path / "a.pkl", allow_pickle=True)["w"].tolist() == [1.5, -2]
+
+
+def test_map_location(tmp_path):
+    assert inner(read(write(tmp_path / "a.pth"), map_location="meta"))["b"].device.type == "meta"
+    assert inner(read(tmp_path / "a.pth", map_location=lambda storage, where: storage))["b"].device.type == "cpu"
+    write(tmp_path / "a.safetensors")
+    assert read(tmp_path / "a.safetensors", map_location=torch.device("meta"))["b"].device.type == "meta"
+    assert read(tmp_path / "a.safetensors", map_location=None)["b"].device.type == "cpu"
+
+
+# --- what is not a checkpoint
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
+def test_truncated_file_names_the_path(tmp_path, name, share):
+    path = write(tmp_path / name)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(CheckpointMismatchError, match=str(path)):
+        read(path)
+
+
+NOT_WEIGHTS = {  # content, and what the error names
+    "random": (np.random.default_rng(5).bytes(4000), r"random\.pth"),
+    "text": (b"hello world", "b'hello world'"),
+    "page": (b"\n<!DOCTYPE html><html>Sign in</html>", "<!DOCTYPE html>"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git-lfs"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WEIGHTS)
+def test_file_that_is_no_checkpoint_is_refused(tmp_path, name):
+    content, message = NOT_WEIGHTS[name]
+    path = tmp_path / (name if "." in name else f"{name}.pth")
+    path.write_bytes(content)
+    with pytest.raises(CheckpointMismatchError, match=message):
+        read(path)
+
+
+def test_file_without_a_dict_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("holiday.jpg", b"")
+    with pytest.raises(CheckpointMismatchError, match=r"photos\.zip"):
+        read(tmp_path / "photos.zip")
+    torch.save(torch.ones(2), tmp_path / "tensor.pth")
+    with pytest.raises(CheckpointMismatchError, match="Tensor"):
+        read(tmp_path / "tensor.pth")
+
+
+def test_missing_file_or_unknown_name_is_not_found(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth.*init_cfg=None"):
+        read(tmp_path / "nowhere.pth")
+    with pytest.raises(CheckpointNotFoundError, match=str(tmp_path)):
+        read(tmp_path)
+    with pytest.raises(CheckpointNotFoundError, match=r"got ftp://, expected one of https://.*timm://"):
+        read("ftp://host/a.pth")
+    with pytest.raises(CheckpointNotFoundError, match=r"swin_t\.ms_in1k"):
+        read("swin_t.ms_in1x")
+    with pytest.raises(CheckpointNotFoundError, match="swinv2_giant"):
+        read("swinv2_giant")
+
+
+def test_name_of_the_model_table_is_read_and_its_digest_checked(tmp_path, monkeypatch):
+    path = write(tmp_path / "nano.pth")
+    row = Model("nano.ours", "nano", "Swin", "tiny", str(path), sha256=sha256(path)[:12])
+    monkeypatch.setitem(MODELS, "nano.ours", row)
+    monkeypatch.chdir(tmp_path)
+    assert_same(inner(read("nano.ours")), tensors())
+    write(tmp_path / "other.pth", {"b": torch.ones(1)}).rename(path)
+    with pytest.raises(CheckpointMismatchError, match=sha256(path)[:12]):  # the row's digest is checked
+        read("nano.ours")
+    write(tmp_path / "own.safetensors").rename(tmp_path / "nano.ours")  # a file of that name comes first
+    assert "state_dict" not in read("nano.ours")
+
+
+# --- what would run code
+
+
+class Malicious:
+    """Pickles as a call that leaves a file behind."""
+
+    def __init__(self, proof):
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.proof),)
+
+
+def malicious(path, proof):
+    holds = {"model": {"a": np.ones(1)}, "x": Malicious(proof)}
+    if path.name.startswith("detectron2"):
+        path.write_bytes(pickle.dumps(holds))
+    else:
+        torch.save(holds, path, _use_new_zipfile_serialization="legacy" not in path.name)
+    return path
+
+
+@pytest.mark.parametrize("name", ["zip.pth", "legacy.pt", "torch.pkl", "detectron2.pkl"])
+def test_code_runs_only_with_allow_pickle(tmp_path, name):
+    proof = tmp_path / "ran"
+    path = malicious(tmp_path / name, proof)
+    with pytest.raises(CheckpointMismatchError, match=rf"{os.mkdir.__module__}\.mkdir.*allow_pickle=True"):
+        read(path)
+    assert not proof.exists()
+    assert torch.equal(torch.as_tensor(read(path, allow_pickle=True)["model"]["a"]), torch.ones(1).double())
+    assert proof.exists()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (np.ndarray, ((1,), "O", b"12345678")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype("O"), False, b"12345678")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype([("a", "O")]), False, b"12345678")),
+        (np.frombuffer, (b"12345678",)),
+        (eval, ("1",)),
+        (getattr, (np.ndarray, "tofile")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (3,), b"b")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (9,), np.dtype("f8"), False, b"12345678")),
+        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype("f8"), False, [1.0])),
+    ],
+    ids=["object buffer", "object type", "fields", "function", "eval", "getattr", "no content", "short", "objects"],
+)
+def test_plain_pickle_cannot_call_functions_or_build_object_arrays(tmp_path, call):
+    class Call:
+        def __reduce__(self):
+            return call
+
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": Call()}))
+    with pytest.raises(CheckpointMismatchError):
+        read(tmp_path / "a.pkl")
+
+
+def test_allow_lists_further_types(tmp_path):
+    torch.save({"when": struct.Struct}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointMismatchError, match=r"_struct\.Struct"):
+        read(tmp_path / "a.pth")
+    assert read(tmp_path / "a.pth", allow=[struct.Struct])["when"] is struct.Struct
+
+
+class Attribute:
+    """Pickles as getattr of an object and a name."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return getattr, self.arguments
+
+
+def test_runner_checkpoint_is_read_without_log_history(tmp_path):
+    """mmengine saves log buffers in addition to the weights. Reading replaces them and needs no mmengine."""
+    runner = pytest.importorskip("mmengine.runner")
+    from mmengine.logging import HistoryBuffer
+    from mmengine.model import BaseModel
+
+    class Net(BaseModel):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, inputs, data_samples, mode):
+            return {"loss": (self.layer(inputs) - data_samples).square().mean()}
+
+    data = [(torch.ones(1), torch.zeros(1))] * 2
+    net = Net()
+    engine = runner.Runner(
+        net,
+        work_dir=str(tmp_path),
+        train_dataloader={
+            "dataset": data,
+            "sampler": {"type": "DefaultSampler", "shuffle": False},
+            "collate_fn": {"type": "default_collate"},
+            "batch_size": 1,
+        },
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}},
+        experiment_name="log_history",
+        default_scope="mmengine",
+    )
+    engine.train()
+    saved = read(tmp_path / "epoch_1.pth")
+    assert_same(saved["state_dict"], {key: value.detach() for key, value in net.state_dict().items()})
+    scalars = saved["message_hub"]["log_scalars"]
+    assert "train/loss" in scalars
+    assert {type(value) for value in scalars.values()} == {LogHistory}
+    # A resumed run needs the real classes.
+    real = (HistoryBuffer, (getattr, "builtins.getattr"))
+    history = read(tmp_path / "epoch_1.pth", allow=real)["message_hub"]["log_scalars"]["train/loss"]
+    assert history.data[0].shape == (2,)
+    assert engine.message_hub.get_scalar("train/loss").current() == history.current()
+
+
+@pytest.mark.parametrize("owner", [torch.Tensor, LogHistory])
+def test_getattr_in_a_checkpoint_is_refused_except_for_log_buffers(tmp_path, owner):
+    torch.save({"x": Attribute(owner, "__init__")}, tmp_path / "bad.pth")
+    with pytest.raises(CheckpointMismatchError, match="without running code"):
+        read(tmp_path / "bad.pth")
+
+
+def test_pickled_module_is_refused(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
+    with pytest.raises(CheckpointMismatchError, match=r"torch\.nn\.modules\.linear\.Linear"):
+        read(tmp_path / "model.pth")
+    with pytest.raises(CheckpointMismatchError, match="Linear"):
+        read(tmp_path / "model.pth", allow_pickle=True)
+
+
+# --- digests
+
+
+@pytest.mark.parametrize("wrong", ["", "abcdef1", "abcdefgh", "0" * 65, "sha256:abcdef12"])
+def test_invalid_sha256_is_refused(wrong):
+    with pytest.raises(ValueError, match="sha256: "):
+        read("nowhere.pth", sha256=wrong)
+
+
+def test_digest_is_checked_before_the_file_is_read(tmp_path):
+    path = malicious(tmp_path / "a.pth", tmp_path / "ran")
+    got = sha256(path)[:10]
+    with pytest.raises(CheckpointMismatchError, match=f"begins with {got}, expected {'0' * 10}"):
+        read(path, sha256="0" * 10, allow_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("swin_t-704ceda3.pth", "704ceda3"),
+        ("mask_rcnn_20200205-d4b0c5d6.pth", "d4b0c5d6"),
+        ("model-0123456789abcdef.pth.tar", "0123456789abcdef"),
+        ("model-20210725.pth", None),  # a date
+        ("model-2021a725.pth", "2021a725"),
+        ("model-abc.pth", None),
+        ("vit-backbones.pth", None),
+        ("704ceda3.pth", None),
+    ],
+)
+def test_digest_in_file_name(name, digest):
+    assert read_module.digest_in_name(name) == digest
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_url_is_downloaded_once(tmp_path, server, cache, name):
+    path = write(tmp_path / name)
+    address = server.serve(f"/models/{name}", path.read_bytes())
+    assert_same(inner(read(address, sha256=sha256(path))), tensors())
+    server.stop()
+    assert_same(inner(read(address)), tensors())
+    assert server.asked == [f"GET /models/{name}"]
+    with pytest.raises(CheckpointMismatchError, match="expected 00000000"):
+        read(address, sha256="00000000")
+    assert_same(inner(read(address)), tensors())  # whose digest was wrong is not known: the file stays
+
+
+def test_cache_separates_files_of_the_same_name_and_drops_the_query(tmp_path, server, cache):
+    first = server.serve("/one/model.pth", write(tmp_path / "a.pth").read_bytes())
+    second = server.serve("/two/model.pth?download=true", write(tmp_path / "b.safetensors").read_bytes())
+    assert "state_dict" in read(first)
+    assert "state_dict" not in read(second)
+    assert sorted(p.name for p in kept(cache)) == ["model.pth", "model.pth"]
+
+
+def kept(cache):
+    return [p for p in cache.rglob("*") if p.is_file() and p.suffix != ".lock"]
+
+
+def test_download_with_another_digest_is_not_kept(tmp_path, server, cache):
+    path = write(tmp_path / "a.pth")
+    address = server.serve("/a.pth", path.read_bytes())
+    with pytest.raises(CheckpointMismatchError, match=rf"begins with {sha256(path)[:8]}, expected abcdef12"):
+        read(address, sha256="abcdef12")
+    address = server.serve("/a-abcdef12.pth", path.read_bytes())
+    with pytest.raises(CheckpointMismatchError, match=r"a-abcdef12\.pth begins with .* expected abcdef12"):
+        read(address)
+    assert kept(cache) == []
+    for name in (f"/a-{sha256(path)[:8]}.pth", "/a-20210725.pth"):
+        assert_same(inner(read(server.serve(name, path.read_bytes()))), tensors())
+
+
+def test_download_that_is_no_checkpoint_is_not_kept(tmp_path, server, cache):
+    with pytest.raises(CheckpointMismatchError, match=r"/a\.pth is not kept: .*<html>"):
+        read(server.serve("/a.pth", b"<html><body>moved</body></html>"))
+    path = malicious(tmp_path / "code.pth", tmp_path / "ran")
+    address = server.serve("/code.pth", path.read_bytes())
+    with pytest.raises(CheckpointMismatchError, match="allow_pickle=True"):
+        read(address)
+    assert kept(cache) == []
+    assert "model" in read(address, allow_pickle=True)
+
+
+def test_unreachable_url_is_not_found(tmp_path, server, cache, monkeypatch):
+    with pytest.raises(CheckpointNotFoundError, match=r"other\.pth cannot be downloaded.*404") as e:
+        read(f"http://{server.host}/other.pth")
+    assert isinstance(e.value.__cause__, OSError)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with pytest.raises(CheckpointNotFoundError, match="Connection refused"):
+            read(f"http://127.0.0.1:{closed.getsockname()[1]}/a.pth")
+
+    def no_name(*args, **kwargs):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    with pytest.raises(CheckpointNotFoundError, match="Name or service not known"):
+        read("https://nowhere.invalid/a.pth")
+    assert kept(cache) == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_download_that_ends_early_is_not_kept(tmp_path, server, cache, name):
+    content = write(tmp_path / name).read_bytes()
+    address = server.serve(f"/{name}", content[:-20])
+    server.headers = {"Content-Length": str(len(content)), "Connection": "close"}
+    with pytest.raises(CheckpointMismatchError, match=rf"/{name} is not kept"):
+        read(address)
+    assert kept(cache) == []
+
+
+def test_concurrent_downloads_leave_one_complete_file(tmp_path, server, cache):
+    content = write(tmp_path / "a.pth").read_bytes()
+    address = server.serve("/a.pth", content)
+    with ThreadPoolExecutor(8) as pool:
+        for saved in pool.map(read_module.download, [address] * 16):
+            assert_same(inner(saved), tensors())
+    assert [path.read_bytes() == content for path in kept(cache)] == [True]
+    assert server.asked == ["GET /a.pth"]  # one of them downloads, the others wait for it
+
+
+def _load_alone(rank, rendezvous, outcomes, cache, address):
+    """Rank 0 loads weights, as it may at any time; the other ranks do something else."""
+    torch.hub.set_dir(cache)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    if rank == 0:
+        for name in (address, "no_such_model", f"{address}.missing"):
+            try:
+                Swin(TINY, init_cfg=name, out_indices=(0,)).init_weights()
+                outcomes.put("loaded")
+            except Exception as error:
+                outcomes.put(type(error).__name__)
+        torch.distributed.barrier()  # all that rank 1 ever does
+    else:
+        torch.distributed.barrier()
+    os._exit(0)  # destroying the group can wait for ever on the CPU
+
+
+@pytest.mark.long
+def test_one_rank_alone_loads_weights_or_raises_the_error(tmp_path, server):
+    torch.save(Swin(TINY, out_indices=(0,)).state_dict(), tmp_path / "swin.pth")
+    address = server.serve("/swin.pth", (tmp_path / "swin.pth").read_bytes())
+    outcomes = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    run_ranks(_load_alone, str(tmp_path / "rendezvous"), outcomes, str(tmp_path / "cache"), address)
+    assert [outcomes.get() for _ in range(3)] == ["loaded", "CheckpointNotFoundError", "CheckpointNotFoundError"]
+
+
+def test_openmmlab_url_is_downloaded_from_the_mirror(tmp_path, server, cache, monkeypatch, caplog):
+    assert read_module.MIRRORS == {"download.openmmlab.com": "mmassets.onedl.ai"}
+    monkeypatch.setitem(read_module.MIRRORS, "download.openmmlab.com", server.host)
+    server.serve("/mmdetection/v2.0/a.pth", write(tmp_path / "a.pth").read_bytes())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert_same(inner(read("http://download.openmmlab.com/mmdetection/v2.0/a.pth")), tensors())
+    (line,) = caplog.messages
+    assert line.startswith("the host of http://download.openmmlab.com/mmdetection/v2.0/a.pth is gone")
+    assert f"http://{server.host}/mmdetection/v2.0/a.pth" in line
+
+
+# --- hubs
+
+
+def test_torchvision_names(tmp_path, monkeypatch, cache):
+    asked = []
+
+    def fake(address, sha256, load):
+        asked.append(address)
+        return load(write(tmp_path / "a.pth"))
+
+    monkeypatch.setattr(read_module, "download", fake)
+    assert_same(inner(read("torchvision://swin_t")), tensors())
+    read("torchvision://resnet50.imagenet1k_v1")
+    assert [address.rsplit("/", 1)[1] for address in asked] == ["swin_t-704ceda3.pth", "resnet50-0676ba61.pth"]
+    with pytest.raises(CheckpointNotFoundError, match="swin_tt"):
+        read("torchvision://swin_tt")
+    with pytest.raises(CheckpointNotFoundError, match="V9"):
+        read("torchvision://swin_t.v9")
+
+
+HUB = """
+import sys, torch
+from vitdense.checkpoint.errors import CheckpointNotFoundError
+from vitdense.checkpoint.read import read
+torch.manual_seed(0)
+state = torch.random.get_rng_state()
+for address in sys.argv[1:]:
+    try:
+        saved = read(address)
+        saved = saved.get("state_dict", saved)
+        print("read", len(saved), float(sum(v.double().sum() for v in saved.values())))
+    except CheckpointNotFoundError as error:
+        print("not found", error)
+    except ValueError as error:
+        print(type(error).__name__, error)
+assert torch.equal(state, torch.random.get_rng_state())  # reading changes nothing that is drawn after
+"""
+
+
+def ask_hub(folder, endpoint, *addresses, **variables):
+    """Lines that `HUB` prints; in a process of its own, for the libraries read the environment when imported."""
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))},
+        **{"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(REPO)},
+        **{"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **variables},
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", HUB, *addresses], capture_output=True, text=True, env=environment, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("model", ["test_vit", "test_vit2", "vit_tiny_patch16_224", "swinv2_cr_tiny_ns_224"])
+def test_timm_renames_without_a_second_model_in_memory(model):
+    timm = pytest.importorskip("timm")
+    state = timm.create_model(model).state_dict()
+    before = torch.random.get_rng_state()
+    renamed, built = read_module._renamed_by_timm(model, state)
+    assert all(t.is_meta for t in built.state_dict().values())
+    assert renamed.keys() == state.keys()
+    assert all(torch.equal(renamed[name], state[name]) for name in state)
+    assert {t.data_ptr() for t in renamed.values()} == {t.data_ptr() for t in state.values()}  # nor a second file
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not next(torch.nn.Linear(2, 3).parameters()).is_meta  # what is built later has its memory
+    state.pop(next(iter(state)))
+    with pytest.raises(CheckpointMismatchError, match=f"timm://{model} does not fit"):
+        read_module._renamed_by_timm(model, state)
+    assert not next(torch.nn.Linear(2, 3).parameters()).is_meta
+
+
+def test_what_timm_makes_up_is_left_out():
+    """Counters of batch norms, which files from before torch 0.4.1 lack; a bias that files of CLIP lack."""
+    timm = pytest.importorskip("timm")
+    state = timm.create_model("test_resnet").state_dict()
+    old = {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}
+    renamed, _ = read_module._renamed_by_timm("test_resnet", old)
+    assert renamed.keys() == old.keys()
+    assert all(torch.equal(renamed[name], old[name]) for name in old)
+    clip = timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict()
+    clip = {f"visual.trunk.{name}": t for name, t in clip.items()} | {"visual.head.proj.weight": torch.ones(1000, 192)}
+    renamed, _ = read_module._renamed_by_timm("vit_tiny_patch16_224", clip)
+    assert torch.equal(renamed["head.weight"], torch.ones(1000, 192))
+    assert "head.bias" not in renamed
+    assert len(renamed) == len(clip)
+
+
+READ_TOGETHER = """
+import sys, time, torch
+from vitdense.checkpoint.read import read
+torch.hub.set_dir(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(sorted(read(sys.argv[2])["state_dict"]), flush=True)
+"""
+
+
+@pytest.mark.long
+def test_processes_that_download_at_once_share_one_file(tmp_path, server):
+    content = write(tmp_path / "a.pth").read_bytes()
+    address = server.serve("/a.pth", content)
+    command = [sys.executable, "-c", READ_TOGETHER, str(tmp_path / "cache"), address]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    workers = [subprocess.Popen(command, env=environment, **pipes) for _ in range(3)]
+    try:
+        assert [worker.stdout.readline() for worker in workers] == ["ready\n"] * 3
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        assert [worker.communicate(timeout=120)[0] for worker in workers] == [f"{sorted(tensors())}\n"] * 3
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [path.read_bytes() == content for path in kept(tmp_path / "cache")] == [True]
+    assert server.asked == ["GET /a.pth"]
+
+
+@pytest.mark.long
+def test_hugging_face_hub_and_timm_models(tmp_path, server):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("test_vit").state_dict()
+    save_file({key: value.contiguous() for key, value in model.items()}, tmp_path / "timm.safetensors")
+    total = float(sum(v.double().sum() for v in model.values()))
+    own = write(tmp_path / "own.safetensors", {"a": torch.full((3,), 2.0)}).read_bytes()
+    for revision in ("main", "v1"):
+        server.serve(f"/somebody/nets/resolve/{revision}/swin/own.safetensors", own)
+    server.serve(
+        "/timm/test_vit.r160_in1k/resolve/main/model.safetensors", (tmp_path / "timm.safetensors").read_bytes()
+    )
+    server.serve("/timm/test_vit2.r160_in1k/resolve/main/model.safetensors", own)
+    server.headers = {"ETag": '"e1"', "X-Repo-Commit": "1" * 40}
+    addresses = (
+        "hf://somebody/nets/swin/own.safetensors",
+        "hf://somebody/nets@v1/swin/own.safetensors",
+        "timm://test_vit.r160_in1k",
+        "timm://test_vit",  # the same, by its default
+    )
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    expected = ["read 1 6.0", "read 1 6.0", f"read {len(model)} {total}", f"read {len(model)} {total}"]
+    wrong = (
+        "hf://somebody/nets/other.pth",
+        "hf://nets/other.pth",
+        "timm://test_vit2.r160_in1k",
+        "timm://test_vitt.r160_in1k",
+    )
+    got = ask_hub(hub, f"http://{server.host}", *addresses, *wrong)
+    assert got[:4] == expected
+    assert got[4].startswith("not found checkpoint hf://somebody/nets/other.pth cannot be downloaded")
+    assert "404" in got[4]
+    assert "expected hf://owner/repo/path/in/repo" in got[5]
+    assert got[6].startswith("CheckpointMismatchError the file of timm://test_vit2.r160_in1k does not fit")
+    assert "timm://test_vitt.r160_in1k" in got[7]
+    server.stop()
+    asked = [line for line in server.asked if "test_vit.r160" in line]
+    assert [line.split()[0] for line in asked] == ["HEAD", "GET"]  # the second time it was in the cache
+    # Without a network: what is in the cache, and what is not.
+    missing = ("hf://somebody/nets/own.safetensors", "timm://test_convnext.r160_in1k")
+    again = ask_hub(hub, f"http://{server.host}", *addresses, *missing, HF_HUB_OFFLINE="1")
+    assert again[:4] == expected
+    for line, what in zip(
+        again[4:], ("nets/own.safetensors", "test_convnext.r160_in1k/model.safetensors"), strict=True
+    ):
+        assert line.startswith("not found checkpoint hf://")
+        assert f"{what} cannot be downloaded from the Hugging Face hub" in line
+        assert "HF_HUB_OFFLINE" in line
+
+
+META = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
+
+
+def refused_by_hub(status, kind):
+    """What `hf_hub_download` raises, made of the answer of a host."""
+    from huggingface_hub import errors
+
+    httpx = pytest.importorskip("httpx")
+    answer = httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/x"))
+
+    def download(repo, name, revision=None):
+        try:
+            answer.raise_for_status()
+        except httpx.HTTPStatusError as cause:
+            error = getattr(errors, kind)("no", response=answer)
+            if kind != "HfHubHTTPError":
+                raise error from cause
+            raise errors.LocalEntryNotFoundError("An error happened") from error
+
+    return download
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(403, "GatedRepoError"), (401, "RepositoryNotFoundError"), (403, "HfHubHTTPError")]
+)
+@pytest.mark.parametrize(
+    ("address", "page", "gate", "twin"),
+    [
+        (
+            "hf://facebook/dinov3-vitb16-pretrain-lvd1689m/model.safetensors",
+            "facebook/dinov3-vitb16-pretrain-lvd1689m",
+            META,
+            "lingbot_base.robbyant",
+        ),
+        (
+            "timm://vit_large_patch16_dinov3_qkvb.sat493m",
+            "timm/vit_large_patch16_dinov3_qkvb.sat493m",
+            META,
+            "lingbot_large.robbyant",
+        ),
+        ("dinov3_small", "timm/vit_small_patch16_dinov3_qkvb.lvd1689m", META, "lingbot_small.robbyant"),
+        ("dinov3_7b.fb_sat493m", "timm/vit_7b_patch16_dinov3.sat493m", META, None),
+        ("hf://somebody/own@main/model.safetensors", "somebody/own", None, None),
+    ],
+)
+def test_hub_that_asks_for_consent(monkeypatch, address, page, gate, twin, status, kind):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(status, kind))
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *args, **options: None)
+    with pytest.raises(CheckpointNotFoundError) as error:
+        read(address)
+    message = str(error.value)
+    assert f"HTTP {status}" in message
+    assert f"https://huggingface.co/{page}{f' or {gate}' if gate else ''};" in message
+    assert "`hf auth login` or HF_TOKEN" in message
+    assert ("no gate" in message) == (twin is not None)
+    assert twin is None or f"take {twin}," in message
+
+
+def test_hub_that_has_no_such_file_asks_for_no_token(monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(404, "HfHubHTTPError"))
+    with pytest.raises(CheckpointNotFoundError) as error:
+        read("hf://facebook/dinov3-vitb16-pretrain-lvd1689m/model.safetensors")
+    assert "hf auth login" not in str(error.value)
+    assert META not in str(error.value)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize(
+    ("file", "twin"),
+    [
+        ("dinov3_vits16_pretrain_lvd1689m-08c60483.pth", "lingbot_small.robbyant"),
+        ("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", "lingbot_large.robbyant"),
+        ("dinov3_vith16plus_pretrain_lvd1689m-7c1da9a5.pth", None),
+    ],
+)
+def test_host_of_the_authors_that_asks_for_consent(server, cache, file, twin, status):
+    server.status = status
+    with pytest.raises(CheckpointNotFoundError) as error:
+        read(f"http://{server.host}/{file}")
+    message = str(error.value)
+    assert (f"HTTP {status}" in message) == (META in message) == (status != 404)
+    assert ("no gate" in message) == (twin is not None and status != 404)
+    assert "hf auth login" not in message  # a token of the hub is of no use here
+    assert "no gate" not in message or twin in message
+
+
+@pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.gate])
+def test_files_behind_a_gate_are_known_by_the_authors_names(name):
+    row = MODELS[name]
+    size, data = row.model.removeprefix("dinov3_"), name.partition("fb_")[2]
+    letters = {"small_plus": "s16plus", "huge_plus": "h16plus", "7b": "7b16"}.get(size, f"{size[0]}16")
+    for address in (
+        f"hf://facebook/dinov3-vit{letters}-pretrain-{data}/a.pth",
+        f"x/dinov3_vit{letters}_pretrain_{data}-0",
+    ):
+        assert gated_row(address) is row
+    assert gated_row(read_module.timm_address(row.weights.removeprefix("timm://"))) is row
+    twin = ungated_twin(row)
+    assert (twin.model if twin else None) == {
+        "small": "lingbot_small",
+        "base": "lingbot_base",
+        "large": "lingbot_large",
+    }.get(size)
+
+
+def test_weights_of_the_model_table_exist_in_timm_or_torchvision():
+    timm, models = pytest.importorskip("timm"), pytest.importorskip("torchvision.models")
+    for name, row in MODELS.items():
+        if row.weights is None:
+            continue
+        host, _, model = row.weights.partition("://")
+        if host == "timm":
+            assert timm.is_model_pretrained(model), name
+            owner = "belfner" if name.startswith("lingbot") else "timm"
+            assert read_module.timm_address(model).startswith(f"hf://{owner}/"), name
+        elif host == "hf":
+            repo, file = model.removeprefix("timm/").split("/")
+            assert (timm.is_model_pretrained(repo), file) == (True, "model.safetensors"), name
+        elif host == "https":
+            releases = "github.com/SwinTransformer/storage/releases/download/v"
+            dinov2 = "dl.fbaipublicfiles.com/dinov2/dinov2_vit"
+            assert model.startswith((releases, dinov2, "shi-labs.com/projects/nat/checkpoints/CLS/nat_")), name
+        else:
+            assert host == "torchvision"
+            model, _, version = model.partition(".")
+            assert version in ("", *(weights.name for weights in models.get_model_weights(model))), name
+
+
+SMALL = {"img_size": 32, "embed_dim": 64, "depth": 1, "num_heads": 2}  # of a ViT of timm
+
+
+class TestTimmViTs:
+    """Parameters do not show everything that a ViT of timm computes; the model that timm builds does."""
+
+    def test_rotary_positions_are_refused(self, tmp_path, monkeypatch):
+        timm = pytest.importorskip("timm")
+        model = timm.create_model("vit_small_patch16_rope_ape_224", **SMALL)
+        options = {"arch": {"embed_dims": 64, "depth": 1, "num_heads": 2, "token_position": False, "layer_scale": 1.0}}
+        ours = ViT(**options, out_norm="none", pretrain_img_size=32)
+        assert load_pretrained(ours, model.state_dict()).share == 1  # of its file alone nobody can tell
+        monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
+        monkeypatch.setattr(read_module, "_renamed_by_timm", lambda name, state: (model.state_dict(), model))
+        with pytest.raises(CheckpointMismatchError, match=r"timm's model has .*RotaryEmbedding"):
+            read("timm://test_vit")
+
+    @pytest.mark.parametrize(
+        ("options", "unknown"),
+        [({"act_layer": "quick_gelu"}, "QuickGELU"), ({"block_fn": "ResPostBlock"}, "ResPostBlock")],
+    )
+    def test_parts_that_ours_has_not_are_refused(self, options, unknown):
+        vits = pytest.importorskip("timm.models.vision_transformer")
+        if "block_fn" in options:
+            options = {**options, "block_fn": getattr(vits, options["block_fn"])}
+        with pytest.raises(CheckpointMismatchError, match=f"timm's model has .*{unknown}"):
+            read_module.parts_in_timm(vits.VisionTransformer(**SMALL, **options))
+        parts = read_module.parts_in_timm(vits.VisionTransformer(**SMALL, block_fn=vits.ParallelThingsBlock))
+        assert parts == {"norm_eps": 1e-6, "rope": None, "ffn": "mlp"}
+
+    @pytest.mark.parametrize(
+        ("options", "part"),
+        [
+            ({}, {}),
+            ({"act_layer": "gelu_tanh"}, {"ffn": "mlp_tanh"}),
+            ({"act_layer": partial(torch.nn.GELU, approximate="tanh")}, {"ffn": "mlp_tanh"}),
+            ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, {"norm_eps": 1e-5}),
+        ],
+    )
+    def test_parts_without_parameters_must_be_those_of_the_model(self, options, part, monkeypatch):
+        timm = pytest.importorskip("timm")
+        model = timm.models.vision_transformer.VisionTransformer(**{**SMALL, **options})
+        monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
+        monkeypatch.setattr(read_module, "_renamed_by_timm", lambda name, state: (model.state_dict(), model))
+        arch = {"embed_dims": 64, "depth": 1, "num_heads": 2}
+        same = ViT({**arch, **part}, out_norm="none", pretrain_img_size=32)
+        assert load_pretrained(same, "timm://test_vit").share == 1
+        if part:
+            (name,) = part
+            with pytest.raises(CheckpointMismatchError, match=f"trained with {name}="):
+                load_pretrained(ViT(arch, out_norm="none", pretrain_img_size=32), "timm://test_vit")
+
+    @pytest.mark.long
+    def test_every_vit_of_the_table_is_accepted(self):
+        timm = pytest.importorskip("timm")
+        rows = [row for row in MODELS.values() if row.family == "ViT" and (row.weights or "").startswith("timm://")]
+        for name, row in {row.weights.removeprefix("timm://").partition(".")[0]: row for row in rows}.items():
+            with torch.device("meta"):
+                model = timm.create_model(name)
+            for part, value in read_module.parts_in_timm(model).items():
+                assert getattr(VIT[row.arch], part) == value, (name, part)

@@ -1,0 +1,138 @@
+import pytest
+import torch
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.families import SCHEMES
+from vitdense.checkpoint.family import NO_BIAS, TOKEN_POSITION
+from vitdense.checkpoint.rename import Rule, Transform, find_rule, rename, reverse
+from vitdense.models.swin.checkpoint import from_unfold, to_unfold
+from vitdense.models.swin_v2.checkpoint import NO_KEY_BIAS
+
+RULES = (
+    Rule("layers.{i}.blocks.{j}.norm.*", "stages.{i}.b.{j}.norm.*"),
+    Rule("features.{2i+1}.{j}.scale", "stages.{i}.b.{j}.scale"),
+    Rule("layers.{i+1}.down.weight", "stages.{i}.down.weight"),
+    Rule("scale", "scale", Transform(lambda x: 2 * x, lambda x: x / 2)),
+    Rule("bias.{i}", ("q.{i}", "v.{i}"), Transform(lambda x: (x[:1], x[1:]), lambda q, v: torch.cat([q, v]))),
+)
+
+
+def test_rename_and_reverse_round_trip():
+    state = {
+        "layers.2.blocks.11.norm.weight": torch.ones(1),
+        "features.5.0.scale": torch.ones(2),
+        "layers.1.down.weight": torch.ones(3),
+        "scale": torch.ones(1),
+        "bias.7": torch.tensor([1.0, 2.0]),
+    }
+    renamed = rename(state, RULES)
+    assert renamed == {
+        "stages.2.b.11.norm.weight": torch.ones(1),
+        "stages.2.b.0.scale": state["features.5.0.scale"],
+        "stages.0.down.weight": state["layers.1.down.weight"],
+        "scale": torch.tensor([2.0]),
+        "q.7": torch.tensor([1.0]),
+        "v.7": torch.tensor([2.0]),
+    }
+    assert renamed["stages.2.b.0.scale"] is state["features.5.0.scale"]  # no copy where nothing changes
+    back = rename(renamed, reverse(RULES))
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[key], state[key]) for key in state)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "layers.x.blocks.0.norm.weight",
+        "layers.0.blocks.0.norm.",
+        "layers.00.blocks.0.norm.weight",
+        "features.4.0.scale",
+        "layers.0.down.weight",
+        "xhead.w",
+        "scales",
+    ],
+)
+def test_unknown_key_is_listed(key):
+    with pytest.raises(CheckpointMismatchError, match=key):
+        rename({"scale": torch.ones(1), key: torch.ones(1)}, RULES)
+
+
+def test_name_collision_and_missing_part_are_refused():
+    with pytest.raises(CheckpointMismatchError, match="renamed to c"):
+        rename({"a": torch.ones(1), "b": torch.ones(1)}, (Rule("a", "c"), Rule("b", "c")))
+    with pytest.raises(CheckpointMismatchError, match=r"q\.7 also needs v\.7"):
+        rename({"q.7": torch.ones(1)}, reverse(RULES))
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2])
+@pytest.mark.parametrize("side", [1, 2, 3, 14])
+def test_position_embedding_is_split_by_its_number_of_rows(side, extra):
+    names = ("table", "cls", "dist")
+    rules = (Rule("pos", names, TOKEN_POSITION, optional=names[1:]),)
+    state = {"pos": torch.randn(1, extra + side * side, 2)}
+    parts = rename(state, rules)
+    assert tuple(parts) == names[: 1 + extra]
+    assert parts["table"].shape == (1, side, side, 2)
+    assert torch.equal(parts["table"][0, -1, -1], state["pos"][0, -1])
+    for row, name in enumerate(names[1 : 1 + extra]):
+        assert torch.equal(parts[name][0, 0], state["pos"][0, row])
+    assert torch.equal(rename(parts, reverse(rules))["pos"], state["pos"])
+
+
+def test_missing_or_excess_parts_are_refused():
+    names = ("table", "cls", "dist")
+    rules = (Rule("pos", names, TOKEN_POSITION, optional=names[1:]),)
+    with pytest.raises(CheckpointMismatchError, match="cls also needs table"):
+        rename({"cls": torch.ones(1, 1, 2)}, reverse(rules))
+    with pytest.raises(CheckpointMismatchError, match="table, dist also needs cls"):
+        rename({"table": torch.ones(1, 2, 2, 2), "dist": torch.ones(1, 1, 2)}, reverse(rules))
+    fewer = (Rule("pos", names[:2], TOKEN_POSITION, optional=names[1:2]),)
+    with pytest.raises(CheckpointMismatchError, match="pos holds 3 parts"):
+        rename({"pos": torch.ones(1, 6, 2)}, fewer)
+    with pytest.raises(CheckpointMismatchError, match=r"\(1, 2, 8, 2\)"):
+        rename({"table": torch.ones(1, 2, 8, 2)}, reverse(rules))
+
+
+def test_patch_embedding_without_bias_is_read_as_zero_bias():
+    weight = torch.randn(4, 3, 2, 2)
+    (_, bias), with_one = NO_BIAS.forward(weight), (weight, torch.ones(4))
+    assert torch.equal(bias, torch.zeros(4))
+    assert len(NO_BIAS.inverse(weight, bias)) == 1
+    assert NO_BIAS.inverse(*NO_BIAS.forward(*with_one)) == with_one
+
+
+def test_from_unfold_equals_nn_unfold():
+    """A merging that concatenates what nn.Unfold yields equals the authors' on the reordered weight, also H != W."""
+    c, x = 3, torch.randn(1, 3, 4, 6)
+    weight = torch.randn(5, 4 * c)
+    theirs = torch.nn.functional.unfold(x, kernel_size=2, stride=2).transpose(1, 2) @ weight.T  # [1, 6, 5]
+    blocks = [x[:, :, r::2, s::2] for r, s in ((0, 0), (1, 0), (0, 1), (1, 1))]
+    ours = torch.cat(blocks, 1).flatten(2).transpose(1, 2) @ from_unfold(weight).T
+    torch.testing.assert_close(ours, theirs)
+    assert torch.equal(from_unfold(weight[0]), from_unfold(weight)[0])  # norms too
+    assert torch.equal(to_unfold(from_unfold(weight)), weight)
+    assert not torch.equal(from_unfold(from_unfold(weight)), weight)  # it is no involution
+
+
+def test_unused_key_bias_is_written_as_zero():
+    bias = torch.randn(12)
+    q, v = NO_KEY_BIAS.forward(bias)
+    assert torch.equal(q, bias[:4])
+    assert torch.equal(v, bias[8:])
+    assert torch.equal(NO_KEY_BIAS.inverse(q, v), torch.cat([bias[:4], torch.zeros(4), bias[8:]]))
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme"), [(f, s) for f, rows in SCHEMES.items() for s in rows], ids=lambda x: getattr(x, "name", x)
+)
+def test_every_key_matches_at_most_one_rule_in_both_directions(family, scheme):
+    """`find_rule` asserts it; here every pattern of every table is tried on a key made from it."""
+    read_only = [rule for rule in scheme.rules if rule.read_only]
+    for rules in (tuple(rule for rule in scheme.rules if not rule.read_only), reverse(scheme.rules)):
+        plain = tuple(Rule(rule.theirs, rule.ours) for rule in rules if len(rule.sources) == len(rule.targets))
+        keys = [p.fill({"c": 0, "i": 1, "j": 2, "k": 3, "*": "weight"}.items()) for rule in plain for p in rule.sources]
+        assert len(set(keys)) == len(keys)
+        assert len(rename({key: torch.ones(1) for key in keys}, plain)) == len(keys)
+    for rule in read_only:
+        key = rule.sources[0].fill({"c": 0, "i": 1, "j": 2, "k": 3, "*": "weight"}.items())
+        assert find_rule(key, scheme.rules)[0] is rule

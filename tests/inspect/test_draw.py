@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+
+from vitdense.inspect.draw import (
+    DIMMED,
+    PAPER,
+    cells,
+    class_shares,
+    contact_sheet,
+    distinct_colours,
+    heat,
+    overlay,
+    with_legend,
+)
+
+PALETTE = [(200, 0, 0), (0, 100, 0), (0, 0, 50)]
+
+
+@pytest.fixture
+def image():
+    return np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def labels():
+    """Class 0 to the left, 2 to the right, 1 in the lowest rows."""
+    labels = np.zeros((40, 60), int)
+    labels[:, 30:] = 2
+    labels[30:] = 1
+    return labels
+
+
+def test_overlay_blends_regions_and_is_opaque_along_borders(image, labels):
+    before = image.copy()
+    got = overlay(image, labels, PALETTE, alpha=0.25)
+    assert got.dtype == np.uint8
+    for columns, colour in ((slice(0, 29), PALETTE[0]), (slice(31, 60), PALETTE[2])):
+        want = np.round(0.75 * image[:29, columns] + 0.25 * np.array(colour))
+        np.testing.assert_array_equal(got[:29, columns], want)
+    assert (got[:30, 29] == PALETTE[0]).all()
+    assert (got[:30, 30] == PALETTE[2]).all()
+    np.testing.assert_array_equal(image, before)
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_overlay_with_alpha_0_and_1(image, alpha):
+    labels = np.ones((40, 60), np.uint8)
+    np.testing.assert_array_equal(
+        overlay(image, labels, PALETTE, alpha), np.full_like(image, PALETTE[1]) if alpha else image
+    )
+
+
+def test_class_shares(labels):
+    np.testing.assert_allclose(class_shares(labels, 4), [0.375, 0.25, 0.375, 0])
+
+
+def swatches(legend):
+    """The colours of a legend's swatches from top to bottom: the first pixel of each row that is not background."""
+    column = legend[:, np.flatnonzero((legend != PAPER).any((0, 2)))[0] + 3]
+    drawn = [tuple(int(v) for v in pixel) for pixel in column if tuple(pixel) != PAPER]
+    return [colour for i, colour in enumerate(drawn) if colour in PALETTE and colour != drawn[i - 1]]
+
+
+def test_legend_lists_present_classes_by_share(image):
+    got = with_legend(image, ["disc", "ring", "bar"], PALETTE, [0.2, 0, 0.7])
+    np.testing.assert_array_equal(got[:40, :60], image)
+    assert swatches(got[:, 60:]) == [PALETTE[2], PALETTE[0]]
+    three = with_legend(image, ["disc", "ring", "bar"], PALETTE, [0.2, 0.1, 0.7])
+    assert swatches(three[:, 60:]) == [PALETTE[2], PALETTE[0], PALETTE[1]]
+    np.testing.assert_array_equal(with_legend(image, ["disc"], PALETTE[:1], [0.0]), image)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (96, 96), (100, 900), (900, 100), (1080, 1920)])
+@pytest.mark.parametrize("name", ["x", "a class of the longest name that anyone would ever give to a class of things"])
+def test_legend_does_not_change_the_picture_or_clip_text(shape, name):
+    picture = np.full((*shape, 3), 7, np.uint8)
+    got = with_legend(picture, [name], PALETTE[:1], [1.0])
+    assert got.shape[0] >= shape[0]
+    assert got.shape[1] > shape[1]
+    legend = got[:, shape[1] :]
+    edge = np.concatenate([legend[0], legend[-1], legend[:, -1]])  # no text is clipped
+    assert (edge == PAPER).all()
+    np.testing.assert_array_equal(got[: shape[0], : shape[1]], picture)
+
+
+def test_legend_is_as_wide_as_the_longest_name(image):
+    widths = [with_legend(image, [n * "m"], PALETTE[:1], [1.0]).shape[1] for n in (1, 10, 100)]
+    assert widths[2] - widths[1] > 8 * (widths[1] - widths[0]) > 0
+
+
+@pytest.mark.parametrize("side", [64, 600])
+def test_last_line_of_a_long_legend_is_the_sum_of_the_smallest_classes(side, monkeypatch):
+    from PIL import ImageDraw
+
+    written = []
+    draw_text = ImageDraw.ImageDraw.text
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw,
+        "text",
+        lambda self, at, text, **kw: (written.append(text), draw_text(self, at, text, **kw)),
+    )
+    shares = np.arange(150, 0, -1) / 11325
+    got = with_legend(
+        np.zeros((side, side, 3), np.uint8), [f"class {i}" for i in range(150)], distinct_colours(150), shares
+    )
+    names, percents = written[::2], written[1::2]
+    shown = len(names) - 1
+    assert 10 < shown < 40
+    assert names == [*(f"class {i}" for i in range(shown)), f"and {150 - shown} more"]
+    assert percents[0] == "1.3 %"
+    assert percents[-1] == f"{100 * shares[shown:].sum():.1f} %"
+    assert got.shape[0] < max(side + 1, 400)
+
+
+def test_distinct_colours_are_distinct_and_reproducible():
+    colours = distinct_colours(150)
+    assert colours.shape == (150, 3)
+    np.testing.assert_array_equal(colours[:11], distinct_colours(11))
+    apart = np.abs(colours[:20, None].astype(int) - colours[:20]).sum(-1) + 999 * np.eye(20, dtype=int)
+    assert apart.min() > 50
+    assert len({tuple(c) for c in colours.tolist()}) == 150
+    assert distinct_colours(0).shape == (0, 3)
+
+
+def test_heat_is_where_the_values_are(image):
+    values = np.zeros((2, 3))
+    values[1, 2] = 5
+    got = heat(image, values, (20, 20))
+    hottest = got[20:, 40:].reshape(-1, 3)
+    assert (hottest == hottest[0]).all()
+    assert hottest[0].min() > 150  # the pale yellow at the end of the scale
+    grey = np.round(DIMMED * image.mean(-1))
+    np.testing.assert_array_equal(got[:20, :, 1], grey[:20])
+    np.testing.assert_array_equal(got[20:, :40, 2], grey[20:, :40])
+
+
+def test_heat_of_a_quarter_has_half_the_weight():
+    got = heat(np.zeros((40, 60, 3), np.uint8), np.array([[0.25, 1]]), (40, 30))
+    np.testing.assert_allclose(got[0, 0], np.array((87, 16, 110)) / 2, atol=1)  # matplotlib's inferno at 0.25
+
+
+def test_cells_are_cut_off_at_the_image(image):
+    colours = np.linspace(0, 1, 36).reshape(3, 4, 3)
+    got = cells(image, colours, (16, 16))
+    assert got.shape == image.shape
+    np.testing.assert_array_equal(got[32:, 48:], np.broadcast_to(np.round(255 * colours[2, 3]), (8, 12, 3)))
+
+
+def test_contact_sheet_has_rows_of_pictures(image):
+    small = np.full((2, 4, 3), 7, np.uint8)
+    sheet = contact_sheet([("first", [("a", image), ("b", image)]), ("second", [("c", small)])], width=60)
+    assert sheet.shape[1] == 10 + 2 * 70
+    np.testing.assert_array_equal(sheet[46:86, 10:70], image)
+    np.testing.assert_array_equal(sheet[46:86, 80:140], image)
+    top = 46 + 40 + 26 + 36
+    assert (sheet[top : top + 30, 10:70] == 7).all()
+    assert (sheet[top : top + 30, 70:] == PAPER).all()
+
+
+def test_contact_sheet_enlarges_small_pictures_without_blur():
+    sheet = contact_sheet([("a", [("b", np.array([[[0] * 3, [255] * 3]], np.uint8))])], width=60)
+    assert {*sheet[46:76, 10:70].flat} == {0, 255}

@@ -1,0 +1,212 @@
+import re
+
+import pytest
+from conftest import RECIPES
+from mmengine.config import Config
+
+from vitdense.mm.checks.consistency import (
+    check_channels,
+    check_evaluator,
+    check_normalisation,
+    padding_warnings,
+    schedule_warnings,
+)
+from vitdense.mm.config.load import load_config
+from vitdense.mm.errors import ConfigError
+
+pytest.importorskip("mmdet")
+SWIN = {"type": "vitdense.Swin", "arch": {"embed_dims": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}}
+VIT = {"type": "vitdense.ViT", "arch": {"embed_dims": 8, "depth": 4, "num_heads": 1}}
+CHANNELS = [8, 16, 32, 64]
+
+
+def config(**model):
+    return Config({"model": {"backbone": SWIN} | model})
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"neck": {"type": "FPN", "in_channels": CHANNELS}},
+        {"neck": {"type": "YOLOV3Neck", "in_channels": CHANNELS[::-1]}},
+        {"neck": {"type": "DilatedEncoder", "in_channels": 64}},
+        {"decode_head": {"in_channels": CHANNELS, "in_index": [0, 1, 2, 3]}},
+        {"decode_head": {"in_channels": CHANNELS}},  # Mask2Former
+        {
+            "neck": [
+                {"type": "vitdense.GlobalBlock", "in_channels": CHANNELS, "num_heads": 2},
+                {"in_channels": CHANNELS},
+            ]
+        },
+        {"decode_head": {"in_channels": 64}, "auxiliary_head": [{"in_channels": 32, "in_index": 2}]},
+        {
+            "backbone": VIT,
+            "neck": [
+                {"type": "vitdense.DeconvPyramid", "in_channels": [8] * 4},
+                {"type": "FPN", "in_channels": [2, 4, 8, 8]},
+            ],
+        },
+        {
+            "backbone": VIT,
+            "neck": {"type": "vitdense.DeconvPyramid", "in_channels": [8] * 4},
+            "decode_head": {"in_channels": 8},
+        },
+        {"backbone": {"type": "ResNet", "depth": 50}, "neck": {"type": "FPN", "in_channels": [1]}},
+    ],
+)
+def test_channels_that_fit(model):
+    check_channels(config(**model))
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (
+            {"neck": {"type": "FPN", "in_channels": [96, 192, 384, 768]}},
+            r"model\.neck\.in_channels.*out_channels, \[8, 16",
+        ),
+        ({"neck": [{"type": "FPN", "in_channels": [8, 16, 32]}]}, r"model\.neck\.0\.in_channels"),
+        ({"decode_head": {"in_channels": [8, 16, 32, 32]}}, r"model\.decode_head\.in_channels.*\[8, 16, 32, 64\]"),
+        ({"decode_head": {"in_channels": [8, 8], "in_index": [0, 1]}}, r"model\.decode_head\.in_channels.*\[8, 16\]"),
+        ({"auxiliary_head": {"in_channels": 16, "in_index": 2}}, r"model\.auxiliary_head\.in_channels.* 32"),
+        ({"decode_head": {"in_channels": 8, "in_index": 4}}, r"model\.decode_head\.in_index.*4 maps"),
+        ({"backbone": {**SWIN, "window": 7}}, r"model\.backbone.*window"),
+        ({"backbone": {**SWIN, "arch": "huge"}}, r"model\.backbone.*arch"),
+        (
+            {
+                "backbone": VIT,
+                "neck": [{"type": "vitdense.DeconvPyramid", "in_channels": [8] * 4}, {"in_channels": [8]}],
+            },
+            r"model\.neck\.1\.in_channels.*out_channels of model\.neck\.0",
+        ),
+    ],
+)
+def test_channels_that_differ_name_both_sides(model, names):
+    with pytest.raises(ConfigError, match=names):
+        check_channels(config(**model))
+
+
+def test_metric_of_another_annotation_file(tmp_path):
+    data = [{"data_root": str(tmp_path), "ann_file": "val.json"}]
+    other = Config({"val_evaluator": [{"type": "CocoMetric", "ann_file": str(tmp_path / "train.json")}]})
+    with pytest.raises(ConfigError, match=r"val_evaluator\.ann_file: got .*train\.json.*val\.json"):
+        check_evaluator("val", data, other)
+    check_evaluator(
+        "val", data, Config({"val_evaluator": {"type": "CocoMetric", "ann_file": f"{tmp_path}/./val.json"}})
+    )
+    check_evaluator("val", data, Config({"val_evaluator": {"type": "CocoMetric"}}))
+
+
+IMAGENET = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375], "bgr_to_rgb": True}
+
+
+def with_weights(init_cfg, settings=None, **changes):
+    """A config whose backbone starts from weights; images are normalised for ImageNet but for `changes`."""
+    if isinstance(init_cfg, str):
+        init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
+    model = {"backbone": SWIN | {"init_cfg": init_cfg}, "data_preprocessor": IMAGENET | changes}
+    return Config({"model": model, "settings": settings or {}})
+
+
+@pytest.mark.parametrize(
+    ("weights", "changes", "expected"),
+    [
+        ("vit_base.augreg_in21k", {}, "mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]"),
+        ("timm://vit_base_patch16_224.augreg_in21k", {}, "mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]"),
+        ("dinov3_large.fb_sat493m", {}, "mean=[109.65, 104.805, 75.48], std=[54.315, 39.78, 36.465]"),
+        ("eva02_small", {}, "mean=[122.771, 116.746, 104.094], std=[68.501, 66.632, 70.323]"),
+        ("swin_tiny", {"mean": None}, "mean=[123.675, 116.28, 103.53]"),
+        ("swin_tiny", {"mean": [103.53, 116.28, 123.675]}, "mean=[123.675, 116.28, 103.53]"),
+        ("swin_tiny", {"mean": [123.675] * 4}, "mean=[123.675, 116.28, 103.53]"),
+        ("swin_tiny", {"bgr_to_rgb": False}, "bgr_to_rgb=True"),
+        ([{"type": "Pretrained", "checkpoint": "swin_tiny"}], {"std": [1.0] * 3}, "std=[58.395, 57.12, 57.375]"),
+    ],
+)
+def test_normalisation_that_the_weights_do_not_expect_is_refused(weights, changes, expected):
+    with pytest.raises(ConfigError) as error:
+        check_normalisation(with_weights(weights, **changes))
+    assert f"expect {expected}; set model = dict(data_preprocessor=dict({expected}))" in str(error.value)
+    check_normalisation(with_weights(weights, settings={"normalisation": "own"}, **changes))
+    line = re.search(r"set model = dict\(data_preprocessor=(dict\(.*?\))\)", str(error.value))[1]
+    check_normalisation(with_weights(weights, **changes | eval(line)))
+
+
+def test_normalisation_of_weights_that_are_no_row_or_not_for_rgb():
+    check_normalisation(with_weights("swin_tiny"))
+    check_normalisation(with_weights("swin_tiny", mean=(123.7, 116.3, 103.5)))  # rounded
+    for other in ("of_mine.pth", {"type": "Xavier", "layer": "Linear"}, None):
+        check_normalisation(with_weights(other, mean=[0, 0, 0]))
+    cfg = with_weights("swin_tiny")
+    del cfg.model.data_preprocessor  # the pipeline normalises
+    check_normalisation(cfg)
+    more = {"type": "Pretrained", "checkpoint": "swin_tiny", "channels": "mean"}
+    check_normalisation(with_weights(more, mean=[0] * 4))
+
+
+def test_normalisation_for_the_trunk_of_an_adapter():
+    cfg = with_weights("swin_tiny")
+    trunk = {"init_cfg": {"type": "Pretrained", "checkpoint": "dinov3_large.fb_sat493m"}}
+    cfg.model.backbone = {"type": "vitdense.ViTAdapter", "trunk": trunk}
+    with pytest.raises(ConfigError, match=r"the weights dinov3_large\.fb_sat493m expect mean"):
+        check_normalisation(cfg)
+    cfg.model.data_preprocessor.pad_size_divisor = 8
+    assert "expected a multiple of 16" in "".join(padding_warnings(cfg))
+    cfg.data_preprocessor = cfg.model.pop("data_preprocessor")  # mmengine's runner gives it to the model
+    with pytest.raises(ConfigError, match="expect mean"):
+        check_normalisation(cfg)
+
+
+def test_padding_to_whole_patches():
+    def warnings(name, scope, test_cfg=None, patch_size=None, **preprocessor):
+        backbone = {"type": "vitdense.ViT", "init_cfg": {"type": "Pretrained", "checkpoint": name}}
+        backbone |= {"patch_size": patch_size} if patch_size else {}
+        model = {"backbone": backbone, "data_preprocessor": preprocessor, "test_cfg": test_cfg}
+        return list(padding_warnings(Config({"model": model, "default_scope": scope})))
+
+    (line,) = warnings("dinov2_small", "mmdet", pad_size_divisor=32)
+    assert "data_preprocessor.pad_size_divisor: got 32, expected a multiple of 14" in line
+    assert not warnings("dinov2_small", "mmdet", pad_size_divisor=28)
+    assert not warnings("eva02_base", "mmdet", patch_size=16, pad_size_divisor=32)
+    assert not warnings("swin_tiny", "mmdet")
+    (line,) = warnings("dinov3_small", "mmseg")
+    assert "data_preprocessor.test_cfg.size_divisor: got 1, expected a multiple of 16" in line
+    (line,) = warnings("dinov2_small", "mmseg", test_cfg={"mode": "slide", "crop_size": (512, 512)})
+    assert "test_cfg.crop_size: got 512, 512" in line
+    assert not warnings("dinov2_small", "mmseg", test_cfg={"mode": "slide", "crop_size": (518, 518)})
+
+
+@pytest.mark.parametrize(
+    ("length", "schedulers", "names"),
+    [
+        ({"max_epochs": 12}, [{"type": "MultiStepLR", "end": 36, "milestones": [8, 11]}], ["ends at 36"]),
+        ({"max_epochs": 12}, [{"type": "MultiStepLR", "end": 12, "milestones": [8, 27]}], ["changes at 27,"]),
+        ({"max_epochs": 12}, {"type": "ConstantLR", "begin": 28.0}, ["changes at 28,"]),
+        ({"max_iters": 100}, [{"type": "PolyLR", "by_epoch": False, "begin": 10, "end": 90}], ["ends at 90"]),
+        ({"max_iters": 100}, [{"type": "LinearLR", "by_epoch": False, "end": 500}], ["ends at 500"]),
+        ({"max_iters": 100}, [{"type": "LinearLR", "by_epoch": False, "end": 50}], []),
+        ({"max_epochs": 12}, [{"type": "LinearLR", "by_epoch": False, "end": 500}], []),
+        ({"max_epochs": 12}, None, []),
+    ],
+)
+def test_schedule_against_the_length_of_the_run(length, schedulers, names):
+    lines = list(schedule_warnings(Config({"train_cfg": length, "param_scheduler": schedulers}), 0))
+    assert len(lines) == len(names)
+    for line, name in zip(lines, names):
+        assert name in line
+        assert f"settings = dict({next(iter(length))}=" in line
+
+
+@pytest.mark.long
+def test_shipped_schedules_fit_their_runs_and_images_fit_the_weights(repo):
+    for path in sorted(RECIPES):
+        cfg = load_config(path)
+        check_normalisation(cfg)
+        assert not [*schedule_warnings(cfg, 0), *padding_warnings(cfg)], path
+
+
+def test_warm_up_longer_than_a_short_run(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": 12})
+    (line,) = schedule_warnings(cfg, 40)  # at two images a step
+    assert "500" in line
+    assert "240" in line
+    assert not list(schedule_warnings(cfg, 4000))

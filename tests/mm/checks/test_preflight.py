@@ -1,0 +1,121 @@
+import builtins
+import io
+import json
+from collections import Counter
+
+import pytest
+
+from vitdense.mm.checks.preflight import check
+from vitdense.mm.config.load import ConfigError, load_config
+from vitdense.mm.data import coco
+
+pytest.importorskip("mmdet")
+NAMES = ("cat", "dog", "red fox")
+
+
+@pytest.fixture
+def cfg(repo, tmp_path):
+    """A COCO config whose data set has three classes and is on disk."""
+    for split in ("train", "val"):
+        (tmp_path / f"{split}2017").mkdir()
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        content = {"images": [], "annotations": [], "categories": [{"id": i, "name": n} for i, n in enumerate(NAMES)]}
+        (tmp_path / f"annotations/instances_{split}2017.json").write_text(json.dumps(content))
+    options = {"data_root": str(tmp_path)}
+    for split in ("train", "val", "test"):
+        options[f"{split}_dataloader.dataset.metainfo"] = {"classes": NAMES}
+    cfg = load_config(repo / "configs/mask_rcnn_swin_t_coco.py", options)
+    return cfg
+
+
+def test_valid_config_passes(cfg):
+    check(cfg, ("train", "val", "test"))
+
+
+def test_normalisation_of_other_weights_is_refused_before_training_only(cfg):
+    cfg.model.backbone.init_cfg.checkpoint = "vit_base.augreg_in21k"
+    with pytest.raises(ConfigError, match=r"data_preprocessor: got mean=\[123.*normalisation='own'"):
+        check(cfg, ("train",))
+    check(cfg, ("val", "test"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (("cat", "dog", "redfox"), r"cat, dog, red fox\. Not in the file: redfox\..*metainfo"),
+        (("dog", "cat", "red fox"), "in its order.*cat, dog, red fox.*metainfo"),
+        (("cat", "dog"), r"the data set has 2 classes, but model\.roi_head\.bbox_head\.num_classes is 3"),
+    ],
+)
+def test_mismatching_classes_are_named(cfg, classes, message):
+    cfg.train_dataloader.dataset.metainfo.classes = classes
+    with pytest.raises(ConfigError, match=message):
+        check(cfg, ("train",))
+
+
+def test_num_classes_of_every_cascade_head(repo):
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py")
+    check(cfg, ("train", "val"))
+    cfg.model.roi_head.bbox_head[1].num_classes = 9
+    with pytest.raises(ConfigError, match=r"bbox_head\.1\.num_classes is 9"):
+        check(cfg, ("train",))
+
+
+@pytest.mark.parametrize("gone", ["train2017", "annotations/instances_train2017.json"])
+def test_missing_data_names_the_path_and_the_option(cfg, tmp_path, gone):
+    (tmp_path / gone).rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=rf"{gone} .*data_root="):
+        check(cfg, ("train",))
+    check(cfg, ("val",))
+
+
+def test_class_list_in_a_file(cfg, tmp_path):
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    cfg.val_dataloader.dataset.metainfo.classes = str(tmp_path / "classes.txt")
+    check(cfg, ("val",))
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES[::-1]))
+    with pytest.raises(ConfigError, match="metainfo"):
+        check(cfg, ("val",))
+
+
+def test_data_sets_inside_wrappers_are_checked(cfg):
+    cfg.train_dataloader.dataset = dict(type="RepeatDataset", times=2, dataset=cfg.train_dataloader.dataset)
+    check(cfg, ("train",))
+    cfg.train_dataloader.dataset.dataset.ann_file = "nothing.json"
+    with pytest.raises(ConfigError, match=r"nothing\.json"):
+        check(cfg, ("train",))
+
+
+def test_annotation_file_that_is_not_coco_is_named(cfg, tmp_path):
+    (tmp_path / "annotations/instances_val2017.json").write_text("[1, 2]")
+    with pytest.raises(ConfigError, match=r"instances_val2017\.json"):
+        check(cfg, ("val",))
+
+
+def test_annotation_files_are_read_once(repo, tmp_path, cfg, monkeypatch):
+    """By a process that loads a config, which needs the classes, and checks it, with masks."""
+    coco._overview.cache_clear()
+    opened = Counter()
+
+    open_file = builtins.open
+
+    def count(file, *args, **kwargs):
+        opened[str(file).rpartition("/")[2]] += 1
+        return open_file(file, *args, **kwargs)
+
+    for module in (io, builtins):  # pathlib calls that of io
+        monkeypatch.setattr(module, "open", count)
+    for _ in range(2):
+        loaded = load_config(repo / "configs/mask_rcnn_swin_t_coco.py", {"data_root": str(tmp_path)})
+        assert loaded.train_dataloader.dataset.metainfo.classes == NAMES
+        check(loaded, ("train", "val", "test"))
+    files = {name: opened[name] for name in ("instances_train2017.json", "instances_val2017.json")}
+    assert files == {"instances_train2017.json": 1, "instances_val2017.json": 1}
+
+
+def test_an_annotation_file_that_changes_is_read_again(cfg, tmp_path):
+    check(cfg, ("train",))
+    path = tmp_path / "annotations/instances_train2017.json"
+    path.write_text(json.dumps({"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}))
+    with pytest.raises(ConfigError, match="dog"):
+        check(cfg, ("train",))

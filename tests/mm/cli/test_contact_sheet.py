@@ -1,0 +1,140 @@
+"""Sheets of what detectors and segmentors see."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitdense
+from vitdense.inspect import draw, show
+from vitdense.mm.cli.show import _attention, _marked, _stride, contact_sheet, sheet_rows
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.errors import ConfigError
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+pytestmark = pytest.mark.long
+SIZE = (96, 160)
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "image.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (*SIZE, 3), np.uint8)).save(path)
+    return path
+
+
+def model_of(config, repo, **options):
+    cfg = load_config(config, options)
+    model = build_model(cfg).eval()
+    model.cfg = cfg
+    return model
+
+
+CASES = {
+    "cascade_swin_nano_shapes": [
+        "image",
+        *(f"{part}: {what}" for part in ("backbone", "neck") for what in ("principal", "channel")),
+        *(f"attention: stages.{stage}.blocks.{block}.attn" for stage in range(4) for block in range(2)),
+        "effective receptive field",
+        *(f"position bias: stages.{stage}.blocks.1.attn.bias" for stage in range(4)),
+    ],
+    "upernet_swin_mixer_nano_camvid": [
+        "image",
+        "backbone: principal",
+        "backbone: channel",
+        "effective receptive field",
+    ],
+}
+
+
+@pytest.mark.parametrize("config", CASES)
+def test_rows_of_a_sheet(config, image, repo):
+    rows = sheet_rows(model_of(config, repo), image)
+    assert len(rows) == len(CASES[config])
+    whole = rows[0][1][0][1]
+    for (title, pictures), want in zip(rows, CASES[config]):
+        assert title.startswith(want)
+        if not title.startswith("position bias"):
+            assert {picture.shape for _, picture in pictures} == {whole.shape}
+
+
+def test_layers_are_chosen_by_name(image, repo):
+    model = model_of("cascade_swin_nano_shapes", repo)
+    titles = [title for title, _ in sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])]
+    assert [title for title in titles if title.startswith("attention")] == ["attention: stages.2.blocks.0.attn"]
+    with pytest.raises(ConfigError, match=r"layer: got 'stages.9', expected one of stages.0.blocks.0.attn, "):
+        sheet_rows(model, image, layers=["stages.9"])
+
+
+def test_layers_that_the_model_does_not_run_are_left_out(image, repo):
+    options = {"model.backbone.out_indices": (0, 1), "model.neck.in_channels": [32, 64]}
+    model = model_of("cascade_swin_nano_shapes", repo, **options)
+    titles = [title for title, _ in sheet_rows(model, image)]
+    want = [f"attention: stages.{stage}.blocks.{block}.attn" for stage in range(2) for block in range(2)]
+    assert [title for title in titles if title.startswith("attention")] == want
+    biases = [f"position bias: stages.{stage}.blocks.1.attn.bias" for stage in range(2)]
+    assert [title for title in titles if title.startswith("position")] == biases
+    with pytest.raises(ConfigError, match=r"expected one of .*stages.1.blocks.1.attn$"):
+        sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])
+
+
+@pytest.mark.parametrize(("arch", "signed"), [("cait_xxs24", True), ("deit_tiny", False)])
+def test_pictures_of_weights_that_are_no_shares_say_so(arch, signed):
+    """CaiT mixes heads after the softmax: weights of either sign. Their size is drawn."""
+    torch.manual_seed(0)
+    model = vitdense.ViT(arch, out_indices=(0,)).eval()
+    layer, query = show.attention_layers(model)["blocks.0.attn"], (0.3, 0.7)
+    pixels, image = np.zeros((48, 64, 3), np.uint8), torch.randn(1, 3, 48, 64)
+    weights = show.attention(model, image, layer, query).weights.numpy()
+    assert (weights.min() < 0) == signed
+    rows = _attention(SimpleNamespace(extract_feat=model), pixels, image, layer, query)
+    assert {", absolute weights" in name for name, _ in rows} == {signed}
+    maps = [np.abs(weights).mean(0), *np.abs(weights)]
+    for (_, picture), size in zip(rows, maps, strict=True):
+        np.testing.assert_array_equal(picture, _marked(draw.heat(pixels, size, (16, 16)), query))
+
+
+def test_hooks_are_removed_from_a_model_that_fails(image, repo, monkeypatch):
+    model = model_of("cascade_swin_nano_shapes", repo)
+    monkeypatch.setattr(show, "features", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sheet_rows(model, image)
+    assert not any(layer._forward_pre_hooks for layer in show.attention_layers(model.backbone).values())
+
+
+def test_backbone_of_another_project(image, repo):
+    backbone = {"_delete_": True, "type": "mmdet.ResNet", "depth": 18}
+    options = {"model.backbone": backbone, "model.neck.in_channels": [64, 128, 256, 512]}
+    (*_, (title, fields)) = sheet_rows(model_of("cascade_swin_nano_shapes", repo, **options), image)
+    assert title == "effective receptive field"
+    assert [caption for caption, _ in fields] == [f"map {i}, stride {4 << i}" for i in range(4)]
+
+
+@pytest.mark.parametrize("name", ["none.jpg", "text.jpg"])
+def test_image_that_cannot_be_read_is_named(tmp_path, name):
+    (tmp_path / "text.jpg").write_text("no image")
+    with pytest.raises(ConfigError, match=name):
+        contact_sheet(None, "not asked for", tmp_path / name, tmp_path / "sheet.png")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sheet", "PNG"), ("sheet.jpg", "JPEG")])
+def test_the_sheet_is_a_picture_of_its_suffix(image, repo, tmp_path, name, kind):
+    model = model_of("cascade_swin_nano_shapes", repo)
+    meta = {"dataset_meta": {"classes": model.cfg.get("classes", ("a",) * model.roi_head.bbox_head[0].num_classes)}}
+    torch.save({"meta": meta, "state_dict": model.state_dict()}, tmp_path / "model.pth")
+    out = contact_sheet(model.cfg, str(tmp_path / "model.pth"), image, tmp_path / name)
+    assert out == tmp_path / name
+    sheet = Image.open(out)
+    assert sheet.format == kind
+    assert sheet.size[0] == 10 + 7 * 250  # seven pictures: the mean and six heads
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "want"),
+    [((160, 256), (3, 4), (64, 64)), ((518, 224), (37, 14), (14, 16)), ((33, 100), (1, 25), (64, 4))],
+)
+def test_stride_of_a_map(image, size, want):
+    assert _stride(torch.empty(1, 3, *image), size) == want

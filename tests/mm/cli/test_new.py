@@ -1,0 +1,449 @@
+"""`python -m vitdense new`: what it writes and refuses. tests/test_your_data.py walks the whole way."""
+
+import io
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from PIL import Image
+
+from vitdense.__main__ import main
+from vitdense.hub import list_models
+from vitdense.mm.checks.consistency import check_channels, check_normalisation, padding_warnings
+from vitdense.mm.cli import new
+from vitdense.mm.cli.estimate import Estimate, estimate
+from vitdense.mm.config.load import find_config, load_config
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+DETECTION = ["new", "detection", "--train", "train.json", "--val", "val.json", "--images", "pictures"]
+SEGMENTATION = ["new", "segmentation", "--images", "images/train", "--labels", "labels/train"]
+SEGMENTATION += ["--val-images", "images/val", "--val-labels", "labels/val"]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(new, "estimate", lambda config: "estimate: replaced")
+
+
+@pytest.fixture
+def boxes():
+    """Writes a data set in COCO format in the working folder."""
+
+    def write(size=(96, 64), names=("red fox", "owl"), masks=True, val_names=None):
+        for split, classes in (("train", names), ("val", val_names or names)):
+            Path("pictures", split).mkdir(parents=True, exist_ok=True)
+            images = [{"id": i, "file_name": f"{split}/{i}.jpg", "width": size[0], "height": size[1]} for i in (3, 7)]
+            for image in images:
+                Image.new("RGB", size).save(Path("pictures", image["file_name"]))
+            categories = [{"id": 5 * i + 2, "name": name} for i, name in enumerate(classes)]
+            annotations = [
+                {"id": i, "image_id": 3, "category_id": category["id"], "bbox": [1, 2, 30, 30], "area": 900}
+                | ({"segmentation": [[1, 2, 31, 2, 31, 32]]} if masks else {})
+                for i, category in enumerate(categories)
+            ]
+            content = {"images": images, "annotations": annotations, "categories": categories}
+            Path(f"{split}.json").write_text(json.dumps(content))
+
+    return write
+
+
+@pytest.fixture
+def maps():
+    """Writes images and label maps of three classes in the working folder."""
+
+    def write(image="{}.jpg", labels=("{}.png",), splits=("train", "val"), size=(96, 64)):
+        for split in splits:
+            for i in (1, 10):
+                for folder, names in (("images", (image,)), ("labels", labels)):
+                    for name in names:
+                        path = Path(folder, split, name.format(i))
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        pixels = np.arange(size[0] * size[1], dtype=np.uint8).reshape(size[::-1]) % 3
+                        Image.fromarray(pixels).save(path)
+
+    return write
+
+
+def run(*args):
+    """The exit status of the command."""
+    try:
+        return main([str(arg) for arg in args])
+    except SystemExit as end:
+        return end.code
+
+
+def config_with(task, backbone):
+    """The config that the command writes for a backbone, whose parts fit."""
+    line = DETECTION if task == "detection" else [*SEGMENTATION, "--classes", "a,b,c"]
+    assert run(*line, "--backbone", backbone, "mine.py") == 0
+    cfg = load_config("mine.py")
+    check_channels(cfg)
+    check_normalisation(cfg)
+    assert not list(padding_warnings(cfg))
+    return cfg
+
+
+def test_detection(boxes, capsys):
+    boxes()
+    assert run(*DETECTION, "mine.py") == 0
+    printed = capsys.readouterr().out
+    assert "errors: 0" in printed
+    assert "estimate: replaced" in printed
+    assert printed.count("tools/train.py mine.py") == 2  # in the file, and last
+    text = Path("mine.py").read_text()
+    assert text in printed
+    assert "2 classes (red fox, owl)" in text
+    assert "num_classes" not in text
+    cfg = load_config("mine.py")
+    assert cfg.model.roi_head.bbox_head[2].num_classes == 2
+    assert cfg.train_dataloader.dataset.metainfo.classes == ("red fox", "owl")
+    assert cfg.val_evaluator.ann_file.endswith("val.json")
+    assert cfg.train_cfg.max_epochs == cfg.param_scheduler[1].end == 12
+    assert cfg.val_dataloader.dataset.pipeline[1].scale == (160, 96)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [((96, 64), "image_size=96"), ((64, 34), "image_size=64"), ((500, 400), "image_size=640")]
+)
+def test_image_size_of_smaller_data(boxes, size, expected):
+    boxes(size)
+    assert run(*DETECTION, "mine.py") == 0
+    assert expected in Path("mine.py").read_text()
+
+
+def test_data_as_large_as_the_recipe_keep_its_sizes(boxes):
+    boxes((640, 480))  # as COCO's photos
+    assert run(*DETECTION, "mine.py") == 0
+    assert "image_size" not in Path("mine.py").read_text()
+
+
+@pytest.mark.parametrize("method", ["cascade", "mask_rcnn"])
+def test_boxes_without_masks(boxes, method, capsys):
+    boxes(masks=False)
+    assert run(*DETECTION, "--method", method, "mine.py") == 2
+    error = capsys.readouterr().err
+    assert "--boxes" in error
+    assert "ids 0, 1" in error
+    assert not Path("mine.py").exists()
+    assert run(*DETECTION, "--method", method, "--boxes", "mine.py") == 0
+    cfg = load_config("mine.py")
+    assert not cfg.model.roi_head.get("mask_head")
+    assert cfg.val_evaluator.metric == "bbox"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["swin_base", "swinv2_tiny_w8.tv_in1k", "mvitv1_base"])
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_backbones_of_four_strides(boxes, maps, task, name):
+    boxes()
+    maps()
+    cfg = config_with(task, name)
+    assert cfg.model.backbone.get("init_cfg", {}).get("checkpoint") == (name if name != "mvitv1_base" else None)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny", "vit_tiny.augreg_in21k"])
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_plain_vits_get_a_pyramid(boxes, maps, task, name):
+    boxes()
+    maps()
+    cfg = config_with(task, name)
+    assert ("127.5" in Path("mine.py").read_text()) == (name != "deit_tiny")
+    neck = cfg.model.neck[0] if task == "detection" else cfg.model.neck
+    assert neck.type == "vitdense.DeconvPyramid"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_models())
+def test_every_model_of_the_table(boxes, name, repo):
+    boxes()
+    status = run(*DETECTION, "--backbone", name, "mine.py")
+    assert status == (2 if name.startswith(("deit3_huge", "vit_huge")) else 0)  # patches of 14 pixels
+
+
+def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monkeypatch):
+    ruff = Path(sys.executable).with_name("ruff")
+    boxes(names=[f"a long name of class {i}" for i in range(9)])
+    for name in ("configs", "tools"):
+        monkeypatch.setattr(new, name.upper(), Path.cwd() / name)
+    shutil.copytree(repo / "configs", "configs")
+    assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "configs/mine.py") == 0
+    text = Path("configs/mine.py").read_text()
+    assert '_base_ = "cascade_swin_t_coco.py"' in text
+    assert "python tools/train.py configs/mine.py" in text
+    assert 'data_root = "./"' in text
+    subprocess.run([ruff, "format", "--check", "--line-length", "120", "configs/mine.py"], check=True)
+    subprocess.run(
+        [ruff, "check", "--isolated", "--line-length", "120", "--select", "E,W", "configs/mine.py"], check=True
+    )
+
+
+NAMES = ("a\\x", r"C:\Users\N{", 'the "red" fox', '"""', "it's", "two\nlines", "狐 \u2028 é", "tab\t\0")
+NAMES += ("{{ fileBasename }}", "{{_base_.settings}}", "{{$HOME:nowhere}}", "{{{{", "{%", "x" * 115 + "\\u" * 9)
+
+
+@pytest.mark.parametrize("names", [*((name, "owl") for name in NAMES), NAMES])
+def test_class_names_of_any_text(names):
+    """In the docstring and in the code, as mmengine reads them: it replaces {{ ... }} in the text of a config."""
+    args = new._parser().parse_args([*DETECTION[1:], "mine.py"])
+    data = new.Data(new._line("Detection", names, 1, 1), "./", 64, {"metainfo": {"classes": names}}, {}, {})
+    Path("mine.py").write_text(new.config_text(args, data), encoding="utf-8")
+    assert Config.fromfile("mine.py").train_dataloader.dataset.metainfo.classes == names
+
+
+@pytest.mark.long
+def test_no_file_has_the_encoding_of_the_system(boxes, maps, monkeypatch):
+    """Which cannot write every name: on Windows it is not UTF-8, which mmengine reads."""
+    boxes(names=("狐", "owl"))
+    maps()
+    Path("names.txt").write_text("狐\nowl\nwolf", encoding="utf-8")
+
+    def given(encoding, stacklevel=2):
+        assert encoding is not None
+        return encoding
+
+    monkeypatch.setattr(io, "text_encoding", given)  # pathlib asks it
+    for task in (DETECTION, [*SEGMENTATION, "--classes", "names.txt"]):
+        assert run(*task, "--force", "mine.py") == 0
+        assert "狐" in Path("mine.py").read_text(encoding="utf-8")
+
+
+def test_existing_file_is_kept_without_force(boxes, capsys):
+    boxes()
+    Path("mine.py").write_text("precious")
+    assert run(*DETECTION, "mine.py") == 2
+    assert "--force" in capsys.readouterr().err
+    assert Path("mine.py").read_text() == "precious"
+    assert run(*DETECTION, "mine.py", "--force") == 0
+    assert Path("mine.py").read_text() != "precious"
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        (["--backbone", "swin_tinny"], "swin_tiny"),
+        (["--backbone", "vit_huge.mae"], "14 pixels"),
+        (["--train", "nothing.json"], "--train: nothing.json"),
+        (["--iters", "5"], "--epochs"),
+        (["--base", "nothing.py"], "nothing.py"),
+        (["--base", "{configs}/demo/cascade_swin_nano_coco.py", "--backbone", "swin_tiny"], "--base"),
+        (["--base", "{configs}/demo/cascade_swin_nano_coco.py", "--epochs", "5"], "--iters"),
+        (["--base", "{configs}/demo/cascade_swin_nano_coco.py", "--boxes"], "mask head"),
+        (["--base", "{configs}/demo/upernet_swin_nano_camvid.py"], "mmseg"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(boxes, repo, capsys, args, names):
+    boxes()
+    args = [arg.format(configs=repo / "configs") for arg in args]
+    assert run(*DETECTION, *args, "mine.py") == 2
+    assert names in capsys.readouterr().err
+    assert not Path("mine.py").exists()
+
+
+def test_name_without_py_is_refused(boxes, capsys):
+    boxes()
+    assert run(*DETECTION, "mine") == 2
+    assert ".py" in capsys.readouterr().err
+
+
+def test_check_of_the_written_config_finds_categories_of_another_order(boxes, capsys):
+    boxes(val_names=("owl", "red fox"))
+    assert run(*DETECTION, "mine.py") == 2
+    assert "owl, red fox" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "number"), [("--images", 2), ("--val-images", 1)])
+def test_check_of_the_written_config_finds_missing_images(boxes, capsys, option, number):
+    boxes()
+    assert run(*DETECTION, option, "nowhere", "mine.py") == 2
+    printed = capsys.readouterr().out
+    errors = [line for line in printed.splitlines() if line.startswith("error:")]
+    assert sum("nowhere" in line for line in errors) == number  # not again for the test set
+    assert printed.count("tools/train.py") == 1  # in the file only
+    assert printed.splitlines()[-1].endswith("check mine.py")
+
+
+@pytest.mark.parametrize("option", ["--images", "--val-images"])
+def test_images_in_a_folder_below_are_found(boxes, capsys, option):
+    boxes()
+    assert run(*DETECTION, option, ".", "mine.py") == 2
+    assert capsys.readouterr().err.endswith(f"give {option} pictures\n")
+    assert not Path("mine.py").exists()
+
+
+def test_absolute_file_names_that_do_not_exist_are_left_to_the_check(boxes, capsys):
+    boxes()
+    content = json.loads(Path("train.json").read_text())
+    content["images"][0]["file_name"] = "/nowhere/3.jpg"
+    Path("train.json").write_text(json.dumps(content))
+    assert run(*DETECTION, "mine.py") == 2
+    assert "/nowhere/3.jpg" in capsys.readouterr().out
+
+
+def test_one_class(boxes):
+    boxes(names=("red fox",))
+    assert run(*DETECTION, "mine.py") == 0
+    assert load_config("mine.py").train_dataloader.dataset.metainfo.classes == ("red fox",)
+
+
+def test_package_without_its_configs_is_named(boxes, capsys, tmp_path, monkeypatch):
+    boxes()
+    monkeypatch.setattr(new, "CONFIGS", tmp_path)
+    assert run(*DETECTION, "mine.py") == 2
+    assert "--base" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", ["cascade_swin_nano_coco", "cascade_swin_nano_shapes"])
+def test_base_config_for_detection(boxes, repo, base):
+    boxes()
+    assert run(*DETECTION, "--base", find_config(base), "--iters", "5", "mine.py") == 0
+    cfg, original = load_config("mine.py"), load_config(base)
+    assert cfg.model.backbone == original.model.backbone
+    assert cfg.train_cfg.max_iters == cfg.param_scheduler[-1].end == 5
+    for split in ("train", "val", "test"):
+        dataset, of_base = cfg[f"{split}_dataloader"].dataset, original[f"{split}_dataloader"].dataset
+        assert dataset.type == "CocoDataset"
+        assert dataset.pipeline == of_base.pipeline
+        assert dataset.get("test_mode") == of_base.get("test_mode")
+        assert dataset.metainfo.classes == ("red fox", "owl")
+
+
+def test_base_config_of_a_user_with_other_classes(boxes):
+    boxes()
+    assert run(*DETECTION, "first.py") == 0
+    text = Path("first.py").read_text()
+    assert 'classes=("red fox", "owl")' in text
+    Path("first.py").write_text(text.replace('classes=("red fox", "owl")', 'classes=("cat",)'))
+    assert run(*DETECTION, "--base", "first.py", "mine.py") == 0
+    assert load_config("mine.py").train_dataloader.dataset.metainfo.classes == ("red fox", "owl")
+
+
+def test_segmentation(maps):
+    maps()
+    assert run(*SEGMENTATION, "--classes", "sky,road, red car", "mine.py") == 0
+    text = Path("mine.py").read_text()
+    assert "num_classes" not in text
+    assert text.count("red car") == 2  # in the first line, and as metainfo
+    cfg = load_config("mine.py")
+    assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 3
+    assert cfg.train_dataloader.dataset.metainfo.classes == ("sky", "road", "red car")
+    assert cfg.train_cfg.max_iters == new.ITERS
+    assert cfg.model.data_preprocessor.size == (64, 64)
+    assert not cfg.val_dataloader.dataset.reduce_zero_label
+
+
+@pytest.mark.parametrize("base", ["upernet_swin_nano_camvid", "upernet_swin_nano_shapes"])
+def test_base_config_for_segmentation(maps, repo, base):
+    maps()
+    line = [*SEGMENTATION, "--classes", "a,b,c", "--base", find_config(base), "--reduce-zero-label"]
+    assert run(*line, "mine.py") == 2  # 0 is a class: the check finds it
+    assert run(*line[:-1], "--force", "mine.py") == 0
+    dataset = load_config("mine.py").val_dataloader.dataset
+    assert dataset.type == "BaseSegDataset"
+    assert dataset.metainfo.classes == ("a", "b", "c")
+    assert len(dataset.metainfo.palette) == 3
+    assert dataset.test_mode
+    assert dataset.pipeline
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "expected"),
+    [
+        ({}, [], (".jpg", ".png")),
+        (
+            {"image": "x/{}.png", "labels": ("x/{}_labels.png",)},
+            ["--label-suffix", "_labels.png"],
+            (".png", "_labels.png"),
+        ),
+        (
+            {"image": "{}_left.png", "labels": ("{}_color.png", "{}_ids.png")},
+            ["--image-suffix", "_left.png", "--label-suffix", "_ids.png"],
+            ("_left.png", "_ids.png"),
+        ),
+    ],
+)
+def test_layouts_of_label_maps(maps, names, options, expected):
+    maps(**names)
+    assert run(*SEGMENTATION, "--classes", "a,b,c", *options, "mine.py") == 0
+    dataset = load_config("mine.py").train_dataloader.dataset
+    assert (dataset.img_suffix, dataset.seg_map_suffix) == expected
+
+
+def test_classes_of_a_file(maps):
+    maps()
+    Path("names.txt").write_text("sky\nroad\n\ncar, red\n")
+    assert run(*SEGMENTATION, "--classes", "names.txt", "mine.py") == 0
+    assert load_config("mine.py").train_dataloader.dataset.metainfo.classes == ("sky", "road", "car, red")
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        ({}, ["--classes", "a,a"], "--classes"),
+        ({"splits": ("train", "valid")}, ["--classes", "a,b,c"], "images/val"),
+        ({"labels": ("{}.png", "{}.jpg")}, ["--classes", "a,b,c"], "--label-suffix"),
+    ],
+)
+def test_segmentation_options_that_do_not_fit_are_named(maps, capsys, names, options, message):
+    maps(**names)
+    assert run(*SEGMENTATION, *options, "mine.py") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_images_of_two_kinds_are_refused(maps, capsys):
+    maps()
+    Image.new("RGB", (4, 4)).save("images/train/more.png")
+    assert run(*SEGMENTATION, "--classes", "a,b,c", "mine.py") == 2
+    assert "--image-suffix" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_estimate_of_real_iterations(boxes, repo):
+    boxes()
+    assert run(*DETECTION, "--base", repo / "configs/demo/cascade_swin_nano_coco.py", "--iters", "60", "mine.py") == 0
+    line = estimate(Path("mine.py"))
+    assert "per iteration of 4 images" in line
+    assert "60 iterations" in line
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("methods", [["fork", "spawn", "forkserver"], ["spawn"]], ids=["Linux", "Windows"])
+def test_estimate_that_fails_is_one_line(methods, monkeypatch):
+    started, module = [], sys.modules[estimate.__module__]
+    monkeypatch.setattr(module, "get_all_start_methods", lambda: methods)
+    monkeypatch.setattr(module, "get_context", lambda name: started.append(name) or get_context(name))
+    line = estimate(Path("absent.py"))
+    assert "not possible" in line
+    assert "absent.py" in line
+    assert "\n" not in line
+    assert started == methods[-1:]
+
+
+@pytest.mark.parametrize(("iterations", "text"), [(600, "20 minutes"), (36000, "20.0 hours")])
+def test_estimate_of_the_whole_run(iterations, text):
+    line = str(Estimate("cuda", 2, 2.0, 3 * 2**30, iterations))
+    assert "2 s and 3.0 GiB" in line
+    assert text in line
+    assert "140 s and" in str(Estimate("cpu", 2, 140.4, 0, iterations))
+
+
+def test_estimate_without_the_memory_of_the_process():
+    line = str(Estimate("cpu", 2, 2.0, None, 60))
+    assert line.startswith("2 s per iteration of 2 images on cpu")
+    assert "GiB" not in line
+
+
+def test_estimate_runs_without_modules_of_unix(monkeypatch):
+    """As on Windows, which has no `resource`, and no forks."""
+    monkeypatch.setitem(sys.modules, "resource", None)  # its import fails
+    parts = runpy.run_path(sys.modules[estimate.__module__].__file__)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert parts["_peak_memory"]("cpu") is None

@@ -1,0 +1,237 @@
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.mm.cli.predict import Detection, Segmentation, list_images, load_model, predict, read_image
+from vitdense.mm.config.load import ConfigError, build_model
+from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
+
+pytest.importorskip("mmseg")
+NAMES = ["background", *CLASSES]
+COLOURS = [(0, 0, 0), *PALETTE]
+
+
+@pytest.fixture
+def cfg():
+    pipeline = [
+        dict(type="LoadImageFromFile"),
+        dict(type="Resize", scale=(128, 64), keep_ratio=True),
+        dict(type="LoadAnnotations"),
+        dict(type="PackSegInputs"),
+    ]
+    backbone = dict(arch=dict(embed_dims=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1)))
+    head = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3], channels=8, pool_scales=(1, 2), num_classes=9)
+    return Config(
+        dict(
+            default_scope="mmseg",
+            test_dataloader=dict(dataset=dict(type="RepeatDataset", times=1, dataset=dict(pipeline=pipeline))),
+            model=dict(
+                type="EncoderDecoder",
+                data_preprocessor=dict(
+                    type="SegDataPreProcessor", mean=[127.5] * 3, std=[60.0] * 3, test_cfg=dict(size_divisor=32)
+                ),
+                backbone=dict(
+                    type="vitdense.Swin", init_cfg=dict(type="Pretrained", checkpoint="gone.pth"), **backbone
+                ),
+                decode_head=dict(type="UPerHead", norm_cfg=dict(type="SyncBN"), **head),
+                test_cfg=dict(mode="whole"),
+            ),
+        )
+    )
+
+
+@pytest.fixture
+def checkpoint(cfg, tmp_path):
+    """A function that saves random weights with a given `meta`."""
+    cfg.model.backbone.init_cfg = None
+    state = build_model(cfg).state_dict()
+
+    def save(**meta):
+        torch.save({"meta": meta, "state_dict": state}, tmp_path / "model.pth")
+        return str(tmp_path / "model.pth")
+
+    return save
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Two drawn images of different shapes."""
+    paths = [tmp_path / "wide.png", tmp_path / "tall.jpg"]
+    for i, (path, size) in enumerate(zip(paths, [(64, 128), (120, 72)])):
+        Image.fromarray(draw_image(np.random.default_rng(i), size)[0]).save(path)
+    return paths
+
+
+def test_segmentor_writes_pictures_with_a_legend_and_label_maps(cfg, checkpoint, images, tmp_path):
+    out = tmp_path / "out"
+    path = checkpoint(dataset_meta=dict(classes=NAMES, palette=COLOURS))
+    assert predict(cfg, path, images, out) == out
+    files = sorted(str(p.relative_to(out)) for p in out.rglob("*.*"))
+    assert files == ["labels/tall.png", "labels/wide.png", "tall.jpg", "wide.png"]
+    assert cfg.model.backbone.init_cfg is None
+    from mmseg.apis import inference_model
+
+    model = load_model(cfg, path, "cpu")
+    model.cfg.test_pipeline = list(cfg.test_dataloader.dataset.dataset.pipeline)
+    for image in images:
+        label_map = Image.open(out / "labels" / f"{image.stem}.png")
+        labels = np.array(label_map)
+        assert label_map.mode == "L"
+        want = inference_model(model, str(image)).pred_sem_seg.data[0].numpy()
+        np.testing.assert_array_equal(labels, want)
+        assert len(np.unique(labels)) > 1
+        width, height = Image.open(image).size
+        picture = np.array(Image.open(out / image.name))
+        assert labels.shape == (height, width)
+        assert picture.shape[0] >= height
+        assert picture.shape[1] > width
+    largest = np.bincount(np.array(Image.open(out / "labels/wide.png")).ravel()).argmax()
+    legend = np.array(Image.open(out / "wide.png"))[:, 128:].reshape(-1, 3)
+    assert (legend == COLOURS[largest]).all(1).sum() > 100
+
+
+def test_checkpoint_meta_without_a_matching_palette(cfg, checkpoint, images, tmp_path):
+    for i, meta in enumerate(
+        [
+            dict(dataset_meta=dict(classes=NAMES)),
+            dict(dataset_meta=dict(classes=NAMES, palette=COLOURS[:2])),
+            dict(CLASSES=NAMES, PALETTE=None),
+        ]
+    ):
+        predict(cfg, checkpoint(**meta), images[:1], tmp_path / str(i))
+    pictures = {(tmp_path / str(i) / "wide.png").read_bytes() for i in range(3)}
+    assert len(pictures) == 1
+
+
+def test_label_maps_of_more_than_256_classes_are_uint16(cfg, checkpoint, images, tmp_path):
+    model = load_model(cfg, checkpoint(dataset_meta=dict(classes=NAMES)), "cpu")
+    model.dataset_meta = dict(classes=[str(i) for i in range(300)])
+    segmentation = Segmentation(model, tmp_path / "many")
+    labels = torch.full((1, 64, 128), 299)
+    segmentation.infer = lambda image: SimpleNamespace(pred_sem_seg=SimpleNamespace(data=labels))
+    segmentation.add(images[0], read_image(images[0]))
+    np.testing.assert_array_equal(np.array(Image.open(tmp_path / "many/labels/wide.png")), labels[0].numpy())
+
+
+def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_path):
+    images.append(images[0].with_suffix(".bmp"))
+    Image.open(images[0]).save(images[2])
+    for wrong, out, named in (
+        (images, "out", "several images.*wide"),
+        (images[:2], ".", "--out-dir.*overwrite the images"),
+        (images[:2], "../" + tmp_path.name, "--out-dir.*overwrite the images"),
+        ([tmp_path / "none.jpg"], "out", r"none\.jpg"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            predict(cfg, "not asked for", wrong, tmp_path / out)
+    cfg.default_scope = "mmpretrain"
+    with pytest.raises(ConfigError, match="default_scope='mmpretrain'"):
+        predict(cfg, "not asked for", images, tmp_path)
+
+
+@pytest.mark.parametrize(("score_thr", "kept"), [(0.0, 3), (0.5, 2), (1.0, 0)])
+def test_score_threshold_applies_to_pictures_and_json(score_thr, kept, images, tmp_path):
+    pytest.importorskip("mmdet")
+    from mmdet.structures import DetDataSample
+    from mmengine.structures import InstanceData
+
+    visualizer = dict(type="mmdet.DetLocalVisualizer", name=f"score_thr {score_thr}")  # kept by name
+    dataset = dict(pipeline=[], data_prefix=None)
+    cfg = Config(dict(visualizer=visualizer, test_dataloader=dict(dataset=dataset)))
+    model = SimpleNamespace(cfg=cfg, dataset_meta=dict(classes=["a", "b"], palette=[(255, 0, 0), (0, 255, 0)]))
+    pixels = read_image(images[0])
+    found = InstanceData(
+        bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
+        scores=torch.tensor([0.9, 0.5, 0.0]),
+        labels=torch.tensor([0, 1, 1]),
+        masks=torch.zeros(3, 64, 128, dtype=torch.bool),
+    )
+    task = Detection(model, tmp_path / "out", score_thr, as_dataset=False)
+    task.infer = lambda image: DetDataSample(metainfo=dict(ori_shape=(64, 128)), pred_instances=found)
+    drawn, draw = [], task.visualizer.draw_bboxes
+    task.visualizer.draw_bboxes = lambda boxes, **style: drawn.extend(boxes) or draw(boxes, **style)
+    task.add(images[0], pixels)
+    results = json.loads(task.finish().read_text())
+    assert [result["score"] for result in results] == found.scores[:kept].tolist()
+    assert len(drawn) == kept
+    assert (tmp_path / "out" / images[0].name).is_file()
+
+
+@pytest.fixture
+def unreadable(images):
+    """Files that are no images, and truncated images."""
+    folder = images[0].parent
+    content = {"empty.jpg": b"", "text.png": b"not an image"}
+    content |= {f"truncated_{path.name}": path.read_bytes()[: path.stat().st_size // 2] for path in images}
+    for name, data in content.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in content]
+
+
+def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, images, unreadable, tmp_path):
+    out = tmp_path / "out"
+    path = checkpoint(dataset_meta=dict(classes=NAMES, palette=COLOURS))
+    with pytest.raises(ConfigError) as error:
+        predict(cfg, path, [*unreadable, *images], out)
+    assert sorted(p.name for p in out.glob("*.*")) == ["tall.jpg", "wide.png"]
+    assert all(str(image) in str(error.value) for image in unreadable)
+    assert not any(str(image) in str(error.value) for image in images)
+
+
+def test_read_image_gives_rgb(images):
+    np.testing.assert_array_equal(read_image(images[0]), np.array(Image.open(images[0])))
+
+
+def test_list_images_of_folders(images, tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "UPPER.JPG").write_bytes(b"")
+    assert list_images([tmp_path]) == sorted(images)
+    assert list_images([images[1], tmp_path / "sub", tmp_path]) == [images[1], tmp_path / "sub/UPPER.JPG", images[0]]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ConfigError, match="none"):
+        list_images([tmp_path / "none"])
+    with pytest.raises(ConfigError, match="gone"):
+        list_images([tmp_path / "gone"])
+
+
+def test_list_images_of_patterns(images, tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "sub").mkdir()
+    deep, bracket = tmp_path / "sub/deep.jpeg", tmp_path / "a[1].jpg"
+    for path in (deep, bracket):
+        path.write_bytes(b"")
+    assert list_images([f"{tmp_path}/*.[jp]*"]) == sorted([*images, bracket])
+    assert list_images([f"{tmp_path}/**/*.jpeg", str(bracket)]) == [deep, bracket]
+    with pytest.raises(ConfigError, match=r"pattern .*\*\.txt"):
+        list_images([f"{tmp_path}/*.txt"])
+
+
+def test_checkpoint_of_other_classes_names_both_numbers(cfg, checkpoint):
+    number = cfg.model.decode_head.num_classes
+    path = checkpoint(dataset_meta=dict(classes=list("abcdefghijkl")[: number + 1]))
+    cfg.model.decode_head.num_classes = number + 2
+    with pytest.raises(ConfigError, match=rf"trained on {number + 1} classes.* have {number + 2}\b"):
+        load_model(cfg, path, "cpu")
+    cfg.model.decode_head.num_classes = number + 1  # right, but the tensors are not
+    with pytest.raises(CheckpointMismatchError, match="conv_seg"):
+        load_model(cfg, path, "cpu")
+
+
+def test_checkpoint_without_classes_is_refused(cfg, checkpoint):
+    with pytest.raises(ConfigError, match=r"meta\.dataset_meta"):
+        load_model(cfg, checkpoint(), "cpu")
+
+
+def test_import_does_not_import_mmdet_mmseg_pycocotools():
+    code = "import sys, vitdense.mm.cli.predict; print({'mmdet', 'mmseg', 'pycocotools'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,221 @@
+"""`python -m vitdense swap`: the changed parts, the command, what it refuses. tests/test_shipped_configs.py swaps every
+Swin of mmdet and mmseg."""
+
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+from vitdense.__main__ import main
+from vitdense.mm.checks.consistency import check_channels
+from vitdense.mm.cli.swap import find_config
+from vitdense.mm.config.backbone import channel_changes, model_changes
+from vitdense.mm.config.load import load_config
+from vitdense.mm.errors import ConfigError
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+SWIN_T, DEIT_S = [96, 192, 384, 768], [384] * 4
+PYRAMID = {"type": "vitdense.DeconvPyramid", "in_channels": DEIT_S, "design": "light"}
+
+
+def shipped(name):
+    return Config.fromfile(find_config(name))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {"neck": {"in_channels": SWIN_T}}),
+        (
+            "mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py",  # ChannelMapper
+            {"neck": {"in_channels": SWIN_T[1:]}, "out_indices": (1, 2, 3)},
+        ),
+        (
+            "mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py",  # no neck
+            {"panoptic_head": {"in_channels": SWIN_T}},
+        ),
+        (
+            "mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py",
+            {"decode_head": {"in_channels": SWIN_T}, "auxiliary_head": {"in_channels": 384}, "pretrained": None},
+        ),
+        (
+            "mmseg::knet/knet-s3_r50-d8_upernet_8xb2-adamw-80k_ade20k-512x512.py",  # a head inside the head
+            {
+                "decode_head": {"kernel_generate_head": {"in_channels": SWIN_T}},
+                "auxiliary_head": {"in_channels": 384},
+                "pretrained": None,
+            },
+        ),
+        (
+            "mmdet::yolo/yolov3_d53_8xb8-320-273e_coco.py",  # from the last map; images in 0..1
+            {
+                "neck": {"in_channels": SWIN_T[:0:-1]},
+                "out_indices": (1, 2, 3),
+                "data_preprocessor": {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]},
+            },
+        ),
+    ],
+)
+def test_changes_for_swin(name, expected):
+    changes = model_changes(shipped(name), "swin_tiny")
+    backbone = changes.pop("backbone")
+    assert backbone["type"] == "vitdense.Swin"
+    assert backbone.get("out_indices") == expected.pop("out_indices", None)
+    assert changes == expected
+
+
+def test_plain_vit_has_a_pyramid_before_the_neck():
+    cfg = shipped("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py")
+    cfg.model.data_preprocessor.pad_size_divisor = 1
+    changes = model_changes(cfg, "deit_small")
+    assert changes["neck"] == [PYRAMID, {**cfg.model.neck, "in_channels": DEIT_S}]
+    assert changes["data_preprocessor"] == {"pad_size_divisor": 32}
+
+
+def test_plain_vit_without_a_neck():
+    cfg = shipped("mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py")
+    changes = model_changes(cfg, "deit_small")
+    assert changes["neck"] == PYRAMID
+    assert changes["decode_head"] == {"in_channels": DEIT_S}
+    assert changes["data_preprocessor"] == {"test_cfg": {"size_divisor": 32}}
+
+
+def test_lists_of_necks_and_heads_are_whole():
+    necks = [{"type": "FPN", "in_channels": [1, 2], "num_outs": 5}, {"type": "DyHead", "in_channels": 256}]
+    assert channel_changes({"neck": necks}, [1, 2], [3, 4]) == {"neck": [{**necks[0], "in_channels": [3, 4]}, necks[1]]}
+    heads = [{"in_channels": 1, "in_index": 0, "channels": 8}, {"in_channels": [2, 1], "in_index": (1, 0)}]
+    expected = [{**heads[0], "in_channels": 3}, {**heads[1], "in_channels": [4, 3]}]
+    assert channel_changes({"decode_head": heads}, [1, 2], [3, 4]) == {"decode_head": expected}
+    assert channel_changes({"neck": necks}, [1, 2], [1, 2]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "mmdet::dyhead/atss_swin-l-p4-w12_fpn_dyhead_ms-2x_coco.py",
+            {"arch": "large", "pretrain_img_size": 384, "window_size": 12, "out_indices": (1, 2, 3)},
+        ),
+        (
+            "mmseg::swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py",
+            {"drop_path_rate": 0.3},
+        ),
+    ],
+)
+def test_their_swin_keeps_sizes_options_and_weights(name, expected):
+    cfg = shipped(name)
+    backbone = model_changes(cfg)["backbone"]
+    assert backbone.pop("init_cfg") == cfg.model.backbone.init_cfg
+    assert backbone == {"_delete_": True, "type": "vitdense.Swin", "arch": "tiny", **expected}
+
+
+def test_their_swin_of_other_sizes_and_with_their_defaults():
+    cfg = shipped("mmdet::rtmdet/rtmdet_l_swin_b_p6_4xb16-100e_coco.py")
+    backbone = model_changes(cfg)["backbone"]
+    sizes = {"embed_dims": 128, "depths": (2, 2, 18, 2, 1), "num_heads": (4, 8, 16, 32, 64)}
+    assert backbone["arch"] == sizes
+    del cfg.model.backbone.drop_path_rate
+    assert model_changes(cfg)["backbone"]["drop_path_rate"] == 0.1  # ours is 0.2
+
+
+def test_weights_of_older_versions_of_mmseg_become_those_of_the_backbone():
+    cfg = shipped("mmseg::knet/knet-s3_swin-t_upernet_8xb2-adamw-80k_ade20k-512x512.py")
+    changes = model_changes(cfg)
+    assert changes["pretrained"] is None
+    assert changes["backbone"]["init_cfg"] == {"type": "Pretrained", "checkpoint": cfg.model.pretrained}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "backbone", "message"),
+    [
+        ("mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024.py", {}, "swin_tiny", r"\[4, 8, 8, 8\]"),
+        ("mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py", {}, "deit_tiny", r"\[8, 16, 32\]"),
+        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {}, "swin_tyni", "swin_tiny"),
+        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {}, "deit3_huge", "14"),
+        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {}, None, "ResNet"),
+        (
+            "mmdet::retinanet/retinanet_r18_fpn_1x_coco.py",
+            {"neck.in_channels": [1, 2]},
+            "swin_tiny",
+            "model.neck.in_ch",
+        ),
+        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {"backbone": None}, "swin_tiny", "without `backbone`"),
+        ("mmdet::swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py", {"backbone.qk_scale": 0.5}, None, "qk_scale"),
+        ("mmdet::swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py", {"backbone.strides": (4, 2, 2, 1)}, None, "strides"),
+    ],
+)
+def test_refused(name, change, backbone, message):
+    cfg = shipped(name)
+    cfg.merge_from_dict({f"model.{key}": value for key, value in change.items()})
+    with pytest.raises(ConfigError, match=message):
+        model_changes(cfg, backbone)
+
+
+# The command
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Writes a user's config below the working folder: a change of a shipped one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(base, text=""):
+        Path("mine.py").write_text(f'_base_ = "{find_config(base)}"\n{text}')
+        return "mine.py"
+
+    return write
+
+
+def run(*args):
+    """The exit status of the command."""
+    try:
+        return main(["swap", *args])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.long
+def test_printed_lines(mine, capsys):
+    config = mine("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", 'custom_imports = dict(imports=["mmdet.testing"])')
+    assert run(config, "--backbone", "swin_tiny") == 0
+    printed = capsys.readouterr().out
+    assert "RetinaNet builds" in printed
+    assert "SGD with lr=0.01" in printed
+    Path("changed.py").write_text(f'_base_ = "{config}"\n{printed}')  # what is not code is a comment
+    cfg = load_config("changed.py")
+    assert cfg.custom_imports.imports == ["vitdense", "mmdet.testing"]
+    assert cfg.model.neck.in_channels == SWIN_T
+    check_channels(cfg)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backbone", ["mvitv2_tiny", "deit_tiny", "resnet50"])
+def test_written_config(mine, capsys, backbone):
+    config = mine("mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py")
+    assert run(config, "--backbone", backbone, "--out", "configs/changed.py") == 0
+    assert "SGD" not in capsys.readouterr().out
+    assert Path("configs/changed.py").read_text().startswith('_base_ = "../mine.py"\n')
+    cfg = load_config("configs/changed.py")
+    assert cfg.model.backbone.init_cfg.checkpoint == backbone
+    assert cfg.model.backbone.drop_path_rate == {"mvitv2_tiny": 0.2, "deit_tiny": 0.1, "resnet50": 0.0}[backbone]
+    check_channels(cfg)
+    assert run(config, "--backbone", "swin_tiny", "--out", "configs/changed.py") == 2
+    assert "configs/changed.py exists" in capsys.readouterr().err
+    assert load_config("configs/changed.py").model == cfg.model
+
+
+@pytest.mark.long
+def test_model_that_does_not_run_is_refused(mine, capsys):
+    config = mine("mmdet::ssd/ssd300_coco.py")  # its neck takes the channels of VGG
+    assert run(config, "--backbone", "swin_tiny", "--out", "changed.py") == 2
+    message = capsys.readouterr().err
+    assert "AssertionError" in message
+    assert "vitdense.Swin" in message  # the lines to start from
+    assert not Path("changed.py").exists()
+
+
+def test_absent_config(mine, capsys):
+    assert run("absent.py", "--backbone", "swin_tiny") == 2
+    assert "absent.py" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""The classes of the training data decide for heads, other data sets and metrics."""
+
+import json
+
+import pytest
+from mmengine.config import ConfigDict
+
+from vitdense.mm.checks.preflight import check
+from vitdense.mm.config.load import ConfigError, find_config, load_config
+from vitdense.mm.config.walk import class_heads, drop_weights
+
+pytest.importorskip("mmdet")
+NAMES = ("cat", "dog", "red fox")
+
+
+def num_classes(cfg):
+    return {head["num_classes"] for _, head in class_heads(cfg.model)}
+
+
+@pytest.fixture
+def mine(repo, tmp_path):
+    """Writes a config with a data set of three classes, with lines of its own, and loads it."""
+    categories = [{"id": 7 * i + 3, "name": name} for i, name in enumerate(NAMES)]
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.json").write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
+
+    def load(lines="", base="cascade_swin_nano_coco", options=None):
+        path = tmp_path / "mine.py"
+        path.write_text(
+            f"_base_ = {str(find_config(base))!r}\n"
+            f"data = dict(data_root={str(tmp_path)!r}, data_prefix=dict(img=''))\n"
+            "train_dataloader = dict(dataset=dict(data, ann_file='train.json'))\n"
+            "val_dataloader = dict(dataset=dict(data, ann_file='val.json'))\n"
+            f"test_dataloader = val_dataloader\n{lines}"
+        )
+        return load_config(path, options)
+
+    return load
+
+
+def test_coco_and_ade_recipes_have_the_classes_of_their_data_set_type(repo):
+    assert num_classes(load_config(repo / "configs/cascade_swin_t_coco.py")) == {80}
+    assert num_classes(load_config(repo / "configs/upernet_swin_t_ade20k.py")) == {150}
+
+
+def test_annotation_file_decides_for_heads_data_sets_and_metrics(mine, tmp_path):
+    cfg = mine()
+    assert len([*class_heads(cfg.model)]) == 4  # three box heads, one mask head
+    assert num_classes(cfg) == {3}
+    for split in ("train", "val", "test"):
+        assert tuple(cfg[f"{split}_dataloader"].dataset.metainfo["classes"]) == NAMES
+    assert cfg.val_evaluator.ann_file == cfg.test_evaluator.ann_file == str(tmp_path / "val.json")
+    check(cfg, ("train", "val", "test"))
+
+
+def test_metainfo_decides_before_the_annotation_file(mine):
+    cfg = mine("train_dataloader['dataset']['metainfo'] = dict(classes=('cat', 'red fox'))")
+    assert num_classes(cfg) == {2}
+    assert cfg.val_dataloader.dataset.metainfo["classes"] == ("cat", "red fox")
+    check(cfg, ("train", "val"))
+
+
+def test_metainfo_of_a_segmentor_decides(mine):
+    cfg = mine("train_dataloader['dataset'].update(metainfo=dict(classes=('a', 'b')))", "upernet_swin_nano_camvid")
+    assert num_classes(cfg) == {2}
+    assert [path for path, _ in class_heads(cfg.model)] == ["model.decode_head", "model.auxiliary_head"]
+
+
+def test_heads_of_other_detectors_follow(mine):
+    lines = "model = dict(bbox_head=dict(type='mmdet.ATSSHead', in_channels=32))"
+    assert mine(lines).model.bbox_head.num_classes == 3
+
+
+def test_contradicting_number_of_classes_is_refused(mine):
+    cfg = mine("model = dict(roi_head=dict(mask_head=dict(num_classes=80)))")
+    with pytest.raises(ConfigError, match=r"3 classes, but model\.roi_head\.mask_head\.num_classes is 80"):
+        check(cfg, ("train",))
+
+
+def test_dict_for_the_list_of_cascade_heads_is_refused(mine):
+    with pytest.raises(ConfigError, match=r"bbox_head is a list.*number of classes"):
+        mine("model = dict(roi_head=dict(bbox_head=dict(num_classes=3)))")
+
+
+def test_misspelt_argument_of_a_data_loader_is_refused(mine):
+    cfg = mine("train_dataloader['batchsize'] = 2")
+    with pytest.raises(ConfigError, match="train_dataloader: got batchsize"):
+        check(cfg, ("train",))
+
+
+def test_weights_that_a_checkpoint_replaces_are_dropped_wherever_they_stand():
+    def pretrained(name):
+        return {"type": "Pretrained", "checkpoint": name}
+
+    cfg = ConfigDict(
+        dict(
+            type="ModelWithParts",
+            backbone=dict(type="vitdense.ViTAdapter", trunk=dict(arch="deit_small", init_cfg=pretrained("a"))),
+            neck=dict(init_cfg=dict(type="Xavier", layer="Linear")),
+            heads=[dict(init_cfg="b.pth"), dict(init_cfg=[pretrained("c"), dict(type="Xavier", layer="Linear")])],
+            teacher=dict(model=dict(init_cfg=pretrained("d"))),
+            teacher_config=dict(model=dict(init_cfg=pretrained("e"))),
+        )
+    )
+    drop_weights(cfg)
+    assert cfg.backbone.trunk.init_cfg is None
+    assert [head.init_cfg for head in cfg.heads] == [None, None]
+    assert cfg.neck.init_cfg.type == "Xavier"
+    assert cfg.teacher.model.init_cfg.checkpoint == "d"  # it is in no checkpoint
+    assert cfg.teacher_config.model.init_cfg.checkpoint == "e"

@@ -1,0 +1,122 @@
+"""``--cfg-options`` that change what they name, or are refused."""
+
+import pytest
+
+from vitdense.mm.config.load import ConfigError, load_config
+
+pytest.importorskip("mmdet")
+
+
+@pytest.fixture
+def load(repo):
+    return lambda options, name="cascade_swin_nano_shapes": load_config(name, options)
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("trian_cfg.max_iters", "train_cfg"),
+        ("max_iters", r"settings\.max_iters"),
+        ("train_cfg.max_iter", r"train_cfg\.max_iters"),
+        ("train_dataloader.batchsize", r"train_dataloader\.batch_size"),
+        ("train_dataloader.dataset.indice", r"dataset\.indices"),
+        ("model.backbone.drop_path", r"model\.backbone\.drop_path_rate"),
+        ("model.roi_head.bbox_head.0.num_class", r"bbox_head\.0\.num_classes"),
+        ("model.test_cfg.rcnn.max_per_im", r"rcnn\.max_per_img"),
+        ("default_hooks.logger.intervall", r"logger\.interval"),
+    ],
+)
+def test_unknown_key_is_refused_with_the_nearest_known_one(load, key, nearest):
+    with pytest.raises(ConfigError, match=f"{key}.*did you mean .*{nearest}"):
+        load({key: 2})
+
+
+def test_unknown_key_without_a_near_one_lists_the_known_ones(load):
+    with pytest.raises(ConfigError, match=r"optimizer has no momentum; expected one of .*betas.*weight_decay"):
+        load({"optim_wrapper.optimizer.momentum": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optim_wrapper.optimizer.eps", 1e-6),  # an argument of AdamW
+        ("optim_wrapper.accumulative_counts", 4),
+        ("optim_wrapper.paramwise_cfg.custom_keys.neck.lr_mult", 0.1),  # new keys of a dict without a type
+        ("model.backbone.finetune", "attention"),
+        ("model.backbone.init_cfg", None),
+        ("model.neck.norm_cfg.eps", 1e-3),  # an argument of torch's batch norm
+        ("default_hooks.early_stopping.type", "EarlyStoppingHook"),
+        ("default_hooks.exact_load.fresh", ["a"]),
+        ("custom_hooks", [{"type": "EMAHook"}]),
+        ("randomness.deterministic", True),
+        ("train_dataloader.dataset.indices", 4),
+        ("load_from", "a.pth"),
+        ("find_unused_parameters", True),
+        ("optim_wrapper.paramwise_cfg.custom_keys.norm1.decay_mult", 0.0),  # near relative_position_bias_table's
+    ],
+)
+def test_known_key_is_set(load, key, value):
+    node = load({key: value})
+    for part in key.split("."):
+        node = node[part]
+    assert node == value
+
+
+@pytest.mark.parametrize("key", ["width", "train_pipeline.0.type"])
+def test_variable_is_refused_with_the_lines_that_use_it(load, key):
+    file = "cascade_swin_nano.py" if key == "width" else "shapes_instance.py"
+    with pytest.raises(ConfigError, match=rf"{key}.*{file}:\d+"):
+        load({key: 64})
+
+
+def test_variable_of_a_base_is_refused_with_its_use_as_base_variable(load):
+    with pytest.raises(ConfigError, match=r"cascade_vit_b_coco\.py:\d+.*coco_lsj\.py:\d+"):
+        load({"image_size": (512, 512)}, "cascade_vit_b_coco")
+
+
+@pytest.mark.parametrize("key", ["model.roi_head.bbox_head.3.num_classes", "model.roi_head.bbox_head.num_classes"])
+def test_index_of_a_list_is_checked(load, key):
+    with pytest.raises(ConfigError, match=r"bbox_head is a list; expected an index of 0 to 2"):
+        load({key: 3})
+
+
+def test_option_below_a_value_is_refused(load):
+    with pytest.raises(ConfigError, match=r"load_from is None.*set load_from itself"):
+        load({"load_from.path": "a.pth"})
+
+
+def test_new_type_decides_which_options_there_are(load):
+    cfg = load({"optim_wrapper.optimizer.momentum": 0.9, "optim_wrapper.optimizer.type": "SGD"})
+    assert cfg.optim_wrapper.optimizer.momentum == 0.9
+    cfg = load({"optim_wrapper.dtype": "bfloat16", "optim_wrapper.type": "AmpOptimWrapper"})
+    assert cfg.optim_wrapper.dtype == "bfloat16"
+
+
+def test_entry_of_an_absent_list_is_refused(load):
+    with pytest.raises(ConfigError, match=r"no list custom_hooks.*default_hooks"):
+        load({"custom_hooks.0.type": "EMAHook"})
+
+
+def test_data_root_without_effect_is_refused(load, repo, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"_base_ = {str(repo / 'configs/cascade_swin_t_coco.py')!r}\n"
+        + "".join(f"{split}_dataloader = dict(dataset=dict(data_root='x/'))\n" for split in ("train", "val", "test"))
+        + "".join(f"{split}_evaluator = dict(ann_file='x/val.json')\n" for split in ("val", "test"))
+    )
+    with pytest.raises(ConfigError, match=r"data_root.*train_dataloader\.dataset\.data_root"):
+        load_config(path, {"data_root": "/mnt/coco"})
+
+
+def test_missing_base_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text("_base_ = 'nothing.py'")
+    with pytest.raises(ConfigError, match=r"mine\.py.*nothing\.py"):
+        load_config(tmp_path / "mine.py")
+
+
+def test_option_of_the_validation_data_holds_for_equal_test_data(load):
+    cfg = load({"val_dataloader.batch_size": 3, "val_evaluator.metric": "bbox"})
+    assert cfg.test_dataloader.batch_size == 3
+    assert cfg.test_evaluator.metric == "bbox"
+    cfg = load({"val_dataloader.batch_size": 3, "test_dataloader.batch_size": 5})
+    assert (cfg.val_dataloader.batch_size, cfg.test_dataloader.batch_size) == (3, 5)

@@ -1,0 +1,167 @@
+"""`settings` of a config: its length and image size."""
+
+import pytest
+
+from vitdense.mm.config.load import ConfigError, load_config
+from vitdense.mm.config.settings import apply_settings
+
+pytest.importorskip("mmdet")
+
+
+def steps(cfg, split="train"):
+    """The transforms of a pipeline by type."""
+    return {step.type: step for step in cfg[f"{split}_dataloader"].dataset.pipeline}
+
+
+def test_schedule_in_epochs_follows_max_epochs(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": 12})
+    assert cfg.train_cfg.max_epochs == 12
+    warmup, drops = cfg.param_scheduler
+    assert (drops.end, drops.milestones) == (12, [9, 11])
+    assert warmup.end == 500  # counts iterations
+
+
+@pytest.mark.parametrize("epochs", range(2, 13))
+def test_last_drop_is_before_the_end(repo, epochs):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": epochs})
+    assert 0 < max(cfg.param_scheduler[1].milestones) < epochs
+
+
+def test_explicit_schedule_is_left_as_it_is(repo, tmp_path):
+    options = {"train_cfg.max_epochs": 12, "param_scheduler.1.end": 12, "param_scheduler.1.milestones": [8, 11]}
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", options)
+    assert (cfg.param_scheduler[1].end, cfg.param_scheduler[1].milestones) == (12, [8, 11])
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"_base_ = {str(repo / 'configs/cascade_swin_t_coco.py')!r}\nsettings = dict(max_epochs=12)\n"
+        "param_scheduler = [dict(type='MultiStepLR', end=12, milestones=[8, 11])]\n"
+    )
+    assert load_config(path).param_scheduler[0].milestones == [8, 11]
+    path.write_text(path.read_text().replace("max_epochs=12", "max_epochs=24"))
+    with pytest.raises(ConfigError, match=r"settings\.max_epochs.*24.*36.*12"):
+        load_config(path)
+
+
+def test_drops_within_an_epoch_follow_max_epochs(repo):
+    cfg = load_config(repo / "configs/cascade_mvitv2_t_coco.py", {"settings.max_epochs": 12})
+    assert [drop.begin for drop in cfg.param_scheduler[1:]] == pytest.approx([12 * 52500 / 67500, 12 * 62500 / 67500])
+
+
+@pytest.mark.parametrize("key", ["settings.max_iters", "train_cfg.max_iters"])
+def test_schedule_in_iterations_follows_max_iters(repo, key):
+    cfg = load_config(repo / "configs/demo/upernet_swin_nano_camvid.py", {key: 5})
+    assert cfg.train_cfg.max_iters == cfg.train_cfg.val_interval == 5
+    assert [(part.begin, part.end) for part in cfg.param_scheduler] == [(0, 2), (0, 5)]
+
+
+def test_length_in_the_other_unit_is_refused(repo):
+    with pytest.raises(ConfigError, match=r"settings\.max_epochs"):
+        load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_iters": 5})
+
+
+def test_image_size_of_a_detector_is_the_short_side_and_scales_all_sizes(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.image_size": 400})
+    assert steps(cfg, "val")["Resize"].scale == steps(cfg, "test")["Resize"].scale == (666, 400)
+    plain, cropped = steps(cfg)["RandomChoice"].transforms
+    assert plain[0].scales[0] == (240, 666)
+    assert cropped[1].crop_size == (192, 300)
+
+
+def test_image_size_of_a_segmentor_is_the_crop(repo):
+    cfg = load_config(repo / "configs/upernet_vit_b_ade20k.py", {"settings.image_size": 256})
+    assert steps(cfg)["RandomCrop"].crop_size == (256, 256)
+    assert steps(cfg)["RandomResize"].scale == (1024, 256)
+    assert cfg.model.data_preprocessor.size == (256, 256)
+    assert (cfg.model.test_cfg.crop_size, cfg.model.test_cfg.stride) == ((256, 256), (170, 170))
+    assert cfg.tta_pipeline[1].transforms[0][1].scale == (768, 192)
+
+
+def test_image_size_keeps_images_that_validation_does_not_resize(repo):
+    cfg = load_config(repo / "configs/demo/upernet_swin_nano_camvid.py", {"settings.image_size": 144})
+    assert steps(cfg)["RandomCrop"].crop_size == cfg.model.data_preprocessor.size == (144, 144)
+    assert steps(cfg)["RandomResize"].scale == (480, 360)
+
+
+def test_sizes_that_do_not_follow_are_named(repo):
+    cfg = load_config(repo / "configs/cascade_swin_t_coco.py")
+    cfg.custom_hooks = [{"type": "PipelineSwitchHook", "switch_pipeline": []}]
+    cfg.settings = {"image_size": 400}
+    with pytest.raises(ConfigError, match="switch_pipeline"):
+        apply_settings(cfg)
+
+
+def test_image_size_of_vitdet_changes_padding_and_positions(repo):
+    cfg = load_config(repo / "configs/cascade_vit_b_coco.py", {"settings.image_size": 512})
+    assert steps(cfg)["Pad"].size == (512, 512)
+    assert cfg.model.data_preprocessor.pad_size_divisor == cfg.model.backbone.img_size == 512
+
+
+@pytest.mark.parametrize("epochs", [12, 1])
+def test_settings_in_a_config_file_and_applied_again(repo, tmp_path, epochs):
+    path = tmp_path / "mine.py"
+    base = str(repo / "configs/cascade_swin_t_coco.py")
+    path.write_text(f"_base_ = {base!r}\nsettings = dict(max_epochs={epochs}, image_size=400)\n")
+    cfg = load_config(path)
+    assert (cfg.train_cfg.max_epochs, steps(cfg, "val")["Resize"].scale) == (epochs, (666, 400))
+    cfg.dump(tmp_path / "again.py")
+    again = load_config(tmp_path / "again.py")
+    assert again.param_scheduler == cfg.param_scheduler
+    assert again.train_dataloader == cfg.train_dataloader
+    assert cfg.param_scheduler[1].milestones == ([9, 11] if epochs == 12 else [])  # 0 would lower the rate at once
+
+
+def backends(cfg):
+    return [backend.type for backend in cfg.visualizer.vis_backends]
+
+
+def test_log_to_adds_backends_and_states_them_all(repo, tmp_path):
+    path = tmp_path / "mine.py"
+    base = str(repo / "configs/cascade_swin_t_coco.py")
+    path.write_text(f"_base_ = {base!r}\nsettings = dict(log_to=['tensorboard', 'wandb'])\n")
+    both = ["LocalVisBackend", "TensorboardVisBackend", "vitdense.WandbVisBackend"]
+    cfg = load_config(path, {"visualizer.vis_backends.2.init_kwargs.project": "pets"})
+    assert backends(cfg) == both
+    apply_settings(cfg)
+    assert backends(cfg) == both
+    cfg.settings.log_to = "wandb"
+    apply_settings(cfg)
+    assert backends(cfg) == ["LocalVisBackend", "vitdense.WandbVisBackend"]
+    assert cfg.visualizer.vis_backends[1].init_kwargs.project == "pets"
+    assert cfg.visualizer.type == "DetLocalVisualizer"
+    assert backends(load_config(path, {"settings.log_to": []})) == ["LocalVisBackend"]
+
+
+def test_log_to_of_a_config_of_mmdet(tmp_path):
+    """Its losses are over iterations, its metrics over epochs; and it may have mmengine's own backend."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "_base_ = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'\nsettings = dict(log_to='wandb')\n"
+        "visualizer = dict(vis_backends=[dict(type='LocalVisBackend'), dict(type='WandbVisBackend')])\n"
+    )
+    cfg = load_config(path)
+    assert backends(cfg) == ["LocalVisBackend", "WandbVisBackend"]
+    assert cfg.default_hooks.logger.log_metric_by_epoch is False
+
+
+def test_log_to_of_a_config_without_a_visualizer(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("settings = dict(log_to='tensorboard')\nmodel = dict(type='vitdense.Swin', arch='tiny')\n")
+    assert backends(load_config(path)) == ["LocalVisBackend", "TensorboardVisBackend"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"image_size": 0}, {"max_epochs": 2.5}, {"size": 3}, {"log_to": ["tensorboard", "wandbb"]}], ids=str
+)
+def test_wrong_settings_are_refused(repo, settings):
+    with pytest.raises(ConfigError, match=f"settings.*{next(iter(settings))}"):
+        load_config(repo / "configs/cascade_swin_t_coco.py", {"settings": settings})
+
+
+def test_normalisation_is_own_or_refused(repo):
+    path = repo / "configs/cascade_swin_t_coco.py"
+    cfg = load_config(path, {"settings.normalisation": "own"})
+    assert cfg.settings == {"normalisation": "own"}
+    cfg.pop("settings")
+    assert cfg.to_dict() == load_config(path).to_dict()  # nothing else changes
+    with pytest.raises(ConfigError, match=r"settings\.normalisation: got 'other', expected 'own'"):
+        load_config(path, {"settings.normalisation": "other"})

@@ -1,0 +1,174 @@
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+from mmdet.datasets import CocoDataset
+from mmdet.structures import DetDataSample
+from mmengine.structures import InstanceData
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from vitdense.mm.config.load import ConfigError
+from vitdense.mm.data import coco
+from vitdense.mm.data.coco import CocoPredictions, overview
+
+CATEGORIES = [{"id": 3, "name": "a"}, {"id": 7, "name": "b"}, {"id": 40, "name": "c"}]
+NAMES = ("a", "b", "c")
+IMAGES, BOXES = '"images": [{"id": 1, "license": {"id": 9, "name": "x"}}]', '"annotations": []'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}',
+        f'{{"categories"  :\n {json.dumps(CATEGORIES, indent=2)},\n {IMAGES}, {BOXES}}}',
+        json.dumps({"categories": [{"name": name} for name in NAMES]}),
+    ],
+    ids=["last", "first", "without ids"],
+)
+def test_category_names(text, tmp_path):
+    path = tmp_path / "truth.json"
+    path.write_text(text)
+    assert overview(path).categories == NAMES
+
+
+def test_categories_do_not_parse_the_whole_file(tmp_path, monkeypatch):
+    path = tmp_path / "truth.json"
+    path.write_text(f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}')
+    monkeypatch.delattr(coco.json, "loads")
+    assert overview(path).categories == NAMES
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1, 2]", "{}", '{"categories": 3}', '{"categories": [3]}', json.dumps(CATEGORIES)]
+)
+def test_file_that_is_not_coco_is_named(text, tmp_path):
+    path = tmp_path / "truth.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"truth\.json"):
+        overview(path)
+
+
+def detections(labels, size=(40, 60)):
+    """One object per label, with a mask that fills its box."""
+    boxes = [[5 * i, 3 * i, 5 * i + 20, 3 * i + 10] for i in range(len(labels))]
+    masks = np.zeros((len(labels), *size), bool)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes):
+        mask[y1:y2, x1:x2] = True
+    found = InstanceData(
+        bboxes=torch.tensor(boxes, dtype=torch.float32),
+        scores=torch.full((len(labels),), 0.9),
+        labels=torch.tensor(labels),
+        masks=torch.from_numpy(masks),
+    )
+    return DetDataSample(metainfo={"ori_shape": size}, pred_instances=found)
+
+
+def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
+    images = [{"id": i, "file_name": f"sub/{i}.jpg", "height": 40, "width": 60} for i in (139, 285)]
+    samples = {image["id"]: detections([2, 0, 1]) for image in images}
+    path = tmp_path / "truth.json"
+    dataset = {"data_root": str(tmp_path), "ann_file": "truth.json", "data_prefix": {"img": "val/"}}
+
+    def predictions():
+        path.write_text(json.dumps(truth))
+        made = CocoPredictions(NAMES, dataset)
+        for i, sample in samples.items():
+            made.add(tmp_path / "val/sub" / f"{i}.jpg", sample)
+        return made
+
+    truth = {"images": images, "annotations": [], "categories": CATEGORIES[::-1]}
+    truth["annotations"] = predictions().result["annotations"]
+    found = predictions()
+    assert [a["category_id"] for a in found.result["annotations"]] == [40, 3, 7] * 2
+    assert [image["id"] for image in found.result["images"]] == [139, 285]
+    assert found.result["images"] == images
+    found.write(tmp_path / "predictions.json")
+    found.write(tmp_path / "dataset.json", as_dataset=True)
+    assert "id" not in capsys.readouterr().out  # no new ids
+    annotations = json.loads((tmp_path / "dataset.json").read_text())["annotations"]
+    reference = COCO(str(path))
+    for kind, results in itertools.product(("bbox", "segm"), (str(tmp_path / "predictions.json"), annotations)):
+        scored = COCOeval(reference, reference.loadRes(results), kind)
+        scored.evaluate(), scored.accumulate(), scored.summarize()
+        assert scored.stats[0] == pytest.approx(1.0)
+
+
+def test_results_have_the_keys_of_coco_results(tmp_path):
+    predictions = CocoPredictions(NAMES, {})
+    sample = detections([0, 1])
+    predictions.add(tmp_path / "a.jpg", sample)
+    del sample.pred_instances.masks
+    predictions.add(tmp_path / "b.jpg", sample)
+    predictions.write(tmp_path / "predictions.json")
+    results = json.loads((tmp_path / "predictions.json").read_text())
+    keys = {"image_id", "category_id", "bbox", "score"}
+    assert [result.keys() for result in results] == [keys | {"segmentation"}] * 2 + [keys] * 2
+    assert [result["image_id"] for result in results] == [1, 1, 2, 2]
+
+
+def test_no_detections_are_an_empty_list(tmp_path):
+    predictions = CocoPredictions(NAMES, {})
+    predictions.add(tmp_path / "a.jpg", detections([]))
+    predictions.write(tmp_path / "predictions.json")
+    assert json.loads((tmp_path / "predictions.json").read_text()) == []
+
+
+def test_links_to_images_elsewhere_have_their_image_ids(tmp_path):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "stored.jpg").touch()
+    (tmp_path / "val/7.jpg").symlink_to(tmp_path / "stored.jpg")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "val/linked").symlink_to(tmp_path / "elsewhere")
+    truth = {"images": [{"id": 70, "file_name": "7.jpg"}, {"id": 80, "file_name": "linked/8.jpg"}]}
+    truth["categories"] = CATEGORIES
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    predictions = CocoPredictions(
+        NAMES, {"data_root": str(tmp_path), "ann_file": "truth.json", "data_prefix": {"img": "val"}}
+    )
+    predictions.add(tmp_path / "val/7.jpg", detections([0]))
+    predictions.add(tmp_path / "val/linked/8.jpg", detections([0]))
+    assert [image["id"] for image in predictions.result["images"]] == [70, 80]
+
+
+def test_images_of_other_folders_get_unused_ids(tmp_path, capsys):
+    truth = {"images": [{"id": 1, "file_name": "1.jpg"}, {"id": 3, "file_name": "3.jpg"}], "categories": CATEGORIES}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    predictions = CocoPredictions(NAMES, {"ann_file": str(tmp_path / "truth.json"), "data_prefix": {"img": "val"}})
+    for name in ("1.jpg", "3.jpg", "5.jpg"):
+        predictions.add(tmp_path / "other" / name, detections([0]))
+    assert [image["id"] for image in predictions.result["images"]] == [2, 4, 5]
+    predictions.write(tmp_path / "predictions.json")
+    assert "3 of 3 images" in capsys.readouterr().out
+
+
+def test_image_ids_of_lvis(tmp_path):
+    image = {"id": 139, "coco_url": "http://images.cocodataset.org/val2017/000000000139.jpg"}
+    (tmp_path / "lvis.json").write_text(json.dumps({"images": [image], "categories": CATEGORIES}))
+    predictions = CocoPredictions(NAMES, {"data_root": str(tmp_path), "ann_file": "lvis.json"})
+    predictions.add(tmp_path / "val2017/000000000139.jpg", detections([0]))
+    assert predictions.result["images"][0]["id"] == 139
+
+
+def test_coco_classes_have_coco_ids_without_annotation_file(shared_data, capsys):
+    classes = CocoDataset.METAINFO["classes"]
+    categories = CocoPredictions(classes, {}).result["categories"]
+    assert capsys.readouterr().out == ""
+    published = json.loads((shared_data / "coco/annotations/instances_val2017.json").read_text())["categories"]
+    assert categories == [{"id": c["id"], "name": c["name"]} for c in published]
+    assert categories[11] == {"id": 13, "name": "stop sign"}
+
+
+@pytest.mark.parametrize("truth", [None, json.dumps({"categories": CATEGORIES[:2]})])
+def test_category_ids_without_a_matching_annotation_file(truth, tmp_path, capsys):
+    if truth is not None:
+        (tmp_path / "truth.json").write_text(truth)
+    predictions = CocoPredictions(NAMES, {"data_root": str(tmp_path), "ann_file": "truth.json"})
+    assert predictions.result["categories"] == [{"id": i, "name": name} for i, name in enumerate(NAMES, 1)]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "numbered from 1" in line
+    assert "truth.json" in line

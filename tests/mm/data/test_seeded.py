@@ -1,0 +1,75 @@
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmcv")
+from mmengine.dataset import BaseDataset, ConcatDataset, RepeatDataset
+
+from vitdense.mm.data.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler
+from vitdense.mm.data.transforms import SeedFromSample
+from vitdense.mm.train.hooks import seed_everything
+
+
+def test_seeded_index_can_be_pickled():
+    index = pickle.loads(pickle.dumps(SeededIndex(5, (3, 77))))
+    assert index == 5
+    assert isinstance(index, int)
+    assert index.key == (3, 77)
+
+
+def test_infinite_sampler_continues_after_skip():
+    whole, resumed = (SeededInfiniteSampler(range(7), seed=3) for _ in range(2))
+    stream = [next(it) for it in [iter(whole)] for _ in range(20)]
+    resumed.skip(9)
+    rest = [next(it) for it in [iter(resumed)] for _ in range(11)]
+    assert rest == stream[9:]
+    assert [i.key for i in rest] == [i.key for i in stream[9:]]
+    assert len({i.key for i in stream}) == 20
+
+
+def test_epoch_sampler_has_other_seeds_every_epoch():
+    sampler = SeededEpochSampler(range(5), seed=1)
+    keys = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        keys += [i.key for i in sampler]
+    assert len(set(keys)) == 15
+
+
+def draws():
+    return random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
+
+
+def test_seed_from_sample_seeds_all_generators():
+    seed = SeedFromSample()
+    a = [draws() for key in ((1, 2), (1, 3), (1, 2)) if seed.transform({"sample_idx": SeededIndex(0, key)})]
+    assert a[0] == a[2]
+    assert all(x != y for x, y in zip(a[0], a[1]))
+    seed.transform({"sample_idx": SeededIndex(0, (1, 2))})
+    seed.transform({"sample_idx": 4})  # without a seed: the generators stay as they are
+    assert draws() == a[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda d: RepeatDataset(d, times=3), lambda d: ConcatDataset([d, d])])
+def test_seed_reaches_data_sets_inside_wrappers(wrap):
+    class Numbers(BaseDataset):
+        def load_data_list(self):
+            return [{"n": i} for i in range(4)]
+
+    inner = Numbers(pipeline=[SeedFromSample(), lambda results: {**results, "draw": draws()}])
+    wrapped = wrap(inner)
+    last = len(wrapped) - 1
+    a, b, again = (wrapped[SeededIndex(last, (0, k))] for k in (1, 2, 1))
+    assert a["n"] == 3
+    assert a["draw"] == again["draw"] != b["draw"]
+
+
+def test_seed_everything_separates_keys():
+    seen = set()
+    for keys in ((0, 1), (1, 0), (0, 0), (1, 1)):
+        seed_everything(*keys)
+        seen.add(draws())
+    assert len(seen) == 4

@@ -1,0 +1,285 @@
+"""The embedded data set: reproducible images, valid ground truth in both formats, atomic writing."""
+
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cv2")
+
+import cv2
+
+from vitdense.mm.data import shapes
+
+SMALL = {"num_train": 10, "num_val": 5, "image_size": (96, 128)}
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> Path:
+    return shapes.draw_dataset(tmp_path_factory.mktemp("shapes") / "set", **SMALL, workers=2)
+
+
+@pytest.fixture
+def load(drawn):
+    coco = pytest.importorskip("pycocotools.coco")
+    return lambda split: coco.COCO(str(drawn / f"annotations/instances_{split}.json"))
+
+
+def test_files_do_not_depend_on_the_number_of_workers(drawn, tmp_path):
+    assert content(drawn) == content(shapes.draw_dataset(tmp_path / "again", **SMALL, workers=1))
+
+
+def test_images_do_not_depend_on_the_number_of_images(drawn, tmp_path):
+    fewer = content(shapes.draw_dataset(tmp_path / "fewer", **{**SMALL, "num_train": 3}))
+    images = {name: data for name, data in fewer.items() if name.endswith(("jpg", "png"))}
+    assert len(images) == 2 * (3 + 5)
+    assert images.items() <= content(drawn).items()
+
+
+def test_splits_and_seeds_differ(drawn, tmp_path):
+    first, other = content(drawn), content(shapes.draw_dataset(tmp_path / "other", **SMALL, seed=1))
+    assert first["train/000001.jpg"] != first["val/000001.jpg"]
+    assert first["train/000001.jpg"] != other["train/000001.jpg"]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_annotations_agree_with_each_other(drawn, load, split):
+    coco = load(split)
+    assert tuple(c["name"] for c in coco.loadCats(coco.getCatIds())) == shapes.CLASSES
+    assert len(coco.imgs) == SMALL[f"num_{split}"]
+    for image_id, info in coco.imgs.items():
+        picture = cv2.imread(str(drawn / split / info["file_name"]))
+        assert picture.shape == (info["height"], info["width"], 3) == (96, 128, 3)
+        expected = np.zeros((96, 128), int)
+        for annotation in coco.loadAnns(coco.getAnnIds(image_id)):
+            mask = coco.annToMask(annotation).astype(bool)
+            assert not (expected[mask] != 0).any()  # masks of one image are disjoint
+            expected[mask] = 255 if annotation["iscrowd"] else annotation["category_id"]
+            ys, xs = np.nonzero(mask)
+            x, y, w, h = annotation["bbox"]
+            assert (x, y, x + w, y + h) == (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1)
+            assert annotation["area"] == mask.sum()
+        labels = cv2.imread(str(drawn / "semantic" / split / f"{image_id:06d}.png"), cv2.IMREAD_UNCHANGED)
+        assert labels.dtype == np.uint8
+        np.testing.assert_array_equal(labels, expected)
+
+
+def test_distribution_of_classes_sizes_occlusion_crowds_and_empty_images():
+    instances, per_image = [], []
+    for index in range(60):
+        rng = np.random.default_rng((0, 0, index))
+        crowd, empty = (index % every == at for every, at in [shapes.CROWD, shapes.EMPTY])
+        _, found = shapes.draw_image(rng, (256, 256), empty=empty, crowd=crowd)
+        assert any(i.crowd for i in found) == crowd
+        objects = [i for i in found if not i.crowd]
+        per_image.append(len(objects))
+        instances += objects
+    assert per_image.count(0) == 3  # 7, 27, 47
+    assert max(per_image) <= 8
+    assert {i.label for i in instances} == set(range(len(shapes.CLASSES)))
+    areas = np.array([i.mask.sum() for i in instances])
+    assert 0.1 < (areas < 32**2).mean() < 0.4
+    assert 0.1 < (areas >= 96**2).mean() < 0.4
+    visible = np.array([i.visible for i in instances])
+    assert 0.25 < (visible < 0.9).mean() < 0.6
+    assert visible.min() >= shapes.MIN_VISIBLE
+
+
+@pytest.mark.parametrize("name", shapes.CLASSES)
+def test_rasterized_mask_has_the_area_of_the_outline(name):
+    rng = np.random.default_rng(3)
+    outline = shapes._outline(rng, shapes.CLASSES.index(name))
+    assert np.linalg.norm(np.concatenate(outline), axis=1).max() < 1.02
+    cover = shapes._Scene(rng, (100, 120))._rasterize(outline, 40.0, np.array([60.3, 50.7]))
+    assert cover.shape == (100, 120)
+    if name not in ("crescent", "triangle"):  # their centre of mass is not the centre of the circle
+        centre = [(cover * at).sum() / cover.sum() for at in np.indices(cover.shape) + 0.5]
+        np.testing.assert_allclose(centre, (50.7, 60.3), atol=1)
+    assert cover.sum() == pytest.approx(shapes._area(outline) * 40**2, rel=0.04)
+
+
+def test_existing_data_set_is_not_drawn_again(drawn, monkeypatch):
+    monkeypatch.setattr(shapes, "draw_image", lambda *args, **kwargs: pytest.fail("drawn again"))
+    shapes.draw_dataset(drawn, **SMALL)
+
+
+@pytest.mark.parametrize("change", [{"num_val": 6}, {"image_size": (128, 96)}, {"seed": 1}])
+def test_other_arguments_are_refused(drawn, change):
+    before = content(drawn)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        shapes.draw_dataset(drawn, **{**SMALL, **change})
+    assert content(drawn) == before
+
+
+def test_folder_without_stamp_is_refused_and_unchanged(tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"photo")
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+        shapes.draw_dataset(tmp_path, **SMALL)
+    assert content(tmp_path) == {"photo.jpg": b"photo"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"num_train": 0}, {"num_val": 0}, {"image_size": (256, 32)}, {"image_size": (256, 256, 3)}],
+)
+def test_arguments_out_of_range_are_named(tmp_path, arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        shapes.draw_dataset(tmp_path / "set", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_drawing_leaves_no_files(tmp_path, monkeypatch):
+    draw, calls = shapes.draw_image, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return draw(*args, **kwargs)
+
+    monkeypatch.setattr(shapes, "draw_image", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        shapes.draw_dataset(tmp_path / "set", **SMALL, workers=1)
+    assert calls
+    assert not list(tmp_path.iterdir())
+
+
+def test_first_to_rename_wins_if_several_draw(tmp_path, monkeypatch):
+    start, draw_into = Barrier(3), shapes._draw_into  # all find no data set before the first one draws
+
+    def wait_then_draw(*args):
+        start.wait(60)
+        draw_into(*args)
+
+    monkeypatch.setattr(shapes, "_draw_into", wait_then_draw)
+    small = {**SMALL, "num_train": 2, "num_val": 1, "workers": 1}
+    with ThreadPoolExecutor(3) as pool:
+        roots = list(pool.map(lambda _: shapes.draw_dataset(tmp_path / "set", **small), range(3)))
+    assert roots == [tmp_path / "set"] * 3
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+    assert json.loads((tmp_path / "set" / shapes.STAMP).read_text())["num_train"] == 2
+
+
+def test_data_set_drawn_concurrently_with_other_arguments_is_refused(tmp_path, monkeypatch):
+    draw_into = shapes._draw_into
+
+    def draw_another_data_set_first(*args):
+        monkeypatch.setattr(shapes, "_draw_into", draw_into)
+        shapes.draw_dataset(tmp_path / "set", **SMALL, seed=1)
+        draw_into(*args)
+
+    monkeypatch.setattr(shapes, "_draw_into", draw_another_data_set_first)
+    with pytest.raises(ValueError, match="seed"):
+        shapes.draw_dataset(tmp_path / "set", **SMALL)
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def test_drawing_imports_neither_torch_nor_mm():
+    code = (
+        "import sys, numpy; from vitdense.mm.data.shapes import draw_image\n"
+        "draw_image(numpy.random.default_rng(0), (64, 64))\n"
+        "print([m for m in ('torch', 'mmengine', 'mmcv', 'mmdet', 'pycocotools') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def detection_set(root: Path, **kwargs):
+    transforms = pytest.importorskip("mmdet.datasets.transforms", exc_type=ImportError)
+    from vitdense.mm.data.shapes_det import ShapesDataset
+
+    pipeline = [
+        transforms.LoadAnnotations(with_bbox=True, with_mask=True, with_seg=True),
+        transforms.PackDetInputs(meta_keys=("img_id", "ori_shape")),
+    ]
+    from mmcv.transforms import LoadImageFromFile
+
+    return ShapesDataset(
+        data_root=str(root),
+        ann_file="annotations/instances_train.json",
+        data_prefix={"img": "train/", "seg": "semantic/train/"},
+        pipeline=[LoadImageFromFile(), *pipeline],
+        **kwargs,
+    )
+
+
+def test_loads_through_mmdet(tmp_path, load):
+    dataset = detection_set(tmp_path / "set", draw=SMALL, test_mode=True)
+    assert len(dataset) == SMALL["num_train"]
+    assert dataset.metainfo["classes"] == shapes.CLASSES
+    coco = load("train")
+    for i in range(len(dataset)):
+        sample = dataset[i]["data_samples"]
+        expected = coco.loadAnns(coco.getAnnIds(i + 1))
+        objects = [a for a in expected if not a["iscrowd"]]
+        assert sample.gt_instances.labels.tolist() == [a["category_id"] - 1 for a in objects]
+        assert sample.gt_instances.masks.areas.tolist() == [a["area"] for a in objects]
+        assert sample.ignored_instances.masks.areas.tolist() == [a["area"] for a in expected if a["iscrowd"]]
+        labels = sample.gt_sem_seg.sem_seg.numpy()
+        for a in objects:
+            assert (labels == a["category_id"]).sum() == sum(
+                o["area"] for o in objects if o["category_id"] == a["category_id"]
+            )
+
+
+def test_filter_empty_gt_drops_empty_images(drawn):
+    kept = detection_set(drawn, draw=SMALL, filter_cfg={"filter_empty_gt": True})
+    assert len(kept) == SMALL["num_train"] - 1
+
+
+@pytest.mark.parametrize("metric", ["CocoMetric", "FasterCocoMetric"])
+def test_average_precision_of_the_ground_truth_is_1(drawn, metric):
+    metrics = pytest.importorskip("mmdet.evaluation")
+    torch = pytest.importorskip("torch")
+    if not hasattr(metrics, metric):
+        pytest.skip(f"this mmdet has no {metric}")
+    dataset = detection_set(drawn, draw=SMALL, test_mode=True)
+    scorer = getattr(metrics, metric)(
+        ann_file=str(drawn / "annotations/instances_train.json"), metric=["bbox", "segm"], format_only=False
+    )
+    scorer.dataset_meta = dataset.metainfo
+    for i in range(len(dataset)):
+        sample = dataset[i]["data_samples"]
+        truth = sample.gt_instances
+        sample.pred_instances = type(truth)(
+            bboxes=truth.bboxes.tensor,
+            labels=truth.labels,
+            scores=torch.ones(len(truth)),
+            masks=truth.masks.to_tensor(torch.bool, "cpu"),
+        )
+        scorer.process({}, [sample.to_dict()])
+    scores = scorer.evaluate(len(dataset))
+    assert scores["coco/bbox_mAP"] == pytest.approx(1)
+    assert scores["coco/segm_mAP"] == pytest.approx(1)
+
+
+def test_loads_through_mmseg(tmp_path, drawn):
+    pytest.importorskip("mmseg.datasets", exc_type=ImportError)
+    from mmcv.transforms import LoadImageFromFile
+    from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs
+
+    from vitdense.mm.data.shapes_seg import ShapesSegDataset
+
+    dataset = ShapesSegDataset(
+        data_root=str(tmp_path / "set"),
+        data_prefix={"img_path": "val", "seg_map_path": "semantic/val"},
+        pipeline=[LoadImageFromFile(), LoadAnnotations(), PackSegInputs(meta_keys=())],
+        draw=SMALL,
+    )
+    assert len(dataset) == SMALL["num_val"]
+    assert dataset.metainfo["classes"] == ("background", *shapes.CLASSES)
+    assert len(dataset.metainfo["palette"]) == len(dataset.metainfo["classes"])
+    for i in range(len(dataset)):
+        sample = dataset[i]
+        assert sample["inputs"].shape == (3, 96, 128)
+        expected = cv2.imread(str(drawn / f"semantic/val/{i + 1:06d}.png"), cv2.IMREAD_UNCHANGED)
+        np.testing.assert_array_equal(sample["data_samples"].gt_sem_seg.data[0].numpy(), expected)

@@ -1,0 +1,115 @@
+import io
+
+import mmcv
+import numpy as np
+import pytest
+from mmcv.transforms import LoadImageFromFile
+from mmengine.dataset import BaseDataset
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from vitdense.mm.data import transforms
+from vitdense.mm.data.shapes import draw_image
+from vitdense.mm.data.transforms import LoadImage
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.launch import exit_on_user_error
+
+
+def encoded(kind):
+    """An image file as bytes."""
+    file = io.BytesIO()
+    Image.fromarray(draw_image(np.random.default_rng(0), (64, 128))[0]).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes bytes to a file; a sample of a data set."""
+
+    def write(content, name="image.file"):
+        (tmp_path / name).write_bytes(content)
+        return {"img_path": str(tmp_path / name)}
+
+    return write
+
+
+class Files(BaseDataset):
+    def __init__(self, samples, pipeline):
+        self.samples = samples
+        super().__init__(pipeline=pipeline)
+
+    def load_data_list(self):
+        return list(self.samples)  # mmengine empties it
+
+
+@pytest.mark.parametrize("options", [{}, {"to_float32": True}, {"color_type": "grayscale"}])
+@pytest.mark.parametrize("after", [b"", b"bytes after the end"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
+def test_intact_files_give_the_pixels_of_mmcv(kind, after, options, write):
+    sample = write(encoded(kind) + after)
+    got, want = (load.transform(dict(sample)) for load in (LoadImage(**options), LoadImageFromFile(**options)))
+    assert got.keys() == want.keys()
+    assert got["img"].dtype == want["img"].dtype
+    np.testing.assert_array_equal(got["img"], want["img"])
+    assert (got["img_shape"], got["ori_shape"]) == (want["img_shape"], want["ori_shape"]) == ((64, 128),) * 2
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_complete_files_are_decoded_once(kind, write, monkeypatch):
+    monkeypatch.delattr(transforms.Image, "open")
+    assert LoadImage().transform(write(encoded(kind)))["img"].shape == (64, 128, 3)
+
+
+UNREADABLE = {
+    "truncated JPEG": encoded("JPEG")[:-200],
+    "truncated PNG": encoded("PNG")[:-200],
+    "empty file": b"",
+    "text": b"no image",
+}
+
+
+@pytest.fixture
+def old_opencv(monkeypatch):
+    """Before 4.12 it fills what is missing of a truncated file with grey."""
+    read = mmcv.imfrombytes
+
+    def fill(content, **options):
+        image = read(content, **options)
+        return np.full((64, 128, 3), 128, np.uint8) if image is None and content[:1] in b"\xff\x89" else image
+
+    monkeypatch.setattr(mmcv, "imfrombytes", fill)
+
+
+@pytest.mark.usefixtures("old_opencv")
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_unreadable_image_is_an_error_that_names_the_file_and_the_option(what, write):
+    sample = write(UNREADABLE[what])
+    with pytest.raises(ConfigError, match=r"image\.file.*skip_unreadable=True"):
+        LoadImage().transform(sample)
+
+
+def test_missing_image_is_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.jpg"):
+        LoadImage().transform({"img_path": str(tmp_path / "gone.jpg")})
+
+
+@pytest.mark.usefixtures("old_opencv")
+def test_unreadable_images_are_skipped_and_counted_by_option(write, monkeypatch):
+    lines = []
+    monkeypatch.setattr(transforms, "print_log", lambda line, *_: lines.append(line))
+    samples = [write(content, name) for name, content in {**UNREADABLE, "intact.jpg": encoded("JPEG")}.items()]
+    files = Files(samples, [{"type": "vitdense.LoadImage", "skip_unreadable": True}])
+    for i in range(len(files)):
+        assert files[i]["img_path"].endswith("intact.jpg")
+    assert len(lines) >= len(UNREADABLE)
+    assert all(f"skipped, {n} so far" in line for n, line in enumerate(lines, 1))
+    assert all(any(name in line for line in lines) for name in UNREADABLE)
+
+
+def test_unreadable_image_in_a_data_worker_is_one_message(write, capsys):
+    loader = DataLoader(Files([write(UNREADABLE["text"])], [LoadImage()]), num_workers=1)
+    with pytest.raises(SystemExit), exit_on_user_error():
+        next(iter(loader))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: image ")
+    assert "image.file" in line

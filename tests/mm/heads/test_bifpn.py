@@ -1,0 +1,110 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitdense.inspect.flops import num_params
+from vitdense.mm.heads.reppoints_v2.bifpn import BiFPN
+
+
+@pytest.mark.parametrize("name", ["reppoints_v2_bifpn", "reppoints_v2_bifpn_identity"])
+def test_outputs_equal_the_golden_files(shared_golden, name):
+    config, tensors = shared_golden(name)
+    options = {key: config["constructor"][key] for key in ("in_channels", "out_channels", "num_outs", "num_repeat")}
+    neck = BiFPN(**options)
+    state = {key.removeprefix("sd."): value for key, value in tensors.items() if key.startswith("sd.")}
+    neck.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        outs = neck([tensors[f"in.{i}"] for i in range(3)])
+    assert len(outs) == 5
+    for i, out in enumerate(outs):
+        torch.testing.assert_close(out, tensors[f"out.{i}"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(13, 19), (16, 8), (1, 5)])
+def test_outputs_have_the_sizes_of_the_maps_and_then_halves(size):
+    sizes = [size]
+    for _ in range(4):
+        sizes.append(tuple((side + 1) // 2 for side in sizes[-1]))
+    neck = BiFPN([8, 16, 32], out_channels=32, num_repeat=2)
+    with torch.no_grad():
+        outs = neck([torch.randn(2, width, *size) for width, size in zip((8, 16, 32), sizes)])
+    assert [tuple(out.shape) for out in outs] == [(2, 32, *size) for size in sizes]
+    assert neck.out_channels == (32,) * 5
+
+
+def test_layers_are_the_documented_ones():
+    """Written out for two maps and three outputs, with other weights for every input of every fusion."""
+    neck = BiFPN([8, 16], out_channels=32, num_outs=3, num_repeat=1).double()
+    for parameter in neck.parameters():
+        nn.init.normal_(parameter)
+    state = {key.removeprefix("bi_fpn.0."): value for key, value in neck.state_dict().items()}
+    maps = [torch.randn(2, 8, 6, 5).double(), torch.randn(2, 16, 3, 3).double()]
+
+    def conv(name, x):
+        weight = state[f"{name}.conv.weight"]
+        x = F.conv2d(x, weight, padding=weight.shape[-1] // 2)
+        return F.group_norm(x, 32, state[f"{name}.gn.weight"], state[f"{name}.gn.bias"])
+
+    def fuse(name, *inputs):
+        weights = state[f"{name}.weights"].flatten().clamp(min=0)
+        x = sum(w * x for w, x in zip(weights, inputs, strict=True)) / (weights.sum() + 1e-4)
+        return x * x.sigmoid()
+
+    def up(x, like):
+        rows, columns = (torch.arange(n) * m // n for n, m in zip(like.shape[2:], x.shape[2:]))
+        return x[:, :, rows][:, :, :, columns]
+
+    def down(x):
+        return F.max_pool2d(x, 3, 2, 1)
+
+    lat = [conv(f"lateral_convs.{i}", x) for i, x in enumerate([*maps, down(maps[1])])]
+    middle = conv("lateral_combine_conv.1", fuse("lateral_combine.1", lat[1], up(lat[2], lat[1])))
+    first = conv("lateral_combine_conv.0", fuse("lateral_combine.0", lat[0], up(middle, lat[0])))
+    second = conv("out_combine_conv.0", fuse("out_combine.0", down(first), middle, lat[1]))
+    third = conv("out_combine_conv.1", fuse("out_combine.1", down(second), lat[2]))
+    with torch.no_grad():
+        outs = neck(maps)
+    for out, want in zip(outs, (first, second, third), strict=True):
+        torch.testing.assert_close(out, want)
+
+
+def test_parameters_for_swin_t():
+    with torch.device("meta"):
+        neck = BiFPN([192, 384, 768])
+    assert num_params(neck) == 10_185_254
+    assert len(neck.state_dict()) == 79
+    assert "bi_fpn.1.out_combine.3.weights" in neck.state_dict()
+
+
+def test_map_of_the_output_width_has_no_convolution():
+    keys = BiFPN([32, 64], out_channels=32, num_outs=2).state_dict()
+    assert not any("lateral_convs.0" in key or "1.lateral_convs" in key for key in keys)
+    assert "bi_fpn.0.lateral_convs.1.conv.weight" in keys
+
+
+def test_fusion_starts_as_a_mean_and_ignores_negative_weights():
+    neck = BiFPN([32], out_channels=32, num_outs=2, num_repeat=1)
+    fuse = neck.bi_fpn[0].lateral_combine[0]
+    x, y = torch.randn(2, 1, 32, 3, 3)
+    torch.testing.assert_close(fuse(x, y), F.silu((x + y) / 2), rtol=1e-4, atol=1e-4)
+    nn.init.constant_(fuse.weights, -1.0)
+    assert not fuse(x, y).any()
+
+
+def test_every_parameter_gets_a_gradient():
+    neck = BiFPN([8, 16, 32], out_channels=32)
+    outs = neck([torch.randn(2, width, size, size) for width, size in ((8, 16), (16, 8), (32, 4))])
+    sum(out.square().mean() + out.sum() * 0.1 for out in outs).backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in neck.parameters())
+
+
+def test_maps_that_do_not_fit_are_an_error():
+    neck = BiFPN([8, 16], out_channels=32)
+    for widths in ((8,), (8, 8), (8, 16, 16)):
+        with pytest.raises(ValueError, match="in_channels"):
+            neck([torch.zeros(1, width, 4, 4) for width in widths])
+    with pytest.raises(ValueError, match="out_channels"):
+        BiFPN([8, 16], out_channels=48)
+    with pytest.raises(ValueError, match="num_outs"):
+        BiFPN([8, 16], out_channels=32, num_outs=1)

@@ -1,0 +1,703 @@
+"""RepPoints V2: against golden tensors of the authors' code, and its details one by one (`test_trap_...`)."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import REPO
+from torch import nn
+from torchvision.ops import DeformConv2d
+
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.load import fit_whole
+from vitdense.inspect.flops import macs, num_params
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.walk import follow_classes
+
+pytest.importorskip("mmdet")
+from mmdet.registry import MODELS
+from mmdet.structures import DetDataSample
+from mmengine.registry import init_default_scope
+from mmengine.structures import InstanceData
+
+from vitdense.mm.heads.reppoints_v2 import head as reppoints_v2
+from vitdense.mm.heads.reppoints_v2.head import RepPointsV2Head, giou_loss_plus_one, refine_corners, semantic_focal_loss
+from vitdense.mm.heads.reppoints_v2.targets import assign_atss, assign_init, corner_targets, gaussian_radius
+
+TRAIN = {"topk": 9, "gaussian_iou": 0.7}
+TEST = {"nms_pre": 1000, "score_thr": 0.05, "nms": {"type": "nms", "iou_threshold": 0.6}, "max_per_img": 100}
+CLASSES, WIDTH = 3, 64
+NAMES = ("cls", "pts_init", "pts_refine", "hm_score", "hm_offset", "sem")
+LOSSES = ("cls", "pts_init", "pts_refine", "heatmap", "offset", "sem")
+
+
+def make_head(**options):
+    """A narrow head as it is at the start of training."""
+    sizes = {"feat_channels": WIDTH, "point_feat_channels": 32, "corner_dim": 32, "stacked_convs": 1}
+    head = RepPointsV2Head(CLASSES, 16, **sizes | options, train_cfg=TRAIN, test_cfg=TEST)
+    head.init_weights()
+    return head
+
+
+def maps(height=96, width=128, batch=2):
+    return [torch.randn(batch, 16, -(-height // s), -(-width // s)) for s in (8, 16, 32, 64, 128)]
+
+
+def meta(height=96, width=128, **changes):
+    sizes = {"img_shape": (height, width), "pad_shape": (height, width), "ori_shape": (height, width)}
+    return {**sizes, "scale_factor": (1.0, 1.0), **changes}
+
+
+def truth(*boxes):
+    boxes = torch.tensor(boxes).view(-1, 4)
+    return InstanceData(bboxes=boxes, labels=torch.arange(len(boxes)) % CLASSES)
+
+
+def some_truth():
+    return [truth([10.0, 12.0, 60.0, 70.0], [70.5, 8.3, 120.2, 60.1]), truth([5.0, 30.0, 100.0, 90.0])]
+
+
+@pytest.fixture(scope="module")
+def golden(shared_golden):
+    """The authors' head in ours: its tensors, the head, its outputs, and the images."""
+    config, tensors = shared_golden("reppoints_v2_head")
+    made = config["constructor"]
+    given = ("num_classes", "in_channels", "feat_channels", "point_feat_channels", "corner_dim", "stacked_convs")
+    options = {key: made[key] for key in given}
+    test_cfg = {key: made["test_cfg"][key] for key in TEST}
+    head = RepPointsV2Head(**options, strides=made["point_strides"], train_cfg=TRAIN, test_cfg=test_cfg)
+    head.load_state_dict({key[3:]: value for key, value in tensors.items() if key.startswith("sd.")}, strict=True)
+    inputs = [tensors[f"in.{level}"].requires_grad_() for level in range(5)]
+    shapes = {key: tensors[key].tolist() for key in ("img_shape", "pad_shape")}
+    metas = [
+        {"img_shape": img, "pad_shape": pad, "scale_factor": factor[:2]}
+        for img, pad, factor in zip(shapes["img_shape"], shapes["pad_shape"], tensors["scale_factor"].tolist())
+    ]
+    return tensors, head, inputs, head(inputs), metas
+
+
+def golden_truth(tensors, case=""):
+    return [
+        InstanceData(bboxes=tensors[f"{case}gt_bboxes.{i}"], labels=tensors[f"{case}gt_labels.{i}"]) for i in range(2)
+    ]
+
+
+def golden_targets(golden, case=""):
+    """Of both images, and the number of points by level."""
+    tensors, head, _, outs, metas = golden
+    sizes, points, counts = head._points(outs[0])
+    init = reppoints_v2._boxes(outs[1], points).detach()
+    images = zip(init, golden_truth(tensors, case), metas)
+    found = [head._targets(points, counts, sizes, *image) for image in images]
+    return {key: torch.stack([image[key] for image in found]) for key in found[0]}, counts, sizes
+
+
+# ---- golden files ----
+
+
+def test_golden_outputs(golden):
+    tensors, _, _, outs, _ = golden
+    assert [len(out) for out in outs] == [5] * 6
+    for name, out in zip(NAMES, outs, strict=True):
+        for level, x in enumerate(out):
+            torch.testing.assert_close(x.detach(), tensors[f"out.{name}.{level}"], rtol=0, atol=1e-5)
+
+
+def test_golden_targets_of_boxes(golden):
+    tensors = golden[0]
+    target, counts, _ = golden_targets(golden)
+    total = 0
+    for name in ("init", "refine"):
+        parts = (target[name] > 0, target[f"{name}_boxes"], target["labels"], target["inside"])
+        for level, (positive, boxes, labels, inside) in enumerate(zip(*(x.split(counts, 1) for x in parts))):
+            want = {key: tensors[f"target.{name}.{key}.{level}"] for key in ("labels", "label_weights", "bbox_gt")}
+            assert torch.equal(inside, want["label_weights"] == 1)
+            assert torch.equal(
+                positive[..., None].expand_as(boxes), tensors[f"target.{name}.bbox_weights.{level}"] == 1
+            )
+            assert torch.equal(positive, (want["labels"] < 5) & inside)
+            assert torch.equal(boxes[positive], want["bbox_gt"][positive])
+            if name == "refine":
+                assert torch.equal(labels[inside], want["labels"][inside].long())
+            total += positive.sum()
+        counted = (target[name] > 0).sum(1).clamp(min=1).sum()
+        assert counted == tensors[f"target.{name}.num_pos"]
+    assert total == 52
+
+
+def test_golden_targets_of_corners(golden):
+    tensors = golden[0]
+    target, counts, _ = golden_targets(golden)
+    for i, corner in enumerate(("tl", "br")):
+        heatmaps = target["heatmap"][..., i].split(counts, 1)
+        offsets = target["offset"].unflatten(-1, (2, 2))[:, :, i].split(counts, 1)
+        insides = target["inside"].split(counts, 1)
+        for level, (heatmap, offset, inside) in enumerate(zip(heatmaps, offsets, insides)):
+            torch.testing.assert_close(heatmap, tensors[f"target.heatmap_{corner}.{level}"], rtol=1e-5, atol=1e-6)
+            positive = heatmap == 1
+            assert torch.equal(positive, tensors[f"target.heatmap_{corner}.{level}"] == 1)
+            assert torch.equal(inside, tensors[f"target.heatmap_{corner}_weights.{level}"] == 1)
+            assert torch.equal(
+                positive[..., None].expand_as(offset), tensors[f"target.offset_{corner}_weights.{level}"] == 1
+            )
+            torch.testing.assert_close(offset, tensors[f"target.offset_{corner}.{level}"], rtol=1e-5, atol=1e-6)
+        counted = (target["heatmap"][..., i] == 1).sum(1).clamp(min=1).sum()
+        assert counted == tensors[f"target.heatmap.num_pos_{corner}"]
+
+
+def test_golden_targets_of_the_semantic_map(golden):
+    tensors = golden[0]
+    target, _, sizes = golden_targets(golden)
+    positives = 0
+    for level, size in enumerate(sizes):
+        weights = F.interpolate(target["semantic"], size)
+        torch.testing.assert_close(weights, tensors[f"target.sem_weights.{level}"], rtol=1e-6, atol=0)
+        assert torch.equal(weights > 0, tensors[f"target.sem_map.{level}"] == 1)
+        positives += (weights > 0).sum()
+    assert positives == tensors["target.sem.num_pos"]
+
+
+@pytest.mark.parametrize("case", ["", "case_b.", "case_empty."])
+def test_golden_losses(golden, case):
+    tensors, head, _, outs, metas = golden
+    boxes = [truth(), truth()] if case == "case_empty." else golden_truth(tensors, case)
+    losses = head.loss_by_feat(*outs, boxes, metas)
+    assert list(losses) == [f"loss_{name}" for name in ("pts_init", "pts_refine", "cls", "heatmap", "offset", "sem")]
+    for name in LOSSES:
+        want = tensors[f"{case}loss.{name}"].sum()  # over levels
+        if want.isinf():
+            assert (case, name) == ("case_empty.", "sem")
+            assert losses["loss_sem"].isfinite()
+        else:
+            assert losses[f"loss_{name}"].item() == pytest.approx(want.item(), rel=1e-4, abs=1e-9), name
+    if case == "case_b.":
+        target = golden_targets(golden, case)[0]
+        positives = target["init"] > 0, target["refine"] > 0, *(target["heatmap"] == 1).unbind(-1)
+        assert [x.sum(1).clamp(min=1).sum().item() for x in positives] == tensors["case_b.num_pos"].tolist()
+
+
+def test_golden_gradients(golden):
+    tensors, head, inputs, outs, metas = golden
+    losses = head.loss_by_feat(*outs, golden_truth(tensors), metas)
+    names, parameters = zip(*head.named_parameters())
+    grads = torch.autograd.grad(sum(losses.values()), [*parameters, *inputs], retain_graph=True)
+    norms = torch.stack([grad.norm() for grad in grads])
+    want = torch.stack([tensors[f"gradnorm.{name}"] for name in names])
+    torch.testing.assert_close(norms, torch.cat([want, tensors["gradnorm_in"]]), rtol=1e-4, atol=1e-7)
+    biases = {key[5:]: value for key, value in tensors.items() if key.startswith("grad.")}
+    assert len(biases) == 8
+    for name, want in biases.items():
+        torch.testing.assert_close(grads[names.index(name)], want, rtol=1e-4, atol=1e-6)
+
+
+def test_golden_giou(golden):
+    tensors = golden[0]
+    boxes = tensors["giou.pred"].clone().requires_grad_()
+    loss = giou_loss_plus_one(boxes, tensors["giou.gt"])
+    loss.sum().backward()
+    torch.testing.assert_close(loss.detach(), tensors["giou.loss"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(boxes.grad, tensors["giou.grad"], rtol=1e-4, atol=1e-6)
+
+
+def test_golden_conflicts(golden):
+    """Boxes that share nearest points."""
+    tensors, head, *_ = golden
+    boxes = tensors["conflict.gt_bboxes"]
+    _, points, counts = head._points(golden[3][0])
+    inside = torch.ones(len(points), dtype=torch.bool)
+    assigned = assign_init(points, inside, boxes)
+    assert assigned.nonzero().flatten().tolist() == tensors["conflict.init_point_index"].tolist()
+    assert (assigned[assigned > 0] - 1).tolist() == tensors["conflict.init_gt_index"].tolist()
+    radii = gaussian_radius(boxes[:, 2:] - boxes[:, :2], 0.7)
+    for i, corner in enumerate(("tl", "br")):
+        heatmap, offset = corner_targets(points, counts, inside, boxes.view(-1, 2, 2)[:, i], radii)
+        torch.testing.assert_close(heatmap, tensors[f"conflict.heatmap_{corner}"], rtol=1e-5, atol=1e-6)
+        index = (heatmap == 1).nonzero().flatten()
+        assert index.tolist() == tensors[f"conflict.pos_index_{corner}"].tolist()
+        torch.testing.assert_close(offset[index], tensors[f"conflict.offset_{corner}"], rtol=1e-4, atol=1e-4)
+
+
+def test_golden_boxes_before_nms(golden, monkeypatch):
+    """Matched by the index of the point, for the order of nearly equal scores may differ."""
+    tensors, head, _, outs, metas = golden
+    seen = []
+    nms = reppoints_v2.multiclass_nms
+    monkeypatch.setattr(reppoints_v2, "multiclass_nms", lambda *args: seen.append(args) or nms(*args))
+    with torch.no_grad():
+        head.predict_by_feat(*outs, batch_img_metas=metas)
+    counts = [x.shape[2:].numel() for x in outs[0]]
+    best = reppoints_v2._flat(outs[0]).amax(2)  # [B, N]
+    for i, (boxes, scores, *_) in enumerate(seen):
+        starts = [sum(counts[:level]) for level in range(5)]
+        index = [part.topk(min(1000, len(part))).indices + start for part, start in zip(best[i].split(counts), starts)]
+        index, order = torch.cat(index).sort()
+        want_index, want_order = tensors[f"det_pre.{i}.point_index"].long().sort()
+        assert torch.equal(index, want_index)
+        torch.testing.assert_close(boxes[order], tensors[f"det_pre.{i}.boxes"][want_order], rtol=0, atol=1e-3)
+        torch.testing.assert_close(scores[order, :-1], tensors[f"det_pre.{i}.scores"][want_order], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "rescale"),
+    [
+        ("det", {}, False),
+        ("det_all", {"max_per_img": -1}, False),
+        ("det_rescaled", {}, True),
+        ("det_norefine", {}, False),
+    ],
+)
+def test_golden_detections(golden, monkeypatch, case, changes, rescale):
+    tensors, head, _, outs, metas = golden
+    if case == "det_norefine":
+        monkeypatch.setattr(reppoints_v2, "refine_corners", lambda boxes, *maps: boxes)
+    with torch.no_grad():
+        results = head.predict_by_feat(*outs, batch_img_metas=metas, cfg=TEST | changes, rescale=rescale)
+    for i, found in enumerate(results):
+        want = {key: tensors[f"{case}.{i}.{key}"] for key in ("boxes", "scores", "labels")}
+        assert len(found) == len(want["boxes"]) >= 100
+        distance = (found.bboxes[:, None] - want["boxes"]).abs().amax(-1)  # [n, n]
+        distance += 1e3 * (found.labels[:, None] != want["labels"])
+        nearest, match = distance.min(1)  # neighbours in score may change places
+        assert nearest.max() <= 1e-3
+        assert match.unique().numel() == len(match)
+        torch.testing.assert_close(found.scores, want["scores"][match], rtol=0, atol=1e-5)
+
+
+# ---- traps: details that are easy to get wrong ----
+
+
+def test_trap_01_giou_adds_one_to_widths_and_heights():
+    """An oracle in units of 4 strides, and gradients of inverted boxes."""
+    boxes = torch.tensor([[10.0, 10.0, 60.0, 60.0]]) / 32
+    assert giou_loss_plus_one(boxes, torch.tensor([[20.0, 20.0, 80.0, 60.0]]) / 32).item() == pytest.approx(
+        0.38893, abs=1e-5
+    )
+    inverted = torch.tensor([[40.0, 40.0, 30.0, 30.0]], requires_grad=True)
+    giou_loss_plus_one(inverted / 32, torch.tensor([[20.0, 20.0, 60.0, 60.0]]) / 32).backward()
+    assert (inverted.grad[0, :2] > 0).all()  # the top-left corner moves up and left, the other one down and right
+    assert (inverted.grad[0, 2:] < 0).all()
+
+
+def expected_losses(head, outs, target):
+    """Of classes, heatmap and offset, by definition in float64."""
+    flat = [torch.cat([x.detach().double().flatten(2) for x in out], 2).transpose(1, 2) for out in outs]
+    inside = target["inside"].double()
+    positive = target["refine"] > 0
+    boxes = torch.cat([x.detach().double().flatten(2) for x in outs[2]], 2).transpose(1, 2)  # [B, N, 18]
+    _, points, _ = head._points(outs[0])
+    boxes = torch.stack(
+        [points[:, i % 2] + points[:, 2] * boxes[..., channel] for i, channel in enumerate((1, 0, 3, 2))], 2
+    )
+    cls = torch.zeros(())
+    for b in range(len(boxes)):
+        for n in range(len(points)):
+            p = flat[0][b, n].sigmoid()
+            quality = torch.zeros_like(p)
+            if positive[b, n]:
+                x, t = boxes[b, n].tolist(), target["refine_boxes"][b, n].tolist()
+                w, h = (max(0.0, min(x[i + 2], t[i + 2]) - max(x[i], t[i])) for i in range(2))
+                area = (x[2] - x[0]) * (x[3] - x[1]) + (t[2] - t[0]) * (t[3] - t[1]) - w * h
+                quality[target["labels"][b, n]] = w * h / max(area, 1e-6)
+            terms = (quality - p).abs() ** 2 * -(quality * p.log() + (1 - quality) * (1 - p).log())
+            cls = cls + inside[b, n] * terms.sum()
+    number = positive.sum(1).clamp(min=1).sum()
+    heatmap, offset = [], []
+    for i in range(2):
+        p, want = flat[3][..., i].sigmoid(), target["heatmap"][..., i].double()
+        terms = torch.where(want == 1, -p.log() * (1 - p) ** 2, -(1 - p).log() * p**2 * (1 - want) ** 4)
+        count = (want == 1).sum(1).clamp(min=1).sum()
+        heatmap.append((terms * inside).sum() / count)
+        error = (flat[4] - target["offset"]).abs()[..., 2 * i : 2 * i + 2]
+        smooth = torch.where(error < 1 / 9, error**2 * 9 / 2, error - 1 / 18)
+        offset.append((smooth * (want == 1)[..., None]).sum() / count)
+    return {"cls": cls / number, "heatmap": 0.25 * sum(heatmap) / 2, "offset": sum(offset) / 2}
+
+
+def test_trap_02_losses_take_probabilities_or_logits_and_weights_by_name():
+    """Quality focal loss of logits; Gaussian focal loss of probabilities, whose third argument is not the weight."""
+    head = make_head()
+    for name in ("reppoints_cls_out", "reppoints_hem_tl_score_out", "reppoints_hem_br_score_out"):
+        nn.init.normal_(head.get_submodule(name).weight, std=0.3)
+    metas = [meta(), meta(pad_shape=(64, 96))]
+    boxes = [some_truth()[0], truth([5.0, 30.0, 90.0, 60.0])]
+    outs = head(maps())
+    sizes, points, counts = head._points(outs[0])
+    init = reppoints_v2._boxes(outs[1], points).detach()
+    found = [head._targets(points, counts, sizes, *image) for image in zip(init, boxes, metas)]
+    want = expected_losses(head, outs, {key: torch.stack([image[key] for image in found]) for key in found[0]})
+    losses = head.loss_by_feat(*outs, boxes, metas)
+    for name, value in want.items():
+        assert losses[f"loss_{name}"].item() == pytest.approx(value.item(), rel=1e-4), name
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_trap_03_losses_without_boxes_and_of_saturated_logits_are_finite(scale):
+    head = make_head().train()
+    outs = [[x * scale for x in out] if name in ("cls", "sem") else out for name, out in zip(NAMES, head(maps()))]
+    for boxes in ([truth(), truth()], some_truth(), [truth(), some_truth()[1]]):
+        head.zero_grad()
+        losses = head.loss_by_feat(*outs, boxes, [meta(), meta()])
+        assert all(loss.isfinite() for loss in losses.values())
+        sum(losses.values()).backward(retain_graph=True)
+        assert all(p.grad.isfinite().all() for p in head.parameters())
+    for x in (-200.0, 200.0):
+        loss = semantic_focal_loss(torch.full((4,), x), torch.tensor([0.0, 0.0, 0.5, 0.0]))
+        assert loss.isfinite()
+
+
+def test_trap_04_outputs_are_y_x_and_corner_offsets_are_x_y():
+    head = make_head()
+    _, points, _ = head._points(maps())
+    raw = [torch.zeros(1, 18, *x.shape[2:]) for x in maps()]
+    raw[1][0, :4, 2, 3] = torch.tensor([-1.0, -2.0, 3.0, 4.0])  # (y, x) of both corners, stride 16
+    boxes = reppoints_v2._boxes(raw, points)
+    assert boxes[0, 12 * 16 + 2 * 8 + 3].tolist() == [48 - 32, 32 - 16, 48 + 64, 32 + 48]
+    offset = corner_targets(*grid_of_level(points[:192]), torch.tensor([[17.0, 10.0]]), torch.tensor([2.0]))[1]
+    assert offset[16 + 2].tolist() == [1 / 8, 2 / 8]
+    # A set of points one row down and two columns to the right moves what the deformable convolutions see.
+    grid = [(y + 1.0, x + 2.0) for y in (-1, 0, 1) for x in (-1, 0, 1)]
+    nn.init.zeros_(head.reppoints_pts_init_out.weight)
+    head.reppoints_pts_init_out.bias.data = torch.tensor(grid).flatten()
+    seen = {}
+    for name in ("reppoints_cls_conv", "reppoints_pts_refine_conv"):
+        head.get_submodule(name).register_forward_hook(
+            lambda module, args, out, name=name: seen.update({name: (*args, out)})
+        )
+    with torch.no_grad():
+        head([torch.randn(1, 16, 12, 16)])
+    for name, (x, _, out) in seen.items():
+        want = F.conv2d(x, head.get_submodule(name).weight, padding=1)
+        torch.testing.assert_close(out[..., :-3, :-4], want[..., 1:-2, 2:-2], rtol=1e-4, atol=1e-5)
+
+
+def grid_of_level(points):
+    return points, [len(points)], torch.ones(len(points), dtype=torch.bool)
+
+
+def test_trap_05_points_are_the_corners_of_cells_not_their_centres():
+    _, points, counts = make_head()._points(maps())
+    assert points[:2].tolist() == [[0, 0, 8, 8], [8, 0, 8, 8]]
+    assert points[counts[0] + 9].tolist() == [16, 16, 16, 16]
+
+
+def test_trap_06_corners_move_to_the_best_of_four_cells_except_on_the_finest_level():
+    scores, offsets = torch.full((2, 4, 5), -9.0), torch.zeros(4, 4, 5)
+    scores[0, 1, 2] = 5.0  # row 1, column 2
+    scores[0, 0, 0] = 8.0  # outside of the window of the first box
+    offsets[:2, 1, 2] = torch.tensor([0.25, -0.5])
+    scores[1, 3, 4] = 1.0
+    offsets[2:, 3, 4] = torch.tensor([-0.125, 0.5])
+    boxes = torch.tensor([[15.9, 15.9, 39.0, 31.0], [8.0, 8.0, 500.0, 500.0], [0.0, 7.9, 1.0, 1.0]])
+    got = refine_corners(boxes, scores, offsets, 8)
+    assert got[:, :2].tolist() == [[18.0, 4.0], [18.0, 4.0], [0.0, 0.0]]  # floor, not the nearest cell
+    assert got[:2, 2:].tolist() == [[31.0, 28.0], [31.0, 28.0]]  # the last window is in the map
+
+    head = make_head()
+    outs = head(maps())
+    seen = {}
+
+    def spy(boxes, scores, offsets, stride):
+        seen.setdefault(stride, []).append((len(boxes), tuple(scores.shape[1:])))
+        return torch.full_like(boxes, 7.0)
+
+    def no_nms(boxes, scores, *_):
+        assert (boxes[192:] == 7).all()
+        assert not (boxes[:192] == 7).all(1).any()
+        return torch.zeros(0, 5), torch.zeros(0)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(reppoints_v2, "refine_corners", spy)
+        patch.setattr(reppoints_v2, "multiclass_nms", no_nms)
+        head.predict_by_feat(*outs, batch_img_metas=[meta(), meta()])
+    assert seen == {8: [(48, (12, 16)), (12, (12, 16))] * 2, 16: [(4, (6, 8)), (1, (6, 8))] * 2}
+
+
+def test_trap_08_targets_stay_on_the_device():
+    """Without values, on a GPU that need not exist: nothing of the CPU takes part, and no value is read."""
+    from torch._subclasses import FakeTensorMode
+
+    head, sizes = make_head(), [x.shape[2:] for x in maps()]
+    with FakeTensorMode():
+        sizes, points, counts = head._points([torch.empty(1, 1, *size, device="cuda") for size in sizes])
+        boxes, labels = torch.empty(3, 4, device="cuda"), torch.zeros(3, dtype=torch.long, device="cuda")
+        gt = InstanceData(bboxes=boxes, labels=labels)
+        target = head._targets(points, counts, sizes, torch.empty(len(points), 4, device="cuda"), gt, meta())
+    assert {value.device.type for value in target.values()} == {"cuda"}
+
+
+def test_trap_09_first_assignment_takes_points_and_second_one_boxes():
+    """By the kind of input, not by a name of an assigner: the first does not depend on predictions."""
+    head = make_head()
+    sizes, points, counts = head._points(maps())
+    gt = some_truth()[0]
+    targets = [head._targets(points, counts, sizes, boxes, gt, meta()) for boxes in predicted_boxes(points)]
+    assert torch.equal(targets[0]["init"], targets[1]["init"])
+    assert not torch.equal(targets[0]["refine"], targets[1]["refine"])
+    for target, boxes in zip(targets, predicted_boxes(points)):
+        want = assign_atss(boxes, counts, target["inside"], gt.bboxes, 9)
+        assert torch.equal(target["refine"], want)
+
+
+def predicted_boxes(points):
+    return [points[:, :2].repeat(1, 2) + side * points[:, 2:3] * torch.tensor([-1, -1, 1, 1]) for side in (1, 4)]
+
+
+def test_trap_10_points_and_their_offsets_are_float32_in_half_precision():
+    head = make_head()
+    seen = []
+    for conv in (head.reppoints_cls_conv, head.reppoints_pts_refine_conv):
+        conv.register_forward_pre_hook(lambda module, args: seen.append(args[1].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        outs = head(maps())
+        losses = head.loss_by_feat(*outs, some_truth(), [meta(), meta()])
+    dtypes = {name: {x.dtype for x in out} for name, out in zip(NAMES, outs)}
+    assert dtypes["pts_init"] == dtypes["pts_refine"] == set(seen) == {torch.float32}
+    assert dtypes["cls"] == dtypes["hm_score"] == {torch.bfloat16}
+    assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
+    with torch.no_grad():
+        (found, _) = head.predict_by_feat(*outs, batch_img_metas=[meta(), meta()])
+    assert found.bboxes.dtype == torch.float32
+
+
+def outputs_with(points, logits):
+    """Outputs of one image that are 0, with class logits of -9, but for one cell of stride 8 (row 3, column 4)."""
+    found = []
+    for name, channels in zip(NAMES, (CLASSES, 18, 18, 2, 4, CLASSES)):
+        found.append([torch.full((1, channels, *x.shape[2:]), -9.0 if name == "cls" else 0.0) for x in maps()])
+    found[0][0][0, :, 3, 4] = torch.tensor(logits)
+    found[2][0][0, :4, 3, 4] = torch.tensor(points)
+    return found
+
+
+def test_trap_11_best_points_keep_all_their_classes():
+    """Points of a level are limited, not pairs of a point and a class."""
+    outs = outputs_with([-1.0, -1.0, 1.0, 1.0], [3.0, 2.0, -9.0])
+    (found,) = make_head().predict_by_feat(*outs, batch_img_metas=[meta()], cfg={**TEST, "nms_pre": 1})
+    assert found.labels.tolist() == [0, 1]
+    assert found.scores.tolist() == pytest.approx([1 / (1 + math.exp(-3)), 1 / (1 + math.exp(-2))])
+    assert found.bboxes.tolist() == [[24.0, 16.0, 40.0, 32.0]] * 2
+
+
+def test_trap_12_boxes_without_an_area_are_kept():
+    outs = outputs_with([1.0, 1.0, -1.0, -1.0], [3.0, -9.0, -9.0])
+    (found,) = make_head().predict_by_feat(*outs, batch_img_metas=[meta()])
+    assert found.bboxes.tolist() == [[40.0, 32.0, 24.0, 16.0]]
+
+
+def test_trap_13_the_same_six_outputs_in_training_and_evaluation():
+    head = make_head()
+    x = maps()
+    with torch.no_grad():
+        trained, evaluated = head.train()(x), head.eval()(x)
+    assert len(trained) == len(evaluated) == 6
+    for one, other, channels in zip(trained, evaluated, (CLASSES, 18, 18, 2, 4, CLASSES)):
+        assert [a.shape for a in one] == [(2, channels, *level.shape[2:]) for level in x]
+        assert all(torch.equal(a, b) for a, b in zip(one, other))
+
+
+def test_trap_14_initialisation_reaches_deformable_convolutions_and_four_priors():
+    head = make_head(feat_channels=128, point_feat_channels=128)
+    deformable = [m for m in head.modules() if isinstance(m, DeformConv2d)]
+    assert len(deformable) == 2
+    assert [m.weight.std().item() for m in deformable] == pytest.approx([0.01] * 2, rel=0.02)
+    priors = {name for name, p in head.named_parameters() if name.endswith(".bias") and (p == -math.log(99)).all()}
+    names = ("cls_out", "sem_out", "hem_tl_score_out", "hem_br_score_out")
+    assert priors == {f"reppoints_{name}.bias" for name in names}
+    for name, module in head.named_modules():
+        if not isinstance(module, nn.Conv2d):
+            continue
+        keeps_default = name.startswith(("hem_", "reppoints_sem_embedding"))
+        assert (module.weight.std() > 0.012) == keeps_default, name
+        if module.bias is not None and f"{name}.bias" not in priors:
+            assert not module.bias.any()
+
+
+def test_trap_15_group_norms_have_32_groups_of_two_channels_too():
+    with torch.device("meta"):
+        head = RepPointsV2Head(80, 256)
+    norms = {name: (m.num_groups, m.num_channels) for name, m in head.named_modules() if isinstance(m, nn.GroupNorm)}
+    assert {groups for groups, _ in norms.values()} == {32}
+    assert norms["hem_tl.p1_conv1.gn"] == norms["hem_br.p2_conv1.gn"] == (32, 64)
+    assert norms["hem_tl.p_gn1"] == norms["hem_br.gn1"] == (32, 256)
+
+
+def test_trap_16_deformable_convolutions_count():
+    for groups in (1, 2):
+        with torch.device("meta"):
+            conv = DeformConv2d(8, 12, 3, padding=1, stride=2, groups=groups)
+            x, offset = torch.empty(2, 8, 9, 11), torch.empty(2, 18, 5, 6)
+        assert macs(lambda: conv(x, offset))[1] == 2 * 5 * 6 * 12 * 8 // groups * 9  # noqa: B023
+
+
+# ---- the whole ----
+
+
+def test_parameters_of_the_published_head():
+    with torch.device("meta"):
+        head = RepPointsV2Head(80, 256)
+    assert num_params(head) == 7_210_442
+    assert len(head.state_dict()) == 74
+
+
+def test_other_names_of_losses_are_an_error():
+    with pytest.raises(ValueError, match="loss_weights"):
+        make_head(loss_weights={"cls": 1.0, "bbox": 2.0})
+    weights = dict.fromkeys(LOSSES, 0.0) | {"sem": 1.0}
+    losses = make_head(loss_weights=weights).loss(maps(), samples(some_truth()))
+    assert {name for name, loss in losses.items() if loss > 0} == {"loss_sem"}
+
+
+def samples(truths):
+    found = [DetDataSample(metainfo=meta()) for _ in truths]
+    for sample, gt in zip(found, truths):
+        sample.gt_instances = gt
+    return found
+
+
+def test_every_parameter_gets_a_finite_gradient():
+    head = make_head().train()
+    losses = head.loss(maps(), samples(some_truth()))
+    assert sorted(losses) == sorted(f"loss_{name}" for name in LOSSES)
+    sum(losses.values()).backward()
+    for name, parameter in head.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+def test_a_few_steps_lower_the_loss():
+    head, x, batch = make_head().train(), maps(), samples(some_truth())
+    optimizer = torch.optim.AdamW(head.parameters(), lr=5e-3)
+    values = []
+    for _ in range(5):
+        loss = sum(head.loss(x, batch).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        values.append(loss.item())
+    assert values[-1] < 0.85 * values[0]
+
+
+def test_a_tenth_of_the_gradient_of_the_samples_reaches_the_first_points():
+    """And nothing else: the refined points start from them without a gradient."""
+    head = make_head()
+    seen = {}
+    for name in ("reppoints_cls_conv", "reppoints_pts_refine_conv"):
+        head.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: seen.update({name: args[1]}))
+    head.reppoints_pts_init_out.register_forward_hook(lambda module, args, out: seen.update(init=out))
+    for name in ("reppoints_cls_out", "reppoints_pts_refine_out"):
+        nn.init.normal_(head.get_submodule(name).weight)
+    cls, _, refine, *_ = head.forward_single(maps()[0])
+    for name, out in (("reppoints_cls_conv", cls), ("reppoints_pts_refine_conv", refine)):
+        got, samples = torch.autograd.grad(out.square().sum(), [seen["init"], seen[name]], retain_graph=True)
+        assert got.any()
+        torch.testing.assert_close(got, 0.1 * samples)
+
+
+def test_losses_at_initialisation():
+    """Probabilities of 0.01, and points at the corners of the cells."""
+    head = make_head()
+    losses = head.loss(maps(), samples(some_truth()))
+    positive = 0.25 * 0.99**2 * math.log(100)  # of the semantic map, averaged
+    assert losses["loss_sem"].item() == pytest.approx(0.1 * positive, rel=0.02)
+    assert losses["loss_heatmap"].item() == pytest.approx(0.25 * 0.99**2 * math.log(100), rel=0.1)
+    assert losses["loss_cls"].item() < 0.01
+    assert 0.5 < losses["loss_pts_init"].item() < 1.5
+    assert 1 < losses["loss_pts_refine"].item() < 3
+
+
+def test_predict_and_loss_and_predict():
+    head = make_head().eval()
+    nn.init.normal_(head.reppoints_cls_out.weight, std=2.0)
+    x, batch = maps(), samples(some_truth())
+    for sample in batch:
+        sample.set_metainfo({"scale_factor": (0.5, 2.0)})
+    with torch.no_grad():
+        plain, scaled = head.predict(x, batch), head.predict(x, batch, rescale=True)
+        losses, again = head.loss_and_predict(x, batch)
+    assert set(losses) == {f"loss_{name}" for name in LOSSES}
+    for one, other, third in zip(plain, scaled, again):
+        assert 0 < len(one) <= 100
+        assert (one.scores > 0.05).all()
+        assert torch.equal(one.bboxes, third.bboxes)
+        assert (one.bboxes[:, 0::2] <= 128).all()
+        assert (one.bboxes[:, 1::2] <= 96).all()
+        assert (one.bboxes >= 0).all()
+        assert other.bboxes[:, 0::2].max() > 128
+
+
+def test_values_outside_the_image_do_not_matter():
+    head = make_head()
+    metas = [meta(), meta(pad_shape=(64, 64))]
+    boxes = [some_truth()[0], truth([5.0, 10.0, 50.0, 60.0])]
+    outs = head(maps())
+    changed = [[x.detach().clone() for x in out] for out in outs]
+    for out in changed[:5]:
+        for stride, x in zip((8, 16, 32, 64, 128), out):
+            x[1, :, -(-64 // stride) :] += 3.0
+            x[1, :, :, -(-64 // stride) :] += 3.0
+    one, other = (head.loss_by_feat(*x, boxes, metas) for x in (outs, changed))
+    for name in one:
+        assert one[name].item() == pytest.approx(other[name].item()), name
+
+
+@pytest.fixture(scope="module")
+def detector():
+    """The detector of the config, narrow, with a backbone of the tiny widths."""
+    cfg = load_config(REPO / "configs/reppoints_v2_swin_t_coco.py")
+    cfg.model.backbone.init_cfg = None
+    cfg.model.backbone.arch = {"embed_dims": 16, "depths": (1, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
+    cfg.model.neck.update(in_channels=[32, 64, 128], out_channels=64)
+    cfg.model.bbox_head.update(in_channels=64, feat_channels=64, point_feat_channels=32, stacked_convs=1)
+    return build_model(cfg)
+
+
+def test_classes_of_the_data_reach_the_head():
+    cfg = load_config(REPO / "configs/reppoints_v2_swin_t_coco.py")
+    assert cfg.model.bbox_head.num_classes == 80
+    del cfg.model.bbox_head["num_classes"]
+    for split in ("train", "val", "test"):
+        cfg[f"{split}_dataloader"].dataset.metainfo = {"classes": ("one", "two")}
+    follow_classes(cfg)
+    assert cfg.model.bbox_head.num_classes == 2
+
+
+def test_checkpoint_under_the_authors_names_loads_exactly(detector):
+    """The names of the released file: the official ones of Swin, and ours elsewhere."""
+    own = {key: torch.randn_like(value) for key, value in detector.state_dict().items()}
+    backbone = {key.removeprefix("backbone."): own.pop(key) for key in list(own) if key.startswith("backbone.")}
+    official = convert(backbone, "official", windows=[7]).backbone
+    state = {**{f"backbone.{key}": value for key, value in official.items()}, **own}
+    names = ("backbone.layers.2.blocks.1.attn.qkv.weight", "backbone.norm3.bias", "neck.bi_fpn.1.out_combine.2.weights",
+             "bbox_head.hem_tl.p_gn1.weight", "bbox_head.reppoints_cls_conv.weight")  # fmt: skip
+    assert all(name in state for name in names)
+    assert "backbone.norm0.weight" not in state
+    found, report = fit_whole(detector, {"meta": {}, "state_dict": state})
+    assert (report.scheme, report.share, report.kept_at_init) == ("official", 1, [])
+    detector.load_state_dict(found, strict=True)
+    assert torch.equal(detector.neck.bi_fpn[1].out_combine[2].weights, own["neck.bi_fpn.1.out_combine.2.weights"])
+    with pytest.raises(ValueError, match=r"reppoints_sem_out\.bias"):
+        fit_whole(detector, {key: value for key, value in state.items() if key != "bbox_head.reppoints_sem_out.bias"})
+
+
+def test_detector_trains_and_predicts(detector):
+    detector.train()
+    images = [torch.randint(0, 255, (3, 96, 128)).byte(), torch.randint(0, 255, (3, 70, 100)).byte()]
+    batch = samples([some_truth()[0], truth([5.0, 10.0, 60.0, 60.0])])
+    batch[1].set_metainfo(meta(70, 100))
+    data = detector.data_preprocessor({"inputs": images, "data_samples": batch}, training=True)
+    assert [sample.pad_shape for sample in data["data_samples"]] == [(96, 128), (96, 128)]
+    losses = detector(**data, mode="loss")
+    sum(losses.values()).backward()
+    assert all(p.grad is not None for p in detector.parameters())
+    detector.eval()
+    with torch.no_grad():
+        found = detector(**data, mode="predict")
+    assert all(len(sample.pred_instances) <= 100 for sample in found)
+
+
+def test_it_is_registered():
+    init_default_scope("mmdet")
+    head = MODELS.build({"type": "vitdense.RepPointsV2Head", "num_classes": 2, "in_channels": 32, "feat_channels": 64})
+    assert isinstance(head, RepPointsV2Head)

@@ -1,0 +1,157 @@
+"""The recipes of the other frameworks of Swin's Table 2, and of Mask2Former and DINO."""
+
+import pytest
+import torch
+from test_configs import build_on_meta, rates_and_decays
+
+from vitdense.mm.config.load import load_config
+
+pytest.importorskip("mmdet")
+pytestmark = pytest.mark.long
+
+
+def load(name):
+    return load_config(name)
+
+
+@pytest.mark.parametrize("name", ["atss_swin_t_coco", "sparse_rcnn_swin_t_coco", "htcpp_swin_l_coco"])
+def test_schedule_of_the_swin_authors(name):
+    cfg = load(name)
+    assert cfg.train_cfg.max_epochs == 36
+    warmup, drops = cfg.param_scheduler
+    assert (warmup.type, warmup.end, warmup.start_factor) == ("LinearLR", 500, 0.001)
+    assert (drops.milestones, drops.end, drops.gamma) == ([27, 33], 36, 0.1)
+    assert (cfg.optim_wrapper.optimizer.lr, cfg.optim_wrapper.optimizer.weight_decay) == (1e-4, 0.05)
+    assert cfg.auto_scale_lr.base_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "widths"), [("atss_swin_t_coco", [192, 384, 768]), ("atss_r50_coco", [512, 1024, 2048])]
+)
+def test_atss_has_no_unused_output_and_extra_levels_from_the_last(name, widths):
+    cfg = load(name)
+    assert tuple(cfg.model.backbone.out_indices) == (1, 2, 3)
+    assert (cfg.model.neck.in_channels, cfg.model.neck.start_level) == (widths, 0)
+    assert cfg.model.neck.add_extra_convs == "on_output"
+    assert (cfg.model.test_cfg.nms.iou_threshold, cfg.model.test_cfg.nms_pre, cfg.model.test_cfg.score_thr) == (
+        0.6,
+        1000,
+        0.05,
+    )
+    anchors = cfg.model.bbox_head.anchor_generator
+    assert (anchors.ratios, anchors.octave_base_scale, anchors.scales_per_octave) == ([1.0], 8, 1)
+    model = build_on_meta(cfg)
+    used = {name for name, _ in model.backbone.named_parameters() if name.startswith("norm")}
+    assert used == ({f"norm{i}.{leaf}" for i in (1, 2, 3) for leaf in ("weight", "bias")} if "swin" in name else set())
+    found = rates_and_decays(model, cfg)
+    assert found["bbox_head.cls_convs.0.gn.weight"] == (1e-4, 0.05)  # GroupNorms are named gn: they decay
+
+
+def test_proposals_of_sparse_rcnn():
+    cfg = load("sparse_rcnn_swin_t_coco")
+    assert cfg.model.rpn_head.num_proposals == cfg.model.test_cfg.rcnn.max_per_img == 300
+    assert cfg.optim_wrapper.clip_grad.max_norm == 1.0
+    assert cfg.model.neck.num_outs == len(cfg.model.neck.in_channels) == 4
+    assert "init_cfg" not in cfg.model.rpn_head
+    found = rates_and_decays(build_on_meta(cfg), cfg)
+    for name in ("init_proposal_bboxes", "init_proposal_features"):
+        assert found[f"rpn_head.{name}.weight"] == pytest.approx((0.25e-4, 1e-4))
+    assert found["roi_head.bbox_head.0.attention_norm.weight"] == (1e-4, 0)
+    assert found["roi_head.bbox_head.0.cls_fcs.1.weight"] == (1e-4, 0.05)  # a LayerNorm without "norm" in its name
+    assert {head.loss_cls.type for head in cfg.model.roi_head.bbox_head} == {"vitdense.ClampedFocalLoss"}
+
+
+@pytest.mark.parametrize("name", ["htcpp_swin_b_coco", "htcpp_swin_l_coco", "htcpp_without_semantic_swin_b_coco"])
+def test_htcpp(name):
+    cfg = load(name)
+    for head in cfg.model.roi_head.bbox_head:
+        assert head.reg_class_agnostic
+        assert (head.num_shared_convs, head.num_shared_fcs) == (4, 1)
+    block, fpn = cfg.model.neck
+    assert block.type == "vitdense.GlobalBlock"
+    assert block.in_channels == fpn.in_channels
+    assert block.in_channels[-1] == 32 * block.num_heads
+    rcnn = cfg.model.test_cfg.rcnn
+    assert (rcnn.nms.type, rcnn.nms.iou_threshold, rcnn.score_thr) == ("soft_nms", 0.5, 0.001)
+    assert cfg.model.backbone.with_cp
+    assert cfg.train_dataloader.batch_size == 1
+    assert cfg.auto_scale_lr.base_batch_size == 16
+    epochs = 36 if "_l_" in name else 72
+    assert (cfg.train_cfg.max_epochs, cfg.param_scheduler[1].end) == (epochs, epochs)
+    assert cfg.param_scheduler[1].milestones == ([27, 33] if epochs == 36 else [63, 69])
+
+
+def test_labels_of_the_semantic_branch_are_scaled_once_and_padded(tmp_path):
+    """From a file to what the loss reads, through the pipeline and the data preprocessor."""
+    import mmcv
+    import numpy as np
+    from mmdet.registry import MODELS
+    from mmengine.dataset import Compose
+    from mmengine.registry import init_default_scope
+
+    cfg = load("htcpp_swin_b_coco")
+    init_default_scope("mmdet")
+    mmcv.imwrite(np.full((60, 100, 3), 7, np.uint8), str(tmp_path / "image.png"))
+    mmcv.imwrite(np.full((60, 100), 156, np.uint8), str(tmp_path / "labels.png"))
+    polygon = [[10, 10, 90, 10, 90, 50, 10, 50]]
+    sample = {"img_path": str(tmp_path / "image.png"), "seg_map_path": str(tmp_path / "labels.png"), "img_id": 1}
+    sample |= {"sample_idx": 0, "height": 60, "width": 100}
+    sample["instances"] = [{"bbox": [10, 10, 90, 50], "bbox_label": 0, "mask": polygon, "ignore_flag": 0}]
+    packed = Compose(cfg.train_dataloader.dataset.pipeline)(sample)
+    height, width = packed["inputs"].shape[1:]
+    preprocessor = MODELS.build(cfg.model.data_preprocessor)
+    batch = preprocessor({"inputs": [packed["inputs"]], "data_samples": [packed["data_samples"]]}, training=True)
+    labels = batch["data_samples"][0].gt_sem_seg.sem_seg  # [1, H, W]
+    assert labels.shape[1:] == batch["inputs"].shape[2:]
+    assert (labels[:, :height, :width] == 156).all()
+    rest = labels.clone()
+    rest[:, :height, :width] = 255
+    assert (rest == 255).all()
+    assert cfg.model.roi_head.semantic_head.seg_scale_factor == 1 / 8
+    assert cfg.model.roi_head.semantic_head.num_classes == 183
+
+
+@pytest.mark.parametrize("name", ["mask2former_swin_t_coco", "mask2former_swin_t_ade20k"])
+def test_rates_and_decays_of_mask2former(name):
+    """A tenth of the rate in the backbone; no norm, table or embedding decays."""
+    if "ade20k" in name:
+        pytest.importorskip("mmseg")
+    cfg = load(name)
+    model = build_on_meta(cfg)
+    norms = {
+        f"{name}.{leaf}"
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.LayerNorm, torch.nn.GroupNorm))
+        for leaf in ("weight", "bias")
+    }
+    exempt = ("relative_position_bias_table", "query_embed", "query_feat", "level_embed")
+    for name, (rate, decay) in rates_and_decays(model, cfg).items():
+        assert rate == pytest.approx(1e-5 if name.startswith("backbone.") else 1e-4), name
+        assert decay == (0 if name in norms or any(key in name for key in exempt) else 0.05), name
+    assert cfg.optim_wrapper.clip_grad.max_norm == 0.01
+    assert cfg.auto_scale_lr.base_batch_size == 16
+
+
+def test_length_of_mask2formers_schedule():
+    cfg = load("mask2former_swin_t_coco")
+    assert cfg.train_cfg.max_epochs == 50
+    begins = [step.begin * 368750 / 50 for step in cfg.param_scheduler]
+    assert begins == pytest.approx([327778, 355092])
+    poly = load("mask2former_swin_t_ade20k")
+    assert poly.train_cfg.max_iters == 160000
+    assert [(step.type, step.power, step.begin, step.end) for step in poly.param_scheduler] == [
+        ("PolyLR", 0.9, 0, 160000)
+    ]
+
+
+@pytest.mark.parametrize("name", ["dino_swin_t_coco", "dino_mvitv2_t_coco"])
+def test_recipe_of_dino(name):
+    cfg = load(name)
+    assert cfg.train_cfg.max_epochs == 12
+    assert [(step.type, step.milestones) for step in cfg.param_scheduler] == [("MultiStepLR", [11])]
+    for name, (rate, decay) in rates_and_decays(build_on_meta(cfg), cfg).items():
+        assert rate == pytest.approx(1e-5 if name.startswith("backbone.") else 1e-4), name
+        assert decay == 1e-4, name
+    assert cfg.optim_wrapper.clip_grad.max_norm == 0.1
+    assert not cfg.train_dataloader.dataset.filter_cfg.filter_empty_gt
+    assert tuple(cfg.model.backbone.out_indices) == (1, 2, 3)

@@ -1,0 +1,242 @@
+import csv
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+from mmengine.evaluator import Evaluator
+from mmseg.evaluation import IoUMetric
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from test_metrics import CLASSES, evaluate, ground_truth, predictions  # noqa: F401
+
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train import breakdown
+from vitdense.mm.train.breakdown import (
+    ConfusionMatrix,
+    _kept_evaluations,
+    ap_table,
+    iou_table,
+    report_test,
+    write_confusion,
+    write_table,
+)
+from vitdense.mm.train.metrics import BOX_ITEMS, CocoMetric, FasterCocoMetric
+
+# Detection
+
+
+@pytest.fixture(params=[FasterCocoMetric, CocoMetric])
+def evaluated(request, ground_truth):  # noqa: F811
+    """Metrics of imperfect predictions, and the evaluations of boxes and masks behind them."""
+    with _kept_evaluations() as kept:
+        metrics = evaluate(request.param, ground_truth, range(6), noise=4)
+    return metrics, kept
+
+
+def test_mean_of_the_table_is_the_reported_ap(evaluated):
+    metrics, kept = evaluated
+    assert [evaluation.params.iouType for evaluation in kept] == ["bbox", "segm"]
+    for evaluation in kept:
+        *rows, mean = ap_table(evaluation)
+        assert [row["class"] for row in (*rows, mean)] == [*CLASSES, "mean"]
+        for item in BOX_ITEMS:
+            column = [row[item] for row in rows]
+            reported = metrics[f"coco/{evaluation.params.iouType}_{item}"]
+            if item in ("mAP_m", "mAP_l"):  # all objects are small
+                assert np.isnan([*column, mean[item]]).all()
+                assert reported == -1
+            else:
+                assert np.mean(column) == pytest.approx(mean[item], abs=1e-9)
+                assert mean[item] == pytest.approx(reported, abs=5.01e-4)
+        assert rows[0]["mAP"] != rows[1]["mAP"]
+
+
+def test_each_class_has_the_ap_of_an_evaluation_of_its_own(evaluated, ground_truth):  # noqa: F811
+    """By pycocotools, on this class alone."""
+    _, (boxes, _) = evaluated
+    for row, category in zip(ap_table(boxes), (1, 2)):
+        truth = COCO(str(ground_truth[0]))
+        alone = COCOeval(truth, truth.loadRes(list(boxes.cocoDt.anns.values())), "bbox")
+        alone.params.catIds = [category]
+        alone.evaluate()
+        alone.accumulate()
+        alone.summarize()
+        for item, value in zip(BOX_ITEMS[:4], alone.stats):
+            assert row[item] == pytest.approx(value, abs=1e-9), item
+
+
+def test_objects_are_those_of_the_annotations_without_crowds(evaluated, ground_truth):  # noqa: F811
+    counts = [sum(a["category_id"] == i and not a["iscrowd"] for a in ground_truth[1]) for i in (1, 2)]
+    assert [row["objects"] for row in ap_table(evaluated[1][0])] == [*counts, sum(counts)]
+
+
+def test_evaluations_are_kept_inside_the_block_alone(ground_truth):  # noqa: F811
+    with _kept_evaluations() as kept:
+        pass
+    evaluate(FasterCocoMetric, ground_truth, range(6), noise=4)
+    assert kept == []
+
+
+def test_report_of_a_detector_has_a_table_for_boxes_and_for_masks(ground_truth, tmp_path):  # noqa: F811
+    path, annotations = ground_truth
+    metric = FasterCocoMetric(ann_file=str(path), metric=["bbox", "segm"])
+    metric.dataset_meta = {"classes": CLASSES}
+    metric.process({}, [*predictions(annotations, range(6), noise=4)])
+    evaluator = SimpleNamespace(metrics=[metric])
+    runner = SimpleNamespace(test_loop=None, test_evaluator=evaluator, test=lambda: metric.evaluate(6))
+    metrics = report_test(runner, tmp_path / "report")
+    names = [f"ap_{kind}.{end}" for kind in ("bbox", "segm") for end in ("csv", "md")]
+    assert sorted(file.name for file in (tmp_path / "report").iterdir()) == names
+    for kind in ("bbox", "segm"):
+        with (tmp_path / f"report/ap_{kind}.csv").open() as file:
+            *_, mean = csv.DictReader(file)
+        assert float(mean["mAP_50"]) == pytest.approx(metrics[f"coco/{kind}_mAP_50"], abs=5.01e-4)
+
+
+def test_every_coco_metric_has_a_table(ground_truth, tmp_path):  # noqa: F811
+    path, annotations = ground_truth
+    metrics = [CocoMetric(ann_file=str(path), metric="bbox", prefix=prefix) for prefix in ("good", "bad")]
+    evaluator = Evaluator(metrics)
+    evaluator.dataset_meta = {"classes": CLASSES}
+    for metric, noise in zip(metrics, (1, 6)):
+        metric.process({}, [*predictions(annotations, range(6), noise=noise)])
+    runner = SimpleNamespace(test_loop=None, test_evaluator=evaluator, test=lambda: evaluator.evaluate(6))
+    reported = report_test(runner, tmp_path)
+    assert reported["good/bbox_mAP"] != reported["bad/bbox_mAP"]
+    for name, prefix in (("ap_bbox", "good"), ("ap_bbox_2", "bad")):
+        with (tmp_path / f"{name}.csv").open() as file:
+            *_, mean = csv.DictReader(file)
+        assert float(mean["mAP"]) == pytest.approx(reported[f"{prefix}/bbox_mAP"], abs=5.01e-4)
+
+
+def test_proposals_have_no_table(ground_truth):  # noqa: F811
+    path, annotations = ground_truth
+    metric = CocoMetric(ann_file=str(path), metric="proposal")
+    metric.dataset_meta = {"classes": CLASSES}
+    metric.process({}, [*predictions(annotations, range(6), noise=4)])
+    with _kept_evaluations() as kept:
+        assert metric.evaluate(6)
+    assert kept == []
+
+
+# Segmentation
+
+NAMES = ("sky", "road", "tree", "car")
+
+
+@pytest.fixture
+def samples():
+    """Three images with labels and predictions; no pixel is a car, and some do not count."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for size in ((20, 31), (7, 8), (40, 5)):
+        labels = torch.randint(0, 3, (1, *size), generator=generator)
+        right = torch.rand((1, *size), generator=generator) < 0.6
+        predicted = torch.where(right, labels, torch.randint(0, 3, (1, *size), generator=generator))
+        labels[torch.rand((1, *size), generator=generator) < 0.1] = 255
+        found.append({"gt_sem_seg": {"data": labels}, "pred_sem_seg": {"data": predicted}})
+    return found
+
+
+@pytest.fixture
+def confusion(samples):
+    """mmseg's metric, what it reports, and the confusion matrix."""
+    metric, matrix = IoUMetric(iou_metrics=["mIoU", "mDice"]), ConfusionMatrix()
+    evaluator = Evaluator([metric, matrix])
+    evaluator.dataset_meta = {"classes": NAMES}
+    for sample in samples:
+        evaluator.process([sample])
+    return metric, evaluator.evaluate(3), matrix.matrix
+
+
+def test_confusion_matrix_counts_the_pixels_of_labels_and_predictions(samples, confusion):
+    want = np.zeros((4, 4), int)
+    for sample in samples:
+        for label, found in zip(*(sample[key]["data"].flatten().tolist() for key in ("gt_sem_seg", "pred_sem_seg"))):
+            if label != 255:
+                want[label, found] += 1
+    np.testing.assert_array_equal(confusion[2], want)
+    assert want[0, 1] != want[1, 0]  # rows and columns differ
+
+
+def test_table_has_the_numbers_of_the_metric_and_of_the_matrix(confusion):
+    metric, reported, matrix = confusion
+    *rows, mean = iou_table(metric, matrix, NAMES)
+    assert [row["class"] for row in rows] == [*NAMES]
+    same = np.diag(matrix)[:3]
+    iou = same / (matrix.sum(0)[:3] + matrix.sum(1)[:3] - same)
+    np.testing.assert_allclose([row["IoU"] for row in rows[:3]], 100 * iou)
+    np.testing.assert_allclose([row["Acc"] for row in rows[:3]], 100 * same / matrix.sum(1)[:3])
+    assert np.isnan(rows[3]["IoU"])
+    for name in ("IoU", "Acc", "Dice"):
+        assert mean[name] == pytest.approx(reported[f"m{name}"], abs=0.006)
+    assert [row["pixels"] for row in (*rows, mean)] == [*matrix.sum(1), matrix.sum()]
+
+
+# Files
+
+
+def test_table_is_written_with_all_digits_and_rounded(tmp_path):
+    rows = [{"class": "a, b", "AP": 0.12345, "objects": 3}, {"class": "c", "AP": float("nan"), "objects": 12}]
+    write_table(tmp_path / "new/ap", rows, digits=2)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["ap.csv", "ap.md"]
+    with (tmp_path / "new/ap.csv").open() as file:
+        assert [*csv.reader(file)] == [["class", "AP", "objects"], ["a, b", "0.12345", "3"], ["c", "nan", "12"]]
+    assert (tmp_path / "new/ap.md").read_text().splitlines() == [
+        "| class |   AP | objects |",
+        "| ----- | ---: | ------: |",
+        "| a, b  | 0.12 |       3 |",
+        "| c     |  nan |      12 |",
+    ]
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    """A function for the figure drawn last."""
+    drawn = []
+
+    class Figure(breakdown.Figure):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            drawn.append(self)
+
+    monkeypatch.setattr(breakdown, "Figure", Figure)
+    return lambda: drawn[-1]
+
+
+def test_confusion_is_written_as_pixels_and_drawn_as_shares_of_the_rows(tmp_path, figure):
+    matrix = np.array([[60, 20, 0], [996, 4, 0], [0, 0, 0]])
+    write_confusion(tmp_path, matrix, NAMES[:3])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["confusion.csv", "confusion.png"]
+    with (tmp_path / "confusion.csv").open() as file:
+        header, *rows = csv.reader(file)
+    assert header[1:] == [row[0] for row in rows] == [*NAMES[:3]]
+    assert [[int(x) for x in row[1:]] for row in rows] == matrix.tolist()
+    ax = figure().axes[0]
+    np.testing.assert_allclose(ax.images[0].get_array()[:2], [[75, 25, 0], [99.6, 0.4, 0]])
+    assert ax.images[0].get_array().mask[2].all()  # no pixel of this class
+    assert {text.get_position(): text.get_text() for text in ax.texts} == {(0, 0): "75", (1, 0): "25", (0, 1): "100"}
+    for axis in (ax.xaxis, ax.yaxis):
+        assert [label.get_text() for label in axis.get_ticklabels()] == [*NAMES[:3]]
+
+
+@pytest.mark.parametrize("num", [2, 31])
+def test_names_do_not_overlap(tmp_path, figure, num):
+    write_confusion(tmp_path, np.eye(num, dtype=int), [f"a class named {i}" for i in range(num)])
+    ax = figure().axes[0]
+    boxes = [tick.label1.get_window_extent() for tick in ax.yaxis.get_major_ticks()]
+    assert len(boxes) == num
+    assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
+    assert all(box.height > 8 for box in boxes)  # pixels
+    assert bool(ax.texts) == (num == 2)
+
+
+def test_test_without_a_known_metric_is_refused(tmp_path):
+    runner = SimpleNamespace(test_loop=None, test_evaluator=SimpleNamespace(metrics=[ConfusionMatrix()]))
+    with pytest.raises(ConfigError, match=r"report.*ConfusionMatrix"):
+        report_test(runner, tmp_path)

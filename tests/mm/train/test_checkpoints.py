@@ -1,0 +1,168 @@
+"""mmengine's loading and saving of checkpoints through ours."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmengine")
+from conftest import REPO
+from mmengine.fileio import get_file_backend
+from mmengine.logging import HistoryBuffer
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from mmengine.runner.checkpoint import CheckpointLoader, load_checkpoint
+from safetensors.torch import save_file
+
+from vitdense.checkpoint import read as read_module
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.read import read
+from vitdense.mm.train.checkpoints import RUN_GLOBALS, install_loader, read_checkpoint
+from vitdense.mm.train.hooks import ExactLoadHook
+from vitdense.mm.train.launch import find_checkpoint
+
+
+@pytest.fixture
+def installed():
+    install_loader()
+
+
+class Malicious:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('ran')",)
+
+
+def test_pickle_with_code_is_refused(tmp_path, installed):
+    torch.save({"state_dict": {"weight": torch.ones(1)}, "x": Malicious()}, tmp_path / "bad.pth")
+    with pytest.raises(CheckpointMismatchError, match="exec"):
+        load_checkpoint(torch.nn.Linear(1, 1), str(tmp_path / "bad.pth"))
+
+
+def test_load_checkpoint_keeps_module_versions_and_map_location(tmp_path, installed):
+    source, target = torch.nn.BatchNorm2d(2), torch.nn.BatchNorm2d(2)
+    torch.nn.init.normal_(source.weight)
+    torch.save({"state_dict": source.state_dict(), "meta": {"seed": np.int64(3)}}, tmp_path / "a.pth")
+    saved = load_checkpoint(target, str(tmp_path / "a.pth"), map_location="cpu", strict=True)
+    assert torch.equal(target.weight, source.weight)
+    assert saved["state_dict"]._metadata == source.state_dict()._metadata  # versions of modules
+    save_file(source.state_dict(), tmp_path / "a.safetensors")
+    load_checkpoint(torch.nn.BatchNorm2d(2), str(tmp_path / "a.safetensors"), strict=True)
+    for name in ("a.pth", "a.safetensors"):
+        saved = CheckpointLoader.load_checkpoint(str(tmp_path / name), map_location="meta")
+        assert saved.get("state_dict", saved)["weight"].device.type == "meta"
+
+
+def test_missing_file_is_named(installed):
+    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth"):
+        CheckpointLoader.load_checkpoint("nowhere.pth")
+
+
+def test_prefixes_with_our_loader(installed):
+    def loader(filename):
+        return CheckpointLoader._get_checkpoint_loader(filename).__name__
+
+    for ours in ("a.pth", "https://h/a.pth", "timm://m", "hf://o/r/f", "torchvision://swin_t"):
+        assert loader(ours) == "load_from_vitdense"
+    for theirs in ("open-mmlab://resnet50", "mmcls://m", "s3://b/a.pth", "petrel://b/a.pth", "modelzoo://resnet50"):
+        assert loader(theirs) != "load_from_vitdense"
+
+
+def test_torchvision_names_have_the_weights_of_mmengine(tmp_path, monkeypatch):
+    asked = []
+    torch.save({"a": torch.ones(1)}, tmp_path / "a.pth")
+    monkeypatch.setattr(read_module, "download", lambda address, *_: asked.append(address) or {"a": torch.ones(1)})
+    for name in ("resnet50", "resnet50.imagenet1k_v2", "swin_t", "swin_t.imagenet1k_v1"):
+        read_checkpoint(f"torchvision://{name}")
+    files = [address.rsplit("/", 1)[1] for address in asked]
+    assert files == ["resnet50-0676ba61.pth", "resnet50-11ad3fa6.pth", "swin_t-704ceda3.pth", "swin_t-704ceda3.pth"]
+
+
+def test_loader_is_installed_by_the_hook_not_by_its_import():
+    code = (
+        "import vitdense.mm, vitdense.mm.train.hooks as h; "
+        "from mmengine.runner.checkpoint import CheckpointLoader as c; "
+        "print(c._get_checkpoint_loader('a.pth').__name__); h.ExactLoadHook(); "
+        "print(c._get_checkpoint_loader('a.pth').__name__)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.split()[-2:] == ["load_from_local", "load_from_vitdense"], done.stderr
+
+
+class Model(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, *args, **kwargs):
+        raise NotImplementedError
+
+
+class Custom:
+    """An object that a hook of a user may store in the message hub."""
+
+
+def test_custom_object_in_the_message_hub_needs_allow_pickle(tmp_path):
+    path = str(tmp_path / "run.pth")
+    model = Model()
+    torch.save({"state_dict": model.state_dict(), "message_hub": {"runtime_info": {"mine": Custom()}}}, path)
+    install_loader()
+    with pytest.raises(CheckpointMismatchError, match="allow_pickle"):
+        CheckpointLoader.load_checkpoint(path)
+    ExactLoadHook(allow_pickle=True)
+    assert isinstance(CheckpointLoader.load_checkpoint(path)["message_hub"]["runtime_info"]["mine"], Custom)
+    install_loader()  # as the tools do, before the Runner makes its hooks
+    for option in (True, False):
+        hook = dict(type="vitdense.ExactLoadHook", allow_pickle=option)
+        name = f"custom_object_{option}"
+        runner = Runner(model, str(tmp_path), custom_hooks=[hook], load_from=path, experiment_name=name)
+        if option:
+            runner.load_or_resume()
+        else:
+            with pytest.raises(CheckpointMismatchError, match="allow_pickle"):
+                runner.load_or_resume()
+
+
+class Attribute:
+    """Pickles as `getattr(owner, name)`."""
+
+    def __init__(self, owner, name):
+        self.call = (getattr, (owner, name))
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_log_history_loads_and_getattr_is_limited_to_log_buffers(tmp_path):
+    buffer = HistoryBuffer([1.0, 2.0], [1, 1])
+    torch.save({"message_hub": buffer, "meta": {"seed": np.int64(3)}}, tmp_path / "run.pth")
+    with pytest.raises(CheckpointMismatchError, match="HistoryBuffer"):
+        read(tmp_path / "run.pth", allow=())
+    saved = read_checkpoint(str(tmp_path / "run.pth"))
+    assert type(saved["message_hub"]) is HistoryBuffer
+    assert saved["message_hub"].mean() == 1.5
+    torch.save({"x": Attribute(torch.Tensor, "numpy")}, tmp_path / "bad.pth")
+    with pytest.raises(CheckpointMismatchError, match="numpy"):
+        read(tmp_path / "bad.pth", allow=(*RUN_GLOBALS, torch.Tensor))
+
+
+def test_find_checkpoint_keeps_urls_and_names_of_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "swin_t.ms_in1k"
+    assert [find_checkpoint(c) for c in (name, "hf://o/r/a.pth")] == [name, "hf://o/r/a.pth"]
+    (tmp_path / name).mkdir()  # a folder of that name has priority
+    with pytest.raises(CheckpointNotFoundError):
+        find_checkpoint(name)
+
+
+def test_failed_save_keeps_the_old_file(tmp_path):
+    backend = get_file_backend(backend_args={"backend": "vitdense.atomic"})
+    path = tmp_path / "c.pth"
+    backend.put(b"old", str(path))
+    with pytest.raises(TypeError):
+        backend.put("not bytes", str(path))
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pth"]

@@ -1,0 +1,202 @@
+"""Frozen trunks: nothing of them trains or is stored for the backward pass; checkpoints without them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import vitdense
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.load import fingerprint, fit_whole, load_pretrained
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.hooks import OmitFrozenBackboneHook
+
+NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
+VIT = {"embed_dims": 32, "num_heads": 2, "layer_scale": 0.5, "registers": 2, "rope": "dinov3"}
+FROZEN = {"frozen_stages": "all", "drop_path_rate": 0.5}
+
+
+def frozen_vit(depth=2, **options):
+    return vitdense.ViT({**VIT, "depth": depth}, out_indices=(depth - 1,), **FROZEN, **options)
+
+
+class Detector(nn.Module):
+    """A frozen trunk, a Swin unless another is given, and a head."""
+
+    def __init__(self, weights=None, depth=2, backbone=None, **options):
+        super().__init__()
+        arch = {**NANO, "depths": (1, depth)}
+        swin = vitdense.Swin(arch, window_size=4, out_indices=(0, 1), init_cfg=weights, **FROZEN | options)
+        self.backbone = swin if backbone is None else backbone
+        self.head = nn.Conv2d(self.backbone.out_channels[-1], 3, 1)
+
+    def forward(self, x):
+        return self.head(self.backbone(x)[-1])
+
+
+@pytest.fixture
+def weights(tmp_path):
+    torch.save(vitdense.Swin(NANO, window_size=4, out_indices=(0, 1)).state_dict(), tmp_path / "swin.pth")
+    return tmp_path / "swin.pth"
+
+
+@pytest.fixture
+def trained(weights):
+    model = Detector([dict(type="Pretrained", checkpoint=weights)])
+    model.backbone.init_weights()
+    return model
+
+
+def saved_without_trunk(model):
+    hook, checkpoint = OmitFrozenBackboneHook(), {"state_dict": model.state_dict(), "meta": {"epoch": 3}}
+    runner = SimpleNamespace(model=model)
+    hook.before_train(runner)
+    hook.before_save_checkpoint(runner, checkpoint)
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        lambda: None,
+        frozen_vit,
+        lambda: frozen_vit(stem="hmlp"),  # which has batch norms
+        lambda: vitdense.ViTAdapter(frozen_vit(stem="hmlp", out_norm="none"), deform_num_heads=4),
+    ],
+    ids=["swin", "vit", "vit, batch norms", "in vit_adapter"],
+)
+def test_twenty_steps_change_nothing_of_a_frozen_trunk(backbone):
+    model = Detector(backbone=backbone()).train()
+    trunk = getattr(model.backbone, "trunk", model.backbone)
+    before = {key: value.clone() for key, value in trunk.state_dict().items()}
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=1.0)
+    for _ in range(20):
+        optimiser.zero_grad()
+        model(torch.randn(2, 3, 32, 40)).square().mean().backward()
+        optimiser.step()
+    assert all(torch.equal(value, before[key]) for key, value in trunk.state_dict().items())
+    x = torch.randn(2, 3, 32, 40)
+    assert torch.equal(trunk(x)[-1], trunk(x)[-1])  # no drop path
+    assert model.head.weight.grad is not None
+
+
+@pytest.mark.parametrize("backbone", [lambda depth: None, frozen_vit], ids=["swin", "vit"])
+def test_a_frozen_trunk_stores_nothing_for_the_backward_pass(backbone):
+    def stored(depth):
+        sizes = []
+        model = Detector(depth=depth, backbone=backbone(depth)).train()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.nbytes), lambda x: x):
+            assert not model.backbone(torch.randn(1, 3, 64, 64))[-1].requires_grad
+            model(torch.randn(1, 3, 64, 64))
+        return sizes
+
+    assert stored(2) == stored(6)
+    assert stored(2)
+
+
+def test_checkpoint_without_its_trunk(trained):
+    checkpoint = saved_without_trunk(trained)
+    assert set(checkpoint["state_dict"]) == {"head.weight", "head.bias"}
+    assert checkpoint["meta"]["epoch"] == 3
+    model = Detector()
+    state, _ = fit_whole(model, checkpoint)
+    model.load_state_dict(state)
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(model.eval()(x), trained.eval()(x))
+
+
+def test_trunk_that_is_gone_or_changed_is_an_error(trained, weights):
+    checkpoint = saved_without_trunk(trained)
+    torch.save(vitdense.Swin(NANO, window_size=4, out_indices=(0, 1)).state_dict(), weights)
+    with pytest.raises(CheckpointMismatchError, match=r"frozen backbone, and .*swin\.pth has other weights"):
+        fit_whole(Detector(), checkpoint)
+    weights.unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"saved without its frozen backbone.*swin\.pth"):
+        fit_whole(Detector(), checkpoint)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda saved: load_pretrained(Detector().backbone, saved), lambda s: convert(s, "timm")]
+)
+def test_without_its_trunk_it_is_no_checkpoint_of_the_trunk(trained, use):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"without its frozen backbone, which has the weights .*swin\.pth"
+    ):
+        use(saved_without_trunk(trained))
+
+
+def test_a_model_without_such_a_trunk_is_an_error(trained):
+    with pytest.raises(CheckpointMismatchError, match="frozen backbone, which the model does not have"):
+        fit_whole(nn.ModuleDict({"head": trained.head}), saved_without_trunk(trained))
+
+
+def test_the_frozen_trunk_of_an_adapter(tmp_path):
+    def make():
+        trunk = dict(
+            arch=dict(embed_dims=16, depth=4, num_heads=2), frozen_stages="all", init_cfg=str(tmp_path / "v.pth")
+        )
+        return nn.ModuleDict({"backbone": vitdense.ViTAdapter(trunk, conv_inplane=4, deform_num_heads=2)})
+
+    torch.save(make().backbone.trunk.state_dict(), tmp_path / "v.pth")
+    trained, model = make(), make()
+    trained.backbone.init_weights()
+    checkpoint = saved_without_trunk(trained)
+    assert not any(key.startswith("backbone.trunk.") for key in checkpoint["state_dict"])
+    model.load_state_dict(fit_whole(model, checkpoint)[0])
+    assert all(torch.equal(value, trained.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_weights_that_a_loaded_checkpoint_replaced_are_not_omitted(trained):
+    """Those of init_cfg would come back."""
+    trained.backbone.load_state_dict(Detector().backbone.state_dict())
+    with pytest.raises(ConfigError, match="backbone no longer has the weights of its init_cfg"):
+        OmitFrozenBackboneHook().before_train(SimpleNamespace(model=trained))
+
+
+def test_a_trunk_that_trains_is_saved_although_the_loaded_checkpoint_omits_it(trained):
+    hook = OmitFrozenBackboneHook()
+    hook.after_load_checkpoint(None, saved_without_trunk(trained))
+    with pytest.raises(ConfigError, match="no frozen backbone"):
+        hook.before_train(SimpleNamespace(model=Detector(frozen_stages=1)))
+
+
+def test_resized_tensors_are_not_in_the_fingerprint(weights):
+    def digest(changes_resized=None):
+        model = vitdense.Swin(NANO, window_size=6, out_indices=(0, 1))
+        report = load_pretrained(model, weights)
+        assert len(report.resized) == 3
+        changed = [key for key in report.loaded if (key in report.resized) == changes_resized]
+        for name in changed[:1]:
+            model.state_dict()[name].add_(1)
+        return fingerprint(model, report)
+
+    assert digest() == digest(changes_resized=True) != digest(changes_resized=False)
+
+
+def test_a_resumed_run_knows_what_its_checkpoint_omits(trained):
+    """It does not read `init_cfg` again."""
+    checkpoint = saved_without_trunk(trained)
+    hook, model = OmitFrozenBackboneHook(), Detector()
+    hook.after_load_checkpoint(SimpleNamespace(model=model), checkpoint)
+    hook.before_train(SimpleNamespace(model=model))
+    again = {"state_dict": trained.state_dict(), "meta": {}}
+    hook.before_save_checkpoint(SimpleNamespace(model=model), again)
+    assert again["state_dict"].keys() == checkpoint["state_dict"].keys()
+    assert again["meta"]["omitted_backbones"] == checkpoint["meta"]["omitted_backbones"]
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen_stages": 1}])
+def test_nothing_to_omit_is_an_error(options, weights):
+    """Random weights, which no file has, and a backbone that trains."""
+    model = Detector(dict(type="Pretrained", checkpoint=str(weights)) if options else None, **options)
+    model.backbone.init_weights()
+    with pytest.raises(ConfigError, match="no frozen backbone"):
+        OmitFrozenBackboneHook().before_train(SimpleNamespace(model=model))
+
+
+@pytest.mark.parametrize("frozen_stages", ["none", 3, -2, 1.5])
+def test_wrong_frozen_stages(frozen_stages):
+    with pytest.raises(ValueError, match=r"frozen_stages: got .*, expected -1 .none. to 2, or 'all'"):
+        Detector(frozen_stages=frozen_stages)

@@ -1,0 +1,267 @@
+import copy
+import re
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from conftest import REPO, relative_error
+from mmengine.registry import HOOKS, MODELS, DefaultScope
+from mmengine.runner import Runner
+from torch import nn
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.load import fit_whole
+from vitdense.mm.config.load import ConfigError, build_model, load_config
+from vitdense.mm.train.hooks import ExactLoadHook
+
+pytest.importorskip("mmdet")
+
+
+def cascade(**options):
+    """The full-size Cascade Mask R-CNN with Swin-T, fewer proposals."""
+    cfg = load_config(REPO / "configs/cascade_swin_t_coco.py")
+    cfg.model.backbone.init_cfg = None
+    cfg.model.test_cfg.rpn.max_per_img = 50
+    cfg.model.test_cfg.rcnn.score_thr = 0.0  # random weights score low
+    cfg.default_hooks.pop("visualization")
+    cfg.merge_from_dict(options)
+    return cfg
+
+
+def boxes(model, image):
+    from mmdet.structures import DetDataSample
+
+    sample = DetDataSample(
+        metainfo={"img_shape": image.shape[1:], "ori_shape": image.shape[1:], "scale_factor": (1, 1)}
+    )
+    nn.Module.eval(model)  # mmdet's own Swin returns None from eval(), so that chaining fails
+    with torch.no_grad():
+        found = model.test_step({"inputs": [image], "data_samples": [sample]})[0].pred_instances
+    return found.bboxes, found.scores, found.masks
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A checkpoint of mmdet's Cascade Mask R-CNN with mmdet's Swin and random weights; an image; what it detects."""
+    torch.manual_seed(0)
+    cfg = cascade()
+    theirs = copy.deepcopy(cfg)
+    theirs.model.backbone = {"type": "mmdet.SwinTransformer", "embed_dims": 96, "depths": [2, 2, 6, 2],
+                             "num_heads": [3, 6, 12, 24], "window_size": 7}  # fmt: skip
+    model = build_model(theirs)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            fan_in = parameter[0].numel()
+            nn.init.normal_(parameter, std=0.05 if "backbone" in name else fan_in**-0.5)
+        elif "backbone" in name:
+            nn.init.normal_(parameter, std=0.05)
+    image = torch.randint(0, 256, (3, 200, 280), dtype=torch.uint8)
+    path = tmp_path_factory.mktemp("published") / "cascade_mask_rcnn_swin.pth"
+    torch.save({"meta": {"dataset_meta": {"classes": ["x"] * 80}}, "state_dict": model.state_dict()}, path)
+    return path, image, boxes(model, image)
+
+
+def test_whole_detector_of_mmdet_loads_through_load_from_and_detects_the_same(published, tmp_path):
+    path, image, (want, scores, masks) = published
+    runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path)))
+    runner.load_or_resume()
+    got, our_scores, our_masks = boxes(runner.model, image)
+    assert len(got) == len(want) == 100
+    difference = float((got - want).abs().max())
+    print(f"largest difference of 100 boxes of mmdet's detector: {difference:.1e} px")
+    assert difference < 1e-3
+    torch.testing.assert_close(our_scores, scores, rtol=1e-4, atol=1e-6)
+    assert (our_masks != masks).float().mean() < 1e-3
+    runner.call_hook("before_test")
+    (path,) = tmp_path.glob("*/load_report.txt")
+    report = path.read_text()
+    assert "(mmdet names)" in report.splitlines()[0]
+    assert "100.00 % of the parameters loaded" in report.splitlines()[0]
+    assert "  loaded backbone.stages.0.blocks.0.attn.qkv.weight" in report
+    assert " backbone.stages.0.blocks.0.attn.bias.index" in report  # rebuilt, not loaded
+
+
+def test_hook_that_copies_the_checkpoint_gets_renamed_keys(published, tmp_path):
+    """EMAHook copies the weights of the checkpoint before testing, in any order of the hooks."""
+    path, _, _ = published
+    hooks = [{"type": "EMAHook"}, {"type": "vitdense.ExactLoadHook"}]
+    runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path), custom_hooks=hooks))
+    average = next(hook for hook in runner.hooks if type(hook).__name__ == "EMAHook")
+    average.before_run(runner)
+    runner.load_or_resume()
+    ours, theirs = runner.model.state_dict(), average.ema_model.module.state_dict()
+    assert all(torch.equal(theirs[key], value) for key, value in ours.items())
+
+
+HEADS = r"roi_head\.(bbox_head\.\d\.fc_(cls|reg)|mask_head\.\d\.conv_logits)\..*"
+
+
+@pytest.mark.parametrize("fresh", [[], [HEADS]], ids=["strict", "fresh heads"])
+def test_another_number_of_classes_needs_the_option_fresh(published, tmp_path, fresh):
+    path, _, _ = published
+    cfg = cascade(load_from=str(path), work_dir=str(tmp_path))
+    for head in (*cfg.model.roi_head.bbox_head, cfg.model.roi_head.mask_head):
+        head.num_classes = 20
+    cfg.default_hooks.exact_load.fresh = fresh
+    runner = Runner.from_cfg(cfg)
+    before = runner.model.backbone.norm1.weight.clone()
+    if not fresh:
+        with pytest.raises(
+            CheckpointMismatchError, match=r"--fresh .*fc_cls\.weight \(81, 1024\), expected \(21, 1024\)"
+        ):
+            runner.load_or_resume()
+        assert torch.equal(runner.model.backbone.norm1.weight, before)
+        return
+    runner.load_or_resume()
+    assert not torch.equal(runner.model.backbone.norm1.weight, before)
+
+
+def nano(num_classes, method):
+    """A small detector or segmentor with `num_classes` classes."""
+    config = "upernet_swin_nano_shapes" if method == "UPerNet" else "cascade_swin_nano_shapes"
+    cfg = load_config(config)
+    if method == "UPerNet":
+        heads = [cfg.model.decode_head, cfg.model.auxiliary_head]
+    elif method == "Cascade Mask R-CNN":
+        heads = [*cfg.model.roi_head.bbox_head, cfg.model.roi_head.mask_head]
+    else:
+        anchors = dict(type="AnchorGenerator", ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=[8, 16])
+        head = dict(
+            type=f"{method.removesuffix('Net')}Head",
+            in_channels=32,
+            stacked_convs=1,
+            feat_channels=32,
+            anchor_generator=anchors,
+        )
+        preprocessor, backbone, neck = (cfg.model[key] for key in ("data_preprocessor", "backbone", "neck"))
+        cfg.model = dict(type=method, data_preprocessor=preprocessor, backbone=backbone, neck=neck, bbox_head=head)
+        heads = [cfg.model.bbox_head]
+    for head in heads:
+        head.num_classes = num_classes
+    return build_model(cfg)
+
+
+@pytest.mark.parametrize(
+    ("method", "modules"),
+    [
+        ("Cascade Mask R-CNN", {"fc_cls", "fc_reg", "conv_logits"}),
+        ("RetinaNet", {"retina_cls"}),
+        ("ATSS", {"atss_cls"}),
+        ("UPerNet", {"conv_seg"}),
+    ],
+)
+def test_other_classes_load_with_the_printed_option_and_only_their_layers_stay_fresh(method, modules):
+    if method == "UPerNet":
+        pytest.importorskip("mmseg")
+    checkpoint, model = {"state_dict": nano(8, method).state_dict()}, nano(3, method)
+    with pytest.raises(CheckpointMismatchError) as error:
+        fit_whole(model, checkpoint)
+    (option,) = re.findall(r"--fresh '(.+?)'", str(error.value))
+    (setting,) = re.findall(r"default_hooks=dict\(exact_load=dict\(fresh=\[r'(.+?)'\]\)\)", str(error.value))
+    assert setting == option
+    assert len(option) < 50
+    hook = ExactLoadHook(fresh=[option])
+    _, report = fit_whole(model, checkpoint, hook.fresh)
+    assert {key.split(".")[-2] for key in report.kept_at_init} == modules
+    # A pattern for some of them is no mismatch of its own; the whole one is printed again.
+    some = re.escape(report.kept_at_init[0])
+    with pytest.raises(CheckpointMismatchError, match=re.escape(f"--fresh '{option}'")):
+        fit_whole(model, checkpoint, [some])
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["other heads too", "backbone alone"])
+def test_another_backbone_is_named_and_no_option_is_printed(other):
+    checkpoint, model = {"state_dict": nano(8, "RetinaNet").state_dict()}, nano(3 if other else 8, "RetinaNet")
+    model.backbone = MODELS.build(
+        dict(type="vitdense.Swin", arch=dict(embed_dims=32, depths=(2, 2, 4, 2), num_heads=(1, 2, 4, 8)))
+    )
+    with pytest.raises(CheckpointMismatchError, match="backbone") as error:
+        fit_whole(model, checkpoint)
+    assert "--fresh" not in str(error.value)
+
+
+@pytest.mark.parametrize("fresh", [r"roi_head\..*", ["roi_head(.*"]], ids=["string", "not a regular expression"])
+def test_wrong_value_of_fresh_is_an_error(fresh):
+    with pytest.raises(ConfigError, match="fresh"):
+        ExactLoadHook(fresh=fresh)
+
+
+def segmentor(backbone, head, **options):
+    """A segmentor of mmseg with random weights."""
+    from mmseg.models import EncoderDecoder
+
+    options = {"channels": 16, "num_classes": 5, "dropout_ratio": 0.0, "norm_cfg": {"type": "BN"}, **options}
+    with DefaultScope.overwrite_default_scope("mmseg"):
+        model = EncoderDecoder(backbone=backbone, decode_head={"type": head, **options}, test_cfg={"mode": "whole"})
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, std=0.1, mean=float("bn" in name))
+    nn.Module.eval(model)
+    nn.Module.eval(model.backbone)
+    return model
+
+
+@torch.no_grad()
+def logits(model, image):
+    return model.encode_decode(image, [{"img_shape": image.shape[2:]}])
+
+
+def test_whole_segmentor_of_mmseg_loads_and_segments_the_same():
+    pytest.importorskip("mmseg")
+    depths = {"depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
+    head = {"head": "UPerHead", "in_channels": [16, 32, 64, 128], "in_index": [0, 1, 2, 3]}
+    theirs = segmentor({"type": "SwinTransformer", "embed_dims": 16, "window_size": 7, **depths}, **head)
+    ours = segmentor({"type": "vitdense.Swin", "arch": {"embed_dims": 16, **depths}}, **head)
+    state, report = fit_whole(ours, {"state_dict": theirs.state_dict()})
+    ours.load_state_dict(state, strict=True)
+    assert report.share == 1
+    assert all(key.endswith("attn.bias.index") for key in report.ignored)
+    image = torch.randn(1, 3, 97, 131)
+    assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
+
+
+def test_segmentor_with_a_final_norm_needs_out_norm_final():
+    pytest.importorskip("mmseg")
+    sizes = {"patch_size": 16, "embed_dims": 48, "num_heads": 3}
+    theirs, ours, lacking = (
+        segmentor(backbone, "FCNHead", in_channels=48, in_index=0, num_convs=1)
+        for backbone in (
+            {"type": "VisionTransformer", "img_size": 64, "num_layers": 2, "out_indices": [1], "final_norm": True,
+             "norm_cfg": {"type": "LN", "eps": 1e-6}, "patch_bias": True, **sizes},
+            *({"type": "vitdense.ViT", "arch": {**sizes, "depth": 2}, "pretrain_img_size": 64, "out_indices": [1],
+               "out_norm": norm} for norm in ("final", "none")),
+        )
+    )  # fmt: skip
+    checkpoint = {"state_dict": theirs.state_dict()}
+    state, report = fit_whole(ours, dict(checkpoint))
+    assert (report.scheme, report.share, report.ignored) == ("mmseg", 1, [])
+    ours.load_state_dict(state, strict=True)
+    image = torch.randn(1, 3, 64, 96)
+    assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
+    with pytest.raises(CheckpointMismatchError, match=r"backbone\.norm\.weight, backbone\.norm\.bias"):
+        fit_whole(lacking, checkpoint)
+
+
+@pytest.mark.parametrize(("images", "drawn"), [(1, [0]), (3, [0, 4, 9]), (20, [*range(10)]), (0, [])])
+def test_the_same_images_are_drawn_at_every_validation(tmp_path, images, drawn):
+    """In batches of 4, 4 and 2."""
+    cv2.imwrite(str(tmp_path / "a.png"), np.full((2, 2, 3), (255, 0, 0), np.uint8))  # blue, in the order of OpenCV
+    samples = [SimpleNamespace(img_path=str(tmp_path / "a.png"), index=i) for i in range(10)]
+    hook = HOOKS.build({"type": "vitdense.ValidationPicturesHook", "images": images})
+    loader = SimpleNamespace(sampler=range(10), batch_size=4)
+    for iteration in (7, 15):
+        runner = MagicMock(val_dataloader=loader, iter=iteration)
+        for batch in range(3):
+            hook.after_val_iter(runner, batch, None, samples[4 * batch : 4 * batch + 4])
+        calls = runner.visualizer.add_datasample.call_args_list
+        assert [call.args[0] for call in calls] == [f"val_{i}_a" for i in drawn]
+        assert [call.args[2].index for call in calls] == drawn
+        assert all(call.args[1][0, 0].tolist() == [0, 0, 255] for call in calls)
+        assert {call.kwargs["step"] for call in calls} <= {iteration}
+
+
+def test_run_shorter_than_the_interval_of_the_log_has_no_curves(tmp_path):
+    HOOKS.build({"type": "vitdense.CurvesHook"}).after_train(MagicMock(work_dir=str(tmp_path)))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,169 @@
+"""Predictions and checkpoints in the hands of other projects: supervision, pycocotools, the inferencers of mm."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import DATASETS
+from mmengine.structures import InstanceData
+from PIL import Image
+from pycocotools import mask as rle
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+import vitdense.mm.train.launch as launch
+from vitdense.mm.cli.predict import Detection, load_model, predict
+from vitdense.mm.config.load import build_model, find_config, load_config
+
+pytest.importorskip("mmdet")
+pytestmark = pytest.mark.long
+
+SHRINK = """
+_base_ = {base!r}
+data_root = {root!r}
+data = dict(data_root=data_root, draw=dict(num_train=1, num_val=3, image_size=(96, 128)))
+train_dataloader = dict(dataset=data)
+val_dataloader = dict(batch_size=2, num_workers=0, persistent_workers=False, dataset=data)
+test_dataloader = val_dataloader
+"""
+OF_DETECTORS = """
+val_evaluator = dict(ann_file=data_root + "annotations/instances_val.json")
+test_evaluator = val_evaluator
+model = dict(test_cfg=dict(rcnn=dict(score_thr=0.0, max_per_img=20)))
+"""
+
+
+def model_of(base, more, folder):
+    """A small model with random weights: its complete config, a file of it, a checkpoint, and the folder of images."""
+    (folder / "short.py").write_text(SHRINK.format(base=str(find_config(base)), root=f"{folder}/shapes/") + more)
+    cfg = load_config(folder / "short.py", work_dir=str(folder / "work"))
+    cfg.dump(folder / "complete.py")
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    model.init_weights()
+    for name, parameter in model.named_parameters():  # initial weights give one class, or no mask, everywhere
+        if name.endswith(("conv_seg.weight", "conv_logits.weight")):
+            torch.nn.init.normal_(parameter)
+    meta = DATASETS.build(cfg.test_dataloader.dataset).metainfo  # draws the images
+    torch.save({"meta": {"dataset_meta": meta}, "state_dict": model.state_dict()}, folder / "model.pth")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory):
+    return model_of("cascade_swin_nano_shapes", OF_DETECTORS, tmp_path_factory.mktemp("detector"))
+
+
+@pytest.fixture(scope="module")
+def segmentor(tmp_path_factory):
+    pytest.importorskip("mmseg")
+    return model_of("upernet_swin_nano_shapes", "", tmp_path_factory.mktemp("segmentor"))
+
+
+def images(folder):
+    return sorted((folder / "shapes/val").glob("*.jpg"))
+
+
+def predicted(folder, out, **options):
+    return predict(load_config(folder / "complete.py"), str(folder / "model.pth"), images(folder), out, **options)
+
+
+def test_detections_of_supervision(detector):
+    sv = pytest.importorskip("supervision")
+    model = load_model(load_config(detector / "complete.py"), str(detector / "model.pth"), "cpu")
+    (image, *_) = images(detector)
+    sample = Detection(model, detector, 0.0, False).infer(image)
+    found, want = sv.Detections.from_mmdetection(sample), sample.pred_instances
+    assert len(found) == len(want) == 20
+    np.testing.assert_array_equal(found.xyxy, want.bboxes)
+    np.testing.assert_array_equal(found.confidence, want.scores)
+    np.testing.assert_array_equal(found.class_id, want.labels)
+    assert found.mask.dtype == bool
+    assert 0.1 < found.mask.sum() / found.box_area.sum() < 0.9
+    np.testing.assert_array_equal(found.mask, want.masks)
+    drawn = sv.MaskAnnotator().annotate(np.zeros((*sample.ori_shape, 3), np.uint8), found)
+    np.testing.assert_array_equal(drawn.any(axis=2), found.mask.any(axis=0))
+
+
+def test_pycocotools_scores_the_predictions_as_our_metric(detector, tmp_path, monkeypatch):
+    from mmdet.models.detectors import TwoStageDetector
+
+    truth = COCO(str(detector / "shapes/annotations/instances_val.json"))
+    files = {image["file_name"]: image["id"] for image in truth.dataset["images"]}
+    labels = {category["id"]: i for i, category in enumerate(truth.dataset["categories"])}
+
+    def near_the_truth(self, inputs, samples, rescale=True):
+        """Boxes and masks of the annotations, moved, with random scores, some of them of another class."""
+        for sample in samples:
+            name = sample.img_path.rpartition("/")[2]
+            draw = np.random.default_rng(files[name])
+            anns = truth.imgToAnns[files[name]]
+            shifts = draw.integers(-4, 5, (len(anns), 2))
+            boxes = [[x + dx, y + dy, x + w + dx, y + h + dy] for (x, y, w, h), (dx, dy) in zip(
+                (ann["bbox"] for ann in anns), shifts)]  # fmt: skip
+            masks = [np.roll(truth.annToMask(ann), shift[::-1], (0, 1)) for ann, shift in zip(anns, shifts)]
+            kinds = [labels[ann["category_id"]] for ann in anns]
+            sample.pred_instances = InstanceData(
+                bboxes=torch.tensor(boxes, dtype=torch.float32),
+                masks=torch.from_numpy(np.stack(masks)).bool(),
+                scores=torch.from_numpy(draw.random(len(anns), np.float32)),
+                labels=torch.tensor(np.where(draw.random(len(anns)) < 0.2, 0, kinds)),
+            )
+        return samples
+
+    monkeypatch.setattr(TwoStageDetector, "predict", near_the_truth)
+    ours = launch.test(load_config(detector / "complete.py", work_dir=str(tmp_path)), str(detector / "model.pth"))
+    out_file = predicted(detector, tmp_path / "out", score_thr=0.0)
+    for result in (results := json.loads(out_file.read_text())):
+        assert rle.area(result["segmentation"]) > 0
+        assert result["segmentation"]["size"] == [96, 128]
+    found = truth.loadRes(str(out_file))
+    assert len(found.anns) == len(results) > 9
+    for kind in ("bbox", "segm"):
+        evaluation = COCOeval(truth, found, kind)
+        for step in (evaluation.evaluate, evaluation.accumulate, evaluation.summarize):
+            step()
+        assert 0.1 < evaluation.stats[0] < 0.9
+        # Ours are rounded to three digits.
+        names = ("mAP", "mAP_50", "mAP_75")
+        assert [ours[f"coco/{kind}_{name}"] for name in names] == pytest.approx(list(evaluation.stats[:3]), abs=5e-4)
+
+
+def test_inferencer_of_mmdet_predicts_as_our_tool(detector, tmp_path, monkeypatch):
+    from mmdet.apis import DetInferencer
+
+    monkeypatch.chdir(tmp_path)
+    results = json.loads(predicted(detector, tmp_path / "out", score_thr=0.0).read_text())
+    inferencer = DetInferencer(str(detector / "complete.py"), str(detector / "model.pth"), "cpu", show_progress=False)
+    samples = inferencer([str(path) for path in images(detector)], return_datasamples=True)["predictions"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it writes nothing
+    found = [(i, j) for i, sample in enumerate(samples) for j in range(len(sample.pred_instances))]
+    assert len(found) == len(results) > 9
+    ids = {image["file_name"]: image["id"] for image in truth_of(detector)["images"]}
+    kinds = [category["id"] for category in truth_of(detector)["categories"]]
+    for (i, j), result in zip(found, results):
+        got = samples[i].pred_instances[j]
+        x, y, w, h = result["bbox"]
+        assert ids[images(detector)[i].name] == result["image_id"]
+        assert kinds[got.labels[0]] == result["category_id"]
+        assert got.scores[0].item() == result["score"]
+        assert got.bboxes[0].tolist() == pytest.approx([x, y, x + w, y + h])
+        np.testing.assert_array_equal(got.masks[0], rle.decode(result["segmentation"]))
+
+
+def truth_of(folder):
+    return json.loads((folder / "shapes/annotations/instances_val.json").read_text())
+
+
+def test_inferencer_of_mmseg_predicts_as_our_tool(segmentor, tmp_path, monkeypatch):
+    from mmseg.apis import MMSegInferencer
+
+    monkeypatch.chdir(tmp_path)
+    out = predicted(segmentor, tmp_path / "out")
+    inferencer = MMSegInferencer(str(segmentor / "complete.py"), str(segmentor / "model.pth"), device="cpu")
+    for path in images(segmentor):
+        labels = np.array(Image.open(out / "labels" / f"{path.stem}.png"))
+        assert len(np.unique(labels)) > 1
+        np.testing.assert_array_equal(inferencer(str(path))["predictions"], labels)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it writes nothing

@@ -1,0 +1,150 @@
+from unittest.mock import MagicMock
+
+import cv2
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim.optimizer import amp_optimizer_wrapper
+from mmengine.registry import MODELS, OPTIM_WRAPPERS
+
+from vitdense import Swin
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.mm.config.load import ConfigError, build_model, load_config
+from vitdense.mm.train import launch
+from vitdense.mm.train.launch import exit_on_user_error
+
+
+def error_output(function, capsys):
+    with pytest.raises(SystemExit) as ended, exit_on_user_error():
+        function()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_value_error_of_this_package_is_one_message(capsys):
+    assert error_output(lambda: Swin("nano"), capsys).startswith("error: arch: got 'nano'")
+    cfg = Config({"type": "vitdense.Swin", "arch": "nano"})
+    assert "arch: got 'nano'" in error_output(lambda: MODELS.build(cfg), capsys)  # the registry raises a new error
+
+
+def test_unwritable_output_is_one_message(capsys, tmp_path):
+    assert str(tmp_path) in error_output(lambda: tmp_path.write_text(""), capsys)
+
+
+def test_an_error_in_nested_blocks_is_one_message(capsys):
+    def inner():
+        with exit_on_user_error():
+            raise ConfigError("inner")
+
+    assert error_output(inner, capsys) == "error: inner\n"
+
+
+def test_other_errors_keep_their_traceback():
+    with pytest.raises(ValueError, match="invalid literal"), exit_on_user_error():
+        int("x")
+    with pytest.raises(KeyError), exit_on_user_error():
+        {}["x"]
+
+
+@pytest.fixture
+def segmentor(repo, tmp_path):
+    """A function for the config of a segmentor on four images of 96 pixels, and a checkpoint of it."""
+    pytest.importorskip("mmseg")
+
+    def make(**options):
+        cfg = load_config(repo / "configs/demo/upernet_swin_nano_shapes.py", work_dir=str(tmp_path / "work"))
+        cfg.test_dataloader.update(num_workers=0, persistent_workers=False)
+        draw = dict(num_train=1, num_val=4, image_size=(96, 96))
+        cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
+        cfg.merge_from_dict(options)
+        return cfg
+
+    checkpoint = tmp_path / "random.pth"
+    model = build_model(make())
+    model.init_weights()
+    torch.nn.init.normal_(model.decode_head.conv_seg.weight)
+    torch.save({"meta": {}, "state_dict": model.state_dict()}, checkpoint)
+    return make, str(checkpoint)
+
+
+def tta_pipeline(ratios, flips):
+    """A pipeline of test-time augmentation."""
+    scales = [dict(type="Resize", scale_factor=ratio, keep_ratio=True) for ratio in ratios]
+    flips = [dict(type="RandomFlip", prob=prob) for prob in flips]
+    last = [[dict(type="LoadAnnotations")], [dict(type="PackSegInputs")]]
+    return [dict(type="LoadImageFromFile"), dict(type="TestTimeAug", transforms=[scales, flips, *last])]
+
+
+def test_tta_with_one_unchanged_image_equals_the_plain_test(segmentor, tmp_path):
+    make, checkpoint = segmentor
+    plain = launch.test(make(), checkpoint)
+    assert 0 < plain["mIoU"] < 100
+    assert launch.test(make(tta_pipeline=tta_pipeline([1.0], [0.0])), checkpoint, tta=True) == plain
+    flipped = launch.test(make(tta_pipeline=tta_pipeline([1.0], [1.0])), checkpoint, tta=True)
+    assert flipped != plain
+    for path in (tmp_path / "shapes").glob("**/val/*"):  # mirrored images and label maps give the same scores
+        mirrored = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[:, ::-1]
+        path.write_bytes(cv2.imencode(".png", mirrored)[1].tobytes())  # lossless: readers look at the content
+    assert launch.test(make(), checkpoint) == flipped
+
+
+def test_tta_loads_exactly_and_ignores_init_cfg(segmentor, tmp_path):
+    make, checkpoint = segmentor
+    nowhere = {"model.backbone.init_cfg": dict(type="Pretrained", checkpoint="nowhere.pth")}
+    launch.test(make(**nowhere), checkpoint, tta=True)
+    (report,) = tmp_path.glob("work/*/load_report.txt")
+    assert "0 ignored, 0 kept at initialisation; 100.00 % of the parameters loaded" in report.read_text()
+    assert "  loaded backbone.patch_embed." in report.read_text()
+    with pytest.raises(CheckpointMismatchError, match=r"decode_head\.conv_seg\.weight"):
+        launch.test(make(**{"model.decode_head.channels": 16}), checkpoint, tta=True)
+
+
+@pytest.mark.parametrize("absent", ["tta_pipeline", "tta_model"])
+def test_tta_without_its_part_of_the_config_is_an_error(segmentor, absent):
+    make, checkpoint = segmentor
+    with pytest.raises(ConfigError, match=f"--tta.*{absent}"):
+        launch.test(make(**{absent: None}), checkpoint, tta=True)
+
+
+def test_tta_pipeline_reaches_data_sets_inside_wrappers(segmentor, monkeypatch):
+    make, checkpoint = segmentor
+    cfg = make()
+    cfg.test_dataloader.dataset = dict(type="ConcatDataset", datasets=2 * [cfg.test_dataloader.dataset])
+    monkeypatch.setattr(launch, "_runner", MagicMock())
+    launch.test(cfg, checkpoint, tta=True)
+    assert [part.pipeline for part in cfg.test_dataloader.dataset.datasets] == 2 * [cfg.tta_pipeline]
+
+
+@pytest.mark.parametrize("option", ["--amp float16", "--launcher pytorch"])
+def test_options_that_need_a_gpu_name_themselves_without_one(repo, tmp_path, monkeypatch, option):
+    monkeypatch.setattr(launch, "get_device", lambda: "cpu")
+    name, value = option.removeprefix("--").split()
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path), launcher="none")
+    cfg.launcher = value if name == "launcher" else "none"
+    with pytest.raises(ConfigError, match=option):
+        launch.train(cfg, amp=value if name == "amp" else None)
+
+
+@pytest.mark.parametrize(("dtype", "scaled"), [("float16", True), ("bfloat16", False)])
+def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, dtype, scaled):
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py")
+    monkeypatch.setattr(launch, "_runner", MagicMock())
+    monkeypatch.setattr(launch, "get_device", lambda: "cuda")
+    launch.train(cfg, amp=dtype)
+    # bfloat16 also runs on a CPU, but mmengine asserts a GPU.
+    monkeypatch.setattr(amp_optimizer_wrapper, "is_cuda_available", lambda: True)
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    options = {key: cfg.optim_wrapper[key] for key in ("type", "dtype", "loss_scale")}
+    wrapper = OPTIM_WRAPPERS.build(dict(options, optimizer=optimizer))
+    assert wrapper.cast_dtype == getattr(torch, dtype)
+    if scaled:
+        assert options["loss_scale"] == "dynamic"
+        return
+    before = layer.weight.clone()
+    with wrapper.optim_context(layer):
+        loss = layer(torch.ones(1, 2)).sum()
+    assert loss.dtype == torch.bfloat16
+    wrapper.update_params(loss)
+    assert not torch.equal(layer.weight, before)
+    assert wrapper.state_dict()["loss_scaler"] == {}

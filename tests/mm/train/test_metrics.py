@@ -1,0 +1,138 @@
+import json
+import runpy
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+from pycocotools import mask as rle
+
+from vitdense.mm.train import metrics
+from vitdense.mm.train.metrics import CocoMetric, FasterCocoMetric
+
+SIZE = 64
+CLASSES = ("a", "b")
+
+
+def box_mask(x, y, w, h):
+    mask = np.zeros((SIZE, SIZE), np.uint8)
+    mask[y : y + h, x : x + w] = 1
+    return mask
+
+
+@pytest.fixture
+def ground_truth(tmp_path):
+    """Six images with two to four objects and a crowd."""
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for i in range(6):
+        images.append({"id": i, "file_name": f"{i}.jpg", "height": SIZE, "width": SIZE})
+        for n in range(2 + i % 3):
+            x, y = (int(v) for v in rng.integers(0, 40, 2))
+            w, h = (int(v) for v in rng.integers(8, 24, 2))
+            coded = rle.encode(np.asfortranarray(box_mask(x, y, w, h)))
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": i,
+                    "category_id": int(rng.integers(1, 3)),
+                    "bbox": [x, y, w, h],
+                    "area": w * h,
+                    "iscrowd": int(i == 5 and n == 0),
+                    "segmentation": {"size": coded["size"], "counts": coded["counts"].decode()},
+                }
+            )
+    path = tmp_path / "gt.json"
+    categories = [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)]
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    return path, annotations
+
+
+def predictions(annotations, image_ids, noise):
+    """Every object once, shifted by up to `noise` pixels, and a false positive, as a metric gets them."""
+    rng = np.random.default_rng(1)
+    for i in image_ids:
+        boxes, labels, masks = [], [], []
+        for a in [a for a in annotations if a["image_id"] == i] if noise is not None else []:
+            x, y, w, h = a["bbox"]
+            x, y = (int(np.clip(v + rng.integers(-noise, noise + 1), 0, SIZE - 8)) for v in (x, y))
+            boxes.append([x, y, x + w, y + h])
+            labels.append(a["category_id"] - 1)
+            masks.append(box_mask(x, y, w, h))
+        if noise:
+            boxes, labels, masks = [*boxes, [1, 1, 30, 30]], [*labels, 0], [*masks, box_mask(1, 1, 29, 29)]
+        yield {
+            "img_id": i,
+            "ori_shape": (SIZE, SIZE),
+            "pred_instances": {
+                "bboxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+                "scores": torch.tensor(rng.random(len(boxes)), dtype=torch.float32),
+                "labels": torch.tensor(labels, dtype=torch.long),
+                "masks": torch.tensor(np.array(masks), dtype=torch.bool).reshape(-1, SIZE, SIZE),
+            },
+        }
+
+
+def evaluate(kind, ground_truth, image_ids, noise):
+    path, annotations = ground_truth
+    metric = kind(ann_file=str(path), metric=["bbox", "segm"])
+    metric.dataset_meta = {"classes": CLASSES}
+    for sample in predictions(annotations, image_ids, noise):
+        metric.process({}, [sample])
+    return metric.evaluate(len(image_ids))
+
+
+def test_faster_metric_equals_pycocotools(ground_truth):
+    fast, reference = (evaluate(kind, ground_truth, range(6), noise=4) for kind in (FasterCocoMetric, CocoMetric))
+    assert fast.keys() == reference.keys()
+    assert fast == pytest.approx(reference, abs=1e-9)
+    assert 0.05 < fast["coco/bbox_mAP"] < 0.9  # not trivial
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_no_predictions_give_zero_for_all_keys(kind, ground_truth):
+    nothing = evaluate(kind, ground_truth, range(6), noise=None)
+    assert nothing.keys() == evaluate(kind, ground_truth, range(6), noise=4).keys()
+    assert set(nothing.values()) == {0.0}
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_reading_the_annotations_again_prints_nothing(kind, ground_truth, capsys):
+    kind(ann_file=str(ground_truth[0]))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+@pytest.mark.parametrize("noise", [4, None])
+def test_predictions_are_written_in_coco_format_also_if_there_are_none(kind, noise, ground_truth, tmp_path):
+    path, annotations = ground_truth
+    metric = kind(ann_file=str(path), metric=["bbox", "segm"], format_only=True, outfile_prefix=str(tmp_path / "out"))
+    metric.dataset_meta = {"classes": CLASSES}
+    for sample in predictions(annotations, range(6), noise):
+        metric.process({}, [sample])
+    metric.evaluate(6)
+    for name in ("bbox", "segm"):
+        assert bool(json.loads((tmp_path / f"out.{name}.json").read_text())) == bool(noise)
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_subset_is_evaluated_on_its_own_images(kind, ground_truth):
+    """Perfect predictions on two of six images have AP 1, not 1/3."""
+    assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
+
+
+@pytest.mark.parametrize("missing", ["faster-coco-eval", "FasterCocoMetric of mmdet"])
+def test_faster_metric_falls_back_to_pycocotools_with_one_line(missing, ground_truth, monkeypatch):
+    if missing == "faster-coco-eval":
+        monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    else:  # as upstream, where it is missing anyway
+        monkeypatch.delattr(metrics.mmdet_metrics, "FasterCocoMetric", raising=False)
+    monkeypatch.setattr(metrics.METRICS, "_module_dict", {})
+    kind = runpy.run_path(metrics.__file__)["FasterCocoMetric"]
+    messages = []
+    monkeypatch.setattr(metrics.MMLogger.get_current_instance(), "info", messages.append)
+    assert evaluate(kind, ground_truth, range(6), noise=4) == evaluate(CocoMetric, ground_truth, range(6), noise=4)
+    assert metrics.mmdet_metrics.CocoMetric in kind.__mro__[1:3]
+    assert sum("pycocotools" in message for message in messages) == 1

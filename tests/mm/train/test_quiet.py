@@ -1,0 +1,117 @@
+"""The console of the tools: what is left out, and that everything else and everybody else keeps its output."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import mmengine.logging.logger as mm_logger
+import numpy as np
+import pytest
+import torch
+from conftest import REPO
+from mmengine.config import Config
+from mmengine.logging import print_log
+from PIL import Image
+
+from vitdense.mm.cli.predict import predict
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.data.shapes import CLASSES, PALETTE
+from vitdense.mm.train.quiet import NOT_PRINTED, QuietRunner, quiet
+
+
+def warn_as(module, message):
+    warnings.warn_explicit(message, UserWarning, "file.py", 1, module, registry={})
+
+
+def test_only_the_known_lines_of_mm_are_not_printed(capsys):
+    with quiet():
+        print_log(f"{NOT_PRINTED}. Skipping OneDL datasets.")
+        print_log("something else")
+        print(NOT_PRINTED, "in a program")
+    print_log(NOT_PRINTED)
+    assert capsys.readouterr().out.splitlines() == ["something else", f"{NOT_PRINTED} in a program", NOT_PRINTED]
+    assert "print" not in vars(mm_logger)
+
+
+def test_only_the_known_warnings_of_mm_are_left_out():
+    copied, drawn = (
+        "To copy construct from a tensor, it is recommended",
+        "Warning: The bbox is out of bounds, the drawn",
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with quiet():
+            warn_as("mmdet.models.roi_heads.mask_heads.fcn_mask_head", copied)
+            warn_as("mmengine.visualization.visualizer", drawn)
+            warn_as("program", copied)
+            warn_as("mmdet.models.roi_heads.mask_heads.fcn_mask_head", "something else")
+        warn_as("mmengine.visualization.visualizer", drawn)
+    assert [str(warning.message) for warning in caught] == [copied, "something else", drawn]
+
+
+def test_blocks_may_be_nested(capsys):
+    with quiet():
+        with pytest.raises(KeyError), quiet():
+            raise KeyError
+        print_log(NOT_PRINTED)
+    assert capsys.readouterr().out == ""
+    assert "print" not in vars(mm_logger)
+
+
+def test_settings_are_restored_after_an_error():
+    before = list(warnings.filters)
+    with pytest.raises(KeyError), quiet():
+        raise KeyError
+    assert warnings.filters == before
+    assert "print" not in vars(mm_logger)
+
+
+@pytest.mark.long
+def test_importing_the_package_silences_nobody():
+    code = (
+        "import warnings, logging\n"
+        "import vitdense.mm.train.launch, vitdense.mm.train.metrics, vitdense.mm.train.hooks, vitdense.mm.cli.predict\n"
+        "from vitdense.mm.train.quiet import NOT_WARNED\n"
+        "import mmengine.logging.logger as logger\n"
+        "ours = {(message, module) for message, module in NOT_WARNED}\n"
+        "found = {tuple(getattr(f[i], 'pattern', f[i]) for i in (1, 3)) for f in warnings.filters}\n"
+        "print(ours.isdisjoint(found), 'print' in vars(logger), logging.getLogger().level)"
+    )
+    command = [sys.executable, "-c", f"import vitdense\n{code}"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True False 30"
+
+
+def test_config_and_hooks_are_in_the_log_file_only(tmp_path, capsys):
+    runner = QuietRunner(torch.nn.Linear(1, 1), str(tmp_path), cfg=Config(dict(some_option=1)), experiment_name="quiet")
+    runner.logger.info("news")
+    runner.logger.warning('"FileClient" will be deprecated in future.')
+    console, log = capsys.readouterr().out, Path(runner.logger.log_file).read_text()
+    for text in ("some_option", "RuntimeInfoHook", "System environment", "FileClient"):
+        assert text in log
+        assert text not in console
+    assert "news" in console
+    assert "news" in log
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("score_thr", [0.0, 2.0])
+def test_prediction_of_an_untrained_detector_is_quiet_and_may_be_empty(tmp_path, score_thr):
+    pytest.importorskip("mmdet")
+    cfg = load_config("cascade_swin_nano_shapes")
+    cfg.model.test_cfg.rcnn.score_thr = score_thr
+    cfg.visualizer.name = f"of {tmp_path}"  # mmengine warns where one of the same name exists
+    meta = {"dataset_meta": {"classes": CLASSES, "palette": PALETTE}}
+    torch.save({"meta": meta, "state_dict": build_model(cfg).state_dict()}, tmp_path / "model.pth")
+    image = tmp_path / "image.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 128, 3), np.uint8)).save(image)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with quiet():
+            predict(cfg, str(tmp_path / "model.pth"), [image], tmp_path / "out", score_thr=0.0)
+    assert [str(w.message) for w in caught if w.category is UserWarning] == []
+    written = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert bool(written) == (score_thr < 1)
+    assert (tmp_path / "out" / "image.png").exists()

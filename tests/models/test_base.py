@@ -1,0 +1,192 @@
+"""What all backbones share beyond the contract: names of other projects in a whole model's state dict, `init_cfg`."""
+
+import copy
+import inspect
+import logging
+import pickle
+
+import pytest
+import torch
+from mmengine.runner.checkpoint import load_state_dict
+from torch import nn
+
+from vitdense import MViT, Swin, SwinV2, ViT
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.load import load_pretrained
+
+ARCH = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
+
+
+class Detector(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.backbone = Swin(ARCH, out_indices=(0, 1), **options)
+        self.head = nn.Linear(2, 2)
+
+
+def same(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_mvit_with_flat_block_names_loads_into_a_detector():
+    source, target = Detector(), Detector()
+    for model in (source, target):
+        model.backbone = MViT({**ARCH, "num_heads": 1}, out_indices=(0, 1), pretrain_img_size=64)
+    target.load_state_dict(convert(source.state_dict(), "detectron2").state, strict=True)
+    assert same(source, target)
+
+
+@pytest.mark.parametrize("scheme", ["mmdet", "official", "vitdense"])
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), lambda model: model])
+def test_detector_accepts_other_naming_schemes(scheme, twin):
+    source, target = Detector(), twin(Detector())
+    state = convert(source.state_dict(), scheme).state
+    before = dict(state)
+    target.load_state_dict(state, strict=True)
+    assert same(source, target)
+    assert state.keys() == before.keys()  # the caller's dict stays
+
+
+def test_mmengine_load_state_dict_accepts_other_naming_schemes(capsys):
+    source, target = Detector(), Detector()
+    load_state_dict(target, convert(source.state_dict(), "mmdet").state)
+    assert same(source, target)
+
+
+def test_unknown_backbone_keys_raise_even_if_not_strict():
+    model = Detector()
+    before = copy.deepcopy(model)
+    with pytest.raises(CheckpointMismatchError, match=r"conv0\.weight"):
+        model.load_state_dict({"backbone.conv0.weight": torch.ones(1)}, strict=False)
+    assert same(model, before)
+    model.load_state_dict({"head.bias": torch.ones(2)}, strict=False)  # nothing of the backbone: nothing to say
+    assert model.head.bias.tolist() == [1, 1]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "swin.pth"
+    torch.save(Detector().backbone.state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: {"type": "Pretrained", "checkpoint": path}])
+def test_init_cfg_may_be_the_checkpoint_alone(checkpoint, kind):
+    model = Detector(init_cfg=kind(checkpoint)).backbone
+    model.init_weights()
+    assert model.load_report.share == 1
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in torch.load(checkpoint).items())
+
+
+def test_init_cfg_that_is_no_checkpoint_names_it():
+    with pytest.raises(CheckpointNotFoundError, match=r"absent\.pth"):
+        Detector(init_cfg="absent.pth").backbone.init_weights()
+
+
+@pytest.mark.parametrize("family", [Swin, SwinV2, MViT, ViT])
+def test_argument_pretrained_of_mm_names_init_cfg(family):
+    with pytest.raises(ValueError, match="init_cfg"):
+        family("tiny", pretrained="swin.pth")
+    assert "arch" in inspect.signature(family).parameters
+
+
+def test_subclass_may_have_an_argument_pretrained():
+    class Ours(Swin):
+        def __init__(self, pretrained):
+            super().__init__(ARCH, out_indices=(0, 1))
+            self.pretrained = pretrained
+
+    assert Ours(pretrained=1).pretrained == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "arch", "near"),
+    [
+        (Swin, "swin_tiny_patch4_window7_224", "tiny"),
+        (SwinV2, "swinv2_base_window8_256", "base"),
+        (MViT, "mvitv2_base_cls", "v2_base"),
+        (MViT, "tiny", "v2_tiny"),
+        (ViT, "deit_small_patch16_224", "deit_small"),
+        (ViT, "deit_small_distilled_patch16_224", "deit_small_distilled"),
+        (Swin, "smal", "small"),
+    ],
+)
+def test_names_of_timm_and_misspelled_names_get_the_nearest_arch(family, arch, near):
+    with pytest.raises(ValueError, match=f"did you mean arch='{near}'"):
+        family(arch)
+    with pytest.raises(ValueError, match="expected one of") as error:
+        family("nothing_like_it")
+    assert "did you mean" not in str(error.value)
+
+
+IMAGE = torch.zeros(1, 3, 32, 32)
+
+
+@pytest.fixture
+def warnings_of(caplog):
+    """Warnings that forward passes of a model log."""
+
+    def run(model, times=1):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "vitdense.models"):
+            for _ in range(times):
+                model(IMAGE.to(next(model.parameters()).device))
+        return [record.getMessage() for record in caplog.records]
+
+    return run
+
+
+def test_first_forward_without_the_weights_of_init_cfg_warns_once(warnings_of, checkpoint):
+    model = Detector(init_cfg=str(checkpoint)).backbone
+    (message,) = warnings_of(model, times=2)
+    assert "init_weights()" in message
+    assert str(checkpoint) in message
+    assert not model._forward_pre_hooks  # costs nothing afterwards
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), lambda model: model])
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda model, _: model.backbone.init_weights(),
+        lambda model, _: model.load_state_dict(Detector().state_dict()),
+        lambda model, _: load_state_dict(model, Detector().state_dict()),
+        lambda model, path: load_pretrained(model.backbone, path),
+        lambda model, _: model.to("meta"),  # to count it
+    ],
+    ids=["init_weights", "torch", "mmengine", "load_pretrained", "meta"],
+)
+def test_loaded_models_do_not_warn(warnings_of, checkpoint, load, twin):
+    model = twin(Detector(init_cfg=str(checkpoint)))
+    load(model, checkpoint)
+    assert warnings_of(model.backbone) == []
+
+
+def test_state_of_the_head_alone_does_not_count_as_loaded(warnings_of, checkpoint):
+    model = Detector(init_cfg=str(checkpoint))
+    model.load_state_dict({"head.bias": torch.ones(2)}, strict=False)
+    assert len(warnings_of(model.backbone)) == 1
+
+
+@pytest.mark.parametrize("init_cfg", [None, {"type": "TruncNormal", "layer": "Linear", "std": 0.02}])
+def test_random_weights_on_purpose_do_not_warn(warnings_of, init_cfg):
+    assert warnings_of(Detector(init_cfg=init_cfg).backbone) == []
+
+
+@pytest.mark.long
+def test_models_that_were_not_loaded_compile_and_export_in_one_graph(checkpoint):
+    model = Detector(init_cfg=str(checkpoint)).backbone.eval()
+    outs = [torch.compile(model, fullgraph=True, backend="eager")(IMAGE)]
+    outs += [torch.export.export(model, (IMAGE,), strict=strict).module()(IMAGE) for strict in (False, True)]
+    assert model._forward_pre_hooks
+    for out in outs:
+        torch.testing.assert_close(out, model(IMAGE))
+
+
+def test_batch_norms_without_parameters_train():
+    """They have none to freeze: their statistics are those of the batch in training mode."""
+    model = ViT({"embed_dims": 16, "depth": 1, "num_heads": 2})
+    model.patch_embed.extra = nn.BatchNorm2d(3, affine=False)
+    assert model.train().patch_embed.extra.training
+    assert not model.eval().patch_embed.extra.training

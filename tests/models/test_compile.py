@@ -1,0 +1,79 @@
+"""`torch.compile(fullgraph=True, dynamic=True)`: one program for ordinary sizes, equal to the model, gradients too."""
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from conftest import relative_error
+from test_contract import BACKBONES, every_but_slow, outputs_and_gradients, with_fixed_statistics, with_random_norms
+from torch._dynamo import config as dynamo
+from torch._dynamo.backends.debugging import aot_eager
+
+from vitdense.inspect.export import largest_error
+
+# Batch, height, width. One image is another program: torch tells size 1 from others, as it does for maps of one window.
+SIZES = [(2, 256, 320), (2, 300, 420), (2, 333, 257), (2, 384, 512), (1, 257, 384)]
+MOST_PROGRAMS = 2
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    # Otherwise torch compiles every model with a LayerNorm twice: once with the epsilon as an input.
+    with dynamo.patch(specialize_float=True):
+        yield
+    torch._dynamo.reset()
+
+
+class Programs:
+    """A backend that needs no compiler, and counts what it is given."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, graph, example, **options):
+        self.count += 1
+        return aot_eager(graph, example, **options)
+
+
+@every_but_slow("swin")
+@pytest.mark.long
+def test_forward_and_backward(make):
+    model, programs = with_fixed_statistics(with_random_norms(make())), Programs()
+    compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
+    for batch, *size in SIZES:
+        image = torch.randn(batch, 3, *size)
+        outs, grads = outputs_and_gradients(model, model, image)
+        got_outs, got_grads = outputs_and_gradients(compiled, model, image)
+        assert largest_error(got_outs, outs) < 1e-5, size
+        assert relative_error(got_grads, grads) < 1e-4, size
+    assert programs.count <= MOST_PROGRAMS
+
+
+@pytest.mark.slow
+def test_forward_and_backward_of_low_rank_updates():
+    test_forward_and_backward(partial(BACKBONES["vit"], finetune="lora"))
+
+
+@every_but_slow("vit, windows, relative positions")
+@pytest.mark.long
+def test_forward(make):
+    model, programs = make().eval(), Programs()
+    compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for batch, *size in SIZES:
+            image = torch.randn(batch, 3, *size)
+            assert largest_error(compiled(image), model(image)) < 1e-5, size
+    assert programs.count <= MOST_PROGRAMS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+def test_inductor():
+    model = BACKBONES["swin"]().eval()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for batch, *size in SIZES[:3]:
+            image = torch.randn(batch, 3, *size)
+            assert largest_error(compiled(image), model(image)) < 1e-4, size

@@ -1,0 +1,155 @@
+"""Exported programs equal the models at sizes and batches that were not those of the export."""
+
+import copy
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+from test_contract import BACKBONES, every, every_but_slow, with_random_norms
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitdense import Swin
+from vitdense.inspect.export import MIN_SIDE, _AnySize, export_program, largest_error, run_onnx, save_onnx, save_program
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+EXAMPLE = (2, 3, 64, 96)
+UNSEEN = [(1, 97, 131), (3, 65, 200), (1, MIN_SIDE, MIN_SIDE)]
+BRANCHES = {"If", "Loop", "Tile", "Scan", "NonZero"}  # what runtimes do not take, or take slowly
+OF_SIZES = {"Shape", "Range", "Resize", "Cast", "Less", "GreaterOrEqual", "Or", "Clip"}  # what decides on a size
+every_quick = every_but_slow("swin_v2", "vit, windows, relative positions")  # the others take minutes
+
+
+class LayerNorms(TorchDispatchMode):
+    """Counts the layer norms of a pass."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.native_layer_norm.default
+        return func(*args, **(kwargs or {}))
+
+
+def nodes(path):
+    return onnx.load(path).graph.node
+
+
+def operators(path):
+    return Counter(node.op_type for node in nodes(path))
+
+
+def cast_types(path):
+    return {node.attribute[0].i for node in nodes(path) if node.op_type == "Cast"}
+
+
+def image_of(shape):
+    batch, *size = shape
+    return torch.randn(batch, 3, *size)
+
+
+@pytest.mark.long
+@every
+def test_one_program_serves_all_sizes_and_batches(make):
+    model = make().eval()
+    program = export_program(model, torch.randn(EXAMPLE)).module()
+    with torch.no_grad():
+        for shape in UNSEEN:
+            image = image_of(shape)
+            assert largest_error(program(image), model(image)) < 1e-5, shape
+
+
+@pytest.mark.slow
+def test_low_rank_updates(tmp_path):
+    make = partial(BACKBONES["vit"], finetune="lora")
+    test_one_program_serves_all_sizes_and_batches(make)
+    test_onnx_equals_torch_at_sizes_and_batches_of_its_own(make, tmp_path)
+
+
+@every_quick
+@pytest.mark.long
+def test_onnx_equals_torch_at_sizes_and_batches_of_its_own(make, tmp_path):
+    model = with_random_norms(make()).eval()  # equal norms of one map would become one
+    path = tmp_path / "model.onnx"
+    save_onnx(export_program(model, torch.randn(EXAMPLE)), path, metadata={"key": "value"})
+    with torch.no_grad():
+        for shape in UNSEEN:
+            image = image_of(shape)
+            assert largest_error(run_onnx(path, image), model(image)) < 1e-4, shape
+        with LayerNorms() as norms:
+            model(image)
+    found, file = operators(path), onnx.load(path)
+    assert not found.keys() & BRANCHES
+    assert found["LayerNormalization"] == norms.count
+    assert norms.count > 0 or model.family == "resnet"  # which has none
+    assert onnx.TensorProto.DOUBLE not in cast_types(path)
+    dims = [dim.dim_param or dim.dim_value for dim in file.graph.input[0].type.tensor_type.shape.dim]
+    assert dims == ["batch", 3, "height", "width"]
+    assert {entry.key: entry.value for entry in file.metadata_props} == {"key": "value"}
+
+
+@every_quick
+@pytest.mark.long
+def test_onnx_of_one_size_has_constants_for_all_that_sizes_decide(make, tmp_path):
+    model, path, image = make().eval(), tmp_path / "model.onnx", image_of((1, 97, 131))
+    save_onnx(export_program(model, image, dynamic=False), path)
+    with torch.no_grad():
+        assert largest_error(run_onnx(path, image), model(image)) < 1e-4
+    assert not operators(path).keys() & (BRANCHES | OF_SIZES)
+
+
+@every_quick
+@pytest.mark.long
+def test_onnx_in_half_precision(make, tmp_path):
+    model, path, image = make().eval(), tmp_path / "model.onnx", image_of((1, 97, 131))
+    half = copy.deepcopy(model).half()
+    save_onnx(export_program(half, torch.zeros(EXAMPLE, dtype=torch.float16)), path)
+    with torch.no_grad():
+        assert largest_error(run_onnx(path, image.half()), model(image)) < 1e-2
+    assert onnx.TensorProto.DOUBLE not in cast_types(path)
+
+
+def test_a_saved_program_runs_without_its_model(tmp_path):
+    model = Swin({"embed_dims": 8, "depths": (2,), "num_heads": (1,)}, out_indices=(0,)).eval()
+    save_program(export_program(model, torch.randn(EXAMPLE)), tmp_path / "model.pt2", {"key": "value"})
+    read = {"key": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=read).module()
+    image = image_of((1, 70, 50))
+    assert largest_error(program(image), model(image)) < 1e-5
+    assert read == {"key": "value"}
+
+
+@pytest.mark.parametrize("out", [1, 3, (2, 5)])
+@pytest.mark.parametrize("size", [(7, 12), (6, 1), (1, 5)])
+def test_forms_for_all_sizes_equal_torchs(out, size):
+    x, conv = torch.randn(2, 3, *size), nn.Conv2d(3, 4, 3, padding=1)
+    for operator in (
+        lambda x: F.adaptive_avg_pool2d(x, out),
+        lambda x: F.max_pool2d(x, 1, stride=2),
+        lambda x: F.max_pool2d(x, 3, stride=2, padding=1),
+        nn.AdaptiveAvgPool2d(out),
+        conv,
+    ):
+        with _AnySize():
+            got = operator(x)
+        assert relative_error(got, operator(x)) < 1e-6
+
+
+def test_largest_error_tells_what_is_not_finite():
+    ones = torch.ones(3)
+    assert largest_error([ones, 3 * ones], [ones, 2 * ones]) == pytest.approx(0.5)
+    bad = torch.tensor([1.0, float("nan"), 1.0])
+    assert not largest_error([bad, ones], [ones, ones]) <= 1
+    assert not largest_error([ones / 0], [ones]) <= 1
+
+
+def test_refused():
+    model = Swin({"embed_dims": 8, "depths": (1,), "num_heads": (1,)}, out_indices=(0,))
+    with pytest.raises(ValueError, match="eval"):
+        export_program(model, torch.zeros(EXAMPLE))
+    with pytest.raises(ValueError, match=f"at least {MIN_SIDE}"):
+        export_program(model.eval(), torch.zeros(1, 3, 64, MIN_SIDE - 1))

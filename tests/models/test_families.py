@@ -1,0 +1,104 @@
+"""Every backbone's own file, in every naming scheme that has names for it, against every family: recognised as itself
+and as no other, also without its optional parts."""
+
+import itertools
+import re
+
+import pytest
+import torch
+from test_contract import BACKBONES, RESNET, VIT
+from test_vit_adapter import TRUNKS, adapter
+
+import vitdense
+from vitdense import ResNet, ViT
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.detect import detect, readings
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.families import SCHEMES
+
+MAKERS = BACKBONES | {"resnet": lambda: ResNet(RESNET)}
+MAKERS |= {"vit, pre-norm": lambda: ViT({**VIT, "pre_norm": True}, pretrain_img_size=64)}
+MAKERS |= {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
+PARTS = {  # what a file may lack, by our names
+    "nothing": r"(?!)",
+    "class token": r"tokens\.cls_\w+$",
+    "tokens": r"\btokens\.|class_blocks\.",
+    "positions": r"absolute_pos_embed\.|rope\.|tokens\.\w+_position$",
+    "relative biases": r"\.attn\d?\.bias\.|\.rel_pos_[hw]$",
+    "LayerScale": r"gamma_\d",
+    "output norms": r"^norm\d+\.",
+    "biases of norms": r"norm\w*\.bias$",
+    "biases of attention": r"(qkv\.(qv_)?bias|[qv]_bias)$",
+    "the one of patches": r"patch_embed\.proj\.bias$",
+    "counters": r"num_batches_tracked$",
+    "head": r"^head\.",
+}
+PARTS["all of these"] = "|".join(f"({pattern})" for pattern in PARTS.values())
+
+
+def own_states(make):
+    """Family of a backbone, what it saves, and the same as a classifier: a norm and a head in place of output norms."""
+    with torch.device("meta"):  # drawn below
+        model = make()
+    state = {
+        key: torch.randn(x.shape) if x.is_floating_point() else torch.tensor(7) for key, x in model.state_dict().items()
+    }
+    head = {"head.weight": torch.randn(10, 8), "head.bias": torch.randn(10)}
+    if model.family != "resnet":
+        head |= {"norm.weight": torch.randn(8), "norm.bias": torch.randn(8)}
+    without_norms = {key: x for key, x in state.items() if not re.match(r"norm\d", key)}
+    return model.family, [state] if model.family == "vit_adapter" else [state, without_norms | head]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", SCHEMES)
+def test_a_file_is_of_one_family(family):
+    states = {
+        (name, i): state
+        for name, (of_model, both) in zip(MAKERS, map(own_states, MAKERS.values()))
+        for i, state in enumerate(both)
+        if of_model == family
+    }
+    schemes = list(dict.fromkeys(scheme.name for scheme in SCHEMES[family]))
+    reduced = {}  # by keys: most backbones lack most parts anyway
+    for (name, state), pattern in itertools.product(states.items(), PARTS.values()):
+        kept = {key: x for key, x in state.items() if not re.search(pattern, key)}
+        reduced[name, frozenset(kept)] = kept
+    written = set()
+    for state, to in itertools.product(reduced.values(), schemes):
+        try:
+            file = convert(state, to, family=family, scheme="vitdense", windows=[4]).state
+        except CheckpointMismatchError:  # no names for something in it
+            if to == "vitdense":
+                raise
+            continue
+        written.add(to)
+        assert {match.family for match in readings(file)} == {family}, (to, list(file))
+    assert written == set(schemes)
+
+
+@pytest.mark.parametrize("name", ["nat_mini", "nat_tiny", "nat_small", "swin_tiny", "sasa26", "mvitv1_base_max"])
+def test_published_sizes_are_recognised(name):
+    with torch.device("meta"):
+        model = vitdense.create(name)
+    assert detect(model.state_dict()).family == model.family
+
+
+def test_what_fits_several_families_is_refused_with_their_names():
+    parts = {"patch_embed.proj.weight": torch.ones(8, 3, 4, 4), "norm.weight": torch.ones(8)}
+    message = r"family='mvit' .*family='vit' .*--family, --scheme and --prefix"
+    with pytest.raises(CheckpointMismatchError, match=message):
+        convert(parts, "vitdense")
+    assert convert(parts, "vitdense", family="vit").match.family == "vit"
+
+
+def test_no_window_is_invented_for_local_attention():
+    """Its tables show the side of its neighbourhood; a rule for whole modules once took their names for buffers."""
+    model = BACKBONES["sasa resnet"]()
+    state = model.state_dict()
+    done = convert(state, "vitdense")
+    assert done.match.family == "resnet"
+    assert done.state.keys() == state.keys()
+    for to in ("torchvision", "timm", "mmdet", "mmpretrain"):  # their models have no such attention
+        with pytest.raises(CheckpointMismatchError, match=r"no names for 6 tensors: layer1\.0\.conv2\.attn\."):
+            convert(state, to, windows=[7])

@@ -1,0 +1,526 @@
+import math
+import re
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate, product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+from torch import nn
+
+from vitdense import MViT
+from vitdense.inspect.flops import macs, num_params
+from vitdense.models.mvit.model import BlockSpec, MViTBlock, MViTStage, PooledAttention, plan
+from vitdense.models.mvit.sizes import MVIT, MViTArch
+
+NANO = {"embed_dims": 8, "depths": (1, 2, 3, 2), "num_heads": 2}
+V1_CONV = {
+    "pool_all_queries": False,
+    "relative_position": False,
+    "absolute_position": True,
+    "residual_pooling": False,
+    "growth": "mlp",
+}
+V1 = {**V1_CONV, "pool": "max"}
+IMAGE = 64  # of pretraining: windows of 16 tokens, so that small images have several
+
+
+def randomise(module):
+    """Norms, biases and tables too: 1 and 0 would hide a swap, and small tables a wrong row."""
+    for name, parameter in module.named_parameters():
+        near_one = "norm" in name and name.endswith("weight")
+        nn.init.normal_(parameter, float(near_one), 0.5 if "rel_pos" in name else 0.2)
+    return module.eval()
+
+
+def stage_maps(model, x):
+    """Map of every stage before the output norm, ``[B, C, H, W]``."""
+    maps = []
+    hooks = [stage.register_forward_hook(lambda _, args, out: maps.append(out)) for stage in model.stages]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return [out.permute(0, 3, 1, 2) for out in maps]
+
+
+def brute_force_block(block, x):
+    """A block written from its definition, token by token and head by head: ``[H, W, C]`` to ``[h, w, C']``."""
+    spec, parameters = block.spec, dict(block.named_parameters())
+    heads, d = spec.num_heads, spec.dim_attn // spec.num_heads
+    strides = {"q": spec.q_stride, "k": spec.kv_stride, "v": spec.kv_stride}
+
+    def linear(name, t):
+        return t @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
+
+    def norm(name, t):
+        t = t - t.mean(-1, keepdim=True)
+        t = t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        return t * parameters[f"{name}.weight"] + parameters[f"{name}.bias"]
+
+    def neighbours(t, stride, kernel):  # of every place of the pooled map: offsets in the kernel, and the token there
+        h, w = -(-t.shape[0] // stride), -(-t.shape[1] // stride)
+        for y, z in product(range(h), range(w)):
+            near = []
+            for dy, dz in product(range(kernel), range(kernel)):
+                r, c = y * stride + dy - kernel // 2, z * stride + dz - kernel // 2
+                if 0 <= r < t.shape[0] and 0 <= c < t.shape[1]:
+                    near.append((dy, dz, t[r, c]))
+            yield (y, z), near
+
+    def map_of(places):
+        h, w = (1 + max(place[axis] for place in places) for axis in (0, 1))
+        return torch.stack([torch.stack([places[y, z] for z in range(w)]) for y in range(h)])
+
+    def max_pooled(t, stride):
+        if stride == 1:
+            return t
+        found = neighbours(t, stride, stride + 1)
+        return map_of({place: torch.stack([v for *_, v in near]).amax(0) for place, near in found})
+
+    def pooled(name, t):  # [H, W, heads, d]
+        if f"attn.pool_{name}.weight" not in parameters:
+            return max_pooled(t, strides[name])
+        kernel = parameters[f"attn.pool_{name}.weight"]  # [d, 1, 3, 3], the same for every head
+        found = neighbours(t, strides[name], 3)
+        t = map_of({place: sum(kernel[:, 0, dy, dz] * v for dy, dz, v in near) for place, near in found})
+        return norm(f"attn.norm_{name}", t)
+
+    def term(axis, query, at, of_query, of_key):  # of the bias along an axis
+        if f"attn.bias.rel_pos_{axis}" not in parameters:
+            return 0
+        table = parameters[f"attn.bias.rel_pos_{axis}"]
+        length = 2 * max(of_query, of_key) - 1
+        if length != len(table):
+            table = F.interpolate(table.T[None], size=length, mode="linear")[0].T
+        up, down = max(Fraction(of_key, of_query), 1), max(Fraction(of_query, of_key), 1)
+        return query @ table[math.trunc(at[0] * up - at[1] * down + (of_key - 1) * down)]
+
+    y = norm("norm1", x)
+    qkv = linear("attn.qkv", y).unflatten(-1, (3, heads, d))
+    q, k, v = (pooled(name, qkv[:, :, i]) for i, name in enumerate("qkv"))  # of the whole map
+    window = spec.window
+    of_q, of_k = (
+        t.shape[:2] if window is None else (window[0] // stride, window[1] // stride)
+        for t, stride in ((q, spec.q_stride), (k, spec.kv_stride))
+    )
+    attended = torch.zeros_like(q)
+    for row, column, head in product(*(range(n) for n in q.shape[:3])):
+        (i, py), (j, pz) = divmod(row, of_q[0]), divmod(column, of_q[1])
+        query, logits, values = q[row, column, head], [], []
+        for ky, kz in product(range(of_k[0]), range(of_k[1])):
+            r, c = i * of_k[0] + ky, j * of_k[1] + kz
+            inside = r < k.shape[0] and c < k.shape[1]
+            key, value = (t[r, c, head] if inside else torch.zeros_like(query) for t in (k, v))
+            along = term("h", query, (py, ky), of_q[0], of_k[0]) + term("w", query, (pz, kz), of_q[1], of_k[1])
+            logits.append(query @ key / math.sqrt(d) + along)
+            values.append(value)
+        attended[row, column, head] = torch.stack(logits).softmax(0) @ torch.stack(values)
+    attended = attended + q if block.attn.residual else attended
+    skip = x if spec.dim == spec.dim_attn else linear("proj", y)
+    x = max_pooled(skip, spec.q_stride) + linear("attn.proj", attended.flatten(2))
+    y = norm("norm2", x)
+    hidden = linear("mlp.fc1", y)
+    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    skip = x if spec.dim_attn == spec.dim_out else linear("proj", y)
+    return skip + linear("mlp.fc2", hidden)
+
+
+def spec_of(q_stride, kv_stride, window, grid=(8, 8)):
+    return BlockSpec(0, 8, 8, 8, 2, grid, q_stride, kv_stride, window, drop_path=0.0)
+
+
+BLOCKS = {
+    "stage 1": spec_of(1, 4, (8, 8)),
+    "first of stage 2": spec_of(2, 2, (8, 8)),
+    "middle of stage 2": spec_of(1, 2, (4, 4), (4, 4)),
+    "first of stage 3": spec_of(2, 1, (4, 4), (4, 4)),
+    "middle of stage 3": spec_of(1, 1, (2, 2), (2, 2)),
+    "not square": spec_of(1, 2, (4, 8), (4, 8)),
+    "global": spec_of(1, 4, None),
+    "global and first": spec_of(2, 2, None),
+}
+
+
+@pytest.mark.long
+# Whole windows, not whole, mostly not even one, and not whole before pooling but whole after it.
+@pytest.mark.parametrize("size", [(8, 16), (5, 9), (3, 2), (15, 23)])
+@pytest.mark.parametrize("growth", [None, "attention", "mlp"])
+@pytest.mark.parametrize("name", BLOCKS)
+@torch.no_grad()
+def test_block_is_the_definition(name, growth, size):
+    spec = BLOCKS[name]
+    spec = replace(spec, **{None: {}, "attention": {"dim": 4}, "mlp": {"dim_out": 16}}[growth])
+    block = randomise(MViTBlock(spec, MViTArch(8, (1,), 2), mlp_ratio=2)).double()
+    x = torch.randn(2, *size, spec.dim, dtype=torch.float64)
+    want = torch.stack([brute_force_block(block, image) for image in x])
+    # Tables are resized in float32.
+    tolerance = 1e-10 if spec.window else 1e-5
+    torch.testing.assert_close(block(x), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["stage 1", "first of stage 2", "global", "global and first"])
+@torch.no_grad()
+def test_block_of_v1_is_the_definition(name):
+    """Max pooling without a norm, neither relative positions nor residual pooling."""
+    block = randomise(MViTBlock(BLOCKS[name], MViTArch(8, (1,), 2, **V1), mlp_ratio=2)).double()
+    assert not [key for key in block.state_dict() if "pool" in key or "norm_" in key or "rel_pos" in key]
+    x = torch.randn(1, 5, 9, 8, dtype=torch.float64)
+    torch.testing.assert_close(block(x)[0], brute_force_block(block, x[0]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["stage 1", "first of stage 2", "middle of stage 3", "global and first"])
+@torch.no_grad()
+def test_block_of_v1_with_convolutions_is_the_definition(name):
+    """Queries that keep their resolution are neither pooled nor normalised."""
+    spec = BLOCKS[name]
+    block = randomise(MViTBlock(spec, MViTArch(8, (1,), 2, **V1_CONV), mlp_ratio=2)).double()
+    pooled = {key.removeprefix("attn.pool_")[0] for key in block.state_dict() if "pool_" in key}
+    assert pooled == {*("q" if spec.q_stride > 1 else ""), "k", "v"}
+    assert {key.removeprefix("attn.norm_")[0] for key in block.state_dict() if "norm_" in key} == pooled
+    x = torch.randn(1, 5, 9, 8, dtype=torch.float64)
+    torch.testing.assert_close(block(x)[0], brute_force_block(block, x[0]), rtol=1e-10, atol=1e-10)
+
+
+# Of v2_base at 224: number of blocks, q and kv stride, window, its queries and keys, rows of the tables.
+HYBRID_BASE = [
+    (2, 1, 4, 56, 56, 14, 111),
+    (1, 2, 2, 56, 28, 28, 55),
+    (1, 1, 2, 28, 28, 14, 55),
+    (1, 1, 4, None, None, None, 55),
+    (1, 2, 1, 28, 14, 28, 55),
+    (14, 1, 1, 14, 14, 14, 27),
+    (1, 1, 2, None, None, None, 27),
+    (1, 2, 1, 14, 7, 14, 27),
+    (1, 1, 1, 7, 7, 7, 13),
+    (1, 1, 1, None, None, None, 13),
+]
+
+
+def test_plan_is_the_table_of_the_authors_detection_code():
+    def side(pair, stride=1):
+        return pair and pair[0] // stride
+
+    with torch.device("meta"):
+        blocks = [block for stage in MViT("v2_base").stages for block in stage.blocks]
+    specs = plan(MVIT["v2_base"], "hybrid", (56, 56), drop_path_rate=0.4)
+    rows = [
+        (s.q_stride, s.kv_stride, side(s.window), side(s.window, s.q_stride), side(s.window, s.kv_stride))
+        for s in specs
+    ]
+    tables = [len(block.attn.bias.rel_pos_h) for block in blocks]
+    assert tables == [len(block.attn.bias.rel_pos_w) for block in blocks]
+    assert [(*row, n) for row, n in zip(rows, tables)] == [row for n, *rest in HYBRID_BASE for row in n * [tuple(rest)]]
+    assert [s.stage for s in specs] == [0] * 2 + [1] * 3 + [2] * 16 + [3] * 3
+    assert [s.dim_attn for s in specs] == [96] * 2 + [192] * 3 + [384] * 16 + [768] * 3
+    assert {s.dim_attn // s.num_heads for s in specs} == {96}
+    assert [s.drop_path for s in specs] == pytest.approx(torch.linspace(0, 0.4, 24).tolist())
+
+
+@pytest.mark.parametrize(
+    ("arch", "depth", "first", "last"),
+    [
+        ("v2_tiny", 10, [1, 3, 8], [0, 2, 7, 9]),
+        ("v2_small", 16, [1, 3, 14], [0, 2, 13, 15]),
+        ("v2_base", 24, [2, 5, 21], [1, 4, 20, 23]),
+        ("v2_large", 48, [2, 8, 44], [1, 7, 43, 47]),
+        ("v2_large_in1k", 48, [2, 8, 44], [1, 7, 43, 47]),
+        ("v2_huge", 80, [4, 12, 72], [3, 11, 71, 79]),
+        ("v1_base", 16, [1, 3, 14], [0, 2, 13, 15]),
+        ("v1_base_max", 16, [1, 3, 14], [0, 2, 13, 15]),
+    ],
+)
+def test_where_stages_begin_and_end(arch, depth, first, last):
+    specs = plan(MVIT[arch], "hybrid", (56, 56), drop_path_rate=0.0)
+    assert len(specs) == depth
+    assert [i for i, s in enumerate(specs) if s.q_stride == 2] == first
+    assert [n - 1 for n in accumulate(MVIT[arch].depths)] == last
+    assert [i for i, s in enumerate(specs) if s.window is None] == last[1:]  # that of the first stage is windowed
+    # Both growths end in the same widths; they differ in the block that reaches them.
+    width = [MVIT[arch].embed_dims * 2**s.stage for s in specs]
+    assert [s.dim_attn for s in specs] == width
+    in_mlp = MVIT[arch].growth == "mlp"
+    grows = [i for i, s in enumerate(specs) if s.dim != (s.dim_out if in_mlp else s.dim_attn)]
+    assert grows == (last[:3] if in_mlp else first)
+    assert [s.dim for s in specs[1:]] == [s.dim_out for s in specs[:-1]]
+    assert specs[-1].dim_out == width[-1]
+
+
+@pytest.mark.parametrize("window", ["global", "window"])
+def test_plan_without_the_hybrid(window):
+    """Keys and values are pooled alike in all blocks of a stage."""
+    specs = plan(MVIT["v2_tiny"], window, (56, 48), drop_path_rate=0.0)
+    assert [s.kv_stride for s in specs] == [4] + [2] * 2 + [1] * 7
+    windows = [(56, 48)] * 2 + [(28, 24)] * 2 + [(14, 12)] * 5 + [(7, 6)]
+    assert [s.window for s in specs] == ([None] * 10 if window == "global" else windows)
+    assert [s.grid for s in specs] == windows
+
+
+@pytest.mark.parametrize("arch", ["v1_base", "v1_base_max"])
+def test_plan_of_v1_is_the_authors_config(arch):
+    """Strides of SlowFast's configs/ImageNet/MVIT_B_16_CONV.yaml and MVIT_B_16_MAX.yaml."""
+    specs = plan(MVIT[arch], "global", (56, 56), drop_path_rate=0.1)
+    assert [s.kv_stride for s in specs] == [4, 2, 2] + [1] * 13
+    assert [s.num_heads for s in specs] == [1] + [2] * 2 + [4] * 11 + [8] * 2
+
+
+def test_convolutions_of_v1_are_those_of_the_authors_config():
+    """Of its 16 blocks all pool keys and values, and three pool queries, each with a norm."""
+    with torch.device("meta"):
+        blocks = [block for stage in MViT("v1_base").stages for block in stage.blocks]
+    found = {name: [i for i, block in enumerate(blocks) if hasattr(block.attn, f"pool_{name}")] for name in "qkv"}
+    assert found == {"q": [1, 3, 14], "k": [*range(16)], "v": [*range(16)]}
+    assert found == {name: [i for i, b in enumerate(blocks) if hasattr(b.attn, f"norm_{name}")] for name in "qkv"}
+
+
+@torch.no_grad()
+def test_windows_and_the_global_plan_agree_on_the_pretraining_size():
+    """One window holds it all there; the hybrid pools the keys of two blocks further."""
+    models = {window: MViT(NANO, window=window, pretrain_img_size=IMAGE) for window in ("global", "window", "hybrid")}
+    state = randomise(models["global"]).state_dict()
+    x = torch.randn(1, 3, IMAGE, IMAGE)
+    outs = {}
+    for window, model in models.items():
+        model.load_state_dict(state)  # the tables have the same rows
+        outs[window] = model.eval()(x)
+    for a, b in zip(outs["window"], outs["global"]):
+        torch.testing.assert_close(a, b)
+    differ = [relative_error(a, b) > 1e-3 for a, b in zip(outs["hybrid"], outs["global"])]
+    assert differ == [False, True, True, True]
+
+
+def timm_twin(arch, **options):
+    """timm's classifier with random weights, and ours filled from it; with global attention, for it has no windows."""
+    from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
+
+    sizes = {**arch, "embed_dim": arch["embed_dims"], "expand_attn": options.get("growth") != "mlp"}
+    del sizes["embed_dims"]
+    theirs = randomise(MultiScaleVit(MultiScaleVitCfg(**sizes), num_classes=0))
+    state = {}
+    for key, value in theirs.state_dict().items():
+        key = re.sub(r"shortcut_proj_(attn|mlp)", "proj", key).replace("rel_pos", "bias.rel_pos")
+        state[key] = value
+    del state["norm.weight"], state["norm.bias"]
+    ours = MViT({**arch, **options}, window="global").eval()
+    state |= {key: value for key, value in ours.state_dict().items() if re.match(r"norm\d", key)}
+    ours.load_state_dict(state, strict=True)
+    return theirs, ours
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        ({"embed_dims": 16, "depths": (1, 2, 5, 2), "num_heads": 1}, {}),
+        ({"embed_dims": 16, "depths": (1, 2, 11, 2), "num_heads": 2}, {}),
+        ({"embed_dims": 16, "depths": (2, 2, 3, 1), "num_heads": 2}, {"growth": "mlp"}),
+        ({"embed_dims": 96, "depths": (1, 2, 5, 2), "num_heads": 1}, {}),  # tiny
+    ],
+    ids=["like tiny", "like small", "growth in the MLP", "tiny"],
+)
+def test_parity_with_timm(arch, options):
+    theirs, ours = timm_twin(arch, **options)
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        want = theirs.forward_intermediates(x, norm=False, intermediates_only=True)
+    errors = [relative_error(a, b) for a, b in zip(stage_maps(ours, x), want, strict=True)]
+    print(f"timm {arch}: relative error per stage", ", ".join(f"{e:.1e}" for e in errors))
+    assert max(errors) < 1e-5, errors
+
+
+def class_token_macs(specs):
+    """What a class token adds to a classifier of global attention: a row in every linear layer, a query and a key."""
+    total, tokens = 0, specs[0].grid[0] * specs[0].grid[1]
+    for s in specs:
+        tokens, keys = tokens // s.q_stride**2, tokens // s.kv_stride**2
+        rows = 3 * s.dim * s.dim_attn + s.dim_attn**2 + 4 * s.dim_attn * (s.dim_attn + s.dim_out)
+        rows += s.dim * s.dim_out * (s.dim != s.dim_out)  # of the skip
+        total += rows + 2 * s.dim_attn * (tokens + keys + 1)
+    return total
+
+
+# Parameters with a 1000-class head in millions, multiply-adds at 224 in billions, and whether those have a class token.
+PUBLISHED = [
+    ("v2_tiny", 24.17, 4.68, False),
+    ("v2_small", 34.87, 6.96, False),
+    ("v2_base", 51.47, 10.1, False),
+    ("v2_large_in1k", 217.99, 43.7, False),
+    ("v2_large", 213.6, 42.0, True),
+    ("v2_huge", 666.9, 120.3, True),
+    ("v1_base", 36.98, 7.81, True),  # 37.0 and 7.8 in the paper
+    ("v1_base_max", 36.95, 7.78, True),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("arch", "millions", "billions", "class_token"), PUBLISHED)
+@torch.no_grad()
+def test_published_totals(arch, millions, billions, class_token):
+    with torch.device("meta"):
+        model = MViT(arch, window="global").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    dim = model.out_channels[-1]
+    norms = sum(num_params(getattr(model, f"norm{i}")) for i in model.out_indices)
+    total = num_params(model) - norms + 2 * dim + 1000 * (dim + 1)
+    if class_token:
+        cost += class_token_macs(plan(MVIT[arch], "global", (56, 56), 0.0))
+    print(f"{arch}: {total / 1e6:.2f} M parameters, {cost / 1e9:.2f} G multiply-adds")
+    digits = len(str(millions).split(".")[1])
+    assert total / 1e6 == pytest.approx(millions, abs=0.51 * 10**-digits)
+    assert cost / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+@torch.no_grad()
+def test_pooling_sees_across_the_borders_of_windows():
+    """Windows of 8 rows. A change in row 8 alone reaches row 7 by the kernel of 3, and nothing else above it."""
+    arch = MViTArch(8, (1,), 2)
+    attention = randomise(PooledAttention(replace(spec_of(1, 4, (8, 8)), kv_stride=1), arch))
+    for name in "kv":  # otherwise row 7 carries the change to all queries of its window
+        getattr(attention, f"pool_{name}").weight[:, :, [0, 2]] = 0
+    x = torch.randn(1, 24, 8, 8)
+    other = x.clone()
+    other[:, 8] += 1
+    changed = (attention(x) != attention(other)).any(-1).all(-1)[0]  # [24] rows
+    assert changed.tolist() == [False] * 7 + [True] * 9 + [False] * 8  # row 16 sees rows 15 to 17
+    # Of a constant map the pooled queries are the same everywhere but at the edge of the map.
+    pooled = attention.pool(*torch.ones(3, 1, 16, 16, 8))[0][0, 1:-1, 1:-1]
+    torch.testing.assert_close(pooled, pooled[:1, :1].expand_as(pooled))
+
+
+@torch.no_grad()
+def test_the_next_stage_does_not_receive_the_normed_map():
+    model = randomise(MViT(NANO, pretrain_img_size=IMAGE))
+    x = torch.randn(1, 3, 72, 104)
+    want = model(x)
+    nn.init.constant_(model.norm1.weight, 7.0)
+    got = model(x)
+    assert [torch.equal(a, b) for a, b in zip(got, want)] == [True, False, True, True]
+    fewer = MViT(NANO, pretrain_img_size=IMAGE, out_indices=(0, 3)).eval()
+    fewer.load_state_dict(
+        {key: value for key, value in model.state_dict().items() if not key.startswith(("norm1", "norm2"))}
+    )
+    assert all(torch.equal(a, b) for a, b in zip(fewer(x), (want[0], want[3])))
+
+
+def test_epsilon_and_drop_path():
+    model = MViT(NANO, drop_path_rate=0.35)
+    assert {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)} == {1e-6}
+    blocks = [block for stage in model.stages for block in stage.blocks]
+    assert [getattr(b.drop_path, "drop_prob", 0) for b in blocks] == pytest.approx(torch.linspace(0, 0.35, 8).tolist())
+
+
+@torch.no_grad()
+def test_drop_path_drops_both_branches():
+    spec = replace(spec_of(2, 2, (8, 8)), dim=4, drop_path=1.0)
+    block = randomise(MViTBlock(spec, MViTArch(8, (1,), 2), mlp_ratio=2)).train()
+    x = torch.randn(3, 8, 8, 4)
+    skip = block.proj(block.norm1(x)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(block(x), F.max_pool2d(skip, 3, 2, 1).permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "channels"),
+    [({}, (8, 16, 32, 64)), *((options, (16, 32, 64, 64)) for options in ({"growth": "mlp"}, V1, V1_CONV))],
+    ids=["attention", "mlp", "v1, max", "v1"],
+)
+@pytest.mark.parametrize("size", [(31, 33), (97, 131)])
+@torch.no_grad()
+def test_channels_and_strides(options, channels, size):
+    """With growth in the MLP a stage's map already has the width of the next."""
+    model = MViT({**NANO, **options}, pretrain_img_size=(64, 96)).eval()
+    assert model.out_channels == channels
+    assert model.out_strides == (4, 8, 16, 32)
+    outs = model(torch.randn(1, 3, *size))
+    assert [tuple(out.shape[1:]) for out in outs] == [
+        (c, *(math.ceil(side / s) for side in size)) for c, s in zip(channels, (4, 8, 16, 32))
+    ]
+
+
+@pytest.mark.parametrize("window", ["hybrid", "global"])
+@torch.no_grad()
+def test_v1_at_odd_sizes(window):
+    model = MViT("v1_base", window=window).eval()
+    assert model.absolute_pos_embed.table.shape == (1, 56, 56, 96)
+    for size in ((31, 33), (97, 131)):
+        x = torch.randn(1, 3, *size)
+        outs = model(x)
+        assert [out.shape[1] for out in outs] == [192, 384, 768, 768]
+        assert outs[3].shape[2:] == (math.ceil(size[0] / 32), math.ceil(size[1] / 32))
+        assert all(out.isfinite().all() for out in outs)
+    seen = []
+    model.stages[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(x)
+    table = model.absolute_pos_embed.table.permute(0, 3, 1, 2)
+    want = model.patch_embed(x) + F.interpolate(table, seen[0].shape[1:3], mode="bicubic").permute(0, 2, 3, 1)
+    torch.testing.assert_close(seen[0], want)
+
+
+@pytest.mark.parametrize("with_cp", [False, True])
+@pytest.mark.parametrize("options", [{}, V1, V1_CONV], ids=["v2", "v1, max", "v1"])
+def test_gradients(options, with_cp):
+    """Of a stage whose first block shrinks the map and grows, and whose last one is global, on a map that pads."""
+    arch = MViTArch(2, (1, 2), 1, **options)
+    # Its own grid as the global block's, for tables are resized in float32.
+    first, last = BlockSpec(1, 2, 4, 4, 2, (4, 4), 2, 2, (4, 4), 0.0), BlockSpec(1, 4, 4, 4, 2, (3, 3), 1, 2, None, 0.0)
+    stage = MViTStage([MViTBlock(spec, arch, 1.0) for spec in (first, last)], with_cp)
+    randomise(stage).double().train()
+    x = torch.randn(1, 5, 6, 2, dtype=torch.float64)
+    assert stage(x).shape == (1, 3, 3, 4)
+    names = [name for name, _ in stage.named_parameters()]
+
+    def function(x, *values):
+        return torch.func.functional_call(stage, dict(zip(names, values)), (x,))
+
+    inputs = [t.detach().clone().requires_grad_() for t in (x, *stage.parameters())]
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+
+
+def test_parameters_have_their_names():
+    model = MViT({**NANO, "absolute_position": True}, pretrain_img_size=IMAGE)
+    keys = set(model.state_dict())
+    assert keys == {name for name, _ in model.named_parameters()}  # no buffers
+    both = ("weight", "bias")
+    plain = [
+        f"{name}.{leaf}" for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2", "attn.qkv", "attn.proj") for leaf in both
+    ]
+    pooling = [f"attn.norm_{name}.{leaf}" for name in "qkv" for leaf in both]
+    pooling += [f"attn.pool_{name}.weight" for name in "qkv"]
+    tables = ["attn.bias.rel_pos_h", "attn.bias.rel_pos_w"]
+    for block, skip in (("stages.1.blocks.1.", []), ("stages.1.blocks.0.", ["proj.weight", "proj.bias"])):
+        found = sorted(key.removeprefix(block) for key in keys if key.startswith(block))
+        assert found == sorted([*plain, *pooling, *tables, *skip])
+    assert {"patch_embed.proj.weight", "patch_embed.proj.bias", "absolute_pos_embed.table"} <= keys
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("depths", "image"), [((2,), 16), ((1, 2), (16, 32)), ((1, 1, 2), 16), ((1, 1, 1, 1, 2), 64)])
+def test_other_numbers_of_stages(depths, image):
+    model = MViT(
+        {"embed_dims": 8, "depths": depths, "num_heads": 1}, pretrain_img_size=image, out_indices=range(len(depths))
+    )
+    outs = model.eval()(torch.randn(1, 3, 40, 56))
+    assert [out.shape[1] for out in outs] == [8 * 2**i for i in range(len(depths))]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"arch": "tiny"}, "got 'tiny', expected one of v2_tiny, .*, v2_huge, v1_base, v1_base_max or a dict of sizes"),
+        ({"arch": {"embed_dims": 16}}, "exactly embed_dims, depths, num_heads and, if wanted, growth, pool"),
+        ({"arch": {**NANO, "num_heads": 3}}, "3 heads do not divide 8 channels"),
+        ({"arch": {**NANO, "num_heads": (1, 2, 4, 8)}}, r"num_heads is \(1, 2, 4, 8\), expected the number"),
+        ({"arch": {**NANO, "growth": "conv"}}, "growth is 'conv', expected one of attention, mlp"),
+        ({"arch": {**NANO, "pool": "avg"}}, "pool is 'avg', expected one of conv, max"),
+        ({"window": "swin"}, "window: got 'swin', expected one of hybrid, global, window"),
+        ({"pretrain_img_size": 100}, r"pretrain_img_size: got \(100, 100\), expected multiples of 32"),
+        ({"pretrain_img_size": (64, 64, 64)}, "pretrain_img_size: got"),
+        ({"arch": {**NANO, "depths": (1, 1)}, "pretrain_img_size": 24}, "expected multiples of 16"),
+        ({"out_indices": (0, 4)}, "stages from 0 to 3"),
+        ({"out_indices": (1, 0)}, "out_indices"),
+        ({"frozen_stages": 5}, "frozen_stages"),
+    ],
+)
+def test_invalid_arguments_name_the_argument(options, message):
+    with pytest.raises(ValueError, match=message):
+        MViT(**{"arch": NANO, **options})

@@ -1,0 +1,411 @@
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+from torch import nn
+
+from vitdense import SwinV2
+from vitdense.inspect.flops import num_params
+from vitdense.layers.attention import unit_length
+from vitdense.models.swin_v2.model import BlockSpecV2, CosineWindowAttention, plan
+from vitdense.models.swin_v2.sizes import SWIN_V2
+
+NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
+# timm shrinks windows to a map and does not shift there: every map must be larger than the window, and a multiple.
+WINDOW, IMAGE = 4, (256, 384)
+
+
+def randomise(model):
+    """Random norms too: at their initial zero a block is the identity, and 1 and 0 would hide a swap."""
+    for name, parameter in model.named_parameters():
+        if "logit_scale" in name:
+            nn.init.normal_(parameter, math.log(10), 0.3)
+        elif parameter.ndim == 1:
+            nn.init.normal_(parameter, 0.5 * ("norm" in name and name.endswith("weight")), 0.2)
+        else:
+            nn.init.normal_(parameter, std=0.3 if "cpb_mlp" in name else 0.1)
+    return model.eval()
+
+
+def without_output_norms(model):
+    for i in model.out_indices:
+        setattr(model, f"norm{i}", nn.Identity())
+    return model
+
+
+def errors_by_stage(ours, theirs):
+    return [relative_error(a, b) for a, b in zip(ours, theirs, strict=True)]
+
+
+@pytest.mark.parametrize("pretrained", [None, (6, 6, 6, 3)])
+def test_parity_with_timm(pretrained):
+    from timm.models.swin_transformer_v2 import SwinTransformerV2
+
+    theirs = SwinTransformerV2(
+        img_size=IMAGE,
+        embed_dim=NANO["embed_dims"],
+        depths=NANO["depths"],
+        num_heads=NANO["num_heads"],
+        window_size=WINDOW,
+        pretrained_window_sizes=pretrained or (0, 0, 0, 0),
+        num_classes=0,
+    )
+    randomise(theirs)
+    state = {}
+    for key, value in theirs.state_dict().items():
+        # Their patch merging is at the start of the next stage.
+        key = re.sub(r"layers\.(\d+)\.downsample", lambda m: f"stages.{int(m[1]) - 1}.downsample", key)
+        state[key.replace("layers.", "stages.").replace("attn.cpb_mlp", "attn.bias.cpb_mlp")] = value
+    del state["norm.weight"], state["norm.bias"]
+    ours = without_output_norms(SwinV2(NANO, window_size=WINDOW, pretrained_window_sizes=pretrained)).eval()
+    ours.load_state_dict(state, strict=True)
+    x = torch.randn(1, 3, *IMAGE)
+    with torch.no_grad():
+        want = theirs.forward_intermediates(x, norm=False, intermediates_only=True)
+        errors = errors_by_stage(ours(x), want)
+    print("timm: relative error per stage", ", ".join(f"{e:.1e}" for e in errors))
+    assert max(errors) < 1e-5, errors
+
+
+@pytest.mark.parametrize("size", [(128, 192), (97, 131), (31, 33)])
+@pytest.mark.parametrize("extra_norm_every", [0, 2])
+def test_parity_with_mmpretrain(size, extra_norm_every):
+    """Its `pad_small_map` is the dense rule: maps pad, windows never shrink, odd blocks always shift."""
+    theirs = pytest.importorskip("mmpretrain.models.backbones").SwinTransformerV2(
+        {**NANO, "extra_norm_every_n_blocks": extra_norm_every},
+        window_size=WINDOW,
+        pad_small_map=True,
+        out_indices=(0, 1, 2, 3),
+        pretrained_window_sizes=[6, 6, 6, 3],
+    )
+    randomise(theirs)
+    names = {
+        "patch_embed.projection": "patch_embed.proj",
+        "attn.w_msa.": "attn.",
+        "attn.cpb_mlp": "attn.bias.cpb_mlp",
+        "ffn.layers.0.0": "mlp.fc1",
+        "ffn.layers.1": "mlp.fc2",
+    }
+    state = {}
+    for key, value in theirs.state_dict().items():
+        if key.endswith(("relative_coords_table", "relative_position_index")):
+            continue
+        if key.endswith("downsample.reduction.weight"):  # channels before neighbours, and these by rows
+            value = value.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].transpose(1, 2).flatten(1)  # [2*C, 4*C]
+        for old, new in names.items():
+            key = key.replace(old, new)
+        key = re.sub(r"stages\.(\d+)\.downsample", lambda m: f"stages.{int(m[1]) - 1}.downsample", key)
+        state[key] = value
+    ours = SwinV2(
+        {**NANO, "extra_norm_every": extra_norm_every}, window_size=WINDOW, pretrained_window_sizes=(6, 6, 6, 3)
+    )
+    ours.load_state_dict(state, strict=True)
+    x = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        errors = errors_by_stage(ours.eval()(x), theirs(x))
+    print(f"mmpretrain {size}: relative error per stage", ", ".join(f"{e:.1e}" for e in errors))
+    assert max(errors) < 1e-5, errors
+
+
+def make_attention(window=(3, 3), shift=(0, 0), pretrained=None, dim=4, num_heads=2):
+    spec = BlockSpecV2(0, dim, num_heads, window, shift, 0.0, pretrained or window, extra_norm=False)
+    return randomise(CosineWindowAttention(spec))
+
+
+def call(attention, x):
+    """The module on a map, with the arguments that a stage would give it."""
+    return attention(x, attention.layout(x))
+
+
+class Call(nn.Module):
+    """`call` as a module, for `functional_call`."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return call(self.attention, x)
+
+
+def brute_force_attention(attention, x):
+    """Shifted cosine window attention written from the definition, query by query, in float64."""
+    spec, hidden, out = attention.spec, attention.bias.cpb_mlp[0], attention.bias.cpb_mlp[2]
+    (wh, ww), (sh, sw), heads = spec.window, spec.shift, spec.num_heads
+    h, w, dim = x.shape
+    hp, wp, d = -(-h // wh) * wh, -(-w // ww) * ww, dim // heads
+    wq, wk, wv = attention.qkv.weight.view(3, heads, d, dim)
+    qb, vb = attention.q_bias.view(heads, d), attention.v_bias.view(heads, d)
+
+    def place(y, n, window, shift):  # of a padded row or column: window, position inside it, band after the roll
+        rolled = (y - shift) % n
+        return rolled // window, rolled % window, shift and (rolled >= n - window) + (rolled >= n - shift)
+
+    def token(y, z):
+        return x[y, z] if y < h and z < w else torch.zeros_like(x[0, 0])
+
+    def unit(vector):
+        length = math.sqrt(sum(float(v) ** 2 for v in vector))
+        return vector / length if length else vector
+
+    def spaced(offset, trained):
+        offset = 8 * offset / (trained - 1)
+        return math.copysign(math.log2(1 + abs(offset)) / 3, offset)
+
+    def position(dh, dw, head):
+        offsets = torch.tensor(
+            [spaced(dh, spec.pretrained_window[0]), spaced(dw, spec.pretrained_window[1])], dtype=x.dtype
+        )
+        logit = out.weight[head] @ (hidden.weight @ offsets + hidden.bias).clamp_min(0)
+        return 16 / (1 + math.exp(-logit))
+
+    result = torch.zeros(h, w, heads, d, dtype=x.dtype)
+    for y in range(h):
+        for z in range(w):
+            (wy, py, by), (wz, pz, bz) = place(y, hp, wh, sh), place(z, wp, ww, sw)
+            for head in range(heads):
+                scale = min(math.exp(float(attention.logit_scale[head])), 100)
+                q, logits, values = unit(wq[head] @ token(y, z) + qb[head]), [], []
+                for ky in range(hp):
+                    for kz in range(wp):
+                        (vy, ry, cy), (vz, rz, cz) = place(ky, hp, wh, sh), place(kz, wp, ww, sw)
+                        if (vy, vz) != (wy, wz):
+                            continue  # another window
+                        k = unit(wk[head] @ token(ky, kz))
+                        masked = -100 * ((cy, cz) != (by, bz))  # adjacent by the roll alone
+                        logits.append(scale * (q @ k) + position(py - ry, pz - rz, head) + masked)
+                        values.append(wv[head] @ token(ky, kz) + vb[head])
+                share = torch.stack(logits).softmax(0)
+                result[y, z, head] = share @ torch.stack(values)
+    return result.flatten(2) @ attention.proj.weight.T + attention.proj.bias
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("size", "window", "pretrained"),
+    [((6, 6), (3, 3), None), ((5, 7), (3, 3), (5, 4)), ((3, 3), (3, 3), (2, 2)), ((4, 2), (2, 3), None)],
+)
+@torch.no_grad()
+def test_window_attention_is_the_definition(size, window, shift, pretrained):
+    attention = make_attention(window, shift, pretrained).double()
+    attention.logit_scale[1] = 6.0  # e^6 > 100
+    x = torch.randn(1, *size, 4, dtype=torch.float64)
+    # The coordinates were rounded to float32 before the module became double.
+    torch.testing.assert_close(call(attention, x)[0], brute_force_attention(attention, x[0]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (1, 1)])
+def test_gradients_of_attention_on_a_map_that_pads(shift):
+    attention = make_attention((2, 2), shift).double()
+
+    def function(x, weight, q_bias, logit_scale):
+        parameters = {"qkv.weight": weight, "q_bias": q_bias, "logit_scale": logit_scale}
+        return torch.func.functional_call(
+            Call(attention), {f"attention.{name}": value for name, value in parameters.items()}, (x,)
+        )
+
+    inputs = (torch.randn(1, 3, 3, 4), attention.qkv.weight, attention.q_bias, attention.logit_scale)
+    assert torch.autograd.gradcheck(function, [t.detach().double().requires_grad_() for t in inputs])
+
+
+HALVES = [(torch.float16, 0.01), (torch.bfloat16, 0.05)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), HALVES)
+@pytest.mark.parametrize("grad", [False, True])  # the fused and the composite body of `attend`
+@pytest.mark.parametrize("cast", ["autocast", "module"])
+def test_half_precision_of_large_activations(dtype, tolerance, grad, cast):
+    attention = make_attention(shift=(1, 1), dim=32)
+    x = 1000 * torch.randn(1, 5, 7, 32)
+    with torch.set_grad_enabled(grad):
+        want = call(attention, x)
+        assert (F.linear(x, attention.qkv.weight).to(dtype) ** 2).sum(-1).isinf().any() == (dtype == torch.float16)
+        if cast == "autocast":
+            with torch.autocast("cpu", dtype):
+                got = call(attention, x)
+        else:
+            got = call(attention.to(dtype), x.to(dtype))
+    assert got.dtype == dtype
+    assert got.isfinite().all()
+    assert relative_error(got.detach().float(), want.detach()) < tolerance
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@torch.no_grad()
+def test_lengths_of_queries_and_keys(compiling, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    qkv, scale = torch.randn(5, 3, 2, 4), torch.tensor([[3.0, 5.0], [1.0, 1.0]])
+    q, k, v = unit_length(qkv.flatten(1).clone(), scale).view(qkv.shape).unbind(1)
+    torch.testing.assert_close(q, F.normalize(qkv[:, 0], dim=-1) * scale[0, :, None])
+    torch.testing.assert_close(k, F.normalize(qkv[:, 1], dim=-1))
+    assert torch.equal(v, qkv[:, 2])
+
+
+def test_both_forms_of_unit_length_have_the_same_gradients(monkeypatch):
+    grads = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        torch.manual_seed(0)
+        qkv, scale = torch.randn(5, 24).double().requires_grad_(), torch.rand(2, 2).double().requires_grad_()
+        (unit_length(qkv * 1, scale) * torch.randn(5, 24)).sum().backward()
+        grads.append((qkv.grad, scale.grad))
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_are_finite_on_a_map_that_pads(dtype):
+    attention = make_attention(shift=(1, 1)).to(dtype)
+    call(attention, torch.randn(1, 4, 4, 4, dtype=dtype)).square().sum().backward()
+    for name, parameter in attention.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+    # A padded key is the zero vector: its direction is taken to have no slope, for none that float16 holds is right.
+    x = torch.zeros(2, 12, dtype=dtype, requires_grad=True)
+    keys = unit_length(x * 1, torch.ones(2, 2))[:, 4:8]
+    keys.sum().backward()
+    assert not keys.any()
+    assert not x.grad.any()
+
+
+def test_plan_is_the_table_of_the_paper():
+    trained = [(16, 16), (16, 16), (16, 16), (8, 8)]
+    blocks = plan(SWIN_V2["tiny"], (16, 16), trained, drop_path_rate=0.2)
+    assert [b.dim for b in blocks] == [96] * 2 + [192] * 2 + [384] * 6 + [768] * 2
+    assert {b.dim // b.num_heads for b in blocks} == {32}
+    assert [b.shift for b in blocks] == [(0, 0), (8, 8)] * 6
+    assert [b.pretrained_window for b in blocks] == [(16, 16)] * 10 + [(8, 8)] * 2
+    assert [b.drop_path for b in blocks] == pytest.approx(torch.linspace(0, 0.2, 12).tolist())
+    assert not any(b.extra_norm for b in blocks)
+
+
+@pytest.mark.parametrize(("arch", "last"), [("huge", 17), ("giant", 41)])
+def test_extra_norms_of_the_plan(arch, last):
+    blocks = plan(SWIN_V2[arch], (8, 8), [(8, 8)] * 4, drop_path_rate=0.0)
+    for stage in range(4):
+        places = [i for i, block in enumerate(b for b in blocks if b.stage == stage) if block.extra_norm]
+        assert places == (list(range(5, last + 1, 6)) if stage == 2 else [])
+
+
+@torch.no_grad()
+def test_extra_norm_acts_after_both_residuals():
+    model = randomise(SwinV2({**NANO, "depths": (1, 6, 1, 1), "extra_norm_every": 3}, window_size=4))
+    assert [isinstance(block.norm3, nn.LayerNorm) for block in model.stages[1].blocks] == [False, False, True] * 2
+    assert [name for name in model.state_dict() if ".norm3.weight" in name] == [
+        "stages.1.blocks.2.norm3.weight",
+        "stages.1.blocks.5.norm3.weight",
+    ]
+    block, x = model.stages[1].blocks[2], torch.randn(1, 5, 7, 32)
+    args = block.arguments(x, {})
+    y = x + block.norm1(block.attn(x, *args))
+    y = y + block.norm2(block.mlp(y))
+    torch.testing.assert_close(block(x, *args), block.norm3(y))
+
+
+@torch.no_grad()
+def test_drop_path_drops_what_the_norm_made():
+    """After the norm, as the authors have it; before it, the norm would undo the drop with its bias."""
+    model = randomise(SwinV2(NANO, drop_path_rate=1.0)).train()
+    stage, x = model.stages[3], torch.randn(4, 8, 8, 128)
+    block = stage.blocks[1]
+    assert block.spec.drop_path == 1
+    assert torch.equal(block(x, *block.arguments(x, {})), x)
+
+
+@torch.no_grad()
+def test_a_new_block_is_the_identity():
+    model = SwinV2({**NANO, "depths": (2, 3, 2, 2), "extra_norm_every": 3}, window_size=4).eval()
+    for stage, block in ((0, model.stages[0].blocks[1]), (1, model.stages[1].blocks[0])):
+        x = torch.randn(1, 5, 7, 16 * 2**stage)
+        assert torch.equal(block(x, *block.arguments(x, {})), x)
+    x = torch.randn(1, 5, 7, 32)
+    torch.testing.assert_close(model.stages[1](x), F.layer_norm(x, (32,)))  # the extra norm starts as a plain one
+    merging = model.stages[0].downsample
+    assert torch.equal(merging.norm.weight, torch.ones(32))
+    scales = [block.attn.logit_scale.exp() for stage in model.stages for block in stage.blocks]
+    assert all(torch.allclose(scale, torch.tensor(10.0)) for scale in scales)
+
+
+# With a 1000-class head and its norm, in millions, as published.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("arch", "window", "millions"), [("tiny", 8, 28.35), ("small", 8, 49.73), ("base", 8, 87.92), ("large", 16, 196.74)]
+)
+def test_published_parameter_counts(arch, window, millions):
+    import timm
+
+    with torch.device("meta"):
+        model = SwinV2(arch, window_size=window)
+        norms = sum(num_params(getattr(model, f"norm{i}")) for i in range(4))
+        dim = model.out_channels[-1]
+        total = num_params(model) - norms + 2 * dim + 1000 * dim + 1000
+        name = f"swinv2_{arch}_window{window}_256" if arch != "large" else "swinv2_large_window12to16_192to256"
+        assert total == num_params(timm.create_model(name, num_classes=1000))
+    assert total / 1e6 == pytest.approx(millions, abs=5e-3)
+
+
+def test_parameters_and_buffers_have_their_names():
+    model = SwinV2(NANO, absolute_position=True, pretrain_img_size=64)
+    keys = set(model.state_dict())
+    block = [key.removeprefix("stages.0.blocks.1.") for key in keys if key.startswith("stages.0.blocks.1.")]
+    assert sorted(block) == sorted(
+        [
+            *("attn.qkv.weight", "attn.q_bias", "attn.v_bias", "attn.logit_scale", "attn.proj.weight"),
+            *("attn.proj.bias", "attn.bias.cpb_mlp.0.weight", "attn.bias.cpb_mlp.0.bias", "attn.bias.cpb_mlp.2.weight"),
+            *(f"{name}.{leaf}" for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2") for leaf in ("weight", "bias")),
+        ]
+    )
+    merging = {key for key in keys if "downsample" in key and key.startswith("stages.0.")}
+    assert merging == {f"stages.0.downsample.{leaf}" for leaf in ("reduction.weight", "norm.weight", "norm.bias")}
+    assert "absolute_pos_embed.table" in keys
+    assert keys == {name for name, _ in model.named_parameters()}  # no buffers
+    attention = model.stages[0].blocks[0].attn
+    assert attention.logit_scale.shape == (1, 1, 1)
+    assert {name for name, _ in attention.bias.named_buffers()} == {"index", "relative_coords_table"}
+
+
+@torch.no_grad()
+def test_pretraining_windows_per_stage():
+    """None and 0 mean the window; one size means that size everywhere; a pair is (h, w)."""
+    x = torch.randn(1, 3, 64, 96)
+
+    def outs(sizes):
+        torch.manual_seed(0)
+        return randomise(SwinV2(NANO, window_size=4, pretrained_window_sizes=sizes))(x)
+
+    same = outs(None)
+    for sizes in (4, 0, (4, 4, 4, 4), [(4, 4)] * 4, (0, 4, 0, (4, 4))):
+        assert all(torch.equal(a, b) for a, b in zip(outs(sizes), same))
+    other = outs((4, 4, 4, (4, 2)))
+    assert [torch.equal(a, b) for a, b in zip(other, same)] == [True, True, True, False]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("window", "pretrained"), [(1, None), (4, 1), ((1, 4), (4, (1, 4), 1, 2))])
+def test_windows_of_one_token_are_finite(window, pretrained):
+    model = randomise(SwinV2(NANO, window_size=window, pretrained_window_sizes=pretrained))
+    assert all(out.isfinite().all() for out in model(torch.randn(1, 3, 40, 56)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"arch": "nano"}, "tiny, small, base, large, huge, giant"),
+        ({"arch": {"embed_dims": 16}}, "exactly embed_dims, depths, num_heads and, if wanted, extra_norm_every"),
+        ({"arch": {**NANO, "extra_norm": 6}}, "if wanted, extra_norm_every"),
+        ({"arch": {**NANO, "extra_norm_every": -1}}, "extra_norm_every is -1, expected a number of blocks or 0"),
+        ({"window_size": 0}, "window_size"),
+        ({"pretrained_window_sizes": -1}, r"pretrained_window_sizes\[0\]: got -1"),
+        ({"pretrained_window_sizes": (8, 8)}, r"pretrained_window_sizes: got \(8, 8\), expected None .* the 4 stages"),
+        ({"pretrained_window_sizes": "8888"}, "pretrained_window_sizes: got '8888'"),
+        ({"pretrained_window_sizes": 8.0}, "pretrained_window_sizes: got 8.0"),
+        ({"pretrained_window_sizes": (8, 8, 8, -8)}, r"pretrained_window_sizes\[3\]: got -8"),
+        ({"pretrained_window_sizes": (8, 8, 8, (8, 8, 8))}, r"pretrained_window_sizes\[3\]: got \(8, 8, 8\)"),
+        ({"out_indices": (0, 4)}, "stages from 0 to 3"),
+        ({"frozen_stages": 5}, "frozen_stages"),
+    ],
+)
+def test_invalid_arguments_name_the_argument(options, message):
+    with pytest.raises(ValueError, match=message):
+        SwinV2(**{"arch": NANO, **options})

@@ -1,0 +1,641 @@
+import math
+import re
+
+import pytest
+import torch
+from conftest import relative_error
+from timm.layers import LayerNorm2d
+from torch import nn
+from torch.nn import functional as F
+
+from vitdense import MViT, Swin, SwinV2, ViT
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.hub import create
+from vitdense.inspect.cost import CostCounter
+from vitdense.inspect.flops import macs, num_params
+from vitdense.layers.blocks import SameConv, SyncBatchNorm
+from vitdense.layers.layout import window_layout
+from vitdense.models.vit.model import BlockSpec, ViTBlock, default_out_indices, plan
+from vitdense.models.vit.sizes import VIT, ViTArch
+
+NANO = {"embed_dims": 32, "depth": 4, "num_heads": 2}
+
+
+def randomise(model):
+    for parameter in model.parameters():  # norms and biases too: 1 and 0 would hide a swap
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+# The definition
+
+
+def by_hand(norm, x):
+    """LayerNorm of tokens ``[N, C]`` from its definition, with the epsilon of the ViT authors."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight + norm.bias
+
+
+def attention_by_hand(attention, x, size, window):
+    """Attention of tokens ``[N, C]`` query by query: all to all, or inside windows of the zero-padded map."""
+    heads, (n, c) = attention.num_heads, x.shape
+    d = c // heads
+    h, w = size
+    wh, ww = window or size
+    cells = {(y, z): x[y * w + z] for y in range(h) for z in range(w)} if window else None
+    out = torch.zeros(n, c, dtype=x.dtype)
+    for i in range(n):
+        if window is None:
+            keys = [(j, x[j]) for j in range(n)]
+        else:
+            top, left = i // w // wh * wh, i % w // ww * ww
+            keys = [
+                ((y, z), cells.get((y, z), torch.zeros(c, dtype=x.dtype)))  # padding: seen, and not normalised
+                for y in range(top, top + wh)
+                for z in range(left, left + ww)
+            ]
+        weight, bias = attention.qkv.weight, attention.qkv.bias
+        q = (weight @ x[i] + bias)[:c].view(heads, d)
+        for head in range(heads):
+            logits, values = [], []
+            for place, key in keys:
+                k, v = (weight @ key + bias)[c:].view(2, heads, d)[:, head]
+                logit = q[head] @ k / math.sqrt(d)
+                if attention.bias is not None:
+                    y, z = place if window else (place // w, place % w)
+                    rows, columns = attention.bias.rel_pos_h, attention.bias.rel_pos_w
+                    logit = logit + q[head] @ rows[i // w - y + (len(rows) - 1) // 2]
+                    logit = logit + q[head] @ columns[i % w - z + (len(columns) - 1) // 2]
+                logits.append(logit)
+                values.append(v)
+            share = torch.stack(logits).softmax(0)
+            out[i, head * d : (head + 1) * d] = sum(s * v for s, v in zip(share, values))
+    return out @ attention.proj.weight.T + attention.proj.bias
+
+
+def block_by_hand(block, x, size, window):
+    """A block of tokens ``[N, C]``: branches of a kind read the same tokens and are added up."""
+
+    def mlp(layer, y):
+        y = y @ layer.fc1.weight.T + layer.fc1.bias
+        y = y * 0.5 * (1 + torch.erf(y / math.sqrt(2)))  # the exact GELU
+        return y @ layer.fc2.weight.T + layer.fc2.bias
+
+    def of(name):
+        return getattr(block, name, None)
+
+    for layer, norm, gamma, function in (
+        ("attn", "norm1", "gamma_1", lambda a, y: attention_by_hand(a, y, size, window)),
+        ("mlp", "norm2", "gamma_2", mlp),
+    ):
+        first = function(of(layer), by_hand(of(norm), x))
+        total = x + (first if of(gamma) is None else of(gamma) * first)
+        for n in (1, 2, 3):
+            if of(f"{layer}{n}") is not None:
+                branch = function(of(f"{layer}{n}"), by_hand(of(f"{norm}{n}"), x))
+                total = total + (branch if of(f"{gamma}_{n}") is None else of(f"{gamma}_{n}") * branch)
+        x = total
+    return x
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 3, 4])
+@pytest.mark.parametrize("layer_scale", [None, 0.5])
+@pytest.mark.parametrize(
+    ("size", "window", "table"),
+    [((3, 4), None, None), ((3, 4), None, (3, 4)), ((3, 5), (2, 3), None), ((3, 5), (2, 3), (2, 3))],
+    ids=["global", "global, relative", "windows that pad", "windows that pad, relative"],
+)
+def test_a_block_is_the_definition(size, window, table, layer_scale, parallel):
+    torch.manual_seed(0)
+    spec = BlockSpec(ViTArch(8, 1, 2, layer_scale=layer_scale), window, table)
+    block = randomise(ViTBlock(spec, 2.0, parallel)).double()
+    extra = 2 if window is None and table is None else 0  # extra tokens
+    x = torch.randn(2, extra + size[0] * size[1], 8, dtype=torch.float64)
+    windows = window_layout(x.unflatten(1, size), window) if window else None
+    with torch.no_grad():
+        got = block(x, size, windows)
+        want = torch.stack([block_by_hand(block, row, size, window) for row in x])
+    torch.testing.assert_close(got, want)
+
+
+def test_windows_padded_after_qkv_have_keys_and_values_of_zero():
+    block = randomise(ViTBlock(BlockSpec(ViTArch(8, 1, 2), (2, 3), pads_qkv=True), 2.0, 1)).double()
+    size, attn = (3, 5), block.attn
+    x = torch.randn(2, 15, 8, dtype=torch.float64)
+    got = attn(x, size, window_layout(x.unflatten(1, size), (2, 3)))
+    qkv = F.pad(attn.qkv(x).view(2, 3, 5, 24), (0, 0, 0, 1, 0, 1))  # [2, 4, 6, 24]
+    want = torch.zeros(2, 4, 6, 8, dtype=torch.float64)
+    for top in (0, 2):
+        for left in (0, 3):
+            window = qkv[:, top : top + 2, left : left + 3].reshape(2, 6, 3, 2, 4)
+            q, k, v = window.permute(2, 0, 3, 1, 4)  # [2, heads, 6, 4] each
+            y = (q @ k.mT / 2).softmax(-1) @ v
+            want[:, top : top + 2, left : left + 3] = y.transpose(1, 2).reshape(2, 2, 3, 8)
+    torch.testing.assert_close(got, attn.proj(want[:, :3, :5].flatten(1, 2)))
+
+
+def test_a_vit_without_class_token_ignores_that_of_a_checkpoint():
+    whole = ViT(NANO, pretrain_img_size=64, out_norm="none").eval()
+    model = ViT(NANO, pretrain_img_size=64, out_norm="none", class_token=False).eval()
+    report = load_pretrained(model, whole.state_dict())
+    assert set(report.ignored) == {"tokens.cls_token", "tokens.cls_position"}
+    x = torch.randn(1, 3, 48, 80)
+    with torch.no_grad():
+        assert not any(torch.equal(a, b) for a, b in zip(model(x), whole(x)))
+    with pytest.raises(ValueError, match="output_cls_token"):
+        ViT(NANO, class_token=False, output_cls_token=True)
+
+
+def test_windows_as_large_as_the_map_are_global_attention():
+    torch.manual_seed(0)
+    options = {"pretrain_img_size": 64, "relative_position": True, "img_size": (64, 96)}
+    whole = randomise(ViT(NANO, **options)).eval()
+    cut = ViT(NANO, window_size=(4, 6), **options).eval()
+    cut.load_state_dict(whole.state_dict())
+    x = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        for a, b in zip(cut(x), whole(x), strict=True):
+            assert relative_error(a, b) < 1e-5
+
+
+def test_patches_keep_their_position():
+    """Branches that add nothing leave the patch embedding: the map is not shifted by the tokens before it."""
+    model = ViT({**NANO, "distilled": True}, pretrain_img_size=64, out_indices=(3,), out_norm="none").eval()
+    for block in model.blocks:
+        nn.init.zeros_(block.attn.proj.weight)
+        nn.init.zeros_(block.mlp.fc2.weight)
+    a = torch.zeros(1, 3, 48, 80)
+    b = a.clone()
+    b[:, :, 16:32, 48:64] = 1
+    with torch.no_grad():
+        difference = (model(a)[0] - model(b)[0]).abs().sum(1)[0]  # [3, 5]
+    assert difference.nonzero().tolist() == [[1, 3]]
+
+
+def test_extra_tokens_get_the_norm_of_their_output():
+    torch.manual_seed(0)
+    model = randomise(ViT({**NANO, "distilled": True}, pretrain_img_size=64, output_cls_token=True)).eval()
+    x = torch.randn(2, 3, 50, 70)
+    with torch.no_grad():
+        outs = model(x)
+        plain = model.eval()
+        plain.output_cls_token = False
+        maps = plain(x)
+        tokens = model.tokens(model.absolute_pos_embed(model.patch_embed(x)).flatten(1, 2))
+        tokens = model.norm0(model.blocks[0](tokens, (4, 5), None))  # [B, 2 + 20, C]
+    assert [[tuple(part.shape) for part in out] for out in outs] == [[(2, 32, 4, 5), (2, 32), (2, 32)]] * 4
+    assert all(torch.equal(out[0], only) for out, only in zip(outs, maps))
+    torch.testing.assert_close(torch.stack(outs[0][1:], 1), tokens[:, :2])
+    torch.testing.assert_close(outs[0][0].flatten(2).transpose(1, 2), tokens[:, 2:])
+
+
+def test_final_norm_is_applied_after_the_last_block_only():
+    torch.manual_seed(0)
+    final = randomise(ViT(NANO, pretrain_img_size=64, out_norm="final")).eval()
+    bare = ViT(NANO, pretrain_img_size=64, out_norm="none").eval()
+    bare.load_state_dict({key: value for key, value in final.state_dict().items() if not key.startswith("norm.")})
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        *firsts, last = final(x)
+        *others, raw = bare(x)
+    assert all(torch.equal(a, b) for a, b in zip(firsts, others, strict=True))
+    want = F.layer_norm(raw.permute(0, 2, 3, 1), (32,), final.norm.weight, final.norm.bias, 1e-6).permute(0, 3, 1, 2)
+    torch.testing.assert_close(last, want)
+
+
+def test_the_final_norm_is_frozen_with_the_last_block_and_when_attention_alone_trains():
+    def norm(**options):
+        model = ViT(NANO, out_norm="final", pretrain_img_size=64, **options).train()
+        loss = sum(out.square().mean() for out in model(torch.randn(1, 3, 32, 48)))
+        if loss.requires_grad:
+            loss.backward()
+        assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+        return {p.requires_grad for p in model.norm.parameters()}, model.train().norm.training
+
+    assert norm(frozen_stages=4) == ({False}, False)
+    assert norm(frozen_stages=3) == ({True}, True)
+    assert norm(finetune="attention") == ({False}, True)
+
+
+# Stems
+
+# Of "Three things" Table 7: what divides the channels, kernel and stride of every convolution; norm; GELU at the end.
+STEM_TABLE = {
+    "linear_bn": ([(1, 16, 16)], "BN", False),
+    "linear_gelu": ([(1, 16, 16)], None, True),
+    "linear_bn_gelu": ([(1, 16, 16)], "BN", True),
+    "conv": ([(8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2)], "BN", False),
+    "conv_ln": ([(8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2)], "LN", False),
+    "hmlp": ([(4, 4, 4), (4, 2, 2), (1, 2, 2)], "BN", False),
+    "hmlp_ln": ([(4, 4, 4), (4, 2, 2), (1, 2, 2)], "LN", False),
+}
+
+
+@pytest.mark.parametrize("stem", STEM_TABLE)
+def test_a_stem_is_the_definition(stem):
+    """Convolutions as sums over pixels, zeros outside the map; after each its norm, between them GELU."""
+    torch.manual_seed(0)
+    table, norm, last_gelu = STEM_TABLE[stem]
+    layers = randomise(ViT(NANO, stem=stem).patch_embed).double().proj
+    kinds = [nn.Conv2d, *({"BN": [SyncBatchNorm], "LN": [LayerNorm2d]}.get(norm, [])), nn.GELU]
+    assert [type(layer) for layer in layers] == (kinds * len(table))[: None if last_gelu else -1]
+    x = torch.randn(2, 3, 32, 48, dtype=torch.float64)
+    y, rest = x, iter(layers)
+    for part, kernel, stride in table:
+        conv = next(rest)
+        b, _, h, w = y.shape
+        before = (kernel - stride + 1) // 2
+        padded = y.new_zeros(b, y.shape[1], h + kernel, w + kernel)
+        padded[:, :, before : before + h, before : before + w] = y
+        y = y.new_zeros(b, NANO["embed_dims"] // part, h // stride, w // stride)
+        for i in range(kernel):
+            for j in range(kernel):
+                pixels = padded[:, :, i : i + h : stride, j : j + w : stride]
+                y += torch.einsum("bchw,dc->bdhw", pixels, conv.weight[:, :, i, j])
+        assert (conv.bias is None) == stem.startswith("conv")
+        y = y if conv.bias is None else y + conv.bias[:, None, None]
+        if norm:
+            layer = next(rest)
+            axes, eps = ((0, 2, 3), 1e-5) if norm == "BN" else ((1,), 1e-6)
+            y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, unbiased=False, keepdim=True) + eps).sqrt()
+            y = y * layer.weight[:, None, None] + layer.bias[:, None, None]
+        if next(rest, None) is not None:
+            y = F.gelu(y)
+    with torch.no_grad():
+        torch.testing.assert_close(layers.train()(x), y)
+
+
+# Classifiers of "Three things" Table 3. Those of 3 and 4 branches (Figure 1) have as many pairs of attention and MLP.
+SMALL, BASE = ({"embed_dims": dim, "num_heads": dim // 64} for dim in (384, 768))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sizes", "depth", "parallel", "millions", "billions"),
+    [
+        *((SMALL, depth, parallel, 85.9, 18.3) for depth, parallel in ((24, 2), (16, 3))),
+        *((BASE, depth, parallel, 256.7, 52.5) for depth, parallel in ((18, 2), (9, 4))),
+    ],
+)
+def test_published_totals_of_parallel_models(sizes, depth, parallel, millions, billions):
+    with torch.device("meta"), torch.no_grad():
+        model = ViT({**sizes, "depth": depth}, parallel=parallel, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    head = (sizes["embed_dims"] + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert (cost + head) / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+# Classifiers of "Three things" Table 7: GFLOPs there, millions of parameters as counted here.
+@pytest.mark.parametrize(
+    ("stem", "billions", "millions"),
+    [
+        ("patch", 17.58, 86.568),
+        ("linear_bn", 17.58, 86.569),
+        ("linear_gelu", 17.58, 86.568),
+        ("linear_bn_gelu", 17.58, 86.569),
+        ("conv", 19.07, 89.466),
+        ("conv_ln", 19.07, 89.466),
+        ("hmlp", 17.73, 86.727),
+        ("hmlp_ln", 17.73, 86.727),
+    ],
+)
+def test_published_costs_of_stems(stem, billions, millions):
+    with torch.device("meta"), torch.no_grad():
+        model = ViT("vit_base", stem=stem, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    head = (768 + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.001)
+    # Theirs are higher by 0.02 to 0.03, as norms and activations would be.
+    assert 0.01 < billions - (cost + head) / 1e9 < 0.035
+
+
+@pytest.mark.parametrize("stem", ["conv", "conv_ln"])
+def test_conv_stem_mixes_patches(stem):
+    """Why it defeats masking: a pixel is seen in the tokens around its patch as well."""
+    torch.manual_seed(0)
+    stem = ViT(NANO, stem=stem).patch_embed.eval()
+    image = torch.randn(1, 3, 80, 80)
+    other = image.clone()
+    other[:, :, 32:48, 32:48] += 1  # the patch in the middle
+    with torch.no_grad():
+        changed = (stem(image) != stem(other)).any(-1)[0]
+    # A token sees 15 pixels before its patch, none after it.
+    assert changed.nonzero().tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]]
+
+
+@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln", "linear_bn_gelu"])
+def test_hmlp_and_linear_stems_do_not_mix_patches(stem):
+    """Its defining property: masking patches of the image is masking tokens after the stem."""
+    torch.manual_seed(0)
+    stem = randomise(ViT(NANO, stem=stem).patch_embed)
+    for module in stem.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    stem.eval()
+    image = torch.randn(2, 3, 96, 64)
+    masked = torch.rand(2, 6, 4) < 0.5
+    pixels = masked.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None]  # [B, 1, H, W]
+    with torch.no_grad():
+        of_masked = stem(torch.where(pixels, torch.randn(()), image))
+        whole = stem(image)
+    assert torch.equal(of_masked[~masked], whole[~masked])
+    assert not torch.isclose(of_masked[masked], whole[masked]).any(-1).all()
+
+
+def test_the_frozen_hmlp_stem_keeps_its_statistics():
+    x = torch.randn(2, 3, 64, 64)
+    for options, moves in (({}, True), ({"frozen_stages": 0}, False), ({"finetune": "attention"}, False)):
+        model = ViT(NANO, stem="hmlp", pretrain_img_size=64, **options).train()
+        before = model.patch_embed.proj[1].running_mean.clone()
+        model(x)
+        assert torch.equal(before, model.patch_embed.proj[1].running_mean) is not moves
+
+
+# Hybrids
+
+
+# timm's counts, without a classifier.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("vit_base_r50_s16", 97_890_112),
+        ("vit_base_r50_s16_384.orig_in21k_ft_in1k", 98_950_952 - 769_000),
+        ("vit_small_r26_s32", 36_431_912 - 385_000),
+        ("vit_large_r50_s32", 328_994_856 - 1_025_000),
+    ],
+)
+def test_parameters_of_hybrids_are_timms(name, parameters):
+    with torch.device("meta"):
+        model = create(name, out_norm="final")
+    assert num_params(model) == parameters
+    assert model.out_strides == (int(re.search(r"_s(\d+)", name)[1]),) * 4
+
+
+@pytest.mark.parametrize(("stem", "layers"), [("r50_s32", [3, 4, 6, 3]), ("r50_s16", [3, 4, 9]), ("r26_s32", [2] * 4)])
+def test_stages_of_hybrids(stem, layers):
+    """Of the paper's two ResNet-50s one has the blocks of stage 4 in stage 3: as many layers."""
+    with torch.device("meta"):
+        resnet = ViT(NANO, stem=stem, patch_size=int(stem[-2:])).patch_embed.backbone
+    assert [len(stage.blocks) for stage in resnet.stages] == layers
+    assert not [module for module in resnet.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def test_branches_of_a_new_resnet_add_nothing():
+    """The last norm of each starts at 0, as in the authors' code."""
+    stages = ViT({**NANO, "patch_size": 32}, stem="r26_s32").patch_embed.backbone.stages
+    norms = [block.norm3.weight for stage in stages for block in stage.blocks]
+    assert len(norms) == 8
+    assert not any(weight.any() for weight in norms)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (3, 2), (3, 1), (1, 2), (1, 1)])
+def test_same_padding_for_even_sizes_is_timms(kernel, stride):
+    from timm.layers import StdConv2dSame
+
+    ours, theirs = SameConv(4, 6, kernel, stride), StdConv2dSame(4, 6, kernel, stride, eps=1e-8)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 4, 8, 10)
+    assert torch.equal(ours(x), theirs(x))
+
+
+# Position embeddings
+
+
+def test_positions_are_resized_to_the_map_and_not_to_a_square():
+    model = ViT(NANO, pretrain_img_size=(64, 96))
+    assert model.absolute_pos_embed.table.shape == (1, 4, 6, 32)
+    got = model.absolute_pos_embed(torch.zeros(1, 5, 3, 32))
+    want = F.interpolate(model.absolute_pos_embed.table.permute(0, 3, 1, 2), (5, 3), mode="bicubic")
+    assert torch.equal(got, want.permute(0, 2, 3, 1))
+    assert torch.equal(model.absolute_pos_embed(torch.zeros(1, 4, 6, 32)), model.absolute_pos_embed.table)
+
+
+@pytest.mark.parametrize(("position", "has"), [("1d", {"table"}), ("2d", {"rows", "columns"}), ("none", set())])
+def test_positions_of_appendix_d4(position, has):
+    """Without positions a ViT sees a bag of patches: maps move with their patches."""
+    torch.manual_seed(0)
+    model = randomise(ViT(NANO, pretrain_img_size=64, position=position, out_indices=(3,), out_norm="none")).eval()
+    assert {name for name, _ in model.absolute_pos_embed.named_parameters()} == has
+    assert hasattr(model.tokens, "cls_position") == (position == "1d")
+    image = torch.randn(1, 3, 64, 64)
+    moved = torch.cat([image[..., 32:], image[..., :32]], dim=-1)  # columns of patches in another order
+    with torch.no_grad():
+        (a,), (b,) = model(image), model(moved)
+    b = torch.cat([b[..., 2:], b[..., :2]], dim=-1)
+    assert torch.allclose(a, b, atol=1e-4) == (position == "none")
+
+
+@pytest.mark.parametrize(("patch", "grid"), [(8, (7, 9)), (14, (4, 5)), (16, (4, 5)), (32, (2, 3))])
+def test_any_patch_size(patch, grid):
+    model = ViT(NANO, patch_size=patch, pretrain_img_size=96, out_indices=(3,)).eval()
+    assert model.out_strides == (patch,)
+    assert model.absolute_pos_embed.table.shape == (1, 96 // patch, 96 // patch, 32)
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 50, 70))[0].shape == (1, 32, *grid)
+
+
+def test_deit3_positions_leave_the_class_token_alone():
+    model = ViT({**NANO, "token_position": False}, pretrain_img_size=64)
+    assert [name for name, _ in model.tokens.named_parameters()] == ["cls_token"]
+    assert [name for name, _ in ViT({**NANO, "distilled": True}).tokens.named_parameters()] == [
+        "cls_token",
+        "cls_position",
+        "dist_token",
+        "dist_position",
+    ]
+
+
+# Plan and totals
+
+
+@pytest.mark.parametrize(
+    ("depth", "ends"),
+    [(12, (2, 5, 8, 11)), (24, (5, 11, 17, 23)), (32, (7, 15, 23, 31)), (4, (0, 1, 2, 3)), (2, (0, 1)), (1, (0,))],
+)
+def test_ends_of_quarters_are_vitdets_global_blocks(depth, ends):
+    assert default_out_indices(depth) == ends
+
+
+def test_plan_of_vitdet():
+    blocks = plan(VIT["vit_base"], (14, 14), (2, 5, 8, 11), (64, 64), drop_path_rate=0.1)
+    assert [i for i, block in enumerate(blocks) if block.window is None] == [2, 5, 8, 11]
+    assert [block.table for block in blocks] == [block.window or (64, 64) for block in blocks]
+    assert [block.drop_path for block in blocks] == pytest.approx(torch.linspace(0, 0.1, 12).tolist())
+    tables = [
+        block.attn.bias.rel_pos_h.shape for block in ViT("vit_tiny", window_size=14, relative_position=True).blocks
+    ]
+    assert tables == [(127, 64) if i in (2, 5, 8, 11) else (27, 64) for i in range(12)]
+
+
+def test_drop_path_of_deit3_is_the_same_in_all_blocks_and_its_branches_are_scaled():
+    blocks = plan(VIT["deit3_small"], None, (), None, drop_path_rate=0.3)
+    assert {block.drop_path for block in blocks} == {0.3}
+    block = ViT("deit3_small").blocks[0]
+    assert torch.equal(block.gamma_1, torch.full((384,), 1e-4))
+    assert torch.equal(block.gamma_2, torch.full((384,), 1e-4))
+    assert ViT("deit_small").blocks[0].gamma_1 is None
+
+
+def test_parallel_branches_are_dropped_each_on_its_own():
+    torch.manual_seed(0)
+    spec = BlockSpec(ViTArch(8, 1, 2), drop_path=0.5)
+    block = ViTBlock(spec, 2.0, 2).train()
+    for branch, value in ((block.attn, 1.0), (block.attn1, 2.0)):
+        nn.init.zeros_(branch.proj.weight)
+        nn.init.constant_(branch.proj.bias, value)
+    for branch in (block.mlp, block.mlp1):
+        nn.init.zeros_(branch.fc2.weight)
+        nn.init.zeros_(branch.fc2.bias)
+    seen = block(torch.zeros(256, 1, 8), (1, 1), None)[:, 0, 0]
+    assert set(seen.tolist()) == {0.0, 2.0, 4.0, 6.0}  # each branch twice as large where it is kept
+
+
+# Classifiers of 1000 classes: REFERENCE 4; a distilled one has two heads.
+PUBLISHED = [
+    ("deit_tiny", 5.717, 1.3, 0.05),
+    ("deit_small", 22.05, 4.6, 0.05),
+    ("deit_small_distilled", 22.44, 4.6, 0.05),
+    ("deit_base", 86.57, 17.5, 0.1),
+    ("vit_large", 304.33, 61.6, 0.1),
+    ("deit3_medium", 38.85, 8.0, 0.05),
+    ("deit3_large", 304.38, 61.6, 0.1),
+    ("deit3_huge", 632.13, 167.4, 0.2),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("arch", "millions", "billions", "rounding"), PUBLISHED)
+def test_published_totals(arch, millions, billions, rounding):
+    with torch.device("meta"), torch.no_grad():
+        model = ViT(arch, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    heads = (model.out_channels[-1] + 1) * 1000 * (2 if VIT[arch].distilled else 1)
+    assert (num_params(model) + heads) / 1e6 == pytest.approx(millions, abs=0.005 + 1e-5 * millions)
+    assert (cost + heads) / 1e9 == pytest.approx(billions, abs=rounding)
+
+
+def test_totals_of_vitdet():
+    """REFERENCE 7: 85.9 M and 482.8 G at 1024 pixels. Ours are the projections of padding less: 0.8 %."""
+    with torch.device("meta"), torch.no_grad():
+        model = ViT("vit_base", window_size=14, relative_position=True, out_norm="none").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 1024, 1024)))
+    assert num_params(model) / 1e6 == pytest.approx(85.9, abs=0.05)
+    of_padding = 8 * (70 * 70 - 64 * 64) * 768**2
+    assert (cost + of_padding) / 1e9 == pytest.approx(482.8, abs=0.1)
+
+
+# Fine-tuning
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 3])
+def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep(parallel):
+    """Of an MLP only what its own gradient needs: the hidden map before GELU, and no inputs."""
+    x = torch.randn(2, 3, 64, 64)
+    options = {"pretrain_img_size": 64, "drop_path_rate": 0.0, "parallel": parallel}
+    kept = []
+    for finetune in (None, "attention"):
+        model = ViT(NANO, finetune=finetune, **options).train()
+        with CostCounter(model) as counter:
+            model(x)
+        kept.append(counter.cost.kept)
+    tokens = 2 * (1 + 16) * 2  # images, tokens, bytes of a number
+    assert kept[0] - kept[1] >= NANO["depth"] * parallel * tokens * 32  # inputs of the first layers
+
+
+def test_trainable_parameters_of_attention_only_fine_tuning():
+    """The list of the README, by name; of a parallel model all branches, of which the authors' code has the first."""
+
+    def trained(model):
+        return {
+            name.replace("stages.0.blocks.0.", "").replace("blocks.0.", "")
+            for name, p in model.named_parameters()
+            if p.requires_grad and not any(f".{i}." in name for i in range(1, 4))
+        }
+
+    linear = {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
+    vit = {"absolute_pos_embed.table", "tokens.cls_position", "norm0.weight", "norm0.bias"}
+    vit |= {f"{attn}.{name}" for attn in ("attn", "attn1", "attn2", "attn3") for name in linear}
+    norms = {f"norm{i}.{name}" for i in range(4) for name in ("weight", "bias")}
+    swin = {f"attn.{name}" for name in linear} | norms
+    v2 = swin - {"attn.qkv.bias"} | {"attn.q_bias", "attn.v_bias", "attn.logit_scale"}
+    v2 |= {"attn.bias.cpb_mlp.0.weight", "attn.bias.cpb_mlp.0.bias"}  # and cpb_mlp.2.weight
+    mvit = swin | {"attn.bias.rel_pos_h", "attn.bias.rel_pos_w"}
+    mvit |= {f"attn.pool_{x}.weight" for x in "qkv"} | {f"attn.norm_{x}.{n}" for x in "qkv" for n in ("weight", "bias")}
+    only = {"finetune": "attention"}
+    sizes = {"embed_dims": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
+    assert trained(ViT({**NANO, "depth": 1}, parallel=4, **only)) == vit
+    assert trained(Swin(sizes, **only)) == swin | {"attn.bias.relative_position_bias_table"}
+    assert trained(SwinV2(sizes, **only)) == v2
+    assert trained(MViT({**sizes, "num_heads": 1}, **only)) == mvit
+
+
+def test_trainable_parameters_of_mlp_only_fine_tuning():
+    """The control of "Three things" Tables 5 and 6: all MLPs, and what else trains with the attention; by name."""
+
+    def trained(model):
+        return {name for name, p in model.named_parameters() if p.requires_grad}
+
+    one = {**NANO, "depth": 1}
+    layers = [f"blocks.0.{mlp}.{fc}" for mlp in ("mlp", "mlp1", "mlp2") for fc in ("fc1", "fc2")]
+    mlps = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    names = trained(ViT(one, parallel=3, finetune="mlp"))
+    assert names == mlps | {"absolute_pos_embed.table", "tokens.cls_position", "norm0.weight", "norm0.bias"}
+    assert names & trained(ViT(one, parallel=3, finetune="attention")) == names - mlps
+    # MViT's projection of a skip is in neither branch.
+    mvit = MViT({"embed_dims": 8, "depths": (1, 1), "num_heads": 1}, out_indices=(0, 1), finetune="mlp")
+    assert {name.split(".")[4] for name in trained(mvit) if name.startswith("stages")} == {"mlp"}
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stem": "mlp"}, "stem: got 'mlp', expected one of 'patch', .*, 'hmlp', 'hmlp_ln'"),
+        ({"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels, expected patches of 16 pixels"),
+        ({"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "got patches of 16 and 36 channels, .* multiple of 8"),
+        ({"stem": "hmlp", "patch_size": 8}, "got patches of 8 and 32 channels, expected patches of 16 pixels"),
+        ({"stem": "r50_s32"}, "stem: got patches of 16 pixels, expected 32, .* set patch_size=32"),
+        ({"stem": "r50_s16", "patch_size": 32}, "stem: got patches of 32 pixels, expected 16"),
+        ({"parallel": 5}, "parallel: got 5, expected one of 1, 2, 3, 4"),
+        ({"position": "sine"}, "position: got 'sine', expected one of '1d', '2d', 'none'"),
+        ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'shared', 'none'"),
+        ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
+        ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),
+        ({"global_indices": (3,)}, "global_indices: got .3,. without a window_size"),
+        ({"global_indices": 3, "window_size": 2}, "expected lists of blocks"),
+        ({"out_indices": 3}, "expected lists of blocks"),
+        ({"output_cls_token": True, "window_size": 2}, "output_cls_token: with windows"),
+        ({"output_cls_token": True, "relative_position": True}, "output_cls_token: with windows"),
+        ({"window_size": 0}, "window_size: got 0"),
+        ({"pretrain_img_size": 8}, "pretrain_img_size: got 8x8, expected at least one patch of 16"),
+        ({"finetune": "ffn"}, "finetune: got 'ffn', expected None .all., one of attention, mlp, lora"),
+        ({"out_indices": (3, 4)}, "out_indices: got .3, 4., expected ascending stages from 0 to 3"),
+        ({"frozen_stages": 5}, "frozen_stages: got 5"),
+    ],
+)
+def test_invalid_options_name_the_option(options, message):
+    with pytest.raises(ValueError, match=message):
+        ViT(**{"arch": NANO, **options})
+
+
+@pytest.mark.parametrize(
+    "arch",
+    ["deit_huge", {**NANO, "num_heads": 5}, {**NANO, "depth": 0}, {**NANO, "patch_size": 0}, {"embed_dims": 32}],
+)
+def test_invalid_arch_is_refused(arch):
+    with pytest.raises(ValueError, match="arch: "):
+        ViT(arch)
+
+
+@pytest.mark.long
+def test_every_arch_builds():
+    with torch.device("meta"):
+        for name, arch in VIT.items():
+            model = ViT(name)
+            assert isinstance(arch, ViTArch)
+            assert model.out_strides == (arch.patch_size,) * 4
+            assert len(model.layers()) == arch.depth + 1

@@ -1,0 +1,493 @@
+"""ViT-Adapter: the contract of backbones, the authors' golden files, the definition, freezing, loading."""
+
+import copy
+import itertools
+import logging
+import math
+import re
+
+import pytest
+import test_compile
+import test_contract
+import test_export
+import torch
+import torch.nn.functional as F
+from conftest import add_row, relative_error
+from torch import nn
+from torch._dynamo import config as dynamo
+
+from vitdense import ViT, ViTAdapter
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.load import fit_whole, load_pretrained
+from vitdense.inspect.flops import num_params
+from vitdense.layers.deformable import DeformableAttention
+
+VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2, "layer_scale": 0.5}
+TRUNK = {"arch": VIT, "pretrain_img_size": 64, "drop_path_rate": 0.0}
+TRUNKS = {
+    "class token": TRUNK,
+    "windows, patches of 14": TRUNK
+    | {"arch": {**VIT, "patch_size": 14}, "window_size": (2, 3), "global_indices": (3,), "window_padding": "qkv"},
+    "no tokens, two interactions": TRUNK | {"class_token": False, "out_indices": (0, 3)},
+}
+NO_TOKENS = TRUNK | {"class_token": False}
+ADAPTER = {"conv_inplane": 8, "deform_num_heads": 4, "drop_path_rate": 0.0}
+
+
+def adapter(trunk=TRUNK, **options):
+    """A small one. New injectors are the identity, and new offsets and weights of samples the same for all queries."""
+    model = ViTAdapter(trunk, **ADAPTER | options)
+    for module in model.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            nn.init.normal_(module.running_mean, 0, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        elif isinstance(module, DeformableAttention):
+            nn.init.normal_(module.sampling_offsets.weight, std=0.1)
+            nn.init.normal_(module.attention_weights.weight, std=0.3)
+    for interaction in model.interactions:
+        nn.init.normal_(interaction["injector"].gamma)
+    return model
+
+
+every = pytest.mark.parametrize("trunk", TRUNKS.values(), ids=TRUNKS.keys())
+
+
+# The contract
+
+
+@every
+@pytest.mark.parametrize("size", [(64, 64), (72, 104), (97, 61), (31, 33)])
+def test_declared_channels_and_strides(trunk, size):
+    test_contract.test_declared_channels_and_strides(lambda: adapter(trunk), size)
+
+
+@every
+@pytest.mark.parametrize(
+    "check",
+    [
+        test_contract.test_batch_rows_are_independent,
+        test_contract.test_sizes_can_alternate,
+        test_contract.test_bfloat16_agrees_with_float32,
+        test_contract.test_state_dict_round_trip,
+        test_contract.test_built_on_meta_and_loaded_it_is_the_same_model,
+    ],
+    ids=lambda check: check.__name__.removeprefix("test_"),
+)
+def test_contract_of_all_backbones(trunk, check):
+    check(lambda: adapter(trunk))
+
+
+@pytest.mark.slow
+@every
+def test_one_exported_program_serves_all_sizes(trunk):
+    test_export.test_one_program_serves_all_sizes_and_batches(lambda: adapter(trunk))
+
+
+@pytest.mark.slow
+@every
+def test_compiled_without_graph_breaks(trunk):
+    torch._dynamo.reset()
+    with dynamo.patch(specialize_float=True):
+        test_compile.test_forward(lambda: adapter(trunk))
+
+
+# The authors' model
+
+
+def of_golden(config):
+    """Our model for a configuration of the authors."""
+    arch = {"embed_dims": config["embed_dim"], "depth": config["depth"], "num_heads": config["num_heads"]}
+    trunk = {
+        "arch": arch | {"layer_scale": 1.0 if config["layer_scale"] else None},
+        "pretrain_img_size": config["pretrain_size"],
+        "class_token": False,
+        "out_indices": [last for _, last in config["interaction_indexes"]],
+    }
+    if windows := [size for size in config["window_size"] if size]:
+        trunk |= {"window_size": windows[0], "window_padding": "qkv"}
+        trunk["global_indices"] = [i for i, windowed in enumerate(config["window_attn"]) if not windowed]
+    assert (config["n_points"], config["cffn_ratio"], config["use_extra_extractor"]) == (4, 0.25, True)
+    return ViTAdapter(trunk, **{key: config[key] for key in ("conv_inplane", "deform_num_heads", "deform_ratio")})
+
+
+@pytest.mark.parametrize("name", ["global", "windowed"])
+def test_outputs_and_weights_equal_the_golden_files(name, shared_golden):
+    config, tensors = shared_golden(f"vit_adapter_{name}")
+    state = {key.removeprefix("weight/"): value for key, value in tensors.items() if key.startswith("weight/")}
+    model = of_golden(config).eval()
+    report = load_pretrained(model, {"state_dict": state})
+    assert (report.scheme, report.share, report.resized) == ("official", 1, {})
+    assert report.ignored == ["trunk.tokens.cls_position"]
+    inputs = {key.removeprefix("input/"): value for key, value in tensors.items() if key.startswith("input/")}
+    assert len(inputs) > 1
+    errors = [0.0] * 4
+    for case, x in inputs.items():
+        with torch.no_grad():
+            outs = model(x)
+        for i, out in enumerate(outs):
+            want = tensors[f"output/{case}/f{i + 1}"]
+            assert out.shape == want.shape
+            errors[i] = max(errors[i], relative_error(out, want))
+    assert max(errors) < 1e-5, errors
+    here = convert(state, "vitdense").state
+    assert here.keys() - {"trunk.tokens.cls_position"} == model.state_dict().keys()
+    back = convert(here, "official").backbone
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[key], state[key]) for key in state)
+    add_row("vit_adapter", "official", f"golden vit_adapter_{name}, large", errors, report.share, "bit-equal")
+
+
+# The definition
+
+
+def attention_by_hand(attn, queries, centres, maps):
+    """Deformable attention of ``[Q, C]``, sample by sample.
+
+    Args:
+        attn: The layer.
+        queries: ``[Q, C]``.
+        centres: Pixel (x, y) of every query.
+        maps: Values ``[h, w, C]`` and stride of every level.
+    """
+    heads = attn.shape[0]
+    maps = [(attn.value_proj(values).unflatten(-1, (heads, -1)), stride) for values, stride in maps]
+    out = queries.new_zeros(len(queries), *maps[0][0].shape[2:])  # [Q, heads, d]
+    for n, query in enumerate(queries):
+        offsets = attn.sampling_offsets(query).view(*attn.shape, 2)
+        shares = attn.attention_weights(query).view(heads, -1).softmax(-1).view(attn.shape)
+        for head, level, point in itertools.product(*map(range, attn.shape)):
+            values, stride = maps[level]
+            # In positions: the centre of position 0 is 0.
+            x, y = (centres[n][a] / stride - 0.5 + offsets[head, level, point, a].item() for a in (0, 1))
+            for row, column in itertools.product(*((math.floor(a), math.floor(a) + 1) for a in (y, x))):
+                if 0 <= row < values.shape[0] and 0 <= column < values.shape[1]:
+                    near = (1 - abs(y - row)) * (1 - abs(x - column))
+                    out[n, head] += shares[head, level, point] * near * values[row, column, head]
+    return attn.output_proj(out.flatten(1))
+
+
+def norm_by_hand(norm, x):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight + norm.bias
+
+
+@torch.no_grad()
+def test_injector_and_extractor_are_the_definition():
+    """For patches of 14 pixels and an image of 41x53: no size is a multiple of another. In float64."""
+    options = {"arch": {**VIT, "embed_dims": 8, "patch_size": 14}, "out_indices": (3,), "class_token": False}
+    model = adapter(TRUNK | options, deform_num_heads=2, deform_ratio=0.5).double().eval()
+    for parameter in model.interactions.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    injector, extractor = (model.interactions[0][name] for name in ("injector", "extractor"))
+    calls = []
+    for module in (injector, extractor):
+        module.register_forward_hook(lambda module, args, out: calls.append((args, out)))
+    model(torch.randn(1, 3, 41, 53, dtype=torch.float64))
+    ((x, c, _), injected), ((before, after, _, sizes), extracted) = calls
+    assert sizes == [(6, 7), (3, 4), (2, 2)]
+    assert torch.equal(c, before)
+    parts, trunk = [h * w for h, w in sizes], (3, 4)
+
+    def maps_of(norm, tokens):
+        return [part.unflatten(0, size) for part, size in zip(norm_by_hand(norm, tokens).split(parts), sizes)]
+
+    def centres_of(size, stride):
+        return [((column + 0.5) * stride, (row + 0.5) * stride) for row in range(size[0]) for column in range(size[1])]
+
+    query, maps = norm_by_hand(injector.query_norm, x[0]), zip(maps_of(injector.feat_norm, c[0]), (8, 16, 32))
+    want = x[0] + injector.gamma * attention_by_hand(injector.attn, query, centres_of(trunk, 14), list(maps))
+    torch.testing.assert_close(injected[0], want)
+
+    centres = [centre for size, stride in zip(sizes, (8, 16, 32)) for centre in centres_of(size, stride)]
+    values = norm_by_hand(extractor.feat_norm, after[0]).unflatten(0, trunk)
+    query = norm_by_hand(extractor.query_norm, c[0])
+    read = c[0] + attention_by_hand(extractor.attn, query, centres, [(values, 14)])
+    ffn, wants = extractor.ffn, []
+    kernel, bias = ffn.dwconv["dwconv"].weight[:, 0], ffn.dwconv["dwconv"].bias
+    for part, (h, w) in zip(ffn.fc1(norm_by_hand(extractor.ffn_norm, read)).split(parts), sizes):
+        part = F.pad(part.view(h, w, -1), (0, 0, 1, 1, 1, 1))
+        mixed = sum(part[i : i + h, j : j + w] * kernel[:, i, j] for i in range(3) for j in range(3)) + bias
+        wants.append(ffn.fc2(mixed * 0.5 * (1 + torch.erf(mixed / math.sqrt(2)))).flatten(0, 1))
+    torch.testing.assert_close(extracted[0], read + torch.cat(wants))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("vit_feature", ["last", "each"])
+def test_outputs_are_sums_of_adapter_and_trunk(vit_feature):
+    """Of a multiple of 32 pixels, where torch's resizing by a factor is the authors'."""
+    model = adapter(vit_feature=vit_feature).eval()
+    tokens, sums, levels = [], [], []
+    for block in model.trunk.blocks:  # every block is an interaction
+        block.register_forward_hook(lambda module, args, out: tokens.append(out[:, 1:]))  # after the class token
+    for i in range(4):
+        model.output_norm(i).register_forward_hook(lambda module, args, out: sums.append(args[0]))
+    model.interactions[-1]["extra_extractors"][1].register_forward_hook(lambda module, args, out: levels.append(out))
+    model.spm.register_forward_hook(lambda module, args, out: levels.append(out[0]))
+    model(torch.randn(1, 3, 64, 96))
+    finest, c = levels
+    parts = [x.transpose(1, 2).unflatten(2, s) for x, s in zip(c.split([96, 24, 6], 1), [(8, 12), (4, 6), (2, 3)])]
+    wants = [finest + model.up(parts[0]), *parts]
+    for i, (want, factor) in enumerate(zip(wants, (4, 2, 1, 0.5))):
+        x = tokens[i if vit_feature == "each" else -1].transpose(1, 2).unflatten(2, (4, 6))
+        torch.testing.assert_close(sums[i], want + F.interpolate(x, scale_factor=factor, mode="bilinear"))
+
+
+def test_initialisation_is_the_authors():
+    model = ViTAdapter(TRUNK, conv_inplane=64, deform_num_heads=8)
+    for interaction in model.interactions:
+        assert not interaction["injector"].gamma.any()
+    convs = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
+    for conv in convs[1:]:  # not the patch embedding
+        fan_out = math.prod(conv.kernel_size) * conv.out_channels / conv.groups
+        tolerance = 4 / conv.weight.numel() ** 0.5  # more than five sigma
+        assert conv.weight.std().item() * math.sqrt(fan_out / 2) == pytest.approx(1, abs=tolerance)
+        assert conv.bias is None or not conv.bias.any()
+    attn = model.interactions[0]["injector"].attn
+    assert attn.shape == (8, 3, 4)
+    assert not any(p.any() for p in (attn.sampling_offsets.weight, *attn.attention_weights.parameters()))
+    offsets = attn.sampling_offsets.bias.view(8, 3, 4, 2)
+    for head, direction in enumerate([(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]):
+        want = torch.tensor(direction) * torch.arange(1.0, 5)[:, None]
+        torch.testing.assert_close(offsets[head], want.expand(3, 4, 2), atol=1e-5, rtol=0)
+    for layer in (attn.value_proj, attn.output_proj):
+        assert layer.weight.abs().max() < math.sqrt(6 / 64)
+        assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / 64), rel=0.1)
+    ffn = model.interactions[0]["extractor"].ffn
+    assert ffn.fc1.weight.std().item() == pytest.approx(0.02, rel=0.3)
+    assert model.level_embed.std().item() == pytest.approx(1, rel=0.4)
+    with torch.no_grad():  # so the trunk sees nothing of the adapter
+        x = torch.randn(1, 3, 72, 104)
+        tokens = []
+        model.trunk.blocks[-1].register_forward_hook(lambda module, args, out: tokens.append(out))
+        model.eval()(x)
+        model.trunk(x)
+    assert torch.equal(*tokens)
+
+
+def test_stochastic_depth_of_extractors_but_not_of_extra_ones():
+    model = ViTAdapter(TRUNK, deform_num_heads=4, drop_path_rate=0.5)
+    rates = {name: module.drop_prob for name, module in model.named_modules() if hasattr(module, "drop_prob")}
+    assert rates == {f"interactions.{i}.extractor.drop_path": 0.5 for i in range(4)}
+
+
+# Freezing, checkpointing
+
+
+@every
+def test_every_parameter_gets_a_gradient(trunk):
+    model = adapter(trunk).train()
+    sum(out.square().mean() for out in model(torch.randn(2, 3, 40, 56))).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@every
+def test_a_frozen_trunk_stays_and_passes_gradients_to_the_injectors(trunk):
+    model = adapter({**trunk, "frozen_stages": "all", "drop_path_rate": 0.5}).train()
+    assert not any(m.training for block in model.trunk.blocks for m in block.modules())
+    assert model.spm.training
+    x = torch.randn(2, 3, 40, 56)
+    sum(out.square().mean() for out in model(x)).backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) == name.startswith("trunk."), name
+    injectors = [interaction["injector"] for interaction in model.interactions]
+    assert all(injector.gamma.grad.any() for injector in injectors)  # also of the first, through all blocks
+
+
+@pytest.mark.parametrize("of_trunk", [False, True])
+def test_checkpointing_changes_nothing(of_trunk):
+    plain, saving = (adapter({**TRUNK, "with_cp": cp and of_trunk}, with_cp=cp).train() for cp in (False, True))
+    saving.load_state_dict(plain.state_dict())
+    x, calls = torch.randn(2, 3, 72, 104), []
+    saving.interactions[0]["injector"].register_forward_pre_hook(lambda *_: calls.append("injector"))
+    saving.interactions[-1]["extra_extractors"][0].register_forward_pre_hook(lambda *_: calls.append("extractor"))
+    saving.trunk.blocks[2].register_forward_pre_hook(lambda *_: calls.append("block"))
+    for model in (plain, saving):
+        sum(out.square().mean() for out in model(x)).backward()
+    assert {name: calls.count(name) for name in calls} == {"injector": 2, "extractor": 2, "block": 1 + of_trunk}
+    for (name, p), q in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, msg=name)
+
+
+def test_layers_for_decay_are_those_of_the_trunk():
+    from vitdense.mm.train.optim import layer_factors
+
+    model = adapter()
+    factors = layer_factors(model, 0.5)
+    assert {name.partition(".")[0] for name, p in model.named_parameters() if id(p) in factors} == {"trunk"}
+    assert factors[id(model.trunk.blocks[3].attn.proj.weight)] == ("block 3", 0.5)
+    assert factors[id(model.trunk.patch_embed.proj.weight)] == ("stem", 0.5**5)
+
+
+# Loading
+
+
+def plain_file(path, **options):
+    """A checkpoint of a plain ViT with a class token."""
+    state = ViT(VIT, pretrain_img_size=64, out_norm="final", out_indices=(3,), **options).state_dict()
+    torch.save({"state_dict": state}, path)
+    return state
+
+
+@pytest.mark.parametrize("trunk", [TRUNK, NO_TOKENS], ids=["class token", "none"])
+def test_init_cfg_of_the_trunk_loads_exactly(trunk, tmp_path, caplog):
+    state = plain_file(tmp_path / "vit.pth")
+    model = adapter({**trunk, "type": "vitdense.ViT", "init_cfg": str(tmp_path / "vit.pth")})
+    image = torch.randn(2, 3, 40, 56)
+    with caplog.at_level(logging.WARNING):
+        model(image)
+        model(image)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]  # its weights are not loaded yet
+    copy.deepcopy(model).init_weights()
+    model.init_weights()
+    loaded = dict(model.trunk.named_parameters())
+    assert model.trunk.load_report.share == 1
+    assert all(torch.equal(p, state[name]) for name, p in loaded.items())
+    fresh = adapter({**trunk, "init_cfg": str(tmp_path / "vit.pth")})
+    fresh.init_weights()
+    caplog.clear()
+    fresh(image)
+    assert not caplog.records
+
+
+def test_low_rank_updates_of_the_trunk():
+    whole, model = adapter(), adapter({**TRUNK, "finetune": "lora"})
+    report = load_pretrained(model, whole.state_dict())
+    assert len(report.kept_at_init) == 4 * 2 * 3  # A, B and scale of two layers of every block
+    trained = {name for name, p in model.trunk.named_parameters() if p.requires_grad}
+    assert trained == {name for name, _ in model.trunk.named_parameters() if re.search(r"\.lora\.[AB]$", name)}
+    assert convert(model.state_dict(), "vitdense", merge=True).state.keys() == whole.state_dict().keys()
+
+
+def test_init_cfg_of_the_whole_model_goes_before_that_of_the_trunk(tmp_path):
+    plain_file(tmp_path / "vit.pth")
+    want = adapter()
+    torch.save({"state_dict": want.state_dict()}, tmp_path / "whole.pth")
+    got = adapter({**TRUNK, "init_cfg": str(tmp_path / "vit.pth")}, init_cfg=str(tmp_path / "whole.pth"))
+    got.init_weights()
+    assert got.load_report.share == 1
+    assert all(torch.equal(p, want.state_dict()[name]) for name, p in got.state_dict().items())
+
+
+def test_a_plain_vit_is_no_checkpoint_of_the_whole_model(tmp_path):
+    plain_file(tmp_path / "vit.pth")
+    with pytest.raises(CheckpointMismatchError, match="vit_adapter"):
+        load_pretrained(adapter(), tmp_path / "vit.pth")
+
+
+def test_checkpoint_of_another_image_size_has_its_positions_resized():
+    """With the slot of a class token, which the authors' code skips."""
+    state = convert(adapter(NO_TOKENS).state_dict(), "official").state
+    assert state["backbone.pos_embed"].shape == (1, 17, 32)
+    assert not state["backbone.pos_embed"][:, 0].any()
+    report = load_pretrained(adapter(NO_TOKENS | {"pretrain_img_size": 96}), {"state_dict": state})
+    assert report.resized == {"trunk.absolute_pos_embed.table": ((1, 4, 4, 32), (1, 6, 6, 32))}
+
+
+def test_a_checkpoint_without_class_token_does_not_fit_a_trunk_with_one():
+    state = convert(adapter(NO_TOKENS).state_dict(), "official").state
+    with pytest.raises(CheckpointMismatchError, match=re.escape("trunk.tokens.cls_token")):
+        load_pretrained(adapter(), {"state_dict": state})
+
+
+def test_whole_detectors_load_from_the_authors_names():
+    detector = nn.Module()
+    detector.backbone, detector.head = adapter(NO_TOKENS), nn.Linear(2, 2)
+    ours = detector.state_dict()
+    theirs = {f"head.{key}": value for key, value in detector.head.state_dict().items()}
+    theirs |= convert(detector.backbone.state_dict(), "official").state  # with the prefix
+    theirs["backbone.pos_embed"][:, 0] = 1  # trained, and never read
+    state, report = fit_whole(detector, {"state_dict": theirs})
+    assert (report.scheme, report.share) == ("official", 1)
+    assert report.ignored == ["backbone.trunk.tokens.cls_position"]
+    assert all(torch.equal(state[key], value) for key, value in ours.items())
+    detector.load_state_dict(dict(theirs))  # as mmengine's runner does
+
+
+# Options
+
+
+def test_trunk_may_be_a_module_and_is_not_changed(tmp_path, caplog):
+    plain_file(tmp_path / "vit.pth")
+    trunk = ViT(VIT, pretrain_img_size=64, out_norm="none", init_cfg=str(tmp_path / "vit.pth"))
+    trunk.init_weights()
+    before = {name: value.clone() for name, value in trunk.state_dict().items()}
+    model = ViTAdapter(trunk, **ADAPTER)
+    assert model.trunk is trunk
+    assert all(torch.equal(value, before[name]) for name, value in trunk.state_dict().items())
+    caplog.clear()
+    model(torch.randn(2, 3, 32, 32))
+    assert not caplog.records  # its weights are loaded
+
+
+@pytest.mark.parametrize(
+    ("trunk", "options", "match"),
+    [
+        ({**TRUNK, "type": "mmpretrain.VisionTransformer"}, {}, "trunk: got type"),
+        ({**TRUNK, "out_norm": "each"}, {}, "out_norm"),
+        ({**TRUNK, "out_indices": (0, 2)}, {}, "out_indices"),
+        ({**TRUNK, "output_cls_token": True}, {}, "output_cls_token"),
+        (TRUNK, {"deform_num_heads": 3}, "3 heads"),
+        (TRUNK, {"deform_num_heads": 32, "deform_ratio": 0.5}, "32 heads"),
+        (TRUNK, {"vit_feature": None}, "vit_feature"),
+        ({**TRUNK, "out_indices": (1, 3)}, {"vit_feature": "each"}, "vit_feature"),
+        ({**TRUNK, "window_padding": "qkv"}, {}, "window_padding"),
+        ({**TRUNK, "window_size": 2, "window_padding": "zeros"}, {}, "window_padding"),
+    ],
+)
+def test_options_that_do_not_fit(trunk, options, match):
+    with pytest.raises(ValueError, match=match):
+        ViTAdapter(trunk, **ADAPTER | options)
+
+
+def test_image_channels_are_those_of_the_trunk():
+    model = adapter({**TRUNK, "in_channels": 5}).eval()
+    with torch.no_grad():
+        assert len(model(torch.randn(1, 5, 32, 32))) == 4
+
+
+HEADS = {"tiny": (192, 6, 1.0), "small": (384, 6, 1.0), "base": (768, 12, 0.5), "large": (1024, 16, 0.5)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("config", "size", "params_m"),
+    [
+        ("upernet_adapter_deit_b_ade20k", "tiny", 36.06),
+        ("upernet_adapter_deit_b_ade20k", "small", 57.61),
+        ("upernet_adapter_deit_b_ade20k", "base", 133.62),
+        ("upernet_adapter_deit_b_ade20k", "large", 363.75),
+        ("cascade_adapter_deit_s_coco", "small", 85.63),
+        ("cascade_adapter_deit_s_coco", "base", 158.00),
+    ],
+)
+def test_published_totals(config, size, params_m):
+    """Published: 36, 58, 134, 364 M with UPerNet; 86, 158 M with Cascade Mask R-CNN."""
+    pytest.importorskip("mmdet")
+    pytest.importorskip("mmseg")
+    from vitdense.mm.config.load import build_model, load_config
+
+    cfg = load_config(config)
+    dim, cfg.model.backbone.deform_num_heads, cfg.model.backbone.deform_ratio = HEADS[size]
+    cfg.model.backbone.trunk.arch = "vit_large" if size == "large" else f"deit_{size}"
+    cfg.model.backbone.trunk.pretrain_img_size = 384 if size == "large" else 224
+    for part in {"decode_head", "neck"} & cfg.model.keys():
+        cfg.model[part].in_channels = [dim] * 4
+    if "auxiliary_head" in cfg.model:
+        cfg.model.auxiliary_head.in_channels = dim
+    with torch.device("meta"):
+        model = build_model(cfg)
+    assert num_params(model) / 1e6 == pytest.approx(params_m, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {"window_size": [2, 2, 4, None]},
+        {"window_size": [2, 2, 2, 2]},
+        {"window_size": 2, "window_attn": [True, True, True, False]},
+    ],
+)
+def test_windows_by_block_are_refused(windows):
+    with pytest.raises(ValueError, match=r"trunk: got window_size=.*a list by block.*window_size=14.*global_indices"):
+        adapter({**TRUNK, **windows})

@@ -1,0 +1,229 @@
+"""CaiT: talking heads in the blocks, and blocks of class attention after them."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+from torch import nn
+
+from vitdense import ViT
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.inspect.flops import macs, num_params
+from vitdense.layers.class_attention import ClassBlock
+from vitdense.layers.layout import window_layout
+from vitdense.models.vit.model import BlockSpec, TalkingHeads
+from vitdense.models.vit.sizes import ViTArch
+
+NANO = {"embed_dims": 32, "depth": 3, "num_heads": 2, "token_position": False, "layer_scale": 0.5}
+NANO |= {"constant_drop_path": True, "talking_heads": True, "class_blocks": 2}
+WHOLE = {"out_norm": "final", "output_cls_token": True, "out_indices": (2,)}  # as a classifier's backbone
+
+
+def randomise(module):
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def linear(layer, x):
+    return x @ layer.weight.T + layer.bias
+
+
+def norm(layer, x):
+    x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.weight + layer.bias
+
+
+@pytest.mark.parametrize("window", [None, (2, 3)])
+@torch.no_grad()
+def test_talking_heads_are_the_definition(window):
+    """Logits and weights of a pair are mixed over the heads, each by its matrix and bias, pair by pair."""
+    heads, d, size = 3, 4, (2, 3)
+    attention = randomise(TalkingHeads(BlockSpec(ViTArch(heads * d, 1, heads, talking_heads=True), window))).double()
+    x = torch.randn(6, heads * d, dtype=torch.float64)
+    q, k, v = linear(attention.qkv, x).view(6, 3, heads, d).unbind(1)
+    want = torch.zeros(6, heads, d, dtype=torch.float64)
+    for i in range(6):
+        logits = torch.stack(
+            [
+                linear(attention.proj_l, torch.stack([q[i, h] @ k[j, h] / math.sqrt(d) for h in range(heads)]))
+                for j in range(6)
+            ]
+        )  # [keys, heads]
+        weights = torch.stack([linear(attention.proj_w, pair) for pair in logits.softmax(0)])
+        for h in range(heads):
+            want[i, h] = sum(weights[j, h] * v[j, h] for j in range(6))
+    windows = window_layout(x.view(1, *size, -1), window) if window else None
+    torch.testing.assert_close(attention(x[None], size, windows)[0], linear(attention.proj, want.flatten(1)))
+
+
+@torch.no_grad()
+def test_class_attention_is_the_definition():
+    """The class token is the only query, a key like the others, and all that changes."""
+    heads, d, n = 2, 4, 5
+    block = randomise(ClassBlock(heads * d, heads, 2.0, 0.1)).double()
+    x = torch.randn(1 + n, heads * d, dtype=torch.float64)
+    y = norm(block.norm1, x)
+    q, k, v = (linear(getattr(block.attn, name), y).view(1 + n, heads, d) for name in "qkv")
+    out = torch.zeros(heads, d, dtype=torch.float64)
+    for h in range(heads):
+        share = torch.stack([q[0, h] @ k[j, h] / math.sqrt(d) for j in range(1 + n)]).softmax(0)
+        out[h] = sum(s * v[j, h] for j, s in enumerate(share))
+    token = x[0] + block.gamma_1 * linear(block.attn.proj, out.flatten())
+    token = token + block.gamma_2 * linear(block.mlp.fc2, F.gelu(linear(block.mlp.fc1, norm(block.norm2, token))))
+    torch.testing.assert_close(block(x[None])[0, 0], token)
+
+
+def test_weights_of_class_attention_are_drawn_as_the_authors_do():
+    model = ViT({**NANO, "embed_dims": 512}, **WHOLE)
+    assert model.class_blocks.cls_token.std().item() == pytest.approx(0.02, rel=0.2)
+    for block in (*model.blocks, *model.class_blocks.blocks):
+        assert all((gamma == 0.5).all() for gamma in (block.gamma_1, block.gamma_2))
+
+
+def timm_cait(**options):
+    """timm's classifier with random weights."""
+    from timm.models.cait import Cait
+
+    model = Cait(img_size=64, embed_dim=32, depth=3, num_heads=2, num_classes=10, init_values=0.5, **options)
+    return randomise(model).eval()
+
+
+@torch.no_grad()
+def test_logits_equal_timms():
+    theirs = timm_cait()
+    ours = ViT(NANO, pretrain_img_size=64, **WHOLE).eval()
+    report = load_pretrained(ours, {"model": theirs.state_dict()}, keep_classifier=True)
+    assert report.scheme == "official"  # the same names
+    assert report.share == 1
+    assert set(report.ignored) == {"head.weight", "head.bias"}
+    x = torch.randn(2, 3, 64, 64)
+    ((out, token),) = ours(x)
+    logits = token @ report.classifier["head.weight"].T + report.classifier["head.bias"]
+    assert relative_error(logits, theirs(x)) < 1e-5
+    (dense,) = theirs.forward_intermediates(x, indices=[2], norm=True, intermediates_only=True)
+    assert relative_error(out, dense) < 1e-5
+
+
+@torch.no_grad()
+def test_dense_work_ignores_class_attention():
+    """Maps are those of the blocks, which have no class token; its layers are left out, and need not be in the file."""
+    state = timm_cait().state_dict()
+    dense = ViT(NANO, pretrain_img_size=64, out_norm="none").eval()
+    assert dense.class_blocks is None
+    assert dense.tokens is None
+    report = load_pretrained(dense, state)
+    assert report.share == 1
+    left = {key for key in report.ignored if key.startswith("class_blocks.")}
+    assert len(left) == 1 + 2 * 18
+    assert set(report.ignored) - left == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+    whole = ViT(NANO, pretrain_img_size=64, **WHOLE).eval()
+    load_pretrained(whole, state)
+    x = torch.randn(1, 3, 50, 70)
+    bare = dense(x)[-1].permute(0, 2, 3, 1)
+    torch.testing.assert_close(whole(x)[0][0], whole.norm(bare).permute(0, 3, 1, 2))
+    own = convert(dense.state_dict(), "official").state
+    assert not [key for key in own if "token" in key]
+    with pytest.raises(CheckpointMismatchError, match=r"missing keys \(39\): class_blocks\.cls_token"):
+        load_pretrained(whole, own)
+
+
+@torch.no_grad()
+def test_windows_limit_talking_heads_but_not_class_attention():
+    """A window as large as the map is global attention; smaller ones give other maps, and a class token as well."""
+    x, models = torch.randn(1, 3, 64, 64), {}
+    for window in (None, 4, 2):
+        torch.manual_seed(0)
+        models[window] = ViT(
+            NANO, pretrain_img_size=64, window_size=window, global_indices=window and (), **WHOLE
+        ).eval()
+    ((a, token),), ((b, same),), ((c, other),) = (model(x) for model in models.values())
+    assert relative_error(b, a) < 1e-5
+    assert relative_error(same, token) < 1e-5
+    assert relative_error(c, a) > 1e-4
+    assert other.shape == token.shape
+
+
+def test_plain_attention_and_talking_heads_refuse_each_other():
+    state = timm_cait().state_dict()
+    plain = {**NANO, "talking_heads": False, "class_blocks": 0}
+    with pytest.raises(CheckpointMismatchError, match=r"unexpected keys \(\d+\): blocks\.0\.attn\.proj_l\.weight"):
+        load_pretrained(ViT(plain, pretrain_img_size=64, out_norm="none"), state)
+    with pytest.raises(CheckpointMismatchError, match=r"missing keys"):
+        load_pretrained(
+            ViT(NANO, pretrain_img_size=64), convert(ViT(plain, out_norm="none").state_dict(), "official").state
+        )
+
+
+@pytest.mark.parametrize(("frozen_stages", "trains"), [(2, True), (3, False)])
+def test_class_attention_is_frozen_with_the_last_block(frozen_stages, trains):
+    model = ViT(NANO, pretrain_img_size=64, frozen_stages=frozen_stages, **WHOLE).train()
+    ((out, token),) = model(torch.randn(2, 3, 32, 48))
+    if trains:
+        (out.square().mean() + token.square().mean()).backward()
+    for name, parameter in model.named_parameters():
+        if name.startswith(("class_blocks.", "norm.")):
+            assert parameter.requires_grad is trains, name
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+
+
+def test_class_attention_trains_with_the_attention():
+    model = ViT(NANO, pretrain_img_size=64, finetune="attention", **WHOLE)
+    trained = {
+        name.split(".", 3)[3] for name, p in model.named_parameters() if p.requires_grad and "class_blocks" in name
+    }
+    assert trained == {f"attn.{layer}.{part}" for layer in ("q", "k", "v", "proj") for part in ("weight", "bias")}
+
+
+# The authors' README: millions of parameters, billions of multiply-adds. Ours are lower by up to 0.8 %.
+PUBLISHED = [
+    ("cait_s24", 224, 47, 9.4),
+    ("cait_xs24", 384, 27, 19.3),
+    ("cait_s24", 384, 47, 32.2),
+    ("cait_s36", 384, 68, 48.0),
+    ("cait_m48", 448, 356, 329.6),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("arch", "image", "millions", "billions"), PUBLISHED)
+def test_published_totals(arch, image, millions, billions):
+    """With the two layers of class attention, and the mixing of heads, which is up to 5 % of the multiply-adds."""
+    depth = int(arch[-2:])
+    with torch.device("meta"), torch.no_grad():
+        model = ViT(arch, pretrain_img_size=image, **{**WHOLE, "out_indices": (depth - 1,)}).eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, image, image)))
+    head = (model.out_channels[-1] + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.5)
+    assert (cost + head) / 1e9 == pytest.approx(billions, rel=8e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["cait_xxs36_224", "cait_xs24_384", "cait_s36_384"])
+def test_parameters_and_initial_layer_scale_are_timms(name):
+    import timm
+
+    arch, image = name.rsplit("_", 1)
+    with torch.device("meta"):
+        ours = ViT(arch, **{**WHOLE, "out_indices": (int(arch[-2:]) - 1,), "pretrain_img_size": int(image)})
+    theirs = timm.create_model(name, num_classes=0)
+    assert num_params(ours) == num_params(theirs)
+    assert torch.equal(theirs.blocks[0].gamma_1, torch.full((ours.arch.embed_dims,), ours.arch.layer_scale))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"relative_position": True}, "relative_position: attention with talking heads has none"),
+        ({"output_cls_token": True}, r"out_indices \(0, 1, 2\), expected \(2,\)"),
+        ({"arch": {**NANO, "layer_scale": None}}, "arch: class_blocks need a layer_scale"),
+        ({"arch": {**NANO, "distilled": True}}, "arch: class_blocks need a layer_scale and no distillation token"),
+    ],
+)
+def test_invalid_options_name_the_option(options, message):
+    with pytest.raises(ValueError, match=message):
+        ViT(**{"arch": NANO, **options})

@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from vitdense.research.non_local.global_block import GlobalBlock
+
+
+@pytest.mark.parametrize("size", [(3, 5), (1, 1), (8, 4)])
+def test_global_block_is_attention_and_mlp_on_the_last_map_of_any_size(size):
+    """Written out in float64: one row of the attention matrix at a time, no positions."""
+    torch.manual_seed(0)
+    block = GlobalBlock((4, 12), num_heads=3).double()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    first, last = torch.randn(2, 4, 9, 9).double(), torch.randn(2, 12, *size).double()
+    x = last.flatten(2).mT  # [2, N, 12]
+
+    def norm(x, layer):
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + layer.eps).sqrt() * layer.weight + layer.bias
+
+    q, k, v = (norm(x, block.norm1) @ block.qkv.weight.T + block.qkv.bias).split(12, dim=-1)  # [2, N, 12] each
+    rows = torch.empty_like(x)
+    for head in (slice(0, 4), slice(4, 8), slice(8, 12)):
+        for i in range(x.shape[1]):
+            weights = ((q[:, i : i + 1, head] * k[..., head]).sum(-1) / 2).softmax(-1)  # [2, N]
+            rows[:, i, head] = (weights[..., None] * v[..., head]).sum(1)
+    x = x + rows @ block.proj.weight.T + block.proj.bias
+    hidden = norm(x, block.norm2) @ block.mlp.fc1.weight.T + block.mlp.fc1.bias
+    hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
+    want = x + hidden @ block.mlp.fc2.weight.T + block.mlp.fc2.bias
+    same, got = block((first, last))
+    assert same is first
+    torch.testing.assert_close(got, want.mT.unflatten(2, size))
+
+
+@pytest.mark.parametrize("dim", [1024, 1536])
+def test_parameters_of_the_extra_layer(dim):
+    with torch.device("meta"):
+        block = GlobalBlock((256, dim), num_heads=dim // 32)
+    assert sum(p.numel() for p in block.parameters()) == 12 * dim**2 + 13 * dim
+
+
+def test_drop_path_drops_whole_branches_in_training():
+    torch.manual_seed(0)
+    block = GlobalBlock((8,), num_heads=2, drop_path_rate=0.999)
+    x = torch.randn(1, 8, 3, 3)
+    assert torch.equal(block((x,))[0], x)
+    assert not torch.equal(block.eval()((x,))[0], x)
+
+
+def test_heads_must_divide_the_channels():
+    with pytest.raises(ValueError, match="num_heads"):
+        GlobalBlock((64, 100), num_heads=3)

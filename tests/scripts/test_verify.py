@@ -1,0 +1,202 @@
+import pytest
+import torch
+
+from peers import comparable
+from verify import verify
+from vitdense import Swin
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.models.rows import Model
+
+pytestmark = pytest.mark.long
+
+ARCH = {"embed_dims": 8, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
+SWIN = Model("tiny", "tiny", "Swin", ARCH, options={"window_size": 4})
+NAT = Model("tiny", "tiny", "NAT", {**ARCH, "mlp_ratio": 2.0})
+SWIN_V2 = Model("tiny", "tiny", "SwinV2", ARCH, options={"window_size": 4, "pretrained_window_sizes": (8, 8, 8, 4)})
+MVIT = {"embed_dims": 8, "depths": (1, 2, 2, 1), "num_heads": 1}
+V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
+VIT = {"embed_dims": 192, "depth": 4, "num_heads": 3}
+DISTILLED = {"distilled": True}
+DEIT3 = {"token_position": False, "layer_scale": 1.0}
+
+
+def mvit(image=64, **arch):
+    return Model("tiny", "tiny", "MViT", {**MVIT, **arch}, options={"pretrain_img_size": image})
+
+
+def vit(image=64, arch=(), **options):
+    return Model("tiny", "tiny", "ViT", {**VIT, **dict(arch)}, options={"pretrain_img_size": image, **options})
+
+
+def draw(state):
+    """Random weights large enough that every part of the model changes the maps, the queries and keys included."""
+    return {
+        key: torch.randn_like(x) / (1 if key.endswith("qkv.weight") else 10) if x.is_floating_point() else x
+        for key, x in state.items()
+    }
+
+
+def converted(row, to, **extra):
+    """A random checkpoint of a row, without output norms, converted to a naming scheme; model and spec for `verify`."""
+    model, spec = comparable(row)
+    state = draw({key: x for key, x in model.state_dict().items() if not key.startswith("norm")}) | extra
+    windows = row.options.get("window_size"), row.options.get("pretrained_window_sizes")
+    done = convert(state, to, windows=windows[0] and [windows[0]], pretrained_windows=windows[1], drop_classifier=True)
+    return done, model, spec
+
+
+def converted_vit(to, **options):
+    extra = {"norm.weight": torch.ones(192), "norm.bias": torch.ones(192), "decoder_pred.bias": torch.ones(1)}
+    return converted(vit(**options), to, **extra)
+
+
+def test_different_maps_are_an_error():
+    """Patch merging with another order of neighbours: all shapes match."""
+    done, *ours = converted(SWIN, "timm")
+    key = "layers.2.downsample.reduction.weight"
+    done.backbone[key] = done.backbone[key].roll(8, dims=1)
+    with pytest.raises(CheckpointMismatchError, match="verify timm: "):
+        verify(done, *ours)
+
+
+def test_missing_key_or_size_mismatch_of_a_peer_is_an_error():
+    done, *ours = converted(SWIN, "timm")
+    key = "layers.2.downsample.reduction.weight"
+    done.backbone[key] = done.backbone[key][:1]
+    with pytest.raises(CheckpointMismatchError, match=f"size mismatch .*{key}"):
+        verify(done, *ours)
+    done.backbone.pop(key)
+    with pytest.raises(CheckpointMismatchError, match=f"missing keys .*{key}"):
+        verify(done, *ours)
+
+
+def test_checkpoint_of_another_model_is_an_error():
+    done, *_ = converted(SWIN, "timm")
+    another = Model("tiny", "tiny", "Swin", {**ARCH, "depths": (1, 1, 2, 1)}, options={"window_size": 4})
+    with pytest.raises(CheckpointMismatchError, match=r"stages\.0\.blocks\.1"):
+        verify(done, *comparable(another))
+
+
+@pytest.mark.parametrize("row", [SWIN, NAT], ids=["swin", "nat"])
+def test_project_without_a_package_is_not_run(row):
+    done, *ours = converted(row, "official")
+    (result,) = verify(done, *ours)
+    assert result.errors is None
+    assert "verify official: not run" in str(result)
+
+
+@pytest.mark.parametrize("to", ["timm", "mmpretrain", "torchvision"])
+def test_swin_v2_with_another_window_of_pretraining(to):
+    """It changes the buffer of coordinates."""
+    pytest.importorskip(to)
+    done, model, spec = converted(SWIN_V2, to)
+    (result,) = verify(done, model, spec)
+    assert max(result.errors) < 1e-5
+    same_window = Model("tiny", "tiny", "SwinV2", ARCH, options={"window_size": 4})
+    with pytest.raises(CheckpointMismatchError, match=f"verify {to}: "):
+        verify(done, comparable(same_window)[0], spec)
+
+
+@pytest.mark.parametrize("growth", ["attention", "mlp"])
+@pytest.mark.parametrize("to", ["timm", "mmpretrain"])
+def test_mvit_at_the_image_size_of_pretraining(to, growth):
+    pytest.importorskip(to)
+    extra = {"tokens.cls_token": torch.randn(1, 1, 8)} if to == "timm" else {}
+    (result,) = verify(*converted(mvit(growth=growth), to, **extra))
+    assert result.shape == (64, 64)
+    assert max(result.errors) < 1e-5
+
+
+def test_swapped_norms_of_mvit_are_an_error():
+    done, *ours = converted(mvit(), "timm")
+    key = "stages.0.blocks.0.attn.norm_{}.bias"
+    for name in (key.format("q"), key.format("k")):
+        done.backbone[name] = torch.randn(8)
+    with pytest.raises(CheckpointMismatchError, match=r"verify timm: .*64x64"):
+        verify(done, *ours)
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [
+        *((to, {}) for to in ("official", "timm", "mmpretrain", "mmseg")),
+        *((to, {"arch": DISTILLED}) for to in ("official", "timm", "mmpretrain")),
+        ("timm", {"arch": DEIT3}),
+        ("timm", {"arch": DEIT3, "parallel": 2, "image": 96}),
+        ("timm", {"stem": "r26_s32", "patch_size": 32}),
+    ],
+)
+def test_vit_at_the_image_size_of_pretraining(to, options):
+    pytest.importorskip("timm" if to == "official" else to)
+    (result,) = verify(*converted_vit(to, **options))
+    assert result.shape == (options.get("image", 64),) * 2
+    assert max(result.errors) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "row",
+    [SWIN, mvit(), vit(), vit(arch=DISTILLED), vit(arch=DEIT3), vit(arch=DEIT3, parallel=2)],
+    ids=["swin", "mvit", "vit", "distilled", "deit3", "parallel"],
+)
+def test_swapped_queries_and_keys_are_an_error(row):
+    pytest.importorskip("timm")
+    done, *ours = converted(row, "timm")
+    assert max(verify(done, *ours)[0].errors) < 1e-5
+    for key, value in done.backbone.items():
+        if ".qkv." in key:
+            q, k, v = value.chunk(3)
+            done.backbone[key] = torch.cat([k, q, v])
+    with pytest.raises(CheckpointMismatchError, match="verify timm: "):
+        verify(done, *ours)
+
+
+def test_swapped_branches_of_vit_are_an_error():
+    done, *ours = converted_vit("timm", arch=DEIT3)
+    first, second = "blocks.1.ls1.gamma", "blocks.1.ls2.gamma"
+    done.backbone[first], done.backbone[second] = done.backbone[second], done.backbone[first]
+    with pytest.raises(CheckpointMismatchError, match=r"verify timm: .*64x64"):
+        verify(done, *ours)
+
+
+@pytest.mark.parametrize(
+    ("row", "to", "feature"),
+    [
+        (mvit(**V1), "timm", "max pooling, absolute positions"),
+        (mvit(image=(64, 96)), "timm", "non-square"),
+        (vit(arch=DEIT3), "mmpretrain", "tokens without positions"),
+        (vit(arch=DEIT3), "official", "LayerScale"),
+        (vit(stem="hmlp"), "official", "stem='hmlp'"),
+        (vit(window_size=2), "timm", "windows"),
+        (
+            Model("tiny", "tiny", "Swin", ARCH, options={"window_size": 4, "mlp_ratio": 2.0, "in_channels": 1}),
+            "timm",
+            "mlp_ratio=2.0, in_channels=1",
+        ),
+    ],
+)
+def test_feature_that_a_peer_does_not_have_is_named(row, to, feature):
+    pytest.importorskip("timm" if to == "official" else to)
+    (result,) = verify(*converted(row, to))
+    assert result.errors is None
+    assert feature in str(result)
+
+
+def test_source_and_target_are_run_and_attention_masks_ignored():
+    """Published checkpoints of the authors and of mmseg have attention masks of one image size."""
+    pytest.importorskip("mmdet")
+    model, spec = comparable(SWIN)
+    state = {key: x for key, x in Swin(ARCH, window_size=4).state_dict().items() if not key.startswith("norm")}
+    state = convert(state, "mmdet").state
+    state["backbone.stages.0.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
+    results = verify(convert(state, "timm"), model, spec)
+    assert [result.scheme for result in results] == ["mmdet", "timm"]
+    assert all(max(result.errors) < 1e-5 for result in results)
+
+
+def test_source_and_target_of_an_official_vit():
+    done, *_ = converted_vit("official")
+    state = {key: x for key, x in done.state.items() if not key.startswith("decoder")}
+    results = verify(convert(state, "mmseg"), *comparable(vit()))
+    assert [result.scheme for result in results] == ["official", "mmseg"]
+    assert all(max(result.errors) < 1e-5 for result in results)

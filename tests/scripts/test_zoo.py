@@ -1,0 +1,100 @@
+"""docs/model-zoo.md is what scripts/zoo.py writes; README and the configs have the same figures."""
+
+import ast
+import re
+
+import pytest
+from conftest import RECIPES as CONFIGS
+from conftest import REPO
+
+pytest.importorskip("mmseg")
+import zoo  # a tool, which needs mm
+from vitdense.models.table import MODELS
+
+PAGE = zoo.PAGE.read_text()
+RECIPES = {recipe["Name"]: recipe for recipe in zoo.recipes()}
+of_each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe["Name"])
+
+
+def shown_backbone(row):
+    """Its counts on the page."""
+    name, weights = zoo.parts(row)
+    lines = re.findall(rf"^\| {name} \| (.*?) \| \d+ \| (.*) \|$", PAGE, re.M)
+    (counts,) = (rest for names, rest in lines if names == "none" or f"`{weights}`" in names)
+    return counts.split(" | ")
+
+
+def shown_recipe(recipe):
+    """Its counts on the page."""
+    (counts,) = re.findall(rf"^\| `{recipe['Name']}.py` \|.*\| (\S+ M, \S+ G) \| \S+ \|$", PAGE, re.M)
+    return counts
+
+
+def numbers(text):
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
+
+
+def test_tables_are_those_of_the_model_table_and_the_metafile():
+    assert zoo.filled(PAGE, zoo.tables(shown_backbone, shown_recipe)) == PAGE, "run `make zoo`"
+
+
+@pytest.mark.slow
+def test_all_counts():
+    assert zoo.filled(PAGE, zoo.tables(zoo.count_backbone, zoo.count_recipe)) == PAGE, "run `make zoo`"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", ["swin_tiny.ms_in1k", "mvitv2_tiny.fb_in1k", "nat_mini.shi_in1k", "deit_tiny.fb_in1k", "resnet18.tv_in1k"]
+)
+def test_counts_of_a_backbone(name):
+    assert [*map(str, zoo.count_backbone(MODELS[name]))] == shown_backbone(MODELS[name])
+
+
+@pytest.mark.long
+def test_counts_of_a_recipe():
+    recipe = RECIPES["mask_rcnn_swin_t_coco"]
+    assert zoo.count_recipe(recipe) == shown_recipe(recipe)
+
+
+def test_a_page_without_a_table_for_a_heading_is_refused():
+    page = "# Zoo\n\n## Swin\n\nText.\n\n| old |\n|---|\n| 1 |\n\n## NAT\n\nText.\n"
+    assert zoo.filled(page, {"Swin": "| new |\n"}) == "# Zoo\n\n## Swin\n\nText.\n\n| new |\n\n## NAT\n\nText.\n"
+    for heading in ("NAT", "Text", "Swi"):
+        with pytest.raises(ValueError, match=heading):
+            zoo.filled(page, {heading: "| new |\n"})
+
+
+def test_every_recipe_is_in_the_metafile():
+    found = [path for path in CONFIGS if path.stem.rpartition("_")[2] in zoo.SHAPES and path.parent.name != "demo"]
+    assert {path.stem for path in found} == RECIPES.keys()
+    assert {str(path.relative_to(REPO)) for path in found} == {recipe["Config"] for recipe in RECIPES.values()}
+
+
+@of_each_recipe
+def test_docstring_of_a_config_has_the_figures_of_the_page(recipe):
+    text = " ".join(ast.get_docstring(ast.parse((REPO / recipe["Config"]).read_text())).split())
+    assert set(numbers(zoo.result(recipe))) <= set(numbers(text))
+    printed = [recipe.get("Metadata", {}).get(key) for key in ("Parameters", "FLOPs")]
+    for total in re.findall(r"([\d.]+) M,? (?:and )?([\d.]+) G", text):
+        millions, billions = map(float, total)
+        params, macs = numbers(shown_recipe(recipe))
+        counted = millions == pytest.approx(params, abs=0.101) and billions == pytest.approx(macs, rel=1e-3)
+        assert counted or [millions, billions] == printed
+
+
+def test_table_of_the_readme_has_the_figures_of_the_page():
+    (table,) = re.findall(r"^## Recipes\n\n(\|.*?)\n\n", (REPO / "README.md").read_text(), re.M | re.S)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) > 20
+    for configs, published, *totals in rows:
+        for i, name in enumerate(re.findall(r"`(\w+)\.py`", configs)):
+            recipe = RECIPES[name]
+            known = numbers(zoo.result(recipe))
+            assert numbers(published) == known[: len(numbers(published))], name
+            assert ("none" in published) == ("Results" not in recipe or published.startswith("none /")), name
+            printed = recipe.get("Metadata", {})
+            for total, key, counted in zip(totals, ("Parameters", "FLOPs"), numbers(shown_recipe(recipe))):
+                shown = numbers(total.split(", ")[min(i, total.count(", "))])[0]
+                assert ("(" in total) == (key not in printed), name
+                assert shown == printed[key] if key in printed else abs(shown - counted) <= 0.5, name

@@ -1,0 +1,214 @@
+"""Convert checkpoints from one naming scheme to another, without loss."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitdense.checkpoint.detect import LISTED, Match, detect, refuse_omitted, unwrap
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.families import SCHEMES
+from vitdense.checkpoint.family import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
+from vitdense.checkpoint.rename import Rule, Scheme, find_rule, reverse
+from vitdense.files import atomic_write
+from vitdense.layers.bias import log_spaced_offsets, relative_position_index
+from vitdense.layers.lora import merge_lora
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
+# Schemes of whole detectors and segmentors, by the prefix of the backbone. The names of detectron2's heads are only
+# read, by `fit_whole`.
+WHOLE = {
+    "backbone.": ("vitdense", "mmdet", "mmseg", "official", "detectron2"),
+    "backbone.bottom_up.": ("detectron2",),
+    "backbone.net.": ("detectron2",),
+}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A checkpoint in another naming scheme.
+
+    Attributes:
+        match: The checkpoint before.
+        scheme: The new scheme.
+        ours: The backbone with our names.
+        backbone: The backbone with the new names.
+        state: All tensors with the new names, prefixes included.
+        dropped: Buffers, by our names, that files of the new scheme do not contain; models rebuild them.
+        left_out: Tensors of a detector or of a classifier for which the new scheme has no names.
+    """
+
+    match: Match
+    scheme: Scheme
+    ours: dict[str, Tensor]
+    backbone: dict[str, Tensor]
+    state: dict[str, Tensor]
+    dropped: list[str]
+    left_out: list[str]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was a detector or segmentor and still is."""
+        return bool(self.match.rest) and self.match.rest.keys() <= self.state.keys()
+
+    def __str__(self) -> str:
+        names = f"{self.match.scheme.name} -> {self.scheme.name} names"
+        lines = [f"{self.match.family}: {names}, {len(self.state)} tensors"]
+        for what, keys in (("rebuilt buffers", self.dropped), ("other tensors", self.left_out)):
+            if keys:
+                lines.append(f"  {len(keys)} {what} left out: {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}")
+        return "\n".join(lines)
+
+
+def convert(
+    checkpoint: Mapping,
+    to: str,
+    prefix: str | None = None,
+    scheme: str | None = None,
+    windows: Sequence[int] | None = None,
+    pretrained_windows: Sequence[int] | None = None,
+    drop_output_norms: bool = False,
+    drop_classifier: bool = False,
+    merge: bool = False,
+    family: str | None = None,
+) -> Converted:
+    """Rename a checkpoint of any known scheme to another one.
+
+    Parameters and classifier are bit-equal, reordered where the schemes order them differently. Buffers that files of
+    the new scheme contain are copied or computed.
+
+    Args:
+        checkpoint: Content of the file. Not changed.
+        to: Name of the new scheme.
+        prefix, scheme: See `detect`.
+        windows: Sides in tokens, one or one per stage, for the buffers of Swin V2, whose parameters do not show its
+            windows. Not needed if the checkpoint has the buffers.
+        pretrained_windows: The same for pretraining; 0 or None means the window itself.
+        drop_output_norms: Leave out the norms of a dense backbone, for which classifiers have no names.
+        drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and,
+            if it has no tokens, of tokens.
+        merge: Add LoRA's updates to the weights.
+        family: Of the checkpoint, a key of `SCHEMES`; None detects it.
+
+    Raises:
+        CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
+    """
+    refuse_omitted(checkpoint)
+    match = detect(unwrap(checkpoint), (family,) if family else tuple(SCHEMES), prefix, scheme)
+    ours = match.ours()
+    if drop_output_norms:
+        ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
+    has_updates = any(re.fullmatch(LORA, key) for key in ours)
+    if merge and not has_updates:
+        raise CheckpointMismatchError("--merge-lora: the checkpoint has no low-rank updates (keys with .lora.)")
+    if has_updates and not merge and to != "vitdense":
+        raise CheckpointMismatchError(
+            f"{to} names have none for low-rank updates; add them to the weights: --merge-lora"
+        )
+    ours = merge_lora(ours) if merge else ours
+    forms = [row for row in SCHEMES[match.family] if row.name == to]
+    if not forms:
+        names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[match.family]))
+        raise CheckpointMismatchError(f"--to: got {to!r}, expected one of {names} for the {match.family} family")
+
+    def nameless(form: Scheme) -> list[str]:
+        names, rules = form.names_for_rules(ours), reverse(form.rules)
+        return [key for key in ours if not find_rule(names[key], rules)]
+
+    # A form with a marker is for the models that have such keys: other forms come first.
+    target = min(forms, key=lambda form: (len(nameless(form)), bool(form.marker)))
+    absent = nameless(target)
+    has_tokens = find_rule("tokens.cls_token", reverse(target.rules)) is not None
+    optional = "|".join((CLASSIFIER, PRETRAINING) if has_tokens else (CLASSIFIER, PRETRAINING, TOKENS))
+    left_out = [key for key in absent if drop_classifier and re.fullmatch(optional, key)]
+    dropped = [key for key in absent if re.fullmatch(f"{REBUILT}|{PERIODS}", key)]
+    if lost := [key for key in absent if key not in (*left_out, *dropped)]:
+        raise CheckpointMismatchError(
+            f"the {to} scheme of the {match.family} family has no names for {len(lost)} tensors: "
+            f"{', '.join(lost[:LISTED])}; convert to vitdense, or leave out output norms by --drop-output-norms and a "
+            f"classifier by --drop-classifier"
+        )
+    kept = {key: value for key, value in ours.items() if key not in absent}
+    kept |= _buffers(kept, target, windows, pretrained_windows)
+    is_whole = bool(match.rest) and to in WHOLE.get(match.prefix, ())
+    start = match.prefix if is_whole else target.prefix
+    backbone = target.from_ours(kept)
+    if target.marker and not any(re.fullmatch(target.marker, key) for key in backbone):
+        raise CheckpointMismatchError(
+            f"files with {to} names have keys such as {target.marker}, for which the checkpoint has no tensor; convert "
+            f"to vitdense, or convert the authors' file"
+        )
+    state = {start + key: value for key, value in backbone.items()} | (match.rest if is_whole else {})
+    return Converted(match, target, ours, backbone, state, dropped, [*left_out, *(() if is_whole else match.rest)])
+
+
+def _of_stage(values: Sequence[int], stage: int) -> int:
+    if len(values) == 1:
+        return values[0]
+    if stage >= len(values):
+        raise CheckpointMismatchError(f"windows: got {len(values)}, expected one, or one for each stage")
+    return values[stage]
+
+
+def _is_named(key: str, rules: tuple[Rule, ...]) -> bool:
+    """Whether a rule is for this key. One for everything in a module does not say what the module has."""
+    found = find_rule(key, rules)
+    return found is not None and "*" not in found[0].sources[found[1]].text
+
+
+def _buffers(
+    ours: Mapping[str, Tensor], target: Scheme, windows: Sequence[int] | None, pretrained: Sequence[int] | None
+) -> dict[str, Tensor]:
+    """Buffers, by our names, that files of a scheme contain and this checkpoint does not."""
+    made, rules = {}, reverse(target.rules)
+    for key in ours:
+        if not key.endswith(".attn.qkv.weight"):
+            continue
+        bias = key.removesuffix("qkv.weight") + "bias."
+        wanted = [x for x in ("index", "relative_coords_table") if bias + x not in ours and _is_named(bias + x, rules)]
+        if not wanted:
+            continue
+        table = ours.get(bias + "relative_position_bias_table")
+        stage = int(key.split(".")[1])
+        if table is not None:
+            window = tuple((side + 1) // 2 for side in table.shape[:2])
+        elif windows:
+            window = (_of_stage(windows, stage),) * 2
+        else:
+            raise CheckpointMismatchError(
+                f"{target.name} files contain buffers of the window, which the checkpoint does not show: give "
+                f"--window-size 8, or one per stage, and --pretrained-window-size if it differs"
+            )
+        if "index" in wanted:
+            made[bias + "index"] = relative_position_index(window)  # [N, N]
+        if "relative_coords_table" in wanted:
+            side = _of_stage(pretrained or [0], stage)
+            made[bias + "relative_coords_table"] = log_spaced_offsets(window, (side, side) if side else window)
+    return made
+
+
+def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, extra: Mapping | None = None) -> None:
+    """Write tensors to a file, atomically.
+
+    Args:
+        state: Tensors by name.
+        path: Its suffix is one of `SUFFIXES`; ``.safetensors``, or a torch file.
+        wrapper: Entry of a torch file for the tensors; None for the top level.
+        extra: Further entries of a torch file with a wrapper.
+
+    Raises:
+        ValueError: Another suffix.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
+    # Clone views: torch saves the whole storage of a view.
+    state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+    with atomic_write(path) as scratch:
+        if path.suffix == ".safetensors":
+            save_file(state, scratch)
+        else:
+            torch.save({wrapper: state, **(extra or {})} if wrapper else state, scratch)

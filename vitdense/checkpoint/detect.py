@@ -1,0 +1,198 @@
+"""Detect the family and the naming scheme of a checkpoint from its keys."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.families import FAMILIES, SCHEMES
+from vitdense.checkpoint.rename import Scheme, find_rule, new_names
+
+WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
+MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
+# Of whole models: detectron2's two, mm's, SimMIM's, and those of models of images and texts.
+PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
+LISTED = 20  # keys in a message
+OMITTED = "omitted_backbones"  # in `meta` of a checkpoint: names of frozen backbones it is without, weights, SHA-256
+
+
+@dataclass(frozen=True)
+class Match:
+    """The backbone in a checkpoint, read with one naming scheme.
+
+    Attributes:
+        family: A key of `SCHEMES`.
+        scheme: The naming scheme.
+        prefix: Of the backbone's keys in the checkpoint.
+        state: Tensors of the backbone with the scheme's names, without the prefix.
+        rest: The other tensors, with their full names.
+    """
+
+    family: str
+    scheme: Scheme
+    prefix: str
+    state: dict[str, Tensor]
+    rest: dict[str, Tensor]
+
+    def __str__(self) -> str:
+        return f"family={self.family!r} by scheme={self.scheme.name!r} with prefix={self.prefix!r}"
+
+    def ours(self) -> dict[str, Tensor]:
+        """The backbone's tensors with our names; see `Scheme.to_ours`."""
+        return self.scheme.to_ours(self.state)
+
+    def is_complete(self) -> bool:
+        """Whether the scheme knows every key and no marker is missing."""
+        return all(find_rule(key, self.scheme.rules) for key in self.state) and not self.missing_markers()
+
+    def unknown_keys(self) -> list[str]:
+        """Keys that the scheme does not know."""
+        return [key for key in self.state if find_rule(key, self.scheme.rules) is None]
+
+    def missing_markers(self) -> list[str]:
+        """The markers of the scheme and of the family that no key matches. A rule must know every key."""
+        wanted = [(self.scheme.marker, tuple(self.state))] if self.scheme.marker else []
+        if markers := FAMILIES[self.family].markers:
+            ours = tuple(new_names(self.state, self.scheme.rules))
+            wanted += [(marker, ours) for marker in markers]
+        return [marker for marker, keys in wanted if not any(re.fullmatch(marker, key) for key in keys)]
+
+
+def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, without wrappers: entries such as ``state_dict``; in keys, ``module.`` of DDP and
+    what `torch.compile`, FSDP and activation checkpointing add.
+
+    Raises:
+        CheckpointMismatchError: There are no tensors, or two keys become the same.
+    """
+    for wrapper in WRAPPERS:
+        if isinstance(checkpoint.get(wrapper), Mapping):
+            checkpoint = checkpoint[wrapper]
+    tensors = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor) and isinstance(key, str)}
+    if not tensors:
+        raise CheckpointMismatchError(
+            f"no tensors by name in the checkpoint; its keys are {list(checkpoint)[:LISTED]}, expected parameters by "
+            f"name, or one of {', '.join(WRAPPERS)}"
+        )
+    names = re.compile(rf"(^|(?<=\.))({'|'.join(map(re.escape, MODULE_WRAPPERS))})")
+    state = {names.sub("", key): value for key, value in tensors.items()}
+    if all(key.startswith("module.") for key in state):
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    if len(state) < len(tensors):
+        raise CheckpointMismatchError(
+            f"the checkpoint holds the same parameters with and without {' or '.join(MODULE_WRAPPERS)} in their names; "
+            f"save the state_dict() of one model"
+        )
+    return state
+
+
+def refuse_omitted(checkpoint: Mapping) -> None:
+    """Refuse the checkpoint of a run that was saved without its frozen backbones: alone it has none.
+
+    Raises:
+        CheckpointMismatchError: It was.
+    """
+    for name, (weights, _) in checkpoint.get("meta", {}).get(OMITTED, {}).items():
+        raise CheckpointMismatchError(
+            f"the checkpoint was saved without its frozen {name}, which has the weights {weights['checkpoint']}: load "
+            f"those, or the whole model by tools/train.py (load_from), tools/test.py or tools/predict.py"
+        )
+
+
+def readings(
+    state: Mapping[str, Tensor],
+    families: Iterable[str] = tuple(SCHEMES),
+    prefix: str | None = None,
+    scheme: str | None = None,
+) -> list[Match]:
+    """All that a state dict may be. For arguments and errors see `detect`."""
+    fits = [match for match in _matches(state, families, prefix, scheme) if match.is_complete()]
+    # Prefer matches of every key of the file. The others treat some keys as heads and necks.
+    return [match for match in fits if not match.rest] or fits
+
+
+def detect(
+    state: Mapping[str, Tensor],
+    families: Iterable[str] = tuple(SCHEMES),
+    prefix: str | None = None,
+    scheme: str | None = None,
+) -> Match:
+    """Find the backbone in a state dict.
+
+    Args:
+        state: From `unwrap`.
+        families: Families that it may belong to.
+        prefix: Of the backbone's keys, such as ``'backbone.'``; None tries the usual ones.
+        scheme: Name of the naming scheme; None detects it.
+
+    Raises:
+        CheckpointMismatchError: No scheme knows every key, or two do, of two families or renaming them differently.
+    """
+    families = tuple(families)
+    names = dict.fromkeys(row.name for family in families for row in SCHEMES[family])
+    if scheme is not None and scheme not in names:
+        raise CheckpointMismatchError(f"scheme: got {scheme!r}, expected one of {', '.join(names)}")
+    if fits := readings(state, families, prefix, scheme):
+        if len({_reading(match) for match in fits}) > 1:
+            raise CheckpointMismatchError(
+                f"the keys fit several readings: {', '.join(map(str, fits))}; choose one, in a config in "
+                f"init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...), which reads the model's "
+                f"family; of tools/convert.py by --family, --scheme and --prefix"
+            )
+        return fits[0]
+    # With equal shares, `min` takes the first, which is of a requested family.
+    near = [(match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *SCHEMES)), prefix, scheme)]
+    nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
+    if not faults:
+        raise CheckpointMismatchError(
+            f"expected a checkpoint of the {' or '.join(families)} family, got one of {nearest.family} "
+            f"({nearest.scheme.name} names); use the backbone of that family"
+        )
+    raise CheckpointMismatchError(
+        f"not a checkpoint of the {' or '.join(families)} family in a known naming scheme; the nearest scheme is "
+        f"{nearest.scheme.name!r} of {nearest.family}, with prefix={nearest.prefix!r}: {len(faults)} of "
+        f"{len(nearest.state)} keys do not fit: {', '.join(faults[:LISTED])}"
+    )
+
+
+def _matches(
+    state: Mapping[str, Tensor], families: Iterable[str], prefix: str | None, scheme: str | None
+) -> list[Match]:
+    """Every family, scheme and prefix to try."""
+    parts = _parts(state, prefix)
+    return [
+        Match(family, row, start, part, rest)
+        for family in families
+        for row in SCHEMES[family]
+        if scheme in (None, row.name)
+        for start, part, rest in parts
+    ]
+
+
+def _reading(match: Match) -> tuple:
+    """What a match makes of the checkpoint: the family, our names, and how every tensor is transformed."""
+    transforms = (find_rule(key, match.scheme.rules)[0].transform for key in match.state)
+    return match.family, tuple(match.ours()), tuple(transform and transform.forward for transform in transforms)
+
+
+def _faults(match: Match) -> list[str]:
+    return match.unknown_keys() or [f"{marker} (missing)" for marker in match.missing_markers()]
+
+
+def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:
+    """For every possible prefix: the prefix, the tensors with it (prefix removed), and the other tensors."""
+    starts = ("", *PREFIXES)
+    if prefix is not None:
+        starts = (prefix if prefix.endswith(".") or not prefix else f"{prefix}.",)
+    parts = []
+    for start in starts:
+        part = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+        if part:
+            parts.append((start, part, {key: value for key, value in state.items() if not key.startswith(start)}))
+    if not parts:
+        raise CheckpointMismatchError(
+            f"prefix: no key starts with {starts[0]!r}; the first keys are {', '.join(list(state)[:5])}"
+        )
+    return parts

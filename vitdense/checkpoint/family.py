@@ -1,0 +1,152 @@
+"""What the families share: allow-lists, helpers for rename tables, and flat position embeddings."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
+
+# What a checkpoint may have in addition to a backbone: regular expressions of our names.
+CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist|attn_pool)\..+"
+PRETRAINING = r"mask_token|decoder_.+|local_cls_norm\..+"  # masked autoencoding; the local crops of DINOv3
+PERIODS = r"rope\.periods"  # of rotary positions: a formula, which the authors of DINOv3 rounded
+TOKENS = r"tokens\..+"
+# Buffers that the model makes from the window or the image size.
+REBUILT = (
+    r".+\.attn\.bias\.(index|relative_coords_table)|.+\.attn_mask|(rope_win|rope_glb|.+\.attn\.rope)\.freqs_(cos|sin)"
+)
+# No classification checkpoint has output norms; `out_indices` decides which ones a dense model has.
+OUTPUT_NORMS = r"norm\d+\..+"
+LORA = r".+\.lora\..+"  # updates; a pretrained model has none
+# Swin's stem, which Swin V2 and Swin-Mixer have too. An MViT has no norm in it, a NAT two convolutions.
+SWIN_STEM = (r"patch_embed\.proj\.weight", r"patch_embed\.norm\.weight")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How checkpoints of a backbone family look.
+
+    Attributes:
+        schemes: Known naming schemes; the first one is ours.
+        markers: Regular expressions of our names, before the layout of a scheme. Each of them must match a key: what
+            every model of the family has and other families, whose names may look alike, have not.
+        ignored: Regular expressions of our names. A checkpoint of a backbone may have these keys, the model need not.
+        may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
+    """
+
+    schemes: tuple[Scheme, ...]
+    markers: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = (CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT)
+    may_be_missing: tuple[str, ...] = (OUTPUT_NORMS, LORA)
+
+
+def same(*names: str) -> tuple[Rule, ...]:
+    """Rules for keys that have the same name in both schemes."""
+    return tuple(Rule(name, name) for name in names)
+
+
+def prefixed(prefix: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The rules with a prefix before their names."""
+    return tuple(replace(rule, theirs=prefix + rule.theirs) for rule in rules)
+
+
+def read_only(*rules: Rule) -> tuple[Rule, ...]:
+    """The rules for reading only: legacy keys, never written."""
+    return tuple(replace(rule, read_only=True) for rule in rules)
+
+
+def own(*in_block: str, outside: tuple[str, ...] = ("patch_embed.norm.*", "stages.{i}.downsample.*")) -> Scheme:
+    """Our own names for a backbone of stages: those of every family, and these in blocks and outside of blocks."""
+    block = ("norm1.*", "norm2.*", "attn.qkv.*", "attn.proj.*", "mlp.*", *in_block)
+    blocks = (f"stages.{{i}}.blocks.{{j}}.{name}" for name in block)
+    everywhere = ("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "norm.*", "head.*", "mask_token")
+    return Scheme("vitdense", same(*everywhere, *blocks, *outside), wrapper="state_dict")
+
+
+def mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[Scheme, Scheme]:
+    """mmpretrain's classifier, which uses the output norm of the last stage, and its dense backbone."""
+    head = (Rule("backbone.norm3.*", "norm.*"), Rule("head.fc.*", "head.*"))
+    first_releases = read_only(
+        Rule("backbone.norm.*", "norm.*"),
+        Rule("backbone.stages.{i}.blocks.{j}.attn.attn_mask", "stages.{i}.blocks.{j}.attn_mask"),
+    )
+    classifier = (*prefixed("backbone.", trunk), *head, *first_releases)
+    dense = (*trunk, *same("norm{i}.*"))
+    return (
+        Scheme("mmpretrain", classifier, wrapper="state_dict", layout=layout),
+        Scheme("mmpretrain", dense, prefix="backbone.", wrapper="state_dict", layout=layout),
+    )
+
+
+# A patch embedding without a bias. Ours has one: it is zero then.
+NO_BIAS = Transform(
+    lambda weight, *bias: (weight, *(bias or (weight.new_zeros(weight.shape[:1]),))),
+    lambda weight, *bias: (weight, *(x for x in bias if x.any())),
+)
+
+
+def patch_bias_optional(theirs: str) -> Rule:
+    """A patch embedding that may have no bias."""
+    names = tuple((f"{theirs}.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias"))
+    return Rule(*zip(*names), NO_BIAS, optional=(names[1][0],))
+
+
+def square(axis: int, what: str) -> Transform:
+    """Between a flat table of a square grid and ours, which has an axis for the height and one for the width.
+
+    Args:
+        axis: The flat axis, followed by the channels.
+        what: Name of the table, for error messages.
+    """
+
+    def unflatten(x: Tensor) -> Tensor:
+        side = math.isqrt(x.shape[axis]) if x.ndim == axis + 2 else 0
+        if side == 0 or side * side != x.shape[axis]:
+            raise CheckpointMismatchError(
+                f"the {what} has shape {tuple(x.shape)}, expected a square number of rows; vitdense names keep other "
+                f"grids"
+            )
+        return x.unflatten(axis, (side, side))
+
+    def flatten(x: Tensor) -> Tensor:
+        if x.shape[axis] != x.shape[axis + 1]:
+            raise CheckpointMismatchError(
+                f"the {what} of shape {tuple(x.shape)} is not square and cannot be written flat; convert to vitdense"
+            )
+        return x.flatten(axis, axis + 1)
+
+    return Transform(unflatten, flatten)
+
+
+FLAT_POSITION = square(1, "absolute position embedding")  # [1, h * h, C] and [1, h, h, C]
+
+
+def split_position(x: Tensor) -> tuple[Tensor, ...]:
+    """A flat position embedding ``[1, E + h * h, C]`` as the grid and the E rows of the class and distillation token.
+
+    E is 0, 1 or 2: of three successive numbers of rows at most one is a square.
+    """
+    rows = x.shape[1] if x.ndim == 3 else 0
+    extra = next((n for n in (0, 1, 2) if rows > n and math.isqrt(rows - n) ** 2 == rows - n), 0)
+    return FLAT_POSITION.forward(x[:, extra:] if extra else x), *x[:, :extra].split(1, dim=1)[:extra]
+
+
+def join_position(table: Tensor, *of_tokens: Tensor) -> Tensor:
+    """The inverse of `split_position`."""
+    return torch.cat([*of_tokens, FLAT_POSITION.inverse(table)], dim=1)  # [1, E+h*h, C]
+
+
+TOKEN_POSITION = Transform(split_position, join_position)
+
+
+def position(*of_tokens: str) -> Rule:
+    """A flat position embedding. It starts with the rows of these tokens, which may be absent."""
+    return Rule("pos_embed", ("absolute_pos_embed.table", *of_tokens), TOKEN_POSITION, optional=of_tokens)
+
+
+CLASS_POSITION = position("tokens.cls_position")
+CLASS_TOKEN = Rule("cls_token", "tokens.cls_token")
+PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")

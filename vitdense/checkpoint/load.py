@@ -1,0 +1,480 @@
+"""Load exactly or raise: read, detect the scheme, rename, resize, check, and only then change the model."""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitdense.checkpoint.detect import OMITTED, Match, detect, refuse_omitted, unwrap
+from vitdense.checkpoint.detectron2 import DETECTOR
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.families import FAMILIES
+from vitdense.checkpoint.family import CLASSIFIER, REBUILT, TOKENS
+from vitdense.checkpoint.fresh import fresh_pattern
+from vitdense.checkpoint.read import read
+from vitdense.checkpoint.rename import rename
+from vitdense.layers.bias import window_of_offsets
+from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position, resize_window_linear
+
+NAMED = 10  # tensors in a message
+
+
+@dataclass
+class LoadReport:
+    """What happened to every tensor.
+
+    Attributes:
+        source: File or address.
+        scheme: Naming scheme of the backbone in it.
+        loaded: Names of the model's tensors that were loaded.
+        resized: Of these, the resized ones: old and new shape.
+        ignored: Tensors of the checkpoint that were ignored (allow-listed), by our names.
+        kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
+        share: Elements loaded / elements of the model's state dict.
+        channels: How the stem was changed for images of other channels; empty if it was not.
+        classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
+    """
+
+    source: str
+    scheme: str
+    loaded: list[str] = field(default_factory=list)
+    resized: dict[str, tuple[tuple, tuple]] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    kept_at_init: list[str] = field(default_factory=list)
+    share: float = 0.0
+    channels: str = ""
+    classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def count(self, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Fill in what is loaded of the model's tensors."""
+        self.loaded = [key for key in targets if key in state]
+        self.kept_at_init = [key for key in targets if key not in state]
+        self.share = sum(targets[key].numel() for key in self.loaded) / sum(x.numel() for x in targets.values())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
+            f"{len(self.ignored)} ignored, {len(self.kept_at_init)} kept at initialisation; "
+            f"{100 * self.share:.2f} % of the parameters loaded{self.channels and f'; {self.channels}'}"
+        )
+
+    def details(self) -> str:
+        """The line and, below it, what happened to every tensor."""
+        resized = [f"{key}: {list(old)} -> {list(new)}" for key, (old, new) in self.resized.items()]
+        kept = self.kept_at_init
+        lists = {"resized": resized, "ignored": self.ignored, "kept at initialisation": kept, "loaded": self.loaded}
+        return "\n".join([str(self), *(f"  {what} {line}" for what, lines in lists.items() for line in lines)])
+
+
+def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
+    """A tensor of the checkpoint, resized to that of the model if it is a position table of another resolution.
+
+    `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
+    """
+    if not value.numel() or not _same_kind(value, target):
+        return value
+    if ".spatial_mlp." in key and value.ndim == target.ndim:
+        return resize_window_linear(value, tuple(target.shape[1:3]), rule)
+    if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
+        return value
+    if key.endswith(".relative_position_bias_table"):
+        return resize_bias_table(value, tuple((side + 1) // 2 for side in target.shape[:2]), rule)
+    if "absolute_pos_embed." in key:  # a grid, or the rows or columns of one
+        return resize_grid(value, tuple(target.shape[1:3]), rule)
+    if key.endswith((".bias.rel_pos_h", ".bias.rel_pos_w")):
+        return resize_relative_position(value, target.shape[0])
+    return value
+
+
+def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) -> Tensor:
+    """The weight of a stem's convolution, ``[D, F, h, w]``, for images of `number` channels C: ``[D, C, h, w]``.
+
+    Args:
+        weight: Of the file, for F channels, mostly R, G and B.
+        channels: ``'mean'``: ``new[:, c] = weight.sum(1) / C``, which keeps the sum over all channels. ``'repeat'``:
+            ``new[:, c] = weight[:, c % F] * F / C``. A list, one entry for each channel: ``new[:, c] = weight[:,
+            channels[c]]``.
+        number: C.
+
+    Raises:
+        ValueError: `channels` is something else, or a list of another length or with channels that the file lacks.
+    """
+    given = weight.shape[1]
+    if channels == "mean":
+        return weight.float().sum(1, keepdim=True).expand(-1, number, -1, -1) / number  # [D, C, h, w]
+    if channels == "repeat":
+        return weight.float()[:, [c % given for c in range(number)]] * (given / number)  # [D, C, h, w]
+    is_list = isinstance(channels, (list, tuple)) and len(channels) == number
+    if not is_list or not all(c in range(given) for c in channels):
+        raise ValueError(
+            f"channels: got {channels!r}, expected 'mean', 'repeat', or for each of the {number} channels of the model "
+            f"one of the file, 0 to {given - 1}"
+        )
+    return weight[:, list(channels)]  # [D, C, h, w]
+
+
+def _stem_weight(model: nn.Module) -> str:
+    """Name of the weight that meets the image: of the first convolution of the stem."""
+    stem = next(part for module in model.stem_modules() for part in module.modules() if isinstance(part, nn.Conv2d))
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is stem)
+
+
+def match_exactly(
+    targets: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    fresh: Sequence[str] = (),
+    advise: Callable[[set[str], set[str]], str] = lambda refused, excused: "",
+) -> dict[str, Tensor]:
+    """The tensors of a state dict that fill a model with the same names.
+
+    Args:
+        targets: The model's state dict.
+        state: Of the checkpoint.
+        fresh: Regular expressions of names that are left out, whether they would fit or not.
+        advise: What to do, for the error message, from the names of the mismatches that are refused and excused.
+
+    Raises:
+        CheckpointMismatchError: Any other key is missing or unexpected, or has another size or dtype, or NaN or
+            infinity; they are counted, and some are listed.
+    """
+    both = [key for key in state if key in targets]
+    mismatches = {
+        "missing keys": [key for key in targets if key not in state],
+        "unexpected keys": [key for key in state if key not in targets],
+        "size mismatch": [key for key in both if targets[key].shape != state[key].shape],
+        "dtype mismatch": [key for key in both if not _same_kind(targets[key], state[key])],
+        "NaN or infinity": [
+            key
+            for key in both
+            if _same_kind(targets[key], state[key]) and not _is_finite(state[key].to(targets[key].dtype))
+        ],
+    }
+    found = {key for keys in mismatches.values() for key in keys}
+    left_out = {key for key in (*targets, *state) if any(re.fullmatch(p, key) for p in fresh)}
+    if refused := found - left_out:
+        kinds = {what: [key for key in keys if key in refused] for what, keys in mismatches.items()}
+        kinds = {what: keys for what, keys in kinds.items() if keys}
+        sizes = {key: f" {tuple(state[key].shape)}, expected {tuple(targets[key].shape)}" for key in both}
+        named = NAMED // len(kinds)  # of each kind
+        listed = "; ".join(
+            f"{what} ({len(keys)}): "
+            + ", ".join(key + sizes[key] if what == "size mismatch" else key for key in keys[:named])
+            + (", ..." if len(keys) > named else "")
+            for what, keys in kinds.items()
+        )
+        advice = advise(refused, found & left_out)
+        if any(".lora." in key for key in refused):
+            advice = (
+                "Keys with .lora. are low-rank updates: for a model with finetune='lora' and a file without them, "
+                "tools/train.py --fresh '.+\\.lora\\..+'; for the contrary, tools/convert.py --merge-lora. "
+            )
+        raise CheckpointMismatchError(f"the checkpoint does not fit the model exactly. {advice}{listed}")
+    return {key: value for key, value in state.items() if key not in left_out}
+
+
+def _is_real(x: Tensor) -> bool:
+    return x.dtype.is_floating_point
+
+
+def _same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether both hold real numbers, or complex ones, truth values or integers."""
+    kinds = [(_is_real(x), x.is_complex(), x.dtype == torch.bool) for x in (a, b)]
+    return kinds[0] == kinds[1]
+
+
+def _is_finite(x: Tensor) -> bool:
+    if not _is_real(x) or x.numel() == 0:
+        return True
+    low, high = x.aminmax()  # one pass, nothing allocated
+    return math.isfinite(low.item() + high.item())
+
+
+def _transfer(
+    match: Match, model: nn.Module, report: LoadReport, rule: str = "bicubic", is_whole: bool = False
+) -> dict[str, Tensor]:
+    """The backbone of a checkpoint with our names, at the model's resolution, without what may be ignored.
+
+    What is resized and ignored is added to the report. For `is_whole` see `_ignored`.
+    """
+    renamed, targets = match.ours(), model.state_dict()
+    _check_pretraining_windows(model, renamed)
+    _check_rotary_windows(model, renamed)
+    ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
+    state = {}
+    for key, value in renamed.items():
+        if key in targets:
+            state[key] = fit(key, value, targets[key], rule)
+            if state[key].shape != value.shape:
+                if key == "absolute_pos_embed.table":
+                    _check_position_rule(model, value, rule)
+                report.resized[key] = tuple(value.shape), tuple(state[key].shape)
+        elif ignored.fullmatch(key):
+            report.ignored.append(key)
+            if re.fullmatch(CLASSIFIER, key):
+                report.classifier[key] = value
+        else:
+            state[key] = value
+    return state
+
+
+def _ignored(
+    family: str, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], is_whole: bool
+) -> tuple[str, ...]:
+    """Regular expressions of the keys of a checkpoint that may be ignored.
+
+    A backbone without tokens may start from a model that was pretrained with them. A model with tokens needs exactly
+    those of the checkpoint, otherwise its features are different. The checkpoint of a whole model (`is_whole`) has
+    little that the model does not need.
+    """
+    has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
+    if not is_whole:
+        return FAMILIES[family].ignored if has_tokens else (*FAMILIES[family].ignored, TOKENS)
+    # detectron2's ViTDet and ViT-Adapter keep the position of a class token that they do not have.
+    is_unused = not has_tokens and "tokens.cls_token" not in renamed
+    return (REBUILT, r"(trunk\.)?tokens\.cls_position") if is_unused else (REBUILT,)
+
+
+def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
+    """Swin V2's parameters fit any window. If the checkpoint has window coordinates, they must equal the model's."""
+    buffers = dict(model.named_buffers())
+    for key, table in renamed.items():
+        # Of blocks that the model does not have there are other keys, which are refused with all that do not fit.
+        if not key.endswith(".relative_coords_table") or key not in buffers:
+            continue
+        if not _are_offsets(table):
+            raise CheckpointMismatchError(
+                f"{key}: got {list(table.shape)}, {table.dtype}, expected [1, 2 h - 1, 2 w - 1, 2], offsets in windows "
+                f"of h x w tokens"
+            )
+        theirs, ours = window_of_offsets(table), window_of_offsets(buffers[key])
+        if table.shape[1] > 1 and theirs != ours:
+            raise CheckpointMismatchError(
+                f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
+                f"the model expects {ours[0]}x{ours[1]}: set pretrained_window_sizes, one for each stage, such as "
+                f"(16, 16, 16, 8)"
+            )
+
+
+def _are_offsets(table: Tensor) -> bool:
+    """Whether a table may be one of `log_spaced_offsets`: the last offset of an axis of several tokens is above 0."""
+    if table.ndim != 4 or not _is_real(table) or not table.numel() or table.shape[-1] != 2:
+        return False
+    farthest = table[0, -1, -1].tolist()
+    return all(side == 1 or 0 < far < math.inf for side, far in zip(table.shape[1:3], farthest))
+
+
+def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
+    """EVA-02's parameters fit any window. Files of its detectors have a table of angles for the tokens of every block,
+    which tells windows and global blocks."""
+    tables = {key: x for key, x in renamed.items() if key.endswith(".freqs_cos")}
+    if wrong := [f"{key} {list(x.shape)}" for key, x in tables.items() if x.ndim != 2]:
+        raise CheckpointMismatchError(f"{', '.join(wrong)}: expected [tokens, channels of a head]")
+    whole = len(tables.get("rope_glb.freqs_cos", ()))
+    for name, block in model.named_modules():
+        table = tables.get(f"{name}.attn.rope.freqs_cos")
+        if table is not None and len(table) != (math.prod(block.spec.window) if block.spec.window else whole):
+            has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
+            raise CheckpointMismatchError(
+                f"the checkpoint has {has} in {name}, the model {block.spec.window or 'no windows'}: set window_size "
+                f"and global_indices as it was trained"
+            )
+
+
+def _check_position_rule(model: nn.Module, table: Tensor, rule: str) -> None:
+    """A model with a rule of its own, as DINOv2, resizes the table of its pretraining, not one that was resized."""
+    own = getattr(model.arch, "position_rule", rule)
+    if rule == "bicubic" != own:
+        size = tuple(side * model.arch.patch_size for side in table.shape[1:3])
+        raise CheckpointMismatchError(
+            f"the checkpoint has positions of images of another size, and the model's position_rule is {own!r}, which "
+            f"resizes them to every map: set pretrain_img_size={size}"
+        )
+
+
+def load_pretrained(
+    model: nn.Module,
+    checkpoint: str | Path | Mapping,
+    prefix: str | None = None,
+    scheme: str | None = None,
+    resize: str = "bicubic",
+    sha256: str | None = None,
+    allow_pickle: bool = False,
+    allow: Sequence | None = None,
+    keep_classifier: bool = False,
+    map_location: Any = "cpu",
+    channels: str | Sequence[int] | None = None,
+) -> LoadReport:
+    """Fill a backbone exactly from a checkpoint of any known naming scheme.
+
+    Args:
+        model: Its `family` is a key of `vitdense.checkpoint.families.SCHEMES`. Changed only if everything fits.
+        checkpoint: A path, an address, a name of the model table, or the content of such a file.
+        prefix, scheme: See `detect`.
+        resize: Rule for bias tables and absolute positions of another resolution; see `vitdense.layers.resize`.
+        sha256, allow_pickle, allow, map_location: See `read`.
+        keep_classifier: Keep the ignored tensors of the classifier in the report.
+        channels: How the stem gets weights for the channels of the model's images, which are not those of the file; see
+            `with_channels`. None refuses another number of channels.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file.
+        CheckpointMismatchError: A key is unknown, missing or unexpected, or has another size or dtype, or NaN or
+            infinity; or the windows of pretraining are not the model's.
+        ValueError: See `with_channels`.
+    """
+    if isinstance(checkpoint, Mapping):
+        source = "state dict"
+    else:
+        source = str(checkpoint)
+        checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
+    refuse_omitted(checkpoint)
+    match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
+    for name, theirs in checkpoint.get("parts_in_timm", {}).items():
+        if (ours := getattr(model.arch, name)) != theirs:
+            raise CheckpointMismatchError(
+                f"{source} was trained with {name}={theirs!r}, which its parameters do not show, the model has "
+                f"{ours!r}: choose another arch, or set it in a dict of sizes"
+            )
+    report, targets = LoadReport(source, match.scheme.name), model.state_dict()
+    state = _transfer(match, model, report, resize)
+    if not keep_classifier:
+        report.classifier.clear()
+    given = (*state, *report.ignored)
+    # All keys of a pattern may be missing, but not some of them.
+    patterns = FAMILIES[model.family].may_be_missing
+    missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
+    advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
+    stem = _stem_weight(model)
+    if stem in state and state[stem].ndim == 4 and _same_kind(state[stem], targets[stem]):
+        theirs, ours = state[stem].shape[1], targets[stem].shape[1]
+        if channels is not None:
+            state[stem] = with_channels(state[stem], channels, ours)
+            report.channels = f"{stem}: {theirs} -> {ours} input channels by channels={channels!r}"
+        elif theirs != ours:
+            advice += (
+                f"Its images have {theirs} channels, those of the model {ours}: say how the stem gets its weights by "
+                f"channels='mean', 'repeat' or a list, in init_cfg or as an argument of load_pretrained. "
+            )
+    state = match_exactly(targets, state, missing, lambda *names: advice)
+    report.count(targets, state)
+    model.load_state_dict({**targets, **state}, strict=True)
+    return report
+
+
+def fit_whole(
+    model: nn.Module, checkpoint: Mapping, fresh: Sequence[str] = (), source: str = "state dict"
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """The tensors of a checkpoint that fill a whole detector or segmentor.
+
+    Backbones of this project may have any known naming scheme. The rest must have the model's names, as mmdet's and
+    mmseg's own checkpoints do, or, around a ViT with a simple feature pyramid, those of detectron2.
+
+    Args:
+        model: The detector or segmentor. Not changed, but for frozen backbones that were left out of the checkpoint:
+            their weights are loaded again from where it says.
+        checkpoint: Content of the file.
+        fresh: See `match_exactly`.
+        source: Origin of the checkpoint, for the report.
+
+    Raises:
+        CheckpointMismatchError: The checkpoint does not fit exactly.
+        CheckpointNotFoundError: It was saved without a frozen backbone, whose weights are not there.
+    """
+    state = unwrap(checkpoint) | _omitted_backbones(model, checkpoint, source)
+    if any(key.startswith("backbone.simfp_") for key in state):
+        state = rename(state, DETECTOR)
+    targets = model.state_dict()
+    report = LoadReport(source, "own")
+    backbones = ["backbone."]
+    for name, module in model.named_modules():
+        start = f"{name}." if name else ""
+        is_inner = start.startswith(tuple(backbones[1:]))  # the trunk of a ViT-Adapter
+        if not hasattr(module, "family") or is_inner or not any(key.startswith(start) for key in state):
+            continue
+        backbones.append(start)
+        match = detect(state, (module.family,), prefix=start)
+        report.scheme = match.scheme.name
+        part = LoadReport(source, report.scheme)
+        ours = _transfer(match, module, part, is_whole=True)
+        state = {**match.rest, **{start + key: value for key, value in ours.items()}}
+        report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
+        report.ignored += [start + key for key in part.ignored]
+
+    def advise(refused: set[str], excused: set[str]) -> str:
+        if any(key.startswith(tuple(backbones)) for key in refused):
+            return f"The backbone of {source} has another arch or other options: give the config it was trained with. "
+        pattern = fresh_pattern(refused | excused, (targets.keys() | state.keys()) - refused - excused)
+        if pattern is None:
+            return f"Give the config that {source} was trained with. "
+        return (
+            f"To train these parts anew, for other classes: tools/train.py --fresh '{pattern}' (in a config: "
+            f"default_hooks=dict(exact_load=dict(fresh=[r'{pattern}']))). Otherwise, give the config that {source} was "
+            f"trained with. "
+        )
+
+    for pattern in fresh:
+        if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
+            raise ValueError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
+    state = match_exactly(targets, state, fresh, advise)
+    report.count(targets, state)
+    return state, report
+
+
+def fingerprint(backbone: nn.Module, report: LoadReport) -> str:
+    """SHA-256 of what a backbone has from a file, but for resized tensors, which machines round differently."""
+    digest, state = hashlib.sha256(), backbone.state_dict()
+    for key in sorted(set(report.loaded) - set(report.resized)):
+        value = state[key].cpu().contiguous()
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _omitted_backbones(model: nn.Module, checkpoint: Mapping, source: str) -> dict[str, Tensor]:
+    """The frozen backbones that a checkpoint was saved without, loaded again into the model."""
+    state: dict[str, Tensor] = {}
+    modules = dict(model.named_modules())
+    for name, (weights, sha256) in checkpoint.get("meta", {}).get(OMITTED, {}).items():
+        where = f"{source} was saved without its frozen {name}"
+        if name not in modules:
+            raise CheckpointMismatchError(
+                f"{where}, which the model does not have: give the config it was trained with"
+            )
+        try:
+            report = load_pretrained(modules[name], **weights)
+        except CheckpointNotFoundError as error:
+            raise CheckpointNotFoundError(f"{where}, whose weights are missing: {error}") from error
+        if fingerprint(modules[name], report) != sha256:
+            raise CheckpointMismatchError(f"{where}, and {weights['checkpoint']} has other weights than it had then")
+        state |= {f"{name}.{key}": value for key, value in modules[name].state_dict().items()}
+    return state
+
+
+def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
+    """Rename the backbone in a state dict to our names, in place, if it has those of another project.
+
+    Args:
+        model: The backbone; not changed.
+        state: State dict to load; it may have keys of other modules.
+        prefix: Of the backbone's keys.
+
+    Raises:
+        CheckpointMismatchError: The backbone's keys are neither ours nor those of a known scheme.
+    """
+    targets = model.state_dict()
+    part = {key: value for key, value in state.items() if key.startswith(prefix)}
+    if all(key.removeprefix(prefix) in targets for key in part):
+        return
+    match = detect(part, (model.family,), prefix)
+    if match.scheme.name == "vitdense":
+        return
+    ours = _transfer(match, model, LoadReport("state dict", match.scheme.name), is_whole=True)
+    for key in part:
+        del state[key]
+    state.update({prefix + key: value for key, value in ours.items()})

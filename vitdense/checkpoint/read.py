@@ -1,0 +1,349 @@
+"""Find, download and read checkpoints: local files, URLs, hubs, and names of the model table."""
+
+import hashlib
+import http.client
+import logging
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.formats import one_line, place, read_file
+from vitdense.files import atomic_write
+from vitdense.models.table import find_model, gated_row, near_names, ungated_twin
+
+logger = logging.getLogger(__name__)
+
+# Hosts that no longer exist, and mirrors with the same paths. OpenMMLab's host expired in 2026.
+MIRRORS = {"download.openmmlab.com": "mmassets.onedl.ai"}
+ADDRESSES = ("https://", "http://", "hf://owner/repo/file", "timm://model", "torchvision://model")
+
+
+class LogHistory:
+    """Replaces mmengine's log buffers in a checkpoint. Their content is not kept, because weights do not need it."""
+
+    def __setstate__(self, state: dict) -> None:
+        pass
+
+
+def _log_statistic(owner: type, name: str) -> str:
+    """Replaces `getattr` in a checkpoint. mmengine's log buffers refer to their own methods by it; nothing else may."""
+    if owner is not LogHistory:
+        raise pickle.UnpicklingError(f"the checkpoint asks for getattr({owner!r}, {name!r}), which is code")
+    return name
+
+
+# What mmengine's runner saves in addition to tensors and numbers, for `torch.serialization.safe_globals`.
+MMENGINE_GLOBALS = (
+    (LogHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
+    (_log_statistic, "builtins.getattr"),
+)
+
+
+def read(
+    checkpoint: str | Path,
+    allow: Sequence | None = None,
+    sha256: str | None = None,
+    allow_pickle: bool = False,
+    map_location: Any = "cpu",
+) -> dict:
+    """Read a checkpoint, without running code from it unless `allow_pickle`.
+
+    Args:
+        checkpoint: Path of a torch file, a ``.safetensors`` file, or a plain pickle of numpy arrays (detectron2's
+            ``.pkl``); an address, see `ADDRESSES`; or a name of `vitdense.models.table`. ``hf://owner/repo@revision/file``
+            takes a branch, tag or commit, ``torchvision://model.weights`` the name of certain weights. Downloads are
+            cached by address. A digest in the name of a downloaded file is checked.
+        allow: What a torch file may hold in addition to tensors, numbers and numpy arrays, as for
+            `torch.serialization.safe_globals`; None for `MMENGINE_GLOBALS`, which drop the log history.
+        sha256: SHA-256 digest of the file, or its first 8 or more hex digits.
+        allow_pickle: Run the code that a pickle asks for. Only for files whose author you trust.
+        map_location: As for `torch.load`; other kinds of files take a device only.
+
+    Returns:
+        Content of the file; arrays as tensors. Of timm's models ``state_dict`` and `parts_in_timm`.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file, model or name, or it cannot be reached.
+        CheckpointMismatchError: It is not a checkpoint, is damaged, has another digest, would run code, or is a ViT
+            of timm that computes something else than ours.
+        ValueError: `sha256` is no such digest.
+    """
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", sha256):
+        raise ValueError(f"sha256: got {sha256!r}, expected 8 to 64 hex digits, the start of what `sha256sum` prints")
+    name = str(checkpoint)
+    row = None if Path(name).expanduser().is_file() else find_model(name)
+    if row is not None:
+        if row.weights is None:
+            raise CheckpointNotFoundError(f"checkpoint {name}: this model has no published weights; give a file")
+        name, sha256 = row.weights, sha256 or row.sha256
+    load = partial(read_file, allow=MMENGINE_GLOBALS if allow is None else allow, allow_pickle=allow_pickle)
+    if name.startswith("timm://"):
+        state, built = read_timm(name.removeprefix("timm://"), sha256, load)
+        return {"state_dict": place(state, map_location), "parts_in_timm": parts_in_timm(built)}
+    return fetch(name, sha256, partial(load, map_location=map_location))
+
+
+def read_timm(
+    model: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file
+) -> tuple[dict[str, Tensor], nn.Module]:
+    """Pretrained weights of a timm model, with the names of the installed timm, and that model on the meta
+    device. For the other arguments and errors see `read`."""
+    return _renamed_by_timm(model, fetch(timm_address(model), sha256, load))
+
+
+def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
+    """Content of the file at a path or address, by `load`. For the other arguments and errors see `read`."""
+    scheme = checkpoint.partition("://")[0] if "://" in checkpoint else ""
+    if scheme == "torchvision":
+        return download(_torchvision_address(checkpoint), sha256, load)
+    if scheme in ("http", "https"):
+        return download(checkpoint, sha256, load)
+    if scheme not in ("", "hf"):
+        raise CheckpointNotFoundError(
+            f"checkpoint {checkpoint}: got {scheme}://, expected one of {', '.join(ADDRESSES)}"
+        )
+    path = _hub_file(checkpoint) if scheme else _local_file(checkpoint)
+    _check_digest(path, sha256, str(path))
+    return load(path)
+
+
+def download(address: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
+    """Content of the file at a web address, which is kept in torch's cache of checkpoints.
+
+    A file is kept only if it has the right digest and can be read: a connection may end early without an error. See
+    `fetch`.
+    """
+    parts = urlsplit(address)
+    source = parts._replace(netloc=MIRRORS.get(parts.netloc, parts.netloc)).geturl()
+    name = Path(unquote(parts.path)).name or "checkpoint"
+    # The folder depends on the whole URL: many files are called model.pth.
+    folder = hashlib.sha256(source.encode()).hexdigest()[:16]
+    path = Path(torch.hub.get_dir()) / "checkpoints" / folder / name
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{path}.lock"):  # one process of a node downloads; the others wait for its file
+                if not path.is_file():
+                    return _download(source, address, path, sha256 or digest_in_name(name), load)
+        except CheckpointMismatchError as error:
+            raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise CheckpointNotFoundError(
+                f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); "
+                f"{_advice_if_refused(error, source)}give the path of a file, or train from scratch with --cfg-options "
+                f"model.backbone.init_cfg=None"
+            ) from error
+    _check_digest(path, sha256, str(path))
+    return load(path)
+
+
+def _download(source: str, address: str, path: Path, sha256: str | None, load: Callable[[Path], dict]) -> dict:
+    """Content of the file at `source`, kept at `path` once it is read."""
+    if source != address:
+        logger.warning("the host of %s is gone: downloading %s instead", address, source)
+    with atomic_write(path) as scratch:
+        torch.hub.download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
+        _check_digest(scratch, sha256, source)
+        return load(scratch)
+
+
+def digest_in_name(name: str) -> str | None:
+    """The start of the SHA-256 digest in a file name of torch hub or OpenMMLab (``swin_t-704ceda3.pth``), or None."""
+    match = re.search(r"-(?=\d*[a-f])([0-9a-f]{8,64})\.[^-]+$", name)  # digits alone may be a date
+    return match[1] if match else None
+
+
+def _check_digest(path: Path, expected: str | None, what: str) -> None:
+    if expected is None:
+        return
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if not (got := digest.hexdigest()).startswith(expected.lower()):
+        raise CheckpointMismatchError(
+            f"the SHA-256 digest of {what} begins with {got[: len(expected)]}, expected {expected.lower()}; "
+            f"download the file again, or correct sha256"
+        )
+
+
+def _local_file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    near = near_names(name)
+    hint = f" (did you mean {', '.join(near)}?)" if near else ""
+    raise CheckpointNotFoundError(
+        f"checkpoint {path} is neither a file nor a name of vitdense.list_models(){hint}; give a path, a name or an "
+        f"address ({', '.join(ADDRESSES)}), or do without: pretrained=False, in a config init_cfg=None"
+    )
+
+
+def _hub_file(address: str) -> Path:
+    match = re.fullmatch(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", address)
+    if not match:
+        raise CheckpointNotFoundError(
+            f"checkpoint {address}: expected hf://owner/repo/path/in/repo or hf://owner/repo@revision/path/in/repo"
+        )
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    repo, revision, name = match.groups()
+    # HTTPError is the base class of whatever HTTP library the installed version uses.
+    try:
+        # Without a network, hf_hub_download reads the cache only after half a minute of retries.
+        cached = try_to_load_from_cache(repo, name, revision=revision)
+        return Path(cached if isinstance(cached, str) else hf_hub_download(repo, name, revision=revision))
+    except (OSError, HTTPError, HFValidationError) as error:
+        cause = error.__cause__ or error
+        raise CheckpointNotFoundError(
+            f"checkpoint {address} cannot be downloaded from the Hugging Face hub ({type(error).__name__}: "
+            f"{one_line(cause)}); {_advice_if_refused(cause, address)}check the name, the network and HF_HUB_OFFLINE, "
+            f"HF_ENDPOINT and HF_TOKEN, or give the path of a file, from "
+            f"https://huggingface.co/{repo}/resolve/{revision or 'main'}/{name}"
+        ) from error
+
+
+def _advice_if_refused(error: BaseException, address: str) -> str:
+    """After HTTP 401 or 403: where to ask for a file, how to give a token, and what needs neither; otherwise empty."""
+    status = getattr(error, "code", getattr(getattr(error, "response", None), "status_code", None))
+    if status not in (401, 403):
+        return ""
+    row, hub = gated_row(address), re.match(r"(?:hf://|https://huggingface\.co/)([^/@]+/[^/@]+)", address)
+    pages = [*([f"https://huggingface.co/{hub[1]}"] if hub else []), *([row.gate] if row else [])]
+    advice = f"HTTP {status}: the file needs the consent of its owner, or does not exist; "
+    if pages:
+        advice += f"ask for access on {' or '.join(pages)}; "
+    if hub:
+        advice += (
+            f"give the token of your account by `hf auth login` or HF_TOKEN, and the address as hf://{hub[1]}/...; "
+        )
+    if twin := row and ungated_twin(row):
+        advice += f"or take {twin.name}, which has the same architecture and no gate; "
+    return advice
+
+
+def timm_address(model: str) -> str:
+    """Address of the pretrained weights of a timm model."""
+    import timm
+
+    source = timm.get_pretrained_cfg(model) if timm.is_model_pretrained(model) else None
+    if source is None or not (source.hf_hub_id or source.url):
+        raise CheckpointNotFoundError(
+            f"checkpoint timm://{model}: timm {timm.__version__} has no pretrained model of this name; "
+            f"timm.list_models(pretrained=True) lists them"
+        )
+    return (
+        f"hf://{source.hf_hub_id}/{source.hf_hub_filename or 'model.safetensors'}" if source.hf_hub_id else source.url
+    )
+
+
+def _torchvision_address(address: str) -> str:
+    from torchvision import models
+
+    name, _, version = address.removeprefix("torchvision://").partition(".")
+    try:
+        return models.get_model_weights(name)[version.upper() or "DEFAULT"].url
+    except (ValueError, KeyError) as error:
+        raise CheckpointNotFoundError(
+            f"checkpoint {address}: torchvision has no such weights ({one_line(error)}); "
+            f"torchvision.models.get_model_weights(model) lists them"
+        ) from error
+
+
+class _Given(TorchFunctionMode):
+    """Remembers what is copied into tensors of the meta device, without memory: both, by the first's id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is Tensor.copy_ and args[0].is_meta:
+            self.to[id(args[0])] = args[:2]
+            return args[0]
+        if func is Tensor.__deepcopy__ and not args[0].is_meta:
+            return args[0]  # timm copies the file with the config that it is in
+        return func(*args, **(kwargs or {}))
+
+
+def _renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tensor], nn.Module]:
+    """These weights with the names of the installed timm, and its model on the meta device.
+
+    Files of older models have older names, and timm renames only while it builds the model. What it makes up for a file
+    that lacks it, such as the counter of a batch norm, is made there too and has no values: it is left out.
+    """
+    import timm
+
+    try:
+        with warnings.catch_warnings(), torch.device("meta"), _Given() as given:
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
+            overlay = {"state_dict": state}
+            built = timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointMismatchError(
+            f"the file of timm://{model} does not fit that model in timm {timm.__version__} "
+            f"({' '.join(str(error).split())}); update timm, or remove the file from the hub's cache"
+        ) from error
+    found = {name: given.to.get(id(t), (t, t))[1] for name, t in built.state_dict(keep_vars=True).items()}
+    return {name: t for name, t in found.items() if not t.is_meta}, built
+
+
+# What timm's models have, and our name. Of rotary positions the class, base, halves, order and offset of the axes, and
+# the map of pretraining.
+ROPES_IN_TIMM = {
+    ("RotaryEmbeddingDinoV3", 100, True, "ij", 0, None): "dinov3",
+    ("RotaryEmbeddingCat", 10000, False, "ij", 0, (16, 16)): "eva02",
+    ("RotaryEmbeddingCat", 10000, False, "xy", 1, (32, 32)): "pe",
+    ("RotaryEmbeddingCat", 10000, False, "xy", 0, (32, 32)): "pe",  # without a class token
+}
+ACTIVATIONS_IN_TIMM = {
+    "GELU(approximate='none')": "mlp",
+    "GELU(approximate='tanh')": "mlp_tanh",
+    "GELUTanh()": "mlp_tanh",
+}
+
+
+def parts_in_timm(model: nn.Module) -> dict[str, Any]:
+    """What the parameters of a plain ViT of timm do not show, as fields of `ViTArch`; empty for other models.
+
+    Raises:
+        CheckpointMismatchError: It has parts that fit ours, and compute something else.
+    """
+    from timm.layers import GluMlp
+    from timm.models.eva import Eva, EvaBlock
+    from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
+
+    if not isinstance(model, (VisionTransformer, Eva)):
+        return {}
+    modules = [module for block in model.blocks for module in block.modules()]
+    mlps = [module for module in modules if hasattr(module, "fc1") and not isinstance(module, GluMlp)]
+    rope = getattr(model, "rope", None)
+    names = ("temperature", "rotate_half", "grid_indexing", "grid_offset", "ref_feat_shape")
+    of_rope = (type(rope).__name__, *(getattr(rope, name, None) for name in names))
+    parts = {
+        "norm_eps": {module.eps for module in modules if isinstance(module, nn.LayerNorm)},
+        "rope": {rope and ROPES_IN_TIMM.get(of_rope, of_rope)},
+        "ffn": {ACTIVATIONS_IN_TIMM.get(str(mlp.act), (str(mlp.act),)) for mlp in mlps},
+    }
+    unknown = [part for values in parts.values() for part in values if isinstance(part, tuple) or len(values) > 1]
+    known = (Block, ParallelThingsBlock, EvaBlock)
+    unknown += {type(block).__name__ for block in model.blocks if type(block) not in known}  # for example post-norm
+    if unknown:
+        raise CheckpointMismatchError(
+            f"timm's model has {unknown}, which our ViT has not: it would load the parameters and compute something "
+            f"else; choose other weights"
+        )
+    return {name: values.pop() for name, values in parts.items() if values}

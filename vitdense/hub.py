@@ -1,0 +1,67 @@
+"""Models by name."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitdense.families import backbone_class
+from vitdense.models.table import MODELS, find_model, near_names
+
+if TYPE_CHECKING:
+    from vitdense.models.base import Backbone
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a pattern such as ``'swin*'`` or ``'*.ms_in22k'``, in the order of the table."""
+    return [name for name, row in MODELS.items() if fnmatchcase(name, pattern) or fnmatchcase(row.model, pattern)]
+
+
+def create(
+    name: str,
+    pretrained: bool | str | Path = False,
+    out_indices: Sequence[int] | None = None,
+    **options: Any,
+) -> "Backbone":
+    """Build a backbone by name: a plain `torch.nn.Module`, in eval mode, its weights loaded.
+
+    It maps images ``[B, 3, H, W]`` of any size, RGB, normalised by ``model.cfg.mean`` and ``model.cfg.std``, to a tuple
+    of maps ``[B, C_i, H_i, W_i]``; `out_channels` and `out_strides` tell their channels and strides.
+
+    Args:
+        name: Of the table, see `list_models`.
+        pretrained: True for the weights of the row, False for random ones; or a file, an address or another name, in
+            any naming scheme that is known. They load exactly or raise.
+        out_indices: Stages (of a ViT: blocks) to return; None for the class's default.
+        **options: Other arguments of the class, such as ``drop_path_rate=0.1`` or ``frozen_stages=2``.
+
+    Returns:
+        The backbone. Its `cfg` is the `Model` row.
+
+    Raises:
+        ValueError: The name is not in the table, the row has no weights, or an option has an unknown value.
+        TypeError: The class has no such option.
+        CheckpointNotFoundError: The weights cannot be found or fetched.
+        CheckpointMismatchError: They are not, key by key, those of this model.
+    """
+    row = find_model(name)
+    if row is None:
+        near = near_names(name)
+        hint = f"did you mean {', '.join(near)}?" if near else "vitdense.list_models() lists them"
+        raise ValueError(f"create: got {name!r}, which is no model; {hint}")
+    checkpoint = row.weights if pretrained is True else pretrained
+    if pretrained is True and checkpoint is None:
+        having = [other for other in MODELS.values() if other.family == row.family and other.weights]
+        raise ValueError(
+            f"create: got pretrained=True, but no weights of {name} were published; give a file, or choose one of "
+            f"{', '.join(other.name for other in having)}"
+        )
+    if out_indices is not None:
+        options["out_indices"] = out_indices
+    model = backbone_class(row.family)(row.arch, **{**row.options, **options})
+    if checkpoint:
+        sha256 = {"sha256": row.sha256} if pretrained is True and row.sha256 else {}
+        model.init_cfg = {"type": "Pretrained", "checkpoint": checkpoint, **sha256}
+        model.init_weights()
+    model.cfg = row
+    return model.eval()

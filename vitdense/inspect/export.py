@@ -1,0 +1,170 @@
+"""Export of a model for inference: a `torch.export` program, or ONNX, for images of all sizes or of one.
+
+The model takes images ``[B, 3, H, W]`` and returns tensors: a backbone, one with a neck, a segmentor. Models of mmdet
+and mmseg: `vitdense.mm.cli.export`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo import config as dynamo
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import _config as symbolic_shapes
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from vitdense.files import atomic_write
+from vitdense.layers.layout import copied
+
+OPSET = 20  # the first with GELU
+# Pixels. Shorter images have maps of one row or column, for which torch would export another program.
+MIN_SIDE = 33
+# Elements of a constant of an ONNX file for images of one size: the attention mask of 800x1344 pixels has 3.3 million.
+MAX_CONSTANT = 2**23
+
+
+class _Exportable(nn.Module):
+    """A model whose operators serve all sizes: some of torch's are exported for one size, or for no batch of one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> object:
+        with _AnySize():
+            return self.model(image)
+
+
+class _AnySize(TorchFunctionMode):
+    """Replaces operators by exact forms that ask for no size."""
+
+    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        kwargs = kwargs or {}
+        if func in (torch.conv2d, torch.conv_transpose2d):  # they ask for the memory format, which sizes decide
+            args = copied(args[0]), *args[1:]
+        elif func is F.adaptive_avg_pool2d:
+            return _adaptive_avg_pool(*args, **kwargs)
+        elif func is F.max_pool2d and args[1] == 1:  # the last level of FPN
+            step = kwargs["stride"]
+            return args[0][..., ::step, ::step]
+        return func(*args, **kwargs)
+
+
+def _adaptive_avg_pool(x: Tensor, output_size: int | tuple[int, int]) -> Tensor:
+    """``[B, C, H, W]`` to ``[B, C, h, w]``, as products with a matrix for each axis."""
+    h, w = (output_size, output_size) if isinstance(output_size, int) else output_size
+    return _shares(x.shape[2], h, x) @ x @ _shares(x.shape[3], w, x).T  # [B, C, h, w]
+
+
+def _shares(size: int, out: int, x: Tensor) -> Tensor:
+    """Share of every input in every mean along an axis, ``[out, size]``: mean i is of ``floor(i n / out)`` to
+    ``ceil((i + 1) n / out)``."""
+    i = torch.arange(out, device=x.device)[:, None] * size  # [out, 1]
+    start, stop = i // out, (i + size + out - 1) // out
+    place = torch.arange(size, device=x.device)
+    inside = (place >= start) & (place < stop)  # [out, size]
+    return inside.to(x.dtype) / (stop - start).to(x.dtype)
+
+
+@contextmanager
+def _one_program() -> Iterator[None]:
+    """Torch's options for one program of all sizes."""
+    # Otherwise size 1 is told from others, and whether something is 1 becomes a condition on the image.
+    oblivious = symbolic_shapes.patch(backed_size_oblivious=True)
+    # Looking sizes up takes longer than what the cache saves: every size is another expression.
+    uncached = dynamo.patch(fake_tensor_cache_enabled=False)
+    with oblivious, uncached:
+        yield
+
+
+def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> ExportedProgram:
+    """A model as a program of `torch.export`, which runs without this package.
+
+    Args:
+        model: Takes images ``[B, 3, H, W]``; returns tensors. In eval mode.
+        image: An image that the model takes, ``[B, 3, H, W]``, in its dtype.
+        dynamic: Export for all batches, heights and widths from `MIN_SIDE` pixels on; otherwise for the shape of
+            `image`.
+
+    Returns:
+        The program; ``program.module()(image)`` runs it.
+
+    Raises:
+        ValueError: The model is in training mode; the image is smaller than `MIN_SIDE`, and `dynamic`.
+    """
+    if model.training:
+        raise ValueError("model: got training mode, expected eval mode; call model.eval() first")
+    if not dynamic:
+        with torch.no_grad():
+            return torch.export.export(model, (image,), strict=False)
+    if min(image.shape[2:]) < MIN_SIDE:
+        raise ValueError(
+            f"image: got {tuple(image.shape)}, expected sides of at least {MIN_SIDE} pixels for a program of all sizes"
+        )
+    shape = {0: Dim("batch"), 2: Dim("height", min=MIN_SIDE), 3: Dim("width", min=MIN_SIDE)}
+    with torch.no_grad(), _one_program():
+        return torch.export.export(_Exportable(model), (image,), dynamic_shapes=(shape,), strict=False)
+
+
+def save_program(program: ExportedProgram, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a program as a ``.pt2`` file, for `torch.export.load`, whose `extra_files` are the metadata."""
+    with atomic_write(path) as scratch:
+        torch.export.save(program, scratch, extra_files=dict(metadata or {}))
+
+
+def save_onnx(
+    program: ExportedProgram,
+    path: str | Path,
+    output_names: Sequence[str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a program as an ONNX file with the input ``image`` (``pip install 'vitdense[export]'``).
+
+    Args:
+        program: From `export_program`.
+        path: The file. It has the weights, up to the 2 GB that ONNX allows a file.
+        output_names: Names of the outputs; torch's own when None.
+        metadata: The file's `metadata_props`.
+    """
+    from onnxscript import optimizer
+
+    with torch.no_grad(), _one_program():
+        onnx = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=["image"],
+            output_names=output_names,
+            dynamic_shapes=({0: "batch", 2: "height", 3: "width"},),
+        )
+    # Masks and positions of images of one size are constants, but larger than those that the exporter folds.
+    optimizer.fold_constants(onnx.model, input_size_limit=MAX_CONSTANT, output_size_limit=MAX_CONSTANT)
+    optimizer.optimize(onnx.model)
+    onnx.model.metadata_props.update(metadata or {})
+    with atomic_write(path) as scratch:
+        onnx.save(scratch)
+
+
+def run_onnx(path: str | Path, image: Tensor) -> list:
+    """The outputs of a file of `save_onnx` for an image ``[B, 3, H, W]``, as arrays: onnxruntime, on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(None, {"image": image.numpy()})
+
+
+def largest_error(got: object, want: object) -> float:
+    """The largest relative error (Frobenius norm) of any output; NaN where one is not finite.
+
+    Args:
+        got: Tensors or arrays, in any nesting.
+        want: As many tensors.
+    """
+    pairs = zip(tree_leaves(got), tree_leaves(want), strict=True)
+    errors = [(torch.as_tensor(a).double() - b.double()).norm() / b.double().norm() for a, b in pairs]
+    return torch.stack(errors).max().item()  # of NaN and others, NaN

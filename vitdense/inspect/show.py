@@ -1,0 +1,238 @@
+"""What a model sees: attention, features as colours, receptive fields and position biases, as arrays.
+
+`tools/show.py` draws them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitdense.layers.bias import LogCpbBias, TableBias
+from vitdense.layers.layout import Windows
+from vitdense.layers.local import LocalAttention
+from vitdense.layers.non_local import NonLocal
+from vitdense.layers.performer import PerformerAttention
+from vitdense.models.mvit.model import MViTBlock, MViTStage, PooledAttention
+from vitdense.models.swin.model import SwinBlock, SwinStage, WindowAttention
+from vitdense.models.vit.model import Attention, ViTBlock
+
+CHANNELS_LAST = (SwinStage, SwinBlock, MViTStage, MViTBlock, ViTBlock)  # what they return
+LAYERS = (WindowAttention, LocalAttention, Attention, PooledAttention, PerformerAttention, NonLocal)
+# Their parts by name: what makes the values, last of three in qkv, and what reads the weighted sums.
+VALUES, READERS = ("norm_v", "v", "g", "qkv"), ("proj", "out")
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """What one position attends to: the weights of the values in the sum that a head puts out.
+
+    After a softmax those of a head are shares: none is negative, and with those of its padding they add up to 1. CaiT
+    mixes its heads after the softmax: there a weight may have either sign, and they add up to any number.
+
+    Attributes:
+        query: (row, column) of the position on the map of queries.
+        weights: Of the values of a map, ``[heads, h', w']``.
+        tokens: Of the values of the tokens before the map, such as a class token, ``[heads, E]``.
+    """
+
+    query: tuple[int, int]
+    weights: Tensor
+    tokens: Tensor
+
+
+def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a model that `attention` can look into, by name, in order."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[float, float]) -> AttentionMap:
+    """The attention of one position of an image to all others, in one layer.
+
+    The layer runs as it always does, and no matrix of all pairs is made: its output is a weighted sum of values, so the
+    gradient of the sum with respect to a value is the weight. Where values are pooled by a maximum, a weight belongs to
+    the position of the maximum in the first channel of the head.
+
+    Args:
+        model: Called with the image; it runs the layer. In eval mode: dropout would change the weights.
+        image: ``[1, 3, H, W]``, normalised.
+        layer: One of `attention_layers`.
+        query: Position (y, x), 0 to 1 over the image.
+
+    Raises:
+        ValueError: It is none of them, it is in train mode, or the model does not run it.
+    """
+    if not isinstance(layer, LAYERS):
+        known = ", ".join(kind.__name__ for kind in LAYERS)
+        raise ValueError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model): {known}")
+    if layer.training:
+        raise ValueError("layer: got one in train mode; call model.eval() first")
+    args = _arguments(model, image.clone(), layer)  # a tensor of inference mode has no gradients
+    values, sums = _values_and_sums(layer, args)
+    of_queries, _ = _heads_on_map(sums, layer, args)  # [h, w, heads, d]
+    row, column = (min(int(at * n), n - 1) for at, n in zip(query, of_queries.shape))
+    (gradient,) = torch.autograd.grad(of_queries[row, column, :, 0].sum(), values)
+    weights, of_tokens = (x[..., 0].movedim(-1, 0) for x in _heads_on_map(gradient, layer, args))
+    return AttentionMap((row, column), weights, of_tokens)
+
+
+def _arguments(model: Callable, image: Tensor, layer: nn.Module) -> tuple[Any, ...]:
+    """What a layer gets when the model sees the image."""
+    calls: list[tuple] = []
+    handle = layer.register_forward_pre_hook(lambda _, args: calls.append(args))
+    try:
+        with torch.no_grad():
+            model(image)
+    finally:
+        handle.remove()
+    if not calls:
+        raise ValueError(
+            f"layer: got a {type(layer).__name__} that the model does not run; it is after its last output"
+        )
+    return calls[0]
+
+
+def _values_and_sums(attn: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """The values of an attention layer, as a leaf, and their weighted sums, as it lays them out."""
+    maker = next(getattr(attn, name) for name in VALUES if hasattr(attn, name))
+    reader = next((getattr(attn, name) for name in READERS if hasattr(attn, name)), None)
+    seen: dict[str, Tensor] = {}
+
+    def replace_values(_: nn.Module, __: tuple, out: Tensor) -> Tensor:
+        parts = out.detach().chunk(3 if maker is getattr(attn, "qkv", None) else 1, -1)
+        seen["values"] = parts[-1].requires_grad_()
+        return torch.cat(parts, -1)
+
+    def keep_sums(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen["sums"] = inputs[0]
+
+    handles = [maker.register_forward_hook(replace_values)]
+    handles += [reader.register_forward_pre_hook(keep_sums)] if reader is not None else []
+    try:
+        out = attn(*args)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen["values"], seen.get("sums", out)
+
+
+def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """What an attention layer has of an image, in windows, tokens or a map: a map ``[h, w, heads, d]`` without padding,
+    and the tokens before it ``[E, heads, d]``."""
+    windows = next((arg for arg in args if isinstance(arg, Windows)), None)
+    before = None
+    if isinstance(attn, NonLocal):
+        x = x.movedim(1, -1)  # [1, h, w, C]
+    elif windows is not None and (x.ndim == 2 or x.shape[1] == windows.tokens):
+        x = windows.unpartition(x.view(-1, windows.tokens, x.shape[-1]))  # [1, h, w, C]
+    elif x.ndim == 3:
+        h, w = args[1]
+        before, x = x[0, : -h * w], x[:, -h * w :].unflatten(1, (h, w))  # [E, C], [1, h, w, C]
+    elif x.ndim == 5:  # heads apart
+        x = x.flatten(3)  # [1, h, w, C]
+    if isinstance(attn, LocalAttention):  # maps smaller than the kernel are padded
+        x = x[:, : args[0].shape[1], : args[0].shape[2]]  # [1, h, w, C]
+    before = x.new_empty(0, x.shape[-1]) if before is None else before  # [E, C]
+    heads = attn.num_heads if hasattr(attn, "num_heads") else attn.spec.num_heads
+    return x[0].unflatten(-1, (heads, -1)), before.unflatten(-1, (heads, -1))
+
+
+def features(model: Callable, image: Tensor, parts: Mapping[str, nn.Module]) -> dict[str, list[Tensor]]:
+    """The maps that parts of a model make of an image.
+
+    Args:
+        model: Called with the image; it runs the parts.
+        image: ``[1, 3, H, W]``, normalised.
+        parts: Backbones, necks, stages and blocks, or others that return maps.
+
+    Returns:
+        By name, maps ``[C, h, w]``: as many as the part returns.
+
+    Raises:
+        ValueError: The model does not run a part, or it does not return maps.
+    """
+    outs: dict[str, list[Tensor]] = {}
+    handles = [part.register_forward_hook(partial(_keep_maps, outs, name)) for name, part in parts.items()]
+    try:
+        with torch.no_grad():
+            model(image)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if missing := [name for name in parts if name not in outs]:
+        raise ValueError(f"parts: got {', '.join(missing)}, which the model does not run")
+    return {name: outs[name] for name in parts}
+
+
+def _keep_maps(outs: dict[str, list[Tensor]], name: str, part: nn.Module, args: tuple, out: Any) -> None:
+    """Forward hook that keeps the maps of a part of one image."""
+    if isinstance(part, ViTBlock):  # tokens; their size is an argument
+        h, w = args[1]
+        out = out[:, -h * w :].unflatten(1, (h, w))  # [1, h, w, C]
+    if isinstance(part, CHANNELS_LAST):
+        out = out.movedim(-1, 1)  # [1, C, h, w]
+    maps = [out] if isinstance(out, Tensor) else list(out)
+    maps = [x[0] if isinstance(x, tuple) else x for x in maps]  # of a ViT with its class token
+    if not all(isinstance(x, Tensor) and x.ndim == 4 for x in maps):
+        raise ValueError(f"parts: got {name} ({type(part).__name__}), whose output is no map")
+    outs[name] = [x[0] for x in maps]  # [C, h, w] each
+
+
+def principal_colours(features: Tensor) -> Tensor:
+    """The three directions in which a map varies most, as red, green and blue: ``[C, h, w]`` to ``[h, w, 3]``, 0 to 1.
+
+    Directions are in the order of their variance. The sign of each is that of its component of the largest magnitude,
+    positive; 0 and 1 are the 1st and the 99th percentile.
+    """
+    x = features.flatten(1).T.double()  # [N, C]
+    x = x - x.mean(0)
+    _, directions = torch.linalg.eigh(x.T @ x)  # ascending
+    directions = directions[:, -3:].flip(1)  # [C, 3]
+    largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))  # [1, 3]
+    x = x @ (directions * largest.sign())  # [N, 3]
+    low, high = (torch.quantile(x, q, dim=0) for q in (0.01, 0.99))  # [3] each
+    x = ((x - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return x.view(*features.shape[1:], 3).float()  # [h, w, 3]
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def receptive_field(model: Callable[[Tensor], Tensor], images: Tensor, directions: int = 4) -> Tensor:
+    """Effective receptive field of the centre of a map: how much each pixel moves it (Luo et al., NeurIPS 2016).
+
+    Channels are added up with random signs, the same at every call: after a LayerNorm their plain sum is a constant.
+
+    Args:
+        model: Makes one map ``[B, C, h, w]`` of images.
+        images: ``[B, 3, H, W]``, normalised.
+        directions: Draws of signs, each a backward pass.
+
+    Returns:
+        ``[H, W]``: absolute gradients, summed over images, colours and draws; their sum is 1.
+    """
+    images = images.detach().clone().requires_grad_()
+    y = model(images)
+    centre = y[..., y.shape[2] // 2, y.shape[3] // 2]  # [B, C]
+    signs = torch.randint(2, (directions, *centre.shape), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    gradients = [
+        torch.autograd.grad(centre, images, sign.to(centre), retain_graph=i + 1 < directions)[0]
+        for i, sign in enumerate(signs)
+    ]  # [B, 3, H, W] each
+    field = torch.stack(gradients).abs().sum((0, 1, 2))  # [H, W]
+    return field / field.sum()
+
+
+def position_biases(model: nn.Module) -> dict[str, Tensor]:
+    """What position biases add to the logits of keys around a query, by name of the layer: ``[heads, 2h - 1, 2w - 1]``
+    of every table of Swin, Swin V2 and NAT. The query is in the middle."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (TableBias, LogCpbBias))}
+    with torch.no_grad():
+        tables = {name: layer.of_offsets().detach() for name, layer in layers.items()}  # [heads, (2h-1)(2w-1)]
+    sizes = {name: [2 * side - 1 for side in layer.window] for name, layer in layers.items()}
+    # A table counts from key to query; pictures show where the key is.
+    return {name: table.unflatten(1, sizes[name]).flip(1, 2) for name, table in tables.items()}

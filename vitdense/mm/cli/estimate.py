@@ -1,0 +1,95 @@
+"""Memory and time of a training step, measured on a few real ones."""
+
+import contextlib
+import itertools
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_all_start_methods, get_context
+from pathlib import Path
+
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmengine.runner import Runner
+
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.walk import drop_weights
+
+WARM_UP, MEASURED = 1, 2  # iterations
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost of training.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        batch_size: Images per iteration.
+        seconds: Per iteration; the data are loaded before it, as by worker processes.
+        memory: Peak in bytes: of the GPU's, as torch allocates it, or of the process; None where the system does not
+            say it, as on Windows.
+        iterations: Of the whole run.
+    """
+
+    device: str
+    batch_size: int
+    seconds: float
+    memory: int | None
+    iterations: int
+
+    def __str__(self) -> str:
+        minutes = self.seconds * self.iterations / 60
+        whole = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+        seconds = f"{self.seconds:.0f}" if self.seconds >= 10 else f"{self.seconds:.2g}"
+        memory = "" if self.memory is None else f" and {self.memory / 2**30:.1f} GiB"
+        return (
+            f"{seconds} s{memory} per iteration of {self.batch_size} images on {self.device}; {self.iterations} "
+            f"iterations: about {whole}, without validation"
+        )
+
+
+def estimate(config: Path) -> str:
+    """Measure in a process of its own, which may run out of memory; the result, or why there is none, in one line."""
+    # Not a fork of this process: its peak memory would count. Windows has no forks.
+    start = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+    with ProcessPoolExecutor(1, mp_context=get_context(start)) as pool:
+        try:
+            return f"estimate: {pool.submit(measure, config).result()}"
+        except Exception as error:  # of any kind; a process that was killed raises BrokenProcessPool
+            reason = next(iter(str(error).splitlines()), "")  # BrokenProcessPool is also what lack of memory gives
+            return f"estimate: not possible here ({type(error).__name__}: {reason})"
+
+
+def measure(config: Path) -> Estimate:
+    """Run a few training iterations of a config, without their log: the real data, random weights."""
+    with open(os.devnull, "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        cfg = load_config(config)
+        drop_weights(cfg.model)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = build_model(cfg).to(device).train()
+        optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+        in_process = {"num_workers": 0, "persistent_workers": False}
+        loader = Runner.build_dataloader({**cfg.train_dataloader, **in_process}, seed=0)
+        batches = itertools.chain.from_iterable(itertools.repeat(loader))
+        seconds = 0.0
+        for i, batch in enumerate(itertools.islice(batches, WARM_UP + MEASURED)):
+            start = time.perf_counter()
+            model.train_step(batch, optim_wrapper)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds += (time.perf_counter() - start) * (i >= WARM_UP)
+    iterations = cfg.train_cfg.get("max_iters") or cfg.train_cfg.max_epochs * len(loader)
+    return Estimate(device, cfg.train_dataloader.batch_size, seconds / MEASURED, _peak_memory(device), iterations)
+
+
+def _peak_memory(device: str) -> int | None:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        return None
+    import resource  # Unix has it
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,0 +1,382 @@
+"""`python -m vitdense new`: write a config for your own data.
+
+It reads classes and image sizes from the data, and starts from a recipe in configs/. The file is short, and everything
+in it can be written by hand.
+"""
+
+import argparse
+import glob
+import json
+import os
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+import vitdense
+from vitdense.files import atomic_write
+from vitdense.mm.cli.check import report
+from vitdense.mm.cli.estimate import estimate
+from vitdense.mm.config.backbone import model_changes
+from vitdense.mm.config.load import load_config
+from vitdense.mm.config.settings import image_size
+from vitdense.mm.data.annotations import examine, read_annotations
+from vitdense.mm.data.images import FILES_READ, evenly_spaced, join_some, read_image_file
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.launch import exit_on_user_error
+
+# In a clone `.mim` has links to its folders, in an installed package copies.
+CONFIGS, TOOLS = (
+    (Path(vitdense.__file__).parent / ".mim" / folder).resolve() for folder in ("configs/configs", "tools")
+)
+DETECTORS = {  # (method, boxes only) -> config
+    ("cascade", False): "cascade_swin_t_coco.py",
+    ("cascade", True): "cascade_rcnn_swin_t_coco.py",
+    ("mask_rcnn", False): "mask_rcnn_swin_t_coco.py",
+    ("mask_rcnn", True): "faster_rcnn_swin_t_coco.py",
+}
+SEGMENTOR = "upernet_swin_t_ade20k.py"
+EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
+WIDTH = 120  # of a line
+
+
+class Name(str):
+    """Code in a config that is not a string, such as the name of a variable."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a config says of its data.
+
+    Attributes:
+        line: The task and the data in a line.
+        root: Their common folder.
+        short_side: Median of the training images, in pixels.
+        shared: Arguments of both data sets.
+        train: Other arguments of the training set.
+        val: Likewise.
+    """
+
+    line: str
+    root: str
+    short_side: int
+    shared: Mapping[str, Any]
+    train: Mapping[str, Any]
+    val: Mapping[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; its exit status: 0, or 2 if the check finds errors."""
+    args = _parser().parse_args(argv)
+    with exit_on_user_error():
+        check_new_file(args.out, args.force)
+        text = config_text(args, _detection(args) if args.task == "detection" else _segmentation(args))
+        with atomic_write(args.out) as scratch:
+            scratch.write_text(text, encoding="utf-8")  # as mmengine reads it
+        print(f"wrote {args.out}\n\n{text}", flush=True)
+        status = report(load_config(args.out))
+        if status:
+            print(f"\nThe errors stop a training. After mending: python -m vitdense check {args.out}")
+            return status
+        if not args.no_estimate:
+            print("measuring memory and time on three iterations, minutes on a CPU; --no-estimate does not", flush=True)
+            print(estimate(args.out))
+        print("", *commands(args.out), sep="\n")
+    return status
+
+
+def check_new_file(path: Path, force: bool) -> None:
+    """Raise unless a config may be written to `path`."""
+    if path.suffix != ".py":
+        raise ConfigError(f"NAME.py: got {path}, expected a name that ends with .py")
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists; choose another name, or give --force to overwrite it")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m vitdense new", description=__doc__)
+    tasks = parser.add_subparsers(title="tasks", dest="task", required=True)
+    detection = tasks.add_parser("detection", help="annotations in COCO format")
+    detection.add_argument("--train", type=Path, required=True, metavar="FILE.json", help="training annotations")
+    detection.add_argument("--val", type=Path, required=True, metavar="FILE.json", help="validation annotations")
+    detection.add_argument("--method", choices=("cascade", "mask_rcnn"), help="default: cascade")
+    detection.add_argument(
+        "--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask"
+    )
+    segmentation = tasks.add_parser("segmentation", help="label maps: images of class indices")
+    segmentation.add_argument("--labels", type=Path, required=True, metavar="DIR", help="label maps")
+    segmentation.add_argument("--val-labels", type=Path, required=True, metavar="DIR", help="label maps for validation")
+    segmentation.add_argument("--classes", required=True, help="names a,b,c, or a file with a name per line")
+    segmentation.add_argument("--image-suffix", metavar="SUFFIX", help="end of the names of images: .jpg")
+    segmentation.add_argument("--label-suffix", metavar="SUFFIX", help="end of the names of label maps: _labels.png")
+    segmentation.add_argument("--reduce-zero-label", action="store_true", help="0 means unlabelled; classes start at 1")
+    for task in (detection, segmentation):
+        task.add_argument("out", type=Path, metavar="NAME.py", help="the config to write")
+        task.add_argument("--images", type=Path, required=True, metavar="DIR", help="folder of the images")
+        task.add_argument(
+            "--val-images",
+            type=Path,
+            required=task is segmentation,
+            metavar="DIR",
+            help="images for validation; for detection, by default those of --images",
+        )
+        task.add_argument("--backbone", metavar="NAME", help="of vitdense.list_models(); default: swin_tiny")
+        task.add_argument(
+            "--base",
+            type=Path,
+            metavar="CONFIG",
+            help=f"start from this config, whatever its model: {CONFIGS}/cascade_swin_nano_coco.py is small",
+        )
+        length = task.add_mutually_exclusive_group()
+        length.add_argument("--epochs", type=_positive, metavar="N", help=f"default for detection: {EPOCHS}")
+        length.add_argument("--iters", type=_positive, metavar="N", help=f"default for segmentation: {ITERS}")
+        task.add_argument("--force", action="store_true", help="overwrite NAME.py")
+        task.add_argument("--no-estimate", action="store_true", help="do not measure memory and time")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, expected a positive int")
+    return value
+
+
+def _detection(args: argparse.Namespace) -> Data:
+    """Read the annotation files."""
+    files = {"train": args.train, "val": args.val}
+    for option, path in files.items():
+        if not path.is_file():
+            raise ConfigError(f"--{option}: {path} is not a file")
+    content = {option: read_annotations(path) for option, path in files.items()}
+    found = {option: examine(part) for option, part in content.items()}
+    classes = tuple(category["name"] for category in content["train"]["categories"])
+    for option, part in found.items():
+        without = [item["id"] for item in content[option]["annotations"] if not item.get("segmentation")]
+        if without and not args.boxes and args.base is None:
+            raise ConfigError(
+                f"--{option}: {len(without)} of {part.annotations} annotations of {files[option]} have no "
+                f"'segmentation' (ids {join_some(without)}); remove them or add masks, or give --boxes to train on "
+                f"boxes alone"
+            )
+    folders = {"train": args.images, "val": args.val_images or args.images}
+    for option, split in (("--images", "train"), ("--val-images", "val")):
+        _check_folder(option, folders[split], content[split]["images"][0]["file_name"])
+    root = _common_folder(*folders.values(), *(path.parent for path in files.values()))
+    sides = [min(image["width"], image["height"]) for image in found["train"].images]
+    parts = {
+        split: {"ann_file": _below(files[split], root), "data_prefix": {"img": _below(folders[split], root)}}
+        for split in files
+    }
+    line = _line("Detection", classes, *(len(part.images) for part in found.values()))
+    shared = {"metainfo": {"classes": classes}}
+    return Data(line, root, round(statistics.median(sides)), shared, parts["train"], parts["val"])
+
+
+def _check_folder(option: str, folder: Path, name: str) -> None:
+    """Raise if an image is not where it should be, but in a folder below."""
+    if (folder / name).exists() or Path(name).is_absolute():
+        return
+    if below := next(folder.rglob(glob.escape(name)), None):
+        right = below.parents[len(Path(name).parts) - 1]
+        raise ConfigError(f"{option}: {folder} has no {name}, but {right} has it; give {option} {right}")
+
+
+def _segmentation(args: argparse.Namespace) -> Data:
+    """Look at the folders."""
+    classes = _class_names(args.classes)
+    pairs = [(args.images, args.labels), (args.val_images, args.val_labels)]
+    for folder in (folder for pair in pairs for folder in pair):
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder; expected one of images or of label maps")
+    image_suffix = _suffix(args.images, "--image-suffix", args.image_suffix)
+    label_suffix = _suffix(args.labels, "--label-suffix", args.label_suffix)
+    root = _common_folder(*pairs[0], *pairs[1])
+    files = [sorted(images.rglob(f"*{image_suffix}")) for images, _ in pairs]
+    read = [read_image_file(str(path)) for path in evenly_spaced(files[0], FILES_READ)]
+    sides = [min(file.loaded) for file in read if not file.error]
+    if not sides:
+        raise ConfigError(f"--images: {args.images} has no image that can be read and ends with {image_suffix}")
+    parts = [
+        {"data_prefix": {"img_path": _below(images, root), "seg_map_path": _below(labels, root)}}
+        for images, labels in pairs
+    ]
+    shared = {
+        "type": "BaseSegDataset",
+        "metainfo": {"classes": classes},
+        "img_suffix": image_suffix,
+        "seg_map_suffix": label_suffix,
+        "reduce_zero_label": args.reduce_zero_label,
+    }
+    line = _line("Segmentation", classes, *map(len, files))
+    return Data(line, root, round(statistics.median(sides)), shared, *parts)
+
+
+def _line(task: str, classes: Sequence[str], num_train: int, num_val: int) -> str:
+    return f"{task}, {len(classes)} classes ({join_some(classes)}): {num_train} images to train, {num_val} to validate."
+
+
+def _class_names(given: str) -> tuple[str, ...]:
+    names = Path(given).read_text(encoding="utf-8").splitlines() if os.path.isfile(given) else given.split(",")
+    names = tuple(name.strip() for name in names if name.strip())
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError(f"--classes: got {given!r}, expected a file or two or more different names, a,b,c")
+    return names
+
+
+def _suffix(folder: Path, option: str, given: str | None) -> str:
+    """End of the file names in a folder: as given, or their one extension."""
+    kinds = {path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
+    if given is None and len(kinds) != 1:
+        raise ConfigError(
+            f"{option}: the images in {folder} end with {', '.join(sorted(kinds)) or 'nothing'}; mmseg takes one "
+            f"suffix: convert them, or give the one to use"
+        )
+    return given or next(iter(kinds))
+
+
+def _common_folder(*paths: Path) -> str:
+    """The lowest folder with all paths: relative, as configs name it, if it is below the working folder."""
+    common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))
+    return f"{common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common}/"
+
+
+def _below(path: Path, root: str) -> str:
+    return Path(os.path.relpath(path, root)).as_posix()
+
+
+def config_text(args: argparse.Namespace, data: Data) -> str:
+    """The text of a config.
+
+    Raises:
+        ConfigError: There is no such backbone or base config, they do not fit, or the recipes are not on this disk.
+    """
+    if args.base is not None and (args.backbone or getattr(args, "method", None)):
+        raise ConfigError("--base: got --backbone or --method as well; the base config decides both")
+    base = args.base or _recipe(args)
+    if not base.is_file():
+        raise ConfigError(f"--base: {base} is not a file; the recipes are in {CONFIGS}")
+    cfg = Config.fromfile(base)
+    if args.base is not None:
+        _check_base(cfg, args)
+    settings = {}
+    by_epoch = "max_epochs" in cfg.train_cfg
+    unit, other = ("epochs", "iters") if by_epoch else ("iters", "epochs")
+    if getattr(args, other) is not None:
+        raise ConfigError(f"--{other}: {base} counts {unit}; give --{unit}")
+    length = args.epochs or args.iters or (None if args.base else EPOCHS if by_epoch else ITERS)
+    if length:
+        settings[f"max_{unit}"] = length
+    # Detectors enlarge COCO, whose median short side is 480 pixels, to 800.
+    side = data.short_side * 5 // 3 if args.task == "detection" else data.short_side
+    if args.base is None and side < image_size(cfg):
+        settings["image_size"] = max(side // 32, 2) * 32
+    lines = [
+        docstring(data.line, commands(args.out)),
+        "",
+        f"_base_ = {code(_base_path(base, args.out))}",
+        "",
+        f"data_root = {code(data.root)}",
+    ]
+    if settings:
+        lines.append(f"settings = {code(settings)}  # schedules and sizes of the recipe follow")
+    if args.backbone:  # otherwise the recipe's
+        lines.append(f"model = {code(model_changes(cfg, args.backbone), prefix=8)}")
+    shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
+    if "metainfo" in cfg.train_dataloader.dataset:  # classes and colours of other data
+        shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
+    lines.append(f"dataset = {code(shared, prefix=10)}")
+    for split, own in (("train", data.train), ("val", data.val)):
+        dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, args.task)}
+        lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
+    lines += ["test_dataloader = val_dataloader", "del dataset"]
+    return "\n".join(lines) + "\n"
+
+
+def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
+    """What a data set needs that takes the place of the base's, of a type with other arguments."""
+    dataset = cfg[f"{split}_dataloader"].dataset
+    if dataset.type == "CocoDataset" if task == "detection" else "draw" not in dataset:
+        return {}
+    kind = {"type": "CocoDataset"} if task == "detection" else {}
+    replacing = {"_delete_": True, **kind, "pipeline": Name(f"_base_.{split}_dataloader.dataset.pipeline")}
+    return replacing if split == "train" else {**replacing, "test_mode": True}
+
+
+def _recipe(args: argparse.Namespace) -> Path:
+    """The config of the method."""
+    name = DETECTORS[args.method or "cascade", args.boxes] if args.task == "detection" else SEGMENTOR
+    if not (CONFIGS / name).is_file():
+        raise ConfigError(f"{CONFIGS / name} does not exist: install vitdense again, or give --base CONFIG")
+    return CONFIGS / name
+
+
+def _check_base(cfg: Config, args: argparse.Namespace) -> None:
+    """A base config must be of the task, with one data set of a type in each loader, and without masks for boxes."""
+    scope = "mmdet" if args.task == "detection" else "mmseg"
+    if cfg.get("default_scope") != scope:
+        raise ConfigError(f"--base: {args.base} has default_scope {cfg.get('default_scope')!r}, expected {scope!r}")
+    for split in ("train", "val"):
+        if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
+            raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
+    if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
+        raise ConfigError(
+            f"--boxes: {args.base} has a mask head; start from a config without one, such as "
+            f"configs/{DETECTORS['cascade', True]}"
+        )
+
+
+def _base_path(base: Path, out: Path) -> str:
+    """Path of the base config as seen from the new one: relative within a clone, else absolute."""
+    base, folder = base.resolve(), out.resolve().parent
+    together = base.is_relative_to(CONFIGS.parent) and folder.is_relative_to(CONFIGS.parent)
+    return Path(os.path.relpath(base, folder)).as_posix() if together else base.as_posix()
+
+
+def commands(config: Path) -> list[str]:
+    """The commands for training, evaluation and prediction."""
+    tools = TOOLS.relative_to(Path.cwd()) if TOOLS.is_relative_to(Path.cwd()) else TOOLS
+    work_dir = f"work_dirs/{config.stem}"
+    return [
+        f"python {tools}/train.py {config} --auto-scale-lr",
+        f"python {tools}/test.py {config} {work_dir}",
+        f"python {tools}/predict.py {config} {work_dir} IMAGES",
+    ]
+
+
+def docstring(first: str, rest: Sequence[str]) -> str:
+    """A docstring with any text: a paragraph, and lines after it."""
+    # Long words stay whole: the break might be inside of an escape.
+    first = textwrap.fill(_escaped(first), WIDTH - 3, break_long_words=False)  # after the quotation marks
+    return '"""' + "\n".join([first, "", *map(_escaped, rest)]) + '\n"""'
+
+
+def _escaped(text: str) -> str:
+    """Text as it may stand between quotation marks of any config."""
+    # Escapes of JSON are Python's. mmengine replaces {{ ... }} in the text of the file, before it is parsed.
+    return json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
+
+
+def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
+    """A value as Python code. What is too long for a line, of which `prefix` characters are taken, gets a line per
+    part. The key ``""`` of a dict is an argument without a name."""
+    if isinstance(value, Mapping):
+        start, end = "dict(", ")"
+        parts = [(f"{key}=" if key else "", part) for key, part in value.items()]
+    elif isinstance(value, (list, tuple)):
+        start, end = "[]" if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+        parts = [("", part) for part in value]
+    else:
+        is_text = isinstance(value, str) and not isinstance(value, Name)
+        return f'"{_escaped(value)}"' if is_text else str(value)
+    line = f"{start}{', '.join(key + code(part) for key, part in parts)}{end}"
+    if indent + prefix + len(line) < WIDTH and "\n" not in line:
+        return line
+    inner = " " * (indent + 4)
+    body = "".join(f"{inner}{key}{code(part, indent + 4, len(key))},\n" for key, part in parts)
+    return f"{start}\n{body}{' ' * indent}{end[-1]}"

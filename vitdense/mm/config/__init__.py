@@ -1,0 +1,11 @@
+"""Configs: reading, changing and walking through them."""
+
+from importlib.util import find_spec
+
+from vitdense.mm.ops.finder import INSTALL_MM
+
+if find_spec("mmengine") is None:
+    raise ModuleNotFoundError(
+        f"the recipes, tools and commands need mmengine, mmcv and mmdet or mmseg; in a clone of vitdense: {INSTALL_MM}",
+        name="mmengine",
+    )

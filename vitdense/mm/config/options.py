@@ -1,0 +1,142 @@
+"""``--cfg-options``: an option changes what it names, or is refused."""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmengine import registry as registries
+from mmengine.config import Config
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from vitdense.mm.config.settings import LENGTHS, SETTINGS, apply_settings
+from vitdense.mm.config.walk import arguments, find_class
+from vitdense.mm.errors import ConfigError
+
+# What mmengine's runner and this package read at the top level of a config. Anything else is a variable.
+TOP_LEVEL = arguments(Runner) - {"cfg", "data_preprocessor"} | {
+    *("settings", "data_root", "tta_model", "tta_pipeline", "custom_imports", "launcher"),
+    *("find_unused_parameters", "model_wrapper_cfg", "sync_bn", "compile", "activation_checkpointing"),
+}
+DATALOADER = arguments(DataLoader) | {"num_batch_per_epoch", "disable_subprocess_warning"}
+LOOP = {"type", "by_epoch", "val_begin", "val_interval", "dynamic_intervals", "fp16", *LENGTHS}
+# Keys that the builders of mmengine and mmcv take out before they call the constructor of a `type`.
+BUILDER_KEYS = {"type", "init_cfg", "priority", "constructor", "paramwise_cfg", "requires_grad"} | {
+    *("convert_to_iter_based", "_scope_", "_delete_")
+}
+# Of mmengine's root, those whose classes a config names by `type`.
+REGISTRIES = (
+    *(registries.MODELS, registries.DATASETS, registries.TRANSFORMS, registries.DATA_SAMPLERS, registries.HOOKS),
+    *(registries.OPTIMIZERS, registries.OPTIM_WRAPPERS, registries.PARAM_SCHEDULERS, registries.METRICS),
+    *(registries.VISUALIZERS, registries.VISBACKENDS, registries.TASK_UTILS, registries.LOG_PROCESSORS),
+)
+
+
+def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
+    """Override values of a config, in place.
+
+    ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. Settings are
+    applied before other options, which may then change what followed. Where the test data or metric of a config equal
+    those of validation, options of validation apply to both.
+
+    Args:
+        cfg: The config.
+        options: Dotted keys and values.
+
+    Raises:
+        ConfigError: A key is unknown, or names a variable that other values were computed from; or see
+            `apply_settings`.
+    """
+    lengths = {f"train_cfg.{name}": f"settings.{name}" for name in LENGTHS}
+    options = {lengths.get(key, key): value for key, value in options.items()}
+    for name in ("dataloader", "evaluator"):
+        if cfg.get(f"val_{name}") == cfg.get(f"test_{name}"):
+            mine = {key: value for key, value in options.items() if key.partition(".")[0] == f"val_{name}"}
+            options = {key.replace("val_", "test_", 1): value for key, value in mine.items()} | options
+    # A new type first: it decides which other keys there are.
+    for key in sorted(options, key=lambda key: (not key.startswith("settings"), not key.endswith(".type"))):
+        _check_key(cfg, key)
+        cfg.merge_from_dict({key: options[key]})
+        if key.startswith("settings"):
+            apply_settings(cfg)
+
+
+def _check_key(cfg: Config, key: str) -> None:
+    """Raise unless the value at a dotted key exists, or may be added where the key says."""
+    first = key.partition(".")[0]
+    if first in cfg and first not in TOP_LEVEL:
+        places = ", ".join(sorted(set(_places(Path(cfg.filename), first)))) or "a base config of another package"
+        raise ConfigError(
+            f"--cfg-options {key}: {first} is a variable of the config file, and values were computed from it before "
+            f"options apply. Set these values instead, or change the file. Used in: {places}. For sizes and lengths "
+            f"there are --image-size, --epochs and --iters"
+        )
+    node: Any = cfg._cfg_dict
+    parts = key.split(".")
+    for i, part in enumerate(parts):
+        where = ".".join(parts[:i])
+        if isinstance(node, (list, tuple)):
+            if not part.isdigit() or int(part) >= len(node):
+                raise ConfigError(f"--cfg-options {key}: {where} is a list; expected an index of 0 to {len(node) - 1}")
+            node = node[int(part)]
+        elif not isinstance(node, dict):
+            raise ConfigError(f"--cfg-options {key}: {where} is {node!r}, which has no {part}; set {where} itself")
+        elif part in node:
+            node = node[part]
+        else:
+            _check_new_key(cfg, key, node, where, part, parts[i + 1 :])
+            return  # what is below a new key is new as well
+
+
+def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str, rest: Sequence[str]) -> None:
+    """Raise if a dict of the config cannot have a new key `part`, or if that looks like a misspelt key."""
+    if rest and rest[0].isdecimal():
+        raise ConfigError(
+            f"--cfg-options {key}: the config has no list {part}; a hook can be added by name, as in "
+            f"default_hooks.my_hook.type=EMAHook"
+        )
+    allowed = _allowed(cfg, node, where)
+    if part in (allowed or ()) or (allowed is None and rest):  # such as custom_keys.norm1.decay_mult
+        return
+    known = {*node, *(allowed or ()), *(() if where else (f"settings.{name}" for name in SETTINGS))}
+    near = difflib.get_close_matches(part, known, n=1, cutoff=0.6 if allowed else 0.8)
+    if allowed is None and not near:
+        return
+    if near:
+        hint = f"did you mean {'.'.join(filter(None, (where, near[0])))}?"
+    else:
+        hint = f"expected one of {', '.join(sorted(set(allowed) - BUILDER_KEYS))}"
+    raise ConfigError(f"--cfg-options {key}: {where or 'a config'} has no {part}; {hint}")
+
+
+def _allowed(cfg: Config, node: dict, where: str) -> Collection[str] | None:
+    """The keys that a dict of a config may have; None if it may have any."""
+    if not where:
+        return TOP_LEVEL
+    if where == "settings":
+        return SETTINGS
+    if where.endswith("_dataloader"):
+        return DATALOADER
+    if where in ("train_cfg", "val_cfg", "test_cfg"):
+        return LOOP
+    if "type" not in node or where.endswith("init_cfg"):
+        return None
+    kinds = [kind for kind in (find_class(root, node["type"], cfg) for root in REGISTRIES) if inspect.isclass(kind)]
+    names = [arguments(kind) for kind in kinds]
+    return set().union(BUILDER_KEYS, *names) if names and None not in names else None
+
+
+def _places(path: Path, name: str) -> Iterator[str]:
+    """Where a config file and its bases read a variable: ``file:line``."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        is_name = isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        is_base = isinstance(node, ast.Attribute) and node.attr == name and ast.unparse(node.value) == "_base_"
+        if is_name or is_base:
+            yield f"{path.name}:{node.lineno}"
+    for base in Config._get_base_files(str(path)):
+        if "::" not in base:
+            yield from _places(path.parent / base, name)

@@ -1,0 +1,163 @@
+"""COCO annotation files: read their categories, write detections with their ids."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from mmengine.logging import print_log
+from mmengine.structures import BaseDataElement
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
+
+from vitdense.files import atomic_write
+from vitdense.mm.errors import ConfigError
+
+# An annotation, and one whose mask is not empty.
+BOX, MASK = r'"bbox"\s*:', r'"segmentation"\s*:(?!\s*(?:null|\[\s*\]))'
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What every process of a training asks of an annotation file.
+
+    Attributes:
+        categories: Names, in the order of the file.
+        annotations: How many there are.
+        masks: How many of them have a mask.
+    """
+
+    categories: tuple[str, ...]
+    annotations: int
+    masks: int
+
+
+def overview(ann_file: Path) -> Overview:
+    """The overview of an annotation file, which a process reads once, until the file changes.
+
+    Parses only the list of categories, and counts the others: to parse a whole file takes seconds, in every process.
+
+    Raises:
+        ConfigError: It is not a COCO annotation file.
+    """
+    stat = ann_file.stat()
+    return _overview(ann_file.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache
+def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
+    try:
+        text = ann_file.read_text(encoding="utf-8")
+        start = text.index("[", text.rindex('"categories"'))
+        categories, _ = json.JSONDecoder().raw_decode(text, start)
+        names = tuple(category["name"] for category in categories)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error}); expected JSON with a list "
+            f"'categories' of objects with a 'name'"
+        ) from error
+    return Overview(names, *(sum(1 for _ in re.finditer(pattern, text)) for pattern in (BOX, MASK)))
+
+
+# Keys of a COCO result; a detection of a data set has more.
+RESULT_KEYS = ("image_id", "category_id", "bbox", "score", "segmentation")
+
+
+class CocoPredictions:
+    """Detections in COCO format, with the ids of a data set.
+
+    Category ids: those of the annotation file, matched by name. Without such a file: COCO's ids for COCO's 80 classes.
+    Otherwise: 1 to n in the order of the classes, which is logged.
+
+    Image ids: those of the annotation file, matched by path. Other images get unused ids, which is logged.
+
+    Args:
+        classes: Names in the order of the model's labels.
+        dataset: Config of the data set: `data_root`, `ann_file`, ``data_prefix['img']``.
+    """
+
+    def __init__(self, classes: Sequence[str], dataset: Mapping) -> None:
+        root = Path(dataset.get("data_root") or "")
+        folder = root / (dataset.get("data_prefix") or {}).get("img", "")
+        self.ann_file = root / (dataset.get("ann_file") or "")
+        exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
+        truth = json.loads(self.ann_file.read_text(encoding="utf-8")) if exists else {}
+        self.known_images = {_locate(folder / _file_name(image)): image for image in truth.get("images", [])}
+        used = {image["id"] for image in self.known_images.values()}
+        self.new_image_ids = (i for i in itertools.count(1) if i not in used)
+        self.new_images: list[str] = []
+        self.annotation_ids = itertools.count(1)
+        self.category_ids = self._category_ids(classes, truth.get("categories", []))
+        categories = [{"id": i, "name": name} for i, name in zip(self.category_ids, classes)]
+        self.result: dict[str, list[dict]] = {"images": [], "annotations": [], "categories": categories}
+
+    def _category_ids(self, classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:
+        ids = {category["name"]: category["id"] for category in categories}
+        if set(classes) <= ids.keys():
+            return [ids[name] for name in classes]
+        coco_names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]  # index = id; unused ids are "N/A"
+        if set(classes) == set(coco_names) - {"__background__", "N/A"}:
+            return [coco_names.index(name) for name in classes]
+        print_log(
+            f"category ids are numbered from 1 in the order of the classes: {self.ann_file} (ann_file of "
+            f"test_dataloader) is not an annotation file with these classes"
+        )
+        return list(range(1, len(classes) + 1))
+
+    def add(self, image: Path, sample: BaseDataElement) -> None:
+        """Add the detections of an image: a `DetDataSample` of mmdet."""
+        known = self.known_images.get(_locate(image))
+        if known:
+            image_id, name = known["id"], _file_name(known)
+        else:
+            image_id, name = next(self.new_image_ids), image.name
+            self.new_images.append(name)
+        height, width = sample.ori_shape[:2]
+        self.result["images"].append({"id": image_id, "file_name": name, "height": height, "width": width})
+        self.result["annotations"] += self._annotations(image_id, sample.pred_instances.cpu().numpy())
+
+    def _annotations(self, image_id: int, instances: BaseDataElement) -> Iterator[dict]:
+        from pycocotools import mask as rle
+
+        masks = instances.masks if "masks" in instances else itertools.repeat(None)
+        for box, score, label, mask in zip(instances.bboxes, instances.scores, instances.labels, masks):
+            x1, y1, x2, y2 = (float(v) for v in box)
+            annotation = {
+                "id": next(self.annotation_ids),
+                "image_id": image_id,
+                "category_id": self.category_ids[label],
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+                "area": (x2 - x1) * (y2 - y1),
+                "iscrowd": 0,
+                "score": float(score),
+            }
+            if mask is not None:
+                coded = rle.encode(np.asfortranarray(mask, dtype=np.uint8))
+                annotation["segmentation"] = {"size": coded["size"], "counts": coded["counts"].decode()}
+                annotation["area"] = int(rle.area(coded))
+            yield annotation
+
+    def write(self, path: Path, as_dataset: bool = False) -> None:
+        """Write all detections as JSON: the list that `COCO.loadRes` takes, or a data set for `COCO` itself."""
+        if self.new_images:
+            print_log(
+                f"image ids are numbered from 1 for {len(self.new_images)} of {len(self.result['images'])} images, "
+                f"which are not in {self.ann_file}: {', '.join(self.new_images[:10])}; "
+                f"--format dataset writes the names of all"
+            )
+        results = [{key: a[key] for key in RESULT_KEYS if key in a} for a in self.result["annotations"]]
+        with atomic_write(path) as scratch:
+            scratch.write_text(json.dumps(self.result if as_dataset else results))
+
+
+def _locate(image: Path) -> Path:
+    """An image in its real folder; the folder may be a link, and so may the image, which keeps its name."""
+    return image.parent.resolve() / image.name
+
+
+def _file_name(image: Mapping) -> str:
+    """Path of an image, relative to the image folder. LVIS has URLs instead: ``.../val2017/000000000139.jpg``."""
+    return image["file_name"] if "file_name" in image else "/".join(image["coco_url"].split("/")[-2:])

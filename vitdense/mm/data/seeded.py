@@ -1,0 +1,81 @@
+"""Data order and augmentation that depend on the seed and the position in the stream only.
+
+The sampler attaches a seed to every index; `SeedFromSample`, the first transform of the pipeline, applies it. The data
+then do not depend on the number of worker processes, and a resumed run gets the same data as an uninterrupted one.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from mmengine.dataset import DefaultSampler, InfiniteSampler
+from torch.utils.data import Dataset
+
+from vitdense.mm.registry import DATA_SAMPLERS
+
+
+class SeededIndex(int):
+    """Index of a sample with the seed of this draw, `key`: (seed of the run, position in the stream)."""
+
+    key: tuple[int, int]
+
+    def __new__(cls, index: int, key: tuple[int, int]) -> "SeededIndex":
+        self = super().__new__(cls, index)
+        self.key = key
+        return self
+
+    def __mod__(self, other: int) -> "SeededIndex":  # by RepeatDataset
+        return SeededIndex(int(self) % other, self.key)
+
+    def __sub__(self, other: int) -> "SeededIndex":  # by ConcatDataset
+        return SeededIndex(int(self) - other, self.key)
+
+    def __reduce__(self) -> tuple:  # sent to worker processes
+        return SeededIndex, (int(self), self.key)
+
+
+@DATA_SAMPLERS.register_module()
+class SeededEpochSampler(DefaultSampler):
+    """mmengine's `DefaultSampler`, with a seed per draw."""
+
+    def __iter__(self) -> Iterator[SeededIndex]:
+        start = self.epoch * self.total_size + self.rank
+        for i, index in enumerate(super().__iter__()):
+            yield SeededIndex(index, (self.seed, start + i * self.world_size))
+
+
+@DATA_SAMPLERS.register_module()
+class SeededInfiniteSampler(InfiniteSampler):
+    """mmengine's `InfiniteSampler`, with a seed per draw."""
+
+    def _infinite_indices(self) -> Iterator[SeededIndex]:
+        for position, index in enumerate(super()._infinite_indices()):
+            yield SeededIndex(index, (self.seed, position))
+
+
+@DATA_SAMPLERS.register_module()
+class SeededRepeatedSampler(DefaultSampler):
+    """Repeated augmentation (Hoffer et al., CVPR 2020; DeiT Table 9), with a seed per draw.
+
+    Every image comes `repeats` times in a row, on different ranks where there are several. An epoch still has the
+    number of samples of the data set, down to a multiple of 256 as in the authors' code: it shows about a third of the
+    images.
+
+    Args:
+        dataset: Data set.
+        repeats: Augmentations of an image.
+        seed: Of the order, and of the augmentation.
+    """
+
+    def __init__(self, dataset: Dataset, repeats: int = 3, seed: int | None = None) -> None:
+        super().__init__(dataset, shuffle=True, seed=seed)
+        self.repeats = repeats
+        total = len(dataset) // 256 * 256 or len(dataset)
+        self.num_samples = total // self.world_size
+        self.total_size = self.num_samples * self.world_size
+
+    def __iter__(self) -> Iterator[SeededIndex]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator).repeat_interleave(self.repeats).tolist()
+        start = self.epoch * self.total_size + self.rank
+        for i, index in enumerate(order[self.rank :: self.world_size][: self.num_samples]):
+            yield SeededIndex(index, (self.seed, start + i * self.world_size))

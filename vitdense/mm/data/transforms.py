@@ -1,0 +1,97 @@
+"""Transforms of pipelines: the seed of a sample, and images that are read whole or refused."""
+
+import io
+import logging
+
+import mmcv
+from mmcv.transforms import BaseTransform, LoadImageFromFile
+from mmengine import fileio
+from mmengine.logging import print_log
+from PIL import Image
+
+from vitdense.mm.data.seeded import SeededIndex
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.registry import TRANSFORMS
+from vitdense.mm.train.hooks import seed_everything
+
+# First and last bytes of complete files.
+MARKERS = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"))
+
+
+@TRANSFORMS.register_module()
+class SeedFromSample(BaseTransform):
+    """First transform of a pipeline: seeds Python, numpy and torch with the seed of the index.
+
+    An index without a seed leaves the generators unchanged. mmengine draws such an index when a sample cannot be used;
+    the run stays reproducible, because the first index of that draw set the seed. With a sampler or wrapper that drops
+    the seed, the run is not reproducible.
+    """
+
+    def transform(self, results: dict) -> dict:
+        index = results["sample_idx"]
+        if isinstance(index, SeededIndex):
+            seed_everything(*index.key)
+        return results
+
+
+@TRANSFORMS.register_module()
+class LoadImage(LoadImageFromFile):
+    """mmcv's `LoadImageFromFile` for training, which refuses or skips unreadable and truncated images.
+
+    OpenCV before 4.12 fills the missing part of a truncated JPEG with grey. The pixels of intact files are mmcv's.
+
+    Args:
+        skip_unreadable: Skip such an image with a warning: mmengine draws another sample instead. For training only.
+        to_float32, color_type, imdecode_backend, backend_args: See mmcv's class.
+
+    Raises:
+        ConfigError: In `transform`: an image is missing, unreadable or truncated.
+    """
+
+    def __init__(
+        self,
+        skip_unreadable: bool = False,
+        to_float32: bool = False,
+        color_type: str = "color",
+        imdecode_backend: str = "cv2",
+        *,
+        backend_args: dict | None = None,
+    ) -> None:
+        super().__init__(to_float32, color_type, imdecode_backend, backend_args=backend_args)
+        self.skip_unreadable = skip_unreadable
+        self.skipped = 0
+
+    def transform(self, results: dict) -> dict | None:
+        path = results["img_path"]
+        try:
+            content = fileio.get(path, backend_args=self.backend_args)
+            check_complete(content)
+            image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
+            if image is None:
+                raise ValueError(f"{self.imdecode_backend} cannot decode it")
+        except Exception as error:  # decoders have no error in common
+            reason = f"image {path} cannot be read ({type(error).__name__}: {str(error).strip()})"
+            if not self.skip_unreadable:
+                raise ConfigError(
+                    f"{reason}; replace it, or set skip_unreadable=True of dict(type='vitdense.LoadImage') in the "
+                    f"training pipeline to train without such images"
+                ) from error
+            self.skipped += 1
+            print_log(f"{reason}; skipped, {self.skipped} so far in this process", "current", logging.WARNING)
+            return None
+        if self.to_float32:
+            image = image.astype("float32")
+        return {**results, "img": image, "img_shape": image.shape[:2], "ori_shape": image.shape[:2]}
+
+
+def check_complete(content: bytes) -> None:
+    """Raise if a JPEG or PNG file is truncated.
+
+    Only a file without its end marker is decoded here; it may be intact, with other bytes after the end.
+
+    Raises:
+        OSError: The file is truncated.
+    """
+    if any(content.startswith(start) and not content.endswith(end) for start, end in MARKERS):
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()

@@ -1,0 +1,13 @@
+"""All heads for mmdet: importing this module registers them."""
+
+from vitdense.mm.heads.cascade import Detectron2CascadeRoIHead
+from vitdense.mm.heads.htc.roi_head import HTCRoIHead
+from vitdense.mm.heads.losses import ClampedFocalLoss
+from vitdense.mm.heads.reppoints_v2.bifpn import BiFPN
+from vitdense.mm.heads.reppoints_v2.head import RepPointsV2Head
+from vitdense.mm.heads.tta import InstanceTTAModel
+from vitdense.mm.registry import MODELS
+
+__all__ = ["BiFPN", "ClampedFocalLoss", "Detectron2CascadeRoIHead", "HTCRoIHead", "InstanceTTAModel", "RepPointsV2Head"]
+
+MODELS.register_module(module=BiFPN)

@@ -1,0 +1,29 @@
+"""Losses of mmdet, mended."""
+
+import torch
+from mmdet.models.losses import FocalLoss
+from torch import Tensor
+
+from vitdense.mm.registry import MODELS
+
+
+@MODELS.register_module()
+class ClampedFocalLoss(FocalLoss):
+    """mmdet's focal loss, for heads that divide it by the number of positives: by 1 at least.
+
+    mmdet's Sparse R-CNN divides by 1e-7 where no image of the batch has an object, as after some crops. One such step
+    destroys the model. The authors' code divides by 1.
+    """
+
+    def forward(
+        self,
+        pred: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        avg_factor: Tensor | float | None = None,
+        reduction_override: str | None = None,
+    ) -> Tensor:
+        """As mmdet's: logits ``[N, classes]``, labels ``[N]``; `avg_factor` is the number of positives."""
+        if avg_factor is not None:
+            avg_factor = torch.as_tensor(avg_factor, device=pred.device).clamp(min=1)
+        return super().forward(pred, target, weight, avg_factor, reduction_override)

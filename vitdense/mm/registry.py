@@ -1,0 +1,67 @@
+"""The registries of the scope ``vitdense``, children of mmengine's root, and what is registered in them.
+
+``type='vitdense.Swin'`` makes mmengine import this module, then the `locations` below, from the mmdet and from the
+mmseg scope alike. A location that needs mmdet or mmseg is listed only where that is installed, so that a user of one
+need not own the other.
+"""
+
+import logging
+from importlib.util import find_spec
+
+from mmengine import registry as root
+from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.logging import MMLogger
+from mmengine.model import initialize
+from mmengine.registry import Registry
+from timm.layers import LayerNorm2d
+
+import vitdense.mm.train.checkpoints  # noqa: F401  registers the file backend vitdense.atomic
+from vitdense.families import FLOORS, FOLDERS, backbone_class
+from vitdense.layers.non_local import NonLocal, SAGANAttention
+from vitdense.module import Module
+from vitdense.necks import DeconvPyramid
+
+
+def _child(parent: Registry, **locations: str) -> Registry:
+    """A registry of scope vitdense, filled on first use by importing each module whose needed package is installed.
+
+    Args:
+        parent: mmengine's registry of the same kind.
+        **locations: Package that is needed = module to import, relative to vitdense.mm.
+    """
+    here = [f"vitdense.mm.{module}" for needs, module in locations.items() if find_spec(needs)]
+    here += ["vitdense.research.registered"] if "research" in FLOORS else []
+    return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
+
+
+MODULE2PACKAGE["vitdense"] = "vitdense"  # of our configs: `_base_ = "vitdense::configs/NAME.py"`
+
+MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.linear")
+DATASETS = _child(root.DATASETS, mmdet="data.shapes_det", mmseg="data.shapes_seg")
+DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="data.seeded")
+TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms")
+METRICS = _child(root.METRICS, mmdet="train.metrics")
+HOOKS = _child(root.HOOKS, mmengine="train.hooks")
+VISBACKENDS = _child(root.VISBACKENDS, mmengine="train.wandb_backend")
+OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
+
+for _module in (*map(backbone_class, FOLDERS), DeconvPyramid):
+    MODELS.register_module(module=_module)
+# Plugin layers for mm's ResNets.
+for _module in (NonLocal, SAGANAttention):
+    MODELS.register_module(module=_module)
+# LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
+MODELS.register_module(name="LN2d", module=LayerNorm2d)
+
+
+class _ToCurrentLogger(logging.Handler):
+    """Repeats records in mmengine's current logger, so that the log of a run says what the backbones loaded."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        MMLogger.get_current_instance().log(record.levelno, record.getMessage())
+
+
+# Trunks and necks know nothing of mmengine: its initialisers and its log reach them from here.
+Module.initialize = staticmethod(initialize)
+logging.getLogger("vitdense.models").setLevel(logging.INFO)
+logging.getLogger("vitdense.models").addHandler(_ToCurrentLogger())

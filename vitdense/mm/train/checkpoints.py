@@ -1,0 +1,83 @@
+"""Checkpoints of mmengine: loaded without running code from them, saved by an atomic write."""
+
+from collections.abc import Callable
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from mmengine.fileio import LocalBackend, register_backend
+from mmengine.logging import HistoryBuffer
+from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.read import read
+from vitdense.files import atomic_write
+
+# "" is mmengine's loader of local paths and of every prefix without a loader of its own.
+PREFIXES = ("", "http://", "https://", "timm://", "hf://", "torchvision://")
+
+
+def _log_statistic(owner: type, name: str) -> Callable:
+    """Replaces `getattr` in a checkpoint: mmengine pickles the methods of its log buffers as calls of `getattr`."""
+    if owner is not HistoryBuffer:
+        raise UnpicklingError(f"the checkpoint calls getattr({owner!r}, {name!r}), allowed for HistoryBuffer only")
+    return getattr(owner, name)
+
+
+# The log history, which mmengine saves in addition to tensors and numbers, and restores on resume.
+RUN_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"))
+
+
+def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool = False) -> dict:
+    """Read the checkpoint of a run, including its log history.
+
+    Args:
+        filename: See `read`. Names after ``torchvision://`` have mmengine's meaning, so that configs keep their
+            weights: ``torchvision://resnet50`` is torchvision's first version of the weights, not the newest.
+        map_location: As for `torch.load`.
+        allow_pickle: Allow the file to run code. Only for files whose author you trust.
+
+    Raises:
+        CheckpointNotFoundError: See `read`.
+        CheckpointMismatchError: See `read`; the message names `allow_pickle` where that would help.
+    """
+    if filename.startswith("torchvision://"):
+        filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
+    try:
+        return read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)
+    except CheckpointMismatchError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise CheckpointMismatchError(
+            f"{error}. For the checkpoint of a run (load_from, resume, test, predict) the config sets it by "
+            f"default_hooks=dict(exact_load=dict(type='vitdense.ExactLoadHook', allow_pickle=True))"
+        ) from error
+
+
+def install_loader(allow_pickle: bool = False) -> None:
+    """Make mmengine load every checkpoint of the process (`load_from`, resume, test) by `read_checkpoint`.
+
+    mmengine's own loader can run code from the file.
+
+    Args:
+        allow_pickle: See `read_checkpoint`.
+    """
+
+    def load_from_vitdense(filename: str, map_location: Any = None) -> dict:  # mmengine logs the name
+        return read_checkpoint(filename, map_location, allow_pickle)
+
+    CheckpointLoader.register_scheme(PREFIXES, load_from_vitdense, force=True)
+
+
+class AtomicLocalBackend(LocalBackend):
+    """mmengine's local file backend with atomic writes.
+
+    With ``CheckpointHook(backend_args=dict(backend='vitdense.atomic'))``, a killed save leaves no truncated checkpoint.
+    """
+
+    def put(self, obj: bytes, filepath: str | Path) -> None:
+        with atomic_write(filepath) as scratch:
+            scratch.write_bytes(obj)
+
+
+register_backend("vitdense.atomic", AtomicLocalBackend)

@@ -1,0 +1,214 @@
+"""Hooks: reproducible training steps, exact loading, pictures of a training."""
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.dist import get_rank, master_only
+from mmengine.hooks import Hook
+from mmengine.model import BaseTTAModel, is_model_wrapper
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop
+
+from vitdense.checkpoint.detect import OMITTED
+from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole, load_pretrained
+from vitdense.files import atomic_write
+from vitdense.mm.config.walk import as_list
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.registry import HOOKS
+from vitdense.mm.train.checkpoints import install_loader
+from vitdense.mm.train.curves import draw_curves, read_scalars
+from vitdense.models.base import Backbone
+
+
+def seed_everything(*keys: int) -> None:
+    """Seed Python, numpy and torch from a tuple of non-negative ints; different tuples give independent streams."""
+    seed = int(np.random.SeedSequence(keys).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@HOOKS.register_module()
+class ReproducibleHook(Hook):
+    """Seed every training step from the seed of the run, the rank and the iteration.
+
+    A resumed run then draws the same random numbers as an uninterrupted one: drop path, sampled RoIs, and with
+    `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample` also the augmentation. No generator state is
+    saved. Needs ``randomness=dict(seed=...)`` and deterministic kernels. In an epoch-based loop, only resuming from
+    the end of an epoch is exact.
+    """
+
+    priority = "VERY_HIGH"
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        seed_everything(runner.seed, get_rank(), runner.iter)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"fresh of vitdense.ExactLoadHook: {pattern!r} is no regular expression ({error})") from error
+
+
+def _check_length(loop: BaseLoop, checkpoint: dict) -> None:
+    """mmengine resumes the schedule of the checkpoint, whatever the length of the new run."""
+    name = "max_epochs" if isinstance(loop, EpochBasedTrainLoop) else "max_iters"
+    old, new = checkpoint.get("message_hub", {}).get("runtime_info", {}).get(name), getattr(loop, name)
+    if old not in (None, new):
+        raise ConfigError(
+            f"resume: got {name}={new}, but the checkpoint is of a run with {old}, whose learning-rate schedule would "
+            f"go on. Resume with {old}, or start a new run from its weights: --cfg-options load_from=CHECKPOINT"
+        )
+
+
+@HOOKS.register_module()
+class ExactLoadHook(Hook):
+    """Load a checkpoint (`load_from`, resume, test) exactly or raise, and write a report of what was loaded.
+
+    mmengine only logs missing keys and size mismatches, and continues with random weights. Whole detectors and
+    segmentors of mmdet and mmseg load as well: the keys of their backbone are renamed. The reports of this hook and of
+    the backbone's `init_cfg` are written to ``load_report.txt``, in the folder of the log.
+
+    The constructor calls `install_loader`: from then on mmengine reads every checkpoint of the process without running
+    code from it. A Runner builds its hooks before it loads or resumes.
+
+    Args:
+        fresh: Regular expressions of parameters that are kept at initialisation, such as
+            ``r'roi_head\\..*(fc_cls|fc_reg)\\..*'`` to fine-tune on other classes; the error on loading gives the
+            one that is needed. They may be missing, unexpected or of another size.
+        allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
+
+    Raises:
+        ConfigError: `fresh` is not a list of regular expressions; or on resuming, the run has another length.
+        CheckpointMismatchError: On loading: other keys are missing, unexpected, of another size or not finite; or the
+            file would run code.
+    """
+
+    priority = "VERY_HIGH"  # before hooks that copy the checkpoint, such as EMAHook
+
+    def __init__(self, fresh: Sequence[str] = (), allow_pickle: bool = False) -> None:
+        if isinstance(fresh, str):
+            raise ConfigError(f"fresh of vitdense.ExactLoadHook: got {fresh!r}, expected a list: [{fresh!r}]")
+        for pattern in fresh:
+            _check_pattern(pattern)
+        self.fresh = tuple(fresh)
+        self.reports: list[LoadReport] = []
+        install_loader(allow_pickle)
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        if runner._resume:
+            _check_length(runner.train_loop, checkpoint)
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        if isinstance(model, BaseTTAModel):
+            model = model.module  # checkpoints are saved without the TTA wrapper
+        # After this hook, mmengine loads checkpoint["state_dict"].
+        checkpoint["state_dict"], report = fit_whole(
+            model, checkpoint, self.fresh, source=str(runner._load_from or "checkpoint")
+        )
+        runner.logger.info(f"{type(model).__name__}: {report}")
+        self.reports.append(report)
+
+    @master_only
+    def before_train(self, runner) -> None:
+        reports = [module.load_report for module in runner.model.modules() if getattr(module, "load_report", None)]
+        if reports := [*reports, *self.reports]:
+            with atomic_write(Path(runner.log_dir) / "load_report.txt") as scratch:
+                scratch.write_text("\n".join(report.details() for report in reports) + "\n")
+
+    before_val = before_test = before_train
+
+
+@HOOKS.register_module()
+class OmitFrozenBackboneHook(Hook):
+    """Save checkpoints without backbones that are frozen as a whole (``frozen_stages='all'``).
+
+    In ``meta.omitted_backbones`` a checkpoint names their weights, as `init_cfg` does, with a SHA-256. Our tools
+    (`load_from`, resume, test, predict) load them again and compare; mmengine's own tools would leave them random.
+
+    Raises:
+        ConfigError: Before the training: no frozen backbone has its weights from `init_cfg`, or `load_from` gave it
+            others.
+    """
+
+    priority = "VERY_LOW"  # after hooks that change the checkpoint
+
+    def __init__(self) -> None:
+        self.omitted: dict[str, tuple[dict, str]] = {}
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        self.omitted = checkpoint.get("meta", {}).get(OMITTED, {})
+
+    def before_train(self, runner) -> None:
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        loaded, self.omitted = self.omitted, {}
+        for name, part in model.named_modules():
+            if not isinstance(part, Backbone) or any(p.requires_grad for p in part.parameters()):
+                continue
+            if name in loaded:
+                self.omitted[name] = loaded[name]
+            elif part.load_report is not None:
+                weights = {key: value for key, value in as_list(part.init_cfg)[0].items() if key != "type"}
+                weights["checkpoint"] = str(weights["checkpoint"])
+                sha256 = fingerprint(part, part.load_report)
+                if fingerprint(part, load_pretrained(part, **weights)) != sha256:
+                    raise ConfigError(
+                        f"vitdense.OmitFrozenBackboneHook: {name} no longer has the weights of its init_cfg, "
+                        f"{weights['checkpoint']}, but others, as of load_from; remove the hook"
+                    )
+                self.omitted[name] = (weights, sha256)
+        if not self.omitted:
+            raise ConfigError(
+                "vitdense.OmitFrozenBackboneHook: there is no frozen backbone whose weights are from its init_cfg; set "
+                "frozen_stages='all' and init_cfg of the backbone, or remove the hook"
+            )
+
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        starts = tuple(f"{name}." for name in self.omitted)
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(starts)}
+        checkpoint["meta"][OMITTED] = self.omitted
+
+
+@HOOKS.register_module()
+class CurvesHook(Hook):
+    """Draw ``curves.png`` in the work folder at the end of a training; see `draw_curves`."""
+
+    priority = "VERY_LOW"  # after LoggerHook
+
+    @master_only
+    def after_train(self, runner) -> None:
+        if read_scalars(Path(runner.work_dir)):  # else shorter than the interval of the log
+            runner.logger.info(f"curves: {draw_curves([runner.work_dir], Path(runner.work_dir) / 'curves.png')}")
+
+
+@HOOKS.register_module()
+class ValidationPicturesHook(Hook):
+    """Draw the same images at every validation: ground truth to the left, prediction to the right.
+
+    The visualizer of the config draws them, and writes them to the folder ``vis_data/vis_image`` of the run and to
+    TensorBoard or W&B. mm's own visualization hooks choose images by the number of the iteration, so that they change
+    from validation to validation.
+
+    Args:
+        images: How many, evenly spaced over the validation data; on several GPUs over the part of the first.
+    """
+
+    def __init__(self, images: int = 4) -> None:
+        self.images = images
+
+    @master_only
+    def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs: Sequence = ()) -> None:
+        import mmcv  # mmengine's hooks alone do not need it
+
+        from vitdense.mm.data.images import evenly_spaced
+
+        loader = runner.val_dataloader
+        chosen = evenly_spaced(range(len(loader.sampler)), self.images)
+        for i, sample in enumerate(outputs, batch_idx * loader.batch_size):
+            if i in chosen:
+                name = f"val_{i}_{Path(sample.img_path).stem}"
+                image = mmcv.imread(sample.img_path, channel_order="rgb")
+                runner.visualizer.add_datasample(name, image, sample, step=runner.iter)

@@ -1,0 +1,205 @@
+"""Training and testing from a config, as `tools/` call them."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmengine.config import Config, ConfigDict
+from mmengine.device import get_device
+from mmengine.logging import print_log
+from mmengine.runner import Runner, find_latest_checkpoint
+
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.mm.checks.preflight import check
+from vitdense.mm.config.load import hook_configs
+from vitdense.mm.config.walk import drop_weights, leaf_datasets
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.ops import ops_in_use
+from vitdense.mm.train.breakdown import report_test
+from vitdense.mm.train.checkpoints import install_loader
+from vitdense.mm.train.quiet import QuietRunner, quiet
+from vitdense.models.table import find_model
+
+# Errors that a user can fix; a stack trace would only hide the message.
+USER_ERRORS = (
+    ConfigError,  # its stack trace may be that of a data worker
+    *(CheckpointMismatchError, CheckpointNotFoundError),  # also raised by scripts/verify.py
+    *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output path
+)
+AMP_DTYPES = ("float16", "bfloat16")
+
+
+@contextmanager
+def exit_on_user_error() -> Iterator[None]:
+    """Exit with status 2 and one message on an error that a user can fix.
+
+    These are `USER_ERRORS`, and every `ValueError` raised by this package. Inside, mm is `quiet`.
+    """
+    try:
+        with quiet():
+            yield
+    except (*USER_ERRORS, ValueError) as error:
+        if not (isinstance(error, USER_ERRORS) or _is_ours(error)):
+            raise
+        message = str(error).rpartition("ConfigError: ")[2]  # without the stack trace of a data worker
+        print(f"error: {message.strip()}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether this package raised an error or one of its causes (mm's registries raise a new error from ours)."""
+    while error is not None:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if Path(raised_in).is_relative_to(Path(__file__).parents[2]):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def train(
+    cfg: Config,
+    amp: str | None = None,
+    resume: str | None = None,
+    auto_scale_lr: bool = False,
+    fresh: Sequence[str] = (),
+) -> None:
+    """Train and validate.
+
+    Args:
+        cfg: From `load_config`.
+        amp: Data type of automatic mixed precision, one of `AMP_DTYPES`; None: float32.
+        resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
+        auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
+        fresh: See `ExactLoadHook`; replaces the config's. Not for `resume`.
+
+    Raises:
+        ConfigError: See `check`; or `amp` or a launcher on a machine without a GPU.
+        CheckpointNotFoundError: The checkpoint to resume from does not exist.
+    """
+    if amp:
+        _needs_gpu(f"--amp {amp}")
+        cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype=amp)
+        if amp == "bfloat16":  # has the range of float32: gradients do not underflow
+            cfg.optim_wrapper.loss_scale = dict(enabled=False)
+        else:
+            cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
+    if auto_scale_lr:
+        cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
+    if resume is None and fresh:
+        hooks = cfg.setdefault("default_hooks", ConfigDict())
+        hooks.exact_load = {"type": "vitdense.ExactLoadHook", **hooks.get("exact_load", {}), "fresh": list(fresh)}
+    if resume == "auto":
+        resume = latest_checkpoint(Path(cfg.work_dir))
+        if resume is None:
+            print_log(f"no checkpoint to resume from in {cfg.work_dir}: training from scratch", level=logging.WARNING)
+    if resume is not None:
+        cfg.resume, cfg.load_from = True, find_checkpoint(resume)
+        _load_everything(cfg)
+    check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
+    _runner(cfg).train()
+    if cfg.filename and cfg.get("default_scope") in ("mmdet", "mmseg"):
+        config = Path(cfg.work_dir, Path(cfg.filename).name)  # with the options of this run
+        print_log(
+            f"next: tools/test.py {config} {cfg.work_dir}, or tools/predict.py {config} {cfg.work_dir} IMAGES",
+            logger="current",
+        )
+
+
+def test(  # no test of pytest
+    cfg: Config,
+    checkpoint: str,
+    tta: bool = False,  # noqa: PT028
+    report: Path | None = None,  # noqa: PT028
+) -> dict[str, float]:
+    """Evaluate a checkpoint on the test data.
+
+    Args:
+        cfg: From `load_config`.
+        checkpoint: See `find_checkpoint`.
+        tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
+        report: Folder for what the metrics are made of; see `report_test`.
+
+    Raises:
+        ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for `tta`, or no metric for
+            `report`.
+        CheckpointNotFoundError: There is no such file.
+        CheckpointMismatchError: It is not a checkpoint of this model.
+    """
+    cfg.load_from = find_checkpoint(checkpoint)
+    _load_everything(cfg)
+    check(cfg, ("test",))
+    if tta:
+        _augment_tests(cfg)
+    runner = _runner(cfg)
+    metrics = runner.test() if report is None else report_test(runner, report)
+    return {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
+
+
+def _load_everything(cfg: Config) -> None:
+    """`fresh` is for the start of a training."""
+    for hook in hook_configs(cfg):
+        hook.pop("fresh", None)
+
+
+def _augment_tests(cfg: Config) -> None:
+    """Wrap the model for test-time augmentation, and replace the test pipeline."""
+    if absent := [key for key in ("tta_pipeline", "tta_model") if not cfg.get(key)]:
+        raise ConfigError(
+            f"--tta: the config has no {' and no '.join(absent)}; configs/_base_/seg_data.py has both for a segmentor, "
+            f"configs/_base_/coco_htcpp.py for a detector with masks"
+        )
+    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
+        dataset.pipeline = cfg.tta_pipeline
+    cfg.model = dict(cfg.tta_model, module=cfg.model)
+
+
+def _runner(cfg: Config) -> Runner:
+    """Build mmengine's runner, and log which ops are in use."""
+    if cfg.launcher != "none":
+        _needs_gpu(f"--launcher {cfg.launcher}")
+    if cfg.get("load_from"):
+        drop_weights(cfg.model)
+    install_loader()  # an ExactLoadHook of the config installs it again, with its own options
+    runner = QuietRunner.from_cfg(cfg)
+    runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")
+    runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
+    return runner
+
+
+def _needs_gpu(option: str) -> None:
+    """mmengine would fail later, in an assertion that does not name the option."""
+    if get_device() == "cpu":
+        raise ConfigError(f"{option}: needs a GPU, and torch finds none; leave it out to run on the CPU")
+
+
+def latest_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint of a work folder, or None. A kill can truncate mmengine's ``last_checkpoint``."""
+    last = find_latest_checkpoint(folder)
+    if last and Path(last).is_file():
+        return last
+    saved = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
+    return str(max(saved, key=lambda path: path.stat().st_mtime)) if saved else None
+
+
+def find_checkpoint(checkpoint: str) -> str:
+    """The path of a checkpoint.
+
+    Args:
+        checkpoint: A file; a work folder, for its latest checkpoint; or a URL or name of weights, returned unchanged.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file, or no checkpoint in the folder.
+    """
+    path = Path(checkpoint)
+    if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()):
+        return checkpoint
+    latest = latest_checkpoint(path) if path.is_dir() else checkpoint
+    if latest is None or not Path(latest).is_file():
+        raise CheckpointNotFoundError(
+            f"checkpoint {latest or checkpoint} does not exist; train one with tools/train.py, or give the path of a "
+            f"checkpoint or of a work folder with one"
+        )
+    return latest

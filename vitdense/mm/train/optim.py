@@ -1,0 +1,107 @@
+"""Parameter groups of the optimiser: layer-wise learning-rate decay for our backbones, one table in the log."""
+
+import logging
+from collections.abc import Sequence
+
+from mmengine.logging import MMLogger
+from mmengine.optim import DefaultOptimWrapperConstructor
+from torch import nn
+
+from vitdense.mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from vitdense.models.base import Backbone
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """mmengine's constructor with layer-wise learning-rate decay. It logs one table, not a line per parameter.
+
+    Without decay, every parameter has the learning rate and weight decay that mmengine's constructor gives it.
+
+    The formula is detectron2's for ViTDet. With L blocks, the stem gets ``rate ** (L + 1)`` of the learning rate and
+    block i, counted from 0, ``rate ** (L - i)``. Everything else (output norms, necks, heads) gets the full rate. These
+    factors multiply those of ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)``. Frozen parameters are left
+    out.
+
+    Args:
+        optim_wrapper_cfg: As for the default constructor.
+        paramwise_cfg: As for the default constructor, plus `layer_decay_rate` in (0, 1]; default 1.
+
+    Raises:
+        ValueError: `layer_decay_rate` is not in (0, 1]; or it is below 1, and the optimiser has no `lr` or the model no
+            backbone of this project.
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
+        options = dict(paramwise_cfg or {})
+        self.rate = options.pop("layer_decay_rate", 1.0)
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"layer_decay_rate: got {self.rate!r}, expected a number in (0, 1]; 1 is no decay")
+        # Without any option the default constructor does not call add_params.
+        super().__init__(optim_wrapper_cfg, {"bypass_duplicate": True, **options})
+        if self.rate < 1 and self.base_lr is None:
+            raise ValueError(f"layer_decay_rate: got {self.rate} for an optimiser without lr; set optimizer.lr")
+
+    def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
+        """Add the parameter groups of a model. The default constructor calls this method for every sub-module too."""
+        if prefix:
+            super().add_params(params, module, prefix, **kwargs)
+            return
+        logger = MMLogger.get_current_instance()
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # no line per parameter
+        try:
+            per_parameter: list[dict] = []
+            super().add_params(per_parameter, module, prefix, **kwargs)
+        finally:
+            logger.setLevel(level)
+        parts = {id(parameter): name.partition(".")[0] for name, parameter in module.named_parameters()}
+        layers = layer_factors(module, self.rate)
+        merged: dict[tuple, dict] = {}
+        for group in per_parameter:
+            (parameter,) = group["params"]
+            layer, factor = layers.get(id(parameter), ("", 1.0))
+            # lr and weight_decay include the factors of custom keys.
+            options = {key: value for key, value in group.items() if key not in ("params", "lr_mult", "decay_mult")}
+            options["part"] = f"{parts[id(parameter)]} {layer}".rstrip()
+            if self.base_lr is not None:
+                options["lr"] = group.get("lr", self.base_lr) * factor
+            merged_group = merged.setdefault(repr(sorted(options.items())), {**options, "params": []})
+            merged_group["params"].append(parameter)
+        params.extend(merged.values())
+        logger.info(f"parameters of the optimiser:\n{table(params, self.base_lr, self.base_wd)}")
+
+
+def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]:
+    """Layer name and learning-rate factor of every parameter in the layers of a backbone, by ``id(parameter)``.
+
+    Empty for a `rate` of 1, which makes no difference between layers.
+
+    Raises:
+        ValueError: `rate` is below 1, and the model has no backbone of this project.
+    """
+    if rate == 1:
+        return {}
+    backbones = [part for part in model.modules() if isinstance(part, Backbone)]
+    if not backbones:
+        raise ValueError(f"layer_decay_rate: got {rate} for a model without a backbone of vitdense; leave it out")
+    factors = {}
+    for backbone in backbones:
+        layers = backbone.layers()
+        for i, modules in enumerate(layers):
+            layer = "stem" if i == 0 else f"block {i - 1}", rate ** (len(layers) - i)
+            factors.update({id(parameter): layer for part in modules for parameter in part.parameters()})
+    return factors
+
+
+def table(groups: Sequence[dict], base_lr: float | None, base_wd: float | None) -> str:
+    """Text table of parameter groups: part of the model, learning rate and weight decay with their factors, sizes."""
+
+    def product(value: float | None, base: float | None) -> str:
+        return f"{value:.3g} (x {value / base:.3g})" if base else "-"
+
+    lines = [f"{'part':20} {'lr':>20} {'weight decay':>20} {'tensors':>8} {'params (M)':>11}"]
+    for group in groups:
+        rate, decay = product(group.get("lr"), base_lr), product(group.get("weight_decay", base_wd), base_wd)
+        count = sum(parameter.numel() for parameter in group["params"])
+        lines.append(f"{group['part']:20} {rate:>20} {decay:>20} {len(group['params']):8} {count / 1e6:11.3f}")
+    return "\n".join(lines)

@@ -1,0 +1,297 @@
+"""What all backbones share: outputs, freezing, activation checkpointing, loading."""
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from vitdense.checkpoint.load import LoadReport, load_pretrained, remap_keys_in_place
+from vitdense.layers.blocks import LayerNorm
+from vitdense.layers.lora import LoRA, add_lora
+from vitdense.models.rows import Model
+from vitdense.models.table import find_model
+from vitdense.module import Module
+
+logger = logging.getLogger(__name__)
+
+Finetune = str | Mapping | None
+InitCfg = dict | Sequence[dict] | str | Path | None
+PRETRAINED_OPTIONS = (
+    *("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier", "map_location", "channels"),
+)
+
+# What trains by `finetune`, as regular expressions of parameter names; everything else is frozen. "Three things"
+# section 4 adapts the attention and, in its code, the position embeddings; the MLPs are its control, which differs in
+# nothing else. Output norms are in no classifier's checkpoint: they train.
+_ALWAYS = r"absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"
+FINETUNE = {kind: rf".+\.{name}\d*\..+|{_ALWAYS}" for kind, name in (("attention", "attn"), ("mlp", "mlp"))}
+FINETUNE["lora"] = r".+\.lora\.[AB]|norm\d+\..+"
+
+
+def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
+    """A size given as one int or as (h, w), as a tuple (h, w).
+
+    Raises:
+        ValueError: Anything else, or a size below 1.
+    """
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+        raise ValueError(f"{name}: got {value!r}, expected a positive int or a pair (h, w) of them")
+    return pair
+
+
+def maybe_checkpoint(function: Callable[..., Tensor], *args: Any, with_cp: bool) -> Tensor:
+    """Call `function`, recomputing its activations in the backward pass when `with_cp`.
+
+    Non-reentrant, so that gradients flow also when no input needs one (a frozen stem) and under DDP.
+    """
+    return checkpoint(function, *args, use_reentrant=False) if with_cp else function(*args)
+
+
+def _before_load_state_dict(model: "Backbone", state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    remap_keys_in_place(model, state, prefix)
+    if any(key.startswith(prefix) for key in state):
+        model.unloaded_warning.remove()
+
+
+def _warn_unloaded(model: "Backbone", *_: Any) -> None:
+    """Forward pre-hook of a backbone whose weights were not loaded. It removes itself."""
+    # A compiler cannot trace logging. Models on the meta device are counted, not used.
+    if torch.compiler.is_compiling() or next(model.parameters()).is_meta:
+        return
+    model.unloaded_warning.remove()
+    logger.warning(
+        "%s: init_cfg=%s was not loaded, so the weights are random; call init_weights() of the model, or load a state "
+        "dict, before the first forward pass",
+        type(model).__name__,
+        model.init_cfg,
+    )
+
+
+class Backbone(Module):
+    """Base of all backbones: stages with one normalised output map each.
+
+    A subclass builds `patch_embed`, `absolute_pos_embed` and `stages`, then calls `build_outputs_and_freeze`. With
+    other modules it overrides `stem_modules`, `stage_modules`, `unused_modules` and a method of the forward pass.
+
+    Arguments that every subclass has:
+
+    - `arch`: A name of `vitdense.models.variants`, or a dict of the fields of that table's rows.
+    - `in_channels`: Image channels.
+    - `mlp_ratio`: Hidden width of the MLPs over their input.
+    - `drop_path_rate`: Stochastic depth of the last block; it grows linearly from 0 at the first.
+    - `out_indices`: Stages to return, ascending.
+    - `frozen_stages`: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms; ``'all'``
+      everything: no part of the trunk is in the graph, in training mode or with an optimiser.
+    - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4),
+      ``'mlp'`` the MLPs in place of the attention, as its control; ``'lora'``, or ``dict(type='lora', rank=8, alpha=16,
+      targets=('qkv', 'proj'))``, low-rank updates of linear layers and the output norms (`vitdense.layers.lora`); None
+      trains everything. Mixers, which have no attention, do not have it.
+    - `with_cp`: Recompute activations in the backward pass: less memory, more time, the same gradients.
+    - `init_cfg`: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
+      `init_weights`.
+
+    Attributes:
+        family: Name of the family in `vitdense.checkpoint.families`.
+        arch: Its row of `vitdense.models.variants`.
+        out_channels: Channels of each output.
+        out_strides: Stride of each output in pixels.
+        load_report: What loading `init_cfg` did; None when nothing was loaded.
+        unloaded_warning: Handle of the hook that warns at a forward pass with the weights of `init_cfg` not loaded.
+        cfg: Row of the model table that the weights are from, or None: what they expect of an image.
+    """
+
+    family: str
+    out_channels: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    load_report: LoadReport | None = None
+    cfg: Model | None = None
+
+    def __new__(cls, *_: Any, **options: Any) -> "Backbone":
+        if "pretrained" in options and "pretrained" not in signature(cls).parameters:
+            raise ValueError(
+                f"{cls.__name__}: got pretrained={options['pretrained']!r}, which older versions of mm had; give the "
+                f"checkpoint as init_cfg, and init_weights() loads it"
+            )
+        if "finetune" in options and "finetune" not in signature(cls).parameters:
+            raise ValueError(
+                f"{cls.__name__}: got finetune={options['finetune']!r}, but it has no attention to train alone; leave "
+                f"finetune out, and freeze stages by frozen_stages"
+            )
+        return super().__new__(cls)
+
+    def __init__(self, init_cfg: InitCfg = None) -> None:
+        if isinstance(init_cfg, (str, Path)):
+            init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
+        super().__init__(init_cfg)
+        self.unloaded_warning = self.register_forward_pre_hook(_warn_unloaded)
+        if not self._names_weights():
+            self.unloaded_warning.remove()
+
+    def _names_weights(self) -> bool:
+        """Whether `init_cfg` has weights to load."""
+        cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
+        return any(cfg and cfg.get("type") == "Pretrained" for cfg in cfgs)
+
+    def build_outputs_and_freeze(
+        self,
+        dims: Sequence[int],
+        strides: Sequence[int],
+        out_indices: Sequence[int],
+        frozen_stages: int | str,
+        finetune: Finetune,
+        norm: Callable[[int], nn.Module] = LayerNorm,
+    ) -> None:
+        """Add an output norm ``norm{i}`` per index, declare the outputs, and freeze.
+
+        Args:
+            dims: Channels of every stage.
+            strides: Stride of every stage in pixels.
+            out_indices: See the class.
+            frozen_stages: See the class.
+            finetune: See the class. What `frozen_stages` freezes stays frozen.
+            norm: Makes an output norm from its channels.
+
+        Raises:
+            ValueError: An index, a number of stages or a mode that does not exist.
+        """
+        n = len(dims)
+        indices = tuple(out_indices)
+        if not indices or list(indices) != sorted(set(indices)) or indices[0] < 0 or indices[-1] >= n:
+            raise ValueError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
+        if frozen_stages == "all":
+            frozen_stages = n
+        if not (isinstance(frozen_stages, int) and -1 <= frozen_stages <= n):
+            raise ValueError(f"frozen_stages: got {frozen_stages!r}, expected -1 (none) to {n}, or 'all'")
+        options = dict(finetune) if isinstance(finetune, Mapping) else {"type": finetune}
+        kind = options.pop("type", None)
+        known = [part.name for part in fields(LoRA)]
+        if kind not in (None, *FINETUNE) or (options and not (kind == "lora" and options.keys() <= set(known))):
+            raise ValueError(
+                f"finetune: got {finetune!r}, expected None (all), one of {', '.join(FINETUNE)}, or dict(type='lora') "
+                f"with any of {', '.join(known)}"
+            )
+        self.out_indices = indices
+        self.frozen_stages = frozen_stages
+        self.out_channels = tuple(dims[i] for i in indices)
+        self.out_strides = tuple(strides[i] for i in indices)
+        for i in indices:
+            self.add_module(f"norm{i}", norm(dims[i]))
+        # Also when the backbone is a part of a detector, whose `load_state_dict` then accepts other naming schemes.
+        self.register_load_state_dict_pre_hook(_before_load_state_dict)
+        # In the constructor, before an optimiser or DDP looks at `requires_grad`.
+        for module in (*self.frozen_modules(), *self.unused_modules()):
+            module.requires_grad_(False)
+        if kind == "lora":
+            fixed = {part for module in (*self.frozen_modules(), *self.unused_modules()) for part in module.modules()}
+            add_lora([item for item in self.named_modules() if item[1] not in fixed], LoRA(**options))
+        for name, parameter in self.named_parameters():
+            if kind and not re.fullmatch(FINETUNE[kind], name):
+                parameter.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
+        return self.forward_patches(self.patch_embed(x))
+
+    def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `forward`, from what `patch_embed` makes of an image, ``[B, h, w, C]``: masked pretraining enters here."""
+        return self.forward_stages(self.absolute_pos_embed(x))
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `forward`, from the map that the stem made."""
+        outs = []
+        for i in range(self.out_indices[-1] + 1):
+            x = self.forward_stage(x, i)  # [B, H_i, W_i, C_i]; in a ResNet [B, C_i, H_i, W_i]
+            if i in self.out_indices:
+                outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
+        return tuple(outs)
+
+    def forward_stage(self, x: Tensor, stage: int) -> Tensor:
+        """The map before a stage to the map after it."""
+        return self.stage_modules()[stage](x)
+
+    def stem_modules(self) -> list[nn.Module]:
+        """Modules before the first stage."""
+        return [self.patch_embed, self.absolute_pos_embed]
+
+    def stage_modules(self) -> Sequence[nn.Module]:
+        """Stages in order: what `frozen_stages` counts."""
+        return self.stages
+
+    def unused_modules(self) -> list[nn.Module]:
+        """Modules after the last output: kept, so that checkpoints load exactly, but neither run nor trained."""
+        return list(self.stage_modules()[self.out_indices[-1] + 1 :])
+
+    def frozen_modules(self) -> list[nn.Module]:
+        """Modules that `frozen_stages` keeps from training: in mmdet's sense, stem, then whole stages."""
+        n = self.frozen_stages
+        if n < 0:
+            return []
+        norms = [getattr(self, f"norm{i}") for i in self.out_indices if i < n]
+        return [*self.stem_modules(), *self.stage_modules()[:n], *norms]
+
+    def layers(self) -> list[list[nn.Module]]:
+        """Modules by depth, for layer-wise learning-rate decay: the stem, then every block.
+
+        A downsampling layer belongs to the block before it. Output norms and unused modules are in no layer.
+        """
+        layers = [self.stem_modules()]
+        for stage in self.stage_modules()[: self.out_indices[-1] + 1]:
+            layers += [[block] for block in stage.blocks]
+            layers[-1] += [part for name, part in stage.named_children() if name != "blocks"]
+        return layers
+
+    def output(self, x: Tensor, stage: int) -> Tensor:
+        """Output map of a stage: norm, then ``[B, H, W, C]`` to ``[B, C, H, W]`` in channels-last memory."""
+        return self.output_norm(stage)(x).permute(0, 3, 1, 2)  # [B, C, H, W]
+
+    def output_norm(self, stage: int) -> nn.Module:
+        """The norm of an output."""
+        return getattr(self, f"norm{stage}")
+
+    def train(self, mode: bool = True) -> "Backbone":
+        """As in torch, but frozen stages and frozen batch norms stay in eval mode (no drop path, no new statistics)."""
+        super().train(mode)
+        norms = [module for module in self.modules() if isinstance(module, _BatchNorm) and module.affine]
+        frozen = [norm for norm in norms if not norm.weight.requires_grad]
+        for module in (*self.frozen_modules(), *frozen):
+            module.eval()
+        return self
+
+    def init_weights(self) -> None:
+        """Load ``init_cfg=dict(type='Pretrained', checkpoint=...)`` or ``init_cfg='...'`` exactly, or raise.
+
+        `checkpoint` is a file, an address or a name of the model table. `init_cfg` may also hold the other arguments of
+        `load_pretrained`: `prefix`, `scheme`, `resize`, `sha256`, `allow_pickle`, `keep_classifier`, `map_location`,
+        `channels`.
+        Without `init_cfg` the weights stay as the constructor made them (truncated normal, std 0.02).
+
+        Raises:
+            CheckpointNotFoundError: There is no such file.
+            CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
+            ValueError: `init_cfg` holds anything else.
+        """
+        if not self._names_weights():
+            super().init_weights()
+            return
+        cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
+        if len(cfgs) > 1:
+            raise ValueError(f"init_cfg: got Pretrained with others ({cfgs}); it fills everything, so give it alone")
+        options = {key: value for key, value in cfgs[0].items() if key != "type"}
+        if not {"checkpoint"} <= set(options) <= {"checkpoint", *PRETRAINED_OPTIONS}:
+            raise ValueError(
+                f"init_cfg: got {sorted(options)} with type='Pretrained', expected checkpoint and any of "
+                f"{', '.join(PRETRAINED_OPTIONS)}"
+            )
+        self.load_report = load_pretrained(self, **options)
+        logger.info("%s: %s", type(self).__name__, self.load_report)
+        self.cfg = find_model(str(options["checkpoint"]))
+        self.is_init = True

@@ -1,0 +1,84 @@
+"""Sizes of MViT and its published weights."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from vitdense.models.rows import Model, check_sizes
+
+
+@dataclass(frozen=True)
+class MViTArch:
+    """Sizes of an MViT: channels and heads of the first stage (both double per stage), blocks per stage.
+
+    Attributes:
+        growth: Which branch changes the width: ``'attention'`` of a stage's first block, or ``'mlp'`` of the last block
+            of the stage before.
+        pool: ``'conv'`` (depthwise, with a norm) or ``'max'``.
+        pool_all_queries: Whether queries have that convolution in every block, or only in blocks that shrink the map.
+        relative_position: Decomposed relative positions.
+        absolute_position: An absolute position embedding after the patch embedding.
+        residual_pooling: Whether the pooled queries are added to the attention's result.
+    """
+
+    embed_dims: int
+    depths: tuple[int, ...]
+    num_heads: int
+    growth: str = "attention"
+    pool: str = "conv"
+    pool_all_queries: bool = True
+    relative_position: bool = True
+    absolute_position: bool = False
+    residual_pooling: bool = True
+
+    def __post_init__(self) -> None:
+        check_sizes(self.embed_dims, self.depths)
+        if not isinstance(self.num_heads, int) or self.num_heads < 1:
+            raise ValueError(
+                f"arch: num_heads is {self.num_heads!r}, expected the number of the first stage; it doubles per stage"
+            )
+        if self.embed_dims % self.num_heads:
+            raise ValueError(f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads")
+        for name, known in (("growth", ("attention", "mlp")), ("pool", ("conv", "max"))):
+            if (got := getattr(self, name)) not in known:
+                raise ValueError(f"arch: {name} is {got!r}, expected one of {', '.join(known)}")
+
+
+_mvit_v1 = partial(
+    MViTArch,
+    growth="mlp",
+    pool_all_queries=False,
+    relative_position=False,
+    absolute_position=True,
+    residual_pooling=False,
+)
+
+
+# MViTv2 Table 1 and the authors' configs. Large was released twice: for ImageNet-1K it grows in the MLP.
+MVIT = {
+    "v2_tiny": MViTArch(96, (1, 2, 5, 2), 1),
+    "v2_small": MViTArch(96, (1, 2, 11, 2), 1),
+    "v2_base": MViTArch(96, (2, 3, 16, 3), 1),
+    "v2_large": MViTArch(144, (2, 6, 36, 4), 2),
+    "v2_large_in1k": MViTArch(144, (2, 6, 36, 4), 2, growth="mlp"),
+    "v2_huge": MViTArch(192, (4, 8, 60, 8), 3),
+    # MViT v1 Table 2 ("B-16") as trained on images: the released model, and the authors' config with max pooling.
+    "v1_base": _mvit_v1(96, (1, 2, 11, 2), 1),
+    "v1_base_max": _mvit_v1(96, (1, 2, 11, 2), 1, pool="max"),
+}
+
+
+def rows() -> list[Model]:
+    """The authors' releases, as timm hosts them. ImageNet-1K, or the winter 2021 release of 21K, whose models have a
+    class token, which dense prediction ignores."""
+
+    def row(size: str, data: str, timm: str, arch: str | None = None) -> Model:
+        model = f"mvitv2_{size}"
+        return Model(f"{model}.{data}", model, "MViT", arch or f"v2_{size}", f"timm://{timm}.{data}", "Apache-2.0")
+
+    return [
+        *(row(size, "fb_in1k", f"mvitv2_{size}") for size in ("tiny", "small", "base")),
+        *(row(size, "fb_inw21k", f"mvitv2_{size}_cls") for size in ("base", "large", "huge")),
+        row("large", "fb_in1k", "mvitv2_large", "v2_large_in1k"),
+        # Released by the authors on a page that programs cannot fetch from: give the file.
+        *(Model(f"mvit{arch}", f"mvit{arch}", "MViT", arch) for arch in ("v1_base", "v1_base_max")),
+    ]

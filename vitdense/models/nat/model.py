@@ -1,0 +1,120 @@
+"""Neighborhood Attention Transformer (Hassani et al., CVPR 2023) as a backbone for dense prediction.
+
+Follows the authors' detection code: a map that is smaller than the kernel is padded after the norm and before queries,
+keys and values are made, and padded keys are visible.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitdense.layers.blocks import ResidualLayerNorm, scaled
+from vitdense.layers.local import Tiles, num_offsets
+from vitdense.models.base import Finetune, InitCfg
+from vitdense.models.nat.sizes import NAT as SIZES
+from vitdense.models.rows import find_arch
+from vitdense.models.swin.model import BlockSpec, SlidingAttention, SwinBlock, SwinTrunk, plan
+
+
+class NATBlock(SwinBlock):
+    """Neighborhood attention (section 3.1) and MLP, each on a normalised branch, with LayerScale in the larger models.
+
+    Args:
+        spec: The block.
+        mlp_ratio: Hidden width of the MLP over `spec.dim`.
+        layer_scale: Initial value of a learned factor per channel on both branches; None for no factors.
+    """
+
+    def __init__(self, spec: BlockSpec, mlp_ratio: float, layer_scale: float | None) -> None:
+        attn = SlidingAttention(spec, qkv_bias=True, relative_bias=True, border="clamp")
+        super().__init__(spec, attn, mlp_ratio)
+        for name in ("gamma_1", "gamma_2"):
+            gamma = None if layer_scale is None else nn.Parameter(torch.full((spec.dim,), layer_scale))
+            self.register_parameter(name, gamma)
+
+    def forward(self, x: Tensor, *args: Tiles) -> Tensor:
+        """``[B, H, W, C]`` to the same; see `SwinBlock`."""
+        x = x + self.drop_path(scaled(self.attn(self.norm1(x), *args), self.gamma_1))
+        return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
+
+
+class ConvPatchEmbed(nn.Module):
+    """Two overlapping convolutions of stride 2, then LayerNorm (section 3.3).
+
+    Args:
+        in_channels: Image channels.
+        dim: Channels of the result.
+    """
+
+    def __init__(self, in_channels: int, dim: int) -> None:
+        super().__init__()
+        widths = ((in_channels, dim // 2), (dim // 2, dim))
+        self.proj = nn.Sequential(*(nn.Conv2d(*width, 3, stride=2, padding=1) for width in widths))
+        self.norm = ResidualLayerNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image ``[B, 3, H, W]`` to ``[B, ceil(H/4), ceil(W/4), C]``."""
+        return self.norm(self.proj(x).permute(0, 2, 3, 1))  # [B, h, w, C]
+
+
+class ConvMerging(nn.Module):
+    """Halve the map and double the channels: an overlapping convolution of stride 2, then LayerNorm (section 3.3).
+
+    Args:
+        dim: Channels of the input map.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.reduction = nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, bias=False)
+        self.norm = ResidualLayerNorm(2 * dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, H, W, C]`` to ``[B, ceil(H/2), ceil(W/2), 2 C]``."""
+        return self.norm(self.reduction(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))  # [B, h, w, 2*C]
+
+
+class NAT(SwinTrunk):
+    """Neighborhood Attention Transformer: four maps of strides 4, 8, 16 and 32 from an image of any size.
+
+    Outputs are those of `Swin`. Arguments not listed here: see `Backbone`.
+
+    Args:
+        arch: ``'mini'``, ``'tiny'``, ``'small'``, ``'base'``, or a dict of `embed_dims`, `depths`, `num_heads`,
+            `mlp_ratio` and, if wanted, `layer_scale`.
+        kernel_size: Side of the neighbourhood in tokens, odd. Published weights use 7.
+
+    Raises:
+        ValueError: An unknown arch, or an even kernel.
+    """
+
+    family = "nat"
+
+    def __init__(
+        self,
+        arch: str | Mapping = "tiny",
+        in_channels: int = 3,
+        kernel_size: int = 7,
+        drop_path_rate: float = 0.2,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int | str = -1,
+        finetune: Finetune = None,
+        with_cp: bool = False,
+        init_cfg: InitCfg = None,
+    ) -> None:
+        row = find_arch(arch, SIZES)
+        num_offsets(kernel_size, "clamp")  # refuses an even kernel
+        super().__init__(
+            row,
+            plan(row, (kernel_size, kernel_size), drop_path_rate, shift=False),
+            stem=lambda dim: ConvPatchEmbed(in_channels, dim),
+            block=lambda spec: NATBlock(spec, row.mlp_ratio, row.layer_scale),
+            merging=ConvMerging,
+            patch_size=4,
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            finetune=finetune,
+            with_cp=with_cp,
+            init_cfg=init_cfg,
+        )

@@ -1,0 +1,146 @@
+"""Naming schemes of Swin, and the parts of them that Swin V2 shares."""
+
+import math
+import re
+
+from torch import Tensor
+
+from vitdense.checkpoint.family import (
+    FLAT_POSITION,
+    REBUILT,
+    SWIN_STEM,
+    Family,
+    mmpretrain,
+    own,
+    read_only,
+    same,
+    square,
+)
+from vitdense.checkpoint.rename import Rule, Scheme, Transform
+
+
+def from_unfold(x: Tensor) -> Tensor:
+    """Reorder the input channels of a patch merging from ``nn.Unfold`` order to the authors' order.
+
+    Unfold puts channel c of neighbour k (2 * row + column) at ``4 c + k``. The authors concatenate the neighbours
+    (0, 0), (1, 0), (0, 1), (1, 1), each with all channels. mmdet, mmseg and mmpretrain use Unfold.
+
+    Args:
+        x: ``[out, 4 C]`` weight or ``[4 C]`` norm parameter.
+    """
+    blocks = x.unflatten(-1, (-1, 4))[..., [0, 2, 1, 3]]  # [..., C, 4]
+    return blocks.transpose(-1, -2).flatten(-2)  # [..., 4*C]
+
+
+def to_unfold(x: Tensor) -> Tensor:
+    """The inverse of `from_unfold`."""
+    blocks = x.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :]  # [..., 4, C]
+    return blocks.transpose(-1, -2).flatten(-2)  # [..., 4*C]
+
+
+def position_grid(x: Tensor) -> Tensor:
+    """The authors' position embedding, ``[1, C, h, w]`` or, in their classifier, ``[1, h * h, C]``, as ours. Both have
+    the same key."""
+    return x.permute(0, 2, 3, 1).contiguous() if x.ndim == 4 else FLAT_POSITION.forward(x)  # [1, h, w, C]
+
+
+UNFOLD = Transform(from_unfold, to_unfold)
+TABLE = square(0, "relative_position_bias_table")  # [(2w - 1)^2, heads] and [2w - 1, 2w - 1, heads]
+DENSE_POSITION = Transform(position_grid, lambda x: x.permute(0, 3, 1, 2).contiguous())
+CLASSIFIER_POSITION = Transform(position_grid, FLAT_POSITION.inverse)
+# torchvision keeps the index of a window flat.
+FLAT_INDEX = Transform(lambda x: x.unflatten(0, (math.isqrt(x.numel()), -1)), lambda x: x.flatten())
+
+
+def stem(proj: str = "patch_embed.proj", norm: str = "patch_embed.norm") -> tuple[Rule, ...]:
+    """Patch embedding."""
+    return Rule(f"{proj}.*", "patch_embed.proj.*"), Rule(f"{norm}.*", "patch_embed.norm.*")
+
+
+def block(path: str, attn: str = "attn", fc1: str = "mlp.fc1", fc2: str = "mlp.fc2") -> tuple[Rule, ...]:
+    """What blocks of Swin and Swin V2 share. `path` is the path of a block, the rest are names inside it."""
+    ours = "stages.{i}.blocks.{j}."
+    names = {"norm1": "norm1", "norm2": "norm2", f"{attn}.proj": "attn.proj", fc1: "mlp.fc1", fc2: "mlp.fc2"}
+    return tuple(Rule(f"{path}{theirs}.*", f"{ours}{name}.*") for theirs, name in names.items())
+
+
+def merge(path: str, unfold: Transform | None = None, unfold_norm: Transform | None = None) -> tuple[Rule, ...]:
+    """Patch merging. `path` is its path; ours has the index of the stage before it."""
+    return (
+        Rule(f"{path}reduction.weight", "stages.{i}.downsample.reduction.weight", unfold),
+        Rule(f"{path}norm.*", "stages.{i}.downsample.norm.*", unfold_norm),
+    )
+
+
+def official(attention: tuple[Rule, ...]) -> tuple[Scheme, Scheme]:
+    """The authors' classifier, and their detection and segmentation code. detectron2's port has the same names."""
+    trunk = (*stem(), *block("layers.{i}.blocks.{j}."), *attention, *merge("layers.{i}.downsample."))
+    mask = Rule("layers.{i}.blocks.{j}.attn_mask", "stages.{i}.blocks.{j}.attn_mask")
+    position, ours = "absolute_pos_embed", "absolute_pos_embed.table"
+    # SimMIM's backbone has a mask token.
+    classifier = (*trunk, mask, *same("norm.*", "head.*", "mask_token"), Rule(position, ours, CLASSIFIER_POSITION))
+    dense = (*trunk, *same("norm{i}.*"), Rule(position, ours, DENSE_POSITION))
+    # timm has the same names for blocks, but no downsample in layer 0. A model of one stage has no downsample at all.
+    marker = r"(layers\.0\.downsample|norm0)\..+"
+    return tuple(Scheme("official", rules, marker, wrapper="model") for rules in (classifier, dense))
+
+
+def timm(attention: tuple[Rule, ...]) -> Scheme:
+    """timm, which keeps no buffers in its files."""
+    attention = tuple(
+        rule for old in attention for rule in (read_only(old) if re.fullmatch(REBUILT, old.ours) else (old,))
+    )
+    # Patch merging is at the start of the next stage and has its index.
+    trunk = (*stem(), *block("layers.{i}.blocks.{j}."), *attention, *merge("layers.{i+1}.downsample."))
+    return Scheme("timm", (*trunk, *same("norm.*"), Rule("head.fc.*", "head.*")))
+
+
+def torchvision(attention: tuple[Rule, ...]) -> Scheme:
+    """torchvision."""
+    trunk = (
+        *stem("features.0.0", "features.0.2"),
+        *block("features.{2i+1}.{j}.", fc1="mlp.0", fc2="mlp.3"),
+        *attention,
+        *merge("features.{2i+2}."),
+    )
+    return Scheme("torchvision", (*trunk, *same("norm.*", "head.*")))
+
+
+def mm_trunk(attention: tuple[Rule, ...], merging: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The trunk of mmdet, mmseg and mmpretrain."""
+    blocks = block("stages.{i}.blocks.{j}.", "attn.w_msa", "ffn.layers.0.0", "ffn.layers.1")
+    return (*stem("patch_embed.projection"), *blocks, *attention, *merging)
+
+
+def _attention(path: str, index: Transform | None = None) -> tuple[Rule, ...]:
+    """Window attention; `path` is its path."""
+    ours = "stages.{i}.blocks.{j}.attn."
+    return (
+        Rule(f"{path}qkv.*", f"{ours}qkv.*"),
+        Rule(f"{path}relative_position_bias_table", f"{ours}bias.relative_position_bias_table", TABLE),
+        Rule(f"{path}relative_position_index", f"{ours}bias.index", index),
+    )
+
+
+_MM = mm_trunk(_attention("stages.{i}.blocks.{j}.attn.w_msa."), merge("stages.{i}.downsample.", UNFOLD, UNFOLD))
+FAMILY = Family(
+    (
+        own("attn.bias.relative_position_bias_table", "attn.v.*", "attn.features"),
+        *official(_attention("layers.{i}.blocks.{j}.attn.")),
+        timm(_attention("layers.{i}.blocks.{j}.attn.")),
+        torchvision(_attention("features.{2i+1}.{j}.attn.", FLAT_INDEX)),
+        Scheme(
+            "mmdet",  # also mmseg, mmpretrain's dense backbone, and classifiers from mmdet's converter
+            (
+                *_MM,
+                *same("norm{i}.*", "norm.*", "head.*"),
+                *read_only(*same("stages.{i}.blocks.{j}.attn_mask")),
+                Rule("absolute_pos_embed", "absolute_pos_embed.table", FLAT_POSITION),
+            ),
+            prefix="backbone.",
+            wrapper="state_dict",
+        ),
+        *mmpretrain(_MM),
+    ),
+    markers=SWIN_STEM,
+)

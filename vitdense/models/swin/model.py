@@ -1,0 +1,388 @@
+"""Swin Transformer (Liu et al., ICCV 2021) as a backbone for dense prediction.
+
+Follows the authors' detection code, not their classification code: maps are padded after the norm and before the roll,
+padded keys stay visible, and shifted blocks shift even where the map is a single window.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from vitdense.layers.attention import attend_windows, masked_bias
+from vitdense.layers.bias import TableBias
+from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
+from vitdense.layers.layout import Windows, compute_dtype, copied, window_layout
+from vitdense.layers.local import LocalAttention, Tiles
+from vitdense.layers.performer import PerformerAttention
+from vitdense.layers.position import AbsolutePosition
+from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
+from vitdense.models.rows import find_arch
+from vitdense.models.swin.sizes import SWIN, SwinArch
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One block. Window and shift are (h, w) in tokens."""
+
+    stage: int
+    dim: int
+    num_heads: int
+    window: tuple[int, int]
+    shift: tuple[int, int]
+    drop_path: float
+
+
+def plan(arch: SwinArch, window: tuple[int, int], drop_path_rate: float, shift: bool = True) -> list[BlockSpec]:
+    """Every block of a Swin in order.
+
+    Odd blocks of a stage shift by half a window (section 3.2); drop path grows linearly from 0 to
+    `drop_path_rate` over all blocks.
+    """
+    half, none = (window[0] // 2, window[1] // 2), (0, 0)
+    blocks = [(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)]
+    last = max(len(blocks) - 1, 1)
+    return [
+        BlockSpec(
+            stage=stage,
+            dim=arch.embed_dims * 2**stage,
+            num_heads=arch.num_heads[stage],
+            window=window,
+            shift=half if shift and i % 2 else none,
+            drop_path=drop_path_rate * n / last,
+        )
+        for n, (stage, i) in enumerate(blocks)
+    ]
+
+
+class WindowAttention(nn.Module):
+    """Multi-head self-attention inside windows (section 3.2).
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: Whether logits get a learned relative position bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        super().__init__()
+        self.spec = spec
+        self.qkv = nn.Linear(spec.dim, 3 * spec.dim, bias=qkv_bias)
+        self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
+        self.proj = nn.Linear(spec.dim, spec.dim)
+
+    def layout(self, x: Tensor) -> Windows:
+        """The windows of a map ``[B, H, W, C]``."""
+        return window_layout(x, self.spec.window, self.spec.shift)
+
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+        """Attend within the windows of a map.
+
+        Args:
+            x: Map, ``[B, H, W, C]``.
+            windows: Partition of the map.
+
+        Returns:
+            ``[B, H, W, C]``.
+        """
+        # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
+        x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C], cast before it is copied
+        return self.project(self.attend(x, windows), windows)  # [B, H, W, C]
+
+    def attend(self, x: Tensor, windows: Windows) -> Tensor:
+        """Attention in windows ``[B*nW, N, C]``, to the same."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
+        return attend_windows(qkv, self.bias and self.bias(x.dtype), windows)  # [B*nW, N, C]
+
+    def project(self, y: Tensor, windows: Windows) -> Tensor:
+        """The projection of windows ``[B*nW, N, C]``, put back to a map ``[B, H, W, C]``."""
+        # In this order, what the projection keeps for its backward pass is what attention keeps.
+        return windows.unpartition(self.proj(y))  # [B, H, W, C]
+
+
+class PositionAttention(WindowAttention):
+    """Values weighted by the softmax of the relative position bias alone (Table 4, "rel. pos. w/o app.").
+
+    There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether values have a bias.
+        relative_bias: True.
+
+    Raises:
+        ValueError: No relative position bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        if not relative_bias:
+            raise ValueError("relative_bias: got False, but attention='position' has nothing else; leave it True")
+        super().__init__(spec, qkv_bias, relative_bias)
+        del self.qkv
+        self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
+
+    def attend(self, x: Tensor, windows: Windows) -> Tensor:
+        """See `WindowAttention`."""
+        tokens, n, v = windows.tokens, windows.num_plain, self.v(x)  # [B*nW, N, C]
+        bias = self.bias(x.dtype)  # [heads, N, align(N)]
+        parts = [(bias[None], v)]
+        if windows.mask is not None:
+            parts = [(bias[None], v[:n]), (masked_bias(bias, windows), v[n:])][n == 0 :]
+        return torch.cat([self.weighted(of_part[..., :tokens], part) for of_part, part in parts])  # [B*nW, N, C]
+
+    def weighted(self, bias: Tensor, v: Tensor) -> Tensor:
+        """Values ``[n, N, C]`` of windows that repeat the m windows of `bias`, ``[m, heads, N, N]``, to the same."""
+        # The windows that share weights become channels: a batch of images is one product, of any number of them.
+        m, heads = bias.shape[:2]
+        repeats = v.shape[0] // m if m else 0
+        v = v.unflatten(-1, (heads, self.spec.dim // heads)).unflatten(0, (repeats, m))  # [n/m, m, N, heads, d]
+        v = copied(v.permute(1, 3, 2, 0, 4))  # [m, heads, N, n/m, d]
+        y = (bias.softmax(-1) @ v.flatten(3)).unflatten(3, v.shape[3:])  # [m, heads, N, n/m, d]
+        return copied(y.permute(3, 0, 2, 1, 4)).flatten(0, 1).flatten(2)  # [n, N, C]
+
+
+class SlidingAttention(LocalAttention):
+    """Multi-head self-attention of every position to the window around it: "sliding window" (Tables 5 and 6).
+
+    It has the parameters of `WindowAttention`. Of the bias table the centre is used, for keys up to half a window away.
+
+    Args:
+        spec: The block. Its window is square; a window of even sides is one row and column less, to have a centre.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: Whether logits get a learned relative position bias.
+        border: See `attend_local`.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool, border: str = "mask") -> None:
+        if spec.window[0] != spec.window[1]:
+            raise ValueError(f"window_size: got {spec.window}, expected a square for attention='sliding'")
+        super().__init__(spec.dim, spec.num_heads, (spec.window[0] - 1) // 2 * 2 + 1, border, None, qkv_bias)
+        self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
+        self.proj = nn.Linear(spec.dim, spec.dim)
+
+    def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
+        """``[B, H, W, C]`` to the same; for `tiles` see `LocalAttention`."""
+        return self.proj(super().forward(x, tiles))
+
+
+class KernelAttention(PerformerAttention):
+    """Performer attention over the whole map (Tables 5 and 6). It has no windows, shifts or position bias.
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: False.
+
+    Raises:
+        ValueError: A relative position bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        if relative_bias:
+            raise ValueError("relative_bias: got True, but attention='performer' has no logits; set it False")
+        super().__init__(spec.dim, spec.num_heads, qkv_bias)
+
+
+ATTENTIONS = {
+    "window": WindowAttention,
+    "sliding": SlidingAttention,
+    "position": PositionAttention,
+    "performer": KernelAttention,
+}
+
+
+class SwinBlock(nn.Module):
+    """Windowed attention and MLP, each on a normalised branch (equation 3).
+
+    Args:
+        spec: The block.
+        attn: Its attention.
+        mlp_ratio: Hidden width of the MLP over `spec.dim`.
+    """
+
+    norm = LayerNorm
+    mixer = "attn"  # name of the layer that mixes tokens
+
+    def __init__(self, spec: BlockSpec, attn: nn.Module, mlp_ratio: float) -> None:
+        super().__init__()
+        self.spec = spec
+        self.norm1 = self.norm(spec.dim)
+        self.add_module(self.mixer, attn)
+        self.norm2 = self.norm(spec.dim)
+        self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
+        self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, *args: Windows | Tiles) -> Tensor:
+        """``[B, H, W, C]`` to the same; `args` are those of the layer that mixes tokens."""
+        x = x + self.drop_path(getattr(self, self.mixer)(self.norm1(x), *args))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+    def arguments(self, x: Tensor, layouts: dict[tuple, Windows | Tiles]) -> tuple[Windows | Tiles, ...]:
+        """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: its layout, if it has any.
+
+        Blocks of a stage share `layouts`.
+        """
+        mixer, key = getattr(self, self.mixer), (self.spec.window, self.spec.shift)
+        if not isinstance(mixer, (WindowAttention, LocalAttention)):
+            return ()
+        if key not in layouts:
+            layouts[key] = mixer.layout(x)
+        return (layouts[key],)
+
+
+class SwinStage(nn.Module):
+    """Blocks of one resolution, and the patch merging to the next.
+
+    Args:
+        blocks: Its blocks.
+        downsample: The patch merging, if a stage follows.
+        with_cp: Recompute the activations of every block, and of the merging, in the backward pass.
+    """
+
+    def __init__(self, blocks: Sequence[SwinBlock], downsample: nn.Module | None, with_cp: bool) -> None:
+        super().__init__()
+        self.with_cp = with_cp
+        self.blocks = nn.ModuleList(blocks)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, H, W, C]`` after the blocks, before merging."""
+        layouts: dict[tuple, Windows | Tiles] = {}
+        for block in self.blocks:
+            x = maybe_checkpoint(block, x, *block.arguments(x, layouts), with_cp=self.with_cp and self.training)
+        return x
+
+
+class SwinTrunk(Backbone):
+    """What Swin, Swin V2 and Swin-Mixer share: patch embedding, stages of blocks and patch merging, output norms.
+
+    Args:
+        arch: Row of the variants table.
+        specs: Every block in order.
+        stem: Builds the patch embedding from its channels.
+        block: Builds a block.
+        merging: Builds a patch merging from its input channels.
+        patch_size: Stride of the patch embedding in pixels.
+        out_indices: This and the next four: see `Backbone`.
+        absolute_position: Whether to add an absolute position embedding.
+        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid that embedding has.
+
+    Raises:
+        ValueError: Sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        arch: SwinArch,
+        specs: Sequence[BlockSpec],
+        stem: Callable[[int], nn.Module],
+        block: Callable[[BlockSpec], SwinBlock],
+        merging: Callable[[int], nn.Module],
+        patch_size: int,
+        out_indices: Sequence[int],
+        frozen_stages: int | str,
+        finetune: Finetune,
+        with_cp: bool,
+        init_cfg: InitCfg,
+        absolute_position: bool = False,
+        pretrain_img_size: int | Sequence[int] = 224,
+    ) -> None:
+        super().__init__(init_cfg=init_cfg)
+        self.arch = arch
+        dims = [arch.embed_dims * 2**i for i in range(len(arch.depths))]
+        self.patch_embed = stem(dims[0])
+        if absolute_position:
+            h, w = as_pair(pretrain_img_size, "pretrain_img_size")
+            self.absolute_pos_embed = AbsolutePosition((h // patch_size, w // patch_size), dims[0])
+        else:
+            self.absolute_pos_embed = nn.Identity()
+        self.stages = nn.ModuleList(
+            SwinStage(
+                [block(spec) for spec in specs if spec.stage == i],
+                merging(dim) if i + 1 < len(dims) else None,
+                with_cp,
+            )
+            for i, dim in enumerate(dims)
+        )
+        self.apply(init_transformer)
+        strides = [patch_size * 2**i for i in range(len(dims))]
+        self.build_outputs_and_freeze(dims, strides, out_indices, frozen_stages, finetune)
+
+    def unused_modules(self) -> list[nn.Module]:
+        merging = self.stages[self.out_indices[-1]].downsample
+        return [*super().unused_modules(), *([merging] if merging is not None else [])]
+
+    def forward_stage(self, x: Tensor, stage: int) -> Tensor:
+        if stage > 0:
+            before = self.stages[stage - 1]
+            with_cp = before.with_cp and self.training
+            x = maybe_checkpoint(before.downsample, x, with_cp=with_cp)  # [B, H_i, W_i, C_i]
+        return super().forward_stage(x, stage)  # [B, H_i, W_i, C_i]
+
+
+class Swin(SwinTrunk):
+    """Swin Transformer V1: four maps of strides 4, 8, 16 and 32 from an image of any size.
+
+    Output i has ``embed_dims * 2**i`` channels; its sizes are H/4, then half per stage, rounded up. Each output has its
+    own LayerNorm; the next stage receives the map before that norm. Arguments not listed here: see `Backbone`.
+
+    Args:
+        arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict of `embed_dims`, `depths`, `num_heads`.
+        patch_size: Patch side and stride in pixels.
+        window_size: Window in tokens, one int or (h, w). Published weights use 7, or 12 when trained at 384 pixels.
+        qkv_bias: Whether queries, keys and values have a bias.
+        attention: ``'window'``; ``'sliding'``: every position attends to the window around it (Tables 5 and 6), with
+            the same weights, and the window is square, of odd sides; ``'position'``, by relative position alone,
+            without queries and keys (Table 4, "w/o app."); or ``'performer'`` over the whole map (Tables 5 and 6),
+            which needs ``relative_bias=False``.
+        shift: Whether odd blocks shift their windows (off: Table 4's ablation). Sliding windows do not.
+        relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
+        absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
+        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
+
+    Raises:
+        ValueError: An unknown arch, or sizes that do not fit together.
+    """
+
+    family = "swin"
+
+    def __init__(
+        self,
+        arch: str | Mapping = "tiny",
+        in_channels: int = 3,
+        patch_size: int = 4,
+        window_size: int | Sequence[int] = 7,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_path_rate: float = 0.2,
+        attention: str = "window",
+        shift: bool = True,
+        relative_bias: bool = True,
+        absolute_position: bool = False,
+        pretrain_img_size: int | Sequence[int] = 224,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int | str = -1,
+        finetune: Finetune = None,
+        with_cp: bool = False,
+        init_cfg: InitCfg = None,
+    ) -> None:
+        row, window = find_arch(arch, SWIN), as_pair(window_size, "window_size")
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention: got {attention!r}, expected one of {', '.join(ATTENTIONS)}")
+        super().__init__(
+            row,
+            plan(row, window, drop_path_rate, shift and attention != "sliding"),
+            stem=lambda dim: PatchEmbed(in_channels, dim, patch_size),
+            block=lambda spec: SwinBlock(spec, ATTENTIONS[attention](spec, qkv_bias, relative_bias), mlp_ratio),
+            merging=PatchMerging,
+            patch_size=patch_size,
+            absolute_position=absolute_position,
+            pretrain_img_size=pretrain_img_size,
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            finetune=finetune,
+            with_cp=with_cp,
+            init_cfg=init_cfg,
+        )

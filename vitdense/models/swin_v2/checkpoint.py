@@ -1,0 +1,46 @@
+"""Naming schemes of Swin V2."""
+
+import torch
+
+from vitdense.checkpoint.family import SWIN_STEM, Family, mmpretrain, own, same
+from vitdense.checkpoint.rename import Rule, Transform
+from vitdense.models.swin.checkpoint import FLAT_INDEX, UNFOLD, merge, mm_trunk, official, timm, torchvision
+
+# torchvision keeps a bias for keys, but sets it to zero in every forward pass.
+NO_KEY_BIAS = Transform(
+    lambda x: (x.chunk(3)[0].clone(), x.chunk(3)[2].clone()),
+    lambda q, v: torch.cat([q, torch.zeros_like(q), v]),
+)
+
+
+def _attention(path: str, index: Transform | None = None, joint_bias: bool = False) -> tuple[Rule, ...]:
+    """Window attention; `path` is its path."""
+    ours = "stages.{i}.blocks.{j}.attn."
+    q, v = f"{ours}q_bias", f"{ours}v_bias"
+    separate = (Rule(f"{path}q_bias", q), Rule(f"{path}v_bias", v))
+    return (
+        Rule(f"{path}qkv.weight", f"{ours}qkv.weight"),
+        *((Rule(f"{path}qkv.bias", (q, v), NO_KEY_BIAS),) if joint_bias else separate),
+        Rule(f"{path}logit_scale", f"{ours}logit_scale"),
+        Rule(f"{path}cpb_mlp.*", f"{ours}bias.cpb_mlp.*"),
+        Rule(f"{path}relative_coords_table", f"{ours}bias.relative_coords_table"),
+        Rule(f"{path}relative_position_index", f"{ours}bias.index", index),
+    )
+
+
+# mm's patch merging is at the start of the next stage. Its norm comes after the reduction, so Unfold does not reorder
+# it.
+_MM = (
+    *mm_trunk(_attention("stages.{i}.blocks.{j}.attn.w_msa."), merge("stages.{i+1}.downsample.", UNFOLD)),
+    *same("stages.{i}.blocks.{j}.norm3.*"),  # huge and giant
+)
+FAMILY = Family(
+    (
+        own("attn.q_bias", "attn.v_bias", "attn.logit_scale", "attn.bias.cpb_mlp.*", "norm3.*"),
+        *official(_attention("layers.{i}.blocks.{j}.attn.")),
+        timm(_attention("layers.{i}.blocks.{j}.attn.")),
+        torchvision(_attention("features.{2i+1}.{j}.attn.", FLAT_INDEX, joint_bias=True)),
+        *mmpretrain(_MM),
+    ),
+    markers=(*SWIN_STEM, r".+\.attn\.logit_scale"),
+)

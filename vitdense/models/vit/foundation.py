@@ -1,0 +1,252 @@
+"""Naming schemes of ViTs that are trained to be used as they are: DINOv2, DINOv3, EVA-02, and others."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.family import (
+    CLASS_POSITION,
+    CLASS_TOKEN,
+    PATCH,
+    join_position,
+    patch_bias_optional,
+    read_only,
+    same,
+    split_position,
+)
+from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
+
+
+def _join(parts: int) -> Transform:
+    """Tensors that a scheme keeps apart, joined along the first axis."""
+    return Transform(lambda *x: torch.cat(x), lambda x: x.chunk(parts))
+
+
+def _mask(bias: Tensor) -> tuple[Tensor, Tensor]:
+    q, v = bias.chunk(2)  # [C] each
+    one, zero = torch.ones_like(q), torch.zeros_like(q)
+    return torch.cat([q, zero, v]), torch.cat([one, zero, one])  # [3*C] each
+
+
+def _unmask(bias: Tensor, mask: Tensor) -> Tensor:
+    """Biases of queries and values, ``[2 C]``. That of keys, which the mask removes, is not used."""
+    bias = torch.cat(bias.chunk(3)[::2])  # [2*C]
+    expected = _mask(bias)[1]
+    if mask.shape != expected.shape or (mask != expected).any():
+        raise CheckpointMismatchError(
+            "attn.qkv.bias_mask: expected 1 for queries and values and 0 for keys; it is NaN in a model that was saved "
+            "before its weights were loaded"
+        )
+    return bias
+
+
+def _with_position(table: Tensor, *of_token: Tensor) -> Tensor:
+    if of_token and not of_token[0].any():
+        raise CheckpointMismatchError(
+            "the position of the class token is zero, as from a file of timm, which holds the sum of both: they cannot "
+            "be separated; convert the authors' file, or convert to vitdense or timm"
+        )
+    return join_position(table, *of_token)
+
+
+def _packed(state: Mapping[str, Tensor]) -> dict[str, str]:
+    names = {}
+    for key, weight in state.items():
+        start = key.removesuffix("fc1.weight")
+        second = state.get(f"{start}fc2.weight")
+        if start == key or second is None or not weight.ndim == second.ndim == 2:
+            continue
+        if len(weight) == 2 * second.shape[1]:
+            for theirs, ours in (("fc1", "w12"), ("fc2", "w3")):
+                names |= {f"{start}{theirs}.{x}": f"{start}{ours}.{x}" for x in ("weight", "bias")}
+    return names
+
+
+def _unpacked(ours: Mapping[str, Tensor]) -> dict[str, str]:
+    return {key: key.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2.") for key in ours}
+
+
+# timm calls the layers of an MLP and of some SwiGLUs alike: the first one of a SwiGLU is twice as wide.
+PACKED = Layout(_packed, _unpacked)
+
+
+Names = Mapping[str | tuple[str, ...], str]  # of the parts of a block: ours by theirs; theirs may be apart
+
+
+def _block(names: Names, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
+    return tuple(
+        Rule(tuple(path + name for name in theirs), f"blocks.{{i}}.{ours}", _join(len(theirs)))
+        if isinstance(theirs, tuple)
+        else Rule(path + theirs, f"blocks.{{i}}.{ours}")
+        for theirs, ours in names.items()
+    )
+
+
+def _named(*names: str) -> Names:
+    return {name: name for name in names}
+
+
+def _apart(layer: str, *parts: str, names: Sequence[str] = "qkv") -> Names:
+    """Layers of queries, keys and values, which we keep joined."""
+    return {tuple(f"{layer.format(x)}.{part}" for x in names): f"attn.qkv.{part}" for part in parts}
+
+
+def _gated(first: str, second: str, last: str) -> Names:
+    """A SwiGLU, whose first two layers we keep joined."""
+    return {(f"{first}.{x}", f"{second}.{x}"): f"mlp.w12.{x}" for x in ("weight", "bias")} | {f"{last}.*": "mlp.w3.*"}
+
+
+def _position(name: str) -> Rule:
+    """A flat position embedding with a row for the class token."""
+    of_token = ("tokens.cls_position",)
+    change = Transform(split_position, _with_position)
+    return Rule(name, ("absolute_pos_embed.table", *of_token), change, optional=of_token)
+
+
+_NORMS = _named("norm1.*", "norm2.*")
+_MLP = _named("mlp.fc1.*", "mlp.fc2.*")
+_JOINED = {**_NORMS, **_named("attn.qkv.weight", "attn.proj.*")}
+_PLAIN = {**_JOINED, **_named("attn.qkv.bias"), **_MLP}
+_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+
+_DINOV2_BLOCK = {**_PLAIN, **_SCALES, **_named("mlp.w12.*", "mlp.w3.*")}
+_DINOV2 = (
+    *(*PATCH, CLASS_TOKEN, _position("pos_embed"), *same("mask_token", "norm.*"), *_block(_DINOV2_BLOCK)),
+    Rule("register_tokens", "tokens.register_tokens"),
+    *read_only(*_block(_DINOV2_BLOCK, "blocks.{c}.{i}.")),  # of training, with block_chunks
+)
+# The sum of the class token and its position.
+_MERGED = Transform(lambda token: (token, torch.zeros_like(token)), lambda token, position: token + position)
+_HEAD = same("norm.*", "fc_norm.*", "head.weight", "head.bias")
+_TIMM_REGISTERS = Rule("reg_token", "tokens.register_tokens")
+_TIMM_DINOV2 = (
+    *(*PATCH, *_HEAD, Rule("cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED)),
+    *(Rule("pos_embed", "absolute_pos_embed.table", CLASS_POSITION.transform), _TIMM_REGISTERS),
+    *_block({**_PLAIN, **_SCALES}),
+)
+
+_DINOV3 = (
+    *(*PATCH, CLASS_TOKEN, *same("mask_token", "norm.*", "local_cls_norm.*")),
+    *(Rule("storage_tokens", "tokens.register_tokens"), Rule("rope_embed.periods", "rope.periods")),
+    *_block({**_JOINED, **_MLP, **_SCALES, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
+    Rule(
+        ("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.qkv.bias_mask"),
+        "blocks.{i}.attn.qkv.qv_bias",
+        Transform(_unmask, _mask),
+    ),
+)
+
+# timm's Eva, which DINOv3 is too.
+_EVA = (*PATCH, CLASS_TOKEN, *_HEAD)
+_EVA_BIAS = {("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
+_EVA_JOINED = {**_JOINED, **_EVA_BIAS}
+_EVA_APART = {**_NORMS, **_named("attn.proj.*"), **_apart("attn.{}_proj", "weight")}
+_EVA_GATED = _gated("mlp.fc1_g", "mlp.fc1_x", "mlp.fc2")
+_TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *_block({**_EVA_JOINED, **_named("gamma_1", "gamma_2")}))
+_TIMM_EVA02 = (*_EVA, CLASS_POSITION)
+# The detector's copies of the tables of rotary positions are rebuilt.
+TABLES = same(
+    *(f"{path}.freqs_{x}" for path in ("rope_win", "rope_glb", "blocks.{i}.attn.rope") for x in ("cos", "sin"))
+)
+_DETECTRON2_EVA02 = (
+    *(*PATCH, CLASS_POSITION, *TABLES),
+    *_block({**_EVA_APART, **_EVA_BIAS, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
+    *_block({"mlp.ffn_ln.*": "mlp.norm.*"}),
+)
+
+# Perception Encoder: timm's names, and its authors'.
+_TIMM_PE = (
+    *(patch_bias_optional("patch_embed.proj"), CLASS_TOKEN, CLASS_POSITION, *same("norm_pre.*")),
+    *_block({**_PLAIN, **_named("gamma_1", "gamma_2")}),
+)
+_VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
+_ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
+_POSITIONS = ("absolute_pos_embed.table", "tokens.cls_position")
+_PERCEPTION = (
+    *(patch_bias_optional("conv1"), Rule("ln_pre.*", "norm_pre.*")),
+    Rule("class_embedding", "tokens.cls_token", _VECTOR),
+    Rule("positional_embedding", _POSITIONS, _ROWS, optional=_POSITIONS[1:]),
+    *_block(
+        {
+            **{"ln_1.*": "norm1.*", "ln_2.*": "norm2.*", "ls_1.gamma": "gamma_1", "ls_2.gamma": "gamma_2"},
+            **{f"attn.in_proj_{x}": f"attn.qkv.{x}" for x in ("weight", "bias")},
+            **{"attn.out_proj.*": "attn.proj.*", "mlp.c_fc.*": "mlp.fc1.*", "mlp.c_proj.*": "mlp.fc2.*"},
+        },
+        "transformer.resblocks.{i}.",
+    ),
+)
+
+# transformers.
+_EMBEDDINGS = tuple(Rule(f"embeddings.{name}", f"tokens.{name}") for name in ("cls_token", "register_tokens"))
+_TRANSFORMERS_SCALES = {"layer_scale1.lambda1": "gamma_1", "layer_scale2.lambda1": "gamma_2"}
+_TRANSFORMERS_DINOV2 = (
+    *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token"), Rule("layernorm.*", "norm.*")),
+    Rule("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
+    _position("embeddings.position_embeddings"),
+    *_block(
+        {
+            **{**_NORMS, **_TRANSFORMERS_SCALES, **_MLP},
+            **_apart("attention.attention.{}", "weight", "bias", names=("query", "key", "value")),
+            "attention.output.dense.*": "attn.proj.*",
+            **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},
+        },
+        "encoder.layer.{i}.",
+    ),
+)
+_TRANSFORMERS_SIGLIP = (
+    Rule("embeddings.patch_embedding.*", "patch_embed.proj.*"),
+    Rule("embeddings.position_embedding.weight", _POSITIONS[0], _ROWS),
+    *(Rule("post_layernorm.*", "norm.*"), Rule("head.*", "attn_pool.*")),
+    *_block(
+        {
+            **{"layer_norm1.*": "norm1.*", "layer_norm2.*": "norm2.*", **_MLP},
+            **_apart("self_attn.{}_proj", "weight", "bias"),
+            "self_attn.out_proj.*": "attn.proj.*",
+        },
+        "encoder.layers.{i}.",
+    ),
+)
+
+
+def _transformers_dinov3(ffn: Names, marker: str = "") -> Scheme:
+    block = {
+        **{**_NORMS, **_TRANSFORMERS_SCALES, "attention.o_proj.*": "attn.proj.*", **ffn},
+        **_apart("attention.{}_proj", "weight"),
+        ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
+    }
+    mask_token = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
+    rules = (
+        *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token", mask_token), *same("norm.*")),
+        Rule("embeddings.patch_embeddings.*", "patch_embed.proj.*"),
+        *_block(block, "layer.{i}."),
+        *read_only(*_block(block, "model.layer.{i}.")),  # in memory, from transformers 5.3 on
+    )
+    return Scheme("transformers", rules, marker)
+
+
+SCHEMES = (
+    # A file of timm without registers has these names, too.
+    Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
+    Scheme("dinov3", _DINOV3, r"rope_embed\.periods"),
+    Scheme("timm", (*_TIMM_DINOV3, *_block(_MLP)), "reg_token"),
+    Scheme("timm", (*_TIMM_DINOV3, *_block(_EVA_GATED)), "reg_token"),
+    Scheme("timm", _TIMM_DINOV2, "reg_token", layout=PACKED),
+    Scheme("timm", (*_TIMM_EVA02, *_block({**_EVA_JOINED, **_MLP})), r".+\.q_bias", layout=PACKED),
+    Scheme(
+        "timm",
+        (
+            *(*_TIMM_EVA02, *_block({**_EVA_APART, **_EVA_GATED, **_named("mlp.norm.*")})),
+            *_block({("attn.q_proj.bias", "attn.v_proj.bias"): "attn.qkv.qv_bias"}),
+        ),
+        r".+\.fc1_g\.weight",
+    ),
+    Scheme("detectron2", _DETECTRON2_EVA02, r".+\.q_bias", prefix="backbone.net.", wrapper="model"),
+    Scheme("timm", _TIMM_PE, r"norm_pre\.weight"),
+    Scheme("perception", _PERCEPTION, r"ln_pre\.weight"),
+    Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),
+    Scheme("transformers", _TRANSFORMERS_DINOV2),
+    _transformers_dinov3({"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}),
+    _transformers_dinov3(_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), r".+\.gate_proj\.weight"),
+)

@@ -1,0 +1,456 @@
+"""Plain vision transformers for dense prediction.
+
+ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021), CaiT (Touvron et al., ICCV 2021) and DeiT III
+(Touvron et al., ECCV 2022), with windows as in ViTDet (Li et al., ECCV 2022), and with the parallel blocks, the stems
+and the fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022).
+DINOv2 (Oquab et al., 2023), DINOv3 (Simeoni et al., 2025) and EVA-02 (Fang et al., 2023) are rows with other parts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from vitdense.layers import blocks
+from vitdense.layers.attention import attend_decomposed, attend_windows
+from vitdense.layers.bias import DecomposedBias
+from vitdense.layers.blocks import FFNS, QKV_LAYERS, STEMS, init_transformer, scaled
+from vitdense.layers.class_attention import ClassBlocks
+from vitdense.layers.layout import Windows, compute_dtype, window_layout
+from vitdense.layers.position import POSITION_RULES, POSITIONS, ExtraTokens
+from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
+from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
+from vitdense.models.rows import find_arch
+from vitdense.models.vit.sizes import VIT, ViTArch
+
+LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
+OUT_NORMS = ("each", "final", "shared", "none")
+WINDOW_PADDINGS = ("tokens", "qkv")
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One block. Window and grid are (h, w) in tokens.
+
+    Attributes:
+        arch: Sizes and parts.
+        window: None attends globally.
+        table: The grid whose relative positions it has a table for; None for no relative positions.
+        drop_path: Stochastic depth.
+        pads_qkv: Whether windows are padded after qkv, not before.
+    """
+
+    arch: ViTArch
+    window: tuple[int, int] | None = None
+    table: tuple[int, int] | None = None
+    drop_path: float = 0.0
+    pads_qkv: bool = False
+
+
+def default_out_indices(depth: int) -> tuple[int, ...]:
+    """The last block of every quarter: where ViTDet attends globally, and where dense work taps a plain ViT."""
+    return tuple(dict.fromkeys(max(depth * quarter // 4, 1) - 1 for quarter in (1, 2, 3, 4)))
+
+
+def plan(
+    arch: ViTArch,
+    window: tuple[int, int] | None,
+    global_indices: Sequence[int],
+    table: tuple[int, int] | None,
+    drop_path_rate: float,
+    pads_qkv: bool = False,
+) -> list[BlockSpec]:
+    """Every block of a ViT in order.
+
+    Args:
+        arch: Sizes.
+        window: Of all blocks but those of `global_indices`; None for global attention everywhere.
+        global_indices: Blocks without windows.
+        table: Grid of the relative positions of blocks without windows (the others have those of their window); None
+            for no relative positions.
+        drop_path_rate: Of the last block, linear from 0, or of all (`ViTArch.constant_drop_path`).
+        pads_qkv: See `BlockSpec`.
+    """
+    windows = [None if i in global_indices else window for i in range(arch.depth)]
+    rates = [drop_path_rate * (1 if arch.constant_drop_path else i / max(arch.depth - 1, 1)) for i in range(arch.depth)]
+    return [
+        BlockSpec(arch, of_block, table and (of_block or table), rate, pads_qkv)
+        for of_block, rate in zip(windows, rates)
+    ]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (ViT section 3.1), in windows where the block has a window (ViTDet section 3).
+
+    Args:
+        spec: The block.
+    """
+
+    def __init__(self, spec: BlockSpec) -> None:
+        super().__init__()
+        dim, self.num_heads = spec.arch.embed_dims, spec.arch.num_heads
+        self.window, self.pads_qkv = spec.window, spec.pads_qkv
+        self.qkv = QKV_LAYERS[spec.arch.qkv_bias](dim)
+        self.bias = DecomposedBias(spec.table, dim // self.num_heads) if spec.table else None
+        # Zero, as ViTDet: a model that was pretrained without relative positions starts as it was.
+        for table in self.bias.parameters() if self.bias is not None else ():
+            nn.init.zeros_(table)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(
+        self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
+    ) -> Tensor:
+        """Attend among all tokens, or within the windows of the map.
+
+        Args:
+            x: ``[B, N, C]``: with windows or relative positions N is h * w, row-major.
+            size: Map (h, w) in tokens.
+            windows: Partition of the map; None for global attention. Padding comes before qkv: a padded token's key and
+                value are the bias, and other tokens see it, as in the authors' code. With `BlockSpec.pads_qkv` they are
+                zero, and seen as well.
+            rotation: Rotary positions of the tokens; None for none.
+
+        Returns:
+            ``[B, N, C]``.
+        """
+        if windows is not None and not self.pads_qkv:
+            x = windows.partition(x.to(compute_dtype(x)).unflatten(1, size))  # [B*nW, n, C]
+        qkv = self.qkv(x)  # [B, N, 3*C] or [B*nW, n, 3*C]
+        if windows is not None and self.pads_qkv:
+            qkv = windows.partition(qkv.unflatten(1, size))  # [B*nW, n, 3*C]
+        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
+        y = self.attend(qkv, self.window or size) if rotation is None else attend_rotated(qkv, rotation)  # [B, N, C]
+        # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
+        return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
+
+    def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
+        """``[B, N, 3, heads, d]`` to ``[B, N, C]``; with relative positions the N tokens are a map or window (h, w)."""
+        if self.bias is None:
+            return attend_windows(qkv, None)  # [B, N, C]
+        q, k, v = qkv.unbind(2)  # [B, N, heads, d] each
+        return attend_decomposed(q.unflatten(1, grid), k, v, self.bias, grid)  # [B, N, C]
+
+
+class TalkingHeads(Attention):
+    """Attention with one linear layer over the heads of the logits, and another one over those of the weights (CaiT).
+
+    Fused attention cannot mix heads. This form makes all logits, ``[B, heads, N, N]``, and copies them several times.
+
+    Args:
+        spec: The block.
+    """
+
+    def __init__(self, spec: BlockSpec) -> None:
+        super().__init__(spec)
+        self.proj_l = nn.Linear(self.num_heads, self.num_heads)
+        self.proj_w = nn.Linear(self.num_heads, self.num_heads)
+
+    def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
+        """See `Attention`. There are no relative positions, so the grid is not used."""
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [B, heads, N, d] each
+        x = (q * q.shape[-1] ** -0.5) @ k.mT  # [B, heads, N, N]
+        x = self.proj_l(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, heads, N, N]
+        x = self.proj_w(x.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, heads, N, N]
+        return (x @ v).transpose(1, 2).flatten(2)  # [B, N, C]
+
+
+class ViTBlock(nn.Module):
+    """Attention, then an MLP, each on a normalised branch: one of each, or more in parallel ("Three things" section 3).
+
+    The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1; further ones count
+    on. Parallel branches read the same input and are dropped independently.
+
+    Args:
+        spec: The block.
+        mlp_ratio: Hidden width of the MLPs over their input, where the arch has no `ffn_dims`.
+        parallel: Branches of each kind.
+    """
+
+    def __init__(self, spec: BlockSpec, mlp_ratio: float, parallel: int) -> None:
+        super().__init__()
+        self.spec = spec
+        arch, dim = spec.arch, spec.arch.embed_dims
+        attention = TalkingHeads if arch.talking_heads else Attention
+        norm = partial(blocks.LayerNorm, eps=arch.norm_eps)
+        ffn_dims = arch.ffn_dims or int(dim * mlp_ratio)
+        self.branches = [("", ""), *((str(n), f"_{n}") for n in range(1, parallel))]  # ends of names
+        for tail, gamma_tail in self.branches:
+            self.add_module(f"norm1{tail}", norm(dim))
+            self.add_module(f"attn{tail}", attention(spec))
+            self.add_module(f"norm2{tail}", norm(dim))
+            self.add_module(f"mlp{tail}", FFNS[arch.ffn](dim, ffn_dims, norm))
+            for kind in ("gamma_1", "gamma_2"):
+                scale = None if arch.layer_scale is None else nn.Parameter(torch.full((dim,), arch.layer_scale))
+                self.register_parameter(kind + gamma_tail, scale)
+        self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
+
+    def forward(
+        self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
+    ) -> Tensor:
+        """``[B, N, C]`` to the same; see `Attention`."""
+        y = x
+        for tail, gamma_tail in self.branches:
+            branch = getattr(self, f"attn{tail}")(getattr(self, f"norm1{tail}")(x), size, windows, rotation)
+            y = y + self.drop_path(scaled(branch, getattr(self, f"gamma_1{gamma_tail}")))
+        z = y
+        for tail, gamma_tail in self.branches:
+            branch = getattr(self, f"mlp{tail}")(getattr(self, f"norm2{tail}")(y))
+            z = z + self.drop_path(scaled(branch, getattr(self, f"gamma_2{gamma_tail}")))
+        return z
+
+
+class ViT(Backbone):
+    """ViT, DeiT, CaiT, DINOv2, DINOv3, EVA-02 and other plain ViTs: maps of one stride, that of the patches.
+
+    An image of any size is padded right and bottom to whole patches; position embeddings are resized to the map. Class
+    token and registers take part in attention, but not in the maps. With windows or relative positions (as in ViTDet),
+    and in CaiT's blocks, there are none: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
+
+    Args:
+        arch: A row of `variants.VIT`: ``'vit_'`` or ``'deit_'`` and a size (``'deit_small'``; of DeiT also with
+            ``'_distilled'``), ``'deit3_'``, ``'cait_'``, ``'dinov2_'`` (also with ``'_reg'``), ``'dinov3_'``,
+            ``'eva02_'``, ``'pe_spatial_'``, ``'siglip2_'``, ``'lingbot_giant'``; or a dict of the fields of `ViTArch`.
+        patch_size: Patch side and stride in pixels; the arch's when None (16; 14 for huge, DINOv2 and EVA-02).
+        stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
+            ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
+            ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or both; or of
+            hybrids (ViT section 3.1), a ResNet of the stride `patch_size`: ``'r50_s16'``, ``'r50_s32'``, ``'r26_s32'``.
+        position: Position embedding of the patches (ViT appendix D.4): ``'1d'``, one per patch; ``'2d'``, half of the
+            channels from its column and half from its row; ``'none'``. Tokens have positions with ``'1d'`` only. The
+            arch's when None.
+        parallel: Attention branches, then MLP branches, in parallel in every block: 1 to 4.
+        window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
+            everywhere. ViTDet: 14.
+        global_indices: Blocks without windows; the last of every quarter when None, as ViTDet.
+        window_padding: What is padded to whole windows: ``'tokens'``, before qkv, as ViTDet; or ``'qkv'``, after it, as
+            ViT-Adapter.
+        relative_position: Whether attention has decomposed relative positions, as ViTDet.
+        img_size: Image size in pixels, one int or (h, w), of training: the relative positions of global blocks have
+            its grid. For other images the tables are resized.
+        mlp_ratio: See `Backbone`; only for an arch without `ffn_dims`.
+        rope_augment: Random changes of DINOv3's rotary positions in training, for example ``dict(rescale=2.0)``, with
+            which it was pretrained; see `Rope`. None, and a frozen stem, change nothing.
+        drop_path_rate: See `Backbone`; in DeiT III all blocks have this rate.
+        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the position embeddings have.
+        out_indices: Blocks whose maps to return, counted from 0; when None the arch's `taps`, or the last of every
+            quarter.
+        out_norm: ``'each'``: a new LayerNorm for every output, which no classifier's checkpoint has; ``'final'``: the
+            checkpoint's own norm on the last block's map, no norm on other outputs; ``'shared'``: that norm on every
+            output, as DINOv2 and DINOv3 are evaluated; ``'none'``.
+        output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
+            ``[B, C]`` under the same norm. In CaiT the token attends after the last block, whose map must be the only
+            output; without it the blocks of class attention are left out.
+        class_token: False for a model without class token, distillation token and registers also with global attention;
+            those of a checkpoint are ignored.
+        frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
+        finetune: See `Backbone`. Of parallel blocks all branches train (the authors' code: only the first).
+
+    Raises:
+        ValueError: An unknown arch, stem or norm, or options that do not fit together.
+    """
+
+    family = "vit"
+
+    def __init__(
+        self,
+        arch: str | Mapping = "deit_small",
+        in_channels: int = 3,
+        patch_size: int | None = None,
+        stem: str = "patch",
+        position: str | None = None,
+        parallel: int = 1,
+        window_size: int | Sequence[int] | None = None,
+        global_indices: Sequence[int] | None = None,
+        window_padding: str = "tokens",
+        relative_position: bool = False,
+        img_size: int | Sequence[int] = 1024,
+        mlp_ratio: float = 4.0,
+        rope_augment: Mapping[str, float] | None = None,
+        drop_path_rate: float = 0.1,
+        pretrain_img_size: int | Sequence[int] = 224,
+        out_indices: Sequence[int] | None = None,
+        out_norm: str = "each",
+        output_cls_token: bool = False,
+        class_token: bool = True,
+        frozen_stages: int | str = -1,
+        finetune: Finetune = None,
+        with_cp: bool = False,
+        init_cfg: InitCfg = None,
+    ) -> None:
+        super().__init__(init_cfg=init_cfg)
+        row = find_arch(arch, VIT)
+        if patch_size is not None:
+            row = replace(row, patch_size=patch_size)
+        if position is not None:
+            row = replace(row, position=position)
+        if not class_token:
+            row = replace(row, class_token=False, distilled=False, registers=0)
+        self.arch = row
+        patch, depth, dim = row.patch_size, row.depth, row.embed_dims
+        quarters = default_out_indices(depth)
+        window = None if window_size is None else as_pair(window_size, "window_size")
+        has_tokens = row.class_token and window is None and not relative_position and not row.class_blocks
+        for name, got, known in (
+            ("stem", stem, STEMS),
+            ("position", row.position, POSITIONS),
+            ("arch: position_rule", row.position_rule, POSITION_RULES),
+            ("arch: rope", row.rope, (None, *ROPES)),
+            ("arch: qkv_bias", row.qkv_bias, QKV_LAYERS),
+            ("arch: ffn", row.ffn, FFNS),
+            ("parallel", parallel, (1, 2, 3, 4)),
+            ("window_padding", window_padding, WINDOW_PADDINGS),
+            ("out_norm", out_norm, OUT_NORMS),
+        ):
+            if got not in known:
+                raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
+        if isinstance(global_indices, int) or isinstance(out_indices, int):
+            raise ValueError(
+                f"global_indices, out_indices: got {global_indices}, {out_indices}; expected lists of blocks or None"
+            )
+        if global_indices is not None and window is None:
+            raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
+        if window_padding == "qkv" and window is None:
+            raise ValueError("window_padding: got 'qkv' without a window_size; leave it out")
+        if wrong := [i for i in global_indices or () if not 0 <= i < depth]:
+            raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
+        if output_cls_token and not (has_tokens or row.class_blocks):
+            raise ValueError(
+                "output_cls_token: with windows or relative positions, or without class_token, there is none; leave it "
+                "False"
+            )
+        if relative_position and (row.talking_heads or row.rope):
+            raise ValueError(
+                "relative_position: attention with talking heads has none, nor has it with rope; leave it False"
+            )
+        if rope_augment and not row.rope:
+            raise ValueError(f"rope_augment: got {rope_augment} with an arch without rope; leave it None")
+        if row.ffn_dims and mlp_ratio != 4.0:
+            raise ValueError(f"mlp_ratio: got {mlp_ratio}, but the arch has ffn_dims={row.ffn_dims}; leave it out")
+        self.output_cls_token = output_cls_token
+        self.with_cp = with_cp
+
+        def grid(image: int | Sequence[int], name: str) -> tuple[int, int]:
+            h, w = as_pair(image, name)
+            if h < patch or w < patch:
+                raise ValueError(f"{name}: got {h}x{w}, expected at least one patch of {patch} pixels")
+            return h // patch, w // patch
+
+        self.patch_embed = STEMS[stem](in_channels, dim, patch)
+        rule = (row.position_rule,) if row.position == "1d" else ()
+        self.absolute_pos_embed = POSITIONS[row.position](grid(pretrain_img_size, "pretrain_img_size"), dim, *rule)
+        token_position = row.token_position and row.position == "1d"
+        self.tokens = ExtraTokens(dim, row.distilled, token_position, row.registers) if has_tokens else None
+        self.rope = Rope(row.rope, dim // row.num_heads, rope_augment) if row.rope else None
+        norm = partial(blocks.LayerNorm, eps=row.norm_eps)
+        self.norm_pre = norm(dim) if row.pre_norm else None
+        table = grid(img_size, "img_size") if relative_position else None
+        global_blocks = quarters if global_indices is None else global_indices
+        specs = plan(row, window, global_blocks, table, drop_path_rate, window_padding == "qkv")
+        self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
+        self.class_blocks = None
+        if row.class_blocks and output_cls_token:
+            self.class_blocks = ClassBlocks(dim, row.num_heads, mlp_ratio, row.layer_scale, row.class_blocks)
+        self.out_norm = out_norm
+        self.norm = norm(dim) if out_norm in ("final", "shared") else None
+        self.apply(init_transformer)
+        self.build_outputs_and_freeze(
+            dims=[dim] * depth,
+            strides=[patch] * depth,
+            out_indices=row.taps or quarters if out_indices is None else out_indices,
+            frozen_stages=frozen_stages,
+            finetune=finetune,
+            norm=norm if out_norm == "each" else lambda dim: nn.Identity(),
+        )
+        if self.class_blocks is not None and self.out_indices != (depth - 1,):
+            raise ValueError(
+                f"output_cls_token: got out_indices {self.out_indices}, expected ({depth - 1},): with class_blocks the "
+                f"token attends after the last block alone"
+            )
+        if out_norm == "final" and self.out_indices[-1] != depth - 1:
+            raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
+
+    def stem_modules(self) -> list[nn.Module]:
+        others = [module for module in (self.tokens, self.rope, self.norm_pre) if module is not None]
+        return [self.patch_embed, self.absolute_pos_embed, *others]
+
+    def stage_modules(self) -> nn.ModuleList:
+        return self.blocks
+
+    def frozen_modules(self) -> list[nn.Module]:
+        last = [module for module in (self.class_blocks, self.norm) if module is not None]
+        return [*super().frozen_modules(), *(last if self.frozen_stages == len(self.blocks) else [])]
+
+    def layers(self) -> list[list[nn.Module]]:
+        return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
+
+    def output_norm(self, stage: int) -> nn.Module:
+        is_shared = self.norm is not None and (self.out_norm == "shared" or stage == len(self.blocks) - 1)
+        return self.norm if is_shared else super().output_norm(stage)
+
+    def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
+        """Patches ``[B, h, w, C]`` to one map ``[B, C, h, w]`` per index of `out_indices`; with `output_cls_token`, a
+        tuple of the map and its tokens ``[B, C]``."""
+        x, size, steps = self.unroll(x)  # [B, E + h*w, C]
+        outs = []
+        for i, step in enumerate(steps):
+            x = step(x)  # [B, E + h*w, C]
+            if i in self.out_indices:
+                outs.append(self.to_feature_map(x, size, i))
+        return tuple(outs)
+
+    def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
+        """A forward pass in steps, for a model that does something between blocks.
+
+        Args:
+            x: Patches ``[B, h, w, C]``.
+
+        Returns:
+            Tokens ``[B, E + h*w, C]`` before the first block, E extra ones first; the map (h, w); every block up to
+            the last output as a function from tokens to tokens.
+        """
+        x = self.absolute_pos_embed(x)  # [B, h, w, C]
+        size, with_cp = (x.shape[1], x.shape[2]), self.with_cp and self.training
+        used = self.blocks[: self.out_indices[-1] + 1]
+        layouts = {window: self.layout(x, window) for window in dict.fromkeys(block.spec.window for block in used)}
+
+        def step(block: ViTBlock, x: Tensor) -> Tensor:
+            return maybe_checkpoint(block, x, size, *layouts[block.spec.window], with_cp=with_cp)
+
+        x = self.prepare_tokens(x.flatten(1, 2))  # [B, E + h*w, C]
+        return x, size, [partial(step, block) for block in used]
+
+    def prepare_tokens(self, x: Tensor) -> Tensor:
+        """Patches ``[B, n, C]`` with the extra tokens before them, normalised by `norm_pre`: ``[B, E + n, C]``."""
+        x = x.contiguous() if self.tokens is None else self.tokens(x)  # [B, E + n, C]
+        return x if self.norm_pre is None else self.norm_pre(x)
+
+    def layout(self, x: Tensor, window: tuple[int, int] | None) -> tuple[Windows | None, Rotation | None]:
+        """The partition and the rotary positions of a map ``[B, h, w, C]``, for blocks with this window."""
+        num_extra = 0 if self.tokens is None else len(self.tokens)
+        windows = None if window is None else window_layout(x, window)
+        return windows, None if self.rope is None else self.rope(x, window, num_extra)
+
+    def forward_tokens(self, x: Tensor) -> Tensor:
+        """Some of the patches, positions added, ``[B, n, C]``, through all blocks: MAE's encoder drops the others.
+
+        Only for a ViT with a class token: windows, relative and rotary positions need the whole map.
+
+        Returns:
+            ``[B, E + n, C]`` after the norm of the last output; the E extra tokens come first.
+        """
+        x = self.prepare_tokens(x)  # [B, E + n, C]
+        for block in self.blocks:
+            x = maybe_checkpoint(block, x, None, None, with_cp=self.with_cp and self.training)  # [B, E + n, C]
+        return self.output_norm(len(self.blocks) - 1)(x)
+
+    def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
+        """Map ``[B, C, h, w]`` of tokens ``[B, E + h*w, C]``; with `output_cls_token` also T of them, no registers."""
+        extra = 0 if self.tokens is None else len(self.tokens)
+        out = self.output(x[:, extra:].unflatten(1, size), index)  # [B, C, h, w]
+        if not self.output_cls_token:
+            return out
+        tokens = x[:, : len(self.tokens.names)] if self.class_blocks is None else self.class_blocks(x)  # [B, T, C]
+        return out, *self.output_norm(index)(tokens).unbind(1)  # T of [B, C]

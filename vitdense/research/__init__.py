@@ -1,0 +1,8 @@
+"""Ablations and systems of the papers, a folder per paper. It imports the other floors; nothing imports it.
+
+Its classes are found by `FAMILIES`, what mm builds by `vitdense.research.registered`: without this folder, all the rest
+works.
+"""
+
+# Class: folder, as in `vitdense.models`.
+FAMILIES = {"SwinMixer": "swin_mixer", "Mixer": "mixer"}

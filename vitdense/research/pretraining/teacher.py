@@ -1,0 +1,109 @@
+"""Teachers: trained models that give targets, and models that train with one."""
+
+from collections.abc import Mapping, Sequence
+
+import timm
+import torch
+import torch.nn.functional as F
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from vitdense.checkpoint.read import read_timm
+from vitdense.models.rows import IMAGENET
+
+
+class Teacher(nn.Module):
+    """A trained model in eval mode, without gradients, on images of its own size and statistics.
+
+    It never changes, and may be large: a deep copy of it, or of a model that trains with it, is itself. It takes the
+    device and the dtype of the images.
+
+    Args:
+        model: A name of timm, whose pretrained weights are loaded; the config of a model, such as a `Classifier`; or a
+            module.
+        image_size: Side in pixels to which images are resized (bicubic); None leaves their size.
+        mean: Of RGB images with values in [0, 1]. A model of timm has its own.
+        std: Likewise.
+    """
+
+    def __init__(
+        self,
+        model: str | Mapping | nn.Module,
+        image_size: int | None = None,
+        mean: Sequence[float] = IMAGENET[0],
+        std: Sequence[float] = IMAGENET[1],
+    ) -> None:
+        super().__init__()
+        self.timm = model if isinstance(model, str) else None
+        if self.timm is not None:
+            model = timm.create_model(model)
+            mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
+        self.model = (model if isinstance(model, nn.Module) else MODELS.build(model)).eval().requires_grad_(False)
+        self.image_size = image_size
+        for name, value in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
+
+    def __deepcopy__(self, memo: dict) -> "Teacher":
+        return self
+
+    def init_weights(self) -> None:
+        """Load the weights; of several processes of a node, one downloads them."""
+        if self.timm is not None:
+            self.model.load_state_dict(read_timm(self.timm)[0])
+        elif hasattr(self.model, "init_weights"):
+            self.model.init_weights()
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor | tuple[Tensor, ...]:
+        """What the model makes of RGB images ``[B, 3, H, W]`` with values in [0, 1].
+
+        `size` (h, w) in pixels takes the place of `image_size`.
+        """
+        if size is None and self.image_size is not None:
+            size = (self.image_size, self.image_size)
+        if size is not None and size != images.shape[-2:]:
+            images = F.interpolate(images, size, mode="bicubic", antialias=True)  # [B, 3, h, w]
+        if (self.mean.device, self.mean.dtype) != (images.device, images.dtype):
+            self.to(images)
+        return self.model((images - self.mean) / self.std)
+
+
+class ModelWithTeacher(BaseModel):
+    """A model that may train with a teacher.
+
+    `teacher` is a `Teacher` or None, and no submodule: it is in no checkpoint and no optimiser, and `train()` leaves it
+    in eval mode. Deep copies of the model, such as an average of its weights, share it.
+
+    Args:
+        teacher: A `Teacher`, its arguments, or None.
+        mean: Of the model's RGB images, whose values were in [0, 1]. They come normalised.
+        std: Likewise.
+        data_preprocessor: See mmengine; stacks the images of a batch by default.
+        init_cfg: See mmengine.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher | Mapping | None = None,
+        mean: Sequence[float] = IMAGENET[0],
+        std: Sequence[float] = IMAGENET[1],
+        data_preprocessor: Mapping | nn.Module | None = None,
+        init_cfg: Mapping | None = None,
+    ) -> None:
+        super().__init__(data_preprocessor or {"type": "mmengine.ImgDataPreprocessor"}, init_cfg)
+        if teacher is not None and not isinstance(teacher, Teacher):
+            teacher = Teacher(**teacher)
+        object.__setattr__(self, "teacher", teacher)  # not as a submodule
+        for name, value in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
+
+    def init_weights(self) -> None:
+        """Initialise the model, and load the teacher's weights."""
+        super().init_weights()
+        if self.teacher is not None:
+            self.teacher.init_weights()
+
+    def raw(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` with values in [0, 1] again."""
+        return images * self.std + self.mean

@@ -1,0 +1,39 @@
+"""Naming schemes of Swin-Mixer."""
+
+import math
+
+from torch import Tensor
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.family import SWIN_STEM, Family, own
+from vitdense.checkpoint.rename import Rule, Transform
+from vitdense.models.swin.checkpoint import official
+
+
+def from_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The authors' grouped convolution over the tokens of a square window, ``[heads M^2, M^2, 1]`` and ``[heads M^2]``,
+    as ours, ``[heads, M, M, M, M]`` (outputs, then inputs) and ``[heads, M, M]``."""
+    side = math.isqrt(weight.shape[1])
+    if side * side != weight.shape[1] or weight.shape[2:] != (1,) or bias.ndim != 1:
+        raise CheckpointMismatchError(
+            f"the spatial_mlp has a weight of shape {tuple(weight.shape)} and a bias of shape {tuple(bias.shape)}, "
+            f"expected [heads M^2, M^2, 1] and [heads M^2] for a square number of tokens; vitdense names keep others"
+        )
+    return weight.reshape(-1, *[side] * 4), bias.reshape(-1, side, side)
+
+
+def to_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of `from_grouped`."""
+    if weight.shape[1] != weight.shape[2]:
+        raise CheckpointMismatchError(
+            f"the window of a spatial_mlp.weight of shape {tuple(weight.shape)} is not square and cannot be written "
+            f"flat; convert to vitdense"
+        )
+    return weight.flatten(3).flatten(0, 2)[..., None], bias.flatten()
+
+
+_THEIRS, _OURS = "layers.{i}.blocks.{j}.spatial_mlp.", "stages.{i}.blocks.{j}.spatial_mlp."
+_SPATIAL = Rule(
+    (f"{_THEIRS}weight", f"{_THEIRS}bias"), (f"{_OURS}weight", f"{_OURS}bias"), Transform(from_grouped, to_grouped)
+)
+FAMILY = Family((own("spatial_mlp.*"), *official((_SPATIAL,))), markers=(*SWIN_STEM, r".+\.spatial_mlp\.weight"))
