@@ -6,7 +6,6 @@ It takes minutes. Models are on the meta device, without weights.
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 import yaml
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.families import backbone_class
 from vitdense.files import atomic_write
 from vitdense.inspect.cost import CostCounter
 from vitdense.inspect.flops import count, macs, num_params
@@ -78,7 +78,7 @@ def table(head: str, rows: list[tuple]) -> str:
 def count_backbone(row: Model) -> tuple[str, ...]:
     """M; G at the size of the weights; G, kernels and GB at 800x1280."""
     with torch.device("meta"), torch.no_grad():
-        model = getattr(import_module("vitdense.models"), row.family)(row.arch, **row.options).eval().bfloat16()
+        model = backbone_class(row.family)(row.arch, **row.options).eval().bfloat16()
         own, large = (torch.empty(1, 3, *size).bfloat16() for size in ((row.image_size,) * 2, SHAPES["coco"]))
         multiply_adds = [macs(lambda x=x: model(x))[1] / 1e9 for x in (own, large)]
         model(large)  # makes constants of this size
