@@ -8,13 +8,13 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.export import FORMATS, export
-from vitdense.mm.config.load import config_of, make_parser
+from vitdense.mm.config.load import add_checkpoint, checkpoint_of, config_of, make_parser
 from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    add_checkpoint(parser)
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument("--static", nargs=2, type=int, metavar=("H", "W"), help="image size in pixels, for one image")
     parser.add_argument("--half", action="store_true", help="weights and maps in half precision")
@@ -25,7 +25,7 @@ def main() -> None:
     with exit_on_user_error():
         path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
         static = tuple(args.static) if args.static else None
-        print(export(config_of(args), find_checkpoint(args.checkpoint), path, args.to, static, args.half))
+        print(export(config_of(args), find_checkpoint(checkpoint_of(args)), path, args.to, static, args.half))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.load import add_inference_arguments, config_of, make_parser
+from vitdense.mm.config.load import add_inference_arguments, checkpoint_of, config_of, make_parser
 from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint
 
 
@@ -31,15 +31,24 @@ def main() -> None:
         default="results",
         help="detectors: predictions.json is the list that COCO.loadRes takes (default), or a COCO data set",
     )
+    parser.add_argument(
+        "--indices",
+        action="store_true",
+        help="segmentors: label maps have indices of classes from 0, not the values of the data set's own label maps",
+    )
     args = parser.parse_args()
+    if args.checkpoint is not None and Path(args.config).is_dir():
+        args.images.insert(0, args.checkpoint)
+        args.checkpoint = None
     if not 0 <= args.score_thr <= 1:
         parser.error(f"--score-thr: got {args.score_thr}, expected 0 to 1")
     with exit_on_user_error():
         cfg = config_of(args)
         out_dir = args.out_dir or Path("predictions") / Path(args.config).stem
-        checkpoint = find_checkpoint(args.checkpoint)
+        checkpoint = find_checkpoint(checkpoint_of(args))
         as_dataset = args.format == "dataset"
-        print(f"\n{predict(cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset)}")
+        result = predict(cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices)
+        print(f"\n{result}")
 
 
 if __name__ == "__main__":

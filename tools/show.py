@@ -8,7 +8,7 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.show import contact_sheet
-from vitdense.mm.config.load import add_inference_arguments, config_of, make_parser
+from vitdense.mm.config.load import add_inference_arguments, checkpoint_of, config_of, make_parser
 from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint
 
 
@@ -39,7 +39,7 @@ def main() -> None:
         out = args.out or Path("show") / f"{Path(args.config).stem}_{args.image.stem}.png"
         print(
             contact_sheet(
-                cfg, find_checkpoint(args.checkpoint), args.image, out, args.at[::-1], args.layers, args.device
+                cfg, find_checkpoint(checkpoint_of(args)), args.image, out, args.at[::-1], args.layers, args.device
             )
         )
 

@@ -7,14 +7,14 @@ from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.files import atomic_write
-from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
+from vitdense.mm.config.load import add_checkpoint, add_run_arguments, checkpoint_of, config_of, make_parser
 from vitdense.mm.train.launch import exit_on_user_error, test
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     add_run_arguments(parser)
-    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    add_checkpoint(parser)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for the metrics")
     parser.add_argument(
         "--report",
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
     args = parser.parse_args()
     with exit_on_user_error():
-        metrics = test(config_of(args), args.checkpoint, args.tta, args.report)
+        metrics = test(config_of(args), checkpoint_of(args), args.tta, args.report)
     if not is_main_process():
         return
     if args.out:

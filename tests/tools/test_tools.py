@@ -161,6 +161,21 @@ def test_test_reports_zero_ap_without_detections(tiny, trained):
     assert "no box was predicted" in done.stdout + done.stderr
 
 
+def test_a_work_folder_alone_is_tested_and_stays_that_of_the_training(tiny, trained):
+    config = (trained / "tiny.py").read_text()
+    before = sorted(trained.iterdir())
+    done = tool("test", trained, "--cfg-options", "model.test_cfg.rcnn.max_per_img=7")
+    assert "coco/segm_mAP" in done.stdout
+    assert "model.test_cfg.rcnn.max_per_img: 7, in the checkpoint 100" in done.stdout + done.stderr
+    assert (trained / "tiny.py").read_text() == config
+    assert sorted(trained.iterdir()) == sorted([*before, trained / "test"])
+    image = tiny.parent / "shapes/val/000001.jpg"
+    tool("predict", trained, image, "--out-dir", tiny.parent / "alone")
+    assert (tiny.parent / "alone/000001.jpg").is_file()
+    done = tool("predict", tiny, image, status=2)
+    assert "checkpoint" in done.stderr
+
+
 def test_predict_writes_pictures_and_coco_results(tiny, trained):
     from pycocotools.coco import COCO
 

@@ -34,7 +34,9 @@ def _child(parent: Registry, **locations: str) -> Registry:
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
 
-MODULE2PACKAGE["vitdense"] = "vitdense"  # of our configs: `_base_ = "vitdense::configs/NAME.py"`
+# `_base_ = "mmseg::FOLDER/NAME.py"` in a config: mmengine asks for the distribution, which onedl and upstream
+# name differently; by the name of the package it finds both.
+MODULE2PACKAGE.update(vitdense="vitdense", mmseg="mmseg")
 
 MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.linear")
 DATASETS = _child(root.DATASETS, mmdet="data.shapes_det", mmseg="data.shapes_seg")

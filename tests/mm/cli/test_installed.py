@@ -40,9 +40,10 @@ def test_a_config_inherits_from_one_of_the_package(mine):
     assert got == ours
 
 
-def test_bases_of_other_packages_keep_their_scope(mine):
-    mine.write_text('_base_ = "mmdet::_base_/models/mask-rcnn_r50_fpn.py"')
-    assert load_config(mine).model["_scope_"] == "mmdet"
+@pytest.mark.parametrize("base", ["mmdet::_base_/models/mask-rcnn_r50_fpn.py", "mmseg::_base_/models/upernet_r50.py"])
+def test_bases_of_other_packages_keep_their_scope(mine, base):
+    mine.write_text(f"_base_ = {base!r}")
+    assert load_config(mine).model["_scope_"] == base.partition("::")[0]
 
 
 def test_config_of_the_package_by_name():
@@ -69,7 +70,7 @@ def test_what_a_wheel_holds_is_enough(mine, tmp_path):
         here = {path.relative_to(REPO / folder) for path in (REPO / folder).rglob("*.*") if path.suffix != ".pyc"}
         assert {path.relative_to(copy) for path in copy.rglob("*.*")} == here
     script = (
-        "from pathlib import Path\nfrom mmengine.hub import get_config\nfrom vitdense.mm import new\n"
+        "from pathlib import Path\nfrom mmengine.hub import get_config\nfrom vitdense.mm.cli import new\n"
         "from vitdense.mm.config.load import load_config\nprint(load_config('mine.py').model.backbone.drop_path_rate)\n"
         "print(get_config('vitdense::configs/atss_r50_coco.py').filename)\nprint(new.CONFIGS)\n"
         "print(new.commands(Path('mine.py'))[0].split()[1])"

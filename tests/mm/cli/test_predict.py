@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmseg.datasets import ADE20KDataset, BaseSegDataset
 from PIL import Image
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.mm.cli.predict import Detection, Segmentation, list_images, load_model, predict, read_image
+from vitdense.mm.cli.predict import Detection, Segmentation, list_images, load_model, predict, raw_values, read_image
 from vitdense.mm.config.load import ConfigError, build_model
 from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
 
@@ -32,7 +33,9 @@ def cfg():
     return Config(
         dict(
             default_scope="mmseg",
-            test_dataloader=dict(dataset=dict(type="RepeatDataset", times=1, dataset=dict(pipeline=pipeline))),
+            test_dataloader=dict(
+                dataset=dict(type="RepeatDataset", times=1, dataset=dict(type="BaseSegDataset", pipeline=pipeline))
+            ),
             model=dict(
                 type="EncoderDecoder",
                 data_preprocessor=dict(
@@ -114,11 +117,21 @@ def test_checkpoint_meta_without_a_matching_palette(cfg, checkpoint, images, tmp
 def test_label_maps_of_more_than_256_classes_are_uint16(cfg, checkpoint, images, tmp_path):
     model = load_model(cfg, checkpoint(dataset_meta=dict(classes=NAMES)), "cpu")
     model.dataset_meta = dict(classes=[str(i) for i in range(300)])
-    segmentation = Segmentation(model, tmp_path / "many")
+    segmentation = Segmentation(model, tmp_path / "many", as_indices=False)
     labels = torch.full((1, 64, 128), 299)
     segmentation.infer = lambda image: SimpleNamespace(pred_sem_seg=SimpleNamespace(data=labels))
     segmentation.add(images[0], read_image(images[0]))
     np.testing.assert_array_equal(np.array(Image.open(tmp_path / "many/labels/wide.png")), labels[0].numpy())
+
+
+def test_label_maps_have_the_values_of_the_data_set():
+    """ADE20K's own maps begin at 1; of a data set with fewer classes they keep the values of all."""
+    every = ADE20KDataset.METAINFO["classes"]
+    assert list(raw_values(every, ADE20KDataset, {})) == list(range(1, 151))
+    assert list(raw_values(every[5:7], ADE20KDataset, {})) == [6, 7]
+    assert list(raw_values(every, ADE20KDataset, {"reduce_zero_label": False})) == list(range(150))
+    assert list(raw_values(("a", "b"), BaseSegDataset, {})) == [0, 1]
+    assert list(raw_values(("a", "b"), BaseSegDataset, {"reduce_zero_label": True})) == [1, 2]
 
 
 def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_path):

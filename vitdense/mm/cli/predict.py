@@ -1,9 +1,10 @@
 """Predict on image files with detectors (mmdet) and segmentors (mmseg): pictures, COCO-format JSON, label maps."""
 
 import glob
+import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import mmcv
@@ -12,7 +13,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import print_log
-from mmengine.registry import VISUALIZERS
+from mmengine.registry import DATASETS, VISUALIZERS
 from mmengine.structures import BaseDataElement
 from mmengine.utils import track_iter_progress
 from PIL import Image
@@ -24,7 +25,8 @@ from vitdense.checkpoint.load import fit_whole
 from vitdense.files import atomic_write
 from vitdense.inspect import draw
 from vitdense.mm.config.load import build_model, hook_configs
-from vitdense.mm.config.walk import class_heads, drop_weights, leaf_datasets
+from vitdense.mm.config.saved import OF_RESULTS, log_differences
+from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets
 from vitdense.mm.data.coco import CocoPredictions
 from vitdense.mm.data.label_maps import loads_labels
 from vitdense.mm.errors import ConfigError
@@ -45,6 +47,7 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
     model = build_model(cfg)
     allow_pickle = any(hook.get("allow_pickle", False) for hook in hook_configs(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
+    log_differences(saved, cfg, OF_RESULTS)
     meta = saved.get("meta", {})
     if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
         meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
@@ -126,8 +129,13 @@ class Detection(Task):
 class Segmentation(Task):
     """Per image, a picture with its classes and a legend, and a label map under ``labels/``."""
 
-    def __init__(self, model: nn.Module, out_dir: Path) -> None:
+    def __init__(self, model: nn.Module, out_dir: Path, as_indices: bool) -> None:
         super().__init__(model, out_dir)
+        self.values = (
+            np.arange(len(self.classes))
+            if as_indices
+            else raw_values(self.classes, find_class(DATASETS, self.dataset.type, model.cfg), self.dataset)
+        )
         palette = model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.classes)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.classes))
@@ -138,12 +146,32 @@ class Segmentation(Task):
         blended = draw.overlay(pixels, labels, self.palette)
         shares = draw.class_shares(labels, len(self.classes))
         _write(self.out_dir / image.name, draw.with_legend(blended, self.classes, self.palette, shares))
-        dtype = np.uint8 if len(self.classes) <= 256 else np.uint16
-        _write(self.out_dir / "labels" / f"{image.stem}.png", labels.astype(dtype))
+        dtype = np.uint8 if self.values.max() < 256 else np.uint16
+        _write(self.out_dir / "labels" / f"{image.stem}.png", self.values[labels].astype(dtype))
 
     def finish(self) -> Path:
         """The output folder."""
+        print_log(
+            f"values in label maps: {self.values[0]} for {self.classes[0]!r}, as in the data set's own (--indices)"
+        )
         return self.out_dir
+
+
+def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> np.ndarray:
+    """The values that a segmentation data set's own label maps have for the classes of a model, ``[num_classes]``.
+
+    With ``reduce_zero_label`` they begin at 1; where its config chooses some of its classes, they are those of all.
+
+    Args:
+        classes: Of the model.
+        kind: Class of the data set.
+        dataset: Its config.
+    """
+    names = list(kind.METAINFO.get("classes", ()))
+    known = names if set(classes) <= set(names) else list(classes)
+    default = inspect.signature(kind).parameters.get("reduce_zero_label")
+    reduced = dataset.get("reduce_zero_label", default is not None and default.default)
+    return np.array([known.index(name) for name in classes]) + bool(reduced)
 
 
 def _write(path: Path, picture: np.ndarray) -> None:
@@ -160,6 +188,7 @@ def predict(
     score_thr: float = 0.3,
     device: str = "cpu",
     as_dataset: bool = False,
+    as_indices: bool = False,
 ) -> Path:
     """Predict on images.
 
@@ -170,12 +199,13 @@ def predict(
         out_dir: Output folder. It gets a picture per image, of the same name.
             A detector also writes ``predictions.json``: COCO results, ``[{image_id, category_id, bbox, score,
             segmentation}, ...]``, which ``COCO(ann_file).loadRes`` takes; see `CocoPredictions` for the ids.
-            A segmentor also writes ``labels/<stem>.png`` per image: class indices, uint8 (uint16 for more than 256
-            classes). They start at 0, even if the data set's own label maps start at 1 (``reduce_zero_label``).
+            A segmentor also writes ``labels/<stem>.png`` per image, with the values of the data set's own label maps,
+            uint8 (uint16 above 255); see `raw_values`.
         score_thr: Minimum score of detections, 0 to 1, in pictures and in the JSON file. AP needs 0.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
             images and categories too, and its ``annotations`` have scores.
+        as_indices: Label maps have the indices of the classes instead, from 0.
 
     Returns:
         The JSON file of a detector, the folder of a segmentor.
@@ -190,7 +220,11 @@ def predict(
     images = list_images(images)
     _check_outputs(images, out_dir, with_label_maps=scope == "mmseg")
     model = load_model(cfg, checkpoint, device)
-    task = Detection(model, out_dir, score_thr, as_dataset) if scope == "mmdet" else Segmentation(model, out_dir)
+    task = (
+        Detection(model, out_dir, score_thr, as_dataset)
+        if scope == "mmdet"
+        else Segmentation(model, out_dir, as_indices)
+    )
     unreadable = []
     for image in track_iter_progress(images, file=sys.stdout):
         try:

@@ -65,8 +65,10 @@ def shipped(name: str) -> Config:
 
 
 def find_config(name: str | Path) -> Path:
-    """The path of a config: a file; ``mmdet::FOLDER/NAME.py`` for one that an installed package ships; or the name of
-    one of ours alone, such as ``cascade_swin_t_coco``.
+    """The path of a config.
+
+    It is a file; a work folder, for the config of its training; ``mmdet::FOLDER/NAME.py`` for one that an installed
+    package ships; or the name of one of ours alone, such as ``cascade_swin_t_coco``.
 
     mmengine's own reader of such names looks for packages by the name of the distribution, which differs for mmseg.
 
@@ -76,8 +78,15 @@ def find_config(name: str | Path) -> Path:
     package, _, inside = str(name).rpartition("::")
     spec = find_spec(package) if package else None
     path = Path(spec.origin).parent / ".mim/configs" / inside if spec else Path(name)
-    if not spec and not path.suffix and path.name == str(path):
+    if not spec and not path.suffix and path.name == str(path) and not path.exists():
         path = next(CONFIGS.rglob(f"{path}.py"), path)
+    if path.is_dir():
+        found = sorted(path.glob("*.py"))
+        if len(found) != 1:
+            raise ConfigError(
+                f"config {path}: got a folder with {len(found)} configs, expected a work folder, with one"
+            )
+        return found[0]
     if not path.is_file():
         raise ConfigError(f"config {path} is not a file; expected one, or a name such as mmdet::FOLDER/NAME.py")
     return path
@@ -151,9 +160,25 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
 
 
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoint, which a work folder in the place of the config makes unnecessary."""
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="checkpoint file, or work folder (its latest checkpoint); none after a work folder as CONFIG",
+    )
+
+
+def checkpoint_of(args: argparse.Namespace) -> str:
+    """The checkpoint of parsed arguments: that of the work folder, where this is the config."""
+    if args.checkpoint is None and not Path(args.config).is_dir():
+        raise ConfigError(f"checkpoint: got the config {args.config} alone, expected a checkpoint or a work folder too")
+    return args.checkpoint or args.config
+
+
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of tools that run a trained model on images: the checkpoint and the device."""
-    parser.add_argument("checkpoint", help="checkpoint file, or work folder (its latest checkpoint)")
+    add_checkpoint(parser)
     parser.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",

@@ -15,6 +15,7 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 from vitdense.checkpoint.detect import OMITTED
 from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole, load_pretrained
 from vitdense.files import atomic_write
+from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.config.walk import as_list
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import HOOKS
@@ -102,6 +103,9 @@ class ExactLoadHook(Hook):
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         if runner._resume:
             _check_length(runner.train_loop, checkpoint)
+            log_differences(checkpoint, runner.cfg, OF_TRAINING)
+        elif isinstance(runner._test_loop, BaseLoop):  # built by then in a test only
+            log_differences(checkpoint, runner.cfg, OF_RESULTS)
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if isinstance(model, BaseTTAModel):
             model = model.module  # checkpoints are saved without the TTA wrapper

@@ -129,6 +129,7 @@ def test(  # no test of pytest
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     cfg.load_from = find_checkpoint(checkpoint)
+    cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
     _load_everything(cfg)
     check(cfg, ("test",))
     if tta:

@@ -1,0 +1,50 @@
+"""What the config of a checkpoint has otherwise than the one in use."""
+
+import pytest
+from mmengine.config import Config
+
+from vitdense.mm.config.load import load_config
+from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, SHOWN, differences, read_saved
+from vitdense.mm.errors import ConfigError
+
+
+def saved(cfg):
+    """As mmengine saves a config in a checkpoint, and as it is read again."""
+    return read_saved({"meta": {"cfg": cfg.pretty_text}})
+
+
+@pytest.mark.parametrize("name", ["cascade_swin_t_coco", "upernet_swin_nano_camvid", "mask2former_swin_t_coco"])
+def test_a_config_in_a_checkpoint_is_the_one_that_was_saved(name):
+    cfg = load_config(name)
+    assert differences(saved(cfg), cfg.to_dict(), [*OF_TRAINING, "model", "train_dataloader", "work_dir"]) == []
+
+
+def test_what_differs_is_named_with_both_values():
+    old, new = load_config("cascade_swin_nano_shapes"), load_config("cascade_swin_nano_shapes")
+    new.train_dataloader.batch_size = 7
+    new.model.backbone.init_cfg = dict(type="Pretrained", checkpoint="other.pth")  # its weights are in the checkpoint
+    new.model.roi_head.bbox_head[1].num_classes = 9
+    new.custom_hooks = [dict(type="EMAHook")]
+    assert differences(saved(old), new.to_dict(), OF_TRAINING) == [
+        f"train_dataloader.batch_size: 7, in the checkpoint {old.train_dataloader.batch_size}",
+        "custom_hooks: [{'type': 'EMAHook'}], in the checkpoint absent",
+        "model.roi_head.bbox_head.1.num_classes: 9, in the checkpoint 8",
+    ]
+    assert [line.split(":")[0] for line in differences(saved(old), new.to_dict(), OF_RESULTS)] == [
+        "model.roi_head.bbox_head.1.num_classes"
+    ]
+
+
+def test_long_lists_of_differences_are_cut():
+    old, new = ({"model": {str(i): i + by for i in range(SHOWN + 3)}} for by in (0, 1))
+    assert differences(old, new, ["model"])[-1] == "and 3 others"
+
+
+def test_no_code_of_a_checkpoint_runs(tmp_path):
+    proof = tmp_path / "ran"
+    for text in (f"a = open({str(proof)!r}, 'w')", f"a = dict(b=__import__('pathlib').Path({str(proof)!r}).touch())"):
+        with pytest.raises(ConfigError, match="expected dicts"):
+            read_saved({"meta": {"cfg": text}})
+    assert not proof.exists()
+    assert read_saved({"meta": {}}) is None
+    assert read_saved({"meta": {"cfg": Config({"a": (1, 2)}).pretty_text}}) == {"a": [1, 2]}
