@@ -1,6 +1,7 @@
 """Shared fixtures. Importing vitdense first makes mmcv importable without a compiler."""
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -64,6 +65,48 @@ def shared_golden(shared_data) -> Callable[[str], tuple[dict, dict[str, torch.Te
             return json.loads(file.metadata()["config"]), load_file(path)
 
     return read
+
+
+def brute_force_attention(attention, x, size):
+    """Shifted window attention written from the definition, query by query, in float64; or of positions alone."""
+    spec, table = attention.spec, attention.bias.relative_position_bias_table.double().flatten(0, 1)
+    (h, w), (wh, ww), (sh, sw), heads = size, spec.window, spec.shift, spec.num_heads
+    hp, wp, d = -(-h // wh) * wh, -(-w // ww) * ww, spec.dim // spec.num_heads
+    padded = torch.zeros(hp, wp, spec.dim, dtype=torch.float64)
+    padded[:h, :w] = x[0]
+    if hasattr(attention, "v"):
+        qkv = torch.zeros(hp, wp, 3, heads, d, dtype=torch.float64)
+        qkv[:, :, 2] = (padded @ attention.v.weight.T + attention.v.bias).view(hp, wp, heads, d)
+    else:
+        weight, bias = attention.qkv.weight.double(), attention.qkv.bias.double()
+        qkv = (padded @ weight.T + bias).view(hp, wp, 3, heads, d)
+
+    def place(y, n, window, shift):  # of a padded row or column: window, position inside it, band after the roll
+        rolled = (y - shift) % n
+        return rolled // window, rolled % window, (rolled >= n - window) + (rolled >= n - shift)
+
+    out = torch.zeros(h, w, heads, d, dtype=torch.float64)
+    for y in range(h):
+        for z in range(w):
+            (wy, py, by), (wz, pz, bz) = place(y, hp, wh, sh), place(z, wp, ww, sw)
+            keys = [
+                (ky, kz)
+                for ky in range(hp)
+                for kz in range(wp)
+                if place(ky, hp, wh, sh)[0] == wy and place(kz, wp, ww, sw)[0] == wz
+            ]
+            for head in range(heads):
+                logits = []
+                for ky, kz in keys:
+                    _, ry, cy = place(ky, hp, wh, sh)
+                    _, rz, cz = place(kz, wp, ww, sw)
+                    row = (py - ry + wh - 1) * (2 * ww - 1) + pz - rz + ww - 1
+                    mask = 0 if not (sh or sw) or (cy, cz) == (by, bz) else -100
+                    dot = qkv[y, z, 0, head] @ qkv[ky, kz, 1, head]
+                    logits.append(dot / math.sqrt(d) + table[row, head] + mask)
+                share = torch.stack(logits).softmax(0)
+                out[y, z, head] = sum(s * qkv[ky, kz, 2, head] for s, (ky, kz) in zip(share, keys))
+    return out.flatten(2) @ attention.proj.weight.double().T + attention.proj.bias.double()
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:

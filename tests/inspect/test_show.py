@@ -11,9 +11,9 @@ SIZES = {"embed_dims": 8, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 NON_LOCAL = {"kind": "nonlocal", "after": ((2, 1),)}
 MODELS = {
     "swin": lambda: vitdense.Swin(SIZES, window_size=4),
-    "swin, sliding": lambda: vitdense.Swin(SIZES, window_size=5, attention="sliding"),
-    "swin, positions alone": lambda: vitdense.Swin(SIZES, window_size=4, attention="position"),
-    "swin, performer": lambda: vitdense.Swin(SIZES, window_size=4, attention="performer", relative_bias=False),
+    "swin, sliding": lambda: vitdense.SlidingSwin(SIZES, window_size=5),
+    "swin, positions alone": lambda: vitdense.PositionSwin(SIZES, window_size=4),
+    "swin, performer": lambda: vitdense.PerformerSwin(SIZES, window_size=4),
     "swin_v2": lambda: vitdense.SwinV2(SIZES, window_size=4),
     "nat": lambda: vitdense.NAT("mini"),
     "vit": lambda: vitdense.ViT("deit_tiny_distilled", out_indices=(1,)),

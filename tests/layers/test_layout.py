@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from vitdense import MViT, Swin, SwinV2, ViT
+from vitdense import MViT, SlidingSwin, Swin, SwinV2, ViT
 from vitdense.inspect.cost import CostCounter
 from vitdense.layers import layout
 from vitdense.layers.layout import MASK_VALUE, ShiftedWindows, window_layout
@@ -166,9 +166,7 @@ def test_masks_have_the_dtype_in_which_attention_computes(dtype):
 TINY = {"embed_dims": 8, "depths": (2, 1), "num_heads": (1, 2)}
 MODELS = {
     "swin": lambda **o: Swin(TINY, window_size=4, out_indices=(0, 1), drop_path_rate=0.0, **o),
-    "swin, sliding": lambda **o: Swin(
-        TINY, window_size=3, attention="sliding", out_indices=(0, 1), drop_path_rate=0.0, **o
-    ),
+    "swin, sliding": lambda **o: SlidingSwin(TINY, window_size=3, out_indices=(0, 1), drop_path_rate=0.0, **o),
     "swin_v2": lambda **o: SwinV2(TINY, window_size=4, out_indices=(0, 1), drop_path_rate=0.0, **o),
     "mvit": lambda **o: MViT(
         {"embed_dims": 8, "depths": (1, 2), "num_heads": 1},

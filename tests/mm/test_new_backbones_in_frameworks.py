@@ -24,8 +24,8 @@ CONV = dict(embed_dims=16, depths=(1, 1, 2, 1))
 QUICK = ("nat", "resnet, non-local", "mixer, windows")  # the others are slow
 CONFIGS = ("cascade_swin_nano_shapes", "upernet_swin_nano_shapes")
 BACKBONES = {
-    "swin, sliding windows": dict(type="Swin", arch=NANO, attention="sliding"),
-    "swin, positions alone": dict(type="Swin", arch=NANO, attention="position"),
+    "swin, sliding windows": dict(type="SlidingSwin", arch=NANO),
+    "swin, positions alone": dict(type="PositionSwin", arch=NANO),
     "swin-mixer": dict(type="SwinMixer", arch=NANO),
     "nat": dict(type="NAT", arch={**NANO, "mlp_ratio": 2.0, "layer_scale": 1e-5}),
     "resnet, non-local": dict(
@@ -50,7 +50,7 @@ BACKBONES = {
         pretrain_img_size=128,
         transfer="resize",
     ),
-    "swin, Performer": dict(type="Swin", arch=NANO, attention="performer", relative_bias=False),
+    "swin, Performer": dict(type="PerformerSwin", arch=NANO),
     "cait": dict(
         type="ViT",
         arch={**PLAIN, "talking_heads": True, "class_blocks": 1, "layer_scale": 1e-5},

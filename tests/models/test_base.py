@@ -1,7 +1,6 @@
 """What all backbones share beyond the contract: names of other projects in a whole model's state dict, `init_cfg`."""
 
 import copy
-import inspect
 import logging
 import pickle
 
@@ -82,13 +81,6 @@ def test_init_cfg_may_be_the_checkpoint_alone(checkpoint, kind):
 def test_init_cfg_that_is_no_checkpoint_names_it():
     with pytest.raises(CheckpointNotFoundError, match=r"absent\.pth"):
         Detector(init_cfg="absent.pth").backbone.init_weights()
-
-
-@pytest.mark.parametrize("family", [Swin, SwinV2, MViT, ViT])
-def test_argument_pretrained_of_mm_names_init_cfg(family):
-    with pytest.raises(ValueError, match="init_cfg"):
-        family("tiny", pretrained="swin.pth")
-    assert "arch" in inspect.signature(family).parameters
 
 
 def test_subclass_may_have_an_argument_pretrained():

@@ -268,7 +268,6 @@ def test_drop_path_grows_to_the_last_block():
         ({"arch": {**NANO, "layer_scale": 0.1}}, "layer_scale is 0.1, block 'mixer'"),
         ({"arch": {**NANO, "depth": 0}}, "depth is 0"),
         ({"arch": "mixer_base"}, "did you mean arch='mixer_base_"),
-        ({"finetune": "attention"}, "Mixer: got finetune='attention', but it has no attention"),
         ({"out_indices": (3, 4)}, "expected ascending stages from 0 to 3"),
     ],
 )

@@ -7,7 +7,7 @@ from torch import nn
 
 from vitdense.inspect.flops import macs
 from vitdense.layers.attention import attend
-from vitdense.layers.performer import EPSILON, PerformerAttention, orthogonal_features
+from vitdense.research.swin_ablations.performer import EPSILON, PerformerAttention, orthogonal_features
 
 
 def randomised(dim, heads, std):

@@ -211,7 +211,6 @@ def test_windows_that_are_not_square_keep_our_names():
         ({"arch": "tiny"}, "did you mean arch='tiny_d"),
         ({"arch": {**NANO, "num_heads": (3, 4)}}, "8 channels, which 3 heads do not divide"),
         ({"window_size": 0}, "window_size"),
-        ({"finetune": "attention"}, "SwinMixer: got finetune='attention', but it has no attention"),
         ({"out_indices": (0, 2)}, "stages from 0 to 1"),
     ],
 )

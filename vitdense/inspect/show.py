@@ -15,13 +15,13 @@ from vitdense.layers.bias import LogCpbBias, TableBias
 from vitdense.layers.layout import Windows
 from vitdense.layers.local import LocalAttention
 from vitdense.layers.non_local import NonLocal
-from vitdense.layers.performer import PerformerAttention
 from vitdense.models.mvit.model import MViTBlock, MViTStage, PooledAttention
 from vitdense.models.swin.model import SwinBlock, SwinStage, WindowAttention
 from vitdense.models.vit.model import Attention, ViTBlock
 
 CHANNELS_LAST = (SwinStage, SwinBlock, MViTStage, MViTBlock, ViTBlock)  # what they return
-LAYERS = (WindowAttention, LocalAttention, Attention, PooledAttention, PerformerAttention, NonLocal)
+# That can be looked into; `research` adds its own.
+LAYERS: list[type[nn.Module]] = [WindowAttention, LocalAttention, Attention, PooledAttention, NonLocal]
 # Their parts by name: what makes the values, last of three in qkv, and what reads the weighted sums.
 VALUES, READERS = ("norm_v", "v", "g", "qkv"), ("proj", "out")
 
@@ -46,7 +46,7 @@ class AttentionMap:
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers of a model that `attention` can look into, by name, in order."""
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, tuple(LAYERS))}
 
 
 @torch.inference_mode(False)
@@ -67,7 +67,7 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
     Raises:
         ValueError: It is none of them, it is in train mode, or the model does not run it.
     """
-    if not isinstance(layer, LAYERS):
+    if not isinstance(layer, tuple(LAYERS)):
         known = ", ".join(kind.__name__ for kind in LAYERS)
         raise ValueError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model): {known}")
     if layer.training:

@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -114,19 +113,6 @@ class Backbone(Module):
     out_strides: tuple[int, ...]
     load_report: LoadReport | None = None
     cfg: Model | None = None
-
-    def __new__(cls, *_: Any, **options: Any) -> "Backbone":
-        if "pretrained" in options and "pretrained" not in signature(cls).parameters:
-            raise ValueError(
-                f"{cls.__name__}: got pretrained={options['pretrained']!r}, which older versions of mm had; give the "
-                f"checkpoint as init_cfg, and init_weights() loads it"
-            )
-        if "finetune" in options and "finetune" not in signature(cls).parameters:
-            raise ValueError(
-                f"{cls.__name__}: got finetune={options['finetune']!r}, but it has no attention to train alone; leave "
-                f"finetune out, and freeze stages by frozen_stages"
-            )
-        return super().__new__(cls)
 
     def __init__(self, init_cfg: InitCfg = None) -> None:
         if isinstance(init_cfg, (str, Path)):

@@ -5,4 +5,10 @@ works.
 """
 
 # Class: folder, as in `vitdense.models`.
-FAMILIES = {"SwinMixer": "swin_mixer", "Mixer": "mixer"}
+FAMILIES = {
+    "PositionSwin": "swin_ablations",
+    "SlidingSwin": "swin_ablations",
+    "PerformerSwin": "swin_ablations",
+    "SwinMixer": "swin_mixer",
+    "Mixer": "mixer",
+}

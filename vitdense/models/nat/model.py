@@ -10,11 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from vitdense.layers.blocks import ResidualLayerNorm, scaled
-from vitdense.layers.local import Tiles, num_offsets
+from vitdense.layers.local import LocalAttention, Tiles, num_offsets
 from vitdense.models.base import Finetune, InitCfg
 from vitdense.models.nat.sizes import NAT as SIZES
 from vitdense.models.rows import find_arch
-from vitdense.models.swin.model import BlockSpec, SlidingAttention, SwinBlock, SwinTrunk, plan
+from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
+
+
+class NeighborhoodAttention(LocalAttention):
+    """Multi-head self-attention of every position to the window around it, which stays on the map (section 3.1).
+
+    Args:
+        spec: The block. Its window is a square of odd sides.
+    """
+
+    def __init__(self, spec: BlockSpec) -> None:
+        super().__init__(spec.dim, spec.num_heads, spec.window[0], "clamp")
+        self.proj = nn.Linear(spec.dim, spec.dim)
+
+    def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
+        """``[B, H, W, C]`` to the same; for `tiles` see `LocalAttention`."""
+        return self.proj(super().forward(x, tiles))
 
 
 class NATBlock(SwinBlock):
@@ -27,8 +43,7 @@ class NATBlock(SwinBlock):
     """
 
     def __init__(self, spec: BlockSpec, mlp_ratio: float, layer_scale: float | None) -> None:
-        attn = SlidingAttention(spec, qkv_bias=True, relative_bias=True, border="clamp")
-        super().__init__(spec, attn, mlp_ratio)
+        super().__init__(spec, NeighborhoodAttention(spec), mlp_ratio)
         for name in ("gamma_1", "gamma_2"):
             gamma = None if layer_scale is None else nn.Parameter(torch.full((spec.dim,), layer_scale))
             self.register_parameter(name, gamma)

@@ -7,16 +7,14 @@ padded keys stay visible, and shifted blocks shift even where the map is a singl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vitdense.layers.attention import attend_windows, masked_bias
+from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
-from vitdense.layers.layout import Windows, compute_dtype, copied, window_layout
-from vitdense.layers.local import LocalAttention, Tiles
-from vitdense.layers.performer import PerformerAttention
+from vitdense.layers.layout import Windows, compute_dtype, window_layout
+from vitdense.layers.local import Tiles
 from vitdense.layers.position import AbsolutePosition
 from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
 from vitdense.models.rows import find_arch
@@ -102,97 +100,6 @@ class WindowAttention(nn.Module):
         return windows.unpartition(self.proj(y))  # [B, H, W, C]
 
 
-class PositionAttention(WindowAttention):
-    """Values weighted by the softmax of the relative position bias alone (Table 4, "rel. pos. w/o app.").
-
-    There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
-
-    Args:
-        spec: The block.
-        qkv_bias: Whether values have a bias.
-        relative_bias: True.
-
-    Raises:
-        ValueError: No relative position bias.
-    """
-
-    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
-        if not relative_bias:
-            raise ValueError("relative_bias: got False, but attention='position' has nothing else; leave it True")
-        super().__init__(spec, qkv_bias, relative_bias)
-        del self.qkv
-        self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
-
-    def attend(self, x: Tensor, windows: Windows) -> Tensor:
-        """See `WindowAttention`."""
-        tokens, n, v = windows.tokens, windows.num_plain, self.v(x)  # [B*nW, N, C]
-        bias = self.bias(x.dtype)  # [heads, N, align(N)]
-        parts = [(bias[None], v)]
-        if windows.mask is not None:
-            parts = [(bias[None], v[:n]), (masked_bias(bias, windows), v[n:])][n == 0 :]
-        return torch.cat([self.weighted(of_part[..., :tokens], part) for of_part, part in parts])  # [B*nW, N, C]
-
-    def weighted(self, bias: Tensor, v: Tensor) -> Tensor:
-        """Values ``[n, N, C]`` of windows that repeat the m windows of `bias`, ``[m, heads, N, N]``, to the same."""
-        # The windows that share weights become channels: a batch of images is one product, of any number of them.
-        m, heads = bias.shape[:2]
-        repeats = v.shape[0] // m if m else 0
-        v = v.unflatten(-1, (heads, self.spec.dim // heads)).unflatten(0, (repeats, m))  # [n/m, m, N, heads, d]
-        v = copied(v.permute(1, 3, 2, 0, 4))  # [m, heads, N, n/m, d]
-        y = (bias.softmax(-1) @ v.flatten(3)).unflatten(3, v.shape[3:])  # [m, heads, N, n/m, d]
-        return copied(y.permute(3, 0, 2, 1, 4)).flatten(0, 1).flatten(2)  # [n, N, C]
-
-
-class SlidingAttention(LocalAttention):
-    """Multi-head self-attention of every position to the window around it: "sliding window" (Tables 5 and 6).
-
-    It has the parameters of `WindowAttention`. Of the bias table the centre is used, for keys up to half a window away.
-
-    Args:
-        spec: The block. Its window is square; a window of even sides is one row and column less, to have a centre.
-        qkv_bias: Whether queries, keys and values have a bias.
-        relative_bias: Whether logits get a learned relative position bias.
-        border: See `attend_local`.
-    """
-
-    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool, border: str = "mask") -> None:
-        if spec.window[0] != spec.window[1]:
-            raise ValueError(f"window_size: got {spec.window}, expected a square for attention='sliding'")
-        super().__init__(spec.dim, spec.num_heads, (spec.window[0] - 1) // 2 * 2 + 1, border, None, qkv_bias)
-        self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
-        self.proj = nn.Linear(spec.dim, spec.dim)
-
-    def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
-        """``[B, H, W, C]`` to the same; for `tiles` see `LocalAttention`."""
-        return self.proj(super().forward(x, tiles))
-
-
-class KernelAttention(PerformerAttention):
-    """Performer attention over the whole map (Tables 5 and 6). It has no windows, shifts or position bias.
-
-    Args:
-        spec: The block.
-        qkv_bias: Whether queries, keys and values have a bias.
-        relative_bias: False.
-
-    Raises:
-        ValueError: A relative position bias.
-    """
-
-    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
-        if relative_bias:
-            raise ValueError("relative_bias: got True, but attention='performer' has no logits; set it False")
-        super().__init__(spec.dim, spec.num_heads, qkv_bias)
-
-
-ATTENTIONS = {
-    "window": WindowAttention,
-    "sliding": SlidingAttention,
-    "position": PositionAttention,
-    "performer": KernelAttention,
-}
-
-
 class SwinBlock(nn.Module):
     """Windowed attention and MLP, each on a normalised branch (equation 3).
 
@@ -225,7 +132,7 @@ class SwinBlock(nn.Module):
         Blocks of a stage share `layouts`.
         """
         mixer, key = getattr(self, self.mixer), (self.spec.window, self.spec.shift)
-        if not isinstance(mixer, (WindowAttention, LocalAttention)):
+        if not hasattr(mixer, "layout"):
             return ()
         if key not in layouts:
             layouts[key] = mixer.layout(x)
@@ -333,11 +240,7 @@ class Swin(SwinTrunk):
         patch_size: Patch side and stride in pixels.
         window_size: Window in tokens, one int or (h, w). Published weights use 7, or 12 when trained at 384 pixels.
         qkv_bias: Whether queries, keys and values have a bias.
-        attention: ``'window'``; ``'sliding'``: every position attends to the window around it (Tables 5 and 6), with
-            the same weights, and the window is square, of odd sides; ``'position'``, by relative position alone,
-            without queries and keys (Table 4, "w/o app."); or ``'performer'`` over the whole map (Tables 5 and 6),
-            which needs ``relative_bias=False``.
-        shift: Whether odd blocks shift their windows (off: Table 4's ablation). Sliding windows do not.
+        shift: Whether odd blocks shift their windows (off: Table 4's ablation).
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
@@ -347,6 +250,7 @@ class Swin(SwinTrunk):
     """
 
     family = "swin"
+    attention: type[nn.Module] = WindowAttention  # of a block, from its spec, `qkv_bias` and `relative_bias`
 
     def __init__(
         self,
@@ -357,7 +261,6 @@ class Swin(SwinTrunk):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         drop_path_rate: float = 0.2,
-        attention: str = "window",
         shift: bool = True,
         relative_bias: bool = True,
         absolute_position: bool = False,
@@ -369,13 +272,11 @@ class Swin(SwinTrunk):
         init_cfg: InitCfg = None,
     ) -> None:
         row, window = find_arch(arch, SWIN), as_pair(window_size, "window_size")
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention: got {attention!r}, expected one of {', '.join(ATTENTIONS)}")
         super().__init__(
             row,
-            plan(row, window, drop_path_rate, shift and attention != "sliding"),
+            plan(row, window, drop_path_rate, shift),
             stem=lambda dim: PatchEmbed(in_channels, dim, patch_size),
-            block=lambda spec: SwinBlock(spec, ATTENTIONS[attention](spec, qkv_bias, relative_bias), mlp_ratio),
+            block=lambda spec: SwinBlock(spec, self.attention(spec, qkv_bias, relative_bias), mlp_ratio),
             merging=PatchMerging,
             patch_size=patch_size,
             absolute_position=absolute_position,

@@ -1,0 +1,130 @@
+"""Ablations of Swin's attention (Liu et al., ICCV 2021, Tables 4 to 6), with its parameters as far as they have them.
+
+Their checkpoints are those of Swin, key by key: `SlidingSwin` loads the weights of any Swin.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitdense.inspect.show import LAYERS
+from vitdense.layers.attention import masked_bias
+from vitdense.layers.bias import TableBias
+from vitdense.layers.layout import Windows, copied
+from vitdense.layers.local import LocalAttention, Tiles
+from vitdense.models.swin.model import BlockSpec, Swin, WindowAttention
+from vitdense.research.swin_ablations.performer import PerformerAttention
+
+
+class PositionAttention(WindowAttention):
+    """Values weighted by the softmax of the relative position bias alone (Table 4, "rel. pos. w/o app.").
+
+    There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether values have a bias.
+        relative_bias: True.
+
+    Raises:
+        ValueError: No relative position bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        if not relative_bias:
+            raise ValueError("relative_bias: got False, but it has nothing else; leave it True")
+        super().__init__(spec, qkv_bias, relative_bias)
+        del self.qkv
+        self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
+
+    def attend(self, x: Tensor, windows: Windows) -> Tensor:
+        """See `WindowAttention`."""
+        tokens, n, v = windows.tokens, windows.num_plain, self.v(x)  # [B*nW, N, C]
+        bias = self.bias(x.dtype)  # [heads, N, align(N)]
+        parts = [(bias[None], v)]
+        if windows.mask is not None:
+            parts = [(bias[None], v[:n]), (masked_bias(bias, windows), v[n:])][n == 0 :]
+        return torch.cat([self.weighted(of_part[..., :tokens], part) for of_part, part in parts])  # [B*nW, N, C]
+
+    def weighted(self, bias: Tensor, v: Tensor) -> Tensor:
+        """Values ``[n, N, C]`` of windows that repeat the m windows of `bias`, ``[m, heads, N, N]``, to the same."""
+        # The windows that share weights become channels: a batch of images is one product, of any number of them.
+        m, heads = bias.shape[:2]
+        repeats = v.shape[0] // m if m else 0
+        v = v.unflatten(-1, (heads, self.spec.dim // heads)).unflatten(0, (repeats, m))  # [n/m, m, N, heads, d]
+        v = copied(v.permute(1, 3, 2, 0, 4))  # [m, heads, N, n/m, d]
+        y = (bias.softmax(-1) @ v.flatten(3)).unflatten(3, v.shape[3:])  # [m, heads, N, n/m, d]
+        return copied(y.permute(3, 0, 2, 1, 4)).flatten(0, 1).flatten(2)  # [n, N, C]
+
+
+class SlidingAttention(LocalAttention):
+    """Multi-head self-attention of every position to the window around it: "sliding window" (Tables 5 and 6).
+
+    It has the parameters of `WindowAttention`. Of the bias table the centre is used, for keys up to half a window away.
+
+    Args:
+        spec: The block. Its window is square; a window of even sides is one row and column less, to have a centre.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: Whether logits get a learned relative position bias.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        if spec.window[0] != spec.window[1]:
+            raise ValueError(f"window_size: got {spec.window}, expected a square")
+        super().__init__(spec.dim, spec.num_heads, (spec.window[0] - 1) // 2 * 2 + 1, "mask", None, qkv_bias)
+        self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
+        self.proj = nn.Linear(spec.dim, spec.dim)
+
+    def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
+        """``[B, H, W, C]`` to the same; for `tiles` see `LocalAttention`."""
+        return self.proj(super().forward(x, tiles))
+
+
+class KernelAttention(PerformerAttention):
+    """Performer attention over the whole map (Tables 5 and 6). It has no windows, shifts or position bias.
+
+    Args:
+        spec: The block.
+        qkv_bias: Whether queries, keys and values have a bias.
+        relative_bias: False.
+    """
+
+    def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
+        super().__init__(spec.dim, spec.num_heads, qkv_bias)
+
+
+class PositionSwin(Swin):
+    """A Swin that attends by relative position alone, without queries and keys (Table 4, "rel. pos. w/o app.").
+
+    For the arguments see `Swin`.
+    """
+
+    attention = PositionAttention
+
+
+class SlidingSwin(Swin):
+    """A Swin with sliding windows in place of shifted ones (Tables 5 and 6); see `SlidingAttention`.
+
+    Arguments are those of `Swin` but `shift`: its windows do not shift.
+    """
+
+    attention = SlidingAttention
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options, shift=False)
+
+
+class PerformerSwin(Swin):
+    """A Swin with Performer attention over the whole map (Tables 5 and 6), without windows and position bias.
+
+    Arguments are those of `Swin` but `relative_bias`, which it cannot have.
+    """
+
+    attention = KernelAttention
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options, relative_bias=False)
+
+
+LAYERS.append(PerformerAttention)
