@@ -472,11 +472,11 @@ def patched(text, hunk):
     return text.replace(f"\n{old}", f"\n{new}")
 
 
-def test_toy_family_needs_the_five_places_alone(tmp_path):
+def test_toy_family_is_one_folder_one_line_and_one_row(tmp_path):
     """The page's code, in a copy of the repository, builds, loads and passes the contract of all backbones."""
-    for name in ("vitdense", "tools"):
+    for name in ("vitdense", "tools", "scripts"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "tests/backbones").mkdir(parents=True)
+    (tmp_path / "tests/models").mkdir(parents=True)
     for name in ("pyproject.toml", "tests/conftest.py", "tests/models/test_contract.py"):
         shutil.copy(REPO / name, tmp_path / name)
     places, final, printed = set(), None, None
@@ -490,6 +490,8 @@ def test_toy_family_needs_the_five_places_alone(tmp_path):
         elif block.language == "python" and block.first.endswith(".py"):
             place = block.first.removeprefix("# ")
             assert not (tmp_path / place).exists()
+            (tmp_path / place).parent.mkdir(exist_ok=True)
+            (tmp_path / place).with_name("__init__.py").touch()
             (tmp_path / place).write_text(block.text)
         else:
             final, printed = (block, printed) if block.language == "python" else (final, block)

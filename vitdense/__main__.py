@@ -1,6 +1,6 @@
-"""`python -m vitdense`: versions of the packages, devices, the ops mmcv runs on, and how to repair what is missing.
+"""The command `vitdense`, also `python -m vitdense`: a table of commands, each imported when it runs, and the doctor.
 
-Sub-commands do a user's own work: a parser and one call each.
+The doctor tells versions of the packages, devices, the ops that mmcv runs on, and how to repair what is missing.
 """
 
 import argparse
@@ -8,8 +8,10 @@ import importlib
 import importlib.metadata
 import platform
 import re
+import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import vitdense
@@ -37,41 +39,58 @@ PACKAGES = (
     Package("faster_coco_eval", "faster-coco-eval>=1.6", "fast COCO metric"),
 )
 
-ENGINE_COMMANDS = {  # modules whose main(argv) is the sub-command
-    "check": ("vitdense.mm.cli.check", "check a config and its data, without training"),
-    "new": ("vitdense.mm.cli.new", "write a config for your own data"),
-    "swap": ("vitdense.mm.cli.swap", "another backbone in a config you already have"),
+TOOLS = Path(__file__).parent / ".mim/tools"  # as in a clone
+COMMANDS = {
+    "new": "write a config for your own data",
+    "check": "check a config and its data, without training",
+    "train": "train a detector or a segmentor",
+    "test": "evaluate a checkpoint",
+    "predict": "predict on images",
+    "export": "export a trained model",
+    "show": "draw what a trained model sees in an image",
+    "swap": "another backbone in a config you already have",
+    "convert": "convert a checkpoint to the names of another project",
+    "flops": "count parameters and multiply-adds of a config",
+    "benchmark": "compare a backbone with another project's; in a clone",
+    "plot": "draw the curves of training runs",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a sub-command, or the report; the exit status. Packages of mm are imported by the sub-commands that use them.
+    """Run a command, or the doctor where none is named; the exit status.
 
     Args:
         argv: Arguments of the command line; by default those of this process.
     """
-    parser = argparse.ArgumentParser("python -m vitdense", description="Without a command: report the environment.")
-    commands = parser.add_subparsers(title="commands", dest="command")
-    for name, (_, text) in ENGINE_COMMANDS.items():
-        commands.add_parser(name, help=text, add_help=False)  # their own parsers need mm
+    parser = argparse.ArgumentParser("vitdense", description="Without a command: report the environment.")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)  # their own parsers need torch and mm
+    commands.add_parser("doctor", help="report the environment, and how to repair it")
     ops = commands.add_parser("ops", help="mmcv's ops without a compiler, in scripts that do not import vitdense")
     ops.add_argument("action", choices=("enable", "disable"))
     args, rest = parser.parse_known_args(argv)
-    if args.command in ENGINE_COMMANDS:
-        module, _ = ENGINE_COMMANDS[args.command]
-        try:
-            command = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name != "mmengine":
-                raise
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        return command.main(rest)
+    if args.command in COMMANDS:
+        return run(args.command, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if args.command == "ops":
-        return switch_ops(args.action)
-    return report()
+    return switch_ops(args.action) if args.command == "ops" else report()
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    """Run a command of `COMMANDS`: a module of `vitdense.mm.cli`, or a file of tools/; the exit status."""
+    tool = TOOLS / f"{command}.py"
+    try:
+        if not tool.is_file():
+            return importlib.import_module(f"vitdense.mm.cli.{command}").main(argv)
+        sys.argv = [f"vitdense {command}", *argv]
+        runpy.run_path(str(tool))["main"]()
+    except ModuleNotFoundError as error:
+        if error.name != "mmengine":
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def switch_ops(action: str) -> int:
