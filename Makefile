@@ -14,7 +14,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 
-.PHONY: help setup demo test test-fast test-upstream check docs gallery zoo clean
+.PHONY: help setup demo test test-docs test-slow test-fast test-upstream check docs gallery zoo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
@@ -27,11 +27,17 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 	    data/shapes/val/00001*.jpg --out-dir work_dirs/$(DEMO)/pictures
 	$(BIN)/python tools/test.py configs/demo/$(DEMO).py work_dirs/$(DEMO)
 
-test: $(READY)  ## all tests that need neither a network nor a GPU: about 15 minutes on two CPU cores
-	$(PYTEST) -m 'not slow'
+test: $(READY)  ## the tests that need neither a network nor a GPU: about ten minutes on two CPU cores
+	$(PYTEST) -m 'not slow and not docs'
 
-test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow or long): about three minutes
-	$(PYTEST) -m 'not slow and not long'
+test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
+	$(PYTEST) -m 'docs and not slow'
+
+test-slow: $(READY)  ## what takes minutes, or repeats a proof for other models: an hour
+	$(PYTEST) -m slow
+
+test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow, docs or long): about three minutes
+	$(PYTEST) -m 'not slow and not long and not docs'
 
 test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream
 	$(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/engine tests/heads tests/test_configs.py

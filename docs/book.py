@@ -12,6 +12,8 @@ REPO = Path(__file__).parents[1]
 # Files of the repository: their names in the book.
 PAGES = {
     "README.md": "index.md",
+    "configs/README.md": "recipes.md",
+    "tests/README.md": "tests.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "LICENSE.txt",

@@ -57,7 +57,7 @@ class Published(NamedTuple):
 
 def published() -> Iterator[Published]:
     """The detectors of the README's table whose box AP was published, and their FLOPs."""
-    table = (REPO / "README.md").read_text().partition("\n## Recipes\n")[2]
+    table = (REPO / "configs/README.md").read_text().partition("\n## Recipes\n")[2]
     for line in re.findall(r"^\| `.+_coco\.py`.*\|$", table, re.M):
         config, ap, _, flops = (cell.strip() for cell in line.strip("|").split("|"))
         name = re.match(rf"`({'|'.join(METHODS)})_({'|'.join(FAMILIES)})_(\w)_coco\.py`", config)

@@ -26,7 +26,7 @@ MAY_IMPORT = {
         "families",
         "mm.ops.finder",
         "moved",
-    },  # what makes mmcv importable without a compiler; it imports no mm
+    },  # the finder makes mmcv importable; it imports no mm
 }
 TORCH_FLOOR = [*MAY_IMPORT]
 ABOVE = {*MAY_IMPORT} - {"__init__.py"}

@@ -10,7 +10,7 @@ from conftest import REPO
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("mmdet")
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.docs
 TOUR = REPO / "docs/tour.ipynb"
 LENGTHS = "ITERATIONS, TRAIN_IMAGES, VAL_IMAGES = "
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-from test_contract import BACKBONES, every, every_but_slow, with_random_norms
+from test_contract import BACKBONES, every_but_slow, with_random_norms
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +22,8 @@ EXAMPLE = (2, 3, 64, 96)
 UNSEEN = [(1, 97, 131), (3, 65, 200), (1, MIN_SIDE, MIN_SIDE)]
 BRANCHES = {"If", "Loop", "Tile", "Scan", "NonZero"}  # what runtimes do not take, or take slowly
 OF_SIZES = {"Shape", "Range", "Resize", "Cast", "Less", "GreaterOrEqual", "Or", "Clip"}  # what decides on a size
+# One of each family of vitdense/models.
+ROWS = ("swin", "swin_v2", "mvit", "vit, windows, relative positions", "nat")
 every_quick = every_but_slow("swin_v2", "vit, windows, relative positions")  # the others take minutes
 
 
@@ -53,7 +55,7 @@ def image_of(shape):
 
 
 @pytest.mark.long
-@every
+@every_but_slow(*ROWS)
 def test_one_program_serves_all_sizes_and_batches(make):
     model = make().eval()
     program = export_program(model, torch.randn(EXAMPLE)).module()
@@ -92,7 +94,7 @@ def test_onnx_equals_torch_at_sizes_and_batches_of_its_own(make, tmp_path):
     assert {entry.key: entry.value for entry in file.metadata_props} == {"key": "value"}
 
 
-@every_quick
+@every_but_slow("swin_v2")
 @pytest.mark.long
 def test_onnx_of_one_size_has_constants_for_all_that_sizes_decide(make, tmp_path):
     model, path, image = make().eval(), tmp_path / "model.onnx", image_of((1, 97, 131))
@@ -102,7 +104,7 @@ def test_onnx_of_one_size_has_constants_for_all_that_sizes_decide(make, tmp_path
     assert not operators(path).keys() & (BRANCHES | OF_SIZES)
 
 
-@every_quick
+@every_but_slow("swin_v2")
 @pytest.mark.long
 def test_onnx_in_half_precision(make, tmp_path):
     model, path, image = make().eval(), tmp_path / "model.onnx", image_of((1, 97, 131))

@@ -43,7 +43,7 @@ def test_all_counts():
     assert zoo.filled(PAGE, zoo.tables(zoo.count_backbone, zoo.count_recipe)) == PAGE, "run `make zoo`"
 
 
-@pytest.mark.long
+@pytest.mark.docs
 @pytest.mark.parametrize(
     "name", ["swin_tiny.ms_in1k", "mvitv2_tiny.fb_in1k", "nat_mini.shi_in1k", "deit_tiny.fb_in1k", "resnet18.tv_in1k"]
 )
@@ -51,7 +51,7 @@ def test_counts_of_a_backbone(name):
     assert [*map(str, zoo.count_backbone(MODELS[name]))] == shown_backbone(MODELS[name])
 
 
-@pytest.mark.long
+@pytest.mark.docs
 def test_counts_of_a_recipe():
     recipe = RECIPES["mask_rcnn_swin_t_coco"]
     assert zoo.count_recipe(recipe) == shown_recipe(recipe)
@@ -84,7 +84,7 @@ def test_docstring_of_a_config_has_the_figures_of_the_page(recipe):
 
 
 def test_table_of_the_readme_has_the_figures_of_the_page():
-    (table,) = re.findall(r"^## Recipes\n\n(\|.*?)\n\n", (REPO / "README.md").read_text(), re.M | re.S)
+    (table,) = re.findall(r"^## Recipes\n\n(\|.*?)\n\n", (REPO / "configs/README.md").read_text(), re.M | re.S)
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     assert len(rows) > 20
     for configs, published, *totals in rows:
