@@ -296,9 +296,7 @@ def run_tool(path, args, tmp_path, monkeypatch):
     if args[0].endswith(".py") and "/" not in args[0]:  # a reader's own config
         (tmp_path / args[0]).write_text(f"_base_ = {str(REPO / 'configs/cascade_swin_t_coco.py')!r}")
         args = [str(tmp_path / args[0]), *args[1:]]
-    elif name not in ("plot", "convert") and args[0].startswith(
-        "work_dirs/"
-    ):  # a work folder, which has the config of its training
+    elif name not in ("plot", "convert") and args[0].startswith("work_dirs/"):  # has the config of its training
         (tmp_path / "work").mkdir()
         (tmp_path / "work/config.py").write_text(f"_base_ = {str(REPO / 'configs/cascade_swin_t_coco.py')!r}")
         args = [str(tmp_path / "work"), *args[1:]]

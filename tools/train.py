@@ -5,7 +5,7 @@ from typing import NamedTuple
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
 from vitdense.mm.config.settings import LOGGERS
-from vitdense.mm.train.launch import AMP_DTYPES, exit_on_user_error, train
+from vitdense.mm.train.launch import AMP_DTYPES, exit_on_user_error, prepare_training, train
 
 
 class Shortcut(NamedTuple):
@@ -52,12 +52,19 @@ def main() -> None:
         metavar="PATTERN",
         help="regular expressions of the parameters of load_from that keep their initial values",
     )
+    parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
     args = parser.parse_args()
     given = {option.key: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value is not None}
+    options = {name: getattr(args, name) for name in ("amp", "resume", "auto_scale_lr", "fresh")}
     with exit_on_user_error():
-        train(config_of(args), args.amp, args.resume, args.auto_scale_lr, args.fresh)
+        cfg = config_of(args)
+        if args.print_config:
+            prepare_training(cfg, **options)
+            print(cfg.pretty_text)
+        else:
+            train(cfg, **options)
 
 
 if __name__ == "__main__":

@@ -161,6 +161,23 @@ def test_test_reports_zero_ap_without_detections(tiny, trained):
     assert "no box was predicted" in done.stdout + done.stderr
 
 
+def test_the_printed_config_is_the_one_that_runs(tiny, trained, tmp_path):
+    from mmengine.config import Config
+
+    from vitdense.mm.config.saved import differences, read_saved
+    from vitdense.mm.train.checkpoints import read_checkpoint
+
+    options = ["--work-dir", str(trained), "--log-to", "tensorboard", "--cfg-options", "train_dataloader.batch_size=1"]
+    done = tool("train", tiny, *options, "--resume", "--print-config")
+    (tmp_path / "printed.py").write_text(done.stdout)
+    printed = Config.fromfile(tmp_path / "printed.py")
+    assert printed.resume
+    assert printed.load_from == str(trained / "iter_6.pth")
+    assert printed.train_dataloader.batch_size == 1
+    ran = read_saved(read_checkpoint(printed.load_from))
+    assert differences(ran, printed.to_dict(), ("optim_wrapper", "param_scheduler", "train_cfg")) == []
+
+
 def test_a_work_folder_alone_is_tested_and_stays_that_of_the_training(tiny, trained):
     config = (trained / "tiny.py").read_text()
     before = sorted(trained.iterdir())

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
@@ -59,14 +60,14 @@ def _is_ours(error: BaseException | None) -> bool:
     return False
 
 
-def train(
+def prepare_training(
     cfg: Config,
     amp: str | None = None,
     resume: str | None = None,
     auto_scale_lr: bool = False,
     fresh: Sequence[str] = (),
 ) -> None:
-    """Train and validate.
+    """Write the options of a training into its config, which then is what runs, and check it.
 
     Args:
         cfg: From `load_config`.
@@ -99,6 +100,13 @@ def train(
         cfg.resume, cfg.load_from = True, find_checkpoint(resume)
         _load_everything(cfg)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
+    if cfg.get("load_from"):
+        drop_weights(cfg.model)
+
+
+def train(cfg: Config, **options: Any) -> None:
+    """Train and validate. For the arguments and errors see `prepare_training`."""
+    prepare_training(cfg, **options)
     _runner(cfg).train()
     if cfg.filename and cfg.get("default_scope") in ("mmdet", "mmseg"):
         config = Path(cfg.work_dir, Path(cfg.filename).name)  # with the options of this run
@@ -132,6 +140,7 @@ def test(  # no test of pytest
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
     _load_everything(cfg)
     check(cfg, ("test",))
+    drop_weights(cfg.model)
     if tta:
         _augment_tests(cfg)
     runner = _runner(cfg)
@@ -161,8 +170,6 @@ def _runner(cfg: Config) -> Runner:
     """Build mmengine's runner, and log which ops are in use."""
     if cfg.launcher != "none":
         _needs_gpu(f"--launcher {cfg.launcher}")
-    if cfg.get("load_from"):
-        drop_weights(cfg.model)
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
     runner = QuietRunner.from_cfg(cfg)
     runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")
