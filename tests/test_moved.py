@@ -13,7 +13,8 @@ from vitdense.moved import MOVED
 
 @pytest.mark.parametrize("old", MOVED)
 def test_an_old_module_names_a_new_one(old):
-    assert find_spec(f"vitdense.{re.match(r'[a-z0-9_.]+', MOVED[old])[0]}")
+    folder, _, name = f"vitdense.{re.match(r'[A-Za-z0-9_.]+', MOVED[old])[0]}".rpartition(".")
+    assert hasattr(import_module(folder), name) or find_spec(f"{folder}.{name}")
     with pytest.raises(ImportError, match=re.escape(f"vitdense.{old} is vitdense.{MOVED[old]}")):
         import_module(f"vitdense.{old}")
 
@@ -23,6 +24,8 @@ def test_what_was_in_a_folder_names_that_of_the_folder():
         import_module("vitdense.weights.load")
     with pytest.raises(ImportError, match=r"vitdense\.inspect\.draw"):
         from vitdense import draw  # noqa: F401
+    with pytest.raises(ImportError, match=r"vitdense\.hub\.create"):
+        from vitdense.models import create  # noqa: F401
 
 
 def test_what_is_absent_is_absent_as_ever():

@@ -89,10 +89,7 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     base = "cascade_swin_nano_coco" if kind == "masks" else "cascade_rcnn_swin_nano_shapes"
     boxes = "--boxes" if kind == "boxes" else ""
     printed = succeed(
-        command(
-            f"python -m vitdense new detection {boxes} {DATA} --base {REPO}/configs/{base}.py --iters 5 "
-            f"--no-estimate mine.py"
-        )
+        command(f"python -m vitdense new detection {boxes} {DATA} --base {base} --iters 5 --no-estimate mine.py")
     )
     assert "red fox" in printed
     text = (tmp_path / "mine.py").read_text()

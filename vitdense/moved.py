@@ -1,4 +1,4 @@
-"""Modules of version 0.2 under other names now: importing an old name says the new one."""
+"""Names of version 0.2 that are others now: importing an old one says the new one."""
 
 import sys
 
@@ -18,6 +18,10 @@ MOVED = {
     "show": "inspect.show",
     "layers.performer": "research.swin_ablations.performer",
     "necks.bifpn": "mm.heads.reppoints_v2.bifpn",
+    "models.create": "hub.create",
+    "models.list_models": "hub.list_models",
+    "models.Model": "models.rows.Model",
+    "models.find_model": "models.table.find_model",
     "necks.global_block": "research.non_local.global_block",
 }
 

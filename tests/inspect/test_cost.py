@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from vitdense.inspect.cost import DEVICES, Cost, CostCounter, Device, count, count_pass, live_bytes
-from vitdense.layers.layout import empty_cache, made_once
+from vitdense.layers.layout import cached_by_size, empty_cache
 
 
 def cost_of(function, model=None):
@@ -257,7 +257,7 @@ def test_a_first_pass_can_be_counted():
     assert count_pass(Tiny(), x).calls["aten.flip"] == 1
 
 
-@made_once
+@cached_by_size
 def twice_as_many(n, device, dtype):
     return torch.arange(2 * n, device=device)
 

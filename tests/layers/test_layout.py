@@ -313,7 +313,7 @@ def test_fake_tensors_leave_no_trace():
 def test_a_cuda_graph_makes_its_own_and_streams_share_nothing(monkeypatch):
     """What a stream frees is used again after the kernels of that stream alone; a graph reads its memory much later."""
     made, stream, capturing = [], [1], [False]
-    make = layout.made_once(lambda n, device, dtype: made.append(n) or n)
+    make = layout.cached_by_size(lambda n, device, dtype: made.append(n) or n)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=stream[0]))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
 
@@ -339,7 +339,7 @@ def test_a_cuda_graph_makes_its_own_and_streams_share_nothing(monkeypatch):
     layout._caches.pop()
 
 
-def test_layouts_are_made_once_under_activation_checkpointing():
+def test_layouts_are_cached_by_size_under_activation_checkpointing():
     x = torch.randn(2, 9, 10, 3, requires_grad=True)
 
     def function(x):

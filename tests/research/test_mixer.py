@@ -174,7 +174,7 @@ def test_a_linear_layer_resizes_as_that_of_a_window():
         assert relative_error(mix_tokens(layer, x, resampled_window_layout(x, (4, 6))), want) < 1e-6
 
 
-def test_matrices_of_a_size_are_made_once_in_the_dtype_of_the_map():
+def test_matrices_of_a_size_are_cached_by_size_in_the_dtype_of_the_map():
     x = torch.randn(2, 5, 7, 3)
     assert resampled_window_layout(x, (4, 4)).rows is resampled_window_layout(x[:1], (4, 4)).rows
     half = resampled_window_layout(x.bfloat16(), (4, 4))

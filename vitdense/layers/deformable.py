@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdense.layers.layout import compute_dtype, copied, made_once
+from vitdense.layers.layout import cached_by_size, compute_dtype, copied
 
 POINTS = 4  # of a head in a level
 Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
@@ -68,7 +68,7 @@ def references(x: Tensor, queries: tuple[Grid, ...], levels: tuple[Grid, ...]) -
     return References(points[:, None, :, None], steps[:, None], [(h, w) for h, w, _ in levels])
 
 
-@made_once
+@cached_by_size
 def _axis(
     queries: tuple[tuple[int, int], ...], levels: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:

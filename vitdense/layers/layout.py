@@ -1,6 +1,6 @@
-"""Layouts: what the size of a map decides, beside its values: windows, masks, relative positions.
+"""Tensors that depend only on the map size (window indices, masks, relative indices), and how windows are cut.
 
-In training nearly every batch has a new size. So what is kept depends on one axis of a map (`made_once`), and what a
+In training nearly every batch has a new size. So what is kept depends on one axis of a map (`cached_by_size`), and what a
 pass needs beyond that it makes by a few kernels. While a model is compiled or exported, sizes are symbols: then all of
 it is part of the graph.
 
@@ -64,7 +64,7 @@ def copied(x: Tensor) -> Tensor:
 _caches: list[dict[tuple, object]] = []
 
 
-def made_once(make: Callable | None = None, *, at_most: int | None = None) -> Callable:
+def cached_by_size(make: Callable | None = None, *, at_most: int | None = None) -> Callable:
     """Keep what `make(*sizes, device, dtype)` returns; the wrapper's first argument is a tensor of that device.
 
     Only for what one axis of a map decides, ``O(h)`` or ``O(w)``, of which thousands take a few MB; or for the last
@@ -73,7 +73,7 @@ def made_once(make: Callable | None = None, *, at_most: int | None = None) -> Ca
     own, in its own memory.
     """
     if make is None:
-        return partial(made_once, at_most=at_most)
+        return partial(cached_by_size, at_most=at_most)
     kept: dict[tuple, object] = {}
     _caches.append(kept)
 
@@ -103,7 +103,7 @@ def empty_cache() -> None:
         kept.clear()
 
 
-@made_once
+@cached_by_size
 def zero(device: torch.device, dtype: torch.dtype) -> Tensor:
     """A zero, ``[1]``: called with a tensor, on its device."""
     return torch.zeros(1, device=device, dtype=dtype)
@@ -114,7 +114,7 @@ def numbers(x: Tensor, length: int) -> Tensor:
     return _numbers(x, 1 << max(length - 1, 0).bit_length())[:length]
 
 
-@made_once
+@cached_by_size
 def _numbers(length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.arange(length, device=device, dtype=torch.int32)
 
@@ -280,7 +280,7 @@ def _rolled(x: Tensor, size: tuple[int, int], window: tuple[int, int], shift: tu
     return RolledWindows(size, window, masks[:, None, None], shift=shift)
 
 
-@made_once(at_most=8)  # of two image sizes: evaluation and fixed crops have the same size again and again
+@cached_by_size(at_most=8)  # of two image sizes: evaluation and fixed crops have the same size again and again
 def _shifted(
     batch: int,
     size: tuple[int, int],
@@ -309,7 +309,7 @@ def _slots_of_axis(count: int, side: int, shift: int, device: torch.device) -> t
     return slot // side, slot % side
 
 
-@made_once
+@cached_by_size
 def _row_slots(
     batch: int, count: int, window: tuple[int, int], shift: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -330,7 +330,7 @@ def _row_slots(
     return numbers + images + place * window[1], by_column
 
 
-@made_once
+@cached_by_size
 def _column_slots(
     batch: int, count: int, window: tuple[int, int], shift: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -340,7 +340,7 @@ def _column_slots(
     return torch.where(is_last, 0, column) * (batch * window[0] * window[1]) + place, is_last
 
 
-@made_once
+@cached_by_size
 def _masks(window: tuple[int, int], shift: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Attention masks of shifted windows, for the last column of windows, the last row, and the corner.
 
@@ -406,21 +406,21 @@ def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | Res
     return Resampling(rows, columns, rows_back, columns_back)
 
 
-@made_once
+@cached_by_size
 def _resampling(old: int, new: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The resize of an axis, ``[new, old]``, and back, ``[old, new]``; see `Resampling`."""
     weights = bicubic_weights(old, new, device, torch.promote_types(dtype, torch.float32))  # [new, old]
     return weights.to(dtype), (weights.T * (old / new)).to(dtype)
 
 
-@made_once
+@cached_by_size
 def one_hot(length: int, value: float, device: torch.device, dtype: torch.dtype) -> Tensor:
     """`value` at the place of every row (or column) of a map, otherwise 0: ``[length, length]``."""
     number = torch.arange(length, device=device)
     return (number == number[:, None]).to(dtype) * value  # [length, length]
 
 
-@made_once
+@cached_by_size
 def relative_index(
     num_queries: int, num_keys: int, width: int, repeats: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:

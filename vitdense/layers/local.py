@@ -17,7 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
-from vitdense.layers.layout import align, copied, longer, made_once, zero
+from vitdense.layers.layout import align, cached_by_size, copied, longer, zero
 from vitdense.layers.resize import crop
 
 BORDERS = ("mask", "zero", "clamp")
@@ -251,7 +251,7 @@ class _Axis:
     groups: Sequence[slice]
 
 
-@made_once
+@cached_by_size
 def _axis(
     size: int,
     keys: int,

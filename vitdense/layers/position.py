@@ -7,7 +7,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from vitdense.layers.layout import made_once, resample, without_autocast
+from vitdense.layers.layout import cached_by_size, resample, without_autocast
 from vitdense.layers.resize import is_resized, resize_grid, wide_dtype
 
 # How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
@@ -61,7 +61,7 @@ def _added_size(x: Tensor, grid: Sequence[int]) -> float | Tensor:
     return 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any().float()
 
 
-@made_once
+@cached_by_size
 def _resize_weights(
     length: int, old: int, rule: str, added: float | Tensor, wide: torch.dtype, device: torch.device, dtype: torch.dtype
 ) -> Tensor:

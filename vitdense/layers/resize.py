@@ -134,7 +134,7 @@ def resize_window_linear(x: Tensor, window: tuple[int, int], rule: str = "bicubi
 
 
 def bicubic_weights(old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """The bicubic resize of one axis as a matrix, ``[new, old]``: the share of every old place in every new one."""
+    """The bicubic resize of one axis as an interpolation matrix, ``[new, old]``."""
     return resize_grid(torch.eye(old, device=device, dtype=dtype)[None, :, None], (new, 1))[0, :, 0]  # [new, old]
 
 

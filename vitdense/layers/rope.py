@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitdense.layers.attention import attend
 from vitdense.layers.buffers import FormulaBuffers
-from vitdense.layers.layout import Windows, compute_dtype, made_once
+from vitdense.layers.layout import Windows, cached_by_size, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,10 @@ def _turns(
     return turns.flatten(2)[:, :, None] if spec.neighbours else turns
 
 
-_kept_turns = made_once(_turns)
+_kept_turns = cached_by_size(_turns)
 
 
-@made_once
+@cached_by_size
 def _no_turn(device: torch.device, dtype: torch.dtype) -> Tensor:
     """Cosine and sine of 0, ``[2, 1, 1, 1]``."""
     return torch.tensor([1.0, 0.0], device=device, dtype=dtype).view(2, 1, 1, 1)

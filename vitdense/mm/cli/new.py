@@ -23,7 +23,7 @@ from vitdense.files import atomic_write
 from vitdense.mm.cli.check import report
 from vitdense.mm.cli.estimate import estimate
 from vitdense.mm.config.backbone import model_changes
-from vitdense.mm.config.load import load_config
+from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.annotations import examine, read_annotations
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, join_some, read_image_file
@@ -258,9 +258,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     """
     if args.base is not None and (args.backbone or getattr(args, "method", None)):
         raise ConfigError("--base: got --backbone or --method as well; the base config decides both")
-    base = args.base or _recipe(args)
-    if not base.is_file():
-        raise ConfigError(f"--base: {base} is not a file; the recipes are in {CONFIGS}")
+    base = find_config(args.base) if args.base else _recipe(args)
     cfg = Config.fromfile(base)
     if args.base is not None:
         _check_base(cfg, args)
@@ -332,10 +330,14 @@ def _check_base(cfg: Config, args: argparse.Namespace) -> None:
 
 
 def _base_path(base: Path, out: Path) -> str:
-    """Path of the base config as seen from the new one: relative within a clone, else absolute."""
+    """The base config as the new one names it: by its path within a clone; a recipe of the package by the package, so
+    that the file is good on another machine; else by its absolute path."""
     base, folder = base.resolve(), out.resolve().parent
-    together = base.is_relative_to(CONFIGS.parent) and folder.is_relative_to(CONFIGS.parent)
-    return Path(os.path.relpath(base, folder)).as_posix() if together else base.as_posix()
+    if base.is_relative_to(CONFIGS.parent) and folder.is_relative_to(CONFIGS.parent):
+        return Path(os.path.relpath(base, folder)).as_posix()
+    if base.is_relative_to(CONFIGS):
+        return f"vitdense::configs/{base.relative_to(CONFIGS).as_posix()}"
+    return base.as_posix()
 
 
 def commands(config: Path) -> list[str]:

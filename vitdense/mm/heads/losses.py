@@ -1,4 +1,4 @@
-"""Losses of mmdet, mended."""
+"""Losses of mmdet, corrected."""
 
 import torch
 from mmdet.models.losses import FocalLoss

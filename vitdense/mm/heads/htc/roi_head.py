@@ -1,4 +1,4 @@
-"""Hybrid Task Cascade (Chen et al., CVPR 2019) of mmdet, mended."""
+"""Hybrid Task Cascade (Chen et al., CVPR 2019) of mmdet, corrected."""
 
 from collections.abc import Sequence
 
