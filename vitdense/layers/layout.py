@@ -1,8 +1,8 @@
 """Tensors that depend only on the map size (window indices, masks, relative indices), and how windows are cut.
 
-In training nearly every batch has a new size. So what is kept depends on one axis of a map (`cached_by_size`), and what a
-pass needs beyond that it makes by a few kernels. While a model is compiled or exported, sizes are symbols: then all of
-it is part of the graph.
+In training nearly every batch has a new size. So what is kept depends on one axis of a map (`cached_by_size`), and what
+a pass needs beyond that it makes by a few kernels. While a model is compiled or exported, sizes are symbols: then all
+of it is part of the graph.
 
 Maps are ``[B, H, W, C]``; windows are row-major: image, window row, window column, unless said otherwise.
 """
