@@ -1,5 +1,6 @@
 """`python -m vitdense`: the report in this environment and in simulated ones."""
 
+import os
 import re
 import subprocess
 import sys
@@ -88,6 +89,32 @@ def test_commands_without_mm_name_the_command_that_installs_it():
     assert done.stderr.startswith("error: ")
     assert main.INSTALL_MM in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_commands_are_those_of_tools_and_of_the_package(capsys):
+    """Every file of tools/ is a command, with its own parser; help imports no torch."""
+    from vitdense.__main__ import COMMANDS
+
+    tools = {path.stem for path in (ROOT / "tools").glob("*.py")}
+    modules = {name for name in COMMANDS if name not in tools}
+    assert tools < COMMANDS.keys()
+    assert all((ROOT / f"vitdense/mm/cli/{name}.py").is_file() for name in modules)
+    code = (
+        "import sys\nfrom vitdense.__main__ import main\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.long
+def test_a_command_runs_its_tool_from_any_folder(tmp_path):
+    """Its options are the command's, and so is the name in its messages."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "vitdense", "train", "cascade_swin_t_coco", "--batch-size", "two"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2
+    assert "vitdense train: error: argument --batch-size" in done.stderr
 
 
 def test_without_any_package():
