@@ -12,16 +12,17 @@ MM = {"mmengine", "mmcv", "mmdet", "mmseg"}
 TABLES = {"families", "models.rows", "models.table"}  # no torch: names, sizes and addresses
 # Folders and modules of vitdense, and what of vitdense each of them may import. All but the last ones do without mm.
 MAY_IMPORT = {
+    "errors.py": set(),
     "families.py": set(),
     "files.py": set(),
-    "module.py": set(),
+    "module.py": {"errors"},
     "moved.py": set(),
-    "layers": {"layers"},
-    "checkpoint": {"checkpoint", "files", "layers", *TABLES},
-    "models": {"checkpoint", "families", "layers", "models", "module"},
-    "necks": {"layers", "module", "necks"},
-    "inspect": {"files", "inspect", "layers", "models"},
-    "hub.py": {"families", "models"},
+    "layers": {"errors", "layers"},
+    "checkpoint": {"checkpoint", "errors", "files", "layers", *TABLES},
+    "models": {"checkpoint", "errors", "families", "layers", "models", "module"},
+    "necks": {"errors", "layers", "module", "necks"},
+    "inspect": {"errors", "files", "inspect", "layers", "models"},
+    "hub.py": {"errors", "families", "models"},
     "__init__.py": {
         "families",
         "mm.ops.finder",

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitdense.errors import OptionError
 from vitdense.families import backbone_class
 from vitdense.models.table import MODELS, find_model, near_names
 
@@ -48,11 +49,11 @@ def create(
     if row is None:
         near = near_names(name)
         hint = f"did you mean {', '.join(near)}?" if near else "vitdense.list_models() lists them"
-        raise ValueError(f"create: got {name!r}, which is no model; {hint}")
+        raise OptionError(f"create: got {name!r}, which is no model; {hint}")
     checkpoint = row.weights if pretrained is True else pretrained
     if pretrained is True and checkpoint is None:
         having = [other for other in MODELS.values() if other.family == row.family and other.weights]
-        raise ValueError(
+        raise OptionError(
             f"create: got pretrained=True, but no weights of {name} were published; give a file, or choose one of "
             f"{', '.join(other.name for other in having)}"
         )

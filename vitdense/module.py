@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from torch import nn
 
+from vitdense.errors import OptionError
+
 
 class Module(nn.Module):
     """A plain module with what mmengine asks of one: `init_cfg`, `init_weights()` and `is_init`.
@@ -31,7 +33,7 @@ class Module(nn.Module):
         """
         if self.init_cfg:
             if Module.initialize is None:
-                raise ValueError(
+                raise OptionError(
                     f"init_cfg: got {self.init_cfg}, which is for mmengine's initialisers; run "
                     f"`import vitdense.registry` first (it needs mmengine), or leave init_cfg None"
                 )

@@ -14,6 +14,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.family import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
 from vitdense.checkpoint.rename import Rule, Scheme, find_rule, reverse
+from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.layers.lora import merge_lora
@@ -204,7 +205,7 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
         ValueError: Another suffix.
     """
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
+        raise OptionError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     # Clone views: torch saves the whole storage of a view.
     state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
     with atomic_write(path) as scratch:

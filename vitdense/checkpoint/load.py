@@ -19,6 +19,7 @@ from vitdense.checkpoint.family import CLASSIFIER, REBUILT, TOKENS
 from vitdense.checkpoint.fresh import fresh_pattern
 from vitdense.checkpoint.read import read
 from vitdense.checkpoint.rename import rename
+from vitdense.errors import OptionError
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position, resize_window_linear
 
@@ -112,7 +113,7 @@ def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) ->
         return weight.float()[:, [c % given for c in range(number)]] * (given / number)  # [D, C, h, w]
     is_list = isinstance(channels, (list, tuple)) and len(channels) == number
     if not is_list or not all(c in range(given) for c in channels):
-        raise ValueError(
+        raise OptionError(
             f"channels: got {channels!r}, expected 'mean', 'repeat', or for each of the {number} channels of the model "
             f"one of the file, 0 to {given - 1}"
         )
@@ -420,7 +421,7 @@ def fit_whole(
 
     for pattern in fresh:
         if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
-            raise ValueError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
+            raise OptionError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
     state = match_exactly(targets, state, fresh, advise)
     report.count(targets, state)
     return state, report

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.formats import one_line, place, read_file
+from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.models.table import find_model, gated_row, near_names, ungated_twin
 
@@ -81,7 +82,7 @@ def read(
         ValueError: `sha256` is no such digest.
     """
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", sha256):
-        raise ValueError(f"sha256: got {sha256!r}, expected 8 to 64 hex digits, the start of what `sha256sum` prints")
+        raise OptionError(f"sha256: got {sha256!r}, expected 8 to 64 hex digits, the start of what `sha256sum` prints")
     name = str(checkpoint)
     row = None if Path(name).expanduser().is_file() else find_model(name)
     if row is not None:

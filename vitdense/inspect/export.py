@@ -17,6 +17,7 @@ from torch.fx.experimental import _config as symbolic_shapes
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.layers.layout import copied
 
@@ -97,12 +98,12 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
         ValueError: The model is in training mode; the image is smaller than `MIN_SIDE`, and `dynamic`.
     """
     if model.training:
-        raise ValueError("model: got training mode, expected eval mode; call model.eval() first")
+        raise OptionError("model: got training mode, expected eval mode; call model.eval() first")
     if not dynamic:
         with torch.no_grad():
             return torch.export.export(model, (image,), strict=False)
     if min(image.shape[2:]) < MIN_SIDE:
-        raise ValueError(
+        raise OptionError(
             f"image: got {tuple(image.shape)}, expected sides of at least {MIN_SIDE} pixels for a program of all sizes"
         )
     shape = {0: Dim("batch"), 2: Dim("height", min=MIN_SIDE), 3: Dim("width", min=MIN_SIDE)}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitdense.errors import OptionError
 from vitdense.layers.local import attend_local
 
 BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in published counts of Mask R-CNN
@@ -172,7 +173,7 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
         if getattr(model, "auxiliary_head", None) is not None:
             add("auxiliary_head (training only)", model.auxiliary_head)
         return rows
-    raise ValueError(
+    raise OptionError(
         f"{type(model).__name__} cannot be counted: expected a roi_head, bbox_head, panoptic_head or decode_head"
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.bias import LogCpbBias, TableBias
 from vitdense.layers.layout import Windows
 from vitdense.layers.local import LocalAttention
@@ -69,9 +70,9 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
     """
     if not isinstance(layer, tuple(LAYERS)):
         known = ", ".join(kind.__name__ for kind in LAYERS)
-        raise ValueError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model): {known}")
+        raise OptionError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model): {known}")
     if layer.training:
-        raise ValueError("layer: got one in train mode; call model.eval() first")
+        raise OptionError("layer: got one in train mode; call model.eval() first")
     args = _arguments(model, image.clone(), layer)  # a tensor of inference mode has no gradients
     values, sums = _values_and_sums(layer, args)
     of_queries, _ = _heads_on_map(sums, layer, args)  # [h, w, heads, d]
@@ -91,7 +92,7 @@ def _arguments(model: Callable, image: Tensor, layer: nn.Module) -> tuple[Any, .
     finally:
         handle.remove()
     if not calls:
-        raise ValueError(
+        raise OptionError(
             f"layer: got a {type(layer).__name__} that the model does not run; it is after its last output"
         )
     return calls[0]
@@ -165,7 +166,7 @@ def features(model: Callable, image: Tensor, parts: Mapping[str, nn.Module]) -> 
         for handle in handles:
             handle.remove()
     if missing := [name for name in parts if name not in outs]:
-        raise ValueError(f"parts: got {', '.join(missing)}, which the model does not run")
+        raise OptionError(f"parts: got {', '.join(missing)}, which the model does not run")
     return {name: outs[name] for name in parts}
 
 
@@ -179,7 +180,7 @@ def _keep_maps(outs: dict[str, list[Tensor]], name: str, part: nn.Module, args: 
     maps = [out] if isinstance(out, Tensor) else list(out)
     maps = [x[0] if isinstance(x, tuple) else x for x in maps]  # of a ViT with its class token
     if not all(isinstance(x, Tensor) and x.ndim == 4 for x in maps):
-        raise ValueError(f"parts: got {name} ({type(part).__name__}), whose output is no map")
+        raise OptionError(f"parts: got {name} ({type(part).__name__}), whose output is no map")
     outs[name] = [x[0] for x in maps]  # [C, h, w] each
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vitdense.errors import OptionError
 from vitdense.layers.layout import is_traced, without_autocast, zero
 
 
@@ -261,7 +262,7 @@ class ConvStem(nn.Module):
         super().__init__()
         self.patch_size, divisor = math.prod(stride for *_, stride in convs), max(convs)[0]
         if patch_size != self.patch_size or dim % divisor:
-            raise ValueError(
+            raise OptionError(
                 f"stem: got patches of {patch_size} and {dim} channels, expected patches of {self.patch_size} pixels "
                 f"and a multiple of {divisor} channels"
             )
@@ -314,7 +315,7 @@ class HybridStem(nn.Module):
         super().__init__()
         self.patch_size = 2 ** (len(layers) + 1)
         if patch_size != self.patch_size:
-            raise ValueError(
+            raise OptionError(
                 f"stem: got patches of {patch_size} pixels, expected {self.patch_size}, the stride of a ResNet of "
                 f"{len(layers)} stages; set patch_size={self.patch_size}"
             )

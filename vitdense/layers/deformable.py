@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.layout import cached_by_size, compute_dtype, copied
 
 POINTS = 4  # of a head in a level
@@ -100,7 +101,7 @@ class DeformableAttention(nn.Module):
         super().__init__()
         width = int(dim * ratio)
         if dim % num_heads or width % num_heads:
-            raise ValueError(f"deformable attention: got {num_heads} heads, expected a divisor of {dim} and {width}")
+            raise OptionError(f"deformable attention: got {num_heads} heads, expected a divisor of {dim} and {width}")
         self.shape = (num_heads, num_levels, POINTS)
         self.sampling_offsets = nn.Linear(dim, 2 * math.prod(self.shape))
         self.attention_weights = nn.Linear(dim, math.prod(self.shape))

@@ -15,6 +15,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from vitdense.errors import OptionError
 from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
 from vitdense.layers.layout import align, cached_by_size, copied, longer, zero
@@ -63,7 +64,7 @@ def attend_local(
     if position is None:
         position = zero(q).expand(heads, least, least)  # [heads, T, T]
     if (length := position[0].shape[1]) < least or length % 2 == 0:
-        raise ValueError(f"position: got {length} offsets, expected at least {least}, an odd number")
+        raise OptionError(f"position: got {length} offsets, expected at least {least}, an odd number")
     scale = dim**-0.5 if scale is None else scale
     tiles = tiles or tile_layout(q, (h, w), tuple(kv.shape[1:3]), kernel, border, length, isinstance(position, Tensor))
     if border == "zero":
@@ -99,9 +100,9 @@ def num_offsets(kernel: int, border: str) -> int:
         ValueError: An even kernel or an unknown border.
     """
     if not isinstance(kernel, int) or kernel < 1 or kernel % 2 == 0:
-        raise ValueError(f"kernel: got {kernel}, expected an odd number of positions, such as 7")
+        raise OptionError(f"kernel: got {kernel}, expected an odd number of positions, such as 7")
     if border not in BORDERS:
-        raise ValueError(f"border: got {border!r}, expected one of {', '.join(BORDERS)}")
+        raise OptionError(f"border: got {border!r}, expected one of {', '.join(BORDERS)}")
     return 2 * kernel - 1 if border == "clamp" else kernel
 
 
@@ -333,9 +334,9 @@ class LocalAttention(nn.Module):
         super().__init__()
         length = num_offsets(kernel, border)
         if position not in POSITIONS:
-            raise ValueError(f"position: got {position!r}, expected one of {', '.join(map(repr, POSITIONS))}")
+            raise OptionError(f"position: got {position!r}, expected one of {', '.join(map(repr, POSITIONS))}")
         if dim % (num_heads * (2 if position == "query" else 1)):
-            raise ValueError(f"num_heads: got {num_heads} for {dim} channels, expected equal heads, of even channels")
+            raise OptionError(f"num_heads: got {num_heads} for {dim} channels, expected equal heads, of even channels")
         self.num_heads, self.kernel, self.border, self.position, self.scale = num_heads, kernel, border, position, scale
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.bias = TableBias((length // 2 + 1,) * 2, num_heads) if position == "table" else None

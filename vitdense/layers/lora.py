@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.layout import compute_dtype
 
 
@@ -67,13 +68,13 @@ def add_lora(modules: Iterable[tuple[str, nn.Module]], config: LoRA) -> None:
         ValueError: A rank below 1, or a target that is no linear layer of attention or MLPs.
     """
     if config.rank < 1:
-        raise ValueError(f"finetune: got rank={config.rank} for LoRA, expected at least 1")
+        raise OptionError(f"finetune: got rank={config.rank} for LoRA, expected at least 1")
     modules = [(name, module) for name, module in modules if isinstance(module, nn.Linear)]
     for target in config.targets:
         layers = [layer for name, layer in modules if re.fullmatch(rf".+\.(attn|mlp)\d*\.{target}", name)]
         if not layers:
             known = dict.fromkeys(re.findall(r"\.(?:attn|mlp)\d*\.(\w+)$", "\n".join(n for n, _ in modules), re.M))
-            raise ValueError(
+            raise OptionError(
                 f"finetune: got targets={config.targets} for LoRA, but no attention and no MLP that trains has a "
                 f"linear layer {target!r}; expected some of: {', '.join(known) or 'none, there is no linear layer'}"
             )

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.attention import attend
 from vitdense.layers.blocks import max_pool
 from vitdense.layers.layout import copied, longer
@@ -46,12 +47,12 @@ class NonLocal(nn.Module):
     ) -> None:
         super().__init__()
         if in_channels % reduction or reduction % value_reduction:
-            raise ValueError(
+            raise OptionError(
                 f"reduction: got {reduction} for {in_channels} channels, expected a divisor of them that is a multiple "
                 f"of value_reduction, {value_reduction}"
             )
         if pool not in (None, *POOLS):
-            raise ValueError(f"pool: got {pool!r}, expected None or one of {', '.join(POOLS)}")
+            raise OptionError(f"pool: got {pool!r}, expected None or one of {', '.join(POOLS)}")
         self.pool, self.scale = pool, scale
         # Fused kernels take values as long as keys. Longer ones become heads, which share queries and keys.
         self.num_heads = reduction // value_reduction

@@ -19,12 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitdense.errors import OptionError
+
 RULES = ("bicubic", "timm")
 
 
 def _check(rule: str) -> None:
     if rule not in RULES:
-        raise ValueError(f"resize: got {rule!r}, expected one of {', '.join(RULES)}")
+        raise OptionError(f"resize: got {rule!r}, expected one of {', '.join(RULES)}")
 
 
 def is_resized(old: Sequence[int], new: Sequence[int]) -> bool:
@@ -162,7 +164,7 @@ def _geometric_weights(old: int, new: int) -> Tensor:
     are read, linearly, at whole distances.
     """
     if old < 3:
-        raise ValueError(
+        raise OptionError(
             f"resize='timm' needs a bias table of at least 3 entries a side (a window of 2), got {old}; use 'bicubic'"
         )
     low, high = 1.01, 1.5

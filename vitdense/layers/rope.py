@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitdense.errors import OptionError
 from vitdense.layers.attention import attend
 from vitdense.layers.buffers import FormulaBuffers
 from vitdense.layers.layout import Windows, cached_by_size, compute_dtype
@@ -105,9 +106,9 @@ class Rope(FormulaBuffers):
         super().__init__()
         self.spec, self.head_dim, self.augment = ROPES[kind], head_dim, dict(augment or {})
         if head_dim % 4:
-            raise ValueError(f"arch: rope needs heads of a multiple of 4 channels, got {head_dim}; change num_heads")
+            raise OptionError(f"arch: rope needs heads of a multiple of 4 channels, got {head_dim}; change num_heads")
         if self.augment and (kind != "dinov3" or not self.augment.keys() <= {*AUGMENTATIONS}):
-            raise ValueError(
+            raise OptionError(
                 f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} with "
                 f"rope 'dinov3', whose positions are from -1 to 1"
             )

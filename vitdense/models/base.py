@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.checkpoint.load import LoadReport, load_pretrained, remap_keys_in_place
+from vitdense.errors import OptionError
 from vitdense.layers.blocks import LayerNorm
 from vitdense.layers.lora import LoRA, add_lora
 from vitdense.models.rows import Model
@@ -43,7 +44,7 @@ def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
     """
     pair = (value, value) if isinstance(value, int) else tuple(value)
     if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
-        raise ValueError(f"{name}: got {value!r}, expected a positive int or a pair (h, w) of them")
+        raise OptionError(f"{name}: got {value!r}, expected a positive int or a pair (h, w) of them")
     return pair
 
 
@@ -152,16 +153,16 @@ class Backbone(Module):
         n = len(dims)
         indices = tuple(out_indices)
         if not indices or list(indices) != sorted(set(indices)) or indices[0] < 0 or indices[-1] >= n:
-            raise ValueError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
+            raise OptionError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
         if frozen_stages == "all":
             frozen_stages = n
         if not (isinstance(frozen_stages, int) and -1 <= frozen_stages <= n):
-            raise ValueError(f"frozen_stages: got {frozen_stages!r}, expected -1 (none) to {n}, or 'all'")
+            raise OptionError(f"frozen_stages: got {frozen_stages!r}, expected -1 (none) to {n}, or 'all'")
         options = dict(finetune) if isinstance(finetune, Mapping) else {"type": finetune}
         kind = options.pop("type", None)
         known = [part.name for part in fields(LoRA)]
         if kind not in (None, *FINETUNE) or (options and not (kind == "lora" and options.keys() <= set(known))):
-            raise ValueError(
+            raise OptionError(
                 f"finetune: got {finetune!r}, expected None (all), one of {', '.join(FINETUNE)}, or dict(type='lora') "
                 f"with any of {', '.join(known)}"
             )
@@ -270,10 +271,10 @@ class Backbone(Module):
             return
         cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
         if len(cfgs) > 1:
-            raise ValueError(f"init_cfg: got Pretrained with others ({cfgs}); it fills everything, so give it alone")
+            raise OptionError(f"init_cfg: got Pretrained with others ({cfgs}); it fills everything, so give it alone")
         options = {key: value for key, value in cfgs[0].items() if key != "type"}
         if not {"checkpoint"} <= set(options) <= {"checkpoint", *PRETRAINED_OPTIONS}:
-            raise ValueError(
+            raise OptionError(
                 f"init_cfg: got {sorted(options)} with type='Pretrained', expected checkpoint and any of "
                 f"{', '.join(PRETRAINED_OPTIONS)}"
             )

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
+from vitdense.errors import OptionError
+
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
@@ -53,15 +55,15 @@ def check_positive(arch: object, *names: str) -> None:
     """Raise a ValueError unless these sizes of `arch` are ints above 0."""
     for name in names:
         if not isinstance(value := getattr(arch, name), int) or value < 1:
-            raise ValueError(f"arch: {name} is {value!r}, expected a number above 0")
+            raise OptionError(f"arch: {name} is {value!r}, expected a number above 0")
 
 
 def check_sizes(embed_dims: int, depths: tuple[int, ...]) -> None:
     """Raise a ValueError unless the channels of the first stage and the blocks of every stage are numbers above 0."""
     if not isinstance(embed_dims, int) or embed_dims < 1:
-        raise ValueError(f"arch: embed_dims is {embed_dims!r}, expected a number of channels")
+        raise OptionError(f"arch: embed_dims is {embed_dims!r}, expected a number of channels")
     if not isinstance(depths, tuple) or not depths or not all(isinstance(n, int) and n > 0 for n in depths):
-        raise ValueError(
+        raise OptionError(
             f"arch: depths is {depths!r}, expected a number of blocks for every stage, such as (2, 2, 6, 2)"
         )
 
@@ -79,12 +81,12 @@ def find_arch(arch: str | Mapping, table: Mapping[str, Arch]) -> Arch:
             contained = sorted((name for name in table if name in arch), key=len)
             near = contained[-1:] or difflib.get_close_matches(arch, table, n=1)
             hint = f"; did you mean arch={near[0]!r}?" if near else ""
-            raise ValueError(f"arch: got {arch!r}, expected one of {', '.join(table)} or a dict of sizes{hint}")
+            raise OptionError(f"arch: got {arch!r}, expected one of {', '.join(table)} or a dict of sizes{hint}")
         return table[arch]
     row = type(next(iter(table.values())))
     needed = [field.name for field in fields(row) if field.default is MISSING]
     optional = [field.name for field in fields(row) if field.default is not MISSING]
     if not set(needed) <= set(arch) <= {*needed, *optional}:
         either = f" and, if wanted, {', '.join(optional)}" if optional else ""
-        raise ValueError(f"arch: got the sizes {sorted(arch)}, expected exactly {', '.join(needed)}{either}")
+        raise OptionError(f"arch: got the sizes {sorted(arch)}, expected exactly {', '.join(needed)}{either}")
     return row(**{name: tuple(v) if isinstance(v, (list, tuple)) else v for name, v in arch.items()})

@@ -7,6 +7,7 @@ from functools import partial
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.blocks import SyncBatchNorm, max_pool
 from vitdense.module import Module
 
@@ -81,18 +82,18 @@ class DeconvPyramid(Module):
         channels = (in_channels,) if isinstance(in_channels, int) else tuple(in_channels)
         positive = all(isinstance(n, int) and n > 0 for n in (*channels, 1 if out_channels is None else out_channels))
         if len(channels) not in (1, len(STEPS)) or len(set(channels)) != 1 or not positive:
-            raise ValueError(
+            raise OptionError(
                 f"in_channels, out_channels: got {in_channels}, {out_channels}; expected numbers above 0, in_channels "
                 f"one, or four that are the same, out_channels one or None"
             )
         if design not in DESIGNS:
-            raise ValueError(f"design: got {design!r}, expected one of {', '.join(DESIGNS)}")
+            raise OptionError(f"design: got {design!r}, expected one of {', '.join(DESIGNS)}")
         if num_outs < len(STEPS) or (num_outs > len(STEPS) and out_channels is None):
-            raise ValueError(f"num_outs: got {num_outs}, expected 4, or more together with out_channels")
+            raise OptionError(f"num_outs: got {num_outs}, expected 4, or more together with out_channels")
         self.num_maps, self.num_outs, self.in_channels = len(channels), num_outs, channels[0]
         dim, kind = channels[0], DESIGNS[design]
         if design == "vitdet" and dim % 4:
-            raise ValueError(f"in_channels: got {dim}, expected a multiple of 4, for 'vitdet' halves them twice")
+            raise OptionError(f"in_channels: got {dim}, expected a multiple of 4, for 'vitdet' halves them twice")
         self.levels = nn.ModuleList(_level(dim, step, kind) for step in STEPS)
         widths = [int(dim * kind.width ** max(step, 0)) for step in STEPS]
         self.convs = nn.ModuleList(_to_width(width, out_channels) for width in widths) if out_channels else None
@@ -106,13 +107,13 @@ class DeconvPyramid(Module):
             ValueError: Another number of maps, or of channels.
         """
         if len(maps) != self.num_maps:
-            raise ValueError(
+            raise OptionError(
                 f"DeconvPyramid: got {len(maps)} maps, expected {self.num_maps}: as many as in_channels; set the "
                 f"backbone's out_indices to that number"
             )
         if wrong := [x for x in maps if not isinstance(x, Tensor) or x.ndim != 4 or x.shape[1] != self.in_channels]:
             got = tuple(wrong[0].shape) if isinstance(wrong[0], Tensor) else f"a {type(wrong[0]).__name__}"
-            raise ValueError(
+            raise OptionError(
                 f"DeconvPyramid: got {got}, expected maps [B, {self.in_channels}, h, w]; set in_channels to the "
                 f"backbone's out_channels, and leave its output_cls_token False"
             )

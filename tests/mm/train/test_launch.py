@@ -92,7 +92,7 @@ def test_tta_loads_exactly_and_ignores_init_cfg(segmentor, tmp_path):
     make, checkpoint = segmentor
     nowhere = {"model.backbone.init_cfg": dict(type="Pretrained", checkpoint="nowhere.pth")}
     launch.test(make(**nowhere), checkpoint, tta=True)
-    (report,) = tmp_path.glob("work/*/load_report.txt")
+    (report,) = tmp_path.glob("work/test/*/load_report.txt")
     assert "0 ignored, 0 kept at initialisation; 100.00 % of the parameters loaded" in report.read_text()
     assert "  loaded backbone.patch_embed." in report.read_text()
     with pytest.raises(CheckpointMismatchError, match=r"decode_head\.conv_seg\.weight"):

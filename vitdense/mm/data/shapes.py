@@ -20,6 +20,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from vitdense.errors import OptionError
+
 __all__ = ["CLASSES", "PALETTE", "draw_dataset", "draw_image"]
 
 CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
@@ -83,9 +85,9 @@ def draw_dataset(
         ValueError: An argument is out of range, or ``root`` is another data set or folder; it stays unchanged.
     """
     if min(num_train, num_val) < 1:
-        raise ValueError(f"num_train, num_val: got {num_train}, {num_val}, expected at least 1 image in each split")
+        raise OptionError(f"num_train, num_val: got {num_train}, {num_val}, expected at least 1 image in each split")
     if len(image_size) != 2 or min(image_size) < MIN_SIZE:
-        raise ValueError(f"image_size: got {image_size}, expected (height, width) of at least {MIN_SIZE} pixels")
+        raise OptionError(f"image_size: got {image_size}, expected (height, width) of at least {MIN_SIZE} pixels")
     root = Path(root)
     stamp = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": [*image_size], "seed": seed}
     if _is_drawn(root, stamp):
@@ -110,7 +112,7 @@ def _is_drawn(root: Path, stamp: dict) -> bool:
     file = root / STAMP
     found = json.loads(file.read_text()) if file.exists() else "no such file"
     if found != stamp:
-        raise ValueError(
+        raise OptionError(
             f"{file}: got {found}, expected {stamp}. Choose another data_root, set the arguments it was drawn with, "
             "or delete the folder"
         )

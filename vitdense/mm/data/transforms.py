@@ -9,6 +9,7 @@ from mmengine import fileio
 from mmengine.logging import print_log
 from PIL import Image
 
+from vitdense.errors import OptionError
 from vitdense.mm.data.seeded import SeededIndex
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import TRANSFORMS
@@ -68,7 +69,7 @@ class LoadImage(LoadImageFromFile):
             check_complete(content)
             image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
             if image is None:
-                raise ValueError(f"{self.imdecode_backend} cannot decode it")
+                raise OptionError(f"{self.imdecode_backend} cannot decode it")
         except Exception as error:  # decoders have no error in common
             reason = f"image {path} cannot be read ({type(error).__name__}: {str(error).strip()})"
             if not self.skip_unreadable:

@@ -12,6 +12,7 @@ from mmengine.config import ConfigDict
 from mmengine.structures import InstanceData
 from torch import Tensor
 
+from vitdense.errors import OptionError
 from vitdense.mm.heads.cascade import Detectron2CascadeRoIHead
 from vitdense.mm.heads.htc.roi_head import HTCRoIHead
 from vitdense.mm.registry import MODELS
@@ -42,7 +43,7 @@ class InstanceTTAModel(DetTTAModel):
         head = getattr(self.module, "roi_head", None)
         if type(head) not in ROI_HEADS:
             names = ", ".join(kind.__name__ for kind in ROI_HEADS)
-            raise ValueError(f"InstanceTTAModel: got {type(head).__name__} as the roi_head, expected one of {names}")
+            raise OptionError(f"InstanceTTAModel: got {type(head).__name__} as the roi_head, expected one of {names}")
         self.mask_threshold = head.test_cfg.mask_thr_binary
         head.test_cfg = head.test_cfg.copy()
         head.test_cfg.mask_thr_binary = -1  # masks of 0 to 255

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from vitdense.errors import OptionError
 from vitdense.layers.deformable import deform_attend, of_levels, pixels_of
 from vitdense.mm.ops.dtypes import widen
 
@@ -184,7 +185,7 @@ def _as_output_map(name: str, tensor: Tensor, channels: int, size: torch.Size) -
     the output. Published detectors were trained so. "First" refers to [channels, H, W] order, in any memory format.
     """
     if tensor.shape[1] != channels or tensor.shape[2:].numel() < size.numel():
-        raise ValueError(
+        raise OptionError(
             f"modulated deformable convolution: {name} has shape {tuple(tensor.shape)}, expected {channels} channels "
             f"and at least the {size[0]} x {size[1]} positions of the output; compute it from a larger map"
         )

@@ -7,6 +7,7 @@ something imports `mmcv._ext`. At the start it imports no module (0.4 ms).
 import sysconfig
 from pathlib import Path
 
+from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 
 # The name sorts after those of editable installations. Python reads the files in this order.
@@ -50,7 +51,7 @@ def enable() -> Path:
         with atomic_write(path) as scratch:
             scratch.write_text(f"import sys; exec({_SOURCE!r}, {{}})\n")
     except OSError as error:
-        raise ValueError(f"ops enable: cannot write {path} ({error}); use an environment of your own") from error
+        raise OptionError(f"ops enable: cannot write {path} ({error}); use an environment of your own") from error
     return path
 
 
@@ -64,5 +65,5 @@ def disable() -> Path:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise ValueError(f"ops disable: cannot remove {path} ({error})") from error
+        raise OptionError(f"ops disable: cannot remove {path} ({error})") from error
     return path

@@ -1,8 +1,8 @@
 """Training and testing from a config, as `tools/` call them."""
 
 import logging
+import re
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +13,8 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
-from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.errors import CheckpointNotFoundError
+from vitdense.errors import OptionError
 from vitdense.mm.checks.preflight import check
 from vitdense.mm.config.load import hook_configs
 from vitdense.mm.config.walk import drop_weights, leaf_datasets
@@ -26,8 +27,8 @@ from vitdense.models.table import find_model
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
-    ConfigError,  # its stack trace may be that of a data worker
-    *(CheckpointMismatchError, CheckpointNotFoundError),  # also raised by scripts/verify.py
+    OptionError,  # its stack trace may be that of a data worker
+    CheckpointNotFoundError,
     *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output path
 )
 AMP_DTYPES = ("float16", "bfloat16")
@@ -37,27 +38,15 @@ AMP_DTYPES = ("float16", "bfloat16")
 def exit_on_user_error() -> Iterator[None]:
     """Exit with status 2 and one message on an error that a user can fix.
 
-    These are `USER_ERRORS`, and every `ValueError` raised by this package. Inside, mm is `quiet`.
+    These are `USER_ERRORS`. Inside, mm is `quiet`.
     """
     try:
         with quiet():
             yield
-    except (*USER_ERRORS, ValueError) as error:
-        if not (isinstance(error, USER_ERRORS) or _is_ours(error)):
-            raise
-        message = str(error).rpartition("ConfigError: ")[2]  # without the stack trace of a data worker
+    except USER_ERRORS as error:
+        message = re.split(r"(?m)^vitdense\.[\w.]+: ", str(error))[-1]  # without the stack trace of a data worker
         print(f"error: {message.strip()}", file=sys.stderr)
         sys.exit(2)
-
-
-def _is_ours(error: BaseException | None) -> bool:
-    """Whether this package raised an error or one of its causes (mm's registries raise a new error from ours)."""
-    while error is not None:
-        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-        if Path(raised_in).is_relative_to(Path(__file__).parents[2]):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def prepare_training(

@@ -7,6 +7,7 @@ from mmengine.logging import MMLogger
 from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
+from vitdense.errors import OptionError
 from vitdense.mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from vitdense.models.base import Backbone
 
@@ -35,11 +36,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         options = dict(paramwise_cfg or {})
         self.rate = options.pop("layer_decay_rate", 1.0)
         if not 0 < self.rate <= 1:
-            raise ValueError(f"layer_decay_rate: got {self.rate!r}, expected a number in (0, 1]; 1 is no decay")
+            raise OptionError(f"layer_decay_rate: got {self.rate!r}, expected a number in (0, 1]; 1 is no decay")
         # Without any option the default constructor does not call add_params.
         super().__init__(optim_wrapper_cfg, {"bypass_duplicate": True, **options})
         if self.rate < 1 and self.base_lr is None:
-            raise ValueError(f"layer_decay_rate: got {self.rate} for an optimiser without lr; set optimizer.lr")
+            raise OptionError(f"layer_decay_rate: got {self.rate} for an optimiser without lr; set optimizer.lr")
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
         """Add the parameter groups of a model. The default constructor calls this method for every sub-module too."""
@@ -83,7 +84,7 @@ def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]
         return {}
     backbones = [part for part in model.modules() if isinstance(part, Backbone)]
     if not backbones:
-        raise ValueError(f"layer_decay_rate: got {rate} for a model without a backbone of vitdense; leave it out")
+        raise OptionError(f"layer_decay_rate: got {rate} for a model without a backbone of vitdense; leave it out")
     factors = {}
     for backbone in backbones:
         layers = backbone.layers()

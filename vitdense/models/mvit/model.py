@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
@@ -274,12 +275,12 @@ class MViT(Backbone):
         super().__init__(init_cfg=init_cfg)
         row = self.arch = find_arch(arch, MVIT)
         if window not in WINDOWS:
-            raise ValueError(f"window: got {window!r}, expected one of {', '.join(WINDOWS)}")
+            raise OptionError(f"window: got {window!r}, expected one of {', '.join(WINDOWS)}")
         image = as_pair(pretrain_img_size, "pretrain_img_size")
         # Every window must hold whole steps of the pooling of keys, also in the first stage.
         total = 4 * max(KV_STRIDE, 2 ** (len(row.depths) - 1))
         if any(side % total for side in image):
-            raise ValueError(f"pretrain_img_size: got {image}, expected multiples of {total}, for windows pool evenly")
+            raise OptionError(f"pretrain_img_size: got {image}, expected multiples of {total}, for windows pool evenly")
         grid = (image[0] // 4, image[1] // 4)
         specs = plan(row, window, grid, drop_path_rate)
         self.patch_embed = OverlapPatchEmbed(in_channels, row.embed_dims)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from vitdense.errors import OptionError
 from vitdense.models.rows import Model, check_sizes
 
 
@@ -33,14 +34,16 @@ class MViTArch:
     def __post_init__(self) -> None:
         check_sizes(self.embed_dims, self.depths)
         if not isinstance(self.num_heads, int) or self.num_heads < 1:
-            raise ValueError(
+            raise OptionError(
                 f"arch: num_heads is {self.num_heads!r}, expected the number of the first stage; it doubles per stage"
             )
         if self.embed_dims % self.num_heads:
-            raise ValueError(f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads")
+            raise OptionError(
+                f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads"
+            )
         for name, known in (("growth", ("attention", "mlp")), ("pool", ("conv", "max"))):
             if (got := getattr(self, name)) not in known:
-                raise ValueError(f"arch: {name} is {got!r}, expected one of {', '.join(known)}")
+                raise OptionError(f"arch: {name} is {got!r}, expected one of {', '.join(known)}")
 
 
 _mvit_v1 = partial(

@@ -10,6 +10,7 @@ from timm.models.resnet import BasicBlock, Bottleneck, downsample_conv
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vitdense.errors import OptionError
 from vitdense.layers.blocks import init_transformer, max_pool
 from vitdense.layers.local import LocalAttention
 from vitdense.layers.non_local import NonLocal, SAGANAttention
@@ -144,11 +145,11 @@ def attention_layers(attention: Mapping, arch: ResNetArch) -> dict[tuple[int, in
     options = dict(attention)
     kind, after = options.pop("kind", None), options.pop("after", ())
     if kind not in ATTENTION:
-        raise ValueError(f"attention.kind: got {kind!r}, expected one of {', '.join(ATTENTION)}")
+        raise OptionError(f"attention.kind: got {kind!r}, expected one of {', '.join(ATTENTION)}")
     pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else pair for pair in after]
     known = {(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)}
     if not pairs or not set(pairs) <= known or len(set(pairs)) < len(pairs):
-        raise ValueError(
+        raise OptionError(
             f"attention.after: got {after!r}, expected different pairs (stage, block) of a ResNet with {arch.depths} "
             f"blocks, counted from 0, such as ((2, 0),)"
         )
@@ -194,9 +195,9 @@ class ResNet(Backbone):
         self.arch = find_arch(arch, RESNET)
         self.norm_eval = norm_eval
         if finetune == "attention" and attention is None and not self.arch.local_stages:
-            raise ValueError("finetune: got 'attention' for a ResNet without attention; set attention, or None here")
+            raise OptionError("finetune: got 'attention' for a ResNet without attention; set attention, or None here")
         if finetune == "mlp":
-            raise ValueError("finetune: got 'mlp' for a ResNet, which has no MLPs; expected 'attention' or None")
+            raise OptionError("finetune: got 'mlp' for a ResNet, which has no MLPs; expected 'attention' or None")
         self.conv1 = nn.Conv2d(in_channels, self.arch.embed_dims, 7, stride=2, padding=3, bias=False)
         self.conv1.apply(init_conv)
         self.bn1 = nn.BatchNorm2d(self.arch.embed_dims)

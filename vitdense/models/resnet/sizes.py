@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vitdense.errors import OptionError
 from vitdense.models.rows import Model, check_sizes
 
 
@@ -28,11 +29,11 @@ class ResNetArch:
     def __post_init__(self) -> None:
         check_sizes(self.embed_dims, self.depths)
         if not {*self.local_stages} <= {*range(len(self.depths))}:
-            raise ValueError(
+            raise OptionError(
                 f"arch: local_stages is {self.local_stages}, expected stages of {len(self.depths)}, from 0"
             )
         if self.local_stages and not self.bottleneck:
-            raise ValueError("arch: local_stages is for bottlenecks, got bottleneck=False; leave one of them out")
+            raise OptionError("arch: local_stages is for bottlenecks, got bottleneck=False; leave one of them out")
 
     @property
     def dims(self) -> list[int]:

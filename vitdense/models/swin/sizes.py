@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vitdense.errors import OptionError
 from vitdense.models.rows import RELEASES, Model, check_sizes
 
 
@@ -16,12 +17,12 @@ class SwinArch:
     def __post_init__(self) -> None:
         check_sizes(self.embed_dims, self.depths)
         if len(self.depths) != len(self.num_heads):
-            raise ValueError(
+            raise OptionError(
                 f"arch: depths {self.depths} and num_heads {self.num_heads} must name the same number of stages"
             )
         for stage, heads in enumerate(self.num_heads):
             if (dim := self.embed_dims * 2**stage) % heads:
-                raise ValueError(
+                raise OptionError(
                     f"arch: stage {stage} has {dim} channels, which {heads} heads do not divide; change num_heads"
                 )
 

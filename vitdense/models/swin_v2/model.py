@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PatchEmbed, PostNormMerging, ResidualLayerNorm
@@ -73,7 +74,7 @@ def windows_by_stage(
     if isinstance(sizes, int):
         sizes = [sizes] * num_stages
     if not isinstance(sizes, Sequence) or isinstance(sizes, str) or len(sizes) != num_stages:
-        raise ValueError(
+        raise OptionError(
             f"{name}: got {sizes!r}, expected None (as window_size), an int, or one int or (h, w) for each of the "
             f"{num_stages} stages"
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vitdense.errors import OptionError
 from vitdense.models.rows import RELEASES, Model
 from vitdense.models.swin.sizes import SwinArch
 
@@ -15,7 +16,7 @@ class SwinV2Arch(SwinArch):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.extra_norm_every, int) or self.extra_norm_every < 0:
-            raise ValueError(f"arch: extra_norm_every is {self.extra_norm_every!r}, expected a number of blocks or 0")
+            raise OptionError(f"arch: extra_norm_every is {self.extra_norm_every!r}, expected a number of blocks or 0")
 
 
 # Swin V2 section 3.6, "Model configurations". It names no heads; those of huge and giant, whose weights were never

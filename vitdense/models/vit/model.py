@@ -14,6 +14,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
@@ -305,37 +306,37 @@ class ViT(Backbone):
             ("out_norm", out_norm, OUT_NORMS),
         ):
             if got not in known:
-                raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
+                raise OptionError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
         if isinstance(global_indices, int) or isinstance(out_indices, int):
-            raise ValueError(
+            raise OptionError(
                 f"global_indices, out_indices: got {global_indices}, {out_indices}; expected lists of blocks or None"
             )
         if global_indices is not None and window is None:
-            raise ValueError(f"global_indices: got {global_indices} without a window_size; every block is global then")
+            raise OptionError(f"global_indices: got {global_indices} without a window_size; every block is global then")
         if window_padding == "qkv" and window is None:
-            raise ValueError("window_padding: got 'qkv' without a window_size; leave it out")
+            raise OptionError("window_padding: got 'qkv' without a window_size; leave it out")
         if wrong := [i for i in global_indices or () if not 0 <= i < depth]:
-            raise ValueError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
+            raise OptionError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
         if output_cls_token and not (has_tokens or row.class_blocks):
-            raise ValueError(
+            raise OptionError(
                 "output_cls_token: with windows or relative positions, or without class_token, there is none; leave it "
                 "False"
             )
         if relative_position and (row.talking_heads or row.rope):
-            raise ValueError(
+            raise OptionError(
                 "relative_position: attention with talking heads has none, nor has it with rope; leave it False"
             )
         if rope_augment and not row.rope:
-            raise ValueError(f"rope_augment: got {rope_augment} with an arch without rope; leave it None")
+            raise OptionError(f"rope_augment: got {rope_augment} with an arch without rope; leave it None")
         if row.ffn_dims and mlp_ratio != 4.0:
-            raise ValueError(f"mlp_ratio: got {mlp_ratio}, but the arch has ffn_dims={row.ffn_dims}; leave it out")
+            raise OptionError(f"mlp_ratio: got {mlp_ratio}, but the arch has ffn_dims={row.ffn_dims}; leave it out")
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
 
         def grid(image: int | Sequence[int], name: str) -> tuple[int, int]:
             h, w = as_pair(image, name)
             if h < patch or w < patch:
-                raise ValueError(f"{name}: got {h}x{w}, expected at least one patch of {patch} pixels")
+                raise OptionError(f"{name}: got {h}x{w}, expected at least one patch of {patch} pixels")
             return h // patch, w // patch
 
         self.patch_embed = STEMS[stem](in_channels, dim, patch)
@@ -365,12 +366,12 @@ class ViT(Backbone):
             norm=norm if out_norm == "each" else lambda dim: nn.Identity(),
         )
         if self.class_blocks is not None and self.out_indices != (depth - 1,):
-            raise ValueError(
+            raise OptionError(
                 f"output_cls_token: got out_indices {self.out_indices}, expected ({depth - 1},): with class_blocks the "
                 f"token attends after the last block alone"
             )
         if out_norm == "final" and self.out_indices[-1] != depth - 1:
-            raise ValueError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
+            raise OptionError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
 
     def stem_modules(self) -> list[nn.Module]:
         others = [module for module in (self.tokens, self.rope, self.norm_pre) if module is not None]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from vitdense.errors import OptionError
 from vitdense.models.rows import CLIP, HALF, IMAGENET, SATELLITE, Model, check_positive
 
 
@@ -60,16 +61,18 @@ class ViTArch:
 
     def __post_init__(self) -> None:
         if (self.distilled or self.registers or self.class_blocks) and not self.class_token:
-            raise ValueError("arch: distilled, registers and class_blocks need a class_token")
+            raise OptionError("arch: distilled, registers and class_blocks need a class_token")
         if self.rope and self.talking_heads:
-            raise ValueError("arch: attention with talking_heads has no rope; leave one of them out")
+            raise OptionError("arch: attention with talking_heads has no rope; leave one of them out")
         if self.position_rule != "bicubic" and self.position != "1d":
-            raise ValueError(f"arch: position_rule is {self.position_rule!r}, which is for position '1d' only")
+            raise OptionError(f"arch: position_rule is {self.position_rule!r}, which is for position '1d' only")
         if self.class_blocks and (self.distilled or self.layer_scale is None):
-            raise ValueError("arch: class_blocks need a layer_scale and no distillation token")
+            raise OptionError("arch: class_blocks need a layer_scale and no distillation token")
         check_positive(self, "embed_dims", "depth", "num_heads", "patch_size")
         if self.embed_dims % self.num_heads:
-            raise ValueError(f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads")
+            raise OptionError(
+                f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads"
+            )
 
 
 _cait = partial(

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.blocks import SyncBatchNorm, init_transformer, max_pool
 from vitdense.layers.deformable import DeformableAttention, References, references
 from vitdense.layers.resize import crop, resize_to_stride
@@ -152,7 +153,7 @@ class ViTAdapter(Backbone):
         self.arch, self.with_cp, self.vit_feature = self.trunk.arch, with_cp, vit_feature
         dim, lasts = self.arch.embed_dims, self.trunk.out_indices
         if vit_feature not in ("last", "each") or (vit_feature == "each" and len(lasts) != len(STRIDES)):
-            raise ValueError(
+            raise OptionError(
                 f"vit_feature: got {vit_feature!r} with the trunk's out_indices {lasts}, expected 'last', or 'each' "
                 f"with {len(STRIDES)} of them, after each of which an interaction ends"
             )
@@ -220,7 +221,7 @@ def _check_one_window(options: Mapping[str, Any]) -> None:
     """Refuse the authors' lists, whose windows may differ by block."""
     window = options.get("window_size")
     if "window_attn" in options or (isinstance(window, Sequence) and (len(window) > 2 or None in window)):
-        raise ValueError(
+        raise OptionError(
             f"trunk: got window_size={window!r}{', window_attn' * ('window_attn' in options)}, a list by block as in "
             f"the authors' code; expected one window for all blocks but global ones, such as window_size=14, "
             f"window_padding='qkv', global_indices=(2, 5, 8, 11). Windows that differ by block are not here, and no "
@@ -233,12 +234,12 @@ def make_trunk(trunk: Mapping[str, Any] | ViT) -> ViT:
     if not isinstance(trunk, ViT):
         options = {"type": "vitdense.ViT", "out_norm": "none", **trunk}
         if (kind := options.pop("type")) not in ("vitdense.ViT", "ViT"):
-            raise ValueError(f"trunk: got type {kind!r}, expected 'vitdense.ViT'")
+            raise OptionError(f"trunk: got type {kind!r}, expected 'vitdense.ViT'")
         _check_one_window(options)
         trunk = ViT(**options)
     last = trunk.arch.depth - 1
     if trunk.out_norm != "none" or trunk.output_cls_token or trunk.out_indices[-1] < last:
-        raise ValueError(
+        raise OptionError(
             f"trunk: got out_norm={trunk.out_norm!r}, output_cls_token={trunk.output_cls_token}, out_indices="
             f"{trunk.out_indices}; expected 'none', False, and {last} among the out_indices"
         )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers import blocks
 from vitdense.layers.blocks import Mlp, PatchEmbed, init_transformer
 from vitdense.layers.layout import Resampling, Windows, compute_dtype, resampled_window_layout, window_layout
@@ -173,10 +174,10 @@ class Mixer(Backbone):
         self.arch = find_arch(arch, MIXER)
         dim, depth, patch = self.arch.embed_dims, self.arch.depth, self.arch.patch_size
         if transfer not in TRANSFERS:
-            raise ValueError(f"transfer: got {transfer!r}, expected one of {', '.join(map(repr, TRANSFERS))}")
+            raise OptionError(f"transfer: got {transfer!r}, expected one of {', '.join(map(repr, TRANSFERS))}")
         image = as_pair(pretrain_img_size, "pretrain_img_size")
         if image[0] % patch or image[1] % patch:
-            raise ValueError(f"pretrain_img_size: got {image[0]}x{image[1]}, expected whole patches of {patch} pixels")
+            raise OptionError(f"pretrain_img_size: got {image[0]}x{image[1]}, expected whole patches of {patch} pixels")
         self.grid = image[0] // patch, image[1] // patch
         self.transfer, self.with_cp = transfer, with_cp
         self.patch_embed = PatchEmbed(in_channels, dim, patch, norm=False)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from vitdense.errors import OptionError
 from vitdense.models.rows import HALF, IMAGENET, UNIT, Model, check_positive
 
 
@@ -29,9 +30,9 @@ class MixerArch:
     def __post_init__(self) -> None:
         check_positive(self, "embed_dims", "depth", "patch_size")
         if self.block not in ("mixer", "resmlp", "gmlp"):
-            raise ValueError(f"arch: block is {self.block!r}, expected one of mixer, resmlp, gmlp")
+            raise OptionError(f"arch: block is {self.block!r}, expected one of mixer, resmlp, gmlp")
         if (self.block == "resmlp") != (self.layer_scale is not None):
-            raise ValueError(
+            raise OptionError(
                 f"arch: layer_scale is {self.layer_scale!r}, block {self.block!r}; expected a number for 'resmlp' alone"
             )
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.attention import attend_windows
 from vitdense.layers.blocks import LayerNorm, Mlp, init_transformer
 from vitdense.module import Module
@@ -41,7 +42,7 @@ class GlobalBlock(Module):
         self.out_channels = tuple(in_channels)
         dim, self.num_heads = in_channels[-1], num_heads
         if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"num_heads: got {num_heads}, expected a divisor of the {dim} channels of the last map")
+            raise OptionError(f"num_heads: got {num_heads}, expected a divisor of the {dim} channels of the last map")
         self.norm1 = LayerNorm(dim)
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)

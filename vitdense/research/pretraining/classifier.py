@@ -11,6 +11,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from vitdense import ViT
+from vitdense.errors import OptionError
 from vitdense.mm.registry import MODELS
 from vitdense.research.pretraining.teacher import ModelWithTeacher, Teacher
 
@@ -98,16 +99,16 @@ class Classifier(ModelWithTeacher):
             ("prediction", prediction, tuple(PREDICTIONS)),
         ):
             if got not in known:
-                raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
+                raise OptionError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
         if (teacher is None) != (distillation is None):
-            raise ValueError(f"distillation: got {distillation!r} with teacher={teacher!r}; give both or neither")
+            raise OptionError(f"distillation: got {distillation!r} with teacher={teacher!r}; give both or neither")
         self.distillation, self.alpha, self.tau = distillation, alpha if distillation else 0.0, tau
         self.base, self.prediction = base, prediction
         self.label_smoothing = label_smoothing if base == "ce" else 0.0
         self.mixup = Mixup(**mixup, label_smoothing=self.label_smoothing, num_classes=num_classes) if mixup else None
         self.backbone = backbone if isinstance(backbone, nn.Module) else ALL_MODELS.build(backbone)
         if not (isinstance(self.backbone, ViT) and self.backbone.output_cls_token and self.backbone.norm is not None):
-            raise ValueError("backbone: expected a vitdense.ViT with out_norm='final' and output_cls_token=True")
+            raise OptionError("backbone: expected a vitdense.ViT with out_norm='final' and output_cls_token=True")
         self.num_classes = num_classes
         dim = self.backbone.out_channels[-1]
         self.head = nn.Linear(dim, num_classes)
@@ -174,7 +175,7 @@ class Classifier(ModelWithTeacher):
         if self.distillation is not None:
             teacher = self.teacher(self.raw(inputs))  # [B, K]
             if teacher.shape != logits[-1].shape:
-                raise ValueError(f"teacher: got {teacher.shape[1]} classes, expected num_classes={self.num_classes}")
+                raise OptionError(f"teacher: got {teacher.shape[1]} classes, expected num_classes={self.num_classes}")
             losses["loss_distillation"] = self.alpha * DISTILLATION[self.distillation](logits[-1], teacher, self.tau)
         return losses
 

@@ -12,6 +12,7 @@ from PIL import Image
 from timm.data import create_transform
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from vitdense.errors import OptionError
 from vitdense.mm.registry import DATASETS, METRICS, TRANSFORMS
 from vitdense.research.pretraining.targets import MASKS
 
@@ -40,7 +41,7 @@ class ImageFolder(BaseDataset):
         files = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
         paths = sorted(path for path in files if path.suffix.lower() in IMG_EXTENSIONS)
         if not paths:
-            raise ValueError(f"data_root: {root} has no image; expected files {', '.join(IMG_EXTENSIONS)}")
+            raise OptionError(f"data_root: {root} has no image; expected files {', '.join(IMG_EXTENSIONS)}")
         if not self.labels:
             return [{"img_path": str(path)} for path in paths]
         folders = [path.relative_to(root).parts[0] for path in paths]
@@ -48,7 +49,7 @@ class ImageFolder(BaseDataset):
         found = sorted(path.name for path in root.iterdir() if path.is_dir())
         classes = self._metainfo.setdefault("classes", tuple(found))
         if strange := sorted(set(folders) - set(classes)):
-            raise ValueError(
+            raise OptionError(
                 f"data_root: got images in {', '.join(strange[:5])} of {root}, expected all in folders of the classes "
                 f"{', '.join(classes[:5])}..; move them, or set metainfo.classes"
             )
@@ -97,7 +98,7 @@ class DrawMask:
 
     def __init__(self, ratio: float, cell: int, kind: str = "random") -> None:
         if kind not in MASKS or not 0 < ratio < 1 or cell < 1:
-            raise ValueError(
+            raise OptionError(
                 f"vitdense.DrawMask: got kind={kind!r}, ratio={ratio}, cell={cell}; expected {' or '.join(MASKS)}, a "
                 f"ratio between 0 and 1, and a positive number of pixels"
             )
@@ -108,7 +109,7 @@ class DrawMask:
         size = tuple(results["inputs"].shape[-2:])
         grid = tuple(n // self.cell for n in size)
         if min(grid) < 1:
-            raise ValueError(f"vitdense.DrawMask: got an image of {size} pixels, expected at least a cell: {self.cell}")
+            raise OptionError(f"DrawMask: got an image of {size} pixels, expected at least a cell: {self.cell}")
         results["data_samples"].set_metainfo({"mask": self.draw(grid, self.ratio), "cell": self.cell})
         return results
 

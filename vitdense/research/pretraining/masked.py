@@ -13,6 +13,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from vitdense import ViT
+from vitdense.errors import OptionError
 from vitdense.layers.blocks import init_transformer
 from vitdense.layers.position import sine_cosine
 from vitdense.mm.registry import MODELS
@@ -122,21 +123,21 @@ class MaskedImageModel(ModelWithTeacher):
     def _check(self, target: Mapping, decoder: Mapping | None) -> None:
         backbone, last = self.backbone, len(self.backbone.stage_modules()) - 1
         if target.get("type") not in TARGETS:
-            raise ValueError(f"target: got {target}, expected one of type {', '.join(TARGETS)}")
+            raise OptionError(f"target: got {target}, expected one of type {', '.join(TARGETS)}")
         is_vit = isinstance(backbone, ViT) and backbone.norm is not None and not backbone.output_cls_token
         if not (is_vit or isinstance(backbone, SwinTrunk)) or backbone.out_indices != (last,):
-            raise ValueError(
+            raise OptionError(
                 f"backbone: got a {type(backbone).__name__}, expected a ViT with out_norm='final' and without "
                 f"output_cls_token, or a Swin; of either out_indices=[{last}]"
             )
         has_table = hasattr(backbone.absolute_pos_embed, "table") and getattr(backbone, "rope", None) is None
         if decoder is not None and not (is_vit and backbone.tokens and has_table):
-            raise ValueError(
+            raise OptionError(
                 "decoder: masked patches can be dropped only from a ViT with global attention and a table of "
                 "positions and no rope; give None"
             )
         if (target["type"] == "words") != (self.teacher is not None):
-            raise ValueError(f"teacher: got {self.teacher is not None} with target {target['type']}; words need one")
+            raise OptionError(f"teacher: got {self.teacher is not None} with target {target['type']}; words need one")
 
     def forward(
         self, inputs: Tensor, data_samples: Sequence[BaseDataElement] | None = None, mode: str = "tensor"
@@ -157,7 +158,7 @@ class MaskedImageModel(ModelWithTeacher):
         if mode == "tensor":
             return prediction, mask
         if mode != "loss":
-            raise ValueError(f"mode: got {mode!r}, expected 'loss' or 'tensor'; there is nothing to evaluate")
+            raise OptionError(f"mode: got {mode!r}, expected 'loss' or 'tensor'; there is nothing to evaluate")
         return {"loss": self.loss_of(prediction, mask, inputs)}
 
     def masks_of(self, data_samples: Sequence[BaseDataElement] | None, images: Tensor) -> Tensor:
@@ -167,13 +168,13 @@ class MaskedImageModel(ModelWithTeacher):
             ValueError: A sample has no mask; their cells differ, or have no whole number of patches.
         """
         if not data_samples or not all("mask" in sample for sample in data_samples):
-            raise ValueError(
+            raise OptionError(
                 f"data_samples: expected a mask for every image; add dict(type='vitdense.DrawMask', ratio=0.6, "
                 f"cell={self.side}) to the pipeline, after vitdense.TimmTransform"
             )
         cell, *others = {sample.cell for sample in data_samples}
         if others or cell % self.side:
-            raise ValueError(
+            raise OptionError(
                 f"cell: got {[cell, *others]} pixels in a batch, expected one multiple of the backbone's stride "
                 f"{self.side}"
             )
@@ -200,7 +201,7 @@ class MaskedImageModel(ModelWithTeacher):
     def _encode_visible(self, x: Tensor, masked: Tensor) -> Tensor:
         visible, *others = (~masked).flatten(1).sum(1).unique().tolist()  # the masks are on the CPU
         if others:
-            raise ValueError(
+            raise OptionError(
                 f"decoder: got images with {[visible, *others]} visible patches in a batch, expected as many in each: "
                 f"images of one size, and kind='random' of vitdense.DrawMask"
             )

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitdense.errors import OptionError
 from vitdense.research.pretraining.teacher import ModelWithTeacher, Teacher
 
 BINS = 8  # of every colour channel: 3 bits (ViT appendix B.1.2)
@@ -76,7 +77,7 @@ class PixelTarget:
     def __init__(self, side: int, loss: str = "mse", norm: str | int | None = "patch") -> None:
         losses = {"mse": F.mse_loss, "l1": F.l1_loss}
         if loss not in losses or not (norm in (None, "patch") or (isinstance(norm, int) and norm > 1 and norm % 2)):
-            raise ValueError(
+            raise OptionError(
                 f"target: got loss={loss!r}, norm={norm!r}; expected 'mse' or 'l1', and None, 'patch' or an odd number "
                 f"above 1"
             )

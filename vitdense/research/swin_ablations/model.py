@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.inspect.show import LAYERS
 from vitdense.layers.attention import masked_bias
 from vitdense.layers.bias import TableBias
@@ -33,7 +34,7 @@ class PositionAttention(WindowAttention):
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         if not relative_bias:
-            raise ValueError("relative_bias: got False, but it has nothing else; leave it True")
+            raise OptionError("relative_bias: got False, but it has nothing else; leave it True")
         super().__init__(spec, qkv_bias, relative_bias)
         del self.qkv
         self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
@@ -71,7 +72,7 @@ class SlidingAttention(LocalAttention):
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         if spec.window[0] != spec.window[1]:
-            raise ValueError(f"window_size: got {spec.window}, expected a square")
+            raise OptionError(f"window_size: got {spec.window}, expected a square")
         super().__init__(spec.dim, spec.num_heads, (spec.window[0] - 1) // 2 * 2 + 1, "mask", None, qkv_bias)
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.layers.blocks import max_pool
 from vitdense.module import Module
 
@@ -108,9 +109,9 @@ class BiFPN(Module):
     ) -> None:
         super().__init__(init_cfg=init_cfg)
         if out_channels % GROUPS:
-            raise ValueError(f"out_channels: got {out_channels}, expected a multiple of {GROUPS}, for GroupNorm")
+            raise OptionError(f"out_channels: got {out_channels}, expected a multiple of {GROUPS}, for GroupNorm")
         if num_outs < len(in_channels):
-            raise ValueError(f"num_outs: got {num_outs}, expected at least {len(in_channels)}: as many as in_channels")
+            raise OptionError(f"num_outs: got {num_outs}, expected at least {len(in_channels)}: as many as in_channels")
         self.in_channels, self.num_outs = tuple(in_channels), num_outs
         widths = (*in_channels, *in_channels[-1:] * (num_outs - len(in_channels)))
         self.out_channels = (out_channels,) * num_outs
@@ -126,7 +127,7 @@ class BiFPN(Module):
             ValueError: Another number of maps, or of channels.
         """
         if tuple(x.shape[1] for x in maps) != self.in_channels:
-            raise ValueError(
+            raise OptionError(
                 f"BiFPN: got maps of {[x.shape[1] for x in maps]} channels, expected {list(self.in_channels)}; set "
                 f"in_channels to the backbone's, and its out_indices to as many"
             )

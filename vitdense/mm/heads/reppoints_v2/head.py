@@ -19,6 +19,7 @@ from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torchvision.ops import DeformConv2d
 
+from vitdense.errors import OptionError
 from vitdense.mm.heads.reppoints_v2.targets import (
     POINT_SCALE,
     assign_atss,
@@ -128,7 +129,7 @@ class RepPointsV2Head(BaseDenseHead):
     ) -> None:
         super().__init__()
         if loss_weights.keys() != LOSS_WEIGHTS.keys():
-            raise ValueError(f"loss_weights: got {', '.join(loss_weights)}; expected exactly {', '.join(LOSS_WEIGHTS)}")
+            raise OptionError(f"loss_weights: got {', '.join(loss_weights)}, expected {', '.join(LOSS_WEIGHTS)}")
         self.num_classes, self.loss_weights = num_classes, dict(loss_weights)
         self.train_cfg, self.test_cfg = train_cfg, test_cfg
         self.prior_generator = MlvlPointGenerator(strides, offset=0)  # points are the top-left corners of cells
