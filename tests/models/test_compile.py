@@ -37,7 +37,7 @@ class Programs:
         return aot_eager(graph, example, **options)
 
 
-@every_but_slow("swin")
+@every_but_slow("vit")
 @pytest.mark.long
 def test_forward_and_backward(make):
     model, programs = with_fixed_statistics(with_random_norms(make())), Programs()
