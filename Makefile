@@ -21,7 +21,7 @@ help:  ## list the targets
 
 setup: $(READY)  ## install the package and its pinned dependencies into .venv
 
-demo: $(READY)  ## train, predict and evaluate on the embedded images: some 20 minutes on two CPU cores
+demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten minutes on two CPU cores
 	$(BIN)/python tools/train.py configs/demo/$(DEMO).py
 	$(BIN)/python tools/predict.py configs/demo/$(DEMO).py work_dirs/$(DEMO) \
 	    data/shapes/val/00001*.jpg --out-dir work_dirs/$(DEMO)/pictures
