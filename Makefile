@@ -36,7 +36,7 @@ test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about
 test-slow: $(READY)  ## what takes minutes, or repeats a proof for other models: an hour
 	$(PYTEST) -m slow
 
-test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow, docs or long): about three minutes
+test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow, docs or long): about four minutes
 	$(PYTEST) -m 'not slow and not long and not docs'
 
 test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream

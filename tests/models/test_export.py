@@ -22,7 +22,7 @@ EXAMPLE = (2, 3, 64, 96)
 UNSEEN = [(1, 97, 131), (3, 65, 200), (1, MIN_SIDE, MIN_SIDE)]
 BRANCHES = {"If", "Loop", "Tile", "Scan", "NonZero"}  # what runtimes do not take, or take slowly
 OF_SIZES = {"Shape", "Range", "Resize", "Cast", "Less", "GreaterOrEqual", "Or", "Clip"}  # what decides on a size
-# One of each family of vitdense/models.
+# One of each family whose layers are ours; the others are slow.
 ROWS = ("swin", "swin_v2", "mvit", "vit, windows, relative positions", "nat")
 every_quick = every_but_slow("swin_v2", "vit, windows, relative positions")  # the others take minutes
 
