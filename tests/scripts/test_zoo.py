@@ -83,11 +83,15 @@ def test_docstring_of_a_config_has_the_figures_of_the_page(recipe):
         assert counted or [millions, billions] == printed
 
 
-def test_table_of_the_readme_has_the_figures_of_the_page():
-    (table,) = re.findall(r"^## Recipes\n\n(\|.*?)\n\n", (REPO / "configs/README.md").read_text(), re.M | re.S)
+@pytest.mark.parametrize(
+    ("page", "heading", "length"), [("configs/README.md", "Recipes", 41), ("README.md", "Five models to begin with", 5)]
+)
+def test_tables_of_recipes_have_the_figures_of_the_page(page, heading, length):
+    (table,) = re.findall(rf"^## {heading}\n\n(\|.*?)\n\n", (REPO / page).read_text(), re.M | re.S)
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-    assert len(rows) > 20
-    for configs, published, *totals in rows:
+    assert len(rows) == length
+    for configs, *_, published, params, flops in rows:
+        totals = params, flops
         for i, name in enumerate(re.findall(r"`(\w+)\.py`", configs)):
             recipe = RECIPES[name]
             known = numbers(zoo.result(recipe))

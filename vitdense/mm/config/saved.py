@@ -9,7 +9,6 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from vitdense.mm.config.walk import leaf_datasets
-from vitdense.mm.errors import ConfigError
 
 ABSENT = "absent"
 SHOWN = 12  # differences in a message
@@ -23,16 +22,19 @@ OF_RESULTS = ("model", "test_pipeline")
 
 
 def read_saved(checkpoint: Mapping) -> dict[str, Any] | None:
-    """The config with which mmengine saved a checkpoint, None where it has none. No code of it runs.
+    """The config with which mmengine saved a checkpoint, None where it has none or its text is no Python.
 
-    Raises:
-        ConfigError: It holds anything but dicts, lists, tuples, text and numbers.
+    No code of it runs: what is not a dict, list, tuple, text or number stays the text of its expression.
     """
     text = checkpoint.get("meta", {}).get("cfg")
     if not isinstance(text, str):
         return None
-    statements = ast.parse(text).body
-    return {target.id: _value(node.value) for node in statements for target in node.targets}
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError:
+        return None
+    assignments = [node for node in statements if isinstance(node, ast.Assign)]
+    return {ast.unparse(target): _value(node.value) for node in assignments for target in node.targets}
 
 
 def _value(node: ast.expr) -> Any:
@@ -46,10 +48,8 @@ def _value(node: ast.expr) -> Any:
         return [_value(item) for item in node.elts]
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
-        raise ConfigError(
-            f"the config in the checkpoint has {ast.unparse(node)!r}, expected dicts, lists, text and numbers"
-        ) from error
+    except ValueError:
+        return ast.unparse(node)
 
 
 def log_differences(checkpoint: Mapping, cfg: Config, keys: Collection[str]) -> None:

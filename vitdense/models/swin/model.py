@@ -166,7 +166,7 @@ class SwinTrunk(Backbone):
     """What Swin, Swin V2 and Swin-Mixer share: patch embedding, stages of blocks and patch merging, output norms.
 
     Args:
-        arch: Row of the variants table.
+        arch: Row of the table of sizes.
         specs: Every block in order.
         stem: Builds the patch embedding from its channels.
         block: Builds a block.

@@ -211,7 +211,7 @@ class ViT(Backbone):
     and in CaiT's blocks, there are none: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
 
     Args:
-        arch: A row of `variants.VIT`: ``'vit_'`` or ``'deit_'`` and a size (``'deit_small'``; of DeiT also with
+        arch: A row of `sizes.VIT`: ``'vit_'`` or ``'deit_'`` and a size (``'deit_small'``; of DeiT also with
             ``'_distilled'``), ``'deit3_'``, ``'cait_'``, ``'dinov2_'`` (also with ``'_reg'``), ``'dinov3_'``,
             ``'eva02_'``, ``'pe_spatial_'``, ``'siglip2_'``, ``'lingbot_giant'``; or a dict of the fields of `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16; 14 for huge, DINOv2 and EVA-02).
