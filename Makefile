@@ -40,7 +40,7 @@ test-fast: $(READY)  ## what contributors run between edits (all but tests marke
 	$(PYTEST) -m 'not slow and not long and not docs'
 
 test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream
-	$(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/engine tests/heads tests/test_configs.py
+	$(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/mm tests/test_configs.py
 
 check: $(READY)  ## ruff: lint and formatting
 	$(BIN)/ruff check .

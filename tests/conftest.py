@@ -2,11 +2,13 @@
 
 import json
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -21,6 +23,8 @@ PARITY_TABLE: list[str] = []  # printed at the end of a run with `pytest -s`
 
 @pytest.fixture(autouse=True)
 def _seed():
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 -- timm's Mixup and mm's transforms draw from the global state
     torch.manual_seed(0)
 
 
