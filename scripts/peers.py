@@ -8,19 +8,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
 from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitdense.families import backbone_class
-from vitdense.layers.blocks import STEMS, HybridStem
+from vitdense.families import arguments, backbone_class
 from vitdense.models.base import Backbone, as_pair
 from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.rows import Model
 from vitdense.models.table import find_model, near_names
 from vitdense.models.vit.model import default_out_indices
+from vitdense.research.hybrid_vit.sizes import RESNETS
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,10 @@ FEATURES: dict[str, Callable[[PeerSpec], bool]] = {
     "non-square images": lambda spec: spec.shape[0] != spec.shape[1],
     "images of partial patches": lambda spec: any(side % spec.arch.patch_size for side in spec.shape),
     "windows": lambda spec: spec.window > 0,
-    "parallel blocks": lambda spec: spec.parallel > 1,
-    "a ResNet as stem": lambda spec: len(spec.resnet) > 0,
     "tokens without positions": lambda spec: not spec.arch.token_position,
     "a distillation token": lambda spec: spec.arch.distilled,
     "LayerScale": lambda spec: spec.arch.layer_scale is not None,
     "blocks other than Mixer's": lambda spec: spec.arch.block != "mixer",
-    "talking heads": lambda spec: spec.arch.talking_heads,
-    "class attention": lambda spec: spec.arch.class_blocks > 0,
     "registers": lambda spec: spec.arch.registers > 0,
     "rotary positions": lambda spec: spec.arch.rope is not None,
     "an FFN other than an MLP with exact GELU": lambda spec: spec.arch.ffn != "mlp",
@@ -221,8 +216,6 @@ def _timm_vit(spec: PeerSpec) -> nn.Module:
     from timm.models.vision_transformer_hybrid import _resnetv2
 
     arch, resnet = spec.arch, spec.resnet
-    if arch.talking_heads:
-        return _timm_cait(spec)
     if arch.rope:
         return _timm_eva(spec)
     # One layer makes both halves of a SwiGLU.
@@ -478,10 +471,7 @@ def _call(model: nn.Module, x: Tensor) -> Sequence[Tensor]:
 _MVIT = ("max pooling", "queries without pooling", "absolute positions", "non-square images")
 _VIT = ("windows", "images of partial patches")
 _FOUNDATION = ("registers", "rotary positions", "an FFN other than an MLP with exact GELU", "no class token")
-_MM_VIT = (
-    *(*_VIT, *_FOUNDATION, "parallel blocks", "a ResNet as stem", "tokens without positions", "talking heads"),
-    *("class attention", "other rules to resize positions"),
-)
+_MM_VIT = (*(*_VIT, *_FOUNDATION, "tokens without positions", "other rules to resize positions"),)
 PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first is the default baseline
     "swin": {
         "mmdet": Peer("mmdet", _mmdet_swin, _mm_maps, _call),
@@ -502,18 +492,15 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
     # Position embeddings have the grid of the image it is built for. The last block of every quarter gives a map.
     "vit": {
         "timm": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, _VIT),
-        # DeiT and MAE use timm's model. DeiT III has other names for LayerScale and parallel blocks.
-        "official": Peer(
-            "timm",
-            _timm_vit,
-            _timm_vit_maps,
-            _timm_vit_maps,
-            (*_VIT, *_FOUNDATION, "LayerScale", "parallel blocks", "a ResNet as stem"),
-        ),
+        # DeiT and MAE use timm's model. DeiT III has other names for LayerScale.
+        "official": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, (*_VIT, *_FOUNDATION, "LayerScale")),
         # In mmpretrain's DeiT III, the first norm of a block also feeds the MLP: its features are not the authors'.
         "mmpretrain": Peer("mmpretrain", _mmpretrain_vit, _mm_vit_maps, _call, _MM_VIT),
         "mmseg": Peer("mmseg", _mmseg_vit, _mm_vit_maps, _call, (*_MM_VIT, "a distillation token", "LayerScale")),
     },
+    "three_things": {"timm": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, _VIT)},
+    "hybrid_vit": {"timm": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, _VIT)},
+    "cait": {"timm": Peer("timm", _timm_cait, _timm_vit_maps, _timm_vit_maps, _VIT)},
     "swin_mixer": {},  # the authors' code is not a package
     # Of the image size that they are built for. The last block of every quarter gives a map.
     "mixer": {
@@ -530,10 +517,10 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
     },
     "nat": {},  # the authors' code needs an extension that is compiled
 }
-AS_PEERS = {"mvit": {"window": "global"}, "vit": {"out_norm": "none"}}  # our arguments for the same model
+# Our arguments for the same model.
+AS_PEERS = {"mvit": {"window": "global"}, **{family: {"out_norm": "none"} for family in ("vit", "hybrid_vit", "cait")}}
 # Our arguments with a field in `PeerSpec`. No peer has the others, but those of `AS_PEERS`.
-IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "patch_size", "parallel"}
-RESNETS = {name: stem.keywords["layers"] for name, stem in STEMS.items() if stem.func is HybridStem}
+IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "patch_size", "stem"}
 
 
 def comparable(
@@ -548,7 +535,7 @@ def comparable(
         drop_path_rate: Of the last block of both.
     """
     make = backbone_class(row.family)
-    options = {name: parameter.default for name, parameter in signature(make).parameters.items()} | dict(row.options)
+    options = arguments(make) | dict(row.options)
     image = as_pair(shape or options.get("pretrain_img_size", row.image_size), "shape")
     as_peers = {"drop_path_rate": drop_path_rate, **AS_PEERS.get(make.family, {})}
     if "pretrain_img_size" in options:
@@ -564,13 +551,8 @@ def comparable(
         window,
         (pretrained,) * 4 if isinstance(pretrained, int) else tuple(pretrained),
         drop_path_rate,
-        options.get("parallel", 1),
-        RESNETS.get(options.get("stem"), ()),
-        {
-            name: value
-            for name, value in row.options.items()
-            if name not in IN_SPEC | as_peers.keys() and value not in RESNETS
-        },
+        resnet=RESNETS[options["stem"]] if make.family == "hybrid_vit" else (),
+        others={name: value for name, value in row.options.items() if name not in IN_SPEC | as_peers.keys()},
     )
     return model, spec
 

@@ -179,12 +179,6 @@ VIT_PARTS = {
     ),
     "no positions of tokens": ({"arch": {"token_position": False}}, {}),
     "layer scale": ({"arch": {"layer_scale": 1.0}}, {}),
-    "talking heads": ({"arch": {"talking_heads": True, "class_blocks": 1}}, {}),
-    "parallel": ({"parallel": 2}, {}),
-    "4 branches": ({"parallel": 4}, {}),
-    "hmlp": ({"stem": "hmlp"}, {}),
-    "conv stem": ({"stem": "conv"}, {}),
-    "2-D positions": ({"position": "2d"}, {}),
     "relative": ({"window_size": 2, "relative_position": True, "img_size": 64}, {"tokens.cls_position": (1, 1, 192)}),
     "registers": ({"arch": {"registers": 2}}, {}),
     "no key bias": ({"arch": {"qkv_bias": "no_key"}}, {}),
@@ -208,7 +202,6 @@ VIT_PARTS = {
         },
     ),
 }
-CAIT = {"no positions of tokens", "layer scale", "talking heads", "norm", "head"}
 FOUNDATION = {
     *("registers", "no key bias", "swiglu", "swiglu, norm", "norm before blocks", "no class token"),
     "attention pooling",
@@ -216,16 +209,12 @@ FOUNDATION = {
 VIT_KEEPS = {  # what every form of every scheme keeps of it
     "vitdense": [set(VIT_PARTS)],
     "official": [
-        set(VIT_PARTS)
-        - FOUNDATION
-        - {"relative", "output norms", "pre-logits", "2-D positions", "talking heads", "windows"},
-        CAIT,
+        set(VIT_PARTS) - FOUNDATION - {"relative", "output norms", "pre-logits", "windows"},
     ],
     "timm": [
-        {"class token", "distillation", "no positions of tokens", "layer scale", *more, "norm", "head", "pooled"}
-        for more in ((), ("parallel", "4 branches"))
+        {"class token", "distillation", "no positions of tokens", "layer scale", "norm", "head", "pooled"},
+        {"class token", "layer scale", "swiglu", "norm"},
     ]
-    + [CAIT, {"class token", "layer scale", "swiglu", "norm"}]
     + [{"class token", "no key bias", swiglu, "pooled", "head"} for swiglu in ("swiglu", "swiglu, norm")]
     + [{"windows", "no key bias", "swiglu, norm"}, {"class token", "layer scale", "norm before blocks"}]
     + [{"no class token", "norm", "attention pooling"}],
@@ -249,13 +238,6 @@ VIT_KINDS = {  # of checkpoints, by what they have
     "a backbone with its norm": {"class token", "norm"},
     "a distilled DeiT": {"class token", "distillation", "norm", "head"},
     "a DeiT III": {"class token", "no positions of tokens", "layer scale", "norm", "head"},
-    "a parallel DeiT": {"class token", "no positions of tokens", "parallel", "layer scale", "norm", "head"},
-    "a ViT of 4 branches": {"class token", "4 branches", "layer scale", "norm", "head"},
-    "a parallel DeiT without LayerScale": {"class token", "no positions of tokens", "parallel", "norm", "head"},
-    "an hMLP stem": {"class token", "no positions of tokens", "hmlp", "layer scale", "norm", "head"},
-    "a CaiT": CAIT,
-    "a conv stem": {"class token", "conv stem", "norm", "head"},
-    "2-D positions": {"class token", "2-D positions"},
     "an MAE": {"class token", "norm", "decoder"},
     "a fine-tuned MAE": {"class token", "pooled", "head"},
     "a ViTDet": {"relative"},
@@ -302,7 +284,7 @@ def test_vit_round_trip_is_bit_equal(kind, first, second):
     original = convert(state, first)
     assert original.match.scheme.name == "vitdense"
     there = convert({"model": original.state}, second)
-    # Without LayerScale or parallel blocks, the authors', timm's and detectron2's names are the same.
+    # Without LayerScale, the authors', timm's and detectron2's names are the same.
     assert there.match.scheme.name in (first, "official" if first in ("timm", "detectron2", "dinov2") else first)
     back = convert(there.state, first)
     assert same(back.state, original.state)

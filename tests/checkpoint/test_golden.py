@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from vitdense import MViT, Swin, SwinMixer, SwinV2, ViT
+from vitdense import MViT, ParallelViT, StemViT, Swin, SwinMixer, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
 
@@ -54,11 +54,11 @@ def without_output_norms(make):
     return build
 
 
-def vit(options=None, **arch):
+def vit(options=None, kind=ViT, **arch):
     def build(config):
         sizes = {"embed_dims": config["embed_dim"], "depth": config["depth"], "num_heads": config["num_heads"]}
         image = config.get("img_size", 224)
-        return ViT(sizes | arch, pretrain_img_size=image, out_norm="final", output_cls_token=True, **options or {})
+        return kind(sizes | arch, pretrain_img_size=image, out_norm="final", output_cls_token=True, **options or {})
 
     return build
 
@@ -73,9 +73,9 @@ GOLDEN = {  # naming scheme of the file, and our model for its configuration
     "mvitv2_t_hybrid_detectron2": ("detectron2", mvit),
     "mvitv2_b_hybrid_detectron2": ("detectron2", mvit),
     "deit3_layerscale": ("official", vit(**DEIT3)),
-    "deit3_hmlp_stem": ("official", vit({"stem": "hmlp"}, **DEIT3)),
-    "deit_parallel_x2": ("official", vit({"parallel": 2}, token_position=False)),
-    "deit_parallel_x2_layerscale": ("official", vit({"parallel": 2}, **DEIT3)),
+    "deit3_hmlp_stem": ("official", vit({"stem": "hmlp"}, StemViT, **DEIT3)),
+    "deit_parallel_x2": ("official", vit({"parallel": 2}, ParallelViT, token_position=False)),
+    "deit_parallel_x2_layerscale": ("official", vit({"parallel": 2}, ParallelViT, **DEIT3)),
     "deit_distilled": ("official", vit(distilled=True)),
     "swin_mlp_official": ("official", without_output_norms(swin_mixer)),
 }
@@ -104,7 +104,7 @@ def read_golden(path):
 def outputs_of(model, x, like):
     """Of our model, each in the form of the authors' output of the same index in `like`."""
     outs = model(x)
-    if model.family != "vit":
+    if not isinstance(model, ViT):
         return {i: outs[i] if want.ndim == 4 else outs[i].flatten(2).transpose(1, 2) for i, want in like.items()}
     out, *tokens = outs[-1]
     patches = out.flatten(2).transpose(1, 2)  # [B, h*w, C]

@@ -265,11 +265,6 @@ def make_vit(image=64, arch=(), **options):
 PLAIN = ({}, {})
 DISTILLED = ({"distilled": True}, {})
 DEIT3 = ({"token_position": False, "layer_scale": 1e-4}, {})
-PARALLEL = ({}, {"parallel": 2})
-BRANCHES = ({}, {"parallel": 3})
-HMLP = ({}, {"stem": "hmlp"})
-HMLP_LN = ({}, {"stem": "hmlp_ln"})
-CONV = ({}, {"stem": "conv"})
 WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
     "distilled into plain": (DISTILLED, PLAIN, r"unexpected keys \(2\): tokens\.dist_\w+, tokens\.dist_\w+"),
     "plain into distilled": (PLAIN, DISTILLED, r"missing keys \(2\): tokens\.dist_token"),
@@ -283,13 +278,6 @@ WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
         DEIT3,
         r"missing keys \(2\): blocks\.0\.gamma_1.*unexpected keys \(1\): tokens\.cls_position",
     ),
-    "parallel into plain": (PARALLEL, PLAIN, r"unexpected keys \(12\): blocks\.0\.norm11"),
-    "plain into parallel": (PLAIN, PARALLEL, r"missing keys \(12\): blocks\.0\.norm11"),
-    "3 branches into 2": (BRANCHES, PARALLEL, r"unexpected keys \(12\): blocks\.0\.norm12"),
-    "hMLP into patch": (HMLP, PLAIN, r"missing keys \(2\): patch_embed\.proj\.weight.*proj\.1\.running_mean"),
-    "patch into hMLP": (PLAIN, HMLP, r"missing keys .*patch_embed\.proj\.0\.weight.*unexpected keys \(2\)"),
-    "hMLP into hMLP with LN": (HMLP, HMLP_LN, r"unexpected keys \(9\): patch_embed\.proj\.1\.running_mean"),
-    "hMLP into conv stem": (HMLP, CONV, r"missing keys \(6\): patch_embed\.proj\.9\.weight.*size mismatch"),
     "relative positions into none": (
         ({}, {"relative_position": True, "img_size": 64}),
         ({}, {"window_size": 2}),
@@ -332,33 +320,12 @@ def test_tokens_are_ignored_and_missing_relative_positions_kept_at_init():
         load_pretrained(make_vit(**options), own)
 
 
-def test_missing_relative_positions_of_all_branches_are_kept_at_init():
-    options = {"parallel": 3, "window_size": 2}
-    source = {key: x for key, x in make_vit(**options).state_dict().items() if not key.startswith("norm")}
-    report = load_pretrained(make_vit(relative_position=True, img_size=64, **options), source)
-    branches = ("attn", "attn1", "attn2")
-    assert report.kept_at_init == [f"blocks.0.{attn}.bias.rel_pos_{axis}" for attn in branches for axis in "hw"]
-
-
 def test_positions_and_relative_positions_of_a_vit_are_resized():
-    options = {"relative_position": True, "parallel": 4}
+    options = {"relative_position": True}
     source, target = make_vit(img_size=64, **options), make_vit(image=(96, 80), img_size=96, **options)
     report = load_pretrained(target, source.state_dict())
-    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", *"123") for axis in "hw"}
+    tables = {f"blocks.0.attn.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for axis in "hw"}
     assert report.resized == {"absolute_pos_embed.table": ((1, 4, 4, 192), (1, 6, 5, 192)), **tables}
-
-
-def test_2d_positions_are_resized_along_their_axes_and_others_are_refused():
-    source, target = make_vit(position="2d"), make_vit(image=(96, 80), position="2d")
-    report = load_pretrained(target, source.state_dict())
-    assert report.resized == {
-        "absolute_pos_embed.columns": ((1, 1, 4, 96), (1, 1, 5, 96)),
-        "absolute_pos_embed.rows": ((1, 4, 1, 96), (1, 6, 1, 96)),
-    }
-    assert report.share == 1
-    for position, message in (("1d", r"missing keys \(2\): absolute_pos_embed\.table"), ("none", "unexpected keys")):
-        with pytest.raises(CheckpointMismatchError, match=message):
-            load_pretrained(make_vit(position=position), source.state_dict())
 
 
 def test_flat_position_embedding_is_square():

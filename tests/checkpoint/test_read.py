@@ -29,6 +29,7 @@ from vitdense.checkpoint.read import LogHistory, read
 from vitdense.models.rows import Model
 from vitdense.models.table import MODELS, gated_row, ungated_twin
 from vitdense.models.vit.sizes import VIT
+from vitdense.models.vit.timm_parts import parts_in_timm
 
 TINY = {"embed_dims": 8, "depths": (1, 1), "num_heads": (1, 2)}
 KINDS = ("zip.pth", "legacy.pt", "torch.pkl", "safe.safetensors", "detectron2.pkl")
@@ -868,8 +869,8 @@ class TestTimmViTs:
         if "block_fn" in options:
             options = {**options, "block_fn": getattr(vits, options["block_fn"])}
         with pytest.raises(CheckpointMismatchError, match=f"timm's model has .*{unknown}"):
-            read_module.parts_in_timm(vits.VisionTransformer(**SMALL, **options))
-        parts = read_module.parts_in_timm(vits.VisionTransformer(**SMALL, block_fn=vits.ParallelThingsBlock))
+            parts_in_timm(vits.VisionTransformer(**SMALL, **options))
+        parts = parts_in_timm(vits.VisionTransformer(**SMALL, block_fn=vits.ParallelThingsBlock))
         assert parts == {"norm_eps": 1e-6, "rope": None, "ffn": "mlp"}
 
     @pytest.mark.parametrize(
@@ -901,5 +902,5 @@ class TestTimmViTs:
         for name, row in {row.weights.removeprefix("timm://").partition(".")[0]: row for row in rows}.items():
             with torch.device("meta"):
                 model = timm.create_model(name)
-            for part, value in read_module.parts_in_timm(model).items():
+            for part, value in parts_in_timm(model).items():
                 assert getattr(VIT[row.arch], part) == value, (name, part)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
-from vitdense import Mixer, MViT, ResNet, Swin, SwinV2, ViT
+from vitdense import CaiT, HybridViT, Mixer, MViT, ParallelViT, ResNet, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.hub import create
@@ -24,6 +24,8 @@ from vitdense.models.swin.sizes import SWIN
 from vitdense.models.swin_v2.sizes import SWIN_V2
 from vitdense.models.table import MODELS as TABLE
 from vitdense.models.vit.sizes import VIT, ViTArch
+from vitdense.research.cait.sizes import CAIT
+from vitdense.research.hybrid_vit.sizes import RESNETS
 from vitdense.research.mixer.sizes import MixerArch
 
 pytestmark = pytest.mark.long
@@ -58,24 +60,25 @@ MODELS = {
             lambda name=name, **options: ViT(name, out_norm="none", **options),
             PeerSpec(VIT[name], (224, 224)),
         )
-        for name in ("deit_tiny", "deit_small_distilled", "deit3_small", "vit_base", "cait_xxs24")
+        for name in ("deit_tiny", "deit_small_distilled", "deit3_small", "vit_base")
     },
-    ("vit", "parallel deit3"): (
-        lambda **options: ViT(PARALLEL, parallel=2, out_norm="none", **options),
-        PeerSpec(ViTArch(**PARALLEL), (224, 224), parallel=2),
-    ),
-    ("vit", "small, R26, stride 32"): (
-        lambda **options: ViT("vit_small", stem="r26_s32", patch_size=32, out_norm="none", **options),
-        PeerSpec(replace(VIT["vit_small"], patch_size=32), (224, 224), resnet=(2, 2, 2, 2)),
-    ),
-    ("vit", "tiny, R50, stride 16"): (
-        lambda **options: ViT("vit_tiny", stem="r50_s16", out_norm="none", **options),
-        PeerSpec(VIT["vit_tiny"], (224, 224), resnet=(3, 4, 9)),
-    ),
-    ("vit", "4 branches"): (
-        lambda **options: ViT({**PARALLEL, "depth": 4}, parallel=4, out_norm="none", **options),
-        PeerSpec(ViTArch(**{**PARALLEL, "depth": 4}), (224, 224), parallel=4),
-    ),
+    ("cait", "xxs24"): (lambda: CaiT("cait_xxs24", out_norm="none"), PeerSpec(CAIT["cait_xxs24"], (224, 224))),
+    **{
+        ("three_things", f"{depth} blocks of {n}"): (
+            lambda depth=depth, n=n, **options: ParallelViT(
+                {**PARALLEL, "depth": depth}, parallel=n, out_norm="none", **options
+            ),
+            PeerSpec(ViTArch(**{**PARALLEL, "depth": depth}), (224, 224), parallel=n),
+        )
+        for depth, n in ((PARALLEL["depth"], 2), (4, 4))
+    },
+    **{
+        ("hybrid_vit", f"{name}, {stem}"): (
+            lambda name=name, stem=stem, **options: HybridViT(name, stem=stem, out_norm="none", **options),
+            PeerSpec(replace(VIT[name], patch_size=int(stem[-2:])), (224, 224), resnet=RESNETS[stem]),
+        )
+        for name, stem in (("vit_small", "r26_s32"), ("vit_tiny", "r50_s16"))
+    },
     **{
         ("vit", name): (
             lambda name=name, **options: ViT(asdict(shrunk(VIT[name])), out_norm="none", **options),
@@ -213,7 +216,7 @@ def test_features_equal_the_peer_and_conversion_round_trips(family, size, scheme
     for key, value in state.items():
         same = torch.allclose if key.endswith("relative_coords_table") else torch.equal  # computed again, in float64
         assert same(back[key], value), key
-    if family == "vit" and not spec.arch.talking_heads:  # timm's CaiT takes images of one size
+    if family in ("vit", "three_things", "hybrid_vit"):
         errors += errors_at_another_size(make, ours, theirs, peer, state)
         assert max(errors) < 1e-5, errors
     add_row(family, scheme, f"{size}, {num_params(theirs) / 1e6:.1f} M random", errors, report.share, "bit-equal")

@@ -24,7 +24,7 @@ MODELS = {
     "vit, windows and rotary": lambda: vitdense.ViT(
         {"embed_dims": 32, "depth": 2, "num_heads": 2, "rope": "eva02", "ffn": "swiglu"}, window_size=3
     ),
-    "cait": lambda: vitdense.ViT("cait_xxs24", out_indices=(1,)),
+    "cait": lambda: vitdense.CaiT("cait_xxs24", out_indices=(1,)),
     "mvit": lambda: vitdense.MViT("v2_tiny", window="global"),
     "resnet, non-local": lambda: vitdense.ResNet("resnet18", attention=NON_LOCAL),
     "resnet, sasa": lambda: vitdense.ResNet("sasa26"),

@@ -2,9 +2,8 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from vitdense.layers.position import AbsolutePosition, AxialPosition, ExtraTokens
+from vitdense.layers.position import AbsolutePosition, ExtraTokens
 
 
 def test_extra_tokens_are_prepended_with_their_positions():
@@ -18,31 +17,14 @@ def test_extra_tokens_are_prepended_with_their_positions():
     assert len(ExtraTokens(8, distilled=False, position=False)(x)[0]) == 6
 
 
-@pytest.mark.parametrize("size", [(4, 6), (5, 3)])
-def test_2d_positions_are_the_definition(size):
-    """Half of the channels from the column and half from the row, each embedding resized along its axis."""
-    position = AxialPosition((4, 6), 10)
-    x = torch.randn(2, *size, 10)
-    got = position(x)
-    for half, axis, n in ((slice(0, 5), 1, size[1]), (slice(5, 10), 0, size[0])):
-        vectors = (position.columns if axis else position.rows).flatten(1, 2)  # [1, n, 5]
-        curves = vectors.mT[..., None]  # [1, 5, n, 1]
-        curves = F.interpolate(curves, size=(n, 1), mode="bicubic") if vectors.shape[1] != n else curves
-        for i in range(size[0]):
-            for j in range(size[1]):
-                want = x[:, i, j, half] + curves[0, :, (i, j)[axis], 0]
-                torch.testing.assert_close(got[:, i, j, half], want)
-
-
 @pytest.mark.parametrize(
     "layer",
     [
         AbsolutePosition((4, 6), 8),
         AbsolutePosition((3, 3), 8, "dinov2"),
-        AxialPosition((4, 6), 8),
         ExtraTokens(8, distilled=False, position=False, registers=1),
     ],
-    ids=["1d", "dinov2", "2d", "tokens"],
+    ids=["1d", "dinov2", "tokens"],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_dtype_of_the_residual_stream(layer, dtype):

@@ -51,13 +51,9 @@ BACKBONES = {
         transfer="resize",
     ),
     "swin, Performer": dict(type="PerformerSwin", arch=NANO),
-    "cait": dict(
-        type="ViT",
-        arch={**PLAIN, "talking_heads": True, "class_blocks": 1, "layer_scale": 1e-5},
-        pretrain_img_size=128,
-    ),
-    "hybrid": dict(type="ViT", arch=PLAIN, stem="r50_s16", pretrain_img_size=128),
-    "vit, conv stem, 4 branches": dict(type="ViT", arch=PLAIN, stem="conv", parallel=4, pretrain_img_size=128),
+    "cait": dict(type="CaiT", arch={**PLAIN, "class_blocks": 1}, pretrain_img_size=128),
+    "hybrid": dict(type="HybridViT", arch=PLAIN, stem="r50_s16", pretrain_img_size=128),
+    "vit, conv stem, 4 branches": dict(type="ParallelViT", arch=PLAIN, stem="conv", parallel=4, pretrain_img_size=128),
 }  # fmt: skip
 
 

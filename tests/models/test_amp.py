@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-from test_contract import outputs_and_gradients, with_fixed_statistics, with_random_norms
+from contract_rows import with_random_norms
+from test_contract import outputs_and_gradients, with_fixed_statistics
 from test_counts import MODELS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode

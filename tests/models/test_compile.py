@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 from conftest import relative_error
-from test_contract import BACKBONES, every_but_slow, outputs_and_gradients, with_fixed_statistics, with_random_norms
+from contract_rows import with_random_norms
+from test_contract import BACKBONES, every_but_slow, outputs_and_gradients, with_fixed_statistics
 from torch._dynamo import config as dynamo
 from torch._dynamo.backends.debugging import aot_eager
 

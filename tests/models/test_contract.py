@@ -1,247 +1,30 @@
-"""The contract of all backbones. A new family is a new row of BACKBONES."""
+"""The contract of all backbones. A new family is a new row of `contract_rows.MODELS`."""
 
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
+import contract_rows
 import pytest
 import torch
-from conftest import relative_error
+from conftest import REPO, relative_error
 from torch import nn
 
-import vitdense
 from peers import PEERS, comparable, raw_maps
 from verify import fill
-from vitdense import NAT, Mixer, MViT, ResNet, Swin, SwinMixer, SwinV2, ViT, ViTAdapter
+from vitdense import ResNet
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.layers.non_local import Gamma
 from vitdense.models.rows import Model
 from vitdense.models.vit_adapter.model import Injector
 
+BACKBONES, PRECISION = dict(contract_rows.MODELS), dict(contract_rows.PRECISION)
+if (REPO / "vitdense/research").is_dir():
+    import research_rows
 
-def with_random_norms(model):
-    """At their initial zero, the norms of Swin V2 make every block the identity; trained ones are below 1."""
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight, 0.5, 0.2)
-            nn.init.normal_(module.bias, 0, 0.2)
-    return model
-
-
-def with_random_batch_norms(model):
-    """At their initial zero, the last norms of a ResNet's branches and attention layers make all the identity."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, 0, 0.2)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-        if isinstance(module, (nn.BatchNorm2d, Gamma)):
-            nn.init.normal_(module.weight, 0.5, 0.2)
-    return model
-
-
-def with_drawn_gates(model):
-    """New gates of gMLP mix nothing."""
-    for name, module in model.named_modules():
-        if name.endswith(".linear_tokens"):
-            nn.init.normal_(module.weight, std=0.02)
-    return model
-
-
-def with_fixed_statistics(model):
-    """In train mode, but for batch norms: statistics of the few pixels of a small map amplify what is rounded."""
-    for module in model.train().modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
-    return model
-
-
-@dataclass(frozen=True)
-class Row:
-    """A small backbone, and what its family promises. Called with options, it makes one.
-
-    Attributes:
-        kind: Its class.
-        arch: Sizes.
-        options: Other arguments.
-        eps: Epsilon of every LayerNorm.
-        prepare: What a new one needs to be a fair example.
-        has_attention: Whether there is attention, which can train alone.
-    """
-
-    kind: type
-    arch: dict
-    options: dict = field(default_factory=dict)
-    eps: float = 1e-5
-    prepare: Callable = lambda model: model
-    has_attention: bool = True
-
-    def __call__(self, **options):
-        return self.prepare(self.kind(self.arch, **{"drop_path_rate": 0.0, **self.options, **options}))
-
-
-NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
-VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
-MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
-MIXER = {"embed_dims": 32, "depth": 4}
-RESMLP = {**MIXER, "block": "resmlp", "layer_scale": 0.5}
-RESNET = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
-BACKBONES = {
-    "swin": Row(Swin, NANO),
-    "swin, window 4x6, absolute position": Row(
-        Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
-    ),
-    "swin, positions alone": Row(vitdense.PositionSwin, NANO, {"window_size": 4}),
-    "swin, Performer": Row(vitdense.PerformerSwin, NANO),
-    "swin_v2": Row(SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
-    "swin_v2, window 4x6, extra norms, absolute position": Row(
-        SwinV2,
-        {**NANO, "extra_norm_every": 2},
-        {
-            "window_size": (4, 6),
-            "pretrained_window_sizes": (8, 8, 8, 4),
-            "absolute_position": True,
-            "pretrain_img_size": 64,
-        },
-        prepare=with_random_norms,
-    ),
-    "swin, sliding": Row(vitdense.SlidingSwin, NANO),
-    "nat": Row(NAT, {**NANO, "mlp_ratio": 3.0}),
-    "nat, LayerScale": Row(NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
-    # Its first windows are 16x16 tokens, so that 72x104 pixels pad to four of them.
-    "mvit": Row(MViT, MVIT, {"pretrain_img_size": 64}, eps=1e-6),
-    "mvit, global, two heads": Row(
-        MViT, {**MVIT, "num_heads": 2}, {"pretrain_img_size": (64, 96), "window": "global"}, eps=1e-6
-    ),
-    "mvit v1": Row(
-        MViT,
-        {
-            **MVIT,
-            "growth": "mlp",
-            "pool": "max",
-            "relative_position": False,
-            "absolute_position": True,
-            "residual_pooling": False,
-        },
-        {"pretrain_img_size": 64},
-        eps=1e-6,
-    ),
-    "mvit v1, convolutions": Row(
-        MViT,
-        {
-            **MVIT,
-            "growth": "mlp",
-            "pool_all_queries": False,
-            "relative_position": False,
-            "absolute_position": True,
-            "residual_pooling": False,
-        },
-        {"pretrain_img_size": 64},
-        eps=1e-6,
-    ),
-    "vit": Row(ViT, VIT, {"pretrain_img_size": 64}, eps=1e-6),
-    # Its first three blocks attend in windows of 2x3 tokens.
-    "vit, windows, relative positions": Row(
-        ViT,
-        VIT,
-        {
-            "pretrain_img_size": 64,
-            "window_size": (2, 3),
-            "global_indices": (3,),
-            "relative_position": True,
-            "img_size": 96,
-        },
-        eps=1e-6,
-    ),
-    "vit, distilled, parallel, hMLP, LayerScale": Row(
-        ViT,
-        {**VIT, "distilled": True, "layer_scale": 0.5},
-        {"pretrain_img_size": 48, "stem": "hmlp", "parallel": 2},
-        eps=1e-6,
-    ),
-    "vit, hMLP with LN, constant drop path": Row(
-        ViT,
-        {**VIT, "token_position": False, "constant_drop_path": True},
-        {"pretrain_img_size": 64, "stem": "hmlp_ln"},
-        eps=1e-6,
-    ),
-    "vit, 4 parallel branches": Row(
-        ViT, {**VIT, "layer_scale": 0.5}, {"pretrain_img_size": 64, "parallel": 4}, eps=1e-6
-    ),
-    "vit, 2-D positions": Row(ViT, VIT, {"pretrain_img_size": 64, "position": "2d"}, eps=1e-6),
-    "vit, ResNet as stem": Row(ViT, {**VIT, "patch_size": 32}, {"pretrain_img_size": 64, "stem": "r26_s32"}, eps=1e-6),
-    "vit, talking heads and class attention": Row(
-        ViT,
-        {**VIT, "token_position": False, "layer_scale": 0.5, "talking_heads": True, "class_blocks": 1},
-        {"pretrain_img_size": 64},
-        eps=1e-6,
-    ),
-    # Patches of a table of another grid, registers and rotary positions of the map or of windows, which pad.
-    "vit, registers, rotary, SwiGLU": Row(
-        ViT,
-        {
-            **{**VIT, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5, "position": "none", "rope": "dinov3"},
-            **{"token_position": False, "qkv_bias": "no_key", "ffn": "swiglu", "ffn_dims": 40},
-        },
-    ),
-    "vit, registers, antialias, pre-norm": Row(
-        ViT,
-        {**VIT, "registers": 2, "position_rule": "antialias", "pre_norm": True, "ffn": "mlp_tanh"},
-        {"pretrain_img_size": 64},
-        eps=1e-6,
-    ),
-    "vit, windows, rotary of windows, sub-LN": Row(
-        ViT,
-        {**VIT, "rope": "eva02", "qkv_bias": "no_key", "ffn": "swiglu_norm", "ffn_dims": 40},
-        {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
-        eps=1e-6,
-    ),
-    "vit, windows, rotary of the map, DINOv2's positions": Row(
-        ViT,
-        {**VIT, "rope": "dinov3", "qkv_bias": "none", "position_rule": "dinov2"},
-        {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
-        eps=1e-6,
-    ),
-    "vit, conv stem": Row(ViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
-    # An odd window: the zeros of a shift are one more to the left and top than its half.
-    "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),
-    "swin_mixer, window 4x6": Row(SwinMixer, NANO, {"window_size": (4, 6)}, has_attention=False),
-    # Their grid is 4x6 tokens of 16 pixels, so that 72x104 pixels pad to four windows.
-    "mixer, windows": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
-    "mixer, resize": Row(
-        Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, has_attention=False
-    ),
-    "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
-    "mixer, gMLP": Row(
-        Mixer,
-        {**MIXER, "block": "gmlp"},
-        {"pretrain_img_size": (64, 96)},
-        eps=1e-6,
-        prepare=with_drawn_gates,
-        has_attention=False,
-    ),
-    "resnet, non-local": Row(
-        ResNet,
-        RESNET,
-        {"attention": {"kind": "nonlocal", "after": ((1, 0), (2, 0)), "pool": "after"}, "norm_eval": False},
-        prepare=with_random_batch_norms,
-    ),
-    "resnet, SAGAN": Row(
-        ResNet,
-        {**RESNET, "bottleneck": False},
-        {"attention": {"kind": "sagan", "after": ((2, 1), (3, 0))}, "norm_eval": False},
-        prepare=with_random_batch_norms,
-    ),
-    "sasa resnet": Row(
-        ResNet,
-        {**RESNET, "depths": (1, 1, 1, 1), "local_stages": (0, 2), "num_heads": 4, "kernel": 5},
-        {"norm_eval": False},
-        prepare=with_random_batch_norms,
-    ),
-}
+    BACKBONES |= research_rows.RESEARCH
+    PRECISION |= research_rows.PRECISION
 POSITIONS_AND_NORMS = r"|^absolute_pos_embed\.|^tokens\.\w+_position$|^norm\d+\."
 FINETUNED = {  # by what trains of every block
     "attention": re.compile(r"\.attn[1-3]?\." + POSITIONS_AND_NORMS),
@@ -256,6 +39,14 @@ def every_but_slow(*quick):
     marks = {name: [] if name in quick else pytest.mark.slow for name in BACKBONES}
     rows = [pytest.param(make, id=name, marks=marks[name]) for name, make in BACKBONES.items()]
     return pytest.mark.parametrize("make", rows)
+
+
+def with_fixed_statistics(model):
+    """In train mode, but for batch norms: statistics of the few pixels of a small map amplify what is rounded."""
+    for module in model.train().modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    return model
 
 
 def outputs_and_gradients(run, model, x):
@@ -430,90 +221,6 @@ def test_bfloat16_agrees_with_float32(make):
         assert relative_error(a.float(), b) < 0.05
 
 
-@dataclass(frozen=True)
-class Precision:
-    """A deep and narrow model of a family, whose error under autocast is compared with another model's.
-
-    Attributes:
-        kind: Its class.
-        arch: Sizes.
-        options: Other arguments.
-        peer: Naming scheme of the model of another project with the same weights, in `scripts/peers.py`. None where no
-            model that runs here has these parts: then the same model is compared with itself, with the residual stream
-            cast to float32 before every block.
-        shape: Image (h, w) in pixels, where it is not that of pretraining.
-        bound: On the ratio of the errors.
-    """
-
-    kind: type
-    arch: dict
-    options: dict = field(default_factory=dict)
-    peer: str | None = "timm"
-    shape: tuple[int, int] | None = None
-    bound: float = 1.2
-
-
-DEEP = {"embed_dims": 48, "depth": 24, "num_heads": 2}
-STAGES = {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": (1, 2, 4, 8)}
-GRID = {"pretrain_img_size": 64}
-EVA = {"qkv_bias": "no_key", "ffn_dims": 96}
-# Of the stages after the first one, and of all of MViTv2, the stream is what a linear layer or a convolution makes. By
-# torch's rules it is in half precision, in the peers as well. Measured: 1.1 to 1.3.
-HALF_STREAM = 1.5
-PRECISION = {
-    "swin, timm": Precision(Swin, STAGES, {"window_size": 2}, shape=(64, 64)),
-    "swin, mmdet": Precision(Swin, STAGES, {"window_size": 2}, "mmdet", (64, 64)),
-    "swin_v2": Precision(SwinV2, STAGES, {"window_size": 2}, shape=(64, 64)),
-    "mvit": Precision(MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID),
-    "vit": Precision(ViT, DEEP, GRID),
-    "vit, distilled": Precision(ViT, {**DEEP, "distilled": True}, GRID),
-    "vit, parallel": Precision(ViT, {**DEEP, "layer_scale": 0.5}, {**GRID, "parallel": 2}),
-    "vit, DeiT III": Precision(ViT, {**DEEP, "token_position": False, "layer_scale": 0.5}, GRID),
-    "vit, DINOv2 with registers": Precision(ViT, {**DEEP, "registers": 2, "layer_scale": 0.5}, GRID),
-    "vit, DINOv3": Precision(
-        ViT,
-        {
-            **{**DEEP, **EVA, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5, "position": "none"},
-            **{"rope": "dinov3", "token_position": False, "ffn": "swiglu"},
-        },
-        GRID,
-    ),
-    "vit, EVA-02": Precision(ViT, {**DEEP, **EVA, "rope": "eva02", "ffn": "swiglu_norm"}, GRID),
-    "mixer": Precision(Mixer, {"embed_dims": 48, "depth": 24}, GRID),
-    "mixer, ResMLP": Precision(Mixer, {"embed_dims": 48, "depth": 24, "block": "resmlp", "layer_scale": 0.5}, GRID),
-    "mixer, gMLP": Precision(Mixer, {"embed_dims": 48, "depth": 24, "block": "gmlp"}, GRID),
-    "resnet": Precision(ResNet, {"embed_dims": 64, "depths": (1, 1, 3, 1)}, {}, "torchvision", (64, 64)),
-    # No model of another project has these parts and runs here. timm's CaiT wants the weights of class attention, which
-    # ours has with `output_cls_token` only.
-    "vit, CaiT": Precision(
-        ViT, {**DEEP, "token_position": False, "layer_scale": 0.5, "talking_heads": True}, GRID, None
-    ),
-    "vit, ViTDet": Precision(ViT, DEEP, {**GRID, "window_size": 2, "relative_position": True, "img_size": 64}, None),
-    "vit, 2-D positions": Precision(ViT, DEEP, {**GRID, "position": "2d"}, None),
-    "nat": Precision(NAT, {**STAGES, "mlp_ratio": 2.0}, {}, None, (64, 64)),
-    "swin_mixer": Precision(SwinMixer, STAGES, {"window_size": 2}, None, (64, 64), HALF_STREAM),
-    "swin, absolute position": Precision(
-        Swin, STAGES, {**GRID, "window_size": 2, "absolute_position": True}, None, (64, 64), HALF_STREAM
-    ),
-    "swin, Performer": Precision(vitdense.PerformerSwin, STAGES, {}, None, (64, 64), HALF_STREAM),
-    "mvit, windows": Precision(
-        MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID, None, None, HALF_STREAM
-    ),
-    "resnet, SAGAN": Precision(
-        ResNet,
-        {"embed_dims": 16, "depths": (1, 1, 6, 1)},
-        {"attention": {"kind": "sagan", "after": ((2, 1), (2, 3))}},
-        None,
-        (64, 64),
-    ),
-    "vit_adapter": Precision(
-        ViTAdapter,
-        {},
-        {"trunk": {"arch": {**DEEP, "depth": 12}, "drop_path_rate": 0.0, **GRID}, "deform_num_heads": 2},
-        None,
-        (64, 64),
-    ),
-}
 SEEDS = 3
 
 
@@ -527,8 +234,10 @@ def draw_as_trained(model):
         elif isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
-        elif isinstance(module, (Gamma, Injector)):
-            nn.init.constant_(module.weight if isinstance(module, Gamma) else module.gamma, 0.5)
+        elif isinstance(module, Injector):
+            nn.init.constant_(module.gamma, 0.5)
+        elif type(module).__name__ == "Gamma":  # of research's attention in ResNets
+            nn.init.constant_(module.weight, 0.5)
     return model.eval()
 
 

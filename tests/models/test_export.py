@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-from test_contract import BACKBONES, every_but_slow, with_random_norms
+from contract_rows import with_random_norms
+from test_contract import BACKBONES, every_but_slow
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -6,17 +6,18 @@ import re
 
 import pytest
 import torch
-from test_contract import BACKBONES, RESNET, VIT
+from contract_rows import VIT
+from test_contract import BACKBONES
 from test_vit_adapter import TRUNKS, adapter
 
 import vitdense
-from vitdense import ResNet, ViT
+from vitdense import ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.detect import detect, readings
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.families import SCHEMES
 
-MAKERS = BACKBONES | {"resnet": lambda: ResNet(RESNET)}
+MAKERS = dict(BACKBONES)
 MAKERS |= {"vit, pre-norm": lambda: ViT({**VIT, "pre_norm": True}, pretrain_img_size=64)}
 MAKERS |= {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
 PARTS = {  # what a file may lack, by our names

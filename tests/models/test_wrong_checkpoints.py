@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from test_contract import BACKBONES, RESNET
+from test_contract import BACKBONES
 from test_vit_adapter import TRUNKS, adapter
 
-from vitdense import ResNet, SwinV2
+from vitdense import SwinV2
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.families import FAMILIES, SCHEMES
@@ -18,7 +18,7 @@ from vitdense.checkpoint.rename import find_rule, new_names
 
 pytestmark = pytest.mark.long
 
-MAKERS = BACKBONES | {"resnet": lambda: ResNet(RESNET)}
+MAKERS = dict(BACKBONES)
 MAKERS |= {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
 QUICK = {  # a backbone of every family, and of those ViTs whose files are interpreted most
     *("swin", "swin_v2", "nat", "mvit", "vit", "swin_mixer", "mixer, ResMLP", "resnet", "vit_adapter, class token"),

@@ -8,18 +8,18 @@ import torch.nn.functional as F
 from conftest import relative_error
 from torch import nn
 
-from vitdense import ViT
+from vitdense import CaiT, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.inspect.flops import macs, num_params
-from vitdense.layers.class_attention import ClassBlock
 from vitdense.layers.layout import window_layout
-from vitdense.models.vit.model import BlockSpec, TalkingHeads
-from vitdense.models.vit.sizes import ViTArch
+from vitdense.models.vit.model import BlockSpec
+from vitdense.research.cait.class_attention import ClassBlock
+from vitdense.research.cait.model import TalkingHeads
+from vitdense.research.cait.sizes import CaiTArch
 
-NANO = {"embed_dims": 32, "depth": 3, "num_heads": 2, "token_position": False, "layer_scale": 0.5}
-NANO |= {"constant_drop_path": True, "talking_heads": True, "class_blocks": 2}
+NANO = {"embed_dims": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
 WHOLE = {"out_norm": "final", "output_cls_token": True, "out_indices": (2,)}  # as a classifier's backbone
 
 
@@ -43,7 +43,7 @@ def norm(layer, x):
 def test_talking_heads_are_the_definition(window):
     """Logits and weights of a pair are mixed over the heads, each by its matrix and bias, pair by pair."""
     heads, d, size = 3, 4, (2, 3)
-    attention = randomise(TalkingHeads(BlockSpec(ViTArch(heads * d, 1, heads, talking_heads=True), window))).double()
+    attention = randomise(TalkingHeads(BlockSpec(CaiTArch(heads * d, 1, heads), window))).double()
     x = torch.randn(6, heads * d, dtype=torch.float64)
     q, k, v = linear(attention.qkv, x).view(6, 3, heads, d).unbind(1)
     want = torch.zeros(6, heads, d, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_class_attention_is_the_definition():
 
 
 def test_weights_of_class_attention_are_drawn_as_the_authors_do():
-    model = ViT({**NANO, "embed_dims": 512}, **WHOLE)
+    model = CaiT({**NANO, "embed_dims": 512}, **WHOLE)
     assert model.class_blocks.cls_token.std().item() == pytest.approx(0.02, rel=0.2)
     for block in (*model.blocks, *model.class_blocks.blocks):
         assert all((gamma == 0.5).all() for gamma in (block.gamma_1, block.gamma_2))
@@ -96,7 +96,7 @@ def timm_cait(**options):
 @torch.no_grad()
 def test_logits_equal_timms():
     theirs = timm_cait()
-    ours = ViT(NANO, pretrain_img_size=64, **WHOLE).eval()
+    ours = CaiT(NANO, pretrain_img_size=64, **WHOLE).eval()
     report = load_pretrained(ours, {"model": theirs.state_dict()}, keep_classifier=True)
     assert report.scheme == "official"  # the same names
     assert report.share == 1
@@ -113,7 +113,7 @@ def test_logits_equal_timms():
 def test_dense_work_ignores_class_attention():
     """Maps are those of the blocks, which have no class token; its layers are left out, and need not be in the file."""
     state = timm_cait().state_dict()
-    dense = ViT(NANO, pretrain_img_size=64, out_norm="none").eval()
+    dense = CaiT(NANO, pretrain_img_size=64, out_norm="none").eval()
     assert dense.class_blocks is None
     assert dense.tokens is None
     report = load_pretrained(dense, state)
@@ -121,14 +121,14 @@ def test_dense_work_ignores_class_attention():
     left = {key for key in report.ignored if key.startswith("class_blocks.")}
     assert len(left) == 1 + 2 * 18
     assert set(report.ignored) - left == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
-    whole = ViT(NANO, pretrain_img_size=64, **WHOLE).eval()
+    whole = CaiT(NANO, pretrain_img_size=64, **WHOLE).eval()
     load_pretrained(whole, state)
     x = torch.randn(1, 3, 50, 70)
     bare = dense(x)[-1].permute(0, 2, 3, 1)
     torch.testing.assert_close(whole(x)[0][0], whole.norm(bare).permute(0, 3, 1, 2))
     own = convert(dense.state_dict(), "official").state
     assert not [key for key in own if "token" in key]
-    with pytest.raises(CheckpointMismatchError, match=r"missing keys \(39\): class_blocks\.cls_token"):
+    with pytest.raises(CheckpointMismatchError, match=r"missing keys \(39\): .*class_blocks\.cls_token"):
         load_pretrained(whole, own)
 
 
@@ -138,7 +138,7 @@ def test_windows_limit_talking_heads_but_not_class_attention():
     x, models = torch.randn(1, 3, 64, 64), {}
     for window in (None, 4, 2):
         torch.manual_seed(0)
-        models[window] = ViT(
+        models[window] = CaiT(
             NANO, pretrain_img_size=64, window_size=window, global_indices=window and (), **WHOLE
         ).eval()
     ((a, token),), ((b, same),), ((c, other),) = (model(x) for model in models.values())
@@ -150,18 +150,16 @@ def test_windows_limit_talking_heads_but_not_class_attention():
 
 def test_plain_attention_and_talking_heads_refuse_each_other():
     state = timm_cait().state_dict()
-    plain = {**NANO, "talking_heads": False, "class_blocks": 0}
-    with pytest.raises(CheckpointMismatchError, match=r"unexpected keys \(\d+\): blocks\.0\.attn\.proj_l\.weight"):
-        load_pretrained(ViT(plain, pretrain_img_size=64, out_norm="none"), state)
-    with pytest.raises(CheckpointMismatchError, match=r"missing keys"):
-        load_pretrained(
-            ViT(NANO, pretrain_img_size=64), convert(ViT(plain, out_norm="none").state_dict(), "official").state
-        )
+    plain = ViT({"embed_dims": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}, pretrain_img_size=64)
+    with pytest.raises(CheckpointMismatchError, match="expected a checkpoint of the vit family, got one of cait"):
+        load_pretrained(plain, state)
+    with pytest.raises(CheckpointMismatchError, match="expected a checkpoint of the cait family, got one of vit"):
+        load_pretrained(CaiT(NANO, pretrain_img_size=64), plain.state_dict())
 
 
 @pytest.mark.parametrize(("frozen_stages", "trains"), [(2, True), (3, False)])
 def test_class_attention_is_frozen_with_the_last_block(frozen_stages, trains):
-    model = ViT(NANO, pretrain_img_size=64, frozen_stages=frozen_stages, **WHOLE).train()
+    model = CaiT(NANO, pretrain_img_size=64, frozen_stages=frozen_stages, **WHOLE).train()
     ((out, token),) = model(torch.randn(2, 3, 32, 48))
     if trains:
         (out.square().mean() + token.square().mean()).backward()
@@ -172,7 +170,7 @@ def test_class_attention_is_frozen_with_the_last_block(frozen_stages, trains):
 
 
 def test_class_attention_trains_with_the_attention():
-    model = ViT(NANO, pretrain_img_size=64, finetune="attention", **WHOLE)
+    model = CaiT(NANO, pretrain_img_size=64, finetune="attention", **WHOLE)
     trained = {
         name.split(".", 3)[3] for name, p in model.named_parameters() if p.requires_grad and "class_blocks" in name
     }
@@ -195,7 +193,7 @@ def test_published_totals(arch, image, millions, billions):
     """With the two layers of class attention, and the mixing of heads, which is up to 5 % of the multiply-adds."""
     depth = int(arch[-2:])
     with torch.device("meta"), torch.no_grad():
-        model = ViT(arch, pretrain_img_size=image, **{**WHOLE, "out_indices": (depth - 1,)}).eval()
+        model = CaiT(arch, pretrain_img_size=image, **{**WHOLE, "out_indices": (depth - 1,)}).eval()
         _, cost = macs(lambda: model(torch.empty(1, 3, image, image)))
     head = (model.out_channels[-1] + 1) * 1000
     assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.5)
@@ -209,7 +207,7 @@ def test_parameters_and_initial_layer_scale_are_timms(name):
 
     arch, image = name.rsplit("_", 1)
     with torch.device("meta"):
-        ours = ViT(arch, **{**WHOLE, "out_indices": (int(arch[-2:]) - 1,), "pretrain_img_size": int(image)})
+        ours = CaiT(arch, **{**WHOLE, "out_indices": (int(arch[-2:]) - 1,), "pretrain_img_size": int(image)})
     theirs = timm.create_model(name, num_classes=0)
     assert num_params(ours) == num_params(theirs)
     assert torch.equal(theirs.blocks[0].gamma_1, torch.full((ours.arch.embed_dims,), ours.arch.layer_scale))
@@ -218,12 +216,12 @@ def test_parameters_and_initial_layer_scale_are_timms(name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"relative_position": True}, "relative_position: attention with talking heads has none"),
+        ({"relative_position": True}, "relative_position, rope: attention with talking heads has neither"),
+        ({"arch": {**NANO, "rope": "dinov3"}}, "relative_position, rope: attention with talking heads has neither"),
         ({"output_cls_token": True}, r"out_indices \(0, 1, 2\), expected \(2,\)"),
-        ({"arch": {**NANO, "layer_scale": None}}, "arch: class_blocks need a layer_scale"),
-        ({"arch": {**NANO, "distilled": True}}, "arch: class_blocks need a layer_scale and no distillation token"),
+        ({"arch": {**NANO, "distilled": True}}, "arch: distilled and registers need a class_token"),
     ],
 )
 def test_invalid_options_name_the_option(options, message):
     with pytest.raises(ValueError, match=message):
-        ViT(**{"arch": NANO, **options})
+        CaiT(**{"arch": NANO, **options})

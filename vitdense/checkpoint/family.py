@@ -1,10 +1,12 @@
 """What the families share: allow-lists, helpers for rename tables, and flat position embeddings."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
@@ -35,12 +37,15 @@ class Family:
             every model of the family has and other families, whose names may look alike, have not.
         ignored: Regular expressions of our names. A checkpoint of a backbone may have these keys, the model need not.
         may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
+        parts_in_timm: What a model of timm has that its parameters do not show, as fields of our arch; empty for models
+            of other families. It raises a `CheckpointMismatchError` if ours would compute something else.
     """
 
     schemes: tuple[Scheme, ...]
     markers: tuple[str, ...] = ()
     ignored: tuple[str, ...] = (CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT)
     may_be_missing: tuple[str, ...] = (OUTPUT_NORMS, LORA)
+    parts_in_timm: Callable[[nn.Module], dict[str, Any]] | None = None
 
 
 def same(*names: str) -> tuple[Rule, ...]:

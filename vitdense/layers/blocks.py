@@ -1,19 +1,15 @@
 """Patch embedding and merging on maps of any size. Inside, maps are ``[B, H, W, C]``."""
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from timm.layers import LayerNorm2d, StdConv2d, trunc_normal_
-from timm.models.resnetv2 import ResNetV2
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitdense.errors import OptionError
 from vitdense.layers.layout import is_traced, without_autocast, zero
 
 
@@ -223,138 +219,6 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, ...]`` to the same."""
         return _BatchNorm.forward(self, x) if x.device.type == "cpu" else super().forward(x)
-
-
-# Convolutions of the stems of "Three things" Table 7: what divides the channels of their result, kernel and stride.
-LINEAR = ((1, 16, 16),)
-GRAHAM = ((8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2))
-HMLP = ((4, 4, 4), (4, 2, 2), (1, 2, 2))
-
-
-class ConvStem(nn.Module):
-    """Patches of 16x16 pixels by convolutions with GELU between: the stems of "Three things" (section 5, Table 7).
-
-    With `HMLP` or `LINEAR`, no convolution sees across the border of a patch: masking patches before the stem and
-    masking tokens after it are the same. (Not with statistics of BN in training.) Those of `GRAHAM`, the stem of LeViT,
-    overlap, and have no bias.
-
-    Args:
-        in_channels: Image channels.
-        dim: Channels of the result.
-        patch_size: 16; any other is an error.
-        convs: One of the tables above.
-        norm: After every convolution: SyncBN, or LN, which does not mix the images of a batch; None for none.
-        last_gelu: Whether GELU also follows the last of them.
-
-    Raises:
-        ValueError: Patches of another size, or channels that do not divide.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        dim: int,
-        patch_size: int,
-        convs: Sequence[tuple[int, int, int]],
-        norm: Callable[[int], nn.Module] | None,
-        last_gelu: bool = False,
-    ) -> None:
-        super().__init__()
-        self.patch_size, divisor = math.prod(stride for *_, stride in convs), max(convs)[0]
-        if patch_size != self.patch_size or dim % divisor:
-            raise OptionError(
-                f"stem: got patches of {patch_size} and {dim} channels, expected patches of {self.patch_size} pixels "
-                f"and a multiple of {divisor} channels"
-            )
-        steps, channels = [], in_channels
-        for part, kernel, stride in convs:
-            overlap, width = kernel - stride, dim // part
-            steps.append(nn.Conv2d(channels, width, kernel, stride, padding=(overlap + 1) // 2, bias=not overlap))
-            steps += [*([norm(width)] if norm else []), nn.GELU()]
-            channels = width
-        self.proj = nn.Sequential(*steps[: None if last_gelu else -1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/16), ceil(W/16), C]``."""
-        return self.proj(pad_to_multiple(x, self.patch_size)).permute(0, 2, 3, 1)  # [B, h, w, C]
-
-
-class SameConv(StdConv2d):
-    """Convolution with standardised weights and TensorFlow's "SAME" padding, for maps that the stride divides.
-
-    For those the padding depends on the kernel alone. timm's `StdConv2dSame` asks for the map's size, and so could be
-    exported for one size only.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, **options: Any) -> None:
-        padding = max(kernel_size - stride, 0)  # of an axis
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding // 2, eps=1e-8, **options)
-        self.is_uneven = padding % 2 == 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, C, H, W]`` to ``[B, C', H / stride, W / stride]``."""
-        return super().forward(F.pad(x, (0, 1, 0, 1)) if self.is_uneven else x)  # [B, C', h, w]
-
-
-class HybridStem(nn.Module):
-    """Tokens of a ResNet's last map by a 1x1 convolution: the hybrid architecture of ViT (section 3.1).
-
-    It is timm's ResNet with GroupNorm and standardised weights (section 4.1, "ResNet (BiT)").
-
-    Args:
-        in_channels: Image channels.
-        dim: Channels of the result.
-        patch_size: The ResNet's stride: 16 for three stages, 32 for four; any other is an error.
-        layers: Blocks of every stage.
-
-    Raises:
-        ValueError: Patches of another size.
-    """
-
-    def __init__(self, in_channels: int, dim: int, patch_size: int, layers: Sequence[int]) -> None:
-        super().__init__()
-        self.patch_size = 2 ** (len(layers) + 1)
-        if patch_size != self.patch_size:
-            raise OptionError(
-                f"stem: got patches of {patch_size} pixels, expected {self.patch_size}, the stride of a ResNet of "
-                f"{len(layers)} stages; set patch_size={self.patch_size}"
-            )
-        self.backbone = ResNetV2(
-            layers=layers,
-            num_classes=0,
-            in_chans=in_channels,
-            global_pool="",
-            preact=False,
-            conv_layer=SameConv,
-            zero_init_last=True,  # as the authors' code
-        )
-        # "SAME"; zeros change no maximum after a ReLU.
-        self.backbone.stem.pool = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.MaxPool2d(3, stride=2))
-        self.proj = nn.Conv2d(self.backbone.num_features, dim, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/p), ceil(W/p), C]``."""
-        x = self.backbone.forward_features(pad_to_multiple(x, self.patch_size))  # [B, C', h, w]
-        return self.proj(x).permute(0, 2, 3, 1)  # [B, h, w, C]
-
-
-# By name; all take image channels, channels and the patch size. The order of norm and GELU of linear stems, which the
-# paper does not print, is that of the others.
-STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "patch": partial(PatchEmbed, norm=False),
-    "linear_bn": partial(ConvStem, convs=LINEAR, norm=SyncBatchNorm),
-    "linear_gelu": partial(ConvStem, convs=LINEAR, norm=None, last_gelu=True),
-    "linear_bn_gelu": partial(ConvStem, convs=LINEAR, norm=SyncBatchNorm, last_gelu=True),
-    "conv": partial(ConvStem, convs=GRAHAM, norm=SyncBatchNorm),
-    "conv_ln": partial(ConvStem, convs=GRAHAM, norm=LayerNorm2d),
-    "hmlp": partial(ConvStem, convs=HMLP, norm=SyncBatchNorm),
-    "hmlp_ln": partial(ConvStem, convs=HMLP, norm=LayerNorm2d),
-    # Hybrids: a ResNet-50 as it is, one with the blocks of stage 4 moved into stage 3, and a ResNet-26 ("How to train
-    # your ViT?").
-    "r50_s32": partial(HybridStem, layers=(3, 4, 6, 3)),
-    "r50_s16": partial(HybridStem, layers=(3, 4, 9)),
-    "r26_s32": partial(HybridStem, layers=(2, 2, 2, 2)),
-}
 
 
 def max_pool(x: Tensor, kernel: int, stride: int, padding: int = 0) -> Tensor:

@@ -105,36 +105,6 @@ def _bilinear_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
     return (1 - (at[:, None] - torch.arange(old, device=place.device)).abs()).clamp(min=0)  # [n, old]
 
 
-class AxialPosition(nn.Module):
-    """Learned embeddings of column and row, each of half the channels, concatenated (ViT appendix D.4, "2-D").
-
-    Each is resized bicubically to the map, along its axis.
-
-    Args:
-        grid: Pretraining grid (h, w) in tokens.
-        dim: Channels, an even number.
-    """
-
-    def __init__(self, grid: tuple[int, int], dim: int) -> None:
-        super().__init__()
-        self.columns = nn.Parameter(torch.empty(1, 1, grid[1], dim // 2))
-        self.rows = nn.Parameter(torch.empty(1, grid[0], 1, dim // 2))
-        for half in self.parameters():
-            trunc_normal_(half, std=0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Adds the embeddings to ``x`` ``[B, H, W, C]``."""
-        h, w = x.shape[1], x.shape[2]
-        columns = resize_grid(self.columns, (1, w)).expand(-1, h, -1, -1)  # [1, H, W, C/2]
-        rows = resize_grid(self.rows, (h, 1)).expand(-1, -1, w, -1)  # [1, H, W, C/2]
-        return torch.cat([columns, rows], dim=-1) + x
-
-
-# Of a plain ViT by name (ViT appendix D.4), from the pretraining grid and the channels. "1-D" is a table with a row for
-# every patch, which we keep as a grid.
-POSITIONS = {"1d": AbsolutePosition, "2d": AxialPosition, "none": nn.Identity}
-
-
 def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = None) -> Tensor:
     """Fixed 2-D position embedding of MAE (He et al., CVPR 2022): sines and cosines of the column, then of the row.
 

@@ -11,4 +11,9 @@ FAMILIES = {
     "PerformerSwin": "swin_ablations",
     "SwinMixer": "swin_mixer",
     "Mixer": "mixer",
+    "StemViT": "three_things",
+    "ParallelViT": "three_things",
+    "CaiT": "cait",
+    "HybridViT": "hybrid_vit",
+    "PositionViT": "vit_positions",
 }

@@ -12,8 +12,8 @@ from torchvision.ops import DeformConv2d
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import fit_whole
 from vitdense.inspect.flops import macs, num_params
+from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.mm.config.walk import follow_classes
 
 pytest.importorskip("mmdet")
 from mmdet.registry import MODELS

@@ -18,8 +18,8 @@ VIT = {"embed_dims": 32, "num_heads": 2, "layer_scale": 0.5, "registers": 2, "ro
 FROZEN = {"frozen_stages": "all", "drop_path_rate": 0.5}
 
 
-def frozen_vit(depth=2, **options):
-    return vitdense.ViT({**VIT, "depth": depth}, out_indices=(depth - 1,), **FROZEN, **options)
+def frozen_vit(depth=2, kind=vitdense.ViT, **options):
+    return kind({**VIT, "depth": depth}, out_indices=(depth - 1,), **FROZEN, **options)
 
 
 class Detector(nn.Module):
@@ -62,8 +62,8 @@ def saved_without_trunk(model):
     [
         lambda: None,
         frozen_vit,
-        lambda: frozen_vit(stem="hmlp"),  # which has batch norms
-        lambda: vitdense.ViTAdapter(frozen_vit(stem="hmlp", out_norm="none"), deform_num_heads=4),
+        lambda: frozen_vit(kind=vitdense.StemViT),  # which has batch norms
+        lambda: vitdense.ViTAdapter(frozen_vit(kind=vitdense.StemViT, out_norm="none"), deform_num_heads=4),
     ],
     ids=["swin", "vit", "vit, batch norms", "in vit_adapter"],
 )

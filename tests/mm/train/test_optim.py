@@ -81,7 +81,7 @@ def test_stages_after_the_last_output_do_not_count(family):
 
 def test_layer_wise_decay_of_vit_equals_detectron2():
     """Factor ``rate ** (L + 1 - id)`` with id 0 for the stem, i + 1 for block i, L + 1 for the rest."""
-    vit = ViT({"embed_dims": 8, "depth": 12, "num_heads": 2, "distilled": True}, parallel=2, out_norm="final")
+    vit = ViT({"embed_dims": 8, "depth": 12, "num_heads": 2, "distilled": True}, out_norm="final")
     settings, _ = build(Detector(vit), layer_decay_rate=0.7, norm_decay_mult=0.0)
 
     def layer(name):

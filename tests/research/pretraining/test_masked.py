@@ -7,7 +7,7 @@ from conftest import relative_error
 from mmengine.structures import BaseDataElement
 from torch import nn
 
-from vitdense import Mixer, Swin, SwinV2, ViT
+from vitdense import Mixer, PositionViT, StemViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.layers.position import sine_cosine
 from vitdense.research.pretraining.data import DrawMask
@@ -21,7 +21,7 @@ PIXELS = {"type": "pixels"}
 
 def vit(stem="patch", **options):
     options = {"pretrain_img_size": 64, "out_indices": (1,), "out_norm": "final", "drop_path_rate": 0.0, **options}
-    return ViT(SIZES, stem=stem, **options)
+    return StemViT(SIZES, stem=stem, **options)
 
 
 def swin(kind=Swin):
@@ -303,7 +303,7 @@ def test_words_are_the_nearest_centres_of_the_teachers_features(tmp_path):
 def test_checkpoint_initialises_a_backbone_of_a_segmentor(tmp_path, decoder):
     model = MaskedImageModel(vit("hmlp_ln"), PIXELS, decoder=decoder)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "masked.pth")
-    dense = ViT(SIZES, stem="hmlp_ln", pretrain_img_size=96, init_cfg=str(tmp_path / "masked.pth"))
+    dense = StemViT(SIZES, stem="hmlp_ln", pretrain_img_size=96, init_cfg=str(tmp_path / "masked.pth"))
     dense.init_weights()
     assert list(dense.load_report.resized) == ["absolute_pos_embed.table"]
     assert all(key.startswith("norm") for key in dense.load_report.kept_at_init)
@@ -355,7 +355,7 @@ def test_window_statistics_ignore_what_is_outside_of_the_image():
         (dict(backbone=vit(out_norm="each")), "out_norm"),
         (dict(backbone=vit(output_cls_token=True)), "output_cls_token"),
         (dict(backbone=vit(window_size=2), decoder={}), "decoder"),
-        (dict(backbone=vit(position="2d"), decoder={}), "decoder"),
+        (dict(backbone=PositionViT(SIZES, out_indices=(1,), out_norm="final"), decoder={}), "decoder"),
         (dict(backbone=swin(), decoder={}), "decoder"),
     ],
 )

@@ -168,7 +168,11 @@ def test_masked_pretraining_then_distillation(folder, tmp_path):
     loader = {"num_workers": 0, "persistent_workers": False, "batch_size": 4}
     options = {f"train_dataloader.{key}": value for key, value in loader.items()}
     options |= {"data_root": str(folder), "settings.max_iters": 2, "default_hooks.checkpoint.interval": 2}
-    options |= {"model.backbone.stem": "hmlp_ln", "model.target.type": "mean_colour"}
+    options |= {
+        "model.backbone.type": "vitdense.StemViT",
+        "model.backbone.stem": "hmlp_ln",
+        "model.target.type": "mean_colour",
+    }
     train(load_config(REPO / "configs/research/masked_deit_t_photos.py", options, str(tmp_path / "masked")))
     masked = torch.load(tmp_path / "masked/iter_2.pth", weights_only=False)["state_dict"]
 
@@ -180,7 +184,7 @@ teacher = dict(type="vitdense.Classifier", num_classes=2, backbone=dict(type="vi
 model = dict(
     num_classes=2,
     mixup=None,
-    backbone=dict(**sizes, stem="hmlp_ln", init_cfg="{tmp_path}/masked/iter_2.pth"),
+    backbone=dict(**sizes, type="vitdense.StemViT", stem="hmlp_ln", init_cfg="{tmp_path}/masked/iter_2.pth"),
     teacher=dict(_delete_=True, model=teacher, image_size=32),
 )
 pipeline = [dict(step, size=32) if step.type == "vitdense.TimmTransform" else step for step in _base_.train_pipeline]

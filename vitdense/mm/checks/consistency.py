@@ -9,7 +9,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from torch import nn
 
-from vitdense.mm.config.walk import annotation_file, as_list
+from vitdense.mm.config.classes import annotation_file
+from vitdense.mm.config.walk import as_list
 from vitdense.mm.errors import ConfigError
 from vitdense.models.rows import Model
 from vitdense.models.table import row_of

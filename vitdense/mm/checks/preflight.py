@@ -8,16 +8,9 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from vitdense.mm.checks.consistency import check_channels, check_evaluator, check_normalisation
+from vitdense.mm.config.classes import annotation_file, dataset_classes, reads_coco
 from vitdense.mm.config.options import DATALOADER
-from vitdense.mm.config.walk import (
-    annotation_file,
-    class_heads,
-    dataset_classes,
-    find_class,
-    leaf_datasets,
-    nodes,
-    reads_coco,
-)
+from vitdense.mm.config.walk import class_heads, find_class, leaf_datasets, nodes
 from vitdense.mm.data.annotations import check_masks
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.label_maps import check_label_maps

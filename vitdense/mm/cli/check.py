@@ -12,8 +12,9 @@ from PIL import Image
 from vitdense.files import atomic_write
 from vitdense.mm.checks.consistency import padding_warnings, schedule_warnings
 from vitdense.mm.checks.preflight import checks
+from vitdense.mm.config.classes import annotation_file, dataset_classes, reads_coco
 from vitdense.mm.config.load import config_of, make_parser
-from vitdense.mm.config.walk import annotation_file, dataset_classes, find_class, leaf_datasets, reads_coco
+from vitdense.mm.config.walk import find_class, leaf_datasets
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
 from vitdense.mm.data.images import (
     FILES_READ,

@@ -1,6 +1,5 @@
 """Another backbone in a config of mmdet or mmseg: what changes in its model."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
-from vitdense.families import backbone_class
+from vitdense.families import arguments, backbone_class
 from vitdense.mm.checks.consistency import expected_preprocessor
 from vitdense.mm.config.walk import as_list, find_class
 from vitdense.mm.errors import ConfigError
@@ -103,7 +102,7 @@ def _named(name: str, row: Model, strides: list[int]) -> tuple[dict[str, Any], l
         options["out_indices"] = tuple(own.index(stride) for stride in strides)
         channels = [channels[i] for i in options["out_indices"]]
     backbone = {"_delete_": True, "type": f"vitdense.{row.family}", "arch": row.arch, **_not_default(kind, options)}
-    backbone["drop_path_rate"] = inspect.signature(kind).parameters["drop_path_rate"].default
+    backbone["drop_path_rate"] = arguments(kind)["drop_path_rate"]
     if row.weights:
         backbone["init_cfg"] = {"type": "Pretrained", "checkpoint": name}
     return backbone, channels, pyramid
@@ -111,7 +110,7 @@ def _named(name: str, row: Model, strides: list[int]) -> tuple[dict[str, Any], l
 
 def _not_default(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `options` that differ from the defaults of a class."""
-    defaults = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()}
+    defaults = arguments(kind)
     return {key: value for key, value in options.items() if value != defaults[key]}
 
 
@@ -123,7 +122,7 @@ def _same_swin(model: Mapping, cfg: Config) -> dict[str, Any]:
             f"such as swin_tiny (without it, a SwinTransformer of mmdet or mmseg becomes vitdense.Swin)"
         )
     kind = find_class(MODELS, model["backbone"]["type"], cfg)
-    options = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()}
+    options = arguments(kind)
     options |= {key: tuple(value) if isinstance(value, list) else value for key, value in model["backbone"].items()}
     options["norm_cfg"] = {"requires_grad": True, **options["norm_cfg"]}
     expected = {**NO_OPTIONS, "strides": (options["patch_size"], *[2] * (len(options["depths"]) - 1))}
@@ -136,7 +135,7 @@ def _same_swin(model: Mapping, cfg: Config) -> dict[str, Any]:
     arch = SwinArch(options["embed_dims"], options["depths"], options["num_heads"])
     named = [name for name, row in SWIN.items() if row == arch]
     arch = named[0] if named else {key: options[key] for key in ("embed_dims", "depths", "num_heads")}
-    ours = inspect.signature(Swin).parameters
+    ours = arguments(Swin)
     kept = _not_default(Swin, {key: value for key, value in options.items() if key in ours})
     return {"_delete_": True, "type": "vitdense.Swin", "arch": arch, **kept}
 

@@ -14,9 +14,10 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 import vitdense.mm.registry
+from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.options import merge_options
 from vitdense.mm.config.settings import apply_settings
-from vitdense.mm.config.walk import follow_classes, nodes
+from vitdense.mm.config.walk import nodes
 from vitdense.mm.errors import ConfigError
 
 CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  # the recipes

@@ -12,16 +12,17 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
+from vitdense.families import arguments
 from vitdense.mm.config.settings import LENGTHS, SETTINGS, apply_settings
-from vitdense.mm.config.walk import arguments, find_class
+from vitdense.mm.config.walk import find_class
 from vitdense.mm.errors import ConfigError
 
 # What mmengine's runner and this package read at the top level of a config. Anything else is a variable.
-TOP_LEVEL = arguments(Runner) - {"cfg", "data_preprocessor"} | {
+TOP_LEVEL = set(arguments(Runner)) - {"cfg", "data_preprocessor"} | {
     *("settings", "data_root", "tta_model", "tta_pipeline", "custom_imports", "launcher"),
     *("find_unused_parameters", "model_wrapper_cfg", "sync_bn", "compile", "activation_checkpointing"),
 }
-DATALOADER = arguments(DataLoader) | {"num_batch_per_epoch", "disable_subprocess_warning"}
+DATALOADER = set(arguments(DataLoader)) | {"num_batch_per_epoch", "disable_subprocess_warning"}
 LOOP = {"type", "by_epoch", "val_begin", "val_interval", "dynamic_intervals", "fp16", *LENGTHS}
 # Keys that the builders of mmengine and mmcv take out before they call the constructor of a `type`.
 BUILDER_KEYS = {"type", "init_cfg", "priority", "constructor", "paramwise_cfg", "requires_grad"} | {

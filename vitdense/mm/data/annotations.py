@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitdense.mm.config.walk import annotation_file, nodes
+from vitdense.mm.config.classes import annotation_file
+from vitdense.mm.config.walk import nodes
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.images import join_some
 from vitdense.mm.errors import ConfigError

@@ -1,9 +1,8 @@
 """Plain vision transformers for dense prediction.
 
-ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021), CaiT (Touvron et al., ICCV 2021) and DeiT III
-(Touvron et al., ECCV 2022), with windows as in ViTDet (Li et al., ECCV 2022), and with the parallel blocks, the stems
-and the fine-tuning of "Three things everyone should know about Vision Transformers" (Touvron et al., ECCV 2022).
-DINOv2 (Oquab et al., 2023), DINOv3 (Simeoni et al., 2025) and EVA-02 (Fang et al., 2023) are rows with other parts.
+ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021) and DeiT III (Touvron et al., ECCV 2022), with
+windows as in ViTDet (Li et al., ECCV 2022). DINOv2 (Oquab et al., 2023), DINOv3 (Simeoni et al., 2025) and EVA-02
+(Fang et al., 2023) are rows with other parts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +17,9 @@ from vitdense.errors import OptionError
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import FFNS, QKV_LAYERS, STEMS, init_transformer, scaled
-from vitdense.layers.class_attention import ClassBlocks
+from vitdense.layers.blocks import FFNS, QKV_LAYERS, PatchEmbed, init_transformer, scaled
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
-from vitdense.layers.position import POSITION_RULES, POSITIONS, ExtraTokens
+from vitdense.layers.position import POSITION_RULES, AbsolutePosition, ExtraTokens
 from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
 from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
 from vitdense.models.rows import find_arch
@@ -135,94 +133,52 @@ class Attention(nn.Module):
         return attend_decomposed(q.unflatten(1, grid), k, v, self.bias, grid)  # [B, N, C]
 
 
-class TalkingHeads(Attention):
-    """Attention with one linear layer over the heads of the logits, and another one over those of the weights (CaiT).
-
-    Fused attention cannot mix heads. This form makes all logits, ``[B, heads, N, N]``, and copies them several times.
-
-    Args:
-        spec: The block.
-    """
-
-    def __init__(self, spec: BlockSpec) -> None:
-        super().__init__(spec)
-        self.proj_l = nn.Linear(self.num_heads, self.num_heads)
-        self.proj_w = nn.Linear(self.num_heads, self.num_heads)
-
-    def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
-        """See `Attention`. There are no relative positions, so the grid is not used."""
-        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [B, heads, N, d] each
-        x = (q * q.shape[-1] ** -0.5) @ k.mT  # [B, heads, N, N]
-        x = self.proj_l(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, heads, N, N]
-        x = self.proj_w(x.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, heads, N, N]
-        return (x @ v).transpose(1, 2).flatten(2)  # [B, N, C]
-
-
 class ViTBlock(nn.Module):
-    """Attention, then an MLP, each on a normalised branch: one of each, or more in parallel ("Three things" section 3).
-
-    The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1; further ones count
-    on. Parallel branches read the same input and are dropped independently.
+    """Attention, then an MLP, each on a normalised branch (ViT section 3.1), which LayerScale may weigh.
 
     Args:
         spec: The block.
-        mlp_ratio: Hidden width of the MLPs over their input, where the arch has no `ffn_dims`.
-        parallel: Branches of each kind.
+        mlp_ratio: Hidden width of the MLP over its input, where the arch has no `ffn_dims`.
     """
 
-    def __init__(self, spec: BlockSpec, mlp_ratio: float, parallel: int) -> None:
+    attention: type[Attention] = Attention  # of variants another
+
+    def __init__(self, spec: BlockSpec, mlp_ratio: float) -> None:
         super().__init__()
         self.spec = spec
         arch, dim = spec.arch, spec.arch.embed_dims
-        attention = TalkingHeads if arch.talking_heads else Attention
         norm = partial(blocks.LayerNorm, eps=arch.norm_eps)
-        ffn_dims = arch.ffn_dims or int(dim * mlp_ratio)
-        self.branches = [("", ""), *((str(n), f"_{n}") for n in range(1, parallel))]  # ends of names
-        for tail, gamma_tail in self.branches:
-            self.add_module(f"norm1{tail}", norm(dim))
-            self.add_module(f"attn{tail}", attention(spec))
-            self.add_module(f"norm2{tail}", norm(dim))
-            self.add_module(f"mlp{tail}", FFNS[arch.ffn](dim, ffn_dims, norm))
-            for kind in ("gamma_1", "gamma_2"):
-                scale = None if arch.layer_scale is None else nn.Parameter(torch.full((dim,), arch.layer_scale))
-                self.register_parameter(kind + gamma_tail, scale)
+        self.norm1 = norm(dim)
+        self.attn = self.attention(spec)
+        self.norm2 = norm(dim)
+        self.mlp = FFNS[arch.ffn](dim, arch.ffn_dims or int(dim * mlp_ratio), norm)
+        for name in ("gamma_1", "gamma_2"):
+            scale = None if arch.layer_scale is None else nn.Parameter(torch.full((dim,), arch.layer_scale))
+            self.register_parameter(name, scale)
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(
         self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
     ) -> Tensor:
         """``[B, N, C]`` to the same; see `Attention`."""
-        y = x
-        for tail, gamma_tail in self.branches:
-            branch = getattr(self, f"attn{tail}")(getattr(self, f"norm1{tail}")(x), size, windows, rotation)
-            y = y + self.drop_path(scaled(branch, getattr(self, f"gamma_1{gamma_tail}")))
-        z = y
-        for tail, gamma_tail in self.branches:
-            branch = getattr(self, f"mlp{tail}")(getattr(self, f"norm2{tail}")(y))
-            z = z + self.drop_path(scaled(branch, getattr(self, f"gamma_2{gamma_tail}")))
-        return z
+        x = x + self.drop_path(scaled(self.attn(self.norm1(x), size, windows, rotation), self.gamma_1))
+        return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
 class ViT(Backbone):
-    """ViT, DeiT, CaiT, DINOv2, DINOv3, EVA-02 and other plain ViTs: maps of one stride, that of the patches.
+    """ViT, DeiT, DINOv2, DINOv3, EVA-02 and other plain ViTs: maps of one stride, that of the patches.
 
     An image of any size is padded right and bottom to whole patches; position embeddings are resized to the map. Class
-    token and registers take part in attention, but not in the maps. With windows or relative positions (as in ViTDet),
-    and in CaiT's blocks, there are none: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
+    token and registers take part in attention, but not in the maps. With windows or relative positions (as in ViTDet)
+    there are none: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
+
+    Variants are classes with another stem, position or block: see `make_stem`, `make_position`, `block` and `archs`.
 
     Args:
         arch: A row of `sizes.VIT`: ``'vit_'`` or ``'deit_'`` and a size (``'deit_small'``; of DeiT also with
-            ``'_distilled'``), ``'deit3_'``, ``'cait_'``, ``'dinov2_'`` (also with ``'_reg'``), ``'dinov3_'``,
+            ``'_distilled'``), ``'deit3_'``, ``'dinov2_'`` (also with ``'_reg'``), ``'dinov3_'``,
             ``'eva02_'``, ``'pe_spatial_'``, ``'siglip2_'``, ``'lingbot_giant'``; or a dict of the fields of `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16; 14 for huge, DINOv2 and EVA-02).
-        stem: ``'patch'``, one convolution; or of "Three things" (Table 7), for patches of 16 pixels: ``'hmlp'`` or
-            ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping convolutions;
-            ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or both; or of
-            hybrids (ViT section 3.1), a ResNet of the stride `patch_size`: ``'r50_s16'``, ``'r50_s32'``, ``'r26_s32'``.
-        position: Position embedding of the patches (ViT appendix D.4): ``'1d'``, one per patch; ``'2d'``, half of the
-            channels from its column and half from its row; ``'none'``. Tokens have positions with ``'1d'`` only. The
-            arch's when None.
-        parallel: Attention branches, then MLP branches, in parallel in every block: 1 to 4.
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
         global_indices: Blocks without windows; the last of every quarter when None, as ViTDet.
@@ -242,27 +198,25 @@ class ViT(Backbone):
             checkpoint's own norm on the last block's map, no norm on other outputs; ``'shared'``: that norm on every
             output, as DINOv2 and DINOv3 are evaluated; ``'none'``.
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
-            ``[B, C]`` under the same norm. In CaiT the token attends after the last block, whose map must be the only
-            output; without it the blocks of class attention are left out.
+            ``[B, C]`` under the same norm.
         class_token: False for a model without class token, distillation token and registers also with global attention;
             those of a checkpoint are ignored.
         frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
-        finetune: See `Backbone`. Of parallel blocks all branches train (the authors' code: only the first).
+        finetune: See `Backbone`.
 
     Raises:
-        ValueError: An unknown arch, stem or norm, or options that do not fit together.
+        ValueError: An unknown arch or norm, or options that do not fit together.
     """
 
     family = "vit"
+    archs: Mapping[str, ViTArch] = VIT
+    block: Callable[[BlockSpec, float], ViTBlock] = ViTBlock
 
     def __init__(
         self,
         arch: str | Mapping = "deit_small",
         in_channels: int = 3,
         patch_size: int | None = None,
-        stem: str = "patch",
-        position: str | None = None,
-        parallel: int = 1,
         window_size: int | Sequence[int] | None = None,
         global_indices: Sequence[int] | None = None,
         window_padding: str = "tokens",
@@ -282,54 +236,39 @@ class ViT(Backbone):
         init_cfg: InitCfg = None,
     ) -> None:
         super().__init__(init_cfg=init_cfg)
-        row = find_arch(arch, VIT)
+        row = find_arch(arch, self.archs)
         if patch_size is not None:
             row = replace(row, patch_size=patch_size)
-        if position is not None:
-            row = replace(row, position=position)
         if not class_token:
             row = replace(row, class_token=False, distilled=False, registers=0)
         self.arch = row
         patch, depth, dim = row.patch_size, row.depth, row.embed_dims
         quarters = default_out_indices(depth)
         window = None if window_size is None else as_pair(window_size, "window_size")
-        has_tokens = row.class_token and window is None and not relative_position and not row.class_blocks
+        has_tokens = row.class_token and window is None and not relative_position
         for name, got, known in (
-            ("stem", stem, STEMS),
-            ("position", row.position, POSITIONS),
             ("arch: position_rule", row.position_rule, POSITION_RULES),
             ("arch: rope", row.rope, (None, *ROPES)),
             ("arch: qkv_bias", row.qkv_bias, QKV_LAYERS),
             ("arch: ffn", row.ffn, FFNS),
-            ("parallel", parallel, (1, 2, 3, 4)),
             ("window_padding", window_padding, WINDOW_PADDINGS),
             ("out_norm", out_norm, OUT_NORMS),
         ):
             if got not in known:
                 raise OptionError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
-        if isinstance(global_indices, int) or isinstance(out_indices, int):
-            raise OptionError(
-                f"global_indices, out_indices: got {global_indices}, {out_indices}; expected lists of blocks or None"
-            )
-        if global_indices is not None and window is None:
-            raise OptionError(f"global_indices: got {global_indices} without a window_size; every block is global then")
-        if window_padding == "qkv" and window is None:
-            raise OptionError("window_padding: got 'qkv' without a window_size; leave it out")
+        # What would otherwise change nothing, without a word.
+        for name, is_unused, missing in (
+            ("global_indices", global_indices is not None and window is None, "a window_size"),
+            ("window_padding", window_padding == "qkv" and window is None, "a window_size"),
+            ("output_cls_token", output_cls_token and not has_tokens, "global attention and a class_token"),
+            ("relative_position", relative_position and row.rope, "an arch without rope"),
+            ("rope_augment", rope_augment and not row.rope, "an arch with rope"),
+            ("mlp_ratio", mlp_ratio != 4.0 and row.ffn_dims, "an arch without ffn_dims"),
+        ):
+            if is_unused:
+                raise OptionError(f"{name}: it needs {missing}; leave it out")
         if wrong := [i for i in global_indices or () if not 0 <= i < depth]:
             raise OptionError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
-        if output_cls_token and not (has_tokens or row.class_blocks):
-            raise OptionError(
-                "output_cls_token: with windows or relative positions, or without class_token, there is none; leave it "
-                "False"
-            )
-        if relative_position and (row.talking_heads or row.rope):
-            raise OptionError(
-                "relative_position: attention with talking heads has none, nor has it with rope; leave it False"
-            )
-        if rope_augment and not row.rope:
-            raise OptionError(f"rope_augment: got {rope_augment} with an arch without rope; leave it None")
-        if row.ffn_dims and mlp_ratio != 4.0:
-            raise OptionError(f"mlp_ratio: got {mlp_ratio}, but the arch has ffn_dims={row.ffn_dims}; leave it out")
         self.output_cls_token = output_cls_token
         self.with_cp = with_cp
 
@@ -339,10 +278,9 @@ class ViT(Backbone):
                 raise OptionError(f"{name}: got {h}x{w}, expected at least one patch of {patch} pixels")
             return h // patch, w // patch
 
-        self.patch_embed = STEMS[stem](in_channels, dim, patch)
-        rule = (row.position_rule,) if row.position == "1d" else ()
-        self.absolute_pos_embed = POSITIONS[row.position](grid(pretrain_img_size, "pretrain_img_size"), dim, *rule)
-        token_position = row.token_position and row.position == "1d"
+        self.patch_embed = self.make_stem(in_channels)
+        self.absolute_pos_embed = self.make_position(grid(pretrain_img_size, "pretrain_img_size"))
+        token_position = row.token_position and isinstance(self.absolute_pos_embed, AbsolutePosition)
         self.tokens = ExtraTokens(dim, row.distilled, token_position, row.registers) if has_tokens else None
         self.rope = Rope(row.rope, dim // row.num_heads, rope_augment) if row.rope else None
         norm = partial(blocks.LayerNorm, eps=row.norm_eps)
@@ -350,10 +288,7 @@ class ViT(Backbone):
         table = grid(img_size, "img_size") if relative_position else None
         global_blocks = quarters if global_indices is None else global_indices
         specs = plan(row, window, global_blocks, table, drop_path_rate, window_padding == "qkv")
-        self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio, parallel) for spec in specs)
-        self.class_blocks = None
-        if row.class_blocks and output_cls_token:
-            self.class_blocks = ClassBlocks(dim, row.num_heads, mlp_ratio, row.layer_scale, row.class_blocks)
+        self.blocks = nn.ModuleList(self.block(spec, mlp_ratio) for spec in specs)
         self.out_norm = out_norm
         self.norm = norm(dim) if out_norm in ("final", "shared") else None
         self.apply(init_transformer)
@@ -365,13 +300,17 @@ class ViT(Backbone):
             finetune=finetune,
             norm=norm if out_norm == "each" else lambda dim: nn.Identity(),
         )
-        if self.class_blocks is not None and self.out_indices != (depth - 1,):
-            raise OptionError(
-                f"output_cls_token: got out_indices {self.out_indices}, expected ({depth - 1},): with class_blocks the "
-                f"token attends after the last block alone"
-            )
         if out_norm == "final" and self.out_indices[-1] != depth - 1:
             raise OptionError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
+
+    def make_stem(self, in_channels: int) -> nn.Module:
+        """Makes patches ``[B, ceil(H/p), ceil(W/p), C]`` of images ``[B, in_channels, H, W]``."""
+        return PatchEmbed(in_channels, self.arch.embed_dims, self.arch.patch_size, norm=False)
+
+    def make_position(self, grid: tuple[int, int]) -> nn.Module:
+        """Adds positions of the pretraining grid (h, w) to patches ``[B, H, W, C]``."""
+        arch = self.arch
+        return AbsolutePosition(grid, arch.embed_dims, arch.position_rule) if arch.absolute_position else nn.Identity()
 
     def stem_modules(self) -> list[nn.Module]:
         others = [module for module in (self.tokens, self.rope, self.norm_pre) if module is not None]
@@ -381,8 +320,8 @@ class ViT(Backbone):
         return self.blocks
 
     def frozen_modules(self) -> list[nn.Module]:
-        last = [module for module in (self.class_blocks, self.norm) if module is not None]
-        return [*super().frozen_modules(), *(last if self.frozen_stages == len(self.blocks) else [])]
+        is_last = self.norm is not None and self.frozen_stages == len(self.blocks)
+        return [*super().frozen_modules(), *([self.norm] if is_last else [])]
 
     def layers(self) -> list[list[nn.Module]]:
         return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
@@ -453,5 +392,4 @@ class ViT(Backbone):
         out = self.output(x[:, extra:].unflatten(1, size), index)  # [B, C, h, w]
         if not self.output_cls_token:
             return out
-        tokens = x[:, : len(self.tokens.names)] if self.class_blocks is None else self.class_blocks(x)  # [B, T, C]
-        return out, *self.output_norm(index)(tokens).unbind(1)  # T of [B, C]
+        return out, *self.output_norm(index)(x[:, : len(self.tokens.names)]).unbind(1)  # T of [B, C]

@@ -21,13 +21,10 @@ class ViTArch:
         token_position: Whether these tokens have position embeddings.
         layer_scale: Initial value of a learned factor per channel on every residual branch; None for no factors.
         constant_drop_path: Whether all blocks have the same stochastic depth; otherwise it is linear from 0.
-        talking_heads: Whether attention mixes its heads, before and after the softmax (CaiT).
-        class_blocks: Blocks of class attention after the others, which then have no class token (CaiT); needs
-            `layer_scale`.
         class_token: Whether there is a class token.
         registers: Register tokens after the class token, without positions (Darcet et al., ICLR 2024).
         norm_eps: Epsilon of every LayerNorm.
-        position: Position embedding of the patches: ``'1d'``, ``'2d'`` or ``'none'``, see `ViT`.
+        absolute_position: Whether there are learned positions of the patches.
         position_rule: How a table of positions is resized to a map: see `layers.position`.
         rope: Rotary positions, one of `vitdense.layers.rope.ROPES`; None for none.
         qkv_bias: Which of queries, keys and values have a bias: ``'all'``, ``'no_key'`` or ``'none'``.
@@ -45,12 +42,10 @@ class ViTArch:
     token_position: bool = True
     layer_scale: float | None = None
     constant_drop_path: bool = False
-    talking_heads: bool = False
-    class_blocks: int = 0
     class_token: bool = True
     registers: int = 0
     norm_eps: float = 1e-6
-    position: str = "1d"
+    absolute_position: bool = True
     position_rule: str = "bicubic"
     rope: str | None = None
     qkv_bias: str = "all"
@@ -60,14 +55,8 @@ class ViTArch:
     taps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if (self.distilled or self.registers or self.class_blocks) and not self.class_token:
-            raise OptionError("arch: distilled, registers and class_blocks need a class_token")
-        if self.rope and self.talking_heads:
-            raise OptionError("arch: attention with talking_heads has no rope; leave one of them out")
-        if self.position_rule != "bicubic" and self.position != "1d":
-            raise OptionError(f"arch: position_rule is {self.position_rule!r}, which is for position '1d' only")
-        if self.class_blocks and (self.distilled or self.layer_scale is None):
-            raise OptionError("arch: class_blocks need a layer_scale and no distillation token")
+        if (self.distilled or self.registers) and not self.class_token:
+            raise OptionError("arch: distilled and registers need a class_token")
         check_positive(self, "embed_dims", "depth", "num_heads", "patch_size")
         if self.embed_dims % self.num_heads:
             raise OptionError(
@@ -75,9 +64,6 @@ class ViTArch:
             )
 
 
-_cait = partial(
-    ViTArch, token_position=False, layer_scale=1e-5, constant_drop_path=True, talking_heads=True, class_blocks=2
-)
 # DINOv2 (Oquab et al.) Table 16 and the authors' code: at other sizes those with registers resize by another rule.
 _dinov2 = partial(ViTArch, patch_size=14, layer_scale=1e-5, position_rule="dinov2")
 _DINOV2 = {
@@ -88,7 +74,7 @@ _DINOV2 = {
 }
 # DINOv3 (Simeoni et al.) Tables 2 and 3. The authors tap 24 blocks not at the ends of quarters.
 _dinov3 = partial(
-    ViTArch, layer_scale=1e-5, registers=4, norm_eps=1e-5, position="none", rope="dinov3", qkv_bias="no_key"
+    ViTArch, layer_scale=1e-5, registers=4, norm_eps=1e-5, absolute_position=False, rope="dinov3", qkv_bias="no_key"
 )
 _DINOV3 = {
     "small": _dinov3(384, 12, 6),
@@ -125,14 +111,6 @@ VIT = {
     "deit3_base": _deit3(768, 12, 12),
     "deit3_large": _deit3(1024, 24, 16),
     "deit3_huge": _deit3(1280, 32, 16, patch_size=14),
-    # CaiT ("Going deeper with Image Transformers") Table 3, as far as released.
-    "cait_xxs24": _cait(192, 24, 4),
-    "cait_xxs36": _cait(192, 36, 4),
-    "cait_xs24": _cait(288, 24, 6),
-    "cait_s24": _cait(384, 24, 8),
-    "cait_s36": _cait(384, 36, 8, layer_scale=1e-6),
-    "cait_m36": _cait(768, 36, 16, layer_scale=1e-6),
-    "cait_m48": _cait(768, 48, 16, layer_scale=1e-6),
     **{f"dinov2_{size}": row for size, row in _DINOV2.items()},
     **{f"dinov2_{size}_reg": replace(row, registers=4, position_rule="antialias") for size, row in _DINOV2.items()},
     **{f"dinov3_{size}": row for size, row in _DINOV3.items()},
@@ -159,7 +137,7 @@ def rows() -> list[Model]:
     return [replace(row, patch_size=row.options.get("patch_size", VIT[row.arch].patch_size)) for row in found]
 
 
-def _timm_vit(
+def timm_vit(
     model: str,
     data: str,
     image: int = 224,
@@ -167,20 +145,21 @@ def _timm_vit(
     arch: str | None = None,
     licence: str = "Apache-2.0",
     stats: tuple = IMAGENET,
+    family: str = "ViT",
     **options: Any,
 ) -> Model:
     """A ViT whose weights timm hosts, as ``<model><patch>_<image>.<data>``. Its arch is `model` unless given."""
     name = f"{model}{f'_{image}' * (image != 224)}.{data}"
     weights = f"timm://{model}{patch}_{image}.{data}"
     options["pretrain_img_size"] = image
-    return Model(name, model, "ViT", arch or model, weights, licence, image, options, *stats)
+    return Model(name, model, family, arch or model, weights, licence, image, options, *stats)
 
 
 def _vit() -> list[Model]:
-    """The authors' releases: DeiT, DeiT III, "How to train your ViT?", MAE's pretraining; CaiT and hybrids."""
+    """The authors' releases: DeiT, DeiT III, "How to train your ViT?", MAE's pretraining."""
 
     def row(model: str, data: str, image: int = 224, **others: Any) -> Model:
-        return _timm_vit(model, data, image, "_patch14" if model.endswith("huge") else "_patch16", **others)
+        return timm_vit(model, data, image, "_patch14" if model.endswith("huge") else "_patch16", **others)
 
     rows = [row(f"deit_{size}", "fb_in1k") for size in ("tiny", "small", "base")]
     rows += [row(f"deit_{size}_distilled", "fb_in1k") for size in ("tiny", "small", "base")]
@@ -196,22 +175,6 @@ def _vit() -> list[Model]:
     ):
         rows += [row(f"vit_{size}", data, image, stats=HALF) for size in sizes]
     rows += [row(f"vit_{size}", "mae", licence="CC-BY-NC-4.0") for size in ("base", "large", "huge")]
-    # CaiT, distilled on ImageNet-1K.
-    for image, sizes in ((224, ("xxs24", "xxs36", "s24")), (384, ("xxs24", "xxs36", "xs24", "s24", "s36", "m36"))):
-        rows += [_timm_vit(f"cait_{size}", "fb_dist_in1k", image) for size in sizes]
-    rows.append(_timm_vit("cait_m48", "fb_dist_in1k", 448))
-    # Hybrids, on a ResNet: of ViT, and of "How to train your ViT?".
-    for size, stem, data, image in (
-        ("base", "r50_s16", "orig_in21k", 224),
-        ("base", "r50_s16", "orig_in21k_ft_in1k", 384),
-        *(
-            (size, stem, *weights)
-            for size, stem in (("small", "r26_s32"), ("large", "r50_s32"))
-            for weights in (("augreg_in21k", 224), ("augreg_in21k_ft_in1k", 224), ("augreg_in21k_ft_in1k", 384))
-        ),
-    ):
-        options = {"arch": f"vit_{size}", "stats": HALF, "stem": stem, "patch_size": int(stem[-2:])}
-        rows.append(_timm_vit(f"vit_{size}_{stem}", data, image, **options))
     return rows
 
 
@@ -263,5 +226,5 @@ def _foundation() -> list[Model]:
         *((size, 448, "mim_in22k_ft_in22k_in1k") for size in ("base", "large")),
         *(("large", 224, "mim_m38m"), ("large", 448, "mim_m38m_ft_in22k_in1k")),
     ):
-        rows.append(_timm_vit(f"eva02_{size}", data, image, "_patch14", licence="MIT", stats=CLIP))
+        rows.append(timm_vit(f"eva02_{size}", data, image, "_patch14", licence="MIT", stats=CLIP))
     return rows

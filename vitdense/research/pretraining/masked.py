@@ -38,7 +38,7 @@ class Decoder(nn.Module):
         spec = BlockSpec(ViTArch(embed_dims, depth, num_heads))
         self.embed = nn.Linear(dim, embed_dims)
         self.mask_token = nn.Parameter(trunc_normal_(torch.empty(embed_dims), std=0.02))
-        self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio=4.0, parallel=1) for _ in range(depth))
+        self.blocks = nn.ModuleList(ViTBlock(spec, mlp_ratio=4.0) for _ in range(depth))
         self.norm = LayerNorm(embed_dims)
         self.pred = nn.Linear(embed_dims, out)
 

@@ -1,0 +1,225 @@
+"""The backbones of the contract: a new family is a new row of `MODELS`. Those of research are in `research_rows`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from vitdense import NAT, MViT, ResNet, Swin, SwinV2, ViT, ViTAdapter
+
+
+def with_random_norms(model):
+    """At their initial zero, the norms of Swin V2 make every block the identity; trained ones are below 1."""
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, 0.5, 0.2)
+            nn.init.normal_(module.bias, 0, 0.2)
+    return model
+
+
+def with_random_batch_norms(model):
+    """At their initial zero, the last norms of a ResNet's branches and attention layers make all the identity."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, 0, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        if isinstance(module, nn.BatchNorm2d) or type(module).__name__ == "Gamma":
+            nn.init.normal_(module.weight, 0.5, 0.2)
+    return model
+
+
+@dataclass(frozen=True)
+class Row:
+    """A small backbone, and what its family promises. Called with options, it makes one.
+
+    Attributes:
+        kind: Its class.
+        arch: Sizes.
+        options: Other arguments.
+        eps: Epsilon of every LayerNorm.
+        prepare: What a new one needs to be a fair example.
+        has_attention: Whether there is attention, which can train alone.
+    """
+
+    kind: type
+    arch: dict
+    options: dict = field(default_factory=dict)
+    eps: float = 1e-5
+    prepare: Callable = lambda model: model
+    has_attention: bool = True
+
+    def __call__(self, **options):
+        return self.prepare(self.kind(self.arch, **{"drop_path_rate": 0.0, **self.options, **options}))
+
+
+NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
+VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
+MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
+RESNET = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
+MODELS = {
+    "swin": Row(Swin, NANO),
+    "swin, window 4x6, absolute position": Row(
+        Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
+    ),
+    "swin_v2": Row(SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
+    "swin_v2, window 4x6, extra norms, absolute position": Row(
+        SwinV2,
+        {**NANO, "extra_norm_every": 2},
+        {
+            "window_size": (4, 6),
+            "pretrained_window_sizes": (8, 8, 8, 4),
+            "absolute_position": True,
+            "pretrain_img_size": 64,
+        },
+        prepare=with_random_norms,
+    ),
+    "nat": Row(NAT, {**NANO, "mlp_ratio": 3.0}),
+    "nat, LayerScale": Row(NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
+    # Its first windows are 16x16 tokens, so that 72x104 pixels pad to four of them.
+    "mvit": Row(MViT, MVIT, {"pretrain_img_size": 64}, eps=1e-6),
+    "mvit, global, two heads": Row(
+        MViT, {**MVIT, "num_heads": 2}, {"pretrain_img_size": (64, 96), "window": "global"}, eps=1e-6
+    ),
+    "mvit v1": Row(
+        MViT,
+        {
+            **MVIT,
+            "growth": "mlp",
+            "pool": "max",
+            "relative_position": False,
+            "absolute_position": True,
+            "residual_pooling": False,
+        },
+        {"pretrain_img_size": 64},
+        eps=1e-6,
+    ),
+    "mvit v1, convolutions": Row(
+        MViT,
+        {
+            **MVIT,
+            "growth": "mlp",
+            "pool_all_queries": False,
+            "relative_position": False,
+            "absolute_position": True,
+            "residual_pooling": False,
+        },
+        {"pretrain_img_size": 64},
+        eps=1e-6,
+    ),
+    "vit": Row(ViT, VIT, {"pretrain_img_size": 64}, eps=1e-6),
+    # Its first three blocks attend in windows of 2x3 tokens.
+    "vit, windows, relative positions": Row(
+        ViT,
+        VIT,
+        {
+            "pretrain_img_size": 64,
+            "window_size": (2, 3),
+            "global_indices": (3,),
+            "relative_position": True,
+            "img_size": 96,
+        },
+        eps=1e-6,
+    ),
+    # Patches of a table of another grid, registers and rotary positions of the map or of windows, which pad.
+    "vit, registers, rotary, SwiGLU": Row(
+        ViT,
+        {
+            **{
+                **VIT,
+                "registers": 2,
+                "layer_scale": 0.5,
+                "norm_eps": 1e-5,
+                "absolute_position": False,
+                "rope": "dinov3",
+            },
+            **{"token_position": False, "qkv_bias": "no_key", "ffn": "swiglu", "ffn_dims": 40},
+        },
+    ),
+    "vit, registers, antialias, pre-norm": Row(
+        ViT,
+        {**VIT, "registers": 2, "position_rule": "antialias", "pre_norm": True, "ffn": "mlp_tanh"},
+        {"pretrain_img_size": 64},
+        eps=1e-6,
+    ),
+    "vit, windows, rotary of windows, sub-LN": Row(
+        ViT,
+        {**VIT, "rope": "eva02", "qkv_bias": "no_key", "ffn": "swiglu_norm", "ffn_dims": 40},
+        {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
+        eps=1e-6,
+    ),
+    "vit, windows, rotary of the map, DINOv2's positions": Row(
+        ViT,
+        {**VIT, "rope": "dinov3", "qkv_bias": "none", "position_rule": "dinov2"},
+        {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
+        eps=1e-6,
+    ),
+    "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms),
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A deep and narrow model of a family, whose error under autocast is compared with another model's.
+
+    Attributes:
+        kind: Its class.
+        arch: Sizes.
+        options: Other arguments.
+        peer: Naming scheme of the model of another project with the same weights, in `scripts/peers.py`. None where no
+            model that runs here has these parts: then the same model is compared with itself, with the residual stream
+            cast to float32 before every block.
+        shape: Image (h, w) in pixels, where it is not that of pretraining.
+        bound: On the ratio of the errors.
+    """
+
+    kind: type
+    arch: dict
+    options: dict = field(default_factory=dict)
+    peer: str | None = "timm"
+    shape: tuple[int, int] | None = None
+    bound: float = 1.2
+
+
+DEEP = {"embed_dims": 48, "depth": 24, "num_heads": 2}
+STAGES = {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": (1, 2, 4, 8)}
+GRID = {"pretrain_img_size": 64}
+EVA = {"qkv_bias": "no_key", "ffn_dims": 96}
+# Of the stages after the first one, and of all of MViTv2, the stream is what a linear layer or a convolution makes. By
+# torch's rules it is in half precision, in the peers as well. Measured: 1.1 to 1.3.
+HALF_STREAM = 1.5
+PRECISION = {
+    "swin, timm": Precision(Swin, STAGES, {"window_size": 2}, shape=(64, 64)),
+    "swin, mmdet": Precision(Swin, STAGES, {"window_size": 2}, "mmdet", (64, 64)),
+    "swin_v2": Precision(SwinV2, STAGES, {"window_size": 2}, shape=(64, 64)),
+    "mvit": Precision(MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID),
+    "vit": Precision(ViT, DEEP, GRID),
+    "vit, distilled": Precision(ViT, {**DEEP, "distilled": True}, GRID),
+    "vit, DeiT III": Precision(ViT, {**DEEP, "token_position": False, "layer_scale": 0.5}, GRID),
+    "vit, DINOv2 with registers": Precision(ViT, {**DEEP, "registers": 2, "layer_scale": 0.5}, GRID),
+    "vit, DINOv3": Precision(
+        ViT,
+        {
+            **{**DEEP, **EVA, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5, "absolute_position": False},
+            **{"rope": "dinov3", "token_position": False, "ffn": "swiglu"},
+        },
+        GRID,
+    ),
+    "vit, EVA-02": Precision(ViT, {**DEEP, **EVA, "rope": "eva02", "ffn": "swiglu_norm"}, GRID),
+    "resnet": Precision(ResNet, {"embed_dims": 64, "depths": (1, 1, 3, 1)}, {}, "torchvision", (64, 64)),
+    # No model of another project has these parts and runs here.
+    "vit, ViTDet": Precision(ViT, DEEP, {**GRID, "window_size": 2, "relative_position": True, "img_size": 64}, None),
+    "nat": Precision(NAT, {**STAGES, "mlp_ratio": 2.0}, {}, None, (64, 64)),
+    "swin, absolute position": Precision(
+        Swin, STAGES, {**GRID, "window_size": 2, "absolute_position": True}, None, (64, 64), HALF_STREAM
+    ),
+    "mvit, windows": Precision(
+        MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID, None, None, HALF_STREAM
+    ),
+    "vit_adapter": Precision(
+        ViTAdapter,
+        {},
+        {"trunk": {"arch": {**DEEP, "depth": 12}, "drop_path_rate": 0.0, **GRID}, "deform_num_heads": 2},
+        None,
+        (64, 64),
+    ),
+}

@@ -1,0 +1,285 @@
+"""Parallel blocks and stems of "Three things everyone should know about Vision Transformers"."""
+
+import pytest
+import torch
+from test_vit import NANO, block_by_hand, randomise
+from timm.layers import LayerNorm2d
+from torch import nn
+from torch.nn import functional as F
+
+from vitdense import ParallelViT, StemViT, ViT
+from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.inspect.flops import macs, num_params
+from vitdense.layers.blocks import SyncBatchNorm
+from vitdense.layers.layout import window_layout
+from vitdense.models.vit.model import BlockSpec
+from vitdense.models.vit.sizes import ViTArch
+from vitdense.research.three_things.model import ParallelBlock
+
+# Blocks
+
+
+@pytest.mark.parametrize("parallel", [2, 3, 4])
+@pytest.mark.parametrize("layer_scale", [None, 0.5])
+@pytest.mark.parametrize(
+    ("size", "window", "table"),
+    [((3, 4), None, None), ((3, 4), None, (3, 4)), ((3, 5), (2, 3), None), ((3, 5), (2, 3), (2, 3))],
+    ids=["global", "global, relative", "windows that pad", "windows that pad, relative"],
+)
+def test_a_parallel_block_is_the_definition(size, window, table, layer_scale, parallel):
+    torch.manual_seed(0)
+    spec = BlockSpec(ViTArch(8, 1, 2, layer_scale=layer_scale), window, table)
+    block = randomise(ParallelBlock(spec, 2.0, parallel)).double()
+    extra = 2 if window is None and table is None else 0  # extra tokens
+    x = torch.randn(2, extra + size[0] * size[1], 8, dtype=torch.float64)
+    windows = window_layout(x.unflatten(1, size), window) if window else None
+    with torch.no_grad():
+        got = block(x, size, windows)
+        want = torch.stack([block_by_hand(block, row, size, window) for row in x])
+    torch.testing.assert_close(got, want)
+
+
+def test_parallel_branches_are_dropped_each_on_its_own():
+    torch.manual_seed(0)
+    spec = BlockSpec(ViTArch(8, 1, 2), drop_path=0.5)
+    block = ParallelBlock(spec, 2.0, 2).train()
+    for branch, value in ((block.attn, 1.0), (block.attn1, 2.0)):
+        nn.init.zeros_(branch.proj.weight)
+        nn.init.constant_(branch.proj.bias, value)
+    for branch in (block.mlp, block.mlp1):
+        nn.init.zeros_(branch.fc2.weight)
+        nn.init.zeros_(branch.fc2.bias)
+    seen = block(torch.zeros(256, 1, 8), (1, 1), None)[:, 0, 0]
+    assert set(seen.tolist()) == {0.0, 2.0, 4.0, 6.0}  # each branch twice as large where it is kept
+
+
+def test_all_branches_train_with_finetune():
+    """By the attention or the MLPs; of the authors' code only the first branch trains."""
+
+    def trained(finetune):
+        model = ParallelViT({**NANO, "depth": 1}, parallel=3, finetune=finetune)
+        return {name.split(".")[2] for name, p in model.named_parameters() if p.requires_grad and "blocks" in name}
+
+    assert trained("attention") == {"attn", "attn1", "attn2"}
+    assert trained("mlp") == {"mlp", "mlp1", "mlp2"}
+
+
+# Checkpoints
+
+
+def small(parallel=2, image=64, arch=(), **options):
+    arch = {"embed_dims": 192, "depth": 1, "num_heads": 3, **dict(arch)}
+    return ParallelViT(arch, parallel=parallel, pretrain_img_size=image, **{"out_norm": "none", **options})
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.5])
+@pytest.mark.parametrize("parallel", [2, 4])
+def test_names_of_every_scheme_round_trip(parallel, layer_scale):
+    state = small(parallel, arch={"layer_scale": layer_scale}).state_dict()
+    for scheme in ("official", "timm"):
+        written = convert(state, scheme)
+        assert written.match.family == "three_things"
+        back = convert(written.state, "vitdense").state
+        assert back.keys() == state.keys()
+        assert all(torch.equal(back[key], state[key]) for key in state)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "message"),
+    [
+        (small(3), small(2), r"unexpected keys \(12\): blocks\.0\.norm12"),
+        (small(2), small(3), r"missing keys \(12\): blocks\.0\.norm12"),
+        (small(2), ViT({"embed_dims": 192, "depth": 1, "num_heads": 3}), "got one of three_things"),
+        (ViT({"embed_dims": 192, "depth": 1, "num_heads": 3}, out_norm="none"), small(2), "got one of vit"),
+    ],
+    ids=["3 into 2", "2 into 3", "parallel into plain", "plain into parallel"],
+)
+def test_another_number_of_branches_is_refused(theirs, ours, message):
+    for scheme in ("vitdense", "official"):
+        with pytest.raises(CheckpointMismatchError, match=message):
+            load_pretrained(ours, convert(theirs.state_dict(), scheme).state)
+
+
+def test_missing_relative_positions_of_all_branches_are_kept_at_init():
+    options = {"parallel": 3, "window_size": 2}
+    source = small(**options).state_dict()
+    report = load_pretrained(small(relative_position=True, img_size=64, **options), source)
+    branches = ("attn", "attn1", "attn2")
+    assert report.kept_at_init == [f"blocks.0.{attn}.bias.rel_pos_{axis}" for attn in branches for axis in "hw"]
+
+
+def test_positions_and_relative_positions_of_all_branches_are_resized():
+    options = {"relative_position": True, "parallel": 4}
+    source, target = small(img_size=64, **options), small(image=(96, 80), img_size=96, **options)
+    report = load_pretrained(target, source.state_dict())
+    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", *"123") for axis in "hw"}
+    assert report.resized == {"absolute_pos_embed.table": ((1, 4, 4, 192), (1, 6, 5, 192)), **tables}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "message"),
+    [
+        ("hmlp", "patch", r"missing keys \(2\): patch_embed\.proj\.weight.*proj\.1\.running_mean"),
+        ("patch", "hmlp", r"missing keys .*patch_embed\.proj\.0\.weight.*unexpected keys \(2\)"),
+        ("hmlp", "hmlp_ln", r"unexpected keys \(9\): patch_embed\.proj\.1\.running_mean"),
+        ("hmlp", "conv", r"missing keys \(6\): patch_embed\.proj\.9\.weight.*size mismatch"),
+    ],
+)
+def test_another_stem_is_refused(theirs, ours, message):
+    theirs, ours = (StemViT(NANO, stem=stem, pretrain_img_size=64, out_norm="none") for stem in (theirs, ours))
+    for scheme in ("vitdense", "official"):
+        with pytest.raises(CheckpointMismatchError, match=message):
+            load_pretrained(ours, convert(theirs.state_dict(), scheme).state)
+
+
+# Stems
+
+# Of "Three things" Table 7: what divides the channels, kernel and stride of every convolution; norm; GELU at the end.
+STEM_TABLE = {
+    "linear_bn": ([(1, 16, 16)], "BN", False),
+    "linear_gelu": ([(1, 16, 16)], None, True),
+    "linear_bn_gelu": ([(1, 16, 16)], "BN", True),
+    "conv": ([(8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2)], "BN", False),
+    "conv_ln": ([(8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2)], "LN", False),
+    "hmlp": ([(4, 4, 4), (4, 2, 2), (1, 2, 2)], "BN", False),
+    "hmlp_ln": ([(4, 4, 4), (4, 2, 2), (1, 2, 2)], "LN", False),
+}
+
+
+@pytest.mark.parametrize("stem", STEM_TABLE)
+def test_a_stem_is_the_definition(stem):
+    """Convolutions as sums over pixels, zeros outside the map; after each its norm, between them GELU."""
+    torch.manual_seed(0)
+    table, norm, last_gelu = STEM_TABLE[stem]
+    layers = randomise(StemViT(NANO, stem=stem).patch_embed).double().proj
+    kinds = [nn.Conv2d, *({"BN": [SyncBatchNorm], "LN": [LayerNorm2d]}.get(norm, [])), nn.GELU]
+    assert [type(layer) for layer in layers] == (kinds * len(table))[: None if last_gelu else -1]
+    x = torch.randn(2, 3, 32, 48, dtype=torch.float64)
+    y, rest = x, iter(layers)
+    for part, kernel, stride in table:
+        conv = next(rest)
+        b, _, h, w = y.shape
+        before = (kernel - stride + 1) // 2
+        padded = y.new_zeros(b, y.shape[1], h + kernel, w + kernel)
+        padded[:, :, before : before + h, before : before + w] = y
+        y = y.new_zeros(b, NANO["embed_dims"] // part, h // stride, w // stride)
+        for i in range(kernel):
+            for j in range(kernel):
+                pixels = padded[:, :, i : i + h : stride, j : j + w : stride]
+                y += torch.einsum("bchw,dc->bdhw", pixels, conv.weight[:, :, i, j])
+        assert (conv.bias is None) == stem.startswith("conv")
+        y = y if conv.bias is None else y + conv.bias[:, None, None]
+        if norm:
+            layer = next(rest)
+            axes, eps = ((0, 2, 3), 1e-5) if norm == "BN" else ((1,), 1e-6)
+            y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, unbiased=False, keepdim=True) + eps).sqrt()
+            y = y * layer.weight[:, None, None] + layer.bias[:, None, None]
+        if next(rest, None) is not None:
+            y = F.gelu(y)
+    with torch.no_grad():
+        torch.testing.assert_close(layers.train()(x), y)
+
+
+# Classifiers of "Three things" Table 3. Those of 3 and 4 branches (Figure 1) have as many pairs of attention and MLP.
+SMALL, BASE = ({"embed_dims": dim, "num_heads": dim // 64} for dim in (384, 768))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sizes", "depth", "parallel", "millions", "billions"),
+    [
+        *((SMALL, depth, parallel, 85.9, 18.3) for depth, parallel in ((24, 2), (16, 3))),
+        *((BASE, depth, parallel, 256.7, 52.5) for depth, parallel in ((18, 2), (9, 4))),
+    ],
+)
+def test_published_totals_of_parallel_models(sizes, depth, parallel, millions, billions):
+    with torch.device("meta"), torch.no_grad():
+        model = ParallelViT({**sizes, "depth": depth}, parallel=parallel, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    head = (sizes["embed_dims"] + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert (cost + head) / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+# Classifiers of "Three things" Table 7: GFLOPs there, millions of parameters as counted here.
+@pytest.mark.parametrize(
+    ("stem", "billions", "millions"),
+    [
+        ("patch", 17.58, 86.568),
+        ("linear_bn", 17.58, 86.569),
+        ("linear_gelu", 17.58, 86.568),
+        ("linear_bn_gelu", 17.58, 86.569),
+        ("conv", 19.07, 89.466),
+        ("conv_ln", 19.07, 89.466),
+        ("hmlp", 17.73, 86.727),
+        ("hmlp_ln", 17.73, 86.727),
+    ],
+)
+def test_published_costs_of_stems(stem, billions, millions):
+    with torch.device("meta"), torch.no_grad():
+        model = StemViT("vit_base", stem=stem, out_norm="final").eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
+    head = (768 + 1) * 1000
+    assert (num_params(model) + head) / 1e6 == pytest.approx(millions, abs=0.001)
+    # Theirs are higher by 0.02 to 0.03, as norms and activations would be.
+    assert 0.01 < billions - (cost + head) / 1e9 < 0.035
+
+
+@pytest.mark.parametrize("stem", ["conv", "conv_ln"])
+def test_conv_stem_mixes_patches(stem):
+    """Why it defeats masking: a pixel is seen in the tokens around its patch as well."""
+    torch.manual_seed(0)
+    stem = StemViT(NANO, stem=stem).patch_embed.eval()
+    image = torch.randn(1, 3, 80, 80)
+    other = image.clone()
+    other[:, :, 32:48, 32:48] += 1  # the patch in the middle
+    with torch.no_grad():
+        changed = (stem(image) != stem(other)).any(-1)[0]
+    # A token sees 15 pixels before its patch, none after it.
+    assert changed.nonzero().tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]]
+
+
+@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln", "linear_bn_gelu"])
+def test_hmlp_and_linear_stems_do_not_mix_patches(stem):
+    """Its defining property: masking patches of the image is masking tokens after the stem."""
+    torch.manual_seed(0)
+    stem = randomise(StemViT(NANO, stem=stem).patch_embed)
+    for module in stem.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    stem.eval()
+    image = torch.randn(2, 3, 96, 64)
+    masked = torch.rand(2, 6, 4) < 0.5
+    pixels = masked.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None]  # [B, 1, H, W]
+    with torch.no_grad():
+        of_masked = stem(torch.where(pixels, torch.randn(()), image))
+        whole = stem(image)
+    assert torch.equal(of_masked[~masked], whole[~masked])
+    assert not torch.isclose(of_masked[masked], whole[masked]).any(-1).all()
+
+
+def test_the_frozen_hmlp_stem_keeps_its_statistics():
+    x = torch.randn(2, 3, 64, 64)
+    for options, moves in (({}, True), ({"frozen_stages": 0}, False), ({"finetune": "attention"}, False)):
+        model = StemViT(NANO, stem="hmlp", pretrain_img_size=64, **options).train()
+        before = model.patch_embed.proj[1].running_mean.clone()
+        model(x)
+        assert torch.equal(before, model.patch_embed.proj[1].running_mean) is not moves
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (StemViT, {"stem": "mlp"}, "stem: got 'mlp', expected one of"),
+        (StemViT, {"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels"),
+        (StemViT, {"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "stem: got patches of 16 and 36 channels"),
+        (ParallelViT, {"parallel": 5}, "parallel: got 5"),
+        (ParallelViT, {"parallel": 1}, "parallel: got 1"),
+    ],
+)
+def test_invalid_options_name_the_option(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**{"arch": NANO, **options})

@@ -1,0 +1,97 @@
+"""CaiT, "Going deeper with Image Transformers" (Touvron et al., ICCV 2021)."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitdense.errors import OptionError
+from vitdense.layers.blocks import init_transformer
+from vitdense.models.vit.model import Attention, BlockSpec, ViT, ViTBlock
+from vitdense.research.cait.class_attention import ClassBlocks
+from vitdense.research.cait.sizes import CAIT
+
+
+class TalkingHeads(Attention):
+    """Attention with one linear layer over the heads of the logits, and another one over those of the weights (CaiT).
+
+    Fused attention cannot mix heads. This form makes all logits, ``[B, heads, N, N]``, and copies them several times.
+
+    Args:
+        spec: The block.
+
+    Raises:
+        ValueError: Relative or rotary positions.
+    """
+
+    def __init__(self, spec: BlockSpec) -> None:
+        if spec.table or spec.arch.rope:
+            raise OptionError("relative_position, rope: attention with talking heads has neither; leave them out")
+        super().__init__(spec)
+        self.proj_l = nn.Linear(self.num_heads, self.num_heads)
+        self.proj_w = nn.Linear(self.num_heads, self.num_heads)
+
+    def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
+        """See `Attention`. There are no relative positions, so the grid is not used."""
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [B, heads, N, d] each
+        x = (q * q.shape[-1] ** -0.5) @ k.mT  # [B, heads, N, N]
+        x = self.proj_l(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, heads, N, N]
+        x = self.proj_w(x.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, heads, N, N]
+        return (x @ v).transpose(1, 2).flatten(2)  # [B, N, C]
+
+
+class CaiTBlock(ViTBlock):
+    """A block with talking heads."""
+
+    attention = TalkingHeads
+
+
+class CaiT(ViT):
+    """A plain ViT with talking heads, whose class token attends after the last block.
+
+    Arguments not listed here: see `ViT`.
+
+    Args:
+        arch: A row of `sizes.CAIT`, such as ``'cait_s24'``; or a dict of the fields of `CaiTArch`.
+        output_cls_token: Return ``(map, class token)`` in place of the map, which must be the last block's alone.
+            Without it the blocks of class attention are left out; those of a checkpoint are ignored.
+
+    Raises:
+        ValueError: See `ViT`; relative or rotary positions; a class token with other outputs than the last block's.
+    """
+
+    family, archs, block = "cait", CAIT, CaiTBlock
+
+    def __init__(
+        self,
+        arch: Any = "cait_xxs24",
+        *args: Any,
+        output_cls_token: bool = False,
+        mlp_ratio: float = 4.0,
+        **options: Any,
+    ) -> None:
+        self.class_mlp_ratio = mlp_ratio if output_cls_token else None
+        super().__init__(arch, *args, mlp_ratio=mlp_ratio, **options)
+        self.output_cls_token = output_cls_token
+        if output_cls_token and self.out_indices != (self.arch.depth - 1,):
+            raise OptionError(
+                f"output_cls_token: got out_indices {self.out_indices}, expected ({self.arch.depth - 1},): the token "
+                f"attends after the last block alone"
+            )
+
+    def build_outputs_and_freeze(self, *args: Any, **options: Any) -> None:
+        arch, self.class_blocks = self.arch, None
+        if self.class_mlp_ratio is not None:
+            sizes = (arch.embed_dims, arch.num_heads, self.class_mlp_ratio, arch.layer_scale, arch.class_blocks)
+            self.class_blocks = ClassBlocks(*sizes).apply(init_transformer)
+        super().build_outputs_and_freeze(*args, **options)
+
+    def frozen_modules(self) -> list[nn.Module]:
+        is_last = self.class_blocks is not None and self.frozen_stages == self.arch.depth
+        return [*super().frozen_modules(), *([self.class_blocks] if is_last else [])]
+
+    def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
+        """See `ViT`. The class token is made here, of the tokens of the last block."""
+        out = self.output(x.unflatten(1, size), index)  # [B, C, h, w]
+        if self.class_blocks is None:
+            return out
+        return out, self.output_norm(index)(self.class_blocks(x))[:, 0]  # [B, C]

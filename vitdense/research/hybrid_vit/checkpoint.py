@@ -1,0 +1,15 @@
+"""Naming schemes of hybrid ViTs: those of ViT, and the ResNet's in timm's names."""
+
+from vitdense.checkpoint.family import Family, same
+from vitdense.checkpoint.rename import Scheme
+from vitdense.models.vit.checkpoint import FAMILY as VIT
+from vitdense.models.vit.checkpoint import TIMM, block_rules
+
+_RESNET = same("patch_embed.backbone.*")
+FAMILY = Family(
+    (
+        Scheme("vitdense", (*_RESNET, *VIT.schemes[0].rules), wrapper="state_dict"),
+        Scheme("timm", (*_RESNET, *TIMM, *block_rules({}))),
+    ),
+    markers=(r"patch_embed\.backbone\.stem\.conv\.weight",),
+)

@@ -1,0 +1,52 @@
+"""Naming schemes of ViTs with parallel branches: ours, the authors', timm's. The first branch has the names of ViT."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from vitdense.checkpoint.family import Family
+from vitdense.checkpoint.rename import Rule, Scheme
+from vitdense.models.vit.checkpoint import FAMILY as VIT
+from vitdense.models.vit.checkpoint import TIMM, block_rules, layer_scale
+
+BRANCHES = range(4)  # of a block, at most
+
+
+def _branch(name: str, n: int) -> str:
+    """Our name of a parameter of a block, in its branch `n`: ``attn.qkv.*`` is ``attn1.qkv.*``."""
+    if n == 0:
+        return name
+    return re.sub(r"(?<=blocks\.\{i\}\.)(norm[12]|attn|mlp)", rf"\g<0>{n}", re.sub(r"gamma_[12]$", rf"\g<0>_{n}", name))
+
+
+def _branches(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Rules of a ViT, and those of further branches, which have our names in both schemes."""
+    rules = tuple(rules)
+    of_blocks = [rule for rule in rules if isinstance(rule.ours, str) and rule.ours.startswith("blocks.{i}.")]
+    further = (
+        replace(rule, theirs=_branch(rule.theirs, n), ours=_branch(rule.ours, n))
+        for rule in of_blocks
+        for n in BRANCHES[1:]
+    )
+    return *rules, *further
+
+
+def _timm(n: int) -> tuple[Rule, ...]:
+    """One of timm's parallel attentions and MLPs."""
+    attention, mlp = f"attns.{n}.", f"ffns.{n}."
+    names = {"norm1": f"{attention}norm.*", "norm2": f"{mlp}norm.*"}
+    names |= {name: f"{attention}{name}.*" for name in ("attn.qkv", "attn.proj")}
+    names |= {name: f"{mlp}{name}.*" for name in ("mlp.fc1", "mlp.fc2")}
+    rules = (*block_rules(names), *layer_scale(f"{attention}ls.gamma", f"{mlp}ls.gamma"))
+    return tuple(replace(rule, ours=_branch(rule.ours, n)) for rule in rules)
+
+
+_OURS, _OFFICIAL = (next(row for row in VIT.schemes if row.name == name) for name in ("vitdense", "official"))
+FAMILY = Family(
+    (
+        *(replace(scheme, rules=_branches(scheme.rules)) for scheme in (_OURS, _OFFICIAL)),
+        Scheme("timm", (*TIMM, *(rule for n in BRANCHES for rule in _timm(n)))),
+    ),
+    markers=(r"blocks\.\d+\.attn1\.qkv\.weight",),
+    may_be_missing=(*VIT.may_be_missing, r".+\.attn\d\.bias\.rel_pos_[hw]", r".+\.attn\d\.qkv\.qv_bias"),
+)
