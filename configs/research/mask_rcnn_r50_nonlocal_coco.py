@@ -14,7 +14,7 @@ _base_ = [
 model = dict(
     backbone=dict(
         _delete_=True,
-        type="vitdense.ResNet",
+        type="vitdense.NonLocalResNet",
         arch="resnet50",
         attention=dict(kind="nonlocal", after=((2, 4),)),  # right before the last block of stride 16
         frozen_stages=1,

@@ -15,7 +15,7 @@ model = dict(
     data_preprocessor=dict(size=(288, 288)),
     backbone=dict(
         _delete_=True,
-        type="vitdense.ResNet",
+        type="vitdense.NonLocalResNet",
         arch=dict(embed_dims=32, depths=(2, 2, 2, 2), bottleneck=False),
         attention=dict(kind="nonlocal", after=((2, 0),)),  # right before the last block of stride 16
         norm_eval=False,  # norms learn their statistics

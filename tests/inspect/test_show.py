@@ -26,8 +26,8 @@ MODELS = {
     ),
     "cait": lambda: vitdense.CaiT("cait_xxs24", out_indices=(1,)),
     "mvit": lambda: vitdense.MViT("v2_tiny", window="global"),
-    "resnet, non-local": lambda: vitdense.ResNet("resnet18", attention=NON_LOCAL),
-    "resnet, sasa": lambda: vitdense.ResNet("sasa26"),
+    "resnet, non-local": lambda: vitdense.NonLocalResNet("resnet18", attention=NON_LOCAL),
+    "resnet, sasa": lambda: vitdense.SASA("sasa26"),
 }
 
 

@@ -28,13 +28,14 @@ BACKBONES = {
     "swin, positions alone": dict(type="PositionSwin", arch=NANO),
     "swin-mixer": dict(type="SwinMixer", arch=NANO),
     "nat": dict(type="NAT", arch={**NANO, "mlp_ratio": 2.0, "layer_scale": 1e-5}),
+    "resnet": dict(type="ResNet", arch=CONV, norm_eval=False),
     "resnet, non-local": dict(
-        type="ResNet", arch=CONV, attention=dict(kind="nonlocal", after=((2, 0),)), norm_eval=False
+        type="NonLocalResNet", arch=CONV, attention=dict(kind="nonlocal", after=((2, 0),)), norm_eval=False
     ),
-    "resnet, SAGAN": dict(type="ResNet", arch=CONV, attention=dict(kind="sagan", after=((2, 0),)), norm_eval=False),
-    "sasa": dict(
-        type="ResNet", arch={**CONV, "local_stages": (0, 1, 2, 3), "num_heads": 4, "kernel": 5}, norm_eval=False
+    "resnet, SAGAN": dict(
+        type="NonLocalResNet", arch=CONV, attention=dict(kind="sagan", after=((2, 0),)), norm_eval=False
     ),
+    "sasa": dict(type="SASA", arch={**CONV, "num_heads": 4, "kernel": 5}, norm_eval=False),
     "mvit v1": dict(
         type="MViT",
         arch=dict(

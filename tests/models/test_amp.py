@@ -50,6 +50,7 @@ CASTS = {
     "vit, conv stem": 9,
     "resnet, non-local": 1,
     "resnet, SAGAN": 1,
+    "resnet": 1,
     "sasa resnet": 1,
     "vit, LoRA": 9,
     "vit_adapter": 71,  # samples of deformable attention in float32, as are the streams of trunk and adapter

@@ -95,11 +95,9 @@ def test_what_fits_several_families_is_refused_with_their_names():
 
 def test_no_window_is_invented_for_local_attention():
     """Its tables show the side of its neighbourhood; a rule for whole modules once took their names for buffers."""
-    model = BACKBONES["sasa resnet"]()
-    state = model.state_dict()
+    state = BACKBONES["sasa resnet"]().state_dict()
     done = convert(state, "vitdense")
-    assert done.match.family == "resnet"
+    assert done.match.family == "sasa"
     assert done.state.keys() == state.keys()
-    for to in ("torchvision", "timm", "mmdet", "mmpretrain"):  # their models have no such attention
-        with pytest.raises(CheckpointMismatchError, match=r"no names for 6 tensors: layer1\.0\.conv2\.attn\."):
-            convert(state, to, windows=[7])
+    with pytest.raises(CheckpointMismatchError, match="got 'torchvision', expected one of vitdense for the sasa"):
+        convert(state, "torchvision", windows=[7])

@@ -4,14 +4,15 @@ from contract_rows import DEEP, GRID, HALF_STREAM, NANO, RESNET, STAGES, VIT, Pr
 from torch import nn
 
 from vitdense import (
+    SASA,
     CaiT,
     HybridViT,
     Mixer,
+    NonLocalResNet,
     ParallelViT,
     PerformerSwin,
     PositionSwin,
     PositionViT,
-    ResNet,
     SlidingSwin,
     StemViT,
     SwinMixer,
@@ -74,19 +75,19 @@ RESEARCH = {
         has_attention=False,
     ),
     "resnet, non-local": Row(
-        ResNet,
+        NonLocalResNet,
         RESNET,
         {"attention": {"kind": "nonlocal", "after": ((1, 0), (2, 0)), "pool": "after"}, "norm_eval": False},
         prepare=with_random_batch_norms,
     ),
     "resnet, SAGAN": Row(
-        ResNet,
+        NonLocalResNet,
         {**RESNET, "bottleneck": False},
         {"attention": {"kind": "sagan", "after": ((2, 1), (3, 0))}, "norm_eval": False},
         prepare=with_random_batch_norms,
     ),
     "sasa resnet": Row(
-        ResNet,
+        SASA,
         {**RESNET, "depths": (1, 1, 1, 1), "local_stages": (0, 2), "num_heads": 4, "kernel": 5},
         {"norm_eval": False},
         prepare=with_random_batch_norms,
@@ -103,7 +104,7 @@ PRECISION = {
     "swin_mixer": Precision(SwinMixer, STAGES, {"window_size": 2}, None, (64, 64), HALF_STREAM),
     "swin, Performer": Precision(PerformerSwin, STAGES, {}, None, (64, 64), HALF_STREAM),
     "resnet, SAGAN": Precision(
-        ResNet,
+        NonLocalResNet,
         {"embed_dims": 16, "depths": (1, 1, 6, 1)},
         {"attention": {"kind": "sagan", "after": ((2, 1), (2, 3))}},
         None,

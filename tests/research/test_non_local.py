@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitdense.inspect.flops import macs, num_params
-from vitdense.layers.non_local import NonLocal, SAGANAttention
+from vitdense.research.non_local.attention import NonLocal, SAGANAttention
 
 KINDS = {  # one of every form
     "nonlocal": NonLocal,

@@ -15,14 +15,14 @@ from vitdense.errors import OptionError
 from vitdense.layers.bias import LogCpbBias, TableBias
 from vitdense.layers.layout import Windows
 from vitdense.layers.local import LocalAttention
-from vitdense.layers.non_local import NonLocal
 from vitdense.models.mvit.model import MViTBlock, MViTStage, PooledAttention
 from vitdense.models.swin.model import SwinBlock, SwinStage, WindowAttention
 from vitdense.models.vit.model import Attention, ViTBlock
 
 CHANNELS_LAST = (SwinStage, SwinBlock, MViTStage, MViTBlock, ViTBlock)  # what they return
 # That can be looked into; `research` adds its own.
-LAYERS: list[type[nn.Module]] = [WindowAttention, LocalAttention, Attention, PooledAttention, NonLocal]
+LAYERS: list[type[nn.Module]] = [WindowAttention, LocalAttention, Attention, PooledAttention]
+CHANNELS_FIRST: list[type[nn.Module]] = []  # those of them that are for the maps of CNNs
 # Their parts by name: what makes the values, last of three in qkv, and what reads the weighted sums.
 VALUES, READERS = ("norm_v", "v", "g", "qkv"), ("proj", "out")
 
@@ -127,7 +127,7 @@ def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Te
     and the tokens before it ``[E, heads, d]``."""
     windows = next((arg for arg in args if isinstance(arg, Windows)), None)
     before = None
-    if isinstance(attn, NonLocal):
+    if isinstance(attn, tuple(CHANNELS_FIRST)):
         x = x.movedim(1, -1)  # [1, h, w, C]
     elif windows is not None and (x.ndim == 2 or x.shape[1] == windows.tokens):
         x = windows.unpartition(x.view(-1, windows.tokens, x.shape[-1]))  # [1, h, w, C]

@@ -17,7 +17,6 @@ from timm.layers import LayerNorm2d
 
 import vitdense.mm.train.checkpoints  # noqa: F401  registers the file backend vitdense.atomic
 from vitdense.families import FLOORS, FOLDERS, backbone_class
-from vitdense.layers.non_local import NonLocal, SAGANAttention
 from vitdense.module import Module
 from vitdense.necks import DeconvPyramid
 
@@ -48,9 +47,6 @@ VISBACKENDS = _child(root.VISBACKENDS, mmengine="train.wandb_backend")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 
 for _module in (*map(backbone_class, FOLDERS), DeconvPyramid):
-    MODELS.register_module(module=_module)
-# Plugin layers for mm's ResNets.
-for _module in (NonLocal, SAGANAttention):
     MODELS.register_module(module=_module)
 # LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
 MODELS.register_module(name="LN2d", module=LayerNorm2d)

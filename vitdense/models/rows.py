@@ -81,6 +81,10 @@ def find_arch(arch: str | Mapping, table: Mapping[str, Arch]) -> Arch:
             contained = sorted((name for name in table if name in arch), key=len)
             near = contained[-1:] or difflib.get_close_matches(arch, table, n=1)
             hint = f"; did you mean arch={near[0]!r}?" if near else ""
+            from vitdense.models.table import find_model  # which needs the rows of all families
+
+            if row := find_model(arch):
+                hint = f"; it is one of vitdense.{row.family}"
             raise OptionError(f"arch: got {arch!r}, expected one of {', '.join(table)} or a dict of sizes{hint}")
         return table[arch]
     row = type(next(iter(table.values())))

@@ -16,4 +16,6 @@ FAMILIES = {
     "CaiT": "cait",
     "HybridViT": "hybrid_vit",
     "PositionViT": "vit_positions",
+    "NonLocalResNet": "non_local",
+    "SASA": "sasa",
 }

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
+from vitdense.inspect.show import CHANNELS_FIRST, LAYERS
 from vitdense.layers.attention import attend
 from vitdense.layers.blocks import max_pool
 from vitdense.layers.layout import copied, longer
@@ -134,3 +135,7 @@ def _pool(x: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         return F.max_pool2d(x, (min(h, 2), min(w, 2)))  # [B, C, h, w]
     return crop(max_pool(x, 2, 2), (longer(h // 2, 1), longer(w // 2, 1)))  # [B, C, h, w]
+
+
+LAYERS.append(NonLocal)
+CHANNELS_FIRST.append(NonLocal)

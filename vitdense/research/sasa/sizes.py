@@ -1,0 +1,43 @@
+"""Sizes of "Stand-alone self-attention in vision models". Its weights were never released."""
+
+from dataclasses import dataclass
+
+from vitdense.errors import OptionError
+from vitdense.models.resnet.sizes import ResNetArch
+from vitdense.models.rows import Model
+
+
+@dataclass(frozen=True)
+class SASAArch(ResNetArch):
+    """Sizes of a ResNet of bottlenecks with local self-attention.
+
+    Attributes:
+        local_stages: Stages, counted from 0, whose bottlenecks have attention in place of the 3x3 convolution.
+        kernel: Side of its neighbourhood.
+        num_heads: Its heads.
+    """
+
+    local_stages: tuple[int, ...] = (0, 1, 2, 3)
+    kernel: int = 7
+    num_heads: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        stages = range(len(self.depths))
+        if not self.bottleneck or not self.local_stages or not {*self.local_stages} <= {*stages}:
+            raise OptionError(
+                f"arch: got local_stages={self.local_stages}, bottleneck={self.bottleneck}; expected stages of "
+                f"{len(stages)}, from 0, and bottlenecks"
+            )
+
+
+SASA = {  # section 4.1, with the convolutional stem
+    "sasa26": SASAArch(64, (1, 2, 4, 1)),
+    "sasa38": SASAArch(64, (2, 3, 5, 2)),
+    "sasa50": SASAArch(64, (3, 4, 6, 3)),
+}
+
+
+def rows() -> list[Model]:
+    """The models, without weights."""
+    return [Model(name, name, "SASA", name) for name in SASA]
