@@ -177,7 +177,7 @@ def test_config_blocks_build(block, tmp_path, monkeypatch):
     from mmengine.registry import HOOKS
     from mmengine.runner.checkpoint import CheckpointLoader
 
-    from vitdense.mm.checks.consistency import check_normalisation
+    from vitdense.mm.checks.normalisation import check_normalisation
     from vitdense.mm.config.load import build_model, load_config
 
     path = tmp_path / "config.py"

@@ -4,13 +4,12 @@ import pytest
 from conftest import RECIPES
 from mmengine.config import Config
 
-from vitdense.mm.checks.consistency import (
-    check_channels,
-    check_evaluator,
-    check_normalisation,
-    padding_warnings,
-    schedule_warnings,
-)
+from vitdense.mm.checks.channels import check_channels
+from vitdense.mm.checks.evaluators import check_evaluator
+from vitdense.mm.checks.normalisation import check_normalisation
+from vitdense.mm.checks.padding import find as padding_warnings
+from vitdense.mm.checks.schedule import find as schedule_warnings
+from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 
@@ -189,7 +188,7 @@ def test_padding_to_whole_patches():
     ],
 )
 def test_schedule_against_the_length_of_the_run(length, schedulers, names):
-    lines = list(schedule_warnings(Config({"train_cfg": length, "param_scheduler": schedulers}), 0))
+    lines = list(schedule_warnings(Config({"train_cfg": length, "param_scheduler": schedulers})))
     assert len(lines) == len(names)
     for line, name in zip(lines, names):
         assert name in line
@@ -201,12 +200,12 @@ def test_shipped_schedules_fit_their_runs_and_images_fit_the_weights(repo):
     for path in sorted(RECIPES):
         cfg = load_config(path)
         check_normalisation(cfg)
-        assert not [*schedule_warnings(cfg, 0), *padding_warnings(cfg)], path
+        assert not [*schedule_warnings(cfg), *padding_warnings(cfg)], path
 
 
 def test_warm_up_longer_than_a_short_run(repo):
     cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": 12})
-    (line,) = schedule_warnings(cfg, 40)  # at two images a step
+    (line,) = warm_up_warnings(cfg, 40)  # at two images a step
     assert "500" in line
     assert "240" in line
-    assert not list(schedule_warnings(cfg, 4000))
+    assert not list(warm_up_warnings(cfg, 4000))

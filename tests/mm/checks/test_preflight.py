@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from vitdense.mm.checks.preflight import check
+from vitdense.mm.checks import check
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.data import coco
 

@@ -16,7 +16,9 @@ from PIL import Image
 
 from vitdense.__main__ import main
 from vitdense.hub import list_models
-from vitdense.mm.checks.consistency import check_channels, check_normalisation, padding_warnings
+from vitdense.mm.checks.channels import check_channels
+from vitdense.mm.checks.normalisation import check_normalisation
+from vitdense.mm.checks.padding import find as padding_warnings
 from vitdense.mm.cli import new
 from vitdense.mm.cli.estimate import Estimate, estimate
 from vitdense.mm.config.load import find_config, load_config

@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 
 from vitdense.__main__ import main
-from vitdense.mm.checks.consistency import check_channels
+from vitdense.mm.checks.channels import check_channels
 from vitdense.mm.cli.swap import find_config
 from vitdense.mm.config.backbone import channel_changes, model_changes
 from vitdense.mm.config.load import load_config

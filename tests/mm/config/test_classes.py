@@ -5,7 +5,7 @@ import json
 import pytest
 from mmengine.config import ConfigDict
 
-from vitdense.mm.checks.preflight import check
+from vitdense.mm.checks import check
 from vitdense.mm.config.load import ConfigError, find_config, load_config
 from vitdense.mm.config.walk import class_heads, drop_weights
 

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from vitdense.mm.data.annotations import check_masks, count_used, examine, read_annotations
+from vitdense.mm.checks.masks import check_masks
+from vitdense.mm.data.annotations import count_used, examine, read_annotations
 from vitdense.mm.errors import ConfigError
 
 

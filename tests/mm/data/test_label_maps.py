@@ -3,7 +3,7 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from vitdense.mm.checks.preflight import check
+from vitdense.mm.checks import check
 from vitdense.mm.config.load import ConfigError
 
 

@@ -1,0 +1,58 @@
+"""Checks of a config before the first iteration, for what would fail late, or silently train a wrong model.
+
+Every check is a function `find(cfg, splits)` in a file that says what it checks, and a row of `CHECKS`.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from mmengine.config import Config
+from mmengine.logging import print_log
+
+from vitdense.mm.checks import (
+    channels,
+    classes,
+    evaluators,
+    files,
+    label_maps,
+    loaders,
+    masks,
+    normalisation,
+    padding,
+    schedule,
+)  # fmt: skip
+from vitdense.mm.checks.base import Finding
+
+CHECKS: tuple[Callable[[Config, Sequence[str]], Iterator[Finding]], ...] = tuple(
+    module.find
+    for module in (
+        *(loaders, files, classes, masks, label_maps, evaluators),
+        *(channels, normalisation, padding, schedule),
+    )
+)
+
+
+def findings(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
+    """What all checks find: errors, and warnings as text.
+
+    Args:
+        cfg: The config.
+        splits: Among ``train``, ``val`` and ``test``.
+    """
+    for find in CHECKS:
+        yield from find(cfg, splits)
+
+
+def check(cfg: Config, splits: Sequence[str]) -> None:
+    """Raise the first error of `findings`, and log the warnings.
+
+    Raises:
+        ConfigError: A file or folder is missing, the classes are not those of the annotation file, a head has
+            another number of classes, values of label maps do not match the config, annotations have no masks that
+            the pipeline loads, a metric reads another annotation file, channels differ, or, before training, images
+            are not normalised as the pretrained weights expect.
+    """
+    for found in findings(cfg, splits):
+        if isinstance(found, Exception):
+            raise found
+        print_log(found, logger="current", level=logging.WARNING)

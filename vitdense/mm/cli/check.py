@@ -10,8 +10,9 @@ from mmengine.registry import DATASETS
 from PIL import Image
 
 from vitdense.files import atomic_write
-from vitdense.mm.checks.consistency import padding_warnings, schedule_warnings
-from vitdense.mm.checks.preflight import checks
+from vitdense.mm.checks import findings
+from vitdense.mm.checks.label_maps import check_label_maps
+from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, reads_coco
 from vitdense.mm.config.load import config_of, make_parser
 from vitdense.mm.config.walk import find_class, leaf_datasets
@@ -28,7 +29,6 @@ from vitdense.mm.data.images import (
 from vitdense.mm.data.label_maps import (
     UNLABELLED,
     build_dataset,
-    check_label_maps,
     decode_head,
     loads_labels,
     read_label_maps,
@@ -101,9 +101,9 @@ def report(cfg: Config, all_files: bool = False) -> int:
     result.row("config", f"{cfg.filename}: {cfg.model.type}, {cfg.get('default_scope', 'mmdet')}")
     given = {split: cfg.get(f"{split}_cfg") is not None for split in ("train", "val", "test")}
     splits = tuple(split for split in given if given[split] and cfg.get(f"{split}_dataloader"))
-    for check_part in checks(cfg, splits):
-        with result.collect():
-            check_part()
+    with result.collect():
+        for found in findings(cfg, splits):
+            (result.errors if isinstance(found, Exception) else result.warnings).append(str(found))
     for split in splits:
         for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
             files = str([dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")])
@@ -113,7 +113,7 @@ def report(cfg: Config, all_files: bool = False) -> int:
             described[files] = split
             with result.collect():
                 _describe(result, split, dataset, cfg, number)
-    result.warnings += [*padding_warnings(cfg), *schedule_warnings(cfg, result.num_train)]
+    result.warnings += warm_up_warnings(cfg, result.num_train)
     return result.finish()
 
 

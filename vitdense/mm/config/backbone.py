@@ -9,13 +9,12 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
 from vitdense.families import arguments, backbone_class
-from vitdense.mm.checks.consistency import expected_preprocessor
 from vitdense.mm.config.walk import as_list, find_class
 from vitdense.mm.errors import ConfigError
 from vitdense.models.rows import Model
 from vitdense.models.swin.model import Swin
 from vitdense.models.swin.sizes import SWIN, SwinArch
-from vitdense.models.table import find_model, near_names
+from vitdense.models.table import find_model, near_names, row_of
 
 SIDE = 128  # of an image, in pixels, that tells the strides of a backbone
 PYRAMID = [4, 8, 16, 32]  # strides of a DeconvPyramid, from patches of 16
@@ -188,3 +187,25 @@ def _part_changes(where: str, part: Mapping, old: list[int], new: list[int]) -> 
             f"write this part by hand, for the maps of the new backbone, which have {new}"
         )
     return {} if after == before else {"in_channels": after}
+
+
+def expected_preprocessor(row: Model) -> dict[str, list[float] | bool]:
+    """What a row of the model table expects of mm's data preprocessor: values of 0 to 255, and RGB from mm's BGR."""
+    stats = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
+    return {**stats, "bgr_to_rgb": True}
+
+
+def trunk_of(cfg: Config) -> Mapping:
+    """The config of the backbone, or of the trunk inside a ViT-Adapter; empty for a model without backbone."""
+    backbone = cfg.model.get("module", cfg.model).get("backbone") or {}  # inside the TTA wrapper
+    return backbone.get("trunk", backbone)
+
+
+def row_of_weights(trunk: Mapping) -> Model | None:
+    """The row of the model table that a backbone starts from; None for other weights."""
+    for part in as_list(trunk.get("init_cfg")):
+        if not isinstance(part, Mapping):
+            return row_of(str(part))
+        if part.get("type") == "Pretrained" and not part.get("channels"):
+            return row_of(str(part.get("checkpoint")))
+    return None

@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitdense.mm.config.classes import annotation_file
-from vitdense.mm.config.walk import nodes
-from vitdense.mm.data.coco import overview
 from vitdense.mm.data.images import join_some
 from vitdense.mm.errors import ConfigError
 
@@ -151,27 +148,3 @@ def _add(lines: list[str], fault: str, ids: Iterable) -> None:
     """Add a line about the items with a fault, if there are any."""
     if ids := list(ids):
         lines.append(f"{len(ids)} {fault} {join_some(ids)}")
-
-
-def check_masks(where: str, dataset: Mapping) -> None:
-    """Check that annotations have masks if the pipeline loads masks. A worker would raise ``KeyError: 'mask'``.
-
-    Args:
-        where: Name of the data set in messages.
-        dataset: Its config: one with a COCO annotation file that exists.
-
-    Raises:
-        ConfigError: Annotations have no mask.
-    """
-    if not any(step.get("with_mask") for step in nodes(dataset.get("pipeline", ()))):
-        return
-    ann_file = Path(annotation_file(dataset))
-    found = overview(ann_file)
-    without = found.annotations - found.masks
-    if without > 0:
-        raise ConfigError(
-            f"{where}: {without} of {found.annotations} annotations of {ann_file} have no 'segmentation', but "
-            f"the pipeline loads masks (with_mask=True). Remove them or add masks. To train on boxes alone, start from "
-            f"configs/cascade_rcnn_swin_t_coco.py or configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense "
-            f"new detection --boxes` write a config"
-        )

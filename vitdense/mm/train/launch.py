@@ -15,7 +15,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
-from vitdense.mm.checks.preflight import check
+from vitdense.mm.checks import check
 from vitdense.mm.config.load import hook_configs
 from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
