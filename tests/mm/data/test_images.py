@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdense.mm.data.images import describe_images, evenly_spaced, image_faults, join_some, read_image_file
+from vitdense.mm.data.images import describe_images, evenly_spaced, image_faults, read_image_file
+from vitdense.mm.errors import join_some
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Sequence
 from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding, caught, datasets_on_disk
+from vitdense.mm.config.walk import loads_labels
 from vitdense.mm.data.images import FILES_READ
-from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, loads_labels, read_label_maps
+from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, read_label_maps
 from vitdense.mm.errors import ConfigError
 
 VALUES_SHOWN = 20  # in a histogram

@@ -15,24 +15,11 @@ from vitdense.mm.checks.label_maps import check_label_maps
 from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, reads_coco
 from vitdense.mm.config.load import config_of, make_parser
-from vitdense.mm.config.walk import find_class, leaf_datasets
+from vitdense.mm.config.walk import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
-from vitdense.mm.data.images import (
-    FILES_READ,
-    ImageFile,
-    describe_images,
-    evenly_spaced,
-    image_faults,
-    join_some,
-    read_image_file,
-)
-from vitdense.mm.data.label_maps import (
-    UNLABELLED,
-    build_dataset,
-    decode_head,
-    loads_labels,
-    read_label_maps,
-)
+from vitdense.mm.data.images import FILES_READ, ImageFile, describe_images, evenly_spaced, image_faults, read_image_file
+from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, read_label_maps
+from vitdense.mm.errors import join_some
 from vitdense.mm.train.launch import USER_ERRORS, exit_on_user_error
 
 CLASSES_SHOWN = 40

@@ -26,9 +26,8 @@ from vitdense.files import atomic_write
 from vitdense.inspect import draw
 from vitdense.mm.config.load import build_model, hook_configs
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
-from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets
+from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.coco import CocoPredictions
-from vitdense.mm.data.label_maps import loads_labels
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.checkpoints import read_checkpoint
 

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from vitdense.files import atomic_write
 from vitdense.inspect import draw, show
 from vitdense.mm.cli.predict import load_model
-from vitdense.mm.config.walk import leaf_datasets
+from vitdense.mm.config.walk import leaf_datasets, loads_labels
 from vitdense.mm.data.images import read_image_file
-from vitdense.mm.data.label_maps import loads_labels
 from vitdense.mm.errors import ConfigError
 from vitdense.models.vit.model import default_out_indices
 

@@ -14,8 +14,8 @@ from mmengine.config import Config
 from mmengine.structures import BaseDataElement
 
 from vitdense.files import atomic_write
-from vitdense.mm.cli.new import check_new_file, code
 from vitdense.mm.config.backbone import model_changes
+from vitdense.mm.config.code import check_new_file, code
 from vitdense.mm.config.load import build_model, find_config, load_config
 from vitdense.mm.config.walk import as_list, drop_weights
 from vitdense.mm.errors import ConfigError

@@ -16,7 +16,6 @@ from torch import nn
 import vitdense.mm.registry
 from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.options import merge_options
-from vitdense.mm.config.settings import apply_settings
 from vitdense.mm.config.walk import nodes
 from vitdense.mm.errors import ConfigError
 
@@ -28,7 +27,7 @@ def load_config(
 ) -> Config:
     """Read a config, override options, apply its settings, and complete it by the classes of its data.
 
-    See `merge_options`, `apply_settings` and `follow_classes`. A new ``data_root`` replaces the old one in every path
+    See `merge_options` and `follow_classes`. A new ``data_root`` replaces the old one in every path
     of the config. mmengine would change the variable ``data_root`` only, after all paths have been made from it.
 
     Args:
@@ -43,7 +42,6 @@ def load_config(
     path = find_config(path)
     cfg = _read(path)
     old_root = cfg.get("data_root")
-    apply_settings(cfg)
     merge_options(cfg, options or {})
     new_root = cfg.get("data_root")
     if new_root != old_root:

@@ -37,7 +37,7 @@ REGISTRIES = (
 
 
 def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
-    """Override values of a config, in place.
+    """Override values of a config, and apply its settings, in place.
 
     ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. Settings are
     applied before other options, which may then change what followed. Where the test data or metric of a config equal
@@ -57,12 +57,15 @@ def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
         if cfg.get(f"val_{name}") == cfg.get(f"test_{name}"):
             mine = {key: value for key, value in options.items() if key.partition(".")[0] == f"val_{name}"}
             options = {key.replace("val_", "test_", 1): value for key, value in mine.items()} | options
+    settings = {key: value for key, value in options.items() if key.startswith("settings")}
+    for key, value in settings.items():
+        _check_key(cfg, key)
+        cfg.merge_from_dict({key: value})
+    apply_settings(cfg)
     # A new type first: it decides which other keys there are.
-    for key in sorted(options, key=lambda key: (not key.startswith("settings"), not key.endswith(".type"))):
+    for key in sorted(options.keys() - settings.keys(), key=lambda key: not key.endswith(".type")):
         _check_key(cfg, key)
         cfg.merge_from_dict({key: options[key]})
-        if key.startswith("settings"):
-            apply_settings(cfg)
 
 
 def _check_key(cfg: Config, key: str) -> None:

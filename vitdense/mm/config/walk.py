@@ -40,6 +40,12 @@ def drop_weights(model: Any) -> None:
             drop_weights(part)
 
 
+def loads_labels(step: object) -> bool:
+    """Whether a step of a pipeline is mmseg's own loader of label maps."""
+    kind = step.get("type") if isinstance(step, dict) else None
+    return getattr(kind, "__name__", kind) in ("LoadAnnotations", "mmseg.LoadAnnotations")
+
+
 def leaf_datasets(dataset: dict) -> Iterator[dict]:
     """Configs of the data sets inside wrappers such as `RepeatDataset` and `ConcatDataset`."""
     if "datasets" in dataset:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitdense.mm.data.images import join_some
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.errors import ConfigError, join_some
 
 NUMBER = (int, float)
 KEYS = {  # that mmdet and the metric read, without a default, and their types

@@ -9,8 +9,9 @@ import mmcv
 import numpy as np
 from PIL import Image
 
+from vitdense.mm.errors import join_some
+
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
-NAMES_SHOWN = 10
 DEEP_MODES = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of more than 8 bits
 
 Item = TypeVar("Item")
@@ -76,10 +77,3 @@ def image_faults(files: Sequence[ImageFile]) -> tuple[list[str], list[str]]:
             f"{join_some(deep)}; convert them to 8 bits if their values do not fill the range"
         )
     return errors, warnings
-
-
-def join_some(items: Iterable[object]) -> str:
-    """The first items, and how many more there are."""
-    names = [str(item) for item in items]
-    more = f", ... {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more

@@ -16,12 +16,6 @@ from vitdense.mm.errors import ConfigError
 UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_index of its heads
 
 
-def loads_labels(step: object) -> bool:
-    """Whether a step of a pipeline is mmseg's own loader of label maps."""
-    kind = step.get("type") if isinstance(step, dict) else None
-    return getattr(kind, "__name__", kind) in ("LoadAnnotations", "mmseg.LoadAnnotations")
-
-
 @dataclass
 class LabelMaps:
     """Raw values in label maps of a data set.
