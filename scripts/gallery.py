@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from attention_cost import attention_costs, plot_attention
 from benchmark import build
-from flops import attention_costs, plot_attention
 from vitdense.files import atomic_write
 from vitdense.inspect import draw
 from vitdense.inspect.cost import DEVICES, ModelCost, count

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-import flops
+import attention_cost as script
 from timing import peak_memory
 from vitdense.layers.attention import attend
 from vitdense.layers.layout import window_layout
@@ -19,7 +19,7 @@ PIXELS = [(side, side) for side in (32, 64, 128, 224)]
 
 
 def costs(arch, images, patches):
-    return flops.attention_costs(flops.vit_arch(arch), images, patches)
+    return script.attention_costs(script.vit_arch(arch), images, patches)
 
 
 def test_published_figures():
@@ -40,7 +40,7 @@ def test_published_figures():
 
 @pytest.mark.parametrize("arch", ["deit_tiny", "64,2,4"])
 def test_counts_are_the_formulas(arch):
-    row = find_arch(flops.vit_arch(arch), VIT)
+    row = find_arch(script.vit_arch(arch), VIT)
     for (patch, (h, w)), cost in costs(arch, [*PIXELS, (80, 128), (30, 50)], [1, 16, 256]).items():
         n = math.ceil(h / patch) * math.ceil(w / patch)
         assert (cost.tokens, cost.pairs) == (n, n * n)
@@ -98,9 +98,9 @@ def test_measured_memory_is_that_of_the_formula():
 
 def test_tool_prints_a_table_and_draws_the_curves(monkeypatch, tmp_path, capsys):
     picture = tmp_path / "pictures" / "curves.png"
-    words = ["flops.py", "deit_tiny", "--attention", "--images", "128", "80x128", "--patches", "1", "16"]
+    words = ["attention_cost.py", "deit_tiny", "--images", "128", "80x128", "--patches", "1", "16"]
     monkeypatch.setattr(sys, "argv", [*words, "--dtype", "float16", "--plot", str(picture)])
-    flops.main()
+    script.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == [
         "128x128",
@@ -128,9 +128,9 @@ def test_tool_prints_a_table_and_draws_the_curves(monkeypatch, tmp_path, capsys)
     ("words", "named"),
     [
         (["1536,48,7"], "heads"),
-        (["1536,48,16,4"], "CONFIG"),
-        (["1536,48"], "CONFIG"),
-        (["1536,x,16"], "CONFIG"),
+        (["1536,48,16,4"], "arch"),
+        (["1536,48"], "arch"),
+        (["1536,x,16"], "arch"),
         (["vit_t"], "arch"),
         (["deit_tiny", "--images", "0"], "images"),
         (["deit_tiny", "--images", "8x8x8"], "images"),
@@ -138,7 +138,7 @@ def test_tool_prints_a_table_and_draws_the_curves(monkeypatch, tmp_path, capsys)
     ],
 )
 def test_wrong_arguments_are_named(monkeypatch, capsys, words, named):
-    monkeypatch.setattr(sys, "argv", ["flops.py", words[0], "--attention", *words[1:]])
+    monkeypatch.setattr(sys, "argv", ["attention_cost.py", *words])
     with pytest.raises(SystemExit):
-        flops.main()
+        script.main()
     assert named in capsys.readouterr().err

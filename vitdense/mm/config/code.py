@@ -1,0 +1,56 @@
+"""Configs as text: values as Python code, in files that are written once."""
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitdense.mm.errors import ConfigError
+
+WIDTH = 120  # of a line
+
+
+class Name(str):
+    """Code in a config that is not a string, such as the name of a variable."""
+
+
+def check_new_file(path: Path, force: bool) -> None:
+    """Raise unless a config may be written to `path`."""
+    if path.suffix != ".py":
+        raise ConfigError(f"NAME.py: got {path}, expected a name that ends with .py")
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists; choose another name, or give --force to overwrite it")
+
+
+def docstring(first: str, rest: Sequence[str]) -> str:
+    """A docstring with any text: a paragraph, and lines after it."""
+    # Long words stay whole: the break might be inside of an escape.
+    first = textwrap.fill(_escaped(first), WIDTH - 3, break_long_words=False)  # after the quotation marks
+    return '"""' + "\n".join([first, "", *map(_escaped, rest)]) + '\n"""'
+
+
+def _escaped(text: str) -> str:
+    """Text as it may stand between quotation marks of any config."""
+    # Escapes of JSON are Python's. mmengine replaces {{ ... }} in the text of the file, before it is parsed.
+    return json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
+
+
+def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
+    """A value as Python code. What is too long for a line, of which `prefix` characters are taken, gets a line per
+    part. The key ``""`` of a dict is an argument without a name."""
+    if isinstance(value, Mapping):
+        start, end = "dict(", ")"
+        parts = [(f"{key}=" if key else "", part) for key, part in value.items()]
+    elif isinstance(value, (list, tuple)):
+        start, end = "[]" if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+        parts = [("", part) for part in value]
+    else:
+        is_text = isinstance(value, str) and not isinstance(value, Name)
+        return f'"{_escaped(value)}"' if is_text else str(value)
+    line = f"{start}{', '.join(key + code(part) for key, part in parts)}{end}"
+    if indent + prefix + len(line) < WIDTH and "\n" not in line:
+        return line
+    inner = " " * (indent + 4)
+    body = "".join(f"{inner}{key}{code(part, indent + 4, len(key))},\n" for key, part in parts)
+    return f"{start}\n{body}{' ' * indent}{end[-1]}"
