@@ -20,7 +20,9 @@ from vitdense.models.swin.sizes import SWIN
 from vitdense.models.swin_v2.sizes import SWIN_V2
 from vitdense.models.table import DEFAULTS, MODELS, SHORT, find_model, near_names
 from vitdense.models.vit.sizes import VIT
+from vitdense.research.cait.sizes import CAIT
 from vitdense.research.mixer.sizes import MIXER
+from vitdense.research.sasa.sizes import SASA
 from vitdense.research.swin_mixer.sizes import SWIN_MIXER
 
 
@@ -81,7 +83,8 @@ def test_every_row_builds(name):
 def test_every_published_size_has_a_row():
     sizes = {(row.family, row.arch) for row in MODELS.values()}
     tables = {"Swin": SWIN, "SwinV2": SWIN_V2, "MViT": MVIT, "ViT": VIT, "SwinMixer": SWIN_MIXER, "Mixer": MIXER}
-    tables |= {"NAT": NAT, "ResNet": RESNET}
+    tables |= {"NAT": NAT, "ResNet": RESNET, "CaiT": CAIT, "SASA": SASA}
+    tables["HybridViT"] = ("vit_small", "vit_base", "vit_large")
     assert sizes == {(family, arch) for family, table in tables.items() for arch in table}
 
 

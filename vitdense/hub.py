@@ -61,8 +61,6 @@ def create(
         options["out_indices"] = out_indices
     model = backbone_class(row.family)(row.arch, **{**row.options, **options})
     if checkpoint:
-        sha256 = {"sha256": row.sha256} if pretrained is True and row.sha256 else {}
-        model.init_cfg = {"type": "Pretrained", "checkpoint": checkpoint, **sha256}
-        model.init_weights()
+        model.load_weights(checkpoint, sha256=row.sha256 if pretrained is True else None)
     model.cfg = row
     return model.eval()

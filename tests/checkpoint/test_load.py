@@ -105,11 +105,11 @@ def test_init_cfg_may_be_a_list_with_pretrained_alone(tmp_path):
     ("options", "message"),
     [
         ({"checkpoint": "x.pth", "strict": False}, "strict"),
-        ({"prefix": "backbone."}, "expected checkpoint"),
+        ({"prefix": "backbone."}, "checkpoint"),
     ],
 )
 def test_unknown_option_of_init_cfg_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(TypeError, match=message):
         make(init_cfg={"type": "Pretrained", **options}).init_weights()
 
 

@@ -24,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 Finetune = str | Mapping | None
 InitCfg = dict | Sequence[dict] | str | Path | None
-PRETRAINED_OPTIONS = (
-    *("prefix", "scheme", "resize", "sha256", "allow_pickle", "keep_classifier", "map_location", "channels"),
-)
 
 # What trains by `finetune`, as regular expressions of parameter names; everything else is frozen. "Three things"
 # section 4 adapts the attention and, in its code, the position embeddings; the MLPs are its control, which differs in
@@ -264,7 +261,7 @@ class Backbone(Module):
         Raises:
             CheckpointNotFoundError: There is no such file.
             CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
-            ValueError: `init_cfg` holds anything else.
+            TypeError: `init_cfg` has no `checkpoint`, or an argument that `load_pretrained` has not.
         """
         if not self._names_weights():
             super().init_weights()
@@ -273,12 +270,11 @@ class Backbone(Module):
         if len(cfgs) > 1:
             raise OptionError(f"init_cfg: got Pretrained with others ({cfgs}); it fills everything, so give it alone")
         options = {key: value for key, value in cfgs[0].items() if key != "type"}
-        if not {"checkpoint"} <= set(options) <= {"checkpoint", *PRETRAINED_OPTIONS}:
-            raise OptionError(
-                f"init_cfg: got {sorted(options)} with type='Pretrained', expected checkpoint and any of "
-                f"{', '.join(PRETRAINED_OPTIONS)}"
-            )
-        self.load_report = load_pretrained(self, **options)
+        self.load_weights(**options)
+
+    def load_weights(self, checkpoint: str | Path, **options: Any) -> None:
+        """Load weights exactly, and say what happened in the log and in `load_report`; see `load_pretrained`."""
+        self.load_report = load_pretrained(self, checkpoint, **options)
         logger.info("%s: %s", type(self).__name__, self.load_report)
-        self.cfg = find_model(str(options["checkpoint"]))
+        self.cfg = find_model(str(checkpoint))
         self.is_init = True

@@ -63,15 +63,9 @@ def test_known_key_is_set(load, key, value):
 
 
 @pytest.mark.parametrize("key", ["width", "train_pipeline.0.type"])
-def test_variable_is_refused_with_the_lines_that_use_it(load, key):
-    file = "cascade_swin_nano.py" if key == "width" else "shapes_instance.py"
-    with pytest.raises(ConfigError, match=rf"{key}.*{file}:\d+"):
+def test_variable_is_refused(load, key):
+    with pytest.raises(ConfigError, match=rf"{key}: {key.split('.')[0]} is a variable"):
         load({key: 64})
-
-
-def test_variable_of_a_base_is_refused_with_its_use_as_base_variable(load):
-    with pytest.raises(ConfigError, match=r"cascade_vit_b_coco\.py:\d+.*coco_lsj\.py:\d+"):
-        load({"image_size": (512, 512)}, "cascade_vit_b_coco")
 
 
 @pytest.mark.parametrize("key", ["model.roi_head.bbox_head.3.num_classes", "model.roi_head.bbox_head.num_classes"])

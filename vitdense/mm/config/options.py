@@ -1,10 +1,8 @@
 """``--cfg-options``: an option changes what it names, or is refused."""
 
-import ast
 import difflib
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mmengine import registry as registries
@@ -72,11 +70,10 @@ def _check_key(cfg: Config, key: str) -> None:
     """Raise unless the value at a dotted key exists, or may be added where the key says."""
     first = key.partition(".")[0]
     if first in cfg and first not in TOP_LEVEL:
-        places = ", ".join(sorted(set(_places(Path(cfg.filename), first)))) or "a base config of another package"
         raise ConfigError(
             f"--cfg-options {key}: {first} is a variable of the config file, and values were computed from it before "
-            f"options apply. Set these values instead, or change the file. Used in: {places}. For sizes and lengths "
-            f"there are --image-size, --epochs and --iters"
+            f"options apply. Set these values instead, or change the file. For sizes and lengths there are "
+            f"--image-size, --epochs and --iters"
         )
     node: Any = cfg._cfg_dict
     parts = key.split(".")
@@ -131,16 +128,3 @@ def _allowed(cfg: Config, node: dict, where: str) -> Collection[str] | None:
     kinds = [kind for kind in (find_class(root, node["type"], cfg) for root in REGISTRIES) if inspect.isclass(kind)]
     names = [arguments(kind) for kind in kinds]
     return set().union(BUILDER_KEYS, *names) if names and None not in names else None
-
-
-def _places(path: Path, name: str) -> Iterator[str]:
-    """Where a config file and its bases read a variable: ``file:line``."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        is_name = isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-        is_base = isinstance(node, ast.Attribute) and node.attr == name and ast.unparse(node.value) == "_base_"
-        if is_name or is_base:
-            yield f"{path.name}:{node.lineno}"
-    for base in Config._get_base_files(str(path)):
-        if "::" not in base:
-            yield from _places(path.parent / base, name)
