@@ -295,7 +295,7 @@ def _timm_eva(spec: PeerSpec) -> nn.Module:
         scale_mlp=arch.ffn == "swiglu_norm",
         init_values=arch.layer_scale,
         num_reg_tokens=arch.registers,
-        use_abs_pos_emb=arch.position == "1d",
+        use_abs_pos_emb=arch.absolute_position,
         use_rot_pos_emb=True,
         rope_type="dinov3" if is_dinov3 else "cat",
         rope_temperature=100.0 if is_dinov3 else 10000.0,
@@ -520,7 +520,7 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
 # Our arguments for the same model.
 AS_PEERS = {"mvit": {"window": "global"}, **{family: {"out_norm": "none"} for family in ("vit", "hybrid_vit", "cait")}}
 # Our arguments with a field in `PeerSpec`. No peer has the others, but those of `AS_PEERS`.
-IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "patch_size", "stem"}
+IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "patch_size", "stem", "parallel"}
 
 
 def comparable(
@@ -551,6 +551,7 @@ def comparable(
         window,
         (pretrained,) * 4 if isinstance(pretrained, int) else tuple(pretrained),
         drop_path_rate,
+        parallel=options.get("parallel", 1),
         resnet=RESNETS[options["stem"]] if make.family == "hybrid_vit" else (),
         others={name: value for name, value in row.options.items() if name not in IN_SPEC | as_peers.keys()},
     )

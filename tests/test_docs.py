@@ -484,7 +484,12 @@ def test_toy_family_is_one_folder_one_line_and_one_row(tmp_path):
     for name in ("vitdense", "tools", "scripts"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests/models").mkdir(parents=True)
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/models/contract_rows.py", "tests/models/test_contract.py"):
+    for name in (
+        "pyproject.toml",
+        "tests/conftest.py",
+        "tests/models/contract_rows.py",
+        "tests/models/test_contract.py",
+    ):
         shutil.copy(REPO / name, tmp_path / name)
     places, final, printed = set(), None, None
     for block in blocks(TOY_PAGE):

@@ -125,6 +125,37 @@ def test_create_loads_and_is_ready_to_evaluate(tmp_path):
         assert torch.equal(model(x)[1], source.eval()(x)[2])
 
 
+@pytest.mark.parametrize(
+    ("timm", "ours"),
+    [
+        ("vit_small_patch16_224", "vit_small.augreg_in21k"),
+        ("vit_small_patch16_224.augreg_in1k", "vit_small.augreg_in1k"),
+        ("mvitv2_large.fb_in1k", "mvitv2_large_mlp.fb_in1k"),
+    ],
+)
+def test_names_of_timm_are_those_of_the_table(timm, ours):
+    assert find_model(timm) is MODELS[ours]
+
+
+def test_arguments_of_timm_that_mean_ours_are_accepted_and_others_named():
+    with torch.device("meta"):
+        model = create("swin_tiny", in_chans=4, drop_path=0.3, features_only=True, num_classes=0)
+    assert model.patch_embed.proj.in_channels == 4
+    assert model.stages[-1].blocks[-1].drop_path.drop_prob == pytest.approx(0.3)
+    for options, hint in (
+        ({"num_classes": 10}, "no option num_classes; a backbone returns maps"),
+        ({"img_size": 224}, "no option img_size; leave it out"),
+        ({"windw_size": 7}, "did you mean window_size"),
+    ):
+        with pytest.raises(TypeError, match=hint):
+            create("swin_tiny", **options)
+
+
+def test_models_with_weights_alone_are_listed():
+    assert set(list_models("swinv2*", pretrained=True)) < set(list_models("swinv2*"))
+    assert all(MODELS[name].weights for name in list_models(pretrained=True))
+
+
 def test_options_override_those_of_the_row():
     with torch.device("meta"):
         assert create("swinv2_tiny_w16.ms_in1k", window_size=12).stages[0].blocks[0].spec.window == (12, 12)

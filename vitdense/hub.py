@@ -1,21 +1,33 @@
 """Models by name."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitdense.errors import OptionError
-from vitdense.families import backbone_class
+from vitdense.families import arguments, backbone_class
 from vitdense.models.table import MODELS, find_model, near_names
 
 if TYPE_CHECKING:
     from vitdense.models.base import Backbone
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """Names that match a pattern such as ``'swin*'`` or ``'*.ms_in22k'``, in the order of the table."""
-    return [name for name, row in MODELS.items() if fnmatchcase(name, pattern) or fnmatchcase(row.model, pattern)]
+# Arguments of timm's `create_model` that mean one of ours, and those that say what a backbone is anyway.
+TIMM_NAMES = {"in_chans": "in_channels", "drop_path": "drop_path_rate"}
+TIMM_CONSTANTS = {"features_only": True, "num_classes": 0, "global_pool": "", "dynamic_img_size": True}
+
+
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Names that match a pattern such as ``'swin*'`` or ``'*.ms_in22k'``, in the order of the table.
+
+    Args:
+        pattern: Of the whole name, or of its part before the dot.
+        pretrained: Only those with published weights.
+    """
+    found = [row for row in MODELS.values() if row.weights or not pretrained]
+    return [row.name for row in found if fnmatchcase(row.name, pattern) or fnmatchcase(row.model, pattern)]
 
 
 def create(
@@ -30,11 +42,12 @@ def create(
     of maps ``[B, C_i, H_i, W_i]``; `out_channels` and `out_strides` tell their channels and strides.
 
     Args:
-        name: Of the table, see `list_models`.
+        name: Of the table, see `list_models`; or timm's name of one of these models.
         pretrained: True for the weights of the row, False for random ones; or a file, an address or another name, in
             any naming scheme that is known. They load exactly or raise.
         out_indices: Stages (of a ViT: blocks) to return; None for the class's default.
-        **options: Other arguments of the class, such as ``drop_path_rate=0.1`` or ``frozen_stages=2``.
+        **options: Other arguments of the class, such as ``drop_path_rate=0.1`` or ``frozen_stages=2``. Those of
+            timm's `create_model` that mean the same, such as ``in_chans`` or ``features_only=True``, are accepted.
 
     Returns:
         The backbone. Its `cfg` is the `Model` row.
@@ -59,8 +72,30 @@ def create(
         )
     if out_indices is not None:
         options["out_indices"] = out_indices
-    model = backbone_class(row.family)(row.arch, **{**row.options, **options})
+    kind = backbone_class(row.family)
+    model = kind(row.arch, **{**row.options, **_our_names(options, kind)})
     if checkpoint:
         model.load_weights(checkpoint, sha256=row.sha256 if pretrained is True else None)
     model.cfg = row
     return model.eval()
+
+
+def _our_names(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Options of `create` by the names of the class.
+
+    Raises:
+        TypeError: The class has no such option.
+    """
+    known = arguments(kind)
+    renamed = {TIMM_NAMES.get(name, name): value for name, value in options.items()}
+    found = {name: value for name, value in renamed.items() if TIMM_CONSTANTS.get(name, kind) != value}
+    for name in found.keys() - known.keys():
+        if name in TIMM_CONSTANTS:
+            hint = f"a backbone returns maps, and has {name}={TIMM_CONSTANTS[name]!r} alone"
+        elif name == "img_size":
+            hint = "leave it out: images may have any size"
+        else:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+        raise TypeError(f"create: {kind.__name__} has no option {name}; {hint}")
+    return found

@@ -38,7 +38,7 @@ DINOV3 = {
     "registers": 4,
     "norm_eps": 1e-5,
     "token_position": False,
-    "position": "none",
+    "absolute_position": False,
     "rope": "dinov3",
 }
 

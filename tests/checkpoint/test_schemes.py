@@ -105,7 +105,12 @@ MODELS = {
     },
 }
 # Names of a scheme that are also those of another, which is found first.
-SAME_NAMES = {("vit", "timm"): "official", ("resnet", "timm"): "torchvision", ("resnet", "mmdet"): "vitdense"}
+SAME_NAMES = {
+    ("vit", "timm"): "official",
+    ("cait", "timm"): "official",
+    ("resnet", "timm"): "torchvision",
+    ("resnet", "mmdet"): "vitdense",
+}
 ROWS = [
     (family, size, scheme)
     for family, size in MODELS
@@ -185,7 +190,7 @@ def errors_at_another_size(make, ours, theirs, peer, state):
     if peer.package == "timm":
         ours = make(pretrain_img_size=shape).eval()
         report = load_pretrained(ours, state, resize="timm")
-        assert list(report.resized) == ["absolute_pos_embed.table"] * (ours.arch.position == "1d")
+        assert list(report.resized) == ["absolute_pos_embed.table"] * ours.arch.absolute_position
     x = torch.randn(1, 3, *shape)
     with torch.no_grad():
         return relative_errors(raw_maps(ours, x)[-1:], peer.maps(theirs, x)[-1:])

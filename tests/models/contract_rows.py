@@ -153,7 +153,7 @@ MODELS = {
         {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
         eps=1e-6,
     ),
-    "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms),
+    "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, has_attention=False),
 }
 
 

@@ -13,6 +13,7 @@ from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import load_pretrained
+from vitdense.hub import create
 
 ARCH = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
 
@@ -182,3 +183,12 @@ def test_batch_norms_without_parameters_train():
     model.patch_embed.extra = nn.BatchNorm2d(3, affine=False)
     assert model.train().patch_embed.extra.training
     assert not model.eval().patch_embed.extra.training
+
+
+@pytest.mark.parametrize("name", ["swin_tiny", "resnet18"])
+@pytest.mark.parametrize(
+    "x", [torch.zeros(3, 64, 64), torch.zeros(1, 3, 64, 64, dtype=torch.uint8)], ids=["3-D", "uint8"]
+)
+def test_what_is_no_batch_of_images_is_refused(name, x):
+    with pytest.raises(ValueError, match=r"image: got .*, expected floats \[B, 3, H, W\]"):
+        create(name)(x)

@@ -45,7 +45,7 @@ def own_states(make):
         key: torch.randn(x.shape) if x.is_floating_point() else torch.tensor(7) for key, x in model.state_dict().items()
     }
     head = {"head.weight": torch.randn(10, 8), "head.bias": torch.randn(10)}
-    if model.family != "resnet":
+    if model.family not in ("resnet", "sasa"):
         head |= {"norm.weight": torch.randn(8), "norm.bias": torch.randn(8)}
     without_norms = {key: x for key, x in state.items() if not re.match(r"norm\d", key)}
     return model.family, [state] if model.family == "vit_adapter" else [state, without_norms | head]

@@ -55,7 +55,7 @@ def test_script(tmp_path):
 
 def test_licence_of_the_weights(run, tmp_path, monkeypatch):
     sizes = {"embed_dims": 8, "depth": 1, "num_heads": 1, "layer_scale": 1.0, "registers": 4, "rope": "dinov3"}
-    sizes |= {"token_position": False, "position": "none", "qkv_bias": "no_key"}
+    sizes |= {"token_position": False, "absolute_position": False, "qkv_bias": "no_key"}
     save_random(ViT(sizes, out_norm="shared"), tmp_path / "own.pth")
     line = "licence of the weights, which binds the converted file: {}\n"
     # The names of this project tell no licence, those of DINOv3 do.

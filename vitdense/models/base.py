@@ -53,6 +53,20 @@ def maybe_checkpoint(function: Callable[..., Tensor], *args: Any, with_cp: bool)
     return checkpoint(function, *args, use_reentrant=False) if with_cp else function(*args)
 
 
+def check_image(x: Tensor) -> Tensor:
+    """The same, if it is a batch of images.
+
+    Raises:
+        ValueError: It has no batch, or holds integers.
+    """
+    if x.ndim != 4 or not x.is_floating_point():
+        raise OptionError(
+            f"image: got {x.dtype} of shape {list(x.shape)}, expected floats [B, 3, H, W], normalised by mean and std "
+            f"of model.cfg"
+        )
+    return x
+
+
 def _before_load_state_dict(model: "Backbone", state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     remap_keys_in_place(model, state, prefix)
     if any(key.startswith(prefix) for key in state):
@@ -183,7 +197,7 @@ class Backbone(Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
-        return self.forward_patches(self.patch_embed(x))
+        return self.forward_patches(self.patch_embed(check_image(x)))
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
         """As `forward`, from what `patch_embed` makes of an image, ``[B, h, w, C]``: masked pretraining enters here."""

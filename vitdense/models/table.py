@@ -20,12 +20,15 @@ SHORT: dict[str, Model] = {
     if row.weights and row.family in ("Swin", "SwinV2", "MViT", "ViT")
     if (short := re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1)) != name
 }
+# timm's names of the models whose weights it hosts, with and without the part after the dot.
+_HOSTED = {row.weights.removeprefix("timm://"): row for row in MODELS.values() if "timm://" in (row.weights or "")}
+TIMM: dict[str, Model] = {name.partition(".")[0]: row for name, row in reversed(_HOSTED.items())} | _HOSTED
 
 
 def find_model(name: str) -> Model | None:
     """The row of a name, or None. ``swin_tiny`` is the first of its rows; ``swin_t.ms_in1k`` is short for
-    ``swin_tiny.ms_in1k``."""
-    return MODELS.get(name) or DEFAULTS.get(name) or SHORT.get(name)
+    ``swin_tiny.ms_in1k``; timm's ``vit_base_patch16_224.mae`` is ``vit_base.mae``."""
+    return MODELS.get(name) or DEFAULTS.get(name) or SHORT.get(name) or TIMM.get(name)
 
 
 def row_of(checkpoint: str) -> Model | None:
@@ -52,4 +55,4 @@ def ungated_twin(row: Model) -> Model | None:
 
 def near_names(name: str) -> list[str]:
     """Names of the table that look like `name`, for error messages."""
-    return difflib.get_close_matches(name, dict.fromkeys([*DEFAULTS, *MODELS, *SHORT]), n=5)
+    return difflib.get_close_matches(name, dict.fromkeys([*DEFAULTS, *MODELS, *SHORT, *TIMM]), n=5)

@@ -81,7 +81,7 @@ def rows() -> list[Model]:
     return [
         *(row(size, "fb_in1k", f"mvitv2_{size}") for size in ("tiny", "small", "base")),
         *(row(size, "fb_inw21k", f"mvitv2_{size}_cls") for size in ("base", "large", "huge")),
-        row("large", "fb_in1k", "mvitv2_large", "v2_large_in1k"),
+        row("large_mlp", "fb_in1k", "mvitv2_large", "v2_large_in1k"),  # another architecture than the 21K release
         # Released by the authors on a page that programs cannot fetch from: give the file.
         *(Model(f"mvit{arch}", f"mvit{arch}", "MViT", arch) for arch in ("v1_base", "v1_base_max")),
     ]

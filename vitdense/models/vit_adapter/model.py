@@ -15,7 +15,7 @@ from vitdense.errors import OptionError
 from vitdense.layers.blocks import SyncBatchNorm, init_transformer, max_pool
 from vitdense.layers.deformable import DeformableAttention, References, references
 from vitdense.layers.resize import crop, resize_to_stride
-from vitdense.models.base import Backbone, InitCfg, _warn_unloaded, maybe_checkpoint
+from vitdense.models.base import Backbone, InitCfg, _warn_unloaded, check_image, maybe_checkpoint
 from vitdense.models.vit.model import LayerNorm, ViT
 
 STRIDES = (4, 8, 16, 32)
@@ -193,7 +193,7 @@ class ViTAdapter(Backbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to ``[B, C, ceil(H / s), ceil(W / s)]`` for the strides s of 4, 8, 16 and 32."""
-        finest, *maps = self.spm(x)  # [B, C, h_i, w_i]
+        finest, *maps = self.spm(check_image(x))  # [B, C, h_i, w_i]
         sizes = [(c.shape[2], c.shape[3]) for c in maps]
         c = torch.cat([to_tokens(c) + embed for c, embed in zip(maps, self.level_embed)], dim=1)  # [B, N, C]
         x, size, steps = self.trunk.unroll(self.trunk.patch_embed(x))  # [B, E + h*w, C]
