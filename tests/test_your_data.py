@@ -81,7 +81,7 @@ def succeed(result):
 DATA = "--train animals/train.json --val animals/val.json --images animals/pictures"
 
 
-@pytest.mark.parametrize("kind", ["masks", "boxes"])
+@pytest.mark.parametrize("kind", ["masks", pytest.param("boxes", marks=pytest.mark.slow)])
 def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_path, kind):
     from pycocotools.coco import COCO
 

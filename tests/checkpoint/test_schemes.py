@@ -239,6 +239,7 @@ FOUNDATION = re.compile("dinov|lingbot|eva02|pe_|siglip")
 ENTRIES = {timm_entry(row): row for row in TABLE.values() if row.weights and FOUNDATION.match(row.model)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_rows_equal_timms_entries(entry):
     """Every tensor of timm's model has its place in ours; a small one with the parts of the entry, not of our row, has

@@ -57,7 +57,7 @@ def test_forward_and_backward_of_low_rank_updates():
     test_forward_and_backward(partial(BACKBONES["vit"], finetune="lora"))
 
 
-@every_but_slow("vit, windows, relative positions")
+@every_but_slow("resnet")
 @pytest.mark.long
 def test_forward(make):
     model, programs = make().eval(), Programs()

@@ -41,6 +41,10 @@ def every_but_slow(*quick):
     return pytest.mark.parametrize("make", rows)
 
 
+FAMILIES = ("swin", "swin_v2", "mvit", "vit", "nat", "resnet")  # a plain one of each
+one_per_family = every_but_slow(*FAMILIES)
+
+
 def with_fixed_statistics(model):
     """In train mode, but for batch norms: statistics of the few pixels of a small map amplify what is rounded."""
     for module in model.train().modules():

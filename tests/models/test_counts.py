@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_contract import BACKBONES
+from test_contract import BACKBONES, FAMILIES
 from test_vit_adapter import TRUNKS, adapter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -87,7 +87,13 @@ def run_on_meta(model, size):
 
 
 @pytest.mark.long
-@every
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[] if name in (*FAMILIES, "vit_adapter") else pytest.mark.slow)
+        for name, make in MODELS.items()
+    ],
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_no_tensor_of_the_cpu_enters_a_pass_on_another_device(make, size):
     model = on_meta(make)

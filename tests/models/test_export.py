@@ -24,8 +24,8 @@ UNSEEN = [(1, 97, 131), (3, 65, 200), (1, MIN_SIDE, MIN_SIDE)]
 BRANCHES = {"If", "Loop", "Tile", "Scan", "NonZero"}  # what runtimes do not take, or take slowly
 OF_SIZES = {"Shape", "Range", "Resize", "Cast", "Less", "GreaterOrEqual", "Or", "Clip"}  # what decides on a size
 # One of each family whose layers are ours; the others are slow.
-ROWS = ("swin", "swin_v2", "mvit", "vit, windows, relative positions", "nat")
-every_quick = every_but_slow("swin_v2", "vit, windows, relative positions")  # the others take minutes
+ROWS = ("swin", "swin_v2", "mvit", "vit, windows, relative positions", "nat", "resnet")
+every_quick = every_but_slow("vit, windows, relative positions", "resnet")  # the others take minutes
 
 
 class LayerNorms(TorchDispatchMode):
@@ -95,7 +95,7 @@ def test_onnx_equals_torch_at_sizes_and_batches_of_its_own(make, tmp_path):
     assert {entry.key: entry.value for entry in file.metadata_props} == {"key": "value"}
 
 
-@every_but_slow("swin_v2")
+@every_but_slow("vit")
 @pytest.mark.long
 def test_onnx_of_one_size_has_constants_for_all_that_sizes_decide(make, tmp_path):
     model, path, image = make().eval(), tmp_path / "model.onnx", image_of((1, 97, 131))
@@ -105,7 +105,7 @@ def test_onnx_of_one_size_has_constants_for_all_that_sizes_decide(make, tmp_path
     assert not operators(path).keys() & (BRANCHES | OF_SIZES)
 
 
-@every_but_slow("swin_v2")
+@every_but_slow("vit")
 @pytest.mark.long
 def test_onnx_in_half_precision(make, tmp_path):
     model, path, image = make().eval(), tmp_path / "model.onnx", image_of((1, 97, 131))

@@ -146,7 +146,7 @@ BLOCKS = {
 
 @pytest.mark.long
 # Whole windows, not whole, mostly not even one, and not whole before pooling but whole after it.
-@pytest.mark.parametrize("size", [(8, 16), (5, 9), (3, 2), (15, 23)])
+@pytest.mark.parametrize("size", [(8, 16), (5, 9), (3, 2), pytest.param((15, 23), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("growth", [None, "attention", "mlp"])
 @pytest.mark.parametrize("name", BLOCKS)
 @torch.no_grad()

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from conftest import relative_error, run_ranks
-from test_contract import BACKBONES
+from test_contract import BACKBONES, one_per_family
 from test_vit_adapter import adapter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -81,7 +81,7 @@ def test_second_derivatives_are_finite_differences_of_the_first(name):
     assert relative_error(got, (ahead - behind) / (2 * step)) < 1e-4
 
 
-@every
+@one_per_family
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # jit is deprecated, and says that sizes are constants
 def test_a_traced_model_is_saved_and_loaded(make):

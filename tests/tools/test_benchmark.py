@@ -169,6 +169,7 @@ def test_repeated_sizes_of_a_model_without_caches_are_counted_once():
     assert model.passes == 2 * 2
 
 
+@pytest.mark.slow
 def test_counts_over_batches_of_coco(monkeypatch, capsys):
     for package in ("mmdet", "timm"):
         pytest.importorskip(package)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -55,6 +56,22 @@ def tool(name, *args, status=0):
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done
+
+
+@pytest.fixture
+def tool_here(monkeypatch, capsys):
+    """A tool in this process, for what it refuses before it runs anything: its status, and what it printed."""
+
+    def run(name, *args):
+        monkeypatch.chdir(REPO)
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, args)])
+        try:
+            runpy.run_path(str(REPO / "tools" / f"{name}.py"), run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0), capsys.readouterr()
+        return 0, capsys.readouterr()
+
+    return run
 
 
 def watched(logger):
@@ -235,11 +252,13 @@ def test_an_export_unlike_its_model_is_not_written(tiny, trained, monkeypatch):
     assert not list(out.parent.iterdir())
 
 
-def test_predict_writes_a_coco_data_set_by_option(tiny, trained):
+def test_predict_writes_a_coco_data_set_by_option(tiny, trained, tool_here):
     from pycocotools.coco import COCO
 
     out = tiny.parent / "dataset"
-    tool("predict", tiny, trained, tiny.parent / "shapes/val", "--out-dir", out, "--format", "dataset")
+    assert (
+        tool_here("predict", tiny, trained, tiny.parent / "shapes/val", "--out-dir", out, "--format", "dataset")[0] == 0
+    )
     truth, coco = COCO(str(tiny.parent / "shapes/annotations/instances_val.json")), COCO(str(out / "predictions.json"))
     for key in ("id", "file_name"):
         assert [image[key] for image in coco.dataset["images"]] == [image[key] for image in truth.dataset["images"]]
@@ -247,14 +266,15 @@ def test_predict_writes_a_coco_data_set_by_option(tiny, trained):
         assert (found["id"], found["name"]) == (category["id"], category["name"])
 
 
-def test_predict_continues_after_an_unreadable_image_and_fails_at_the_end(tiny, trained):
+def test_predict_continues_after_an_unreadable_image_and_fails_at_the_end(tiny, trained, tool_here):
     image = next((tiny.parent / "shapes/val").glob("*.jpg"))
     truncated = tiny.parent / "truncated.jpg"
     truncated.write_bytes(image.read_bytes()[:500])
     out = tiny.parent / "readable"
-    done = tool("predict", tiny, trained, truncated, image, "--out-dir", out, status=2)
-    assert str(truncated) in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    status, printed = tool_here("predict", tiny, trained, truncated, image, "--out-dir", out)
+    assert status == 2
+    assert str(truncated) in printed.err.splitlines()[-1]
+    assert "Traceback" not in printed.err
     assert sorted(p.name for p in out.iterdir()) == [image.name, "predictions.json"]
 
 
@@ -271,14 +291,14 @@ def test_predict_continues_after_an_unreadable_image_and_fails_at_the_end(tiny, 
     ],
     ids=["classes", "data", "resume", "checkpoint", "tta", "image", "config"],
 )
-def test_user_errors_are_one_message(tiny, trained, command, message):
+def test_user_errors_are_one_message(tiny, trained, tool_here, command, message):
     name, *args = [part.format(tiny=tiny, trained=trained) for part in command]
     out = "--out-dir" if name == "predict" else "--work-dir"
-    done = tool(name, *args, out, tiny.parent / "wrong", status=2)
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: ")
+    status, printed = tool_here(name, *args, out, tiny.parent / "wrong")
+    last = printed.err.strip().splitlines()[-1]
+    assert (status, last[:7]) == (2, "error: ")
     assert message in last
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in printed.err
 
 
 def test_checkpoint_of_another_model_names_the_key(tiny, trained):
@@ -287,20 +307,22 @@ def test_checkpoint_of_another_model_names_the_key(tiny, trained):
     assert "backbone.stages.0.blocks.0.attn.bias.relative_position_bias_table" in done.stderr
 
 
-def test_flops_prints_a_table_or_json():
-    done = tool("flops", CONFIG, "--shape", 256, 256, "--json")
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+def test_flops_prints_a_table_or_json(tool_here):
+    status, printed = tool_here("flops", CONFIG, "--shape", 256, 256, "--json")
+    assert status == 0
+    result = json.loads(printed.out.strip().splitlines()[-1])
     assert result["backbone"]["gmacs"] < result["gmacs"]
     assert result["backbone"]["params_m"] < result["params_m"]
-    assert tool("flops", CONFIG).stdout.strip().splitlines()[-1].startswith("total")
+    assert tool_here("flops", CONFIG)[1].out.strip().splitlines()[-1].startswith("total")
 
 
 @pytest.mark.parametrize("command", ["flops --shape 0 5", "train --amp int8", "predict --score-thr 50 x.pth x.jpg"])
-def test_invalid_value_of_an_option_names_the_option(command):
+def test_invalid_value_of_an_option_names_the_option(command, tool_here):
     name, option, *values = command.split()
-    done = tool(name, CONFIG, option, *values, status=2)
-    assert option in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    status, printed = tool_here(name, CONFIG, option, *values)
+    assert status == 2
+    assert option in printed.err.splitlines()[-1]
+    assert "Traceback" not in printed.err
 
 
 @pytest.fixture(scope="module")
@@ -335,6 +357,7 @@ def test_wandb_has_losses_metrics_and_pictures(trained_segmentor):
     assert sorted(path.name.partition("_00")[0] for path in pictures) == ["val_0", "val_3"]
 
 
+@pytest.mark.slow
 def test_export_of_a_segmentor(segmentor, trained_segmentor):
     out = segmentor.parent / "segmentor.pt2"
     done = tool("export", segmentor, trained_segmentor, "--to", "pt2", "--out", out)
@@ -356,12 +379,14 @@ def test_export_of_a_segmentor_to_onnx(segmentor, trained_segmentor):
     assert len(described["mean"]) == len(described["std"]) == 3
 
 
+@pytest.mark.slow
 def test_resumed_run_of_a_segmentor_has_bit_identical_weights(segmentor, trained_segmentor):
     folder = segmentor.parent / "segmentor_resumed"
     tool("train", segmentor, "--work-dir", folder, "--resume", trained_segmentor / "iter_3.pth")
     assert_same_weights_and_log(trained_segmentor, folder)
 
 
+@pytest.mark.slow
 def test_segmentor_with_test_time_augmentation_and_sliding_windows(segmentor, trained_segmentor):
     windows = ["mode=slide", "crop_size=(64,64)", "stride=(32,32)"]
     options = ["--cfg-options", *(f"model.test_cfg.{option}" for option in windows)]
@@ -377,6 +402,8 @@ def test_segmentor_with_test_time_augmentation_and_sliding_windows(segmentor, tr
     assert len(set(found.values())) == 3, found  # every option changes the result
 
 
-def test_segmentor_with_wrong_num_classes_is_refused(segmentor):
+def test_segmentor_with_wrong_num_classes_is_refused(segmentor, tool_here):
     options = ["--work-dir", segmentor.parent / "wrong", "--cfg-options", "model.decode_head.num_classes=8"]
-    assert "decode_head.num_classes is 8" in tool("train", segmentor, *options, status=2).stderr
+    status, printed = tool_here("train", segmentor, *options)
+    assert status == 2
+    assert "decode_head.num_classes is 8" in printed.err

@@ -83,7 +83,7 @@ def find_arch(arch: str | Mapping, table: Mapping[str, Arch]) -> Arch:
             hint = f"; did you mean arch={near[0]!r}?" if near else ""
             from vitdense.models.table import find_model  # which needs the rows of all families
 
-            if row := find_model(arch):
+            if (row := find_model(arch)) and row.arch not in table:
                 hint = f"; it is one of vitdense.{row.family}"
             raise OptionError(f"arch: got {arch!r}, expected one of {', '.join(table)} or a dict of sizes{hint}")
         return table[arch]

@@ -4,6 +4,7 @@ import pytest
 from conftest import RECIPES
 from mmengine.config import Config
 
+from vitdense.mm.checks import batch_size, monitors
 from vitdense.mm.checks.channels import check_channels
 from vitdense.mm.checks.evaluators import check_evaluator
 from vitdense.mm.checks.normalisation import check_normalisation
@@ -209,3 +210,45 @@ def test_warm_up_longer_than_a_short_run(repo):
     assert "500" in line
     assert "240" in line
     assert not list(warm_up_warnings(cfg, 4000))
+
+
+COCO = {"type": "mmdet.FasterCocoMetric", "metric": ["bbox", "segm"]}
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "name", "hint"),
+    [
+        (dict(type="IoUMetric"), "mIou", "did you mean mIoU"),
+        (COCO, "bbox_mAP", "did you mean coco/bbox_mAP"),
+        (dict(type="CocoMetric", metric="bbox"), "coco/segm_mAP", "coco/bbox_mAP"),
+        (COCO, "coco/segm_mAP", None),
+        (dict(type="IoUMetric"), "auto", None),
+        (dict(type="SomebodysMetric"), "mIou", None),
+        ([dict(type="IoUMetric"), dict(type="IoUMetric", iou_metrics=["mDice"], prefix="b")], "b/mDice", None),
+    ],
+)
+def test_a_monitor_has_the_name_of_a_metric(evaluator, name, hint):
+    hooks = dict(checkpoint=dict(type="CheckpointHook", save_best=name))
+    cfg = Config(dict(val_evaluator=evaluator, default_hooks=hooks))
+    found = [str(error) for error in monitors.find(cfg, ("train", "val"))]
+    assert len(found) == (hint is not None)
+    assert all(f"got {name!r}" in line and hint in line for line in found)
+    assert not list(monitors.find(cfg, ("test",)))
+
+
+@pytest.mark.parametrize(
+    ("size", "launcher", "head", "norm", "refused"),
+    [
+        *((1, "none", head, "SyncBN", True) for head in ("UPerHead", "mmseg.PSPHead")),
+        (2, "none", "UPerHead", "SyncBN", False),
+        (1, "pytorch", "UPerHead", "SyncBN", False),
+        (1, "none", "FCNHead", "BN", False),
+        (1, "none", "UPerHead", "LN2d", False),
+    ],
+)
+def test_heads_that_pool_to_one_value_need_two_images(size, launcher, head, norm, refused):
+    model = dict(decode_head=dict(type=head, norm_cfg=dict(type=norm)))
+    cfg = Config(dict(model=model, train_dataloader=dict(batch_size=size), launcher=launcher))
+    found = [str(error) for error in batch_size.find(cfg, ("train",))]
+    assert len(found) == refused
+    assert all("--batch-size 2" in line for line in found)

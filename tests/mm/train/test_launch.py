@@ -148,3 +148,27 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, dtype, scaled
     wrapper.update_params(loss)
     assert not torch.equal(layer.weight, before)
     assert wrapper.state_dict()["loss_scaler"] == {}
+
+
+def test_an_interrupt_is_one_line_that_says_where_to_go_on(repo, tmp_path, monkeypatch, capsys):
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path))
+    runner = MagicMock(iter=83)
+    runner.train.side_effect = KeyboardInterrupt
+    monkeypatch.setattr(launch, "_runner", lambda cfg: runner)
+    for saved, further in ((None, "no checkpoint was saved yet"), ("iter_80.pth", "--resume goes on from iter_80.pth")):
+        if saved:
+            (tmp_path / saved).touch()
+        with pytest.raises(SystemExit) as ended, exit_on_user_error():
+            launch.train(cfg)
+        assert ended.value.code == 130
+        assert capsys.readouterr().err == f"\nstopped after iteration 83; {further}\n"
+
+
+@pytest.mark.parametrize(("length", "interval"), [(6, 1), (500, 50)])
+def test_a_run_shorter_than_the_interval_of_the_log_logs_every_iteration(repo, monkeypatch, length, interval):
+    options = {"settings.max_iters": length, "default_hooks.logger.interval": 50}
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", options)
+    monkeypatch.setattr(launch, "check", lambda cfg, splits: None)
+    launch.prepare_training(cfg)
+    assert cfg.default_hooks.logger.interval == interval
+    assert cfg.default_hooks.logger.ignore_last is False

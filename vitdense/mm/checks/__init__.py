@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from vitdense.mm.checks import (
+    batch_size,
     channels,
     classes,
     evaluators,
@@ -17,17 +18,18 @@ from vitdense.mm.checks import (
     label_maps,
     loaders,
     masks,
+    monitors,
     normalisation,
     padding,
     schedule,
-)  # fmt: skip
+)
 from vitdense.mm.checks.base import Finding
 
 CHECKS: tuple[Callable[[Config, Sequence[str]], Iterator[Finding]], ...] = tuple(
     module.find
     for module in (
-        *(loaders, files, classes, masks, label_maps, evaluators),
-        *(channels, normalisation, padding, schedule),
+        *(loaders, files, classes, masks, label_maps, evaluators, monitors),
+        *(channels, batch_size, normalisation, padding, schedule),
     )
 )
 

@@ -1,6 +1,7 @@
 """Training and testing from a config, as `tools/` call them."""
 
 import logging
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,13 +37,16 @@ AMP_DTYPES = ("float16", "bfloat16")
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Exit with status 2 and one message on an error that a user can fix.
+    """Exit with status 2 and one message on an error that a user can fix, with 130 and one line on Ctrl-C.
 
-    These are `USER_ERRORS`. Inside, mm is `quiet`.
+    These errors are `USER_ERRORS`. Inside, mm is `quiet`.
     """
     try:
         with quiet():
             yield
+    except KeyboardInterrupt as stop:
+        print(f"\n{stop or 'stopped'}", file=sys.stderr)
+        sys.exit(130)  # as a shell reports SIGINT
     except USER_ERRORS as error:
         message = re.split(r"(?m)^vitdense\.[\w.]+: ", str(error))[-1]  # without the stack trace of a data worker
         print(f"error: {message.strip()}", file=sys.stderr)
@@ -78,6 +82,7 @@ def prepare_training(
             cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
         cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
+    _log_short_runs(cfg)
     if resume is None and fresh:
         hooks = cfg.setdefault("default_hooks", ConfigDict())
         hooks.exact_load = {"type": "vitdense.ExactLoadHook", **hooks.get("exact_load", {}), "fresh": list(fresh)}
@@ -93,10 +98,24 @@ def prepare_training(
         drop_weights(cfg.model)
 
 
+def _log_short_runs(cfg: Config) -> None:
+    """Every iteration of a run that is shorter than the interval of the log, and the last one of every epoch."""
+    if logger := (cfg.get("default_hooks") or {}).get("logger"):
+        logger.setdefault("ignore_last", False)
+        if cfg.train_cfg.get("max_iters", math.inf) < logger.get("interval", 10):
+            logger.interval = 1
+
+
 def train(cfg: Config, **options: Any) -> None:
     """Train and validate. For the arguments and errors see `prepare_training`."""
     prepare_training(cfg, **options)
-    _runner(cfg).train()
+    runner = _runner(cfg)
+    try:
+        runner.train()
+    except KeyboardInterrupt as stop:
+        latest = latest_checkpoint(Path(cfg.work_dir))
+        further = f"--resume goes on from {Path(latest).name}" if latest else "no checkpoint was saved yet"
+        raise KeyboardInterrupt(f"stopped after iteration {runner.iter}; {further}") from stop
     if cfg.filename and cfg.get("default_scope") in ("mmdet", "mmseg"):
         config = Path(cfg.work_dir, Path(cfg.filename).name)  # with the options of this run
         print_log(

@@ -1,0 +1,47 @@
+"""Monitors: the metric by which the best checkpoint is kept has a name that the evaluation gives."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+
+from mmengine.config import Config
+
+from vitdense.mm.checks.base import Finding
+from vitdense.mm.config.load import hook_configs
+from vitdense.mm.config.walk import as_list
+from vitdense.mm.errors import ConfigError
+
+COCO = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
+OF_IOU = {
+    "mIoU": ("aAcc", "mIoU", "mAcc"),
+    "mDice": ("aAcc", "mDice", "mAcc"),
+    "mFscore": ("aAcc", "mFscore", "mPrecision", "mRecall"),
+}
+
+
+def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
+    """See the module. Only of metrics whose names are known: mmdet's for COCO and mmseg's IoU."""
+    metrics = [names(metric) for metric in as_list(cfg.get("val_evaluator"))]
+    if "train" not in splits or not metrics or None in metrics:
+        return
+    known = [name for found in metrics for name in found]
+    for hook in hook_configs(cfg):
+        for key in ("save_best", "monitor"):
+            for name in as_list(hook.get(key)):
+                if isinstance(name, str) and name != "auto" and name not in known:
+                    near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+                    hint = f"did you mean {near[0]}? Others: " if near else "expected one of "
+                    yield ConfigError(
+                        f"{key} of {hook['type']}: got {name!r}, a name that no metric has; {hint}{', '.join(known)}"
+                    )
+
+
+def names(metric: Mapping) -> list[str] | None:
+    """What a metric calls its values; None if it is none of the known ones."""
+    kind, prefix = str(metric["type"]).rpartition(".")[2], metric.get("prefix")
+    if kind.endswith("CocoMetric"):
+        kinds = [of for of in as_list(metric.get("metric", "bbox")) if of in ("bbox", "segm")]
+        return [f"{prefix or 'coco'}/{of}_{name}" for of in kinds for name in COCO]
+    if kind == "IoUMetric":
+        found = [name for of in as_list(metric.get("iou_metrics", "mIoU")) for name in OF_IOU.get(of, ())]
+        return [f"{prefix}/{name}" if prefix else name for name in dict.fromkeys(found)]
+    return None
