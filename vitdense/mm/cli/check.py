@@ -19,6 +19,7 @@ from vitdense.mm.config.walk import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
 from vitdense.mm.data.images import FILES_READ, ImageFile, describe_images, evenly_spaced, image_faults, read_image_file
 from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, read_label_maps
+from vitdense.mm.data.pictures import draw_batch
 from vitdense.mm.errors import join_some
 from vitdense.mm.train.launch import USER_ERRORS, exit_on_user_error
 
@@ -31,11 +32,14 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser(__doc__)
     parser.prog = "python -m vitdense check"
     parser.add_argument("--all", action="store_true", help=f"read every image file, not only {FILES_READ} per data set")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw a batch as the model will see it")
     parser.add_argument("--write", type=Path, metavar="FILE.py", help="write the config with everything resolved")
     args = parser.parse_args(argv)
     with exit_on_user_error():
         cfg = config_of(args)
         status = report(cfg, args.all)
+        if args.pictures and status == 0:
+            print("drew", *draw_batch(cfg, args.pictures))
         if args.write:
             with atomic_write(args.write) as scratch:
                 cfg.dump(scratch)

@@ -1,0 +1,36 @@
+"""Pictures of a batch as the model will see it."""
+
+import numpy as np
+import pytest
+from mmengine.runner import Runner
+from PIL import Image
+
+from vitdense.mm.cli.check import main
+from vitdense.mm.config.load import load_config
+from vitdense.mm.data.pictures import draw_batch
+
+
+@pytest.mark.parametrize("name", ["cascade_swin_nano_shapes", "upernet_swin_nano_shapes"])
+def test_a_picture_per_image_of_the_first_batch(name, tmp_path):
+    """It is the image that the model gets, with something drawn on it where there are objects."""
+    draw = {"num_train": 4, "num_val": 2, "image_size": (96, 128), "workers": 1}
+    options = {"data_root": str(tmp_path / "shapes"), "train_dataloader.dataset.draw": draw}
+    options |= {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
+    cfg = load_config(name, {**options, "train_dataloader.batch_size": 3})
+    paths = draw_batch(cfg, tmp_path / "pictures")
+    assert [path.name for path in paths] == ["train_0.png", "train_1.png", "train_2.png"]
+    batch = next(iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)))
+    drawn = []
+    for path, image, sample in zip(paths, batch["inputs"], batch["data_samples"], strict=True):
+        with Image.open(path) as picture:
+            changed = np.asarray(picture) != image.flip(0).permute(1, 2, 0).numpy()  # RGB
+        has_objects = len(sample.gt_instances) > 0 if "gt_instances" in sample else True
+        assert changed.any() == has_objects
+        drawn.append(has_objects)
+    assert any(drawn)
+
+
+def test_they_need_a_config_without_errors(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["nothing", "--pictures", str(tmp_path / "pictures")])
+    assert not (tmp_path / "pictures").exists()

@@ -1,0 +1,36 @@
+"""Pictures of a batch as the model will see it."""
+
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import VISUALIZERS, init_default_scope
+from mmengine.runner import Runner
+
+from vitdense.files import atomic_write
+
+
+def draw_batch(cfg: Config, folder: Path) -> list[Path]:
+    """Draw the first batch of a training: augmented images with their boxes and masks, or label maps.
+
+    Args:
+        cfg: From `load_config`.
+        folder: For the pictures ``train_0.png`` and so on.
+
+    Returns:
+        Their paths.
+    """
+    init_default_scope(cfg.get("default_scope", "mmdet"))
+    loader = Runner.build_dataloader({**cfg.train_dataloader, "num_workers": 0, "persistent_workers": False}, seed=0)
+    visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
+    visualizer.dataset_meta = loader.dataset.metainfo
+    batch = next(iter(loader))
+    paths = [folder / f"train_{i}.png" for i in range(len(batch["inputs"]))]
+    for path, image, sample in zip(paths, batch["inputs"], batch["data_samples"]):
+        instances = sample.get("gt_instances")
+        if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer takes no boxes of its own
+            instances.bboxes = instances.bboxes.tensor
+        rgb = np.ascontiguousarray(image.permute(1, 2, 0).numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
+        with atomic_write(path) as scratch:
+            visualizer.add_datasample(path.stem, rgb, sample, draw_pred=False, out_file=str(scratch))
+    return paths
