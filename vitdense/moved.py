@@ -17,7 +17,7 @@ MOVED = {
     "report": "inspect.flops",
     "show": "inspect.show",
     "layers.performer": "research.swin_ablations.performer",
-    "layers.class_attention": "research.cait.class_attention",
+    "layers.class_attention": "research.cait.model",
     "layers.non_local": "research.non_local.attention",
     "necks.bifpn": "mm.heads.reppoints_v2.bifpn",
     "models.create": "hub.create",

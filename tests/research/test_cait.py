@@ -15,8 +15,7 @@ from vitdense.checkpoint.load import load_pretrained
 from vitdense.inspect.flops import macs, num_params
 from vitdense.layers.layout import window_layout
 from vitdense.models.vit.model import BlockSpec
-from vitdense.research.cait.class_attention import ClassBlock
-from vitdense.research.cait.model import TalkingHeads
+from vitdense.research.cait.model import ClassBlock, TalkingHeads
 from vitdense.research.cait.sizes import CaiTArch
 
 NANO = {"embed_dims": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
