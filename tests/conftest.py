@@ -132,10 +132,10 @@ def run_ranks(function: Callable, *args: object) -> None:
 def add_row(family: str, scheme: str, source: str, errors: Iterable[float], share: float, back: str) -> None:
     """A row of the parity table: what was compared, its errors per output, the share of loaded values, the way back."""
     errors = ", ".join(f"{e:.1e}" for e in errors)
-    PARITY_TABLE.append(f"{family:8} {scheme:12} {source:43} {errors:38} {100 * share:6.2f} %  {back}")
+    PARITY_TABLE.append(f"{family:12} {scheme:12} {source:43} {errors:38} {100 * share:6.2f} %  {back}")
 
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
     if PARITY_TABLE and config.getoption("capture") == "no":
-        header = f"{'family':8} {'names':12} {'from':43} {'relative error per output':38} {'loaded':>8}  back"
+        header = f"{'family':12} {'names':12} {'from':43} {'relative error per output':38} {'loaded':>8}  back"
         terminalreporter.write_line("\n".join([header, *PARITY_TABLE]))
