@@ -19,7 +19,6 @@ from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.rows import Model
 from vitdense.models.table import find_model, near_names
 from vitdense.models.vit.model import default_out_indices
-from vitdense.research.hybrid_vit.sizes import RESNETS
 
 
 @dataclass(frozen=True)
@@ -552,10 +551,16 @@ def comparable(
         (pretrained,) * 4 if isinstance(pretrained, int) else tuple(pretrained),
         drop_path_rate,
         parallel=options.get("parallel", 1),
-        resnet=RESNETS[options["stem"]] if make.family == "hybrid_vit" else (),
+        resnet=_resnet_stages(model),
         others={name: value for name, value in row.options.items() if name not in IN_SPEC | as_peers.keys()},
     )
     return model, spec
+
+
+def _resnet_stages(model: nn.Module) -> tuple[int, ...]:
+    """Blocks of every stage of the ResNet before a hybrid ViT; empty for other models."""
+    resnet = getattr(getattr(model, "patch_embed", None), "backbone", None)
+    return () if resnet is None else tuple(len(stage.blocks) for stage in resnet.stages)
 
 
 def find(name: str) -> Model:

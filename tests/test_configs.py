@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from conftest import RECIPES, REPO
+from conftest import RECIPES, REPO, needs_research
 
 from vitdense.inspect.flops import count
 from vitdense.mm.config.load import build_model, load_config
@@ -188,6 +188,7 @@ def test_recipe_of_reppoints_v2(name):
         assert decay == (0 if exempt else 0.05), key  # GroupNorms and weights of fusions decay
 
 
+@needs_research
 def test_swin_mixer_config_has_the_cost_of_the_nano_swin_and_spares_the_biases_of_its_windows_from_decay():
     cost = {}
     for name in ("swin", "swin_mixer"):

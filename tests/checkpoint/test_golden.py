@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import REPO, add_row, relative_error
+from conftest import HAS_RESEARCH, REPO, add_row, relative_error
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from vitdense import MViT, ParallelViT, StemViT, Swin, SwinMixer, SwinV2, ViT
+import vitdense
+from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
 
@@ -32,7 +33,7 @@ def swin_v2(config):
 
 
 def swin_mixer(config):
-    return swin(config, SwinMixer)
+    return swin(config, vitdense.SwinMixer)
 
 
 def mvit(config):
@@ -54,11 +55,13 @@ def without_output_norms(make):
     return build
 
 
-def vit(options=None, kind=ViT, **arch):
+def vit(options=None, kind="ViT", **arch):
     def build(config):
         sizes = {"embed_dims": config["embed_dim"], "depth": config["depth"], "num_heads": config["num_heads"]}
         image = config.get("img_size", 224)
-        return kind(sizes | arch, pretrain_img_size=image, out_norm="final", output_cls_token=True, **options or {})
+        return getattr(vitdense, kind)(
+            sizes | arch, pretrain_img_size=image, out_norm="final", output_cls_token=True, **options or {}
+        )
 
     return build
 
@@ -73,12 +76,14 @@ GOLDEN = {  # naming scheme of the file, and our model for its configuration
     "mvitv2_t_hybrid_detectron2": ("detectron2", mvit),
     "mvitv2_b_hybrid_detectron2": ("detectron2", mvit),
     "deit3_layerscale": ("official", vit(**DEIT3)),
-    "deit3_hmlp_stem": ("official", vit({"stem": "hmlp"}, StemViT, **DEIT3)),
-    "deit_parallel_x2": ("official", vit({"parallel": 2}, ParallelViT, token_position=False)),
-    "deit_parallel_x2_layerscale": ("official", vit({"parallel": 2}, ParallelViT, **DEIT3)),
+    "deit3_hmlp_stem": ("official", vit({"stem": "hmlp"}, "StemViT", **DEIT3)),
+    "deit_parallel_x2": ("official", vit({"parallel": 2}, "ParallelViT", token_position=False)),
+    "deit_parallel_x2_layerscale": ("official", vit({"parallel": 2}, "ParallelViT", **DEIT3)),
     "deit_distilled": ("official", vit(distilled=True)),
     "swin_mlp_official": ("official", without_output_norms(swin_mixer)),
 }
+OF_RESEARCH = ("deit3_hmlp_stem", "deit_parallel_x2", "deit_parallel_x2_layerscale", "swin_mlp_official")
+GOLDEN = {name: row for name, row in GOLDEN.items() if HAS_RESEARCH or name not in OF_RESEARCH}
 FILES = [(name, size) for name in GOLDEN for size in FOLDERS if (name, size) != ("swin_mlp_official", "small")]
 
 

@@ -4,16 +4,15 @@ loader, give the features of that model, and convert back bit by bit. The module
 import copy
 import re
 from dataclasses import asdict, replace
-from functools import partial
 
 import pytest
 import torch
-from conftest import add_row, relative_error
+from conftest import HAS_RESEARCH, add_row, relative_error
 from safetensors.torch import load_file
 from torch import nn
 
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
-from vitdense import CaiT, HybridViT, Mixer, MViT, ParallelViT, ResNet, Swin, SwinV2, ViT
+from vitdense import MViT, ResNet, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.hub import create
@@ -23,16 +22,11 @@ from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.swin.sizes import SWIN
 from vitdense.models.swin_v2.sizes import SWIN_V2
 from vitdense.models.table import MODELS as TABLE
-from vitdense.models.vit.sizes import VIT, ViTArch
-from vitdense.research.cait.sizes import CAIT
-from vitdense.research.hybrid_vit.sizes import RESNETS
-from vitdense.research.mixer.sizes import MixerArch
+from vitdense.models.vit.sizes import VIT
 
 pytestmark = pytest.mark.long
 
-PARALLEL = {"embed_dims": 192, "depth": 6, "num_heads": 3, "token_position": False, "layer_scale": 1.0}
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 2), "num_heads": 1}
-MIXER = {"embed_dims": 96, "depth": 4}
 
 
 def shrunk(row):
@@ -62,23 +56,6 @@ MODELS = {
         )
         for name in ("deit_tiny", "deit_small_distilled", "deit3_small", "vit_base")
     },
-    ("cait", "xxs24"): (lambda: CaiT("cait_xxs24", out_norm="none"), PeerSpec(CAIT["cait_xxs24"], (224, 224))),
-    **{
-        ("three_things", f"{depth} blocks of {n}"): (
-            lambda depth=depth, n=n, **options: ParallelViT(
-                {**PARALLEL, "depth": depth}, parallel=n, out_norm="none", **options
-            ),
-            PeerSpec(ViTArch(**{**PARALLEL, "depth": depth}), (224, 224), parallel=n),
-        )
-        for depth, n in ((PARALLEL["depth"], 2), (4, 4))
-    },
-    **{
-        ("hybrid_vit", f"{name}, {stem}"): (
-            lambda name=name, stem=stem, **options: HybridViT(name, stem=stem, out_norm="none", **options),
-            PeerSpec(replace(VIT[name], patch_size=int(stem[-2:])), (224, 224), resnet=RESNETS[stem]),
-        )
-        for name, stem in (("vit_small", "r26_s32"), ("vit_tiny", "r50_s16"))
-    },
     **{
         ("vit", name): (
             lambda name=name, **options: ViT(asdict(shrunk(VIT[name])), out_norm="none", **options),
@@ -89,21 +66,15 @@ MODELS = {
             *("pe_spatial_base", "pe_spatial_giant", "siglip2_base", "eva02_small", "eva02_base"),
         )
     },
-    # At the size of pretraining both rules for other sizes are the published model.
-    **{
-        ("mixer", name): (partial(Mixer, arch, **options), PeerSpec(MixerArch(**arch), (224, 224)))
-        for name, arch, options in (
-            ("windows", MIXER, {"transfer": "windows"}),
-            ("resize", MIXER, {"transfer": "resize"}),
-            ("ResMLP", {**MIXER, "block": "resmlp", "layer_scale": 1.0}, {}),
-            ("gMLP", {**MIXER, "block": "gmlp", "mlp_ratio": 6.0}, {}),
-        )
-    },
     **{
         ("resnet", name): (lambda name=name: ResNet(name), PeerSpec(RESNET[name], (97, 131)))
         for name in ("resnet18", "resnet50")
     },
 }
+if HAS_RESEARCH:
+    from research_parity import MODELS as OF_RESEARCH
+
+    MODELS |= OF_RESEARCH
 # Names of a scheme that are also those of another, which is found first.
 SAME_NAMES = {
     ("vit", "timm"): "official",

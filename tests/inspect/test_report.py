@@ -1,5 +1,6 @@
 import pytest
 import torch
+from conftest import needs_research
 from torch import nn
 
 from vitdense.inspect.flops import Row, count, macs, table
@@ -38,7 +39,7 @@ def test_macs_of_a_linear_layer_a_convolution_and_attention():
         ("htcpp_swin_l_coco", 283.77, 1469.7),
         ("reppoints_v2_swin_t_coco", 44.92, 282.0),
         ("reppoints_v2_r50_coco", 42.13, 272.2),
-        ("mask_rcnn_r50_nonlocal_coco", 46.50, 284.1),
+        pytest.param("mask_rcnn_r50_nonlocal_coco", 46.50, 284.1, marks=needs_research),
         ("cascade_nat_t_coco", 85.38, 737),
     ],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import HAS_RESEARCH
 from torch import nn
 
 import vitdense
@@ -29,6 +30,8 @@ MODELS = {
     "resnet, non-local": lambda: vitdense.NonLocalResNet("resnet18", attention=NON_LOCAL),
     "resnet, sasa": lambda: vitdense.SASA("sasa26"),
 }
+OF_RESEARCH = ("swin, sliding", "swin, positions alone", "swin, performer", "cait", "resnet, non-local", "resnet, sasa")
+MODELS = {name: make for name, make in MODELS.items() if HAS_RESEARCH or name not in OF_RESEARCH}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import relative_error
+from conftest import HAS_RESEARCH, relative_error
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from vitdense import MViT, SlidingSwin, Swin, SwinV2, ViT
+import vitdense
+from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.inspect.cost import CostCounter
 from vitdense.layers import layout
 from vitdense.layers.layout import MASK_VALUE, ShiftedWindows, window_layout
@@ -166,7 +167,7 @@ def test_masks_have_the_dtype_in_which_attention_computes(dtype):
 TINY = {"embed_dims": 8, "depths": (2, 1), "num_heads": (1, 2)}
 MODELS = {
     "swin": lambda **o: Swin(TINY, window_size=4, out_indices=(0, 1), drop_path_rate=0.0, **o),
-    "swin, sliding": lambda **o: SlidingSwin(TINY, window_size=3, out_indices=(0, 1), drop_path_rate=0.0, **o),
+    "swin, sliding": lambda **o: vitdense.SlidingSwin(TINY, window_size=3, out_indices=(0, 1), drop_path_rate=0.0, **o),
     "swin_v2": lambda **o: SwinV2(TINY, window_size=4, out_indices=(0, 1), drop_path_rate=0.0, **o),
     "mvit": lambda **o: MViT(
         {"embed_dims": 8, "depths": (1, 2), "num_heads": 1},
@@ -186,6 +187,8 @@ MODELS = {
         **o,
     ),
 }
+if not HAS_RESEARCH:
+    del MODELS["swin, sliding"]
 EVERY = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 
 

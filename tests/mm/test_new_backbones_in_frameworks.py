@@ -10,6 +10,7 @@ import pytest
 import torch
 from mmengine.config import ConfigDict
 
+import vitdense
 from vitdense.families import backbone_class
 from vitdense.mm.config.backbone import channel_changes
 from vitdense.mm.config.load import load_config
@@ -56,6 +57,7 @@ BACKBONES = {
     "hybrid": dict(type="HybridViT", arch=PLAIN, stem="r50_s16", pretrain_img_size=128),
     "vit, conv stem, 4 branches": dict(type="ParallelViT", arch=PLAIN, stem="conv", parallel=4, pretrain_img_size=128),
 }  # fmt: skip
+BACKBONES = {name: cfg for name, cfg in BACKBONES.items() if cfg["type"] in vitdense.__all__}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from vitdense.models.rows import Model
 from vitdense.models.vit_adapter.model import Injector
 
 BACKBONES, PRECISION = dict(contract_rows.MODELS), dict(contract_rows.PRECISION)
-if (REPO / "tests/research").is_dir():  # deleted with the floor
+if (REPO / "tests/research").is_dir():
     import research_rows
 
     BACKBONES |= research_rows.RESEARCH

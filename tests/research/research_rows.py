@@ -17,6 +17,10 @@ from vitdense import (
     StemViT,
     SwinMixer,
 )
+from vitdense.research.cait.sizes import CAIT
+from vitdense.research.mixer.sizes import MIXER as MIXER_SIZES
+from vitdense.research.sasa.sizes import SASA as SASA_SIZES
+from vitdense.research.swin_mixer.sizes import SWIN_MIXER
 
 
 def with_drawn_gates(model):
@@ -111,3 +115,5 @@ PRECISION = {
         (64, 64),
     ),
 }
+SIZES = {"CaiT": CAIT, "SASA": SASA_SIZES, "SwinMixer": SWIN_MIXER, "Mixer": MIXER_SIZES}
+SIZES["HybridViT"] = ("vit_small", "vit_base", "vit_large")

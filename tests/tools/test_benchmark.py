@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import REPO
+from conftest import REPO, needs_research
 
 import benchmark
 import counting
@@ -67,8 +67,13 @@ def test_both_loaders_restore_the_weights(model):
         ("mvitv2_tiny", "", (64, 96), "--shape"),
         ("deit3_small", "mmseg", (64, 64), "LayerScale"),
         ("deit_tiny", "", (60, 64), "partial patches"),
-        ("swin_mixer_tiny_d24", "", (64, 64), "no other project has swin_mixer_tiny_d24"),
-        ("resmlp_small_12", "mmpretrain", (64, 64), "blocks other than Mixer's"),
+        *(
+            pytest.param(*case, marks=needs_research)
+            for case in (
+                ("swin_mixer_tiny_d24", "", (64, 64), "no other project has swin_mixer_tiny_d24"),
+                ("resmlp_small_12", "mmpretrain", (64, 64), "blocks other than Mixer's"),
+            )
+        ),
         ("nat_mini", "", (64, 64), "no other project has nat_mini"),
     ],
 )

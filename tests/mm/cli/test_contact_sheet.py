@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import HAS_RESEARCH, needs_research
 from PIL import Image
 
 import vitdense
@@ -48,6 +49,7 @@ CASES = {
         "effective receptive field",
     ],
 }
+CASES = {name: rows for name, rows in CASES.items() if HAS_RESEARCH or "mixer" not in name}
 
 
 @pytest.mark.parametrize("config", CASES)
@@ -81,7 +83,9 @@ def test_layers_that_the_model_does_not_run_are_left_out(image, repo):
         sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])
 
 
-@pytest.mark.parametrize(("arch", "signed"), [("cait_xxs24", True), ("deit_tiny", False)])
+@pytest.mark.parametrize(
+    ("arch", "signed"), [pytest.param("cait_xxs24", True, marks=needs_research), ("deit_tiny", False)]
+)
 def test_pictures_of_weights_that_are_no_shares_say_so(arch, signed):
     """CaiT mixes heads after the softmax: weights of either sign. Their size is drawn."""
     torch.manual_seed(0)
