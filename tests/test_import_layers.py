@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPO
+from conftest import HAS_RESEARCH, REPO
 
 MM = {"mmengine", "mmcv", "mmdet", "mmseg"}
 TABLES = {"families", "models.rows", "models.table"}  # no torch: names, sizes and addresses
@@ -34,7 +34,8 @@ ABOVE = {*MAY_IMPORT} - {"__init__.py"}
 MAY_IMPORT["mm"] = {"mm", *(place.removesuffix(".py") for place in ABOVE)}
 MAY_IMPORT["registry.py"] = {"mm.registry"}
 MAY_IMPORT["__main__.py"] = {"mm"}
-MAY_IMPORT["research"] = {"research", *MAY_IMPORT["mm"]}
+if HAS_RESEARCH:
+    MAY_IMPORT["research"] = {"research", *MAY_IMPORT["mm"]}
 
 
 def imports(path):

@@ -24,7 +24,6 @@ MOVED = {
     "models.list_models": "hub.list_models",
     "models.Model": "models.rows.Model",
     "models.find_model": "models.table.find_model",
-    "necks.global_block": "research.non_local.global_block",
 }
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from conftest import needs_research
 from contract_rows import VIT
 from test_contract import BACKBONES
 from test_vit_adapter import TRUNKS, adapter
@@ -78,7 +79,7 @@ def test_a_file_is_of_one_family(family):
     assert written == set(schemes)
 
 
-@pytest.mark.parametrize("name", ["nat_mini", "nat_tiny", "nat_small", "swin_tiny", "sasa26", "mvitv1_base_max"])
+@pytest.mark.parametrize("name", ["nat_mini", "nat_tiny", "nat_small", "swin_tiny", "mvitv1_base_max"])
 def test_published_sizes_are_recognised(name):
     with torch.device("meta"):
         model = vitdense.create(name)
@@ -93,6 +94,7 @@ def test_what_fits_several_families_is_refused_with_their_names():
     assert convert(parts, "vitdense", family="vit").match.family == "vit"
 
 
+@needs_research
 def test_no_window_is_invented_for_local_attention():
     """Its tables show the side of its neighbourhood; a rule for whole modules once took their names for buffers."""
     state = BACKBONES["sasa resnet"]().state_dict()

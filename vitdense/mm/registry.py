@@ -18,7 +18,7 @@ from timm.layers import LayerNorm2d
 import vitdense.mm.train.checkpoints  # noqa: F401  registers the file backend vitdense.atomic
 from vitdense.families import FLOORS, FOLDERS, backbone_class
 from vitdense.module import Module
-from vitdense.necks import DeconvPyramid
+from vitdense.necks import DeconvPyramid, GlobalBlock
 
 
 def _child(parent: Registry, **locations: str) -> Registry:
@@ -46,7 +46,7 @@ HOOKS = _child(root.HOOKS, mmengine="train.hooks")
 VISBACKENDS = _child(root.VISBACKENDS, mmengine="train.wandb_backend")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 
-for _module in (*map(backbone_class, FOLDERS), DeconvPyramid):
+for _module in (*map(backbone_class, FOLDERS), DeconvPyramid, GlobalBlock):
     MODELS.register_module(module=_module)
 # LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
 MODELS.register_module(name="LN2d", module=LayerNorm2d)

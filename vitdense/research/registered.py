@@ -2,12 +2,11 @@
 
 from vitdense.mm.registry import MODELS
 from vitdense.research.non_local.attention import NonLocal, SAGANAttention
-from vitdense.research.non_local.global_block import GlobalBlock
 from vitdense.research.pretraining import Classifier, MaskedImageModel
 from vitdense.research.pretraining.data import DrawMask, ImageFolder, TimmTransform, Top1
 
 __all__ = ["Classifier", "DrawMask", "ImageFolder", "MaskedImageModel", "TimmTransform", "Top1"]
 
-# Plugin layers for mm's ResNets, and a neck.
-for _module in (NonLocal, SAGANAttention, GlobalBlock):
+# Plugin layers for mm's ResNets.
+for _module in (NonLocal, SAGANAttention):
     MODELS.register_module(module=_module)

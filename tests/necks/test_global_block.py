@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitdense.research.non_local.global_block import GlobalBlock
+from vitdense.necks.global_block import GlobalBlock
 
 
 @pytest.mark.parametrize("size", [(3, 5), (1, 1), (8, 4)])
