@@ -224,6 +224,8 @@ COCO = {"type": "mmdet.FasterCocoMetric", "metric": ["bbox", "segm"]}
         (COCO, "coco/segm_mAP", None),
         (dict(type="IoUMetric"), "auto", None),
         (dict(type="SomebodysMetric"), "mIou", None),
+        (COCO | {"classwise": True}, "coco/person_precision", None),
+        (dict(type="CocoMetric", metric="proposal"), "coco/AR@100", None),
         ([dict(type="IoUMetric"), dict(type="IoUMetric", iou_metrics=["mDice"], prefix="b")], "b/mDice", None),
     ],
 )

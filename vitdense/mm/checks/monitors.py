@@ -39,8 +39,9 @@ def names(metric: Mapping) -> list[str] | None:
     """What a metric calls its values; None if it is none of the known ones."""
     kind, prefix = str(metric["type"]).rpartition(".")[2], metric.get("prefix")
     if kind.endswith("CocoMetric"):
-        kinds = [of for of in as_list(metric.get("metric", "bbox")) if of in ("bbox", "segm")]
-        return [f"{prefix or 'coco'}/{of}_{name}" for of in kinds for name in COCO]
+        kinds = as_list(metric.get("metric", "bbox"))
+        has_others = metric.get("classwise") or metric.get("metric_items") or {*kinds} - {"bbox", "segm"}
+        return None if has_others else [f"{prefix or 'coco'}/{of}_{name}" for of in kinds for name in COCO]
     if kind == "IoUMetric":
         found = [name for of in as_list(metric.get("iou_metrics", "mIoU")) for name in OF_IOU.get(of, ())]
         return [f"{prefix}/{name}" if prefix else name for name in dict.fromkeys(found)]
