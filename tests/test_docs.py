@@ -231,8 +231,9 @@ def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, cap
 
         monkeypatch.setattr(sys, "argv", words[1:])
         monkeypatch.setattr(attention_cost, "attention_costs", lambda *_: sys.exit(0))  # its arguments are parsed
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit) as ended:
             attention_cost.main()
+        assert ended.value.code == 0
     elif words[:3] == ["python", "-m", "vitdense"]:
         run_package(words[3:], monkeypatch)
         assert words[3:] or vitdense.__version__ in capsys.readouterr().out
