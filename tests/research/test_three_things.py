@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_vit import NANO, block_by_hand, randomise
+from test_vit import NANO, assert_block_is_the_definition, kinds_of_blocks, randomise
 from timm.layers import LayerNorm2d
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +13,6 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.inspect.flops import macs, num_params
 from vitdense.layers.blocks import SyncBatchNorm
-from vitdense.layers.layout import window_layout
 from vitdense.models.vit.model import BlockSpec
 from vitdense.models.vit.sizes import ViTArch
 from vitdense.research.three_things.model import ParallelBlock
@@ -23,22 +22,9 @@ from vitdense.research.three_things.model import ParallelBlock
 
 @pytest.mark.parametrize("parallel", [2, 3, 4])
 @pytest.mark.parametrize("layer_scale", [None, 0.5])
-@pytest.mark.parametrize(
-    ("size", "window", "table"),
-    [((3, 4), None, None), ((3, 4), None, (3, 4)), ((3, 5), (2, 3), None), ((3, 5), (2, 3), (2, 3))],
-    ids=["global", "global, relative", "windows that pad", "windows that pad, relative"],
-)
+@kinds_of_blocks
 def test_a_parallel_block_is_the_definition(size, window, table, layer_scale, parallel):
-    torch.manual_seed(0)
-    spec = BlockSpec(ViTArch(8, 1, 2, layer_scale=layer_scale), window, table)
-    block = randomise(ParallelBlock(spec, 2.0, parallel)).double()
-    extra = 2 if window is None and table is None else 0  # extra tokens
-    x = torch.randn(2, extra + size[0] * size[1], 8, dtype=torch.float64)
-    windows = window_layout(x.unflatten(1, size), window) if window else None
-    with torch.no_grad():
-        got = block(x, size, windows)
-        want = torch.stack([block_by_hand(block, row, size, window) for row in x])
-    torch.testing.assert_close(got, want)
+    assert_block_is_the_definition(lambda spec: ParallelBlock(spec, 2.0, parallel), layer_scale, size, window, table)
 
 
 def test_parallel_branches_are_dropped_each_on_its_own():
