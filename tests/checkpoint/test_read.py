@@ -700,7 +700,7 @@ def test_hugging_face_hub_and_timm_models(tmp_path, server):
     assert "timm://test_vitt.r160_in1k" in got[7]
     server.stop()
     asked = [line for line in server.asked if "test_vit.r160" in line]
-    assert [line.split()[0] for line in asked] == ["HEAD", "GET"]  # the second time it was in the cache
+    assert [line.split()[0] for line in asked] == ["HEAD", "HEAD", "GET"]  # the second time it was in the cache
     # Without a network: what is in the cache, and what is not.
     missing = ("hf://somebody/nets/own.safetensors", "timm://test_convnext.r160_in1k")
     again = ask_hub(hub, f"http://{server.host}", *addresses, *missing, HF_HUB_OFFLINE="1")
@@ -717,13 +717,13 @@ META = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
 
 
 def refused_by_hub(status, kind):
-    """What `hf_hub_download` raises, made of the answer of a host."""
+    """What the hub's library raises, made of the answer of a host."""
     from huggingface_hub import errors
 
     httpx = pytest.importorskip("httpx")
     answer = httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/x"))
 
-    def download(repo, name, revision=None):
+    def ask(address):
         try:
             answer.raise_for_status()
         except httpx.HTTPStatusError as cause:
@@ -732,7 +732,7 @@ def refused_by_hub(status, kind):
                 raise error from cause
             raise errors.LocalEntryNotFoundError("An error happened") from error
 
-    return download
+    return ask
 
 
 @pytest.mark.parametrize(
@@ -760,7 +760,7 @@ def refused_by_hub(status, kind):
 )
 def test_hub_that_asks_for_consent(monkeypatch, address, page, gate, twin, status, kind):
     hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(status, kind))
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refused_by_hub(status, kind))
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *args, **options: None)
     with pytest.raises(CheckpointNotFoundError) as error:
         read(address)
@@ -774,7 +774,7 @@ def test_hub_that_asks_for_consent(monkeypatch, address, page, gate, twin, statu
 
 def test_hub_that_has_no_such_file_asks_for_no_token(monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(404, "HfHubHTTPError"))
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refused_by_hub(404, "HfHubHTTPError"))
     with pytest.raises(CheckpointNotFoundError) as error:
         read("hf://facebook/dinov3-vitb16-pretrain-lvd1689m/model.safetensors")
     assert "hf auth login" not in str(error.value)

@@ -98,7 +98,9 @@ def trained(tiny) -> Path:
     assert "mmcv ops in use: " in done.stdout + done.stderr
     assert "coco/bbox_mAP:" in done.stdout + done.stderr
     config = tiny.parent / "whole/tiny.py"
-    assert f"tools/test.py {config} {config.parent}" in (done.stdout + done.stderr).splitlines()[-1]
+    last = (done.stdout + done.stderr).splitlines()[-2:]
+    assert last[0].endswith(f" {config} {config.parent}")
+    assert last[1].endswith(f" {config} {config.parent} IMAGES")
     assert config.is_file()
     return config.parent
 

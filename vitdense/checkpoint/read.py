@@ -146,8 +146,7 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
         except (OSError, http.client.HTTPException) as error:
             raise CheckpointNotFoundError(
                 f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); "
-                f"{_advice_if_refused(error, source)}give the path of a file, or train from scratch with --cfg-options "
-                f"model.backbone.init_cfg=None"
+                f"{_advice_if_refused(error, source)}check the network, or give the path of the file"
             ) from error
     _check_digest(path, sha256, str(path))
     return load(path)
@@ -201,15 +200,18 @@ def _hub_file(address: str) -> Path:
         raise CheckpointNotFoundError(
             f"checkpoint {address}: expected hf://owner/repo/path/in/repo or hf://owner/repo@revision/path/in/repo"
         )
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     repo, revision, name = match.groups()
     # HTTPError is the base class of whatever HTTP library the installed version uses.
     try:
-        # Without a network, hf_hub_download reads the cache only after half a minute of retries.
         cached = try_to_load_from_cache(repo, name, revision=revision)
-        return Path(cached if isinstance(cached, str) else hf_hub_download(repo, name, revision=revision))
+        if isinstance(cached, str):
+            return Path(cached)
+        # Without a network, hf_hub_download would repeat this question for half a minute.
+        get_hf_file_metadata(hf_hub_url(repo, name, revision=revision))
+        return Path(hf_hub_download(repo, name, revision=revision))
     except (OSError, HTTPError, HFValidationError) as error:
         cause = error.__cause__ or error
         raise CheckpointNotFoundError(

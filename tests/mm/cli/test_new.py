@@ -21,7 +21,9 @@ from vitdense.mm.checks.normalisation import check_normalisation
 from vitdense.mm.checks.padding import find as padding_warnings
 from vitdense.mm.cli import new
 from vitdense.mm.cli.estimate import Estimate, estimate
+from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -100,7 +102,7 @@ def test_detection(boxes, capsys):
     printed = capsys.readouterr().out
     assert "errors: 0" in printed
     assert "estimate: replaced" in printed
-    assert printed.count("tools/train.py mine.py") == 2  # in the file, and last
+    assert printed.count("vitdense train mine.py") == 2  # in the file, and last
     text = Path("mine.py").read_text()
     assert text in printed
     assert "2 classes (red fox, owl)" in text
@@ -174,8 +176,8 @@ def test_every_model_of_the_table(boxes, name, repo):
 def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monkeypatch):
     ruff = Path(sys.executable).with_name("ruff")
     boxes(names=[f"a long name of class {i}" for i in range(9)])
-    for name in ("configs", "tools"):
-        monkeypatch.setattr(new, name.upper(), Path.cwd() / name)
+    monkeypatch.setattr(new, "CONFIGS", Path.cwd() / "configs")
+    monkeypatch.setattr(launch, "TOOLS", Path.cwd() / "tools")
     shutil.copytree(repo / "configs", "configs")
     assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "configs/mine.py") == 0
     text = Path("configs/mine.py").read_text()
@@ -269,7 +271,7 @@ def test_check_of_the_written_config_finds_missing_images(boxes, capsys, option,
     printed = capsys.readouterr().out
     errors = [line for line in printed.splitlines() if line.startswith("error:")]
     assert sum("nowhere" in line for line in errors) == number  # not again for the test set
-    assert printed.count("tools/train.py") == 1  # in the file only
+    assert printed.count("vitdense train") == 1  # in the file only
     assert printed.splitlines()[-1].endswith("check mine.py")
 
 
@@ -340,6 +342,49 @@ def test_segmentation(maps):
     assert cfg.train_cfg.max_iters == new.ITERS
     assert cfg.model.data_preprocessor.size == (64, 64)
     assert not cfg.val_dataloader.dataset.reduce_zero_label
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--head linear", {"arch": "dinov3_small", "frozen_stages": "all"}),
+        ("--head linear --backbone dinov2_small.fb_lvd142m", {"out_indices": (11,), "frozen_stages": "all"}),
+        ("--head linear --backbone swin_tiny --finetune attention", {"out_indices": (2,), "finetune": "attention"}),
+        ("--head dpt --backbone deit_tiny --finetune lora", {"output_cls_token": True, "finetune": "lora"}),
+        ("--head upernet --backbone dinov2_small.fb_lvd142m --finetune frozen", {"frozen_stages": "all"}),
+        ("--head mask2former --finetune all", {"frozen_stages": -1}),
+    ],
+)
+def test_heads_and_what_trains(maps, options, expected):
+    """The model fits and predicts the classes of the data; a file of the run has no frozen backbone."""
+    maps()
+    assert run(*SEGMENTATION, "--classes", "a,b,c", *options.split(), "mine.py") == 0
+    cfg = load_config("mine.py")
+    assert {key: cfg.model.backbone[key] for key in expected} == expected
+    assert cfg.model.decode_head.num_classes == 3
+    is_frozen = cfg.model.backbone.get("frozen_stages") == "all"
+    assert any(hook.type == new.OMIT["type"] for hook in cfg.get("custom_hooks", [])) == is_frozen
+    if "dinov2" in options:
+        assert cfg.model.data_preprocessor.size == (70, 70)  # whole patches of 14 pixels
+    if "mask2former" in options:
+        assert cfg.model.decode_head.loss_cls.class_weight == [1.0, 1.0, 1.0, 0.1]
+    check_channels(cfg)
+    assert not list(padding_warnings(cfg))
+    assert try_model(Path("mine.py"), "mine.py") == "EncoderDecoder"
+
+
+def test_dpt_wants_a_plain_vit(maps, capsys):
+    maps()
+    assert run(*SEGMENTATION, "--classes", "a,b,c", "--head", "dpt", "--backbone", "swin_tiny", "mine.py") == 2
+    assert "swin_tiny" in capsys.readouterr().err
+
+
+def test_detector_on_a_frozen_dinov3(boxes):
+    boxes()
+    assert run(*DETECTION, "--backbone", "dinov3_small.fb_lvd1689m", "--finetune", "frozen", "mine.py") == 0
+    cfg = load_config("mine.py")
+    assert cfg.model.backbone.frozen_stages == "all"
+    assert cfg.custom_hooks == [new.OMIT]
 
 
 @pytest.mark.parametrize("base", ["upernet_swin_nano_camvid", "upernet_swin_nano_shapes"])

@@ -16,30 +16,38 @@ from typing import Any
 from mmengine.config import Config
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-import vitdense
 from vitdense.files import atomic_write
 from vitdense.mm.cli.check import report
 from vitdense.mm.cli.estimate import estimate
-from vitdense.mm.config.backbone import model_changes
+from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.code import Name, check_new_file, code, docstring
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.load import CONFIGS, find_config, load_config
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.annotations import examine, read_annotations
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.launch import exit_on_user_error
+from vitdense.mm.train.launch import command_line, exit_on_user_error, result_commands
 
-# In a clone `.mim` has links to its folders, in an installed package copies.
-CONFIGS, TOOLS = (
-    (Path(vitdense.__file__).parent / ".mim" / folder).resolve() for folder in ("configs/configs", "tools")
-)
 DETECTORS = {  # (method, boxes only) -> config
     ("cascade", False): "cascade_swin_t_coco.py",
     ("cascade", True): "cascade_rcnn_swin_t_coco.py",
     ("mask_rcnn", False): "mask_rcnn_swin_t_coco.py",
     ("mask_rcnn", True): "faster_rcnn_swin_t_coco.py",
 }
-SEGMENTOR = "upernet_swin_t_ade20k.py"
+SEGMENTORS = {  # head -> config
+    "upernet": "upernet_swin_t_ade20k.py",
+    "linear": "linear_dinov3_s_ade20k.py",
+    "dpt": "dpt_dinov3_b_ade20k.py",
+    "mask2former": "mask2former_swin_t_ade20k.py",
+}
+SMALL = {"detection": "cascade_swin_nano_coco", "segmentation": "upernet_swin_nano_camvid"}
+FINETUNE = {  # options of the backbone
+    "all": {"frozen_stages": -1, "finetune": None},
+    "frozen": {"frozen_stages": "all", "finetune": None},
+    "attention": {"frozen_stages": -1, "finetune": "attention"},
+    "lora": {"frozen_stages": -1, "finetune": "lora"},
+}
+OMIT = {"type": "vitdense.OmitFrozenBackboneHook"}
 EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
 
 
@@ -95,13 +103,14 @@ def _parser() -> argparse.ArgumentParser:
         "--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask"
     )
     segmentation = tasks.add_parser("segmentation", help="label maps: images of class indices")
+    segmentation.add_argument("--head", choices=SEGMENTORS, help="default: upernet; linear and dpt are on plain ViTs")
     segmentation.add_argument("--labels", type=Path, required=True, metavar="DIR", help="label maps")
     segmentation.add_argument("--val-labels", type=Path, required=True, metavar="DIR", help="label maps for validation")
     segmentation.add_argument("--classes", required=True, help="names a,b,c, or a file with a name per line")
     segmentation.add_argument("--image-suffix", metavar="SUFFIX", help="end of the names of images: .jpg")
     segmentation.add_argument("--label-suffix", metavar="SUFFIX", help="end of the names of label maps: _labels.png")
     segmentation.add_argument("--reduce-zero-label", action="store_true", help="0 means unlabelled; classes start at 1")
-    for task in (detection, segmentation):
+    for name, task in (("detection", detection), ("segmentation", segmentation)):
         task.add_argument("out", type=Path, metavar="NAME.py", help="the config to write")
         task.add_argument("--images", type=Path, required=True, metavar="DIR", help="folder of the images")
         task.add_argument(
@@ -111,12 +120,13 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DIR",
             help="images for validation; for detection, by default those of --images",
         )
-        task.add_argument("--backbone", metavar="NAME", help="of vitdense.list_models(); default: swin_tiny")
+        task.add_argument("--backbone", metavar="NAME", help="of vitdense.list_models(); default: the recipe's")
+        task.add_argument("--finetune", choices=FINETUNE, help="what trains of the backbone; default: the recipe's")
         task.add_argument(
             "--base",
             type=Path,
             metavar="CONFIG",
-            help=f"start from this config, whatever its model: {CONFIGS}/cascade_swin_nano_coco.py is small",
+            help=f"start from this config, whatever its model: {SMALL[name]} is small",
         )
         length = task.add_mutually_exclusive_group()
         length.add_argument("--epochs", type=_positive, metavar="N", help=f"default for detection: {EPOCHS}")
@@ -242,8 +252,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     Raises:
         ConfigError: There is no such backbone or base config, they do not fit, or the recipes are not on this disk.
     """
-    if args.base is not None and (args.backbone or getattr(args, "method", None)):
-        raise ConfigError("--base: got --backbone or --method as well; the base config decides both")
+    if args.base is not None and (args.backbone or vars(args).get("method") or vars(args).get("head")):
+        raise ConfigError("--base: got --backbone, --method or --head as well; the base config decides these")
     base = find_config(args.base) if args.base else _recipe(args)
     cfg = Config.fromfile(base)
     if args.base is not None:
@@ -260,6 +270,15 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     side = data.short_side * 5 // 3 if args.task == "detection" else data.short_side
     if args.base is None and side < image_size(cfg):
         settings["image_size"] = max(side // 32, 2) * 32
+    model = model_changes(cfg, args.backbone) if args.backbone else {}  # otherwise the recipe's
+    if args.finetune:
+        model = {**model, "backbone": {**model.get("backbone", {}), **FINETUNE[args.finetune]}}
+    if args.task == "segmentation":
+        model = _with_classes(model, cfg.model.decode_head, len(data.shared["metainfo"]["classes"]))
+    backbone = {**cfg.model.backbone, **model.get("backbone", {})}
+    patch = getattr(row_of_weights(backbone), "patch_size", None)
+    if args.base is None and patch and 32 % patch:  # whole patches of 14 pixels
+        settings["image_size"] = -(-min(side, image_size(cfg)) // patch) * patch
     lines = [
         docstring(data.line, commands(args.out)),
         "",
@@ -269,8 +288,11 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     ]
     if settings:
         lines.append(f"settings = {code(settings)}  # schedules and sizes of the recipe follow")
-    if args.backbone:  # otherwise the recipe's
-        lines.append(f"model = {code(model_changes(cfg, args.backbone), prefix=8)}")
+    if model:
+        lines.append(f"model = {code(model, prefix=8)}")
+    if backbone.get("frozen_stages") == "all":
+        base_hooks = "_base_.custom_hooks + " if cfg.get("custom_hooks") else ""
+        lines.append(f"custom_hooks = {base_hooks}{code([OMIT])}  # checkpoints without the frozen backbone")
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
     if "metainfo" in cfg.train_dataloader.dataset:  # classes and colours of other data
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
@@ -280,6 +302,16 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", "del dataset"]
     return "\n".join(lines) + "\n"
+
+
+def _with_classes(model: dict[str, Any], head: Mapping, number: int) -> dict[str, Any]:
+    """`model`, with the number of classes where the base states it, as that of Mask2Former does."""
+    if head.get("num_classes") is None:
+        return model
+    own = {**model.get("decode_head", {}), "num_classes": number}
+    if "class_weight" in head.get("loss_cls", {}):
+        own["loss_cls"] = {"class_weight": Name(f"[1.0] * {number} + [0.1]")}  # and no object
+    return {**model, "decode_head": own}
 
 
 def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
@@ -293,8 +325,9 @@ def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
 
 
 def _recipe(args: argparse.Namespace) -> Path:
-    """The config of the method."""
-    name = DETECTORS[args.method or "cascade", args.boxes] if args.task == "detection" else SEGMENTOR
+    """The config of the method, or of the head."""
+    is_detection = args.task == "detection"
+    name = DETECTORS[args.method or "cascade", args.boxes] if is_detection else SEGMENTORS[args.head or "upernet"]
     if not (CONFIGS / name).is_file():
         raise ConfigError(f"{CONFIGS / name} does not exist: install vitdense again, or give --base CONFIG")
     return CONFIGS / name
@@ -328,10 +361,5 @@ def _base_path(base: Path, out: Path) -> str:
 
 def commands(config: Path) -> list[str]:
     """The commands for training, evaluation and prediction."""
-    tools = TOOLS.relative_to(Path.cwd()) if TOOLS.is_relative_to(Path.cwd()) else TOOLS
-    work_dir = f"work_dirs/{config.stem}"
-    return [
-        f"python {tools}/train.py {config} --auto-scale-lr",
-        f"python {tools}/test.py {config} {work_dir}",
-        f"python {tools}/predict.py {config} {work_dir} IMAGES",
-    ]
+    training = f"{command_line('train')} {config} --auto-scale-lr"
+    return [training, *result_commands(str(config), f"work_dirs/{config.stem}")]

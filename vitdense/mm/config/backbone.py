@@ -11,6 +11,7 @@ from torch import Tensor
 from vitdense.families import arguments, backbone_class
 from vitdense.mm.config.walk import as_list, find_class
 from vitdense.mm.errors import ConfigError
+from vitdense.models.base import Backbone
 from vitdense.models.rows import Model
 from vitdense.models.swin.model import Swin
 from vitdense.models.swin.sizes import SWIN, SwinArch
@@ -22,12 +23,14 @@ SWINS = ("SwinTransformer", "mmdet.SwinTransformer", "mmseg.SwinTransformer")
 # Arguments of these, and the values that they must have.
 NO_OPTIONS = {"qk_scale": None, "patch_norm": True, "drop_rate": 0, "attn_drop_rate": 0, "act_cfg": {"type": "GELU"}}
 NO_OPTIONS |= {"norm_cfg": {"requires_grad": True, "type": "LN"}}
+KEPT = {"frozen_stages": "all", "output_cls_token": True}  # a recipe with a frozen trunk, a head that reads the token
 
 
 def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
     """What changes in the model of a config for another backbone, as a part of a config that inherits from it.
 
-    The maps keep their number and strides. A plain ViT gets a `DeconvPyramid` where they are 4, 8, 16 and 32.
+    The maps keep their number and strides. A plain ViT gets a `DeconvPyramid` where they are 4, 8, 16 and 32. What
+    `KEPT` names stays as a backbone of ours has it.
 
     Args:
         cfg: The config; it is not changed.
@@ -52,7 +55,9 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
             f"--backbone: got {name!r}; expected a name of vitdense.list_models(), such as {near or 'swin_tiny'}"
         )
     channels, strides = _maps(model.backbone, cfg)
-    backbone, new_channels, pyramid = _named(name, row, strides)
+    is_mmseg = cfg.get("default_scope") == "mmseg"
+    backbone, new_channels, pyramid = _named(name, row, strides, is_mmseg)
+    backbone |= {key: value for key, value in KEPT.items() if model.backbone.get(key) == value}
     changes = channel_changes(model, channels, new_channels)
     old = model.get("data_preprocessor") or {}
     preprocessor = {key: value for key, value in expected_preprocessor(row).items() if value != old.get(key)}
@@ -60,8 +65,8 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
         neck = model.get("neck") or []
         after = [{**neck, **changes.get("neck", {})}] if isinstance(neck, dict) else changes.get("neck", neck)
         changes["neck"] = [pyramid, *after] if after else pyramid
-        if cfg.get("default_scope") == "mmseg":
-            preprocessor["test_cfg"] = {"size_divisor": 32}  # whole patches
+        if is_mmseg:
+            preprocessor["test_cfg"] = {"size_divisor": 2 * (row.patch_size or 16)}  # whole patches
         elif old.get("pad_size_divisor", 1) % 16:
             preprocessor["pad_size_divisor"] = 32
     start = {"data_preprocessor": preprocessor} if preprocessor else {}
@@ -69,8 +74,12 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
 
 
 def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
-    """Channels and strides of the maps of a backbone of any project, by a forward pass with random weights."""
+    """Channels and strides of the maps of a backbone: ours has them, another makes a pass with random weights."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
+    if issubclass(find_class(MODELS, backbone["type"], cfg), Backbone):
+        with torch.device("meta"):
+            ours = MODELS.build({**backbone, "init_cfg": None})
+        return list(ours.out_channels), list(ours.out_strides)
     built = MODELS.build({**backbone, "init_cfg": None})
     built.eval()  # of mmdet's Swin, returns None
     with torch.no_grad():
@@ -80,17 +89,25 @@ def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
     return [x.shape[1] for x in maps], [SIDE // x.shape[-1] for x in maps]
 
 
-def _named(name: str, row: Model, strides: list[int]) -> tuple[dict[str, Any], list[int], dict[str, Any] | None]:
-    """Config of a backbone of the model table with maps of `strides`, their channels, and the pyramid it needs."""
+def _named(
+    name: str, row: Model, strides: list[int], any_patch: bool
+) -> tuple[dict[str, Any], list[int], dict[str, Any] | None]:
+    """Config of a backbone of the model table with maps of `strides`, their channels, and the pyramid it needs.
+
+    `any_patch`: Heads do not know strides, as those of segmentors, so that those of a plain ViT may be others.
+    """
     kind = backbone_class(row.family)
     with torch.device("meta"):
         trunk = kind(row.arch, **row.options)
     channels, own, is_plain = list(trunk.out_channels), list(trunk.out_strides), len(set(trunk.out_strides)) == 1
-    if is_plain and own[0] != 16:
+    if is_plain and own[0] != 16 and not any_patch:
         raise ConfigError(f"--backbone: {name} has patches of {own[0]} pixels, expected 16 (or 4)")
     options, pyramid = dict(row.options), None
     if is_plain and strides == PYRAMID:
         pyramid = {"type": "vitdense.DeconvPyramid", "in_channels": channels, "design": "light"}
+    elif is_plain and set(strides) == {16} and len(strides) in (1, len(own)):  # the last maps
+        options["out_indices"] = tuple(trunk.out_indices[-len(strides) :])
+        channels = channels[-len(strides) :]
     elif strides != own:
         if strides != sorted({*strides} & {*own}) or is_plain:
             raise ConfigError(
@@ -186,7 +203,12 @@ def _part_changes(where: str, part: Mapping, old: list[int], new: list[int]) -> 
             f"{where}.in_channels: got {wanted}, expected {before}, for the maps of the backbone have {old} channels; "
             f"write this part by hand, for the maps of the new backbone, which have {new}"
         )
-    return {} if after == before else {"in_channels": after}
+    if after == before:
+        return {}
+    changes: dict[str, Any] = {"in_channels": after}
+    if isinstance(before, list) and part.get("embed_dims") == before[0]:  # of DPT, the same once more
+        changes["embed_dims"] = after[0]
+    return changes
 
 
 def expected_preprocessor(row: Model) -> dict[str, list[float] | bool]:

@@ -14,6 +14,7 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.runner import Runner, find_latest_checkpoint
 
+import vitdense
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
 from vitdense.mm.checks import check
@@ -32,6 +33,7 @@ USER_ERRORS = (
     CheckpointNotFoundError,
     *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output path
 )
+TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone, or copies in an installed package
 AMP_DTYPES = ("float16", "bfloat16")
 
 
@@ -118,10 +120,19 @@ def train(cfg: Config, **options: Any) -> None:
         raise KeyboardInterrupt(f"stopped after iteration {runner.iter}; {further}") from stop
     if cfg.filename and cfg.get("default_scope") in ("mmdet", "mmseg"):
         config = Path(cfg.work_dir, Path(cfg.filename).name)  # with the options of this run
-        print_log(
-            f"next: tools/test.py {config} {cfg.work_dir}, or tools/predict.py {config} {cfg.work_dir} IMAGES",
-            logger="current",
-        )
+        lines = "".join(f"\n    {line}" for line in result_commands(str(config), cfg.work_dir))
+        print_log(f"next:{lines}", logger="current")
+
+
+def command_line(tool: str) -> str:
+    """How to call one of our tools from the working folder: by its file, in a clone, else as a command."""
+    path = TOOLS / f"{tool}.py"
+    return f"python {path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else f"vitdense {tool}"
+
+
+def result_commands(config: str, work_dir: str) -> list[str]:
+    """The commands that evaluate a trained model and predict with it."""
+    return [f"{command_line('test')} {config} {work_dir}", f"{command_line('predict')} {config} {work_dir} IMAGES"]
 
 
 def test(  # no test of pytest
