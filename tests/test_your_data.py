@@ -11,7 +11,7 @@ from conftest import REPO
 from PIL import Image
 
 pytest.importorskip("mmdet")
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.docs]
 
 # Not COCO's names; ids with gaps; images in sub-folders, annotations beside them.
 CATEGORIES = [{"id": 7, "name": "red fox"}, {"id": 3, "name": "owl"}, {"id": 20, "name": "oak tree"}]

@@ -36,7 +36,7 @@ def test_parity_with_mmdet(size):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", [(224, 224), (256, 320), (799, 1333)])
+@pytest.mark.parametrize("size", [(224, 224), (256, 320), pytest.param((799, 1333), marks=pytest.mark.slow)])
 def test_parity_with_mmdet_full_size(size):
     theirs, ours = mmdet_twin("tiny")
     x = torch.randn(1, 3, *size)

@@ -42,9 +42,9 @@ def drawn(model):
     }
 
 
-def files(family, state):
+def files(family, state, drops=(False, True)):
     """The file in every scheme that has names for it, with and without output norms."""
-    for to, drop in itertools.product(dict.fromkeys(row.name for row in SCHEMES[family]), (False, True)):
+    for to, drop in itertools.product(dict.fromkeys(row.name for row in SCHEMES[family]), drops):
         try:
             yield convert(state, to, scheme="vitdense", family=family, windows=[4], drop_output_norms=drop)
         except CheckpointMismatchError:
@@ -69,11 +69,12 @@ def refuses(model, before, file, key, case):
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
-def test_one_wrong_tensor_is_refused(name):
+@pytest.mark.parametrize("drop", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "no output norms"])
+def test_one_wrong_tensor_is_refused(name, drop):
     model = MAKERS[name]()
     before = {key: x.clone() for key, x in model.state_dict().items()}
     may_be_missing = re.compile("|".join(FAMILIES[model.family].may_be_missing))
-    for file in files(model.family, drawn(model)):
+    for file in files(model.family, drawn(model), [drop]):
         # One of every form: the numbers of blocks differ.
         for key in {re.sub(r"\d+", "N", key): key for key in file.backbone}.values():
             rule, part, _ = find_rule(key, file.scheme.rules)

@@ -61,6 +61,12 @@ def test_num_classes_of_every_cascade_head(repo):
         check(cfg, ("train",))
 
 
+def test_an_rpn_has_one_class(repo):
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", {"model.rpn_head.num_classes": 3})
+    with pytest.raises(ConfigError, match=r"rpn_head\.num_classes"):
+        check(cfg, ("train",))
+
+
 @pytest.mark.parametrize("gone", ["train2017", "annotations/instances_train2017.json"])
 def test_missing_data_names_the_path_and_the_option(cfg, tmp_path, gone):
     (tmp_path / gone).rename(tmp_path / "elsewhere")

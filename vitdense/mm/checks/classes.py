@@ -29,7 +29,10 @@ def _check(where: str, dataset: dict, kind: type, cfg: Config) -> None:
 
 
 def _check_heads(where: str, cfg: Config, num_classes: int, num_things: int) -> None:
-    """Heads have the classes of the data set, or its things alone: panoptic data also have classes of stuff."""
+    """Heads have the classes of the data set, or its things alone: panoptic data also have classes of stuff. An RPN
+    tells objects from background."""
+    if (got := (cfg.model.get("rpn_head") or {}).get("num_classes", 1)) != 1:
+        raise ConfigError(f"model.rpn_head.num_classes: got {got}, expected 1, an object; leave it out of your config")
     for path, head in class_heads(cfg.model):
         if head.get("num_classes") not in (None, num_classes, num_things):
             raise ConfigError(
