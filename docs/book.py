@@ -1,7 +1,10 @@
-"""Hooks of mkdocs: the pages of the book that are outside of docs/, and links between them and the others."""
+"""Hooks of mkdocs: the pages of the book that are made from other files, and links between them and the others."""
 
+import base64
+import json
 import posixpath
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -11,20 +14,50 @@ from mkdocs.structure.pages import Page
 REPO = Path(__file__).parents[1]
 # Files of the repository: their names in the book.
 PAGES = {
-    "README.md": "index.md",
+    "README.md": "readme.md",
     "configs/README.md": "recipes.md",
     "tests/README.md": "tests.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "LICENSE.txt",
 }
+TOUR = "tour.ipynb"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+://)([^)#\s]+)")
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """The version is a part of every page's header."""
+    config.site_name += f" {version('vitdense')}"
+
+
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the pages that are outside of docs/."""
+    """Add the pages that are outside of docs/, and the notebook as a page with the pictures that are stored in it."""
     for path, name in PAGES.items():
         files.append(File.generated(config, name, content=(REPO / path).read_text()))
+    text, pictures = notebook_page(json.loads((REPO / "docs" / TOUR).read_text()))
+    files.append(File.generated(config, "tour.md", content=text))
+    for name, png in pictures.items():
+        files.append(File.generated(config, name, content=png))
+
+
+def notebook_page(notebook: dict) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its pictures by their file names."""
+    parts, pictures = [], {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        outputs = cell["outputs"]
+        if printed := "".join("".join(output.get("text", "")) for output in outputs).replace("\r\n", "\n"):
+            parts.append(f"```text\n{printed.rstrip()}\n```")
+        for output in outputs:
+            if png := output.get("data", {}).get("image/png"):
+                name = f"images/tour-{len(pictures)}.png"
+                pictures[name] = base64.b64decode("".join(png))
+                parts.append(f"![Output of the lines above]({name})")
+    return "\n\n".join(parts), pictures
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
@@ -34,6 +67,6 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
     def in_book(link: re.Match) -> str:
         path = posixpath.normpath(posixpath.join(folder, link[1]))
-        return PAGES.get(path, path.removeprefix("docs/"))
+        return PAGES.get(path, path.removeprefix("docs/").replace(TOUR, "tour.md"))
 
     return LINK.sub(in_book, markdown)

@@ -76,7 +76,7 @@ def table(head: str, rows: list[tuple]) -> str:
 
 
 def count_backbone(row: Model) -> tuple[str, ...]:
-    """M; G at the size of the weights; G, kernels and GB at 800x1280."""
+    """M; G at the size of the weights, and at 800x1280; kernels and GB there."""
     with torch.device("meta"), torch.no_grad():
         model = backbone_class(row.family)(row.arch, **row.options).eval().bfloat16()
         own, large = (torch.empty(1, 3, *size).bfloat16() for size in ((row.image_size,) * 2, SHAPES["coco"]))
@@ -85,7 +85,7 @@ def count_backbone(row: Model) -> tuple[str, ...]:
         with CostCounter(model) as counter:
             model(large)
     millions, billions = f"{num_params(model) / 1e6:.1f}", [f"{number:.1f}" for number in multiply_adds]
-    return millions, *billions, counter.cost.kernels, f"{counter.cost.bytes / 1e9:.2f}"
+    return millions, ", ".join(billions), f"{counter.cost.kernels}, {counter.cost.bytes / 1e9:.2f}"
 
 
 def count_recipe(recipe: Mapping[str, Any]) -> str:
@@ -99,7 +99,7 @@ def count_recipe(recipe: Mapping[str, Any]) -> str:
 def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[str, Any]], str]) -> dict[str, str]:
     """The tables of the page by their headings, with counts by these functions."""
     found = {}
-    head = "| name | weights | image | M | G | G at 800x1280 | kernels | GB |"
+    head = "| name | weights | image | M | G, at 800x1280 | kernels, GB |"
     for family, rows in grouped(MODELS.values(), lambda row: row.family).items():
         lines = []
         for group in grouped(rows, lambda row: (parts(row)[0], row.arch, row.image_size, str(row.options))).values():

@@ -1,5 +1,6 @@
 """The book of `make docs`, and its pictures."""
 
+import json
 import re
 import socket
 
@@ -43,12 +44,33 @@ def test_pages_load_nothing_from_other_hosts(site):
         assert not re.search(r"<(script|link|img)\b[^>]*(src|href)=\"?https?:", page.read_text()), page.name
 
 
-def test_home_is_the_readme_with_links_of_the_book(site):
-    home = (site / "index.html").read_text()
+def test_readme_has_links_of_the_book(site):
+    page = (site / "readme.html").read_text()
     for link in ("install.html", "contributing.html", "changelog.html", "LICENSE.txt", "images/prediction.png"):
-        assert re.search(rf'(href|src)="{link}', home), link
+        assert re.search(rf'(href|src)="{link}', page), link
         assert (site / link).is_file()
     assert 'href="recipes.html#recipes"' in (site / "choose.html").read_text()
+
+
+def test_the_tour_is_a_page_with_its_pictures(site):
+    page = (site / "tour.html").read_text()
+    notebook = json.loads((REPO / "docs/tour.ipynb").read_text())
+    pictures = sum("image/png" in o.get("data", {}) for cell in notebook["cells"] for o in cell.get("outputs", ()))
+    assert pictures > 3
+    assert [path.name for path in sorted(site.glob("images/tour-*.png"))] == [f"tour-{i}.png" for i in range(pictures)]
+    assert all(f'src="images/tour-{i}.png"' in page for i in range(pictures))
+    assert 'href="tour.html"' in (site / "index.html").read_text()
+
+
+def test_every_page_has_the_version(site):
+    for page in site.glob("*.html"):
+        assert f"vitdense {vitdense.__version__}" in page.read_text(), page.name
+
+
+def test_no_table_is_wider_than_six_columns():
+    for page in [*REPO.glob("docs/*.md"), *REPO.glob("*.md"), *REPO.glob("*/README.md")]:
+        wide = [line for line in re.findall(r"^\|[-:| ]+\|$", page.read_text(), re.M) if line.count("|") > 7]
+        assert not wide, page.name
 
 
 def test_every_public_name_is_in_the_api_pages(site):
