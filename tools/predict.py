@@ -4,12 +4,14 @@ Detectors write pictures with boxes, masks and scores, and predictions.json in C
 with classes and a legend, and label maps.
 """
 
+import signal
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.load import add_inference_arguments, checkpoint_of, config_of, make_parser
 from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint
+from vitdense.mm.train.processes import start_processes
 
 
 def main() -> None:
@@ -42,7 +44,9 @@ def main() -> None:
         args.checkpoint = None
     if not 0 <= args.score_thr <= 1:
         parser.error(f"--score-thr: got {args.score_thr}, expected 0 to 1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is written
     with exit_on_user_error():
+        start_processes()
         cfg = config_of(args)
         out_dir = args.out_dir or Path("predictions") / Path(args.config).stem
         checkpoint = find_checkpoint(checkpoint_of(args))

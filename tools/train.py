@@ -5,7 +5,7 @@ from typing import NamedTuple
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
 from vitdense.mm.config.settings import LOGGERS
-from vitdense.mm.train.launch import AMP_DTYPES, exit_on_user_error, prepare_training, train
+from vitdense.mm.train.launch import AMP_DTYPES, exit_on_user_error, prepare_training, replay, train
 
 
 class Shortcut(NamedTuple):
@@ -43,6 +43,8 @@ def main() -> None:
         metavar="CHECKPOINT",
         help="continue from this checkpoint; by default, from the latest of the work folder",
     )
+    parser.add_argument("--replay", metavar="FILE", help="run the step again that a training refused, and say why")
+    parser.add_argument("--overwrite", action="store_true", help="start anew in a work folder that has checkpoints")
     parser.add_argument("--log-to", nargs="+", choices=LOGGERS, help="also log to TensorBoard or Weights & Biases")
     parser.add_argument("--auto-scale-lr", action="store_true", help="scale the learning rate to the total batch size")
     parser.add_argument(
@@ -63,8 +65,10 @@ def main() -> None:
         if args.print_config:
             prepare_training(cfg, **options)
             print(cfg.pretty_text)
+        elif args.replay:
+            replay(cfg, args.replay)
         else:
-            train(cfg, **options)
+            train(cfg, args.overwrite, **options)
 
 
 if __name__ == "__main__":

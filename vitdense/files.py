@@ -1,5 +1,6 @@
-"""Files that appear under their name only when they are complete."""
+"""Files that appear under their name only when they are complete, and their digests."""
 
+import hashlib
 import os
 import uuid
 from collections.abc import Iterator
@@ -12,10 +13,19 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """A temporary file in the folder of `path`, renamed to `path` when the block succeeds, else removed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not by the process id: machines that share a folder may have the same one.
-    scratch = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
+    # Not by the process id: machines that share a folder may have the same one. Names may be as long as a disk allows.
+    scratch = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
         yield scratch
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def sha256_of(path: str | Path) -> str:
+    """The SHA-256 digest of a file, 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

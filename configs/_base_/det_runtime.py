@@ -3,8 +3,5 @@
 _base_ = "runtime.py"
 
 default_scope = "mmdet"
-default_hooks = dict(
-    visualization=dict(type="DetVisualizationHook"),
-    invalid_loss=dict(type="CheckInvalidLossHook", interval=50),
-)
+default_hooks = dict(visualization=dict(type="DetVisualizationHook"))
 visualizer = dict(type="DetLocalVisualizer", vis_backends=[dict(type="LocalVisBackend")], name="visualizer")

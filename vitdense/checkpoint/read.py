@@ -23,7 +23,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFou
 from vitdense.checkpoint.families import FAMILIES
 from vitdense.checkpoint.formats import one_line, place, read_file
 from vitdense.errors import OptionError
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, sha256_of
 from vitdense.models.table import find_model, gated_row, near_names, ungated_twin
 
 logger = logging.getLogger(__name__)
@@ -171,11 +171,7 @@ def digest_in_name(name: str) -> str | None:
 def _check_digest(path: Path, expected: str | None, what: str) -> None:
     if expected is None:
         return
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if not (got := digest.hexdigest()).startswith(expected.lower()):
+    if not (got := sha256_of(path)).startswith(expected.lower()):
         raise CheckpointMismatchError(
             f"the SHA-256 digest of {what} begins with {got[: len(expected)]}, expected {expected.lower()}; "
             f"download the file again, or correct sha256"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mmengine.config import Config
+from mmengine.device import get_device
 
 from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.walk import nodes
@@ -13,7 +14,8 @@ POOLING = ("UPerHead", "PSPHead", "ASPPHead", "DepthwiseSeparableASPPHead", "Enc
 
 def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
     """See the module. On several GPUs the statistics are of all their images."""
-    alone = cfg.get("launcher", "none") == "none" and (cfg.get("train_dataloader") or {}).get("batch_size") == 1
+    alone = cfg.get("launcher", "none") == "none" or get_device() == "cpu"
+    alone = alone and (cfg.get("train_dataloader") or {}).get("batch_size") == 1
     if "train" not in splits or not alone:
         return
     for head in nodes(cfg.model):

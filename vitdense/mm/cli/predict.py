@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import mmcv
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
+from mmengine.dist import all_gather_object, get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, VISUALIZERS
 from mmengine.structures import BaseDataElement
@@ -28,8 +30,14 @@ from vitdense.mm.config.load import build_model, hook_configs
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
 from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.coco import CocoPredictions
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.checkpoints import read_checkpoint
+
+
+class PredictionError(ConfigError):
+    """Some images failed; the predictions of the others are written."""
+
+    status = 1  # of the process
 
 
 def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
@@ -72,7 +80,7 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
 
 
 class Task:
-    """Base of both tasks. Subclasses define `add`, for one image, and `finish`."""
+    """Base of both tasks. Subclasses define `add`, for one image, `save` for what is done, and `finish`."""
 
     def __init__(self, model: nn.Module, out_dir: Path) -> None:
         self.model, self.out_dir = model, out_dir
@@ -94,6 +102,7 @@ class Detection(Task):
     def __init__(self, model: nn.Module, out_dir: Path, score_thr: float, as_dataset: bool) -> None:
         super().__init__(model, out_dir)
         self.score_thr, self.as_dataset = score_thr, as_dataset
+        self.out_file = out_dir / "predictions.json"
         # Pictures go to `out_dir`, and to none of the config's backends.
         self.visualizer = VISUALIZERS.build({**model.cfg.visualizer, "vis_backends": None})
         self.visualizer.dataset_meta = model.dataset_meta
@@ -113,16 +122,26 @@ class Detection(Task):
                 image.stem, pixels, sample, draw_gt=False, pred_score_thr=-1, out_file=str(scratch)
             )
 
+    def save(self) -> None:
+        """Write the detections so far."""
+        self.predictions.write(self.out_file, self.as_dataset)
+
     def finish(self) -> Path:
-        """Write the detections of all images; the path of the file."""
-        out_file = self.out_dir / "predictions.json"
-        self.predictions.write(out_file, self.as_dataset)
-        kept = len(self.predictions.result["annotations"])
+        """Write the detections of all images, also of other processes; the path of the file."""
+        if is_distributed():
+            parts = all_gather_object((list(self.predictions.found.items()), self.num_found, self.highest))
+            found = (item for row in zip_longest(*(part[0] for part in parts)) for item in row if item is not None)
+            self.predictions.found = dict(found)
+            self.num_found, self.highest = sum(part[1] for part in parts), max(part[2] for part in parts)
+        if is_main_process():
+            self.save()
+            self.predictions.report_new_images()
+        kept = sum(len(found) for _, found in self.predictions.found.values())
         print_log(
             f"{kept} of {self.num_found} detections have a score of at least {self.score_thr} (--score-thr); the "
             f"highest is {self.highest:.3f}. Pictures: {self.out_dir}"
         )
-        return out_file
+        return self.out_file
 
 
 class Segmentation(Task):
@@ -147,6 +166,9 @@ class Segmentation(Task):
         _write(self.out_dir / image.name, draw.with_legend(blended, self.classes, self.palette, shares))
         dtype = np.uint8 if self.values.max() < 256 else np.uint16
         _write(self.out_dir / "labels" / f"{image.stem}.png", self.values[labels].astype(dtype))
+
+    def save(self) -> None:
+        """Nothing is left to write."""
 
     def finish(self) -> Path:
         """The output folder."""
@@ -176,7 +198,8 @@ def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> np.ndarr
 def _write(path: Path, picture: np.ndarray) -> None:
     """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16. JPEG without artefacts at letters and edges."""
     with atomic_write(path) as scratch:
-        Image.fromarray(picture).save(scratch, quality=95, subsampling=0)
+        is_jpeg = path.suffix.lower() in (".jpg", ".jpeg")
+        Image.fromarray(picture).save(scratch, **({"quality": 95, "subsampling": 0} if is_jpeg else {}))
 
 
 def predict(
@@ -211,32 +234,38 @@ def predict(
 
     Raises:
         ConfigError: The config is not one of mmdet or mmseg; images are missing, or outputs would overwrite each other
-            or the images; see `load_model`. After the other images are done: images cannot be read.
+            or the images; see `load_model`.
+        PredictionError: After the other images are done: some cannot be read or predicted.
     """
     scope = cfg.get("default_scope", "mmdet")
     if scope not in ("mmdet", "mmseg"):
         raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
     images = list_images(images)
     _check_outputs(images, out_dir, with_label_maps=scope == "mmseg")
+    images = images[get_rank() :: get_world_size()]
     model = load_model(cfg, checkpoint, device)
     task = (
         Detection(model, out_dir, score_thr, as_dataset)
         if scope == "mmdet"
         else Segmentation(model, out_dir, as_indices)
     )
-    unreadable = []
-    for image in track_iter_progress(images, file=sys.stdout):
-        try:
-            pixels = read_image(image)
-        except Exception as error:  # decoders have no error in common
-            unreadable.append(f"{image} ({type(error).__name__}: {error})")
-        else:
-            task.add(image, pixels)
+    failed, next_save = [], 10
+    try:
+        for i, image in enumerate(track_iter_progress(images, file=sys.stdout)):
+            try:
+                task.add(image, read_image(image))
+            except Exception as error:  # one image, or the disk for its picture; models and decoders can raise anything
+                failed.append(f"{image} ({type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')})")
+            if i == next_save:  # the work of writing again stays in proportion
+                task.save()
+                next_save = i * 5 // 4
+    except KeyboardInterrupt:
+        task.save()
+        raise
     result = task.finish()
-    if unreadable:
-        raise ConfigError(
-            f"predictions are in {result}; {len(unreadable)} of {len(images)} images cannot be read: "
-            f"{', '.join(unreadable[:10])}"
+    if failed:
+        raise PredictionError(
+            f"predictions are in {result}; {len(failed)} of {len(images)} images failed: {join_some(failed)}"
         )
     return result
 
@@ -254,10 +283,10 @@ def list_images(paths: Sequence[str | Path]) -> list[Path]:
             images += _image_files(Path(path).iterdir(), f"folder {path}")
         elif glob.has_magic(str(path)) and not Path(path).exists():
             images += _image_files(map(Path, glob.iglob(str(path), recursive=True)), f"pattern {path}")
-        elif Path(path).exists():
+        elif Path(path).is_file():
             images.append(Path(path))
         else:
-            raise ConfigError(f"image {path} does not exist")
+            raise ConfigError(f"image {path} does not exist, or is no file")
     return list(dict.fromkeys(images))
 
 
@@ -270,6 +299,8 @@ def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
 
 def read_image(path: Path) -> np.ndarray:
     """The pixels of an image file: [H, W, 3] uint8 RGB. Raises the error of the decoder."""
+    if not path.is_file():  # a pipe would wait for ever
+        raise ConfigError("no file")
     with Image.open(path) as image:
         image.load()  # raises for a truncated file; OpenCV would fill the rest with grey
     return mmcv.imread(str(path), channel_order="rgb")

@@ -18,6 +18,7 @@ from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.options import merge_options
 from vitdense.mm.config.walk import nodes
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.processes import find_launcher
 
 CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  # the recipes
 
@@ -189,4 +190,4 @@ def config_of(args: argparse.Namespace) -> Config:
     """Load the config of parsed arguments."""
     if "launcher" not in args:
         return load_config(args.config, args.cfg_options)
-    return load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
+    return load_config(args.config, args.cfg_options, args.work_dir, find_launcher(args.launcher))

@@ -14,7 +14,7 @@ from mmengine.structures import BaseDataElement
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from vitdense.files import atomic_write
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.errors import ConfigError, join_some
 
 # An annotation, and one whose mask is not empty.
 BOX, MASK = r'"bbox"\s*:', r'"segmentation"\s*:(?!\s*(?:null|\[\s*\]))'
@@ -87,12 +87,10 @@ class CocoPredictions:
         truth = json.loads(self.ann_file.read_text(encoding="utf-8")) if exists else {}
         self.known_images = {_locate(folder / _file_name(image)): image for image in truth.get("images", [])}
         used = {image["id"] for image in self.known_images.values()}
-        self.new_image_ids = (i for i in itertools.count(1) if i not in used)
-        self.new_images: list[str] = []
-        self.annotation_ids = itertools.count(1)
+        self.used_ids = used
         self.category_ids = self._category_ids(classes, truth.get("categories", []))
-        categories = [{"id": i, "name": name} for i, name in zip(self.category_ids, classes)]
-        self.result: dict[str, list[dict]] = {"images": [], "annotations": [], "categories": categories}
+        self.categories = [{"id": i, "name": name} for i, name in zip(self.category_ids, classes)]
+        self.found: dict[Path, tuple[tuple[int, int], list[dict]]] = {}  # of an image: height and width, annotations
 
     def _category_ids(self, classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:
         ids = {category["name"]: category["id"] for category in categories}
@@ -109,25 +107,32 @@ class CocoPredictions:
 
     def add(self, image: Path, sample: BaseDataElement) -> None:
         """Add the detections of an image: a `DetDataSample` of mmdet."""
-        known = self.known_images.get(_locate(image))
-        if known:
-            image_id, name = known["id"], _file_name(known)
-        else:
-            image_id, name = next(self.new_image_ids), image.name
-            self.new_images.append(name)
-        height, width = sample.ori_shape[:2]
-        self.result["images"].append({"id": image_id, "file_name": name, "height": height, "width": width})
-        self.result["annotations"] += self._annotations(image_id, sample.pred_instances.cpu().numpy())
+        self.found[image] = sample.ori_shape[:2], list(self._annotations(sample.pred_instances.cpu().numpy()))
 
-    def _annotations(self, image_id: int, instances: BaseDataElement) -> Iterator[dict]:
+    @property
+    def new_images(self) -> list[str]:
+        """Names of images that the annotation file does not have."""
+        return [image.name for image in self.found if _locate(image) not in self.known_images]
+
+    @property
+    def result(self) -> dict[str, list[dict]]:
+        """A COCO data set of all that was found."""
+        images, annotations = [], []
+        new_ids = (i for i in itertools.count(1) if i not in self.used_ids)
+        for image, ((height, width), found) in self.found.items():
+            known = self.known_images.get(_locate(image))
+            image_id, name = (known["id"], _file_name(known)) if known else (next(new_ids), image.name)
+            images.append({"id": image_id, "file_name": name, "height": height, "width": width})
+            annotations += [{"id": len(annotations) + i, "image_id": image_id, **one} for i, one in enumerate(found, 1)]
+        return {"images": images, "annotations": annotations, "categories": self.categories}
+
+    def _annotations(self, instances: BaseDataElement) -> Iterator[dict]:
         from pycocotools import mask as rle
 
         masks = instances.masks if "masks" in instances else itertools.repeat(None)
         for box, score, label, mask in zip(instances.bboxes, instances.scores, instances.labels, masks):
             x1, y1, x2, y2 = (float(v) for v in box)
             annotation = {
-                "id": next(self.annotation_ids),
-                "image_id": image_id,
                 "category_id": self.category_ids[label],
                 "bbox": [x1, y1, x2 - x1, y2 - y1],
                 "area": (x2 - x1) * (y2 - y1),
@@ -142,15 +147,18 @@ class CocoPredictions:
 
     def write(self, path: Path, as_dataset: bool = False) -> None:
         """Write all detections as JSON: the list that `COCO.loadRes` takes, or a data set for `COCO` itself."""
-        if self.new_images:
-            print_log(
-                f"image ids are numbered from 1 for {len(self.new_images)} of {len(self.result['images'])} images, "
-                f"which are not in {self.ann_file}: {', '.join(self.new_images[:10])}; "
-                f"--format dataset writes the names of all"
-            )
-        results = [{key: a[key] for key in RESULT_KEYS if key in a} for a in self.result["annotations"]]
+        result = self.result
+        results = [{key: a[key] for key in RESULT_KEYS if key in a} for a in result["annotations"]]
         with atomic_write(path) as scratch:
-            scratch.write_text(json.dumps(self.result if as_dataset else results))
+            scratch.write_text(json.dumps(result if as_dataset else results))
+
+    def report_new_images(self) -> None:
+        """Log which images have ids of their own."""
+        if names := [name.encode(errors="backslashreplace").decode() for name in self.new_images]:
+            print_log(
+                f"image ids are numbered from 1 for {len(names)} of {len(self.found)} images, which are not in "
+                f"{self.ann_file}: {join_some(names)}; --format dataset writes the names of all"
+            )
 
 
 def _locate(image: Path) -> Path:

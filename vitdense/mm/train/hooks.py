@@ -2,7 +2,8 @@
 
 import random
 import re
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,18 @@ from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
 from vitdense.checkpoint.detect import OMITTED
+from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole, load_pretrained
 from vitdense.files import atomic_write
 from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.config.walk import as_list
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.checkpoints import install_loader
 from vitdense.mm.train.curves import draw_curves, read_scalars
 from vitdense.models.base import Backbone
+
+PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state_dict")
 
 
 def seed_everything(*keys: int) -> None:
@@ -53,6 +57,38 @@ def _check_pattern(pattern: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"fresh of vitdense.ExactLoadHook: {pattern!r} is no regular expression ({error})") from error
+
+
+def check_whole(checkpoint: Mapping, file: str) -> None:
+    """That a checkpoint has all that a run goes on from, undamaged and finite.
+
+    Args:
+        checkpoint: Content.
+        file: Where it was read.
+
+    Raises:
+        CheckpointMismatchError: It has not.
+    """
+    if absent := [key for key in PARTS_OF_A_RUN if not isinstance(checkpoint.get(key), (dict, list))]:
+        raise CheckpointMismatchError(
+            f"resume: {file} has no {', '.join(absent)}, without which a run does not go on as it was; start a new one "
+            f"from its weights: --cfg-options load_from={file}"
+        )
+    if zipfile.is_zipfile(file) and (damaged := zipfile.ZipFile(file).testzip()):  # torch does not compare checksums
+        raise CheckpointMismatchError(
+            f"resume: {file} is damaged: the checksum of {damaged} is wrong; use an older one"
+        )
+    states = checkpoint["optimizer"].get("state", {})
+    if wrong := [i for i, state in states.items() if not all(torch.isfinite(x).all() for x in tensors(state))]:
+        raise CheckpointMismatchError(
+            f"resume: the state of the optimizer in {file} is not finite, for parameters {join_some(wrong)}; use an "
+            f"older checkpoint"
+        )
+
+
+def tensors(state: Mapping) -> list[torch.Tensor]:
+    """The tensors among its values."""
+    return [x for x in state.values() if isinstance(x, torch.Tensor)]
 
 
 def _check_length(loop: BaseLoop, checkpoint: dict) -> None:
@@ -102,6 +138,7 @@ class ExactLoadHook(Hook):
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         if runner._resume:
+            check_whole(checkpoint, str(runner._load_from))
             _check_length(runner.train_loop, checkpoint)
             log_differences(checkpoint, runner.cfg, OF_TRAINING)
         elif isinstance(runner._test_loop, BaseLoop):  # built by then in a test only

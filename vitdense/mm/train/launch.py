@@ -1,37 +1,45 @@
 """Training and testing from a config, as `tools/` call them."""
 
+import json
 import logging
 import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
+from mmengine.dist import is_main_process
 from mmengine.logging import print_log
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import find_latest_checkpoint
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
+from vitdense.files import sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.load import hook_configs
-from vitdense.mm.config.walk import drop_weights, leaf_datasets
+from vitdense.mm.config.walk import as_list, drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import install_loader
-from vitdense.mm.train.quiet import QuietRunner, quiet
+from vitdense.mm.train.processes import agree, start_on_cpu
+from vitdense.mm.train.quiet import quiet
+from vitdense.mm.train.runner import FirstNotFinite, Runner, StopSignal
 from vitdense.models.table import find_model
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
     OptionError,  # its stack trace may be that of a data worker
     CheckpointNotFoundError,
-    *(FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),  # of an output path
+    OSError,  # of a path or a disk
 )
 TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone, or copies in an installed package
 AMP_DTYPES = ("float16", "bfloat16")
@@ -49,10 +57,13 @@ def exit_on_user_error() -> Iterator[None]:
     except KeyboardInterrupt as stop:
         print(f"\n{stop or 'stopped'}", file=sys.stderr)
         sys.exit(130)  # as a shell reports SIGINT
+    except StopSignal as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(128 + stop.signum)
     except USER_ERRORS as error:
-        message = re.split(r"(?m)^vitdense\.[\w.]+: ", str(error))[-1]  # without the stack trace of a data worker
+        message = re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[-1]  # without the trace of a data worker
         print(f"error: {message.strip()}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(getattr(error, "status", 2))
 
 
 def prepare_training(
@@ -72,7 +83,7 @@ def prepare_training(
         fresh: See `ExactLoadHook`; replaces the config's. Not for `resume`.
 
     Raises:
-        ConfigError: See `check`; or `amp` or a launcher on a machine without a GPU.
+        ConfigError: See `check`; or `amp` on a machine without a GPU.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
     if amp:
@@ -108,20 +119,101 @@ def _log_short_runs(cfg: Config) -> None:
             logger.interval = 1
 
 
-def train(cfg: Config, **options: Any) -> None:
-    """Train and validate. For the arguments and errors see `prepare_training`."""
-    prepare_training(cfg, **options)
-    runner = _runner(cfg)
-    try:
-        runner.train()
-    except KeyboardInterrupt as stop:
-        latest = latest_checkpoint(Path(cfg.work_dir))
-        further = f"--resume goes on from {Path(latest).name}" if latest else "no checkpoint was saved yet"
-        raise KeyboardInterrupt(f"stopped after iteration {runner.iter}; {further}") from stop
+def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
+    """Train and validate.
+
+    Args:
+        cfg: From `load_config`.
+        overwrite: Start anew in a work folder that has checkpoints: they are removed.
+        options: See `prepare_training`.
+
+    Raises:
+        ConfigError: The work folder is in use, or has checkpoints of a training that neither goes on nor is to be
+            overwritten; the processes do not agree; or see `prepare_training`.
+        StepError: A step or checkpoint was refused, see `Runner`.
+        StopSignal: See `Runner`.
+    """
+    start_on_cpu(cfg.launcher)
+    work_dir = Path(cfg.work_dir)
+    with _only_training_in(work_dir):
+        if (latest := latest_checkpoint(work_dir)) and options.get("resume") is None and not overwrite:
+            raise ConfigError(
+                f"{work_dir} has checkpoints of a training, up to {Path(latest).name}; --resume goes on with it, "
+                f"--overwrite starts anew, --work-dir names another folder"
+            )
+        prepare_training(cfg, **options)
+        agree(_facts(cfg))
+        runner = _runner(cfg)
+        if overwrite and is_main_process():
+            for old in (*work_dir.glob("*.pth"), work_dir / "last_checkpoint"):
+                old.unlink(missing_ok=True)
+        try:
+            runner.train()
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"stopped after iteration {runner.iter}; {_further(cfg)}") from stop
+        except OSError as error:
+            raise ConfigError(f"iteration {runner.iter}: {str(error).splitlines()[-1]}; {_further(cfg)}") from error
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):  # as torch calls a process that the system ended
+                raise
+            raise ConfigError(
+                f"iteration {runner.iter}: {str(error).splitlines()[-1]}. Memory may have been short: give fewer "
+                f"workers (train_dataloader.num_workers) or a larger /dev/shm; {_further(cfg)}"
+            ) from error
     if cfg.filename and cfg.get("default_scope") in ("mmdet", "mmseg"):
         config = Path(cfg.work_dir, Path(cfg.filename).name)  # with the options of this run
         lines = "".join(f"\n    {line}" for line in result_commands(str(config), cfg.work_dir))
         print_log(f"next:{lines}", logger="current")
+
+
+@contextmanager
+def _only_training_in(work_dir: Path) -> Iterator[None]:
+    """Hold the work folder for one training, without what a killed save left there."""
+    with ExitStack() as stack:
+        if is_main_process():
+            work_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(FileLock(work_dir / ".lock", timeout=0))
+            except Timeout as error:
+                raise ConfigError(f"{work_dir} is in use by another training; name another --work-dir") from error
+            for scratch in work_dir.glob(f".{'[0-9a-f]' * 32}.pth"):  # of `atomic_write`
+                scratch.unlink(missing_ok=True)
+        yield
+
+
+def replay(cfg: Config, file: str) -> None:
+    """Run the step again that a training refused, and say where values stop being finite.
+
+    Args:
+        cfg: That of the training.
+        file: What the training wrote then.
+
+    Raises:
+        ConfigError: Always: the step is refused again, or it is not.
+        CheckpointNotFoundError: There is no such file.
+    """
+    prepare_training(cfg, resume=file)
+    cfg.work_dir = str(Path(cfg.work_dir, "replay"))
+    runner = _runner(cfg)
+    runner.register_hook(FirstNotFinite(), "LOWEST")
+    runner.train()
+
+
+def _facts(cfg: Config) -> dict[str, str]:
+    """What all processes of a training must have in common."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("vitdense", "torch"))
+    config = {key: value for key, value in cfg.to_dict().items() if key not in ("work_dir", "load_from")}
+    config = sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    facts = {"checkpoint": "none", "versions": versions, "config": config}
+    if cfg.get("load_from") and Path(cfg.load_from).is_file():
+        facts["checkpoint"] = f"{Path(cfg.load_from).name} (SHA-256 {sha256_of(cfg.load_from)[:12]})"
+    return facts
+
+
+def _further(cfg: Config) -> str:
+    """How to go on after a training that did not end."""
+    latest = latest_checkpoint(Path(cfg.work_dir))
+    return f"--resume goes on from {Path(latest).name}" if latest else "no checkpoint was saved yet"
 
 
 def command_line(tool: str) -> str:
@@ -155,6 +247,7 @@ def test(  # no test of pytest
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
+    start_on_cpu(cfg.launcher)
     cfg.load_from = find_checkpoint(checkpoint)
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
     _load_everything(cfg)
@@ -187,10 +280,12 @@ def _augment_tests(cfg: Config) -> None:
 
 def _runner(cfg: Config) -> Runner:
     """Build mmengine's runner, and log which ops are in use."""
-    if cfg.launcher != "none":
-        _needs_gpu(f"--launcher {cfg.launcher}")
+    for loop in ("val", "test"):  # collect results of several processes there, not in the current folder
+        if cfg.get(f"{loop}_evaluator") and cfg.launcher != "none":
+            for metric in as_list(cfg[f"{loop}_evaluator"]):
+                metric.setdefault("collect_dir", str(Path(cfg.work_dir, ".collected")))
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
-    runner = QuietRunner.from_cfg(cfg)
+    runner = Runner.from_cfg(cfg)
     runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
     return runner

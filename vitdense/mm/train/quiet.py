@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import mmengine.logging.logger as mm_logger
-from mmengine.runner import Runner
 
 # mm prints this once per package and task, where an optional package is not installed.
 NOT_PRINTED = "Could not import OneDL"
@@ -48,18 +47,6 @@ def quiet() -> Iterator[None]:
         finally:
             if not own:
                 del mm_logger.print
-
-
-class QuietRunner(Runner):
-    """mmengine's runner, whose `LOG_FILE_ONLY` records go to the log file and not to the console."""
-
-    def build_logger(self, *args: Any, **kwargs: Any) -> mm_logger.MMLogger:
-        """As in mmengine."""
-        logger = super().build_logger(*args, **kwargs)
-        for handler in logger.handlers:
-            if type(handler) is logging.StreamHandler:  # the log file is a subclass
-                handler.addFilter(for_console)
-        return logger
 
 
 def for_console(record: logging.LogRecord) -> bool:

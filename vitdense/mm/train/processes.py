@@ -1,0 +1,73 @@
+"""Several processes of one training, test or prediction: how they start, and that they agree before the first step."""
+
+import os
+from collections.abc import Mapping
+
+import torch
+from mmengine.device import get_device
+from mmengine.dist import all_gather_object, get_rank, is_distributed
+
+from vitdense.mm.errors import ConfigError
+
+# What each launcher tells its processes, and the command that does.
+LAUNCHERS = {
+    "pytorch": ("RANK", "torchrun --nproc-per-node N tools/train.py ..."),
+    "slurm": ("SLURM_PROCID", "srun python tools/train.py ..."),
+    "mpi": ("OMPI_COMM_WORLD_LOCAL_RANK", "mpirun python tools/train.py ..."),
+}
+
+
+def find_launcher(given: str) -> str:
+    """The launcher of this process: the given one, or that of torchrun, which tells how many processes it started.
+
+    Raises:
+        ConfigError: The process was not started by the given launcher.
+    """
+    if given == "none":
+        return "pytorch" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else "none"
+    variable, command = LAUNCHERS[given]
+    if variable not in os.environ:
+        raise ConfigError(f"--launcher {given}: {variable} is not set; start the processes by {command}")
+    return given
+
+
+def start_on_cpu(launcher: str) -> None:
+    """Connect the processes over gloo where there is no GPU; mmengine, which does it otherwise, needs one.
+
+    Raises:
+        ConfigError: Another launcher than torchrun.
+    """
+    if launcher == "none" or is_distributed() or get_device() != "cpu":
+        return
+    if launcher != "pytorch":
+        raise ConfigError(f"--launcher {launcher}: needs GPUs, and torch finds none; on CPUs, use torchrun")
+    torch.distributed.init_process_group("gloo")
+
+
+def start_processes() -> None:
+    """Connect processes of torchrun that share work, and send each other results only."""
+    if find_launcher("none") != "none" and not is_distributed():
+        torch.distributed.init_process_group("gloo")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+
+def agree(facts: Mapping[str, str]) -> None:
+    """Compare facts of all processes, before they train a model together.
+
+    Without it, processes that found different checkpoints would average the gradients of different models.
+
+    Raises:
+        ConfigError: On all of them: they differ.
+    """
+    if not is_distributed():
+        return
+    found = all_gather_object(dict(facts))
+    for name in facts:
+        values = [each[name] for each in found]
+        if len(set(values)) > 1:
+            lines = "; ".join(f"process {rank}: {value}" for rank, value in enumerate(values))
+            raise ConfigError(
+                f"the processes do not agree on the {name}, so this one, {get_rank()}, stops before the first step: "
+                f"{lines}. All need the same files: put data and work folder on a disk that they share"
+            )

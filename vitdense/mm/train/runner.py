@@ -1,0 +1,275 @@
+"""mmengine's runner, which loses nothing: steps, checkpoints and stops of a training are guarded in one place."""
+
+import logging
+import math
+import signal
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import mmengine.runner
+import torch
+from mmengine.device import get_device
+from mmengine.dist import all_reduce, get_rank, is_distributed
+from mmengine.hooks import CheckpointHook, Hook
+from mmengine.logging.logger import MMLogger
+from mmengine.model import is_model_wrapper, revert_sync_batchnorm
+from mmengine.optim import OptimWrapper
+from mmengine.runner import EpochBasedTrainLoop
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from vitdense.files import atomic_write
+from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.train.hooks import seed_everything
+from vitdense.mm.train.quiet import for_console
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # of schedulers, before they end a job
+AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
+
+
+class StepError(ConfigError):
+    """A step of a training that would have made the weights NaN or infinite. It was not made."""
+
+
+class StopSignal(Exception):
+    """A training was asked to stop by `signum`, and saved a checkpoint."""
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+class Runner(mmengine.runner.Runner):
+    """As mmengine's, and:
+
+    - no optimizer step is made from gradients that are not finite, and no checkpoint is saved, or lets an older one go,
+      with weights or a loss that are not: `StepError`;
+    - SIGTERM and SIGUSR1 save a checkpoint after the iteration: `StopSignal`;
+    - resuming goes on within an epoch;
+    - several processes need no GPU;
+    - records that users cannot act on go to the log file, and not to the console.
+    """
+
+    batch: Any = None  # of the iteration that runs
+    received: int = 0  # signal
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        """As in mmengine."""
+        logger = super().build_logger(*args, **kwargs)
+        for handler in logger.handlers:
+            if type(handler) is logging.StreamHandler:  # the log file is a subclass
+                handler.addFilter(for_console)
+        return logger
+
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
+        """As in mmengine, also where there is no GPU: without SyncBN, which torch has for GPUs only."""
+        if self.distributed and get_device() == "cpu":
+            if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+                self.logger.warning("SyncBN needs GPUs: on CPUs, every process normalises by its own images")
+                model = revert_sync_batchnorm(model)
+            options = {
+                "broadcast_buffers": False,
+                "find_unused_parameters": self.cfg.get("find_unused_parameters", False),
+            }
+            model_wrapper_cfg = {"type": "MMDistributedDataParallel", **options, **(model_wrapper_cfg or {})}
+            model_wrapper_cfg["device_ids"] = None
+        return super().wrap_model(model_wrapper_cfg, model)
+
+    def build_optim_wrapper(self, optim_wrapper: Any) -> OptimWrapper:
+        """As in mmengine. Every step of its optimizer is checked: under AMP, those that the scaler lets pass."""
+        is_new = not isinstance(optim_wrapper, OptimWrapper)
+        wrapper = super().build_optim_wrapper(optim_wrapper)
+        if is_new and isinstance(wrapper, OptimWrapper):
+            wrapper.optimizer.register_step_pre_hook(self._check_gradients)
+        return wrapper
+
+    def _check_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Refuse the step of gradients that are not finite. After DDP's mean, all processes find the same."""
+        parameters = (x for group in optimizer.param_groups for x in group["params"])
+        gradients = [x.grad for x in parameters if x.grad is not None]
+        if gradients and not torch.nn.utils.get_total_norm(gradients).isfinite():
+            self._refuse("the gradients are not finite")
+
+    def _refuse(self, reason: str) -> None:
+        """Raise after a look at the losses of the iteration once more, and with a file to run it again."""
+        path = Path(self.work_dir, f"refused_iter_{self.iter + 1}.pth")
+        model = self.model.module if is_model_wrapper(self.model) else self.model
+        seed_everything(self.seed, get_rank(), self.iter)  # as ReproducibleHook
+        with torch.no_grad():
+            losses = model(**model.data_preprocessor(self.batch, True), mode="loss")
+            values = {
+                name: sum(map(torch.mean, value if isinstance(value, (list, tuple)) else [value]))
+                for name, value in losses.items()
+            }
+            for buffer in model.buffers():  # statistics of the refused batch; a training does not read them
+                if buffer.is_floating_point():
+                    buffer.nan_to_num_()
+        if all(bool(x.isfinite().all()) for x in model.parameters()):
+            super().save_checkpoint(
+                self.work_dir,
+                path.name,
+                meta={"epoch": self.epoch, "iter": self.iter},
+                backend_args={"backend": "vitdense.atomic"},
+            )
+            again = f"To run this step alone: tools/train.py ... --replay {path}. "
+        else:
+            again = "The weights were not finite before it. "
+        names = [getattr(sample, "img_path", "?") for sample in self.batch.get("data_samples") or ()]
+        raise StepError(
+            f"iteration {self.iter + 1}: {reason}, so the step is not made; checkpoints are as they were. Losses: "
+            f"{', '.join(f'{name} {float(value):.4g}' for name, value in values.items())}. Images: {join_some(names)}. "
+            f"{again}Most often the learning rate is too high, or gradients are not clipped "
+            f"(optim_wrapper.clip_grad.max_norm)"
+        )
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """As in mmengine, with the guards around an iteration."""
+        if fn_name == "before_train_iter":
+            self.batch = kwargs.get("data_batch")
+        elif fn_name in AFTER and self._saves(fn_name):
+            self._check_finite()
+        super().call_hook(fn_name, **kwargs)
+        if fn_name == "after_train_iter" and self._must_stop():
+            self._stop()
+
+    def _saves(self, fn_name: str) -> bool:
+        """Whether a CheckpointHook saves in this call, or may."""
+        if fn_name != "after_train_iter":
+            return True
+        hooks = [hook for hook in self.hooks if isinstance(hook, CheckpointHook) and not hook.by_epoch]
+        return any(h.every_n_train_iters(self, h.interval, h.save_begin) or h.is_last_train_iter(self) for h in hooks)
+
+    def _check_finite(self) -> None:
+        """Before a checkpoint: mmengine removes an older one, or the best, before it saves."""
+        model = self.model.module if is_model_wrapper(self.model) else self.model
+        wrong = [name for name, x in model.state_dict().items() if isinstance(x, Tensor) and not x.isfinite().all()]
+        loss = self.message_hub.log_scalars.get("train/loss")
+        if wrong or (loss is not None and not math.isfinite(loss.current())):
+            raise StepError(
+                f"iteration {self.iter + 1}: not finite: {join_some(wrong or ['the loss'])}; so no checkpoint is "
+                f"saved, and the older ones stay. Resume from one of them, with a smaller learning rate"
+            )
+
+    def _must_stop(self) -> bool:
+        if not is_distributed():
+            return bool(self.received)
+        flag = torch.tensor(self.received, device=get_device())
+        all_reduce(flag, "max")  # signals reach processes in different iterations
+        self.received = int(flag)
+        return bool(self.received)
+
+    def _stop(self) -> None:
+        """Save, as mmengine's CheckpointHook would, and end."""
+        name = f"iter_{self.iter + 1}.pth"
+        self.save_checkpoint(self.work_dir, name, by_epoch=False, backend_args={"backend": "vitdense.atomic"})
+        if get_rank() == 0:
+            with atomic_write(Path(self.work_dir, "last_checkpoint")) as scratch:
+                scratch.write_text(str(Path(self.work_dir, name)))
+        text = f"stopped by {signal.Signals(self.received).name} after iteration {self.iter + 1}"
+        raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
+
+    def train(self) -> nn.Module:
+        """As in mmengine."""
+        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        try:
+            return super().train()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        self.received = number
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """As in mmengine."""
+        counts = getattr(self.optim_wrapper, "_accumulative_counts", 1)
+        if part := (self.iter + 1) % counts:
+            self.logger.warning(
+                f"the gradients of {part} of {counts} accumulated iterations are not in the checkpoint: a run that "
+                f"resumes from it differs by them; save every multiple of {counts} iterations"
+            )
+        super().save_checkpoint(*args, **kwargs)
+
+    def resume(self, *args: Any, **kwargs: Any) -> None:
+        """As in mmengine; within an epoch, without the batches that it has seen.
+
+        Raises:
+            ConfigError: The optimizer of the checkpoint is for other parameters.
+        """
+        try:
+            super().resume(*args, **kwargs)
+        except ValueError as error:
+            if "loaded state dict" not in str(error):
+                raise
+            raise ConfigError(
+                "resume: the optimizer of the checkpoint is for other parameters than those that train now; resume "
+                "with the frozen parts and the optimizer of that run, or start a new one from its weights: "
+                "--cfg-options load_from=CHECKPOINT"
+            ) from error
+        loop = self.train_loop
+        if isinstance(loop, EpochBasedTrainLoop) and (seen := loop.iter - loop.epoch * len(loop.dataloader)):
+            loop.dataloader = ContinuedLoader(loop.dataloader, seen)
+
+
+class FirstNotFinite(Hook):
+    """In one iteration, log the first module whose output is not finite, and end."""
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        self.handles = [
+            module.register_forward_hook(partial(self._look, runner.logger, name))
+            for name, module in runner.model.named_modules()
+        ]
+
+    def _look(self, logger: MMLogger, name: str, module: nn.Module, inputs: tuple, output: Any) -> None:
+        outputs = output if isinstance(output, (list, tuple)) else [output]
+        if any(isinstance(x, Tensor) and not x.isfinite().all() for x in outputs):
+            logger.error(
+                f"the first output that is not finite is that of {name or 'the model'}, {type(module).__name__}"
+            )
+            for handle in self.handles:
+                handle.remove()
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        raise ConfigError(f"replay: iteration {runner.iter + 1} was made, and is finite; the fault does not repeat")
+
+
+class ContinuedLoader:
+    """A data loader whose first pass leaves out its first batches, without loading them.
+
+    Args:
+        loader: The data loader.
+        seen: Number of batches.
+    """
+
+    def __init__(self, loader: DataLoader, seen: int) -> None:
+        self.loader, self.seen = loader, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.seen:
+            return iter(self.loader)
+        batches, self.seen = _Rest(self.loader.batch_sampler, self.seen), 0
+        names = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "timeout", "multiprocessing_context")
+        options = {name: getattr(self.loader, name) for name in names}
+        return iter(DataLoader(self.loader.dataset, batch_sampler=batches, **options))
+
+
+class _Rest:
+    """A batch sampler from batch `seen` on."""
+
+    def __init__(self, batches: Iterable, seen: int) -> None:
+        self.batches, self.seen = batches, seen
+
+    def __len__(self) -> int:
+        return len(self.batches) - self.seen
+
+    def __iter__(self) -> Iterator:
+        return islice(iter(self.batches), self.seen, None)
