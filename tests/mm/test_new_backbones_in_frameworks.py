@@ -93,7 +93,7 @@ def config_with(backbone, name, folder):
     "backbone", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in BACKBONES]
 )
 def test_backbone_trains_and_is_evaluated(backbone, name, folder, capfd):
-    train(config_with(BACKBONES[backbone], name, folder))
+    train(config_with(BACKBONES[backbone], name, folder), overwrite=True)
     log = capfd.readouterr().out
     losses = [float(loss) for loss in re.findall(r"  loss: (\S+)", log)]
     assert len(losses) == 2

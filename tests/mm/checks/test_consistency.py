@@ -239,16 +239,18 @@ def test_a_monitor_has_the_name_of_a_metric(evaluator, name, hint):
 
 
 @pytest.mark.parametrize(
-    ("size", "launcher", "head", "norm", "refused"),
+    ("size", "launcher", "device", "head", "norm", "refused"),
     [
-        *((1, "none", head, "SyncBN", True) for head in ("UPerHead", "mmseg.PSPHead")),
-        (2, "none", "UPerHead", "SyncBN", False),
-        (1, "pytorch", "UPerHead", "SyncBN", False),
-        (1, "none", "FCNHead", "BN", False),
-        (1, "none", "UPerHead", "LN2d", False),
+        *((1, "none", "cuda", head, "SyncBN", True) for head in ("UPerHead", "mmseg.PSPHead")),
+        (2, "none", "cuda", "UPerHead", "SyncBN", False),
+        (1, "pytorch", "cuda", "UPerHead", "SyncBN", False),
+        (1, "pytorch", "cpu", "UPerHead", "SyncBN", True),  # where there is no SyncBN
+        (1, "none", "cuda", "FCNHead", "BN", False),
+        (1, "none", "cuda", "UPerHead", "LN2d", False),
     ],
 )
-def test_heads_that_pool_to_one_value_need_two_images(size, launcher, head, norm, refused):
+def test_heads_that_pool_to_one_value_need_two_images(monkeypatch, size, launcher, device, head, norm, refused):
+    monkeypatch.setattr(batch_size, "get_device", lambda: device)
     model = dict(decode_head=dict(type=head, norm_cfg=dict(type=norm)))
     cfg = Config(dict(model=model, train_dataloader=dict(batch_size=size), launcher=launcher))
     found = [str(error) for error in batch_size.find(cfg, ("train",))]

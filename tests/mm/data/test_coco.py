@@ -142,7 +142,7 @@ def test_images_of_other_folders_get_unused_ids(tmp_path, capsys):
     for name in ("1.jpg", "3.jpg", "5.jpg"):
         predictions.add(tmp_path / "other" / name, detections([0]))
     assert [image["id"] for image in predictions.result["images"]] == [2, 4, 5]
-    predictions.write(tmp_path / "predictions.json")
+    predictions.report_new_images()
     assert "3 of 3 images" in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ from mmengine.registry import MODELS, OPTIM_WRAPPERS
 from vitdense import Swin
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm.config.load import ConfigError, build_model, load_config
-from vitdense.mm.train import launch
+from vitdense.mm.train import launch, processes
 from vitdense.mm.train.launch import exit_on_user_error
 
 
@@ -115,9 +115,10 @@ def test_tta_pipeline_reaches_data_sets_inside_wrappers(segmentor, monkeypatch):
     assert [part.pipeline for part in cfg.test_dataloader.dataset.datasets] == 2 * [cfg.tta_pipeline]
 
 
-@pytest.mark.parametrize("option", ["--amp float16", "--launcher pytorch"])
+@pytest.mark.parametrize("option", ["--amp float16", "--launcher slurm"])
 def test_options_that_need_a_gpu_name_themselves_without_one(repo, tmp_path, monkeypatch, option):
-    monkeypatch.setattr(launch, "get_device", lambda: "cpu")
+    for module in (launch, processes):
+        monkeypatch.setattr(module, "get_device", lambda: "cpu")
     name, value = option.removeprefix("--").split()
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path), launcher="none")
     cfg.launcher = value if name == "launcher" else "none"
@@ -153,13 +154,17 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, dtype, scaled
 def test_an_interrupt_is_one_line_that_says_where_to_go_on(repo, tmp_path, monkeypatch, capsys):
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path))
     runner = MagicMock(iter=83)
-    runner.train.side_effect = KeyboardInterrupt
     monkeypatch.setattr(launch, "_runner", lambda cfg: runner)
     for saved, further in ((None, "no checkpoint was saved yet"), ("iter_80.pth", "--resume goes on from iter_80.pth")):
-        if saved:
-            (tmp_path / saved).touch()
+
+        def interrupted(saved=saved):
+            if saved:
+                (tmp_path / saved).touch()
+            raise KeyboardInterrupt
+
+        runner.train.side_effect = interrupted
         with pytest.raises(SystemExit) as ended, exit_on_user_error():
-            launch.train(cfg)
+            launch.train(cfg, overwrite=True)
         assert ended.value.code == 130
         assert capsys.readouterr().err == f"\nstopped after iteration 83; {further}\n"
 

@@ -18,7 +18,8 @@ from PIL import Image
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.data.shapes import CLASSES, PALETTE
-from vitdense.mm.train.quiet import NOT_PRINTED, QuietRunner, quiet
+from vitdense.mm.train.quiet import NOT_PRINTED, quiet
+from vitdense.mm.train.runner import Runner
 
 
 def warn_as(module, message):
@@ -85,7 +86,7 @@ def test_importing_the_package_silences_nobody():
 
 
 def test_config_and_hooks_are_in_the_log_file_only(tmp_path, capsys):
-    runner = QuietRunner(torch.nn.Linear(1, 1), str(tmp_path), cfg=Config(dict(some_option=1)), experiment_name="quiet")
+    runner = Runner(torch.nn.Linear(1, 1), str(tmp_path), cfg=Config(dict(some_option=1)), experiment_name="quiet")
     runner.logger.info("news")
     runner.logger.warning('"FileClient" will be deprecated in future.')
     console, log = capsys.readouterr().out, Path(runner.logger.log_file).read_text()

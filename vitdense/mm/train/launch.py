@@ -25,7 +25,7 @@ from vitdense.errors import OptionError
 from vitdense.files import sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.load import hook_configs
-from vitdense.mm.config.walk import as_list, drop_weights, leaf_datasets
+from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.train.breakdown import report_test
@@ -280,10 +280,6 @@ def _augment_tests(cfg: Config) -> None:
 
 def _runner(cfg: Config) -> Runner:
     """Build mmengine's runner, and log which ops are in use."""
-    for loop in ("val", "test"):  # collect results of several processes there, not in the current folder
-        if cfg.get(f"{loop}_evaluator") and cfg.launcher != "none":
-            for metric in as_list(cfg[f"{loop}_evaluator"]):
-                metric.setdefault("collect_dir", str(Path(cfg.work_dir, ".collected")))
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
     runner = Runner.from_cfg(cfg)
     runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")

@@ -13,6 +13,7 @@ import mmengine.runner
 import torch
 from mmengine.device import get_device
 from mmengine.dist import all_reduce, get_rank, is_distributed
+from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging.logger import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
@@ -77,6 +78,14 @@ class Runner(mmengine.runner.Runner):
             model_wrapper_cfg = {"type": "MMDistributedDataParallel", **options, **(model_wrapper_cfg or {})}
             model_wrapper_cfg["device_ids"] = None
         return super().wrap_model(model_wrapper_cfg, model)
+
+    def build_evaluator(self, evaluator: Any) -> Evaluator:
+        """As in mmengine. Processes exchange results in the work folder, which they share, not in the current one."""
+        built = super().build_evaluator(evaluator)
+        for metric in built.metrics:
+            if metric.collect_device == "cpu" and metric.collect_dir is None:
+                metric.collect_dir = str(Path(self.work_dir, ".collected"))
+        return built
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> OptimWrapper:
         """As in mmengine. Every step of its optimizer is checked: under AMP, those that the scaler lets pass."""

@@ -1,0 +1,232 @@
+"""What a training must not lose: finite weights, checkpoints, its work folder, its place in the data."""
+
+import os
+import re
+import signal
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+pytest.importorskip("mmseg")
+from filelock import FileLock
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.mm.config.load import load_config
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train import launch
+from vitdense.mm.train.checkpoints import AtomicLocalBackend, read_checkpoint
+from vitdense.mm.train.processes import find_launcher
+from vitdense.mm.train.runner import StepError, StopSignal
+
+pytestmark = pytest.mark.long
+LENGTH = 6
+
+
+@HOOKS.register_module(name="GuardsAt", force=True)
+class At(Hook):
+    """Does something after an iteration, counted from 1."""
+
+    action = None
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.iteration:
+            type(self).action(runner)
+
+
+@pytest.fixture
+def make(repo, tmp_path, monkeypatch):
+    """Makes the config of a training of six iterations, four images."""
+    monkeypatch.chdir(tmp_path)
+
+    def config(work_dir="work", epochs=False, **options):
+        cfg = load_config(
+            repo / "configs/demo/upernet_swin_nano_shapes.py", {"data_root": f"{tmp_path}/shapes/"}, work_dir
+        )
+        for split in ("train", "val", "test"):
+            loader = cfg[f"{split}_dataloader"]
+            loader.update(batch_size=2, num_workers=0, persistent_workers=False)
+            draw = dict(num_train=12, num_val=2, image_size=(64, 64))
+            loader.dataset.update(data_root=f"{tmp_path}/shapes/", draw=draw)
+        cfg.train_cfg.update(max_iters=LENGTH, val_interval=100)
+        cfg.param_scheduler = [dict(type="ConstantLR", factor=1.0, by_epoch=False, begin=0, end=LENGTH)]
+        cfg.default_hooks.checkpoint.update(interval=1, max_keep_ckpts=2, save_best=None)
+        if epochs:  # of six iterations each
+            cfg.train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=2, val_interval=100)
+            cfg.train_dataloader.sampler = dict(type="vitdense.SeededEpochSampler", shuffle=True)
+            cfg.param_scheduler[0].end = 2 * LENGTH
+            cfg.default_hooks.checkpoint.update(by_epoch=True)
+        cfg.merge_from_dict(options)
+        return cfg
+
+    return config
+
+
+def checkpoints(folder="work"):
+    return sorted(path.name for path in Path(folder).glob("iter_*.pth"))
+
+
+def is_finite(name):
+    return all(x.isfinite().all() for x in read_checkpoint(name)["state_dict"].values())
+
+
+def poison(runner):
+    """Make weights NaN in the next step, from finite gradients."""
+
+    def overflow(optimizer, *_):
+        optimizer.param_groups[0]["params"][0].data.fill_(torch.nan)
+
+    runner.optim_wrapper.optimizer.register_step_post_hook(overflow)
+
+
+def test_a_step_that_is_not_finite_is_not_made_and_can_be_repeated(make, capsys):
+    huge = {"optim_wrapper.optimizer.lr": 1e12}
+    with pytest.raises(StepError, match=r"iteration 2: the gradients are not finite") as error:
+        launch.train(make(**huge))
+    message = str(error.value)
+    assert "decode.loss_ce nan" in message
+    assert "shapes/train/0000" in message
+    assert checkpoints() == ["iter_1.pth"]
+    assert is_finite("work/iter_1.pth")
+    assert is_finite("work/refused_iter_2.pth")
+    with pytest.raises(StepError, match="iteration 2: the gradients"):
+        launch.replay(make(**huge), "work/refused_iter_2.pth")
+    assert "the first output that is not finite is that of backbone." in "".join(capsys.readouterr())
+
+
+def test_weights_that_are_not_finite_cost_no_checkpoint(make, monkeypatch):
+    monkeypatch.setattr(At, "action", poison)
+    with pytest.raises(StepError, match=r"not finite: backbone\."):
+        launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=3)]))
+    assert checkpoints() == ["iter_2.pth", "iter_3.pth"]
+    assert all(is_finite(f"work/{name}") for name in checkpoints())
+
+
+def test_the_best_checkpoint_outlives_weights_that_are_not_finite(make, monkeypatch):
+    monkeypatch.setattr(At, "action", poison)
+    options = {"train_cfg.val_interval": 1, "default_hooks.checkpoint.save_best": "mIoU"}
+    options["default_hooks.checkpoint.interval"] = 100
+    with pytest.raises(StepError, match="not finite"):
+        launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=2)], **options))
+    (best,) = Path("work").glob("best_*.pth")
+    assert is_finite(str(best))
+
+
+def test_a_work_folder_is_used_once(make):
+    launch.train(make())
+    with pytest.raises(ConfigError, match="does not repeat"):
+        launch.replay(make(), "work/iter_5.pth")
+    with pytest.raises(ConfigError, match=r"iter_6\.pth; --resume goes on with it, --overwrite starts anew"):
+        launch.train(make())
+    Path("other").mkdir()
+    with FileLock("other/.lock"), pytest.raises(ConfigError, match="other is in use by another training"):
+        launch.train(make("other"))
+    Path("work/iter_100.pth").write_bytes(b"of a longer run")
+    Path(f"work/.{'a1' * 16}.pth").write_bytes(b"of a killed save")
+    launch.train(make(), overwrite=True)
+    assert sorted(path.name for path in Path("work").glob("*.pth")) == checkpoints() == ["iter_5.pth", "iter_6.pth"]
+
+
+@pytest.fixture
+def half(make):
+    """The checkpoint of half a training, `work/iter_3.pth`, and its content."""
+    launch.train(make(**{"train_cfg.max_iters": 3}))
+    saved = read_checkpoint("work/iter_3.pth")
+    saved["message_hub"]["runtime_info"]["max_iters"] = LENGTH
+    torch.save(saved, "work/iter_3.pth")
+    return saved
+
+
+@pytest.mark.parametrize("absent", ["optimizer", "param_schedulers", "message_hub", "meta"])
+def test_half_a_checkpoint_is_not_resumed(make, half, absent):
+    del half[absent]
+    torch.save(half, "less.pth")
+    with pytest.raises(CheckpointMismatchError, match=f"less.pth has no {absent}"):
+        launch.train(make(), resume="less.pth")
+
+
+def test_damaged_checkpoints_are_not_resumed(make, half):
+    content = bytearray(Path("work/iter_3.pth").read_bytes())
+    with zipfile.ZipFile("work/iter_3.pth") as file:
+        largest = max(file.infolist(), key=lambda info: info.file_size)
+    content[largest.header_offset + 200 + largest.file_size // 2] ^= 1
+    Path("flipped.pth").write_bytes(content)
+    with pytest.raises(CheckpointMismatchError, match=r"flipped\.pth is damaged: the checksum of .*data/"):
+        launch.train(make(), resume="flipped.pth")
+    next(iter(half["optimizer"]["state"].values()))["exp_avg"].fill_(torch.nan)
+    torch.save(half, "nan.pth")
+    with pytest.raises(CheckpointMismatchError, match=r"state of the optimizer in nan\.pth is not finite"):
+        launch.train(make(), resume="nan.pth")
+
+
+def test_other_parameters_that_train_are_named(make, half):
+    with pytest.raises(ConfigError, match="optimizer of the checkpoint is for other parameters"):
+        launch.train(make(**{"model.backbone.frozen_stages": 1}), resume="work/iter_3.pth")
+
+
+@pytest.mark.parametrize(("epochs", "stop"), [(False, 4), (True, 2), (True, 8)])
+def test_a_signal_saves_and_the_resumed_run_is_equal(make, monkeypatch, epochs, stop):
+    """Also within an epoch."""
+    launch.train(make("whole", epochs))
+    monkeypatch.setattr(At, "action", lambda runner: os.kill(os.getpid(), signal.SIGUSR1))
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(StopSignal, match=rf"SIGUSR1 after iteration {stop}; --resume goes on from iter_{stop}\.pth"):
+        launch.train(make("work", epochs, custom_hooks=[dict(type="GuardsAt", iteration=stop)]))
+    assert signal.getsignal(signal.SIGUSR1) == before
+    launch.train(make("work", epochs), resume="auto")
+    name = "epoch_2.pth" if epochs else f"iter_{LENGTH}.pth"
+    want, got = (read_checkpoint(f"{folder}/{name}") for folder in ("whole", "work"))
+    assert all(torch.equal(x, got["state_dict"][key]) for key, x in want["state_dict"].items())
+    assert got["meta"]["iter"] == want["meta"]["iter"]
+
+
+def test_a_signal_is_the_exit_status(make, monkeypatch, capsys):
+    monkeypatch.setattr(At, "action", lambda runner: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as end, launch.exit_on_user_error():
+        launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=2)]))
+    assert end.value.code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.splitlines()[-1].startswith("stopped by SIGTERM after iteration 2")
+
+
+def test_a_checkpoint_within_an_accumulation_says_so(make, capsys):
+    launch.train(make(**{"optim_wrapper.accumulative_counts": 3, "default_hooks.checkpoint.interval": 2}))
+    printed = "".join(capsys.readouterr())
+    assert re.findall(r"gradients of \d of 3 accumulated", printed) == [
+        f"gradients of {n} of 3 accumulated" for n in (2, 1)
+    ]
+
+
+def test_a_full_disk_is_one_line_with_what_is_safe(make, monkeypatch):
+    put = AtomicLocalBackend.put
+
+    def full(self, obj, filepath):
+        if "iter_3" in str(filepath):
+            raise OSError(28, "No space left on device")
+        put(self, obj, filepath)
+
+    monkeypatch.setattr(AtomicLocalBackend, "put", full)
+    with pytest.raises(ConfigError, match=r"No space left on device; --resume goes on from iter_2\.pth"):
+        launch.train(make())
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variable"), [("pytorch", "RANK"), ("slurm", "SLURM_PROCID"), ("mpi", "OMPI_COMM_WORLD_LOCAL_RANK")]
+)
+def test_launchers_that_did_not_start_this_process(monkeypatch, launcher, variable):
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(ConfigError, match=f"{variable} is not set"):
+        find_launcher(launcher)
+    monkeypatch.setenv(variable, "0")
+    assert find_launcher(launcher) == launcher
+
+
+def test_torchrun_is_understood(monkeypatch):
+    assert find_launcher("none") == "none"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert find_launcher("none") == "pytorch"

@@ -1,0 +1,92 @@
+"""Several processes: the tools as torchrun starts them, on CPUs."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import REPO
+from test_tools import SHRINK, environment
+
+pytest.importorskip("mmseg")
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A small segmentor."""
+    folder = tmp_path_factory.mktemp("processes")
+    shrunk = SHRINK.format(
+        base=str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), root=f"{folder}/shapes/", best="mIoU"
+    )
+    path = folder / "small.py"
+    path.write_text(shrunk + "model.update(data_preprocessor=dict(size=(96, 96)))\n")
+    return path
+
+
+def torchrun(name, *args, status=0):
+    """Two processes of a tool, and what both printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, f"tools/{name}.py", *map(str, args)], capture_output=True, text=True, cwd=REPO, env=environment()
+    )
+    assert bool(done.returncode) == bool(status), done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(config):
+    """Work folder of a training of two processes. torchrun is understood without --launcher."""
+    work_dir = config.parent / "two"
+    printed = torchrun("train", config, "--work-dir", work_dir)
+    assert "SyncBN needs GPUs" in printed
+    assert len(re.findall(r"Iter\(train\) \[6/6\]", printed)) == 1  # one training, not two
+    return work_dir
+
+
+def test_two_processes_evaluate_as_one(config, trained, tmp_path):
+    scores = []
+    torchrun("test", trained, "--launcher", "pytorch", "--out", tmp_path / "two.json")
+    subprocess.run(
+        [sys.executable, "tools/test.py", trained, "--out", tmp_path / "one.json"],
+        cwd=REPO,
+        env=environment(),
+        check=True,
+        capture_output=True,
+    )
+    scores = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
+    assert scores[0] == scores[1]
+    assert not (REPO / ".dist_test").exists()
+
+
+def test_two_processes_share_images_out(config, trained, tmp_path):
+    images = sorted((config.parent / "shapes/val").glob("*.jpg"))
+    assert len(images) == 4
+    torchrun("predict", trained, *images, "--out-dir", tmp_path)
+    assert sorted(path.stem for path in (tmp_path / "labels").iterdir()) == [image.stem for image in images]
+
+
+def test_processes_with_other_checkpoints_do_not_start(config, trained, tmp_path):
+    """As on machines without a shared disk: one has a checkpoint, the other none."""
+    (tmp_path / "other").mkdir()
+    variables = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "tools/train.py", config, "--work-dir", work_dir, "--resume"],
+            cwd=REPO,
+            env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, work_dir in enumerate((trained, tmp_path / "other"))
+    ]
+    for rank, run in enumerate(runs):
+        printed = run.communicate(timeout=300)[0]
+        assert run.returncode == 2, printed
+        last = printed.strip().splitlines()[-1]
+        assert f"do not agree on the checkpoint, so this one, {rank}, stops" in last
+        assert "process 0: iter_6.pth (SHA-256" in last
+        assert "process 1: none" in last
+    assert not list((tmp_path / "other").glob("*.pth"))
