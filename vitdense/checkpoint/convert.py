@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitdense.checkpoint.detect import LISTED, Match, detect, refuse_omitted, unwrap
+from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, refuse_omitted, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.family import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
@@ -19,6 +19,7 @@ from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.layers.lora import merge_lora
 
+PARAMETERS = (".weight", ".bias")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
 # Schemes of whole detectors and segmentors, by the prefix of the backbone. The names of detectron2's heads are only
 # read, by `fit_whole`.
@@ -111,6 +112,12 @@ def convert(
             f"{to} names have none for low-rank updates; add them to the weights: --merge-lora"
         )
     ours = merge_lora(ours) if merge else ours
+    if wrong := [key for key, x in ours.items() if not is_finite(x)]:
+        raise CheckpointMismatchError(f"{len(wrong)} tensors have NaN or infinity: {', '.join(wrong[:LISTED])}")
+    if wrong := [key for key, x in ours.items() if key.endswith(PARAMETERS) and not x.is_floating_point()]:
+        raise CheckpointMismatchError(
+            f"{len(wrong)} weights are not real numbers: {wrong[0]} is {ours[wrong[0]].dtype}; save floats"
+        )
     forms = [row for row in SCHEMES[match.family] if row.name == to]
     if not forms:
         names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[match.family]))

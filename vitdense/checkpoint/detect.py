@@ -1,9 +1,11 @@
 """Detect the family and the naming scheme of a checkpoint from its keys."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
@@ -15,6 +17,7 @@ MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_m
 # Of whole models: detectron2's two, mm's, SimMIM's, and those of models of images and texts.
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
 LISTED = 20  # keys in a message
+MOST_SHARED = 10**9  # elements of a tensor that may share memory, as an expanded one does
 OMITTED = "omitted_backbones"  # in `meta` of a checkpoint: names of frozen backbones it is without, weights, SHA-256
 
 
@@ -76,6 +79,11 @@ def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
             f"no tensors by name in the checkpoint; its keys are {list(checkpoint)[:LISTED]}, expected parameters by "
             f"name, or one of {', '.join(WRAPPERS)}"
         )
+    if unusual := [f"{key} ({what})" for key, value in tensors.items() if (what := _unusual(value))]:
+        raise CheckpointMismatchError(
+            f"{len(unusual)} tensors of the checkpoint are not plain: {', '.join(unusual[:LISTED])}; save dense "
+            f"weights that are not quantised"
+        )
     names = re.compile(rf"(^|(?<=\.))({'|'.join(map(re.escape, MODULE_WRAPPERS))})")
     state = {names.sub("", key): value for key, value in tensors.items()}
     if all(key.startswith("module.") for key in state):
@@ -88,13 +96,34 @@ def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
     return state
 
 
+def _unusual(x: Tensor) -> str | None:
+    """What a tensor is that is no dense array in memory; None: it is one."""
+    kinds = {"quantised": x.is_quantized, "nested": x.is_nested, "on the meta device": x.is_meta}
+    kinds |= {"sparse": x.layout != torch.strided}
+    found = next((what for what, is_it in kinds.items() if is_it), None)
+    if found is None and x.numel() > MOST_SHARED and x.numel() * x.element_size() > x.untyped_storage().nbytes():
+        found = f"{x.numel():.0e} elements that share their memory"
+    return found
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether a tensor has neither NaN nor infinity."""
+    if not x.is_floating_point() or x.numel() == 0:
+        return True
+    low, high = x.aminmax()  # one pass, nothing allocated
+    return math.isfinite(low.item() + high.item())
+
+
 def refuse_omitted(checkpoint: Mapping) -> None:
     """Refuse the checkpoint of a run that was saved without its frozen backbones: alone it has none.
 
     Raises:
         CheckpointMismatchError: It was.
     """
-    for name, (weights, _) in checkpoint.get("meta", {}).get(OMITTED, {}).items():
+    meta = checkpoint.get("meta", {})
+    if not isinstance(meta, Mapping):
+        raise CheckpointMismatchError(f"meta of the checkpoint: got {meta!r:.100}, expected a dict")
+    for name, (weights, _) in meta.get(OMITTED, {}).items():
         raise CheckpointMismatchError(
             f"the checkpoint was saved without its frozen {name}, which has the weights {weights['checkpoint']}: load "
             f"those, or the whole model by tools/train.py (load_from), tools/test.py or tools/predict.py"

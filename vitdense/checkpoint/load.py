@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdense.checkpoint.detect import OMITTED, Match, detect, refuse_omitted, unwrap
+from vitdense.checkpoint.detect import OMITTED, Match, detect, is_finite, refuse_omitted, unwrap
 from vitdense.checkpoint.detectron2 import DETECTOR
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.families import FAMILIES
@@ -153,7 +153,7 @@ def match_exactly(
         "NaN or infinity": [
             key
             for key in both
-            if _same_kind(targets[key], state[key]) and not _is_finite(state[key].to(targets[key].dtype))
+            if _same_kind(targets[key], state[key]) and not is_finite(state[key].to(targets[key].dtype))
         ],
     }
     found = {key for keys in mismatches.values() for key in keys}
@@ -187,13 +187,6 @@ def _same_kind(a: Tensor, b: Tensor) -> bool:
     """Whether both hold real numbers, or complex ones, truth values or integers."""
     kinds = [(_is_real(x), x.is_complex(), x.dtype == torch.bool) for x in (a, b)]
     return kinds[0] == kinds[1]
-
-
-def _is_finite(x: Tensor) -> bool:
-    if not _is_real(x) or x.numel() == 0:
-        return True
-    low, high = x.aminmax()  # one pass, nothing allocated
-    return math.isfinite(low.item() + high.item())
 
 
 def _transfer(

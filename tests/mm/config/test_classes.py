@@ -21,8 +21,10 @@ def num_classes(cfg):
 def mine(repo, tmp_path):
     """Writes a config with a data set of three classes, with lines of its own, and loads it."""
     categories = [{"id": 7 * i + 3, "name": name} for i, name in enumerate(NAMES)]
+    images = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]
+    content = {"images": images, "annotations": [], "categories": categories}
     for split in ("train", "val"):
-        (tmp_path / f"{split}.json").write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
+        (tmp_path / f"{split}.json").write_text(json.dumps(content))
 
     def load(lines="", base="cascade_swin_nano_coco", options=None):
         path = tmp_path / "mine.py"

@@ -24,3 +24,13 @@ def test_options_and_work_dir(repo, tmp_path):
 def test_missing_config_is_named(repo):
     with pytest.raises(ConfigError, match=r"cascade_swin_x_coco\.py"):
         load_config(repo / "configs/cascade_swin_x_coco.py")
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json"])
+def test_configs_are_python(tmp_path, suffix):
+    """mmengine's reader of YAML runs code."""
+    path, mark = tmp_path / f"hostile{suffix}", tmp_path / "PWNED"
+    path.write_text(f'a: !!python/object/apply:os.system ["touch {mark}"]')
+    with pytest.raises(ConfigError, match=r"expected \.py"):
+        load_config(path)
+    assert not mark.exists()

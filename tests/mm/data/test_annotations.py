@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -26,9 +27,10 @@ def write(tmp_path):
 
 def test_counts(write):
     data = content(segmentation=[[1, 2, 3, 4, 5, 6]], iscrowd=1)
+    data["annotations"] += content(id=6)["annotations"]
     found = examine(read_annotations(write(data)))
-    assert (len(found.images), found.empty, found.annotations, found.crowd, found.with_mask) == (2, 1, 1, 1, 1)
-    assert found.boxes == {"cat": 1}
+    assert (len(found.images), found.empty, found.annotations, found.crowd, found.with_mask) == (2, 1, 2, 1, 1)
+    assert found.boxes == {"cat": 2}
     assert not found.errors
     assert not found.warnings
 
@@ -42,7 +44,6 @@ def test_boxes_that_touch_or_round_over_the_edge_are_no_fault():
     ("changes", "kind", "fault"),
     [
         ({"bbox": [1, 2, 0.5, 20]}, "warnings", "no area"),
-        ({"area": 0}, "warnings", "no area"),
         ({"bbox": [40, 2, 10, 10]}, "warnings", "outside"),
         ({"bbox": [35, 2, 10, 10]}, "warnings", "over the edge"),
         ({"bbox": [1, 2, 3]}, "errors", "four numbers"),
@@ -57,6 +58,53 @@ def test_fault_of_an_annotation_is_one_line_with_its_id(changes, kind, fault):
     assert fault in line
     assert line.startswith("1 ")
     assert line.endswith(" 0" if fault == "category ids" else " 5")
+
+
+HALF = 40 * 15
+RLE = {"size": [30, 40], "counts": [HALF, HALF]}
+
+
+@pytest.mark.parametrize(
+    ("mask", "fault"),
+    [
+        ([[1, 2, 3, 4, 5, 6]], None),
+        (RLE, None),
+        ({"size": [30, 40], "counts": "X_1P;"}, "counts"),  # of fewer pixels
+        ([[1, 2, 3, 4]], "three points"),
+        ([[1, 2]], "three points"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "half a point"),
+        ([1, 2, 3, 4, 5, 6], "polygons"),
+        ([[[1, 2], [3, 4], [5, 6]]], "three points"),
+        ([[1, 2, 3, float("nan"), 5, 6]], "finite"),
+        ([[1, 2, 3, "4", 5, 6]], "finite"),
+        ([[1, 2, 1e9, 4, 5, 6]], "far outside"),  # ends the process in pycocotools
+        ("mask", "neither polygons nor RLE"),
+        ({"a": 1}, "neither polygons nor RLE"),
+        ({"counts": [1200]}, "neither polygons nor RLE"),
+        (RLE | {"size": [40, 30]}, "another size"),
+        (RLE | {"size": [10**12, 40]}, "another size"),
+        (RLE | {"counts": [10]}, "counts"),
+        (RLE | {"counts": [HALF, HALF, 1]}, "counts"),
+        (RLE | {"counts": [-5, 1205]}, "counts"),
+        (RLE | {"counts": "garbage"}, "counts"),
+    ],
+)
+def test_faults_of_masks(mask, fault):
+    lines = examine(content(segmentation=mask)).errors
+    assert [line.split(" ", 1)[0] for line in lines] == ["1"] * (fault is not None)
+    assert all(fault in line and line.endswith(" 5") for line in lines)
+
+
+@pytest.mark.parametrize("changes", [{"iscrowd": 1}, {"ignore": 1}, {"area": 0}])
+def test_annotations_of_which_none_counts(changes):
+    assert any("none counts" in line for line in examine(content(**changes)).errors)
+
+
+@pytest.mark.parametrize("value", [0, -3, float("nan"), float("inf")])
+def test_images_without_size(value):
+    data = content()
+    data["images"][1]["width"] = value
+    assert any("no width or height above 0: images 8" in line for line in examine(data).errors)
 
 
 @pytest.mark.parametrize("kind", ["images", "annotations", "categories"])
@@ -84,10 +132,39 @@ def test_missing_key_is_named(write, kind, key):
         read_annotations(write(data))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"images": []}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"images": []}', "[" * 10**5, json.dumps(content()) + "{}"])
 def test_file_that_is_not_coco_is_named(write, text):
     with pytest.raises(ConfigError, match=r"some\.json"):
         read_annotations(write(text))
+
+
+@pytest.mark.parametrize(
+    ("encode", "fits"),
+    [
+        (lambda text: text.encode("utf-8-sig"), True),
+        (lambda text: text.encode("utf-16"), True),  # JSON says which it is
+        (lambda text: text.replace("cat", "K\u00e4fer").encode("latin-1"), False),
+        (lambda text: gzip.compress(text.encode()), False),
+        (lambda text: text.encode()[:-9], False),
+    ],
+    ids=["BOM", "UTF-16", "Latin-1", "gzip", "cut"],
+)
+def test_encodings(tmp_path, encode, fits):
+    path = tmp_path / "some.json"
+    path.write_bytes(encode(json.dumps(content(), ensure_ascii=False)))
+    if fits:
+        assert len(read_annotations(path)["images"]) == 2
+    else:
+        with pytest.raises(ConfigError, match=r"some\.json is not JSON in UTF-8"):
+            read_annotations(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "items"), [("annotations", None), ("annotations", {"a": 1}), ("images", ["a"]), ("annotations", [None])]
+)
+def test_lists_of_something_else_are_named(write, kind, items):
+    with pytest.raises(ConfigError, match=f"got {kind} .*expected a list of objects"):
+        read_annotations(write(content() | {kind: items}))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from vitdense.mm.checks import (
+    annotations,
     batch_size,
     channels,
     classes,
@@ -28,7 +29,7 @@ from vitdense.mm.checks.base import Finding
 CHECKS: tuple[Callable[[Config, Sequence[str]], Iterator[Finding]], ...] = tuple(
     module.find
     for module in (
-        *(loaders, files, classes, masks, label_maps, evaluators, monitors),
+        *(loaders, files, classes, annotations, masks, label_maps, evaluators, monitors),
         *(channels, batch_size, normalisation, padding, schedule),
     )
 )

@@ -93,6 +93,8 @@ def find_config(name: str | Path) -> Path:
 
 
 def _read(path: Path) -> Config:
+    if path.suffix != ".py":  # mmengine's reader of YAML runs code from it
+        raise ConfigError(f"config {path}: got {path.suffix or 'no suffix'}, expected .py; write its entries as Python")
     try:
         cfg = Config.fromfile(path)
     except FileNotFoundError as error:

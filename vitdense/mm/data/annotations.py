@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vitdense.mm.errors import ConfigError, join_some
 
@@ -15,6 +16,7 @@ KEYS = {  # that mmdet and the metric read, without a default, and their types
     "annotations": {"id": int, "image_id": int, "category_id": int, "bbox": list, "area": NUMBER},
     "categories": {"id": int, "name": str},
 }
+FAR = 10  # times the longer side of the image
 TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
 
 
@@ -51,14 +53,16 @@ def read_annotations(ann_file: Path) -> dict[str, list[dict]]:
             type there.
     """
     try:
-        content = json.loads(ann_file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{ann_file} is not JSON ({error})") from error
+        content = json.loads(ann_file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{ann_file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
     if not isinstance(content, dict) or not content.get("images") or not content.get("categories"):
         raise ConfigError(f"{ann_file} is not a COCO annotation file: expected lists 'images' and 'categories'")
     content.setdefault("annotations", [])  # absent from files of test images
     for kind, keys in KEYS.items():
         items = content[kind]
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ConfigError(f"{ann_file}: got {kind} {json.dumps(items)[:100]}, expected a list of objects")
         for key, of_type in keys.items():
             if lacking := [item for item in items if not isinstance(item.get(key), of_type)]:
                 names = " or ".join(one.__name__ for one in (of_type if isinstance(of_type, tuple) else (of_type,)))
@@ -96,14 +100,20 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
     unknown = per_category.keys() - name_of.keys()
     _add(result.errors, "category ids of annotations are not among the categories", unknown)
 
-    malformed, tiny, outside, partly = [], [], [], []
+    sizes = [image["id"] for image in images if not all(0 < image[key] < math.inf for key in ("width", "height"))]
+    _add(result.errors, "images have no width or height above 0: images", sizes)
+    masks: dict[str, list] = {}  # fault -> annotations
+    malformed, tiny, outside, partly, used = [], [], [], [], 0
     for item in annotations:
-        box = item["bbox"]
+        box, image = item["bbox"], image_of.get(item["image_id"])
+        if image and item.get("segmentation") and (fault := mask_fault(item["segmentation"], image)):
+            masks.setdefault(fault, []).append(item["id"])
         if len(box) != 4 or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in box):
             malformed.append(item["id"])
         elif box[2] < 1 or box[3] < 1 or item["area"] <= 0:
             tiny.append(item["id"])
-        elif image := image_of.get(item["image_id"]):
+        elif image:
+            used += not item.get("iscrowd") and not item.get("ignore")
             x, y, width, height = box
             if min(x + width, image["width"]) <= max(x, 0) or min(y + height, image["height"]) <= max(y, 0):
                 outside.append(item["id"])
@@ -114,6 +124,10 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
             ):
                 partly.append(item["id"])
     _add(result.errors, "boxes are not four numbers: annotations", malformed)
+    for fault, ids in masks.items():
+        _add(result.errors, f"masks {fault}: annotations", ids)
+    if annotations and not used and not result.errors:
+        result.errors.append(f"all {len(annotations)} annotations are crowds, ignored or without area: none counts")
     left_out = "training leaves them out: annotations"
     _add(result.warnings, f"boxes have no area, or a side below one pixel; {left_out}", tiny)
     _add(result.warnings, f"boxes are outside their image; {left_out}", outside)
@@ -124,6 +138,44 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
         partly,
     )
     return result
+
+
+def mask_fault(mask: Any, image: Mapping) -> str | None:
+    """What is wrong with a `segmentation`: training would drop it, or fail, or the process would end; None: nothing.
+
+    Args:
+        mask: Polygons ``[[x, y, x, y, x, y, ...], ...]`` in pixels, or ``{"size": [height, width], "counts": ...}``.
+        image: With `width` and `height`.
+    """
+    if isinstance(mask, list):
+        if not all(isinstance(polygon, list) for polygon in mask):
+            return "are no lists of polygons [[x, y, x, y, ...], ...]"
+        if any(len(polygon) < 6 or len(polygon) % 2 for polygon in mask):
+            return "have polygons with fewer than three points, or half a point"
+        if not all(isinstance(v, NUMBER) and math.isfinite(v) for polygon in mask for v in polygon):
+            return "have coordinates that are no finite numbers"
+        far = FAR * max(image["width"], image["height"])  # pycocotools draws every pixel of the outline
+        return "reach far outside their image" if any(abs(v) > far for polygon in mask for v in polygon) else None
+    if not isinstance(mask, dict) or not {"size", "counts"} <= mask.keys():
+        return "are neither polygons nor RLE with size and counts"
+    if mask["size"] != [image["height"], image["width"]]:
+        return "are RLE of another size than [height, width] of their image"
+    counts = mask["counts"]
+    if isinstance(counts, list):
+        right = all(type(n) is int and n >= 0 for n in counts) and sum(counts) == image["height"] * image["width"]
+    else:
+        right = isinstance(counts, str) and _decodes(mask)
+    return None if right else "have RLE counts that are not those of their size"
+
+
+def _decodes(mask: Mapping) -> bool:
+    from pycocotools import mask as rle
+
+    try:
+        rle.decode(mask)
+    except ValueError:
+        return False
+    return True
 
 
 def count_used(content: Mapping[str, Sequence[Mapping]], classes: Sequence[str], filter_cfg: Mapping) -> int:
