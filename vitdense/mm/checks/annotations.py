@@ -21,9 +21,13 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
     """See the module. One process of a machine reads the files, for all."""
     if int(os.environ.get("LOCAL_RANK", 0)):
         return
+    seen = set()
     for where, dataset, kind in datasets_on_disk(cfg, splits):
         if annotation_file(dataset) and reads_coco(kind):
             ann_file = Path(annotation_file(dataset))
+            if ann_file in seen:
+                continue
+            seen.add(ann_file)
             try:
                 errors = _errors(ann_file)
             except ConfigError as error:
