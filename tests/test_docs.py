@@ -310,9 +310,10 @@ def run_tool(path, args, tmp_path, monkeypatch):
         (tmp_path / "work/config.py").write_text(f"_base_ = {str(REPO / 'configs/cascade_swin_t_coco.py')!r}")
         args = [str(tmp_path / "work"), *args[1:]]
     monkeypatch.chdir(REPO)
-    monkeypatch.setenv("LOCAL_RANK", "0")  # which the tools set
+    for variable in ("RANK", "LOCAL_RANK"):  # as torchrun does
+        monkeypatch.setenv(variable, "0")
     if name in ("train", "test"):
-        stand_in(name, {})
+        stand_in("replay" if "--replay" in args else name, {})
     elif name in ("predict", "export", "show"):
         stand_in("contact_sheet" if name == "show" else name)
         stand_in("find_checkpoint")
