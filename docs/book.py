@@ -19,6 +19,7 @@ PAGES = {
     "tests/README.md": "tests.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "LICENSE": "LICENSE.txt",
 }
 TOUR = "tour.ipynb"

@@ -904,3 +904,10 @@ class TestTimmViTs:
                 model = timm.create_model(name)
             for part, value in parts_in_timm(model).items():
                 assert getattr(VIT[row.arch], part) == value, (name, part)
+
+
+def test_http_needs_a_digest(cache):
+    with pytest.raises(CheckpointNotFoundError, match=r"http://.* without a digest.*https"):
+        read("http://example.invalid/model.pth")
+    with pytest.raises(CheckpointNotFoundError, match="cannot be downloaded"):
+        read("http://example.invalid/model.pth", sha256="0" * 64)

@@ -132,6 +132,12 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
     parts = urlsplit(address)
     source = parts._replace(netloc=MIRRORS.get(parts.netloc, parts.netloc)).geturl()
     name = Path(unquote(parts.path)).name or "checkpoint"
+    sha256 = sha256 or digest_in_name(name)
+    if parts.scheme == "http" and not sha256 and parts.hostname not in ("localhost", "127.0.0.1"):
+        raise CheckpointNotFoundError(
+            f"checkpoint {address}: got http:// without a digest, so that anyone on the way can change the file; use "
+            f"https://, or give sha256"
+        )
     # The folder depends on the whole URL: many files are called model.pth.
     folder = hashlib.sha256(source.encode()).hexdigest()[:16]
     path = Path(torch.hub.get_dir()) / "checkpoints" / folder / name
@@ -140,7 +146,7 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{path}.lock"):  # one process of a node downloads; the others wait for its file
                 if not path.is_file():
-                    return _download(source, address, path, sha256 or digest_in_name(name), load)
+                    return _download(source, address, path, sha256, load)
         except CheckpointMismatchError as error:
             raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
         except (OSError, http.client.HTTPException) as error:

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("mmdet")
 from vitdense.mm.checks import annotations
 from vitdense.mm.config.load import load_config
+from vitdense.mm.data.annotations import examine
 
 
 @pytest.fixture
@@ -40,8 +41,7 @@ def test_errors_of_the_file_stop_a_training(found):
 
 def test_a_file_without_errors_is_read_once(found, monkeypatch):
     read = []
-    monkeypatch.setattr(annotations, "examine", lambda content: read.append(1) or annotations_of(content))
-    annotations_of = __import__("vitdense.mm.data.annotations", fromlist=["examine"]).examine
+    monkeypatch.setattr(annotations, "examine", lambda content: read.append(1) or examine(content))
     found()
     found()
     assert len(read) == 1

@@ -3,9 +3,9 @@
 import os
 import re
 import signal
-import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.hooks import Hook
@@ -19,6 +19,7 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
 from vitdense.mm.train.checkpoints import AtomicLocalBackend, read_checkpoint
+from vitdense.mm.train.hooks import check_whole
 from vitdense.mm.train.processes import find_launcher
 from vitdense.mm.train.runner import StepError, StopSignal
 
@@ -134,43 +135,49 @@ def test_a_work_folder_is_used_once(make):
 
 
 @pytest.fixture
-def half(make):
-    """The checkpoint of half a training, `work/iter_3.pth`, and its content."""
-    launch.train(make(**{"train_cfg.max_iters": 3}))
-    saved = read_checkpoint("work/iter_3.pth")
-    saved["message_hub"]["runtime_info"]["max_iters"] = LENGTH
-    torch.save(saved, "work/iter_3.pth")
-    return saved
+def saved(tmp_path):
+    """Writes a checkpoint as of a run, with changes; its content and path."""
+
+    def write(**changes):
+        optimizer = {"state": {0: {"exp_avg": torch.ones(500)}}, "param_groups": []}
+        content = {"meta": {}, "message_hub": {}, "optimizer": optimizer, "param_schedulers": [], "state_dict": {}}
+        content = {key: value for key, value in (content | changes).items() if value is not None}
+        torch.save(content, tmp_path / "saved.pth")
+        return content, str(tmp_path / "saved.pth")
+
+    return write
 
 
 @pytest.mark.parametrize("absent", ["optimizer", "param_schedulers", "message_hub", "meta"])
-def test_half_a_checkpoint_is_not_resumed(make, half, absent):
-    del half[absent]
-    torch.save(half, "less.pth")
-    with pytest.raises(CheckpointMismatchError, match=f"less.pth has no {absent}"):
-        launch.train(make(), resume="less.pth")
+def test_half_a_checkpoint_is_not_resumed(saved, absent):
+    check_whole(*saved())
+    with pytest.raises(CheckpointMismatchError, match=rf"saved\.pth has no {absent}"):
+        check_whole(*saved(**{absent: None}))
 
 
-def test_damaged_checkpoints_are_not_resumed(make, half):
-    content = bytearray(Path("work/iter_3.pth").read_bytes())
-    with zipfile.ZipFile("work/iter_3.pth") as file:
-        largest = max(file.infolist(), key=lambda info: info.file_size)
-    content[largest.header_offset + 200 + largest.file_size // 2] ^= 1
-    Path("flipped.pth").write_bytes(content)
-    with pytest.raises(CheckpointMismatchError, match=r"flipped\.pth is damaged: the checksum of .*data/"):
-        launch.train(make(), resume="flipped.pth")
-    next(iter(half["optimizer"]["state"].values()))["exp_avg"].fill_(torch.nan)
-    torch.save(half, "nan.pth")
-    with pytest.raises(CheckpointMismatchError, match=r"state of the optimizer in nan\.pth is not finite"):
-        launch.train(make(), resume="nan.pth")
+def test_damaged_checkpoints_are_not_resumed(saved):
+    content, path = saved()
+    damaged = bytearray(Path(path).read_bytes())
+    damaged[damaged.index(np.ones(500, np.float32).tobytes()) + 1000] ^= 1
+    Path(path).write_bytes(damaged)
+    with pytest.raises(CheckpointMismatchError, match=r"saved\.pth is damaged: the checksum of .*data/"):
+        check_whole(content, path)
+    with pytest.raises(CheckpointMismatchError, match=r"state of the optimizer in .*saved\.pth is not finite"):
+        check_whole(*saved(optimizer={"state": {0: {"exp_avg": torch.tensor([1, torch.nan])}}}))
 
 
-def test_other_parameters_that_train_are_named(make, half):
+def test_what_does_not_go_on_as_it_was_is_not_resumed(make):
+    launch.train(make())
     with pytest.raises(ConfigError, match="optimizer of the checkpoint is for other parameters"):
-        launch.train(make(**{"model.backbone.frozen_stages": 1}), resume="work/iter_3.pth")
+        launch.train(make(**{"model.backbone.frozen_stages": 1}), resume="work/iter_5.pth")
+    half = read_checkpoint("work/iter_5.pth")
+    del half["optimizer"]
+    torch.save(half, "half.pth")
+    with pytest.raises(CheckpointMismatchError, match=r"half\.pth has no optimizer"):
+        launch.train(make(), resume="half.pth")
 
 
-@pytest.mark.parametrize(("epochs", "stop"), [(False, 4), (True, 2), (True, 8)])
+@pytest.mark.parametrize(("epochs", "stop"), [(False, 4), (True, 8), pytest.param(True, 2, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_resumed_run_is_equal(make, monkeypatch, epochs, stop):
     """Also within an epoch."""
     launch.train(make("whole", epochs))
@@ -230,3 +237,12 @@ def test_torchrun_is_understood(monkeypatch):
     assert find_launcher("none") == "none"
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert find_launcher("none") == "pytorch"
+
+
+def test_class_names_like_templates_are_read_back_from_the_work_folder(make, monkeypatch):
+    names = ("{{$HOME:x}}", "{{ fileBasename }}", "{{_base_.model}}", *"abcdef")
+    cfg = make(**{"train_dataloader.dataset.metainfo": {"classes": names}})
+    runner = launch._runner(cfg)
+    runner.dump_config()
+    again = load_config("work")
+    assert tuple(again.train_dataloader.dataset.metainfo.classes) == names

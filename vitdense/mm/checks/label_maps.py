@@ -11,9 +11,9 @@ from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding, caught, datasets_on_disk
 from vitdense.mm.config.walk import loads_labels
-from vitdense.mm.data.images import FILES_READ
-from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, read_label_maps
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.data.images import FILES_READ, keeps_orientation
+from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, decode_head, read_label_maps
+from vitdense.mm.errors import ConfigError, join_some
 
 VALUES_SHOWN = 20  # in a histogram
 
@@ -35,15 +35,17 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config, number:
         number: See `read_label_maps`.
 
     Raises:
-        ConfigError: There are no images, a label map is unreadable or has several channels, a value has no class, or
-            ``reduce_zero_label`` is wrong. The message of the last two has the histogram of raw values.
+        ConfigError: There are no images, a label map is unreadable or has several channels or another size than its
+            image, a value has no class, or ``reduce_zero_label`` is wrong. The message of the last two has the
+            histogram of raw values.
     """
     head = decode_head(cfg)
     num_classes = head.get("num_classes")
     loader = next(filter(loads_labels, dataset.get("pipeline", ())), None)
     if loader is None or num_classes is None:
         return  # no labels, or a loader or model that is not mmseg's
-    maps = read_label_maps(where, build_dataset(where, dataset), loader, number)
+    maps = read_label_maps(where, build_dataset(where, dataset), loader, number, keeps_orientation(dataset))
+    check_sizes(where, maps)
     ignored = head.get("ignore_index", UNLABELLED)
     outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # a sigmoid has 0 and 1
     labels = {raw: maps.label(raw) for raw in sorted(maps.pixels)}
@@ -64,6 +66,12 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config, number:
             f"expected values for num_classes={num_classes}, reduce_zero_label={maps.reduced}, ignore_index={ignored}; "
             f"{fix}"
         )
+
+
+def check_sizes(where: str, maps: LabelMaps) -> None:
+    """Raise if label maps have another size than their image, as transposed ones do: mmseg would train on them."""
+    if wrong := maps.wrong_sizes:
+        raise ConfigError(f"{where}: {len(wrong)} label maps have another size than their image: {join_some(wrong)}")
 
 
 def _zero_fault(values: Collection[int], num_classes: int, reduced: bool, kind: type, training: bool) -> str | None:

@@ -7,17 +7,26 @@ from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS
-from PIL import Image
 
 from vitdense.files import atomic_write
 from vitdense.mm.checks import findings
-from vitdense.mm.checks.label_maps import check_label_maps
+from vitdense.mm.checks.label_maps import check_label_maps, check_sizes
 from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, reads_coco
+from vitdense.mm.config.code import text_of
 from vitdense.mm.config.load import config_of, make_parser
 from vitdense.mm.config.walk import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
-from vitdense.mm.data.images import FILES_READ, ImageFile, describe_images, evenly_spaced, image_faults, read_image_file
+from vitdense.mm.data.images import (
+    FILES_READ,
+    ImageFile,
+    by,
+    describe_images,
+    evenly_spaced,
+    image_faults,
+    keeps_orientation,
+    read_image_file,
+)
 from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, read_label_maps
 from vitdense.mm.data.pictures import draw_batch
 from vitdense.mm.errors import join_some
@@ -42,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             print("drew", *draw_batch(cfg, args.pictures))
         if args.write:
             with atomic_write(args.write) as scratch:
-                cfg.dump(scratch)
+                scratch.write_text(text_of(cfg), encoding="utf-8")
             print(f"wrote {args.write}")
     return status
 
@@ -147,13 +156,13 @@ def _describe_annotations(
     of_file = {os.path.join(folder, image["file_name"]): image for image in found.images}
     read = _describe_images(result, where, list(of_file), number)
     # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
-    stored = _keeps_orientation(dataset)
+    stored = keeps_orientation(dataset)
     wrong, turned = [], []
     for file in read:
         image = of_file[file.path]
         annotated = (image["width"], image["height"])
         if annotated != (file.stored if stored else file.loaded):
-            sizes = f"{_by(file.loaded)}, annotated as {_by(annotated)}"
+            sizes = f"{by(file.loaded)}, annotated as {by(annotated)}"
             (turned if annotated == file.stored else wrong).append(f"{file.path} ({sizes})")
     if wrong:
         result.errors.append(f"{where}: {len(wrong)} images have another size than in {ann_file}: {join_some(wrong)}")
@@ -182,7 +191,7 @@ def _describe_label_maps(
     result.num_train += len(samples) * (split == "train")
     result.row(split, f"{samples[0]['img_path'].rsplit('/', 1)[0]}: {len(samples)} images")
     label_maps = {sample["img_path"]: sample.get("seg_map_path") for sample in samples}
-    read = _describe_images(result, where, list(label_maps), number)
+    _describe_images(result, where, list(label_maps), number)
     loader = next(filter(loads_labels, dataset.get("pipeline", ())), None)
     if loader is None:
         return
@@ -192,15 +201,9 @@ def _describe_label_maps(
             f"seg_map_suffix: {join_some(absent)}"
         )
         return
-    maps = read_label_maps(where, built, loader, number)
-    stored, wrong = _keeps_orientation(dataset), []
-    for file in read:
-        size = file.stored if stored else file.loaded
-        with Image.open(label_maps[file.path]) as labels:
-            if labels.size != size:
-                wrong.append(f"{label_maps[file.path]} ({_by(labels.size)}, the image {_by(size)})")
-    if wrong:
-        result.errors.append(f"{where}: {len(wrong)} label maps have another size than their image: {join_some(wrong)}")
+    maps = read_label_maps(where, built, loader, number, keeps_orientation(dataset))
+    with result.collect():
+        check_sizes(where, maps)
     names = dict(enumerate(built.metainfo.get("classes") or ()))
     ignored = decode_head(cfg).get("ignore_index", UNLABELLED)
     total = maps.pixels.total()
@@ -214,16 +217,6 @@ def _describe_label_maps(
         result.warnings.append(f"{where}: no pixel of {len(absent)} classes: {join_some([names[i] for i in absent])}")
     if number is None:
         check_label_maps(where, dataset, kind, cfg, number)
-
-
-def _by(size: tuple[int, int]) -> str:
-    """Width and height as in messages: 640x480."""
-    return f"{size[0]}x{size[1]}"
-
-
-def _keeps_orientation(dataset: dict) -> bool:
-    """Whether images are loaded as stored, not turned by their EXIF orientation."""
-    return any("ignore_orientation" in step.get("color_type", "") for step in dataset.get("pipeline", ()))
 
 
 def _describe_images(result: Report, where: str, paths: Sequence[str], number: int | None) -> list[ImageFile]:

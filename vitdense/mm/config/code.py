@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmengine.config import Config
+
 from vitdense.mm.errors import ConfigError
 
 WIDTH = 120  # of a line
@@ -34,6 +36,11 @@ def _escaped(text: str) -> str:
     """Text as it may stand between quotation marks of any config."""
     # Escapes of JSON are Python's. mmengine replaces {{ ... }} in the text of the file, before it is parsed.
     return json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
+
+
+def text_of(cfg: Config) -> str:
+    """A whole config as Python, with every text as it is: see `_escaped`."""
+    return cfg.pretty_text.replace("{{", r"{\x7b")
 
 
 def code(value: Any, indent: int = 0, prefix: int = 0) -> str:

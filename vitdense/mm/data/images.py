@@ -2,12 +2,12 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import mmcv
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from vitdense.mm.errors import join_some
 
@@ -33,6 +33,26 @@ class ImageFile(NamedTuple):
     stored: tuple[int, int] = (0, 0)
     loaded: tuple[int, int] = (0, 0)
     error: str = ""
+
+
+def by(size: tuple[int, int]) -> str:
+    """Width and height as in messages: 640x480."""
+    return f"{size[0]}x{size[1]}"
+
+
+def keeps_orientation(dataset: Mapping) -> bool:
+    """Whether images are loaded as stored, not turned by their EXIF orientation."""
+    return any("ignore_orientation" in step.get("color_type", "") for step in dataset.get("pipeline", ()))
+
+
+def header_size(path: str, stored: bool) -> tuple[int, int] | None:
+    """Width and height of an image, as stored or as loaded, from its first bytes; None: it cannot be read."""
+    try:
+        with Image.open(path) as image:
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            return image.size[::-1] if turned and not stored else image.size
+    except OSError:
+        return None
 
 
 def evenly_spaced(items: Sequence[Item], number: int | None) -> list[Item]:

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
-from vitdense.mm.data.images import FILES_READ, evenly_spaced
+from vitdense.mm.data.images import FILES_READ, by, evenly_spaced, header_size
 from vitdense.mm.errors import ConfigError
 
 UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_index of its heads
@@ -27,6 +27,7 @@ class LabelMaps:
         total: How many there are.
         reduced: The data set's ``reduce_zero_label``.
         label_map: New label per old one, for a subset of classes; may be empty.
+        wrong_sizes: Files of another size than their image, with both.
     """
 
     pixels: Counter
@@ -35,6 +36,7 @@ class LabelMaps:
     total: int
     reduced: bool
     label_map: dict[int, int]
+    wrong_sizes: list[str]
 
     def label(self, raw: int) -> int:
         """The label that mmseg makes of a raw value."""
@@ -60,7 +62,9 @@ def build_dataset(where: str, dataset: dict) -> BaseDataset:
     return built
 
 
-def read_label_maps(where: str, built: BaseDataset, loader: dict, number: int | None = FILES_READ) -> LabelMaps:
+def read_label_maps(
+    where: str, built: BaseDataset, loader: dict, number: int | None = FILES_READ, stored: bool = False
+) -> LabelMaps:
     """Count the raw values of label maps.
 
     Args:
@@ -68,22 +72,27 @@ def read_label_maps(where: str, built: BaseDataset, loader: dict, number: int | 
         built: From `build_dataset`.
         loader: The step of the pipeline that loads label maps.
         number: How many files to read, evenly spaced; very rare values are missed. None: all.
+        stored: Images keep their size in the file, and are not turned by their EXIF orientation.
 
     Raises:
         ConfigError: A label map is unreadable or has several channels.
     """
-    pixels, first_in = Counter(), {}
+    pixels, first_in, wrong = Counter(), {}, []
     chosen = evenly_spaced(range(len(built)), number)
     for i in chosen:
         sample = built.get_data_info(int(i))
         path = sample.get("seg_map_path")
         if path is None:
             raise ConfigError(f"{where}: set data_prefix.seg_map_path, the folder of label maps")
-        found = _histogram(where, path, loader.get("imdecode_backend", "pillow"))
+        labels = _read(where, path, loader.get("imdecode_backend", "pillow"))  # [H, W]
+        size = header_size(sample["img_path"], stored)
+        if size not in (None, labels.shape[::-1]):
+            wrong.append(f"{path} ({by(labels.shape[::-1])}, the image {by(size)})")
+        found = {int(raw): int(count) for raw, count in zip(*np.unique(labels, return_counts=True))}
         pixels.update(found)
         first_in = dict.fromkeys(found, path) | first_in
     reduced, label_map = sample["reduce_zero_label"], sample.get("label_map") or {}
-    return LabelMaps(pixels, first_in, len(chosen), len(built), reduced, label_map)
+    return LabelMaps(pixels, first_in, len(chosen), len(built), reduced, label_map, wrong)
 
 
 def decode_head(cfg: Config) -> dict:
@@ -92,10 +101,11 @@ def decode_head(cfg: Config) -> dict:
     return head[-1] if isinstance(head, (list, tuple)) else head
 
 
-def _histogram(where: str, path: str, decoder: str) -> dict[int, int]:
-    """Number of pixels per raw value of one label map."""
+def _read(where: str, path: str, decoder: str) -> np.ndarray:
+    """One label map, [H, W]."""
     try:  # as mmseg's loader; each decoder raises other errors, and one returns None
-        labels = mmcv.imfrombytes(Path(path).read_bytes(), flag="unchanged", backend=decoder).squeeze()
+        labels = mmcv.imfrombytes(Path(path).read_bytes(), flag="unchanged", backend=decoder)
+        labels = labels[..., 0] if labels.ndim == 3 and labels.shape[2] == 1 else labels  # [H, W]
     except Exception as error:
         raise ConfigError(
             f"{where}: label map {path} cannot be read ({type(error).__name__}: {error}); its path is made of "
@@ -106,4 +116,4 @@ def _histogram(where: str, path: str, decoder: str) -> dict[int, int]:
             f"{where}: label map {path}: got shape {labels.shape}, expected one channel of class indices; convert "
             "colours to indices, or keep one of equal channels"
         )
-    return {int(raw): int(count) for raw, count in zip(*np.unique(labels, return_counts=True))}
+    return labels

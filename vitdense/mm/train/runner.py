@@ -12,7 +12,7 @@ from typing import Any
 import mmengine.runner
 import torch
 from mmengine.device import get_device
-from mmengine.dist import all_reduce, get_rank, is_distributed
+from mmengine.dist import all_reduce, get_rank, is_distributed, master_only
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging.logger import MMLogger
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vitdense.files import atomic_write
+from vitdense.mm.config.code import text_of
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.quiet import for_console
@@ -64,6 +65,13 @@ class Runner(mmengine.runner.Runner):
             if type(handler) is logging.StreamHandler:  # the log file is a subclass
                 handler.addFilter(for_console)
         return logger
+
+    @master_only
+    def dump_config(self) -> None:
+        """As in mmengine; names of classes that look like its templates are read back as they are."""
+        name = Path(self.cfg.filename).name if self.cfg.filename else f"{self.timestamp}.py"
+        with atomic_write(Path(self.work_dir, name)) as scratch:
+            scratch.write_text(text_of(self.cfg), encoding="utf-8")
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """As in mmengine, also where there is no GPU: without SyncBN, which torch has for GPUs only."""
