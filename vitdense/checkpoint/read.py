@@ -133,7 +133,8 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
     source = parts._replace(netloc=MIRRORS.get(parts.netloc, parts.netloc)).geturl()
     name = Path(unquote(parts.path)).name or "checkpoint"
     sha256 = sha256 or digest_in_name(name)
-    if parts.scheme == "http" and not sha256 and parts.hostname not in ("localhost", "127.0.0.1"):
+    trusted = {"localhost", "127.0.0.1", *MIRRORS}
+    if parts.scheme == "http" and not sha256 and parts.hostname not in trusted:
         raise CheckpointNotFoundError(
             f"checkpoint {address}: got http:// without a digest, so that anyone on the way can change the file; use "
             f"https://, or give sha256"

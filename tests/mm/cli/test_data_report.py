@@ -194,10 +194,13 @@ def test_masks_of_0_and_255_are_refused(segmentation, capsys):
 
 
 def test_faults_of_label_maps(segmentation, tmp_path, capsys):
-    cfg = segmentation([np.zeros((8, 8)), np.full((4, 8), 7)])
+    cfg = segmentation([np.zeros((8, 8)), np.full((8, 8), 7)])
     assert report(cfg) == 2
-    values, sizes = lines(capsys.readouterr().out, "error")
+    (values,) = lines(capsys.readouterr().out, "error")
     assert "hold 7" in values
+    Image.fromarray(np.zeros((4, 8), np.uint8)).save(tmp_path / "maps/1.png")
+    assert report(cfg) == 2
+    (sizes,) = lines(capsys.readouterr().out, "error")
     assert "1.png (8x4, the image 8x8)" in sizes
     (tmp_path / "maps/1.png").unlink()
     assert report(cfg) == 2

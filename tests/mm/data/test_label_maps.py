@@ -33,9 +33,10 @@ def maps(tmp_path):
 
     def write(*contents, dtype=np.uint8):
         for i, content in enumerate(contents):
-            for folder, pixels in (("images", np.zeros((4, 4, 3), np.uint8)), ("maps", np.asarray(content, dtype))):
+            labels = np.asarray(content, dtype)
+            labels = labels if labels.ndim > 1 else np.tile(labels, (4, 4))
+            for folder, pixels in (("images", np.zeros((*labels.shape[:2], 3), np.uint8)), ("maps", labels)):
                 (tmp_path / folder).mkdir(exist_ok=True)
-                pixels = pixels if pixels.ndim > 1 else np.tile(pixels, (4, 4))
                 Image.fromarray(pixels).save(tmp_path / folder / f"{i:04}.{'jpg' if folder == 'images' else 'png'}")
         return tmp_path
 
@@ -165,3 +166,14 @@ def test_camvid_maps_refuse_reduce_zero_label(shared_data, split):
     check(segmentation(root, 11, prefixes, split=split), ("train", "val"))
     with pytest.raises(ConfigError, match="reduce_zero_label=False"):
         check(segmentation(root, 11, prefixes, split=split, reduce_zero_label=True), ("train", "val"))
+
+
+@pytest.mark.parametrize("size", [(8, 4), (4, 4)])
+def test_label_maps_of_another_size_than_their_image_are_refused(maps, size):
+    root = maps(np.zeros((4, 8)))
+    check(segmentation(root, 2), ("train",))
+    Image.new("L", (size[1], size[0])).save(root / "maps/0000.png")
+    with pytest.raises(
+        ConfigError, match=rf"another size than their image: .*0000\.png \({size[1]}x{size[0]}, the image 8x4"
+    ):
+        check(segmentation(root, 2), ("train",))

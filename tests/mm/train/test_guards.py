@@ -177,7 +177,9 @@ def test_what_does_not_go_on_as_it_was_is_not_resumed(make):
         launch.train(make(), resume="half.pth")
 
 
-@pytest.mark.parametrize(("epochs", "stop"), [(False, 4), (True, 8), pytest.param(True, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("epochs", "stop"), [(True, 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 4), (True, 2)))]
+)
 def test_a_signal_saves_and_the_resumed_run_is_equal(make, monkeypatch, epochs, stop):
     """Also within an epoch."""
     launch.train(make("whole", epochs))
