@@ -135,18 +135,20 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
     """
     start_on_cpu(cfg.launcher)
     work_dir = Path(cfg.work_dir)
+    if (latest := latest_checkpoint(work_dir)) and options.get("resume") is None and not overwrite:
+        raise ConfigError(
+            f"{work_dir} has checkpoints of a training, up to {Path(latest).name}; --resume goes on with it, "
+            f"--overwrite starts anew, --work-dir names another folder"
+        )
+    prepare_training(cfg, **options)
     with _only_training_in(work_dir):
-        if (latest := latest_checkpoint(work_dir)) and options.get("resume") is None and not overwrite:
-            raise ConfigError(
-                f"{work_dir} has checkpoints of a training, up to {Path(latest).name}; --resume goes on with it, "
-                f"--overwrite starts anew, --work-dir names another folder"
-            )
-        prepare_training(cfg, **options)
         agree(_facts(cfg))
         runner = _runner(cfg)
         if overwrite and is_main_process():
+            kept = Path(cfg.get("load_from") or "").resolve()  # the new training starts from it
             for old in (*work_dir.glob("*.pth"), work_dir / "last_checkpoint"):
-                old.unlink(missing_ok=True)
+                if old.resolve() != kept:
+                    old.unlink(missing_ok=True)
         try:
             runner.train()
         except KeyboardInterrupt as stop:
