@@ -86,8 +86,7 @@ class CocoPredictions:
         exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
         truth = json.loads(self.ann_file.read_text(encoding="utf-8")) if exists else {}
         self.known_images = {_locate(folder / _file_name(image)): image for image in truth.get("images", [])}
-        used = {image["id"] for image in self.known_images.values()}
-        self.used_ids = used
+        self.used_ids = {image["id"] for image in self.known_images.values()}
         self.category_ids = self._category_ids(classes, truth.get("categories", []))
         self.categories = [{"id": i, "name": name} for i, name in zip(self.category_ids, classes)]
         self.found: dict[Path, tuple[tuple[int, int], list[dict]]] = {}  # of an image: height and width, annotations

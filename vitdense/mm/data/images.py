@@ -51,7 +51,7 @@ def header_size(path: str, stored: bool) -> tuple[int, int] | None:
         with Image.open(path) as image:
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
             return image.size[::-1] if turned and not stored else image.size
-    except OSError:
+    except (OSError, Image.DecompressionBombError):
         return None
 
 
