@@ -43,6 +43,11 @@ def main() -> None:
         metavar="CHECKPOINT",
         help="continue from this checkpoint; by default, from the latest of the work folder",
     )
+    parser.add_argument(
+        "--shard",
+        action="store_true",
+        help="keep parameters, gradients and optimizer states in parts over the processes (FSDP2), for large models",
+    )
     parser.add_argument("--replay", metavar="FILE", help="run the step again that a training refused, and say why")
     parser.add_argument("--overwrite", action="store_true", help="start anew in a work folder that has checkpoints")
     parser.add_argument("--log-to", nargs="+", choices=LOGGERS, help="also log to TensorBoard or Weights & Biases")
@@ -59,7 +64,7 @@ def main() -> None:
     given = {option.key: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value is not None}
-    options = {name: getattr(args, name) for name in ("amp", "resume", "auto_scale_lr", "fresh")}
+    options = {name: getattr(args, name) for name in ("amp", "resume", "auto_scale_lr", "fresh", "shard")}
     with exit_on_user_error():
         cfg = config_of(args)
         if args.print_config:

@@ -21,6 +21,15 @@ def init_transformer(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
+def init_conv(module: nn.Module) -> None:
+    """Convolutions normal with variance 2 / fan-out (He et al., ICCV 2015), zero bias; use with `apply`."""
+    if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+        fan_out = math.prod(module.kernel_size) * module.out_channels // module.groups
+        nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
 class ResidualLayerNorm(nn.LayerNorm):
     """LayerNorm whose result starts the residual stream or is added to it: in the dtype of its weights.
 

@@ -58,7 +58,7 @@ def references(x: Tensor, queries: tuple[Grid, ...], levels: tuple[Grid, ...]) -
     All maps start at the same corner of the image, and may cover more than the image: patches and strides round up.
     """
     (rows, heights), (columns, widths) = (
-        _axis(x, *(tuple((grid[i], grid[2]) for grid in grids) for grids in (queries, levels))) for i in range(2)
+        _centres(x, *(tuple((grid[i], grid[2]) for grid in grids) for grids in (queries, levels))) for i in range(2)
     )
     sizes, points = [(h, w) for h, w, _ in queries], []
     for (h, w), y, x in zip(sizes, rows.split([h for h, _ in sizes]), columns.split([w for _, w in sizes])):
@@ -70,7 +70,7 @@ def references(x: Tensor, queries: tuple[Grid, ...], levels: tuple[Grid, ...]) -
 
 
 @cached_by_size
-def _axis(
+def _centres(
     queries: tuple[tuple[int, int], ...], levels: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Along one axis, where maps have a number of positions and a stride: the centre of every query in every level,

@@ -212,7 +212,7 @@ def tile_layout(
         side = _side(*size, kernel)
         spans = tuple(min(side + kernel - 1, n) for n in keys)
     rows, columns = (
-        _axis(x, size[i], keys[i], side, spans[i], kernel, border, length, joint, bool(i)) for i in range(2)
+        _tiles_of_axis(x, size[i], keys[i], side, spans[i], kernel, border, length, joint, bool(i)) for i in range(2)
     )
     grid = tuple((n + side - 1) // side for n in size)
     keys, offsets = (rows.keys, columns.keys), (rows.offsets, columns.offsets)
@@ -253,7 +253,7 @@ class _Axis:
 
 
 @cached_by_size
-def _axis(
+def _tiles_of_axis(
     size: int,
     keys: int,
     side: int,

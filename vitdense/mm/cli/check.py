@@ -13,7 +13,6 @@ from vitdense.mm.checks import findings
 from vitdense.mm.checks.label_maps import check_label_maps, check_sizes
 from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, reads_coco
-from vitdense.mm.config.code import text_of
 from vitdense.mm.config.load import config_of, make_parser
 from vitdense.mm.config.walk import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
@@ -51,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
             print("drew", *draw_batch(cfg, args.pictures))
         if args.write:
             with atomic_write(args.write) as scratch:
-                scratch.write_text(text_of(cfg), encoding="utf-8")
+                scratch.write_text(cfg.pretty_text, encoding="utf-8")
             print(f"wrote {args.write}")
     return status
 

@@ -1,6 +1,7 @@
 """Configs as text: values as Python code, in files that are written once."""
 
 import json
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from mmengine.config import Config
 from vitdense.mm.errors import ConfigError
 
 WIDTH = 120  # of a line
+INF = math.inf
 
 
 class Name(str):
@@ -38,23 +40,28 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
 
 
-def text_of(cfg: Config) -> str:
-    """A whole config as Python, with every text as it is: see `_escaped`."""
-    return cfg.pretty_text.replace("{{", r"{\x7b")
+class ReadableConfig(Config):
+    """A config whose text is `code`. mmengine's, by a formatter, takes most of a second, for every checkpoint anew."""
+
+    @property
+    def pretty_text(self) -> str:
+        """All entries, a line or more each."""
+        return "".join(f"{key} = {code(value, prefix=len(key) + 3)}\n" for key, value in self.to_dict().items())
 
 
 def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
     """A value as Python code. What is too long for a line, of which `prefix` characters are taken, gets a line per
     part. The key ``""`` of a dict is an argument without a name."""
     if isinstance(value, Mapping):
-        start, end = "dict(", ")"
-        parts = [(f"{key}=" if key else "", part) for key, part in value.items()]
+        is_call = all(isinstance(key, str) and (not key or key.isidentifier()) for key in value)
+        start, end = ("dict(", ")") if is_call else ("{", "}")
+        parts = [(code(key) + ": " if not is_call else f"{key}=" if key else "", part) for key, part in value.items()]
     elif isinstance(value, (list, tuple)):
         start, end = "[]" if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
         parts = [("", part) for part in value]
     else:
         is_text = isinstance(value, str) and not isinstance(value, Name)
-        return f'"{_escaped(value)}"' if is_text else str(value)
+        return f'"{_escaped(value)}"' if is_text else f"float('{value}')" if value in (INF, -INF) else str(value)
     line = f"{start}{', '.join(key + code(part) for key, part in parts)}{end}"
     if indent + prefix + len(line) < WIDTH and "\n" not in line:
         return line

@@ -15,6 +15,7 @@ from torch import nn
 
 import vitdense.mm.registry
 from vitdense.mm.config.classes import follow_classes
+from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.options import merge_options
 from vitdense.mm.config.walk import nodes
 from vitdense.mm.errors import ConfigError
@@ -52,7 +53,7 @@ def load_config(
                 f"--cfg-options data_root: no path of {path} begins with the data_root {old_root!r}; set the paths "
                 f"themselves, such as train_dataloader.dataset.data_root"
             )
-        cfg = Config(moved, filename=cfg.filename)
+        cfg = ReadableConfig(moved, filename=cfg.filename)
     follow_classes(cfg)
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / path.stem)
@@ -113,7 +114,7 @@ def _read(path: Path) -> Config:
         # of their default_scope, as mmengine builds them from a base of any other path.
         if node.get("_scope_") == "vitdense":
             del node["_scope_"]
-    return cfg
+    return ReadableConfig(cfg._cfg_dict, filename=cfg.filename)
 
 
 def _replace_root(node: Any, old: str, new: str) -> Any:

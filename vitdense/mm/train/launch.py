@@ -72,6 +72,7 @@ def prepare_training(
     resume: str | None = None,
     auto_scale_lr: bool = False,
     fresh: Sequence[str] = (),
+    shard: bool = False,
 ) -> None:
     """Write the options of a training into its config, which then is what runs, and check it.
 
@@ -81,6 +82,8 @@ def prepare_training(
         resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
         auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
         fresh: See `ExactLoadHook`; replaces the config's. Not for `resume`.
+        shard: Keep parameters, gradients and optimizer states in parts over the processes; see
+            `vitdense.mm.train.shard`.
 
     Raises:
         ConfigError: See `check`; or `amp` on a machine without a GPU.
@@ -95,6 +98,10 @@ def prepare_training(
             cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
         cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
+    if shard:
+        if cfg.launcher == "none":
+            raise ConfigError("--shard: got one process, expected several: torchrun --nproc-per-node N tools/train.py")
+        cfg.shard = True
     _log_short_runs(cfg)
     if resume is None and fresh:
         hooks = cfg.setdefault("default_hooks", ConfigDict())

@@ -12,9 +12,9 @@ from typing import Any
 import mmengine.runner
 import torch
 from mmengine.device import get_device
-from mmengine.dist import all_reduce, get_rank, is_distributed, master_only
+from mmengine.dist import all_reduce, get_rank, is_distributed, is_main_process
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.logging.logger import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vitdense.files import atomic_write
-from vitdense.mm.config.code import text_of
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.quiet import for_console
+from vitdense.mm.train.shard import gather, is_finite, shard
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # of schedulers, before they end a job
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
@@ -66,19 +66,18 @@ class Runner(mmengine.runner.Runner):
                 handler.addFilter(for_console)
         return logger
 
-    @master_only
-    def dump_config(self) -> None:
-        """As in mmengine; names of classes that look like its templates are read back as they are."""
-        name = Path(self.cfg.filename).name if self.cfg.filename else f"{self.timestamp}.py"
-        with atomic_write(Path(self.work_dir, name)) as scratch:
-            scratch.write_text(text_of(self.cfg), encoding="utf-8")
-
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
-        """As in mmengine, also where there is no GPU: without SyncBN, which torch has for GPUs only."""
-        if self.distributed and get_device() == "cpu":
-            if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-                self.logger.warning("SyncBN needs GPUs: on CPUs, every process normalises by its own images")
-                model = revert_sync_batchnorm(model)
+        """As in mmengine, also where there is no GPU: without SyncBN, which torch has for GPUs only.
+
+        With `shard` in the config the model stays as it is until it is loaded.
+        """
+        on_cpus = self.distributed and get_device() == "cpu"
+        if on_cpus and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+            self.logger.warning("SyncBN needs GPUs: on CPUs, every process normalises by its own images")
+            model = revert_sync_batchnorm(model)
+        if self.cfg.get("shard"):
+            return model
+        if on_cpus:
             options = {
                 "broadcast_buffers": False,
                 "find_unused_parameters": self.cfg.get("find_unused_parameters", False),
@@ -103,11 +102,23 @@ class Runner(mmengine.runner.Runner):
             wrapper.optimizer.register_step_pre_hook(self._check_gradients)
         return wrapper
 
+    def load_or_resume(self) -> None:
+        """As in mmengine; after it every process keeps its part, if the config has `shard`."""
+        super().load_or_resume()
+        if self.cfg.get("shard"):
+            shard(self.model, self.optim_wrapper.optimizer)
+            for hook in self.hooks:
+                if isinstance(hook, EMAHook):
+                    average = hook.ema_model
+                    shard(average.module)
+                    of = average.module.state_dict() if average.update_buffers else average.module.named_parameters()
+                    average.avg_parameters = dict(of)
+
     def _check_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse the step of gradients that are not finite. After DDP's mean, all processes find the same."""
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         gradients = [x.grad for x in parameters if x.grad is not None]
-        if gradients and not torch.nn.utils.get_total_norm(gradients).isfinite():
+        if gradients and not is_finite(torch.nn.utils.get_total_norm(gradients)):
             self._refuse("the gradients are not finite")
 
     def _refuse(self, reason: str) -> None:
@@ -124,8 +135,8 @@ class Runner(mmengine.runner.Runner):
             for buffer in model.buffers():  # statistics of the refused batch; a training does not read them
                 if buffer.is_floating_point():
                     buffer.nan_to_num_()
-        if all(bool(x.isfinite().all()) for x in model.parameters()):
-            super().save_checkpoint(
+        if all(is_finite(x) for x in model.parameters()):
+            self._save(
                 self.work_dir,
                 path.name,
                 meta={"epoch": self.epoch, "iter": self.iter},
@@ -148,7 +159,13 @@ class Runner(mmengine.runner.Runner):
             self.batch = kwargs.get("data_batch")
         elif fn_name in AFTER and self._saves(fn_name):
             self._check_finite()
+        saved = kwargs["checkpoint"] if fn_name == "before_save_checkpoint" and self.cfg.get("shard") else {}
+        if saved:  # from mmengine with parts on the CPU
+            saved["state_dict"] = gather(self.model.state_dict())
+            if "optimizer" in saved:
+                saved["optimizer"] = gather(self.optim_wrapper.state_dict())
         super().call_hook(fn_name, **kwargs)
+        saved.update(gather(saved))  # what hooks added, such as an average of the weights
         if fn_name == "after_train_iter" and self._must_stop():
             self._stop()
 
@@ -162,7 +179,7 @@ class Runner(mmengine.runner.Runner):
     def _check_finite(self) -> None:
         """Before a checkpoint: mmengine removes an older one, or the best, before it saves."""
         model = self.model.module if is_model_wrapper(self.model) else self.model
-        wrong = [name for name, x in model.state_dict().items() if isinstance(x, Tensor) and not x.isfinite().all()]
+        wrong = [name for name, x in model.state_dict().items() if isinstance(x, Tensor) and not is_finite(x)]
         loss = self.message_hub.log_scalars.get("train/loss")
         if wrong or (loss is not None and not math.isfinite(loss.current())):
             raise StepError(
@@ -208,7 +225,15 @@ class Runner(mmengine.runner.Runner):
                 f"the gradients of {part} of {counts} accumulated iterations are not in the checkpoint: a run that "
                 f"resumes from it differs by them; save every multiple of {counts} iterations"
             )
-        super().save_checkpoint(*args, **kwargs)
+        self._save(*args, **kwargs)
+
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        if not self.cfg.get("shard"):
+            super().save_checkpoint(*args, **kwargs)
+            return
+        # All processes give their parts, `call_hook` joins them, and the main one writes.
+        backend = {} if is_main_process() else {"backend_args": {"backend": "vitdense.nowhere"}}
+        super().save_checkpoint.__wrapped__(self, *args, **{**kwargs, **backend})
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
         """As in mmengine; within an epoch, without the batches that it has seen.
@@ -216,6 +241,8 @@ class Runner(mmengine.runner.Runner):
         Raises:
             ConfigError: The optimizer of the checkpoint is for other parameters.
         """
+        if self.cfg.get("shard"):
+            kwargs["map_location"] = "cpu"  # no device has room for all
         try:
             super().resume(*args, **kwargs)
         except ValueError as error:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitdense.errors import OptionError
-from vitdense.layers.blocks import max_pool
+from vitdense.layers.blocks import init_conv, max_pool
 from vitdense.models.base import Backbone, Finetune, InitCfg, check_image, maybe_checkpoint
 from vitdense.models.resnet.sizes import RESNET, ResNetArch
 from vitdense.models.rows import find_arch
@@ -43,12 +43,6 @@ def plan(arch: ResNetArch, drop_path_rate: float) -> list[BlockSpec]:
         )
         for n, (stage, i) in enumerate(blocks)
     ]
-
-
-def init_conv(module: nn.Module) -> None:
-    """He's initialisation of convolutions; use with `apply`."""
-    if isinstance(module, nn.Conv2d):
-        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 class ResNetStage(nn.Module):

@@ -1,6 +1,5 @@
 """ViT-Adapter (Chen et al., ICLR 2023): convolutions beside a plain ViT give it the maps of a pyramid."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -12,7 +11,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
-from vitdense.layers.blocks import SyncBatchNorm, init_transformer, max_pool
+from vitdense.layers.blocks import SyncBatchNorm, init_conv, init_transformer, max_pool
 from vitdense.layers.deformable import DeformableAttention, References, references
 from vitdense.layers.resize import crop, resize_to_stride
 from vitdense.models.base import Backbone, InitCfg, _warn_unloaded, check_image, maybe_checkpoint
@@ -31,15 +30,6 @@ def to_maps(x: Tensor, sizes: Sizes) -> list[Tensor]:
     """Tokens of several maps ``[B, N, C]`` to ``[B, C, h, w]`` each."""
     parts = x.split([h * w for h, w in sizes], dim=1)
     return [part.unflatten(1, size).permute(0, 3, 1, 2) for part, size in zip(parts, sizes)]
-
-
-def init_conv(module: nn.Module) -> None:
-    """Convolutions normal with variance 2 / fan-out, as the authors; use with `apply`."""
-    if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
-        fan_out = math.prod(module.kernel_size) * module.out_channels // module.groups
-        nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def convolutions(channels: Iterable[int], strides: Sequence[int]) -> nn.Sequential:
