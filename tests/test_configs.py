@@ -24,7 +24,14 @@ def build_on_meta(cfg):
         return build_model(cfg)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+TINY = {re.sub("_t_", "_[sbl]_", path.stem) for path in CONFIGS if "_t_" in path.stem}  # their larger sizes are slow
+LARGER = [path for path in CONFIGS if any(re.fullmatch(pattern, path.stem) for pattern in TINY)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path in LARGER else []) for path in CONFIGS],
+)
 def test_config_builds_and_its_parts_fit(path):
     cfg = load_config(path)
     if cfg.default_scope == "mmseg":

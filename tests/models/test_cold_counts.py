@@ -111,7 +111,9 @@ def rows_of(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [n if n in ("swin", "vitdet") else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def test_counts_of_cold_and_warm_passes(name):
     assert rows_of(name) == [line for line in COUNTS.splitlines() if line.split()[:1] == [name]]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import needs_research
 from contract_rows import VIT
-from test_contract import BACKBONES
+from test_contract import BACKBONES, FAMILIES
 from test_vit_adapter import TRUNKS, adapter
 
 import vitdense
@@ -53,7 +53,9 @@ def own_states(make):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", SCHEMES)
+@pytest.mark.parametrize(
+    "family", [f if f in (*FAMILIES, "vit_adapter") else pytest.param(f, marks=pytest.mark.slow) for f in SCHEMES]
+)
 def test_a_file_is_of_one_family(family):
     states = {
         (name, i): state
