@@ -3,17 +3,13 @@ it on the meta device, give it an empty batch, shard it by block, checkpoint its
 
 import copy
 import io
-import os
 import pickle
-import sys
 
 import pytest
 import torch
-from conftest import relative_error, run_ranks
+from conftest import relative_error
 from test_contract import BACKBONES, one_per_family
 from test_vit_adapter import adapter
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitdense import MViT, Swin, SwinV2
@@ -154,37 +150,3 @@ def test_checkpointed_stages_keep_the_inputs_of_their_blocks(make):
             out = stage(x)
         assert 0 < counter.cost.kept <= 1.1 * sum(inputs[start:])
         x = stage.downsample(out) if getattr(stage, "downsample", None) else out
-
-
-def _train_sharded(rank: int, rendezvous: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    for family, options in (("swin", {}), ("swin", {"with_cp": True}), ("swin_v2", {}), ("swin_v2", {"with_cp": True})):
-        torch.manual_seed(0)
-        alone = BACKBONES[family](**options).double().train()
-        model = copy.deepcopy(alone)
-        for stage in model.stages:
-            for block in stage.blocks:
-                fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        optimisers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, model)]
-        for x in torch.randn(3, 4, 3, 40, 56, dtype=torch.double):
-            losses = []
-            for m, part, optimiser in zip((alone, model), (x, x[rank::2]), optimisers):
-                losses.append(loss(m, part))
-                optimiser.zero_grad()
-                losses[-1].backward()
-                optimiser.step()
-            mean = losses[1].detach().clone()
-            torch.distributed.all_reduce(mean)
-            torch.testing.assert_close(mean / 2, losses[0].detach())
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # destroying the group can wait for ever on the CPU
-
-
-@pytest.mark.long
-def test_blocks_of_swin_are_units_of_sharding(tmp_path):
-    """Every block has its own parameters under its own hooks; the losses are those of one process."""
-    run_ranks(_train_sharded, str(tmp_path / "rendezvous"))

@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from conftest import REPO
-from test_tools import SHRINK, environment
+from test_tools import OF_DETECTORS, SHRINK, environment, tool
 
 pytest.importorskip("mmseg")
+from vitdense.mm.train.checkpoints import read_checkpoint
+
 pytestmark = pytest.mark.long
 
 
@@ -58,6 +61,37 @@ def test_two_processes_evaluate_as_one(config, trained, tmp_path):
     scores = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
     assert scores[0] == scores[1]
     assert not (REPO / ".dist_test").exists()
+
+
+def test_shards_end_with_the_same_bits(config, trained, tmp_path):
+    """From a checkpoint without, with a file that is whole again."""
+    torchrun("train", config, "--work-dir", tmp_path, "--shard", "--resume", trained / "iter_3.pth")
+    want, got = (read_checkpoint(str(folder / "iter_6.pth")) for folder in (trained, tmp_path))
+    assert set(got) == set(want)
+    assert all(torch.equal(x, got["state_dict"][key]) for key, x in want["state_dict"].items())
+    for i, state in want["optimizer"]["state"].items():
+        assert all(torch.equal(x, got["optimizer"]["state"][i][name]) for name, x in state.items())
+
+
+def test_one_process_goes_on_after_two(tmp_path):
+    """With the same images a step: the losses are those of two. Its head has no batch norm and draws no numbers."""
+    shrunk = SHRINK.format(
+        base=str(REPO / "configs/demo/atss_swin_nano_shapes.py"), root=f"{tmp_path}/shapes/", best="coco/bbox_mAP"
+    )
+    (tmp_path / "small.py").write_text(f"{shrunk}{OF_DETECTORS}\nmodel['backbone']['drop_path_rate'] = 0.0\n")
+    torchrun("train", tmp_path / "small.py", "--work-dir", tmp_path / "two")
+    options = ["--resume", tmp_path / "two/iter_3.pth", "--batch-size", "4"]
+    tool("train", tmp_path / "small.py", "--work-dir", tmp_path / "one", *options)
+    want, got = (losses(tmp_path / name)[-3:] for name in ("two", "one"))
+    assert got == pytest.approx(want, rel=1e-5)
+    printed = tool("train", tmp_path / "small.py", "--work-dir", tmp_path / "less", *options[:2]).stdout
+    assert "images per step, of all processes: 2, in the checkpoint 4" in printed
+
+
+def losses(work_dir):
+    """The losses in the log of a training."""
+    (log,) = work_dir.glob("*/vis_data/scalars.json")
+    return [row["loss"] for row in map(json.loads, log.read_text().splitlines()) if "loss" in row]
 
 
 def test_two_processes_share_images_out(config, trained, tmp_path):

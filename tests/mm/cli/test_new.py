@@ -452,7 +452,7 @@ def test_images_of_two_kinds_are_refused(maps, capsys):
     assert "--image-suffix" in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_estimate_of_real_iterations(boxes, repo):
     boxes()
     assert run(*DETECTION, "--base", repo / "configs/demo/cascade_swin_nano_coco.py", "--iters", "60", "mine.py") == 0

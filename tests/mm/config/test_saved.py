@@ -20,12 +20,12 @@ def test_a_config_in_a_checkpoint_is_the_one_that_was_saved(name):
 
 def test_what_differs_is_named_with_both_values():
     old, new = load_config("cascade_swin_nano_shapes"), load_config("cascade_swin_nano_shapes")
-    new.train_dataloader.batch_size = 7
+    new.train_cfg.max_iters = 7
     new.model.backbone.init_cfg = dict(type="Pretrained", checkpoint="other.pth")  # its weights are in the checkpoint
     new.model.roi_head.bbox_head[1].num_classes = 9
     new.custom_hooks = [dict(type="EMAHook")]
     assert differences(saved(old), new.to_dict(), OF_TRAINING) == [
-        f"train_dataloader.batch_size: 7, in the checkpoint {old.train_dataloader.batch_size}",
+        f"train_cfg.max_iters: 7, in the checkpoint {old.train_cfg.max_iters}",
         "custom_hooks: [{'type': 'EMAHook'}], in the checkpoint absent",
         "model.roi_head.bbox_head.1.num_classes: 9, in the checkpoint 8",
     ]

@@ -1,7 +1,6 @@
 """What a training must not lose: finite weights, checkpoints, its work folder, its place in the data."""
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -203,12 +202,17 @@ def test_a_signal_is_the_exit_status(make, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1].startswith("stopped by SIGTERM after iteration 2")
 
 
-def test_a_checkpoint_within_an_accumulation_says_so(make, capsys):
-    launch.train(make(**{"optim_wrapper.accumulative_counts": 3, "default_hooks.checkpoint.interval": 2}))
-    printed = "".join(capsys.readouterr())
-    assert re.findall(r"gradients of \d of 3 accumulated", printed) == [
-        f"gradients of {n} of 3 accumulated" for n in (2, 1)
-    ]
+def test_checkpoints_and_stops_wait_for_the_step_of_an_accumulation(make, monkeypatch):
+    """Whose gradients are in no checkpoint."""
+    options = {"optim_wrapper.accumulative_counts": 3, "default_hooks.checkpoint.interval": 2}
+    launch.train(make("whole", **options))
+    assert checkpoints("whole") == ["iter_3.pth", "iter_6.pth"]
+    monkeypatch.setattr(At, "action", lambda runner: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(StopSignal, match="after iteration 3"):
+        launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=2)], **options))
+    launch.train(make(**options), resume="auto")
+    want, got = (read_checkpoint(f"{folder}/iter_6.pth")["state_dict"] for folder in ("whole", "work"))
+    assert all(torch.equal(x, got[key]) for key, x in want.items())
 
 
 def test_a_full_disk_is_one_line_with_what_is_safe(make, monkeypatch):

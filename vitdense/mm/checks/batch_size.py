@@ -1,4 +1,4 @@
-"""Batch size: heads that pool a whole map to one value per channel need two images for their batch norms."""
+"""Batch size: at least one image; heads that pool a whole map to one value per channel need two for their norms."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +14,10 @@ POOLING = ("UPerHead", "PSPHead", "ASPPHead", "DepthwiseSeparableASPPHead", "Enc
 
 def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
     """See the module. On several GPUs the statistics are of all their images."""
+    for split in splits:
+        size = (cfg.get(f"{split}_dataloader") or {}).get("batch_size", 1)
+        if not isinstance(size, int) or size < 1:
+            yield ConfigError(f"{split}_dataloader.batch_size: got {size!r}, expected a number of images, 1 or more")
     alone = cfg.get("launcher", "none") == "none" or get_device() == "cpu"
     alone = alone and (cfg.get("train_dataloader") or {}).get("batch_size") == 1
     if "train" not in splits or not alone:

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from vitdense.files import atomic_write
-from vitdense.mm.checks import findings
+from vitdense.mm.checks import build, findings
 from vitdense.mm.checks.label_maps import check_label_maps, check_sizes
 from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, reads_coco
@@ -101,7 +102,7 @@ def report(cfg: Config, all_files: bool = False) -> int:
     given = {split: cfg.get(f"{split}_cfg") is not None for split in ("train", "val", "test")}
     splits = tuple(split for split in given if given[split] and cfg.get(f"{split}_dataloader"))
     with result.collect():
-        for found in findings(cfg, splits):
+        for found in chain(findings(cfg, splits), build.find(cfg, splits)):
             (result.errors if isinstance(found, Exception) else result.warnings).append(str(found))
     for split in splits:
         for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):

@@ -103,6 +103,8 @@ class Detection(Task):
         super().__init__(model, out_dir)
         self.score_thr, self.as_dataset = score_thr, as_dataset
         self.out_file = out_dir / "predictions.json"
+        # Processes that share the images have files of their own until the end.
+        self.part = out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
         # Pictures go to `out_dir`, and to none of the config's backends.
         self.visualizer = VISUALIZERS.build({**model.cfg.visualizer, "vis_backends": None})
         self.visualizer.dataset_meta = model.dataset_meta
@@ -124,7 +126,7 @@ class Detection(Task):
 
     def save(self) -> None:
         """Write the detections so far."""
-        self.predictions.write(self.out_file, self.as_dataset)
+        self.predictions.write(self.part, self.as_dataset)
 
     def finish(self) -> Path:
         """Write the detections of all images, also of other processes; the path of the file."""
@@ -134,8 +136,10 @@ class Detection(Task):
             self.predictions.found = dict(found)
             self.num_found, self.highest = sum(part[1] for part in parts), max(part[2] for part in parts)
         if is_main_process():
-            self.save()
+            self.predictions.write(self.out_file, self.as_dataset)
             self.predictions.report_new_images()
+        if is_distributed():
+            self.part.unlink(missing_ok=True)
         kept = sum(len(found) for _, found in self.predictions.found.values())
         print_log(
             f"{kept} of {self.num_found} detections have a score of at least {self.score_thr} (--score-thr); the "

@@ -15,8 +15,8 @@ SHOWN = 12  # differences in a message
 WEIGHTS = ("init_cfg", "load_from")  # what a model starts with is in the checkpoint
 # Of a run, what decides how training goes on; the data, for instance, may have moved.
 OF_TRAINING = (
-    *("train_dataloader.batch_size", "train_dataloader.sampler", "train_cfg", "optim_wrapper", "param_scheduler"),
-    *("custom_hooks", "default_hooks", "randomness", "auto_scale_lr", "model"),
+    *("train_dataloader.sampler", "train_cfg", "optim_wrapper", "param_scheduler", "custom_hooks", "default_hooks"),
+    *("randomness", "auto_scale_lr", "model"),
 )
 OF_RESULTS = ("model", "test_pipeline")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mmengine.dist import get_rank, master_only
+from mmengine.config import Config
+from mmengine.dist import get_rank, get_world_size, master_only
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
@@ -42,14 +43,30 @@ class ReproducibleHook(Hook):
 
     A resumed run then draws the same random numbers as an uninterrupted one: drop path, sampled RoIs, and with
     `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample` also the augmentation. No generator state is
-    saved. Needs ``randomness=dict(seed=...)`` and deterministic kernels. In an epoch-based loop, only resuming from
-    the end of an epoch is exact.
+    saved. Needs ``randomness=dict(seed=...)`` and deterministic kernels. Another number of processes goes on with the
+    same images in the same order if a step has as many of them; random numbers in the model are then others.
     """
 
     priority = "VERY_HIGH"
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         seed_everything(runner.seed, get_rank(), runner.iter)
+
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        checkpoint["meta"]["images_per_step"] = images_per_step(runner.cfg)
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        saved, given = checkpoint.get("meta", {}).get("images_per_step"), images_per_step(runner.cfg)
+        if runner._resume and saved not in (None, given):
+            runner.logger.warning(
+                f"images per step, of all processes: {given}, in the checkpoint {saved}; the run leaves out images or "
+                f"repeats some, and its learning rate was for {saved}"
+            )
+
+
+def images_per_step(cfg: Config) -> int:
+    """Images of an iteration of a training, in all processes."""
+    return cfg.train_dataloader.batch_size * get_world_size()
 
 
 def _check_pattern(pattern: str) -> None:

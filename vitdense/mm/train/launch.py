@@ -103,6 +103,7 @@ def prepare_training(
             raise ConfigError("--shard: got one process, expected several: torchrun --nproc-per-node N tools/train.py")
         cfg.shard = True
     _log_short_runs(cfg)
+    _save_whole_steps(cfg)
     if resume is None and fresh:
         hooks = cfg.setdefault("default_hooks", ConfigDict())
         hooks.exact_load = {"type": "vitdense.ExactLoadHook", **hooks.get("exact_load", {}), "fresh": list(fresh)}
@@ -124,6 +125,14 @@ def _log_short_runs(cfg: Config) -> None:
         logger.setdefault("ignore_last", False)
         if cfg.train_cfg.get("max_iters", math.inf) < logger.get("interval", 10):
             logger.interval = 1
+
+
+def _save_whole_steps(cfg: Config) -> None:
+    """A checkpoint waits for the step whose gradients accumulate."""
+    saves, counts = (cfg.get("default_hooks") or {}).get("checkpoint"), cfg.optim_wrapper.get("accumulative_counts", 1)
+    if saves and not saves.get("by_epoch", True) and (rest := saves.get("interval", 1) % counts):
+        saves.interval += counts - rest
+        print_log(f"checkpoints every {saves.interval} iterations, for {counts} make a step", logger="current")
 
 
 def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:

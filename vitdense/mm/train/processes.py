@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 from mmengine.device import get_device
-from mmengine.dist import all_gather_object, get_rank, is_distributed
+from mmengine.dist import all_gather_object, all_reduce, get_rank, is_distributed
 
 from vitdense.mm.errors import ConfigError
 
@@ -71,3 +71,10 @@ def agree(facts: Mapping[str, str]) -> None:
                 f"the processes do not agree on the {name}, so this one, {get_rank()}, stops before the first step: "
                 f"{lines}. All need the same files: put data and work folder on a disk that they share"
             )
+
+
+def mean_of_processes(losses: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The mean of every loss, which all log then: that of one process with all images. mmengine logs its own."""
+    values = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=get_device()) for x in losses.values()])
+    all_reduce(values, "mean")
+    return dict(zip(losses, values))

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from vitdense.files import atomic_write
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.hooks import seed_everything
+from vitdense.mm.train.processes import mean_of_processes
 from vitdense.mm.train.quiet import for_console
 from vitdense.mm.train.shard import gather, is_finite, shard
 
@@ -121,6 +122,11 @@ class Runner(mmengine.runner.Runner):
         if gradients and not is_finite(torch.nn.utils.get_total_norm(gradients)):
             self._refuse("the gradients are not finite")
 
+    @property
+    def accumulated(self) -> int:
+        """Iterations of a step of the optimizer."""
+        return getattr(self.optim_wrapper, "_accumulative_counts", 1)
+
     def _refuse(self, reason: str) -> None:
         """Raise after a look at the losses of the iteration once more, and with a file to run it again."""
         path = Path(self.work_dir, f"refused_iter_{self.iter + 1}.pth")
@@ -157,7 +163,9 @@ class Runner(mmengine.runner.Runner):
         """As in mmengine, with the guards around an iteration."""
         if fn_name == "before_train_iter":
             self.batch = kwargs.get("data_batch")
-        elif fn_name in AFTER and self._saves(fn_name):
+        elif fn_name == "after_train_iter" and is_distributed():
+            kwargs["outputs"] = mean_of_processes(kwargs["outputs"])
+        if fn_name in AFTER and self._saves(fn_name):
             self._check_finite()
         saved = kwargs["checkpoint"] if fn_name == "before_save_checkpoint" and self.cfg.get("shard") else {}
         if saved:  # from mmengine with parts on the CPU
@@ -188,6 +196,8 @@ class Runner(mmengine.runner.Runner):
             )
 
     def _must_stop(self) -> bool:
+        if (self.iter + 1) % self.accumulated:  # a step is not complete, and its gradients would be lost
+            return False
         if not is_distributed():
             return bool(self.received)
         flag = torch.tensor(self.received, device=get_device())
@@ -219,11 +229,10 @@ class Runner(mmengine.runner.Runner):
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """As in mmengine."""
-        counts = getattr(self.optim_wrapper, "_accumulative_counts", 1)
-        if part := (self.iter + 1) % counts:
+        if part := (self.iter + 1) % self.accumulated:  # at the end of an epoch
             self.logger.warning(
-                f"the gradients of {part} of {counts} accumulated iterations are not in the checkpoint: a run that "
-                f"resumes from it differs by them; save every multiple of {counts} iterations"
+                f"the gradients of {part} of {self.accumulated} accumulated iterations are not in the checkpoint: a "
+                f"run that resumes from it differs by them"
             )
         self._save(*args, **kwargs)
 

@@ -1,0 +1,76 @@
+"""Shards over processes: what training computes is what one process computes."""
+
+import copy
+import os
+import sys
+
+import pytest
+import torch
+from conftest import run_ranks
+
+pytest.importorskip("mmengine")
+from test_contract import BACKBONES
+from test_ddp import Heads
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_
+
+from vitdense.mm.train.shard import gather, is_finite, shard
+
+pytestmark = pytest.mark.long
+LORA = {"type": "lora", "targets": ("qkv", "proj")}
+CASES = [
+    *(("swin", {"with_cp": True}), ("swin_v2", {}), ("mvit", {"frozen_stages": 1}), ("vit", {"finetune": LORA})),
+    *(("vit", {"frozen_stages": "all"}), ("vit", {"finetune": "attention", "with_cp": True})),
+]
+
+
+def train(model, optimizer, batches, is_part):
+    """Two steps of two accumulated batches each, with clipped gradients; the losses and norms."""
+    values = []
+    for i, batch in enumerate(batches):
+        loss = model(batch) / 2
+        loss.backward()
+        values.append(loss.detach())
+        if i % 2:
+            norm = clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 0.1)
+            assert is_finite(norm)
+            values.append(norm.full_tensor() if is_part else norm)
+            optimizer.step()
+            optimizer.zero_grad()
+    return torch.stack(values)
+
+
+def _steps(rank, rendezvous):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    for family, options in CASES:
+        torch.manual_seed(0)
+        alone = Heads(BACKBONES[family](**options)).double().train()
+        model = copy.deepcopy(alone)
+        optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 0.01) for m in (alone, model)]
+        x = torch.randn(8, 4, 3, 40, 56, dtype=torch.double)
+        for run, optimizer in zip((alone, model), optimizers):  # states, which become parts
+            train(run, optimizer, x[:4], is_part=False)
+        whole = sum(p.numel() for p in model.parameters())
+        shard(model, optimizers[1])
+        parts = [p for p in model.parameters() if isinstance(p, DTensor)]
+        assert len(parts) == len(list(model.parameters()))
+        assert sum(p.to_local().numel() for p in parts) < 0.6 * whole
+        want = train(alone, optimizers[0], x[4:], is_part=False)
+        got = train(model, optimizers[1], x[4:, rank::2], is_part=True)
+        torch.distributed.all_reduce(got)
+        torch.testing.assert_close(got / 2, want, msg=f"{family} {options}")
+        model, state = gather((model.state_dict(), optimizers[1].state_dict()["state"]))
+        if rank == 0:
+            torch.testing.assert_close(model, dict(alone.state_dict()), msg=f"{family} {options}")
+            torch.testing.assert_close(state, optimizers[0].state_dict()["state"], msg=f"{family} {options}")
+        else:
+            assert not any(model[name].numel() for name, _ in alone.named_parameters())
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # destroying the group can wait for ever on the CPU
+
+
+def test_steps_are_those_of_one_process(tmp_path):
+    """With checkpointing, frozen parts, low-rank updates, accumulation and clipping."""
+    run_ranks(_steps, str(tmp_path / "rendezvous"))

@@ -1,0 +1,51 @@
+"""Build: what a config names exists and takes its options. For `vitdense check` alone: a training builds all of it."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import HOOKS, METRICS, OPTIMIZERS, PARAM_SCHEDULERS
+
+from vitdense.mm.checks.base import Finding
+from vitdense.mm.config.load import build_model, hook_configs
+from vitdense.mm.config.walk import as_list, drop_weights, find_class
+from vitdense.mm.errors import ConfigError
+
+
+def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
+    """See the module. The model is built without values."""
+    cfg, made = copy.deepcopy(cfg), []
+    drop_weights(cfg.model)
+    with torch.device("meta"):
+        yield from _built("model", lambda: made.append(build_model(cfg)))
+    if made and "train" in splits:
+        yield from _built("optim_wrapper", lambda: made.append(build_optim_wrapper(made[0], cfg.optim_wrapper)))
+    if len(made) > 1:
+        for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
+            step.pop("convert_to_iter_based", None)  # which needs the length of an epoch
+            yield from _built(f"param_scheduler.{i}", PARAM_SCHEDULERS.build, step, {"optimizer": made[1]})
+    named = [("hook", HOOKS, hook.get("type")) for hook in hook_configs(cfg)]  # some need a runner
+    if optimizer := (cfg.get("optim_wrapper") or {}).get("optimizer"):
+        named.append(("optimizer", OPTIMIZERS, optimizer.get("type")))
+    for what, registry, name in named:
+        if find_class(registry, name, cfg) is None:
+            yield ConfigError(f"{what} {name}: the registry has no class of this name")
+    for split in splits:
+        for metric in as_list(cfg.get(f"{split}_evaluator")):
+            yield from _built(f"{split}_evaluator", METRICS.build, metric)
+
+
+def _built(where: str, build: Callable, cfg: Any = None, options: dict | None = None) -> Iterator[Finding]:
+    try:
+        logging.disable(logging.INFO)  # such as the table of learning rates
+        build(*([cfg] if cfg else ()), **({"default_args": options} if options else {}))
+    except FileNotFoundError:
+        return  # which other checks find, where it is not drawn on demand
+    except Exception as error:  # constructors of other packages can raise anything
+        yield ConfigError(f"{where}: {' '.join(str(error).split()) or type(error).__name__}")
+    finally:
+        logging.disable(logging.NOTSET)
