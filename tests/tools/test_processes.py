@@ -74,7 +74,7 @@ def test_shards_end_with_the_same_bits(config, trained, tmp_path):
 
 
 def test_one_process_goes_on_after_two(tmp_path):
-    """With the same images a step: the losses are those of two. Without batch norms, whose statistics would be those of a process on a CPU."""
+    """With the same images a step: the losses are those of two. Batch norms would have statistics of a process."""
     shrunk = SHRINK.format(
         base=str(REPO / "configs/demo/atss_swin_nano_shapes.py"), root=f"{tmp_path}/shapes/", best="coco/bbox_mAP"
     )
