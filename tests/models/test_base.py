@@ -190,5 +190,5 @@ def test_batch_norms_without_parameters_train():
     "x", [torch.zeros(3, 64, 64), torch.zeros(1, 3, 64, 64, dtype=torch.uint8)], ids=["3-D", "uint8"]
 )
 def test_what_is_no_batch_of_images_is_refused(name, x):
-    with pytest.raises(ValueError, match=r"image: got .*, expected floats \[B, 3, H, W\]"):
+    with pytest.raises(ValueError, match=r"image: got .*, expected a float tensor \[B, 3, H, W\]"):
         create(name)(x)

@@ -59,10 +59,10 @@ def check_image(x: Tensor) -> Tensor:
     Raises:
         ValueError: It has no batch, or holds integers.
     """
-    if x.ndim != 4 or not x.is_floating_point():
+    if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_floating_point():
+        got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise OptionError(
-            f"image: got {x.dtype} of shape {list(x.shape)}, expected floats [B, 3, H, W], normalised by mean and std "
-            f"of model.cfg"
+            f"image: got {got}, expected a float tensor [B, 3, H, W], normalised by mean and std of model.cfg"
         )
     return x
 

@@ -20,8 +20,12 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
     """See the module. The model is built without values."""
     cfg, made = copy.deepcopy(cfg), []
     drop_weights(cfg.model)
-    with torch.device("meta"):
-        yield from _built("model", lambda: made.append(build_model(cfg)))
+
+    def model() -> None:
+        with torch.device("meta"):
+            made.append(build_model(cfg))
+
+    yield from _built("model", model)
     if made and "train" in splits:
         yield from _built("optim_wrapper", lambda: made.append(build_optim_wrapper(made[0], cfg.optim_wrapper)))
     if len(made) > 1:
@@ -29,22 +33,22 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
             step.pop("convert_to_iter_based", None)  # which needs the length of an epoch
             yield from _built(f"param_scheduler.{i}", PARAM_SCHEDULERS.build, step, {"optimizer": made[1]})
     named = [("hook", HOOKS, hook.get("type")) for hook in hook_configs(cfg)]  # some need a runner
+    named += [  # whose constructors read annotations
+        (f"{split}_evaluator", METRICS, metric.get("type"))
+        for split in splits
+        for metric in as_list(cfg.get(f"{split}_evaluator"))
+    ]
     if optimizer := (cfg.get("optim_wrapper") or {}).get("optimizer"):
         named.append(("optimizer", OPTIMIZERS, optimizer.get("type")))
     for what, registry, name in named:
         if find_class(registry, name, cfg) is None:
             yield ConfigError(f"{what} {name}: the registry has no class of this name")
-    for split in splits:
-        for metric in as_list(cfg.get(f"{split}_evaluator")):
-            yield from _built(f"{split}_evaluator", METRICS.build, metric)
 
 
 def _built(where: str, build: Callable, cfg: Any = None, options: dict | None = None) -> Iterator[Finding]:
     try:
         logging.disable(logging.INFO)  # such as the table of learning rates
         build(*([cfg] if cfg else ()), **({"default_args": options} if options else {}))
-    except FileNotFoundError:
-        return  # which other checks find, where it is not drawn on demand
     except Exception as error:  # constructors of other packages can raise anything
         yield ConfigError(f"{where}: {' '.join(str(error).split()) or type(error).__name__}")
     finally:

@@ -50,11 +50,11 @@ def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: The checkpoint does not fit the model.
     """
-    drop_weights(cfg.model)
-    model = build_model(cfg)
     allow_pickle = any(hook.get("allow_pickle", False) for hook in hook_configs(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     log_differences(saved, cfg, OF_RESULTS)
+    drop_weights(cfg.model)
+    model = build_model(cfg)  # which writes into the config
     meta = saved.get("meta", {})
     if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
         meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}

@@ -1,6 +1,7 @@
 """Configs from a file and the command line; building their models."""
 
 import argparse
+import difflib
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -89,7 +90,9 @@ def find_config(name: str | Path) -> Path:
             )
         return found[0]
     if not path.is_file():
-        raise ConfigError(f"config {path} is not a file; expected one, or a name such as mmdet::FOLDER/NAME.py")
+        near = difflib.get_close_matches(path.stem, [recipe.stem for recipe in CONFIGS.rglob("*.py")], n=1)
+        hint = f"did you mean {near[0]}?" if near else "expected one, or a name such as mmdet::FOLDER/NAME.py"
+        raise ConfigError(f"config {path} is not a file; {hint}")
     return path
 
 

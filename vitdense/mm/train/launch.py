@@ -17,7 +17,6 @@ from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
-from mmengine.runner import find_latest_checkpoint
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointNotFoundError
@@ -169,6 +168,8 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
             runner.train()
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"stopped after iteration {runner.iter}; {_further(cfg)}") from stop
+        except CheckpointNotFoundError:  # of the weights to start from
+            raise
         except OSError as error:
             raise ConfigError(f"iteration {runner.iter}: {str(error).splitlines()[-1]}; {_further(cfg)}") from error
         except RuntimeError as error:
@@ -313,9 +314,9 @@ def _needs_gpu(option: str) -> None:
 
 def latest_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint of a work folder, or None. A kill can truncate mmengine's ``last_checkpoint``."""
-    last = find_latest_checkpoint(folder)
-    if last and Path(last).is_file():
-        return last
+    last = folder / "last_checkpoint"
+    if last.is_file() and Path(path := last.read_text().strip()).is_file():
+        return path
     saved = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
     return str(max(saved, key=lambda path: path.stat().st_mtime)) if saved else None
 

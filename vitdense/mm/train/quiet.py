@@ -20,11 +20,13 @@ NOT_WARNED = (
     ("DeprecationWarning: `num_anchors`", r"mmdet\.models\.dense_heads"),
     ("Default ``avg_non_ignore``", r"mm(det|seg)\.models\.losses"),  # of segmentors and HTC
     (r"torch\.meshgrid", r"torch\.functional"),  # of positional encodings
+    (r"`isinstance\(treespec, LeafSpec\)`", "copyreg"),  # of torch itself, in exports
 )
 # Records of the runner, by text in their first line or two.
 LOG_FILE_ONLY = (
     *("System environment:", "Config:\n", "Hooks will be executed in the following order"),
     *('"FileClient" will be deprecated', '"HardDiskBackend" is the alias', "SyncBatchNorm (SyncBN) layers"),
+    "The prefix is not set in metric class",
 )
 
 
@@ -39,7 +41,7 @@ def quiet() -> Iterator[None]:
 
     with warnings.catch_warnings():
         for message, module in NOT_WARNED:
-            warnings.filterwarnings("ignore", message, UserWarning, module)
+            warnings.filterwarnings("ignore", message, Warning, module)
         if not own:
             mm_logger.print = print_others  # in place of the built-in, in that module only
         try:
