@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -28,9 +29,9 @@ def config(tmp_path_factory):
     return path
 
 
-def torchrun(name, *args, status=0):
-    """Two processes of a tool, and what both printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def torchrun(name, *args, status=0, processes=2):
+    """Processes of a tool, and what all printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     done = subprocess.run(
         [*command, f"tools/{name}.py", *map(str, args)], capture_output=True, text=True, cwd=REPO, env=environment()
     )
@@ -43,7 +44,7 @@ def trained(config):
     """Work folder of a training of two processes. torchrun is understood without --launcher."""
     work_dir = config.parent / "two"
     printed = torchrun("train", config, "--work-dir", work_dir)
-    assert "SyncBN needs GPUs" in printed
+    assert ("SyncBN needs GPUs" in printed) == (not torch.cuda.is_available())
     assert len(re.findall(r"Iter\(train\) \[6/6\]", printed)) == 1  # one training, not two
     return work_dir
 
@@ -125,3 +126,44 @@ def test_processes_with_other_checkpoints_do_not_start(config, trained, tmp_path
         assert "process 0: iter_6.pth (SHA-256" in last
         assert "process 1: none" in last
     assert not list((tmp_path / "other").glob("*.pth"))
+
+
+def start_node(config, work_dir, port):
+    """One of two nodes on this machine: torchrun with one process."""
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint", f"localhost:{port}"]
+    nodes = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *rendezvous]
+    options = ["--work-dir", work_dir, "--iters", "30", "--resume"]
+    saves = ["--cfg-options", "default_hooks.checkpoint.interval=5"]
+    return subprocess.Popen(
+        [sys.executable, *nodes, "tools/train.py", config, *options, *saves],
+        cwd=REPO,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_node_costs_the_steps_since_the_last_checkpoint(config, tmp_path, killed):
+    """Its process ends with it, so that the folder is free; both nodes are started again with the same command."""
+    for name, port in (("whole", 29531), ("killed", 29533)):
+        work_dir = tmp_path / name
+        nodes = [start_node(config, work_dir, port + killed) for _ in range(2)]
+        if name == "killed":
+            while not (work_dir / "iter_10.pth").exists():
+                time.sleep(0.05)
+            nodes[killed].kill()
+            assert [node.wait(timeout=120) != 0 for node in nodes] == [True, True]
+            assert not (work_dir / "iter_30.pth").exists()
+            nodes = [start_node(config, work_dir, port + 10 + killed) for _ in range(2)]
+        assert [node.wait(timeout=300) for node in nodes] == [0, 0]
+    want, got = (read_checkpoint(str(tmp_path / name / "iter_30.pth"))["state_dict"] for name in ("whole", "killed"))
+    assert all(torch.equal(x, got[key]) for key, x in want.items())
+
+
+@pytest.mark.slow
+def test_four_processes(config, tmp_path):
+    torchrun("train", config, "--work-dir", tmp_path, processes=4)
+    printed = torchrun("test", tmp_path, processes=4)
+    assert len(re.findall(r"^mIoU +\d", printed, re.M)) == 1

@@ -29,7 +29,7 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import install_loader
-from vitdense.mm.train.processes import agree, start_on_cpu
+from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
 from vitdense.mm.train.quiet import quiet
 from vitdense.mm.train.runner import FirstNotFinite, Runner, StopSignal
 from vitdense.models.table import find_model
@@ -148,6 +148,7 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
         StepError: A step or checkpoint was refused, see `Runner`.
         StopSignal: See `Runner`.
     """
+    end_with_parent()
     start_on_cpu(cfg.launcher)
     work_dir = Path(cfg.work_dir)
     if (latest := latest_checkpoint(work_dir)) and options.get("resume") is None and not overwrite:

@@ -1,6 +1,9 @@
 """Several processes of one training, test or prediction: how they start, and that they agree before the first step."""
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -9,6 +12,7 @@ from mmengine.dist import all_gather_object, all_reduce, get_rank, is_distribute
 
 from vitdense.mm.errors import ConfigError
 
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 # What each launcher tells its processes, and the command that does.
 LAUNCHERS = {
     "pytorch": ("RANK", "torchrun --nproc-per-node N tools/train.py ..."),
@@ -29,6 +33,13 @@ def find_launcher(given: str) -> str:
     if variable not in os.environ:
         raise ConfigError(f"--launcher {given}: {variable} is not set; start the processes by {command}")
     return given
+
+
+def end_with_parent() -> None:
+    """End a process of torchrun as soon as this is killed (on Linux). It would wait for the others, minutes long, and
+    hold the work folder."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def start_on_cpu(launcher: str) -> None:
