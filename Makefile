@@ -14,7 +14,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 
-.PHONY: help setup demo test test-docs test-slow test-fast test-upstream check docs gallery zoo clean
+.PHONY: help setup demo test test-docs test-slow test-fast test-upstream test-faults test-gpus check docs gallery zoo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
@@ -28,7 +28,7 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 	$(BIN)/python tools/test.py configs/demo/$(DEMO).py work_dirs/$(DEMO)
 
 # The longest file first, or one core waits for it at the end.
-test: $(READY)  ## the tests that need neither a network nor a GPU: some 18 minutes on two CPU cores
+test: $(READY)  ## the tests that need neither a network nor a GPU: some 12 minutes on two CPU cores
 	$(PYTEST) -m 'not slow and not docs' tests/tools tests
 
 test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
@@ -36,6 +36,13 @@ test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about
 
 test-slow: $(READY)  ## what takes minutes, or repeats a proof for other models: an hour
 	$(PYTEST) -m slow
+
+EXAMPLES = 1000
+test-faults: $(READY)  ## damaged annotations, checkpoints and odd options, EXAMPLES=1000 of each
+	EXAMPLES=$(EXAMPLES) $(PYTEST) -m slow tests/faults
+
+test-gpus: $(READY)  ## what two GPUs prove: the tools over NCCL, SyncBN, half precision, shards
+	$(BIN)/python -m pytest -m 'not docs' tests/tools/test_gpus.py tests/tools/test_processes.py
 
 test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow, docs or long): about four minutes
 	$(PYTEST) -m 'not slow and not long and not docs'

@@ -114,3 +114,20 @@ def test_option_of_the_validation_data_holds_for_equal_test_data(load):
     assert cfg.test_evaluator.metric == "bbox"
     cfg = load({"val_dataloader.batch_size": 3, "test_dataloader.batch_size": 5})
     assert (cfg.val_dataloader.batch_size, cfg.test_dataloader.batch_size) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("model.neck.type", "", "the name of a class"),
+        ("model.backbone", 3, r"dict\(...\)"),
+        ("model", None, r"dict\(...\)"),
+        ("model.neck.in_channels", None, r"\[...\]"),
+        ("model.neck.in_channels.0", 64, r"the whole list: model\.neck\.in_channels="),
+        ("log_level", 7, "text"),
+        ("model.neck.out_channels", {}, "a value"),
+    ],
+)
+def test_values_of_another_kind_are_refused(load, key, value, expected):
+    with pytest.raises(ConfigError, match=f"--cfg-options {key}: got .*, expected {expected}"):
+        load({key: value})

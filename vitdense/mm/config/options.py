@@ -57,17 +57,17 @@ def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
             options = {key.replace("val_", "test_", 1): value for key, value in mine.items()} | options
     settings = {key: value for key, value in options.items() if key.startswith("settings")}
     for key, value in settings.items():
-        _check_key(cfg, key)
+        _check_key(cfg, key, value)
         cfg.merge_from_dict({key: value})
     apply_settings(cfg)
     # A new type first: it decides which other keys there are.
     for key in sorted(options.keys() - settings.keys(), key=lambda key: not key.endswith(".type")):
-        _check_key(cfg, key)
+        _check_key(cfg, key, options[key])
         cfg.merge_from_dict({key: options[key]})
 
 
-def _check_key(cfg: Config, key: str) -> None:
-    """Raise unless the value at a dotted key exists, or may be added where the key says."""
+def _check_key(cfg: Config, key: str, value: Any) -> None:
+    """Raise unless there is something of this kind at a dotted key, or it may be added there."""
     first = key.partition(".")[0]
     if first in cfg and first not in TOP_LEVEL:
         raise ConfigError(
@@ -89,7 +89,29 @@ def _check_key(cfg: Config, key: str) -> None:
             node = node[part]
         else:
             _check_new_key(cfg, key, node, where, part, parts[i + 1 :])
-            return  # what is below a new key is new as well
+            node = None  # what is below a new key is new as well
+            break
+    _check_kind(key, node, value)
+
+
+def _check_kind(key: str, old: Any, value: Any) -> None:
+    """Raise if a value cannot replace the old one. None leaves a part out, such as a hook or a schedule."""
+    part = key.rpartition(".")[2]
+    if part == "type":
+        fits, expected = isinstance(value, (str, type)) and value, "the name of a class"
+    elif isinstance(old, Mapping):
+        may_be_absent = key != "model" and not part.isdigit()
+        fits, expected = isinstance(value, Mapping) or (value is None and may_be_absent), "dict(...)"
+    elif part.isdigit():
+        fits, expected = False, f"the whole list: {key.rpartition('.')[0]}=[...]"  # mmengine merges dicts alone
+    elif isinstance(old, str):
+        fits, expected = value is None or isinstance(value, str), "text"
+    elif isinstance(old, (list, tuple)) and "." in key:
+        fits, expected = value is not None, "[...]"
+    else:
+        fits, expected = old is None or not isinstance(value, Mapping), "a value"
+    if not fits:
+        raise ConfigError(f"--cfg-options {key}: got {value!r}, expected {expected}")
 
 
 def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str, rest: Sequence[str]) -> None:

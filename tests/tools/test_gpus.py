@@ -1,0 +1,32 @@
+"""What needs two GPUs: NCCL, SyncBN, half precision, shards. ``make test-gpus``."""
+
+import json
+
+import pytest
+import torch
+from test_processes import losses, torchrun
+from test_tools import OF_SEGMENTORS, REPO, SHRINK
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A small segmentor with SyncBN."""
+    folder = tmp_path_factory.mktemp("gpus")
+    base, root = str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), f"{folder}/shapes/"
+    (folder / "small.py").write_text(SHRINK.format(base=base, root=root, best="mIoU") + OF_SEGMENTORS)
+    return folder / "small.py"
+
+
+@pytest.mark.parametrize("precision", [[], ["--amp", "bfloat16"], ["--amp", "float16"]], ids=" ".join)
+def test_shards_train_as_copies_of_the_model(config, tmp_path, precision):
+    """Sums over GPUs differ in their order, and in half precision by its rounding."""
+    tolerance = 1e-2 if precision else 1e-4
+    memory = {}
+    for name, options in (("copies", []), ("shards", ["--shard"])):
+        torchrun("train", config, "--work-dir", tmp_path / name, *precision, *options)
+        (log,) = (tmp_path / name).glob("*/vis_data/scalars.json")
+        memory[name] = max(row.get("memory", 0) for row in map(json.loads, log.read_text().splitlines()))
+    assert losses(tmp_path / "shards") == pytest.approx(losses(tmp_path / "copies"), rel=tolerance)
+    print(precision, "MB of a GPU:", memory)
