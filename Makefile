@@ -27,9 +27,11 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 	    data/shapes/val/00001*.jpg --out-dir work_dirs/$(DEMO)/pictures
 	$(BIN)/python tools/test.py configs/demo/$(DEMO).py work_dirs/$(DEMO)
 
-# The longest file first, or one core waits for it at the end.
+# The longest files first, or one core waits for them at the end.
+LONGEST := tests/tools tests/models tests/mm
+OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test_*.py)
 test: $(READY)  ## the tests that need neither a network nor a GPU: some 12 minutes on two CPU cores
-	$(PYTEST) -m 'not slow and not docs' tests/tools tests
+	$(PYTEST) -m 'not slow and not docs' $(LONGEST) $(OTHERS)
 
 test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
 	$(PYTEST) -m 'docs and not slow'

@@ -74,6 +74,7 @@ def test_shards_end_with_the_same_bits(config, trained, tmp_path):
         assert all(torch.equal(x, got["optimizer"]["state"][i][name]) for name, x in state.items())
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_after_two(tmp_path):
     """With the same images a step: the losses are those of two. Batch norms would have statistics of a process."""
     shrunk = SHRINK.format(

@@ -39,6 +39,18 @@ def test_errors_of_the_file_stop_a_training(found):
     assert "far outside" in line
 
 
+def test_images_with_too_much_for_memory_are_named():
+    """A million annotations, or large masks of many objects."""
+    images = [{"id": i, "file_name": f"{i}.jpg", "width": 10_000, "height": 10_000} for i in (7, 8)]
+    box = {"category_id": 1, "bbox": [1, 1, 9, 9], "area": 81}
+    boxes = [{"id": i, "image_id": 7, **box} for i in range(30_000)]
+    masked = [{"id": -i, "image_id": 8, "segmentation": [[1, 1, 9, 1, 9, 9]], **box} for i in range(1, 51)]
+    categories = [{"id": 1, "name": "person"}]
+    found = examine({"images": images, "annotations": boxes + masked, "categories": categories})
+    assert found.errors == ["images have over 20000 annotations; cut them into tiles: images 7"]
+    assert found.warnings == ["masks of an image take over 4 GiB in training; cut them into tiles: images 8"]
+
+
 def test_a_file_without_errors_is_read_once(found, monkeypatch):
     read = []
     monkeypatch.setattr(annotations, "examine", lambda content: read.append(1) or examine(content))

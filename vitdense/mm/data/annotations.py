@@ -17,6 +17,8 @@ KEYS = {  # that mmdet and the metric read, without a default, and their types
     "categories": {"id": int, "name": str},
 }
 FAR = 10  # times the longer side of the image
+MOST = 20_000  # annotations of an image: every one is compared with every anchor
+MASK_BYTES = 4 * 2**30  # of an image: mmdet has a byte for every pixel and annotation
 TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
 
 
@@ -102,6 +104,13 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
 
     sizes = [image["id"] for image in images if not all(0 < image[key] < math.inf for key in ("width", "height"))]
     _add(result.errors, "images have no width or height above 0: images", sizes)
+    number = Counter(item["image_id"] for item in annotations)
+    crowded = [key for key, count in number.items() if count > MOST]
+    _add(result.errors, f"images have over {MOST} annotations; cut them into tiles: images", crowded)
+    masked = Counter(item["image_id"] for item in annotations if item.get("segmentation"))
+    pixels = {key: image["width"] * image["height"] for key, image in image_of.items()}
+    large = [key for key, count in masked.items() if count * pixels.get(key, 0) > MASK_BYTES]
+    _add(result.warnings, "masks of an image take over 4 GiB in training; cut them into tiles: images", large)
     masks: dict[str, list] = {}  # fault -> annotations
     malformed, tiny, outside, partly, used = [], [], [], [], 0
     for item in annotations:

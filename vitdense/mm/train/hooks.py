@@ -4,13 +4,16 @@ import random
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dist import get_rank, get_world_size, master_only
 from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
@@ -96,16 +99,12 @@ def check_whole(checkpoint: Mapping, file: str) -> None:
             f"resume: {file} is damaged: the checksum of {damaged} is wrong; use an older one"
         )
     states = checkpoint["optimizer"].get("state", {})
-    if wrong := [i for i, state in states.items() if not all(torch.isfinite(x).all() for x in tensors(state))]:
+    values = ((i, x) for i, state in states.items() for x in state.values() if isinstance(x, torch.Tensor))
+    if wrong := list(dict.fromkeys(i for i, x in values if not x.isfinite().all())):
         raise CheckpointMismatchError(
             f"resume: the state of the optimizer in {file} is not finite, for parameters {join_some(wrong)}; use an "
             f"older checkpoint"
         )
-
-
-def tensors(state: Mapping) -> list[torch.Tensor]:
-    """The tensors among its values."""
-    return [x for x in state.values() if isinstance(x, torch.Tensor)]
 
 
 def _check_length(loop: BaseLoop, checkpoint: dict) -> None:
@@ -270,3 +269,25 @@ class ValidationPicturesHook(Hook):
                 name = f"val_{i}_{Path(sample.img_path).stem}"
                 image = mmcv.imread(sample.img_path, channel_order="rgb")
                 runner.visualizer.add_datasample(name, image, sample, step=runner.iter)
+
+
+class FirstNotFinite(Hook):
+    """In one iteration, log the first module whose output is not finite, and end."""
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        self.handles = [
+            module.register_forward_hook(partial(self._look, runner.logger, name))
+            for name, module in runner.model.named_modules()
+        ]
+
+    def _look(self, logger: MMLogger, name: str, module: torch.nn.Module, inputs: tuple, output: Any) -> None:
+        outputs = output if isinstance(output, (list, tuple)) else [output]
+        if any(isinstance(x, torch.Tensor) and not x.isfinite().all() for x in outputs):
+            logger.error(
+                f"the first output that is not finite is that of {name or 'the model'}, {type(module).__name__}"
+            )
+            for handle in self.handles:
+                handle.remove()
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        raise ConfigError(f"replay: iteration {runner.iter + 1} was made, and is finite; the fault does not repeat")

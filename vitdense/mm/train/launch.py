@@ -29,9 +29,10 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import install_loader
+from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
 from vitdense.mm.train.quiet import quiet
-from vitdense.mm.train.runner import FirstNotFinite, Runner, StopSignal
+from vitdense.mm.train.runner import Runner, StopSignal
 from vitdense.models.table import find_model
 
 # Errors that a user can fix; a stack trace would only hide the message.

@@ -3,9 +3,6 @@
 import logging
 import math
 import signal
-from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +11,15 @@ import torch
 from mmengine.device import get_device
 from mmengine.dist import all_reduce, get_rank, is_distributed, is_main_process
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import CheckpointHook, EMAHook, Hook
+from mmengine.hooks import CheckpointHook, EMAHook
 from mmengine.logging.logger import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from vitdense.files import atomic_write
+from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.processes import mean_of_processes
@@ -265,64 +262,3 @@ class Runner(mmengine.runner.Runner):
         loop = self.train_loop
         if isinstance(loop, EpochBasedTrainLoop) and (seen := loop.iter - loop.epoch * len(loop.dataloader)):
             loop.dataloader = ContinuedLoader(loop.dataloader, seen)
-
-
-class FirstNotFinite(Hook):
-    """In one iteration, log the first module whose output is not finite, and end."""
-
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        self.handles = [
-            module.register_forward_hook(partial(self._look, runner.logger, name))
-            for name, module in runner.model.named_modules()
-        ]
-
-    def _look(self, logger: MMLogger, name: str, module: nn.Module, inputs: tuple, output: Any) -> None:
-        outputs = output if isinstance(output, (list, tuple)) else [output]
-        if any(isinstance(x, Tensor) and not x.isfinite().all() for x in outputs):
-            logger.error(
-                f"the first output that is not finite is that of {name or 'the model'}, {type(module).__name__}"
-            )
-            for handle in self.handles:
-                handle.remove()
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        raise ConfigError(f"replay: iteration {runner.iter + 1} was made, and is finite; the fault does not repeat")
-
-
-class ContinuedLoader:
-    """A data loader whose first pass leaves out its first batches, without loading them.
-
-    Args:
-        loader: The data loader.
-        seen: Number of batches.
-    """
-
-    def __init__(self, loader: DataLoader, seen: int) -> None:
-        self.loader, self.seen = loader, seen
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.seen:
-            return iter(self.loader)
-        batches, self.seen = _Rest(self.loader.batch_sampler, self.seen), 0
-        names = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "timeout", "multiprocessing_context")
-        options = {name: getattr(self.loader, name) for name in names}
-        return iter(DataLoader(self.loader.dataset, batch_sampler=batches, **options))
-
-
-class _Rest:
-    """A batch sampler from batch `seen` on."""
-
-    def __init__(self, batches: Iterable, seen: int) -> None:
-        self.batches, self.seen = batches, seen
-
-    def __len__(self) -> int:
-        return len(self.batches) - self.seen
-
-    def __iter__(self) -> Iterator:
-        return islice(iter(self.batches), self.seen, None)

@@ -1,0 +1,46 @@
+"""The rest of an epoch, for a training that resumes within it."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+
+class ContinuedLoader:
+    """A data loader whose first pass leaves out its first batches, without loading them.
+
+    Args:
+        loader: The data loader.
+        seen: Number of batches.
+    """
+
+    def __init__(self, loader: DataLoader, seen: int) -> None:
+        self.loader, self.seen = loader, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.seen:
+            return iter(self.loader)
+        batches, self.seen = _Rest(self.loader.batch_sampler, self.seen), 0
+        names = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "timeout", "multiprocessing_context")
+        options = {name: getattr(self.loader, name) for name in names}
+        return iter(DataLoader(self.loader.dataset, batch_sampler=batches, **options))
+
+
+class _Rest:
+    """A batch sampler from batch `seen` on."""
+
+    def __init__(self, batches: Iterable, seen: int) -> None:
+        self.batches, self.seen = batches, seen
+
+    def __len__(self) -> int:
+        return len(self.batches) - self.seen
+
+    def __iter__(self) -> Iterator:
+        return islice(iter(self.batches), self.seen, None)
