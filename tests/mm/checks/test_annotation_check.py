@@ -47,8 +47,8 @@ def test_images_with_too_much_for_memory_are_named():
     masked = [{"id": -i, "image_id": 8, "segmentation": [[1, 1, 9, 1, 9, 9]], **box} for i in range(1, 51)]
     categories = [{"id": 1, "name": "person"}]
     found = examine({"images": images, "annotations": boxes + masked, "categories": categories})
-    assert found.errors == ["images have over 20000 annotations; cut them into tiles: images 7"]
-    assert found.warnings == ["masks of an image take over 4 GiB in training; cut them into tiles: images 8"]
+    assert found.errors == ["1 images have over 20000 annotations; cut them into tiles: images 7"]
+    assert found.warnings == ["1 images have masks of over 4 GiB in training; cut them into tiles: images 8"]
 
 
 def test_a_file_without_errors_is_read_once(found, monkeypatch):

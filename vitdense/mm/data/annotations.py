@@ -110,7 +110,7 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
     masked = Counter(item["image_id"] for item in annotations if item.get("segmentation"))
     pixels = {key: image["width"] * image["height"] for key, image in image_of.items()}
     large = [key for key, count in masked.items() if count * pixels.get(key, 0) > MASK_BYTES]
-    _add(result.warnings, "masks of an image take over 4 GiB in training; cut them into tiles: images", large)
+    _add(result.warnings, "images have masks of over 4 GiB in training; cut them into tiles: images", large)
     masks: dict[str, list] = {}  # fault -> annotations
     malformed, tiny, outside, partly, used = [], [], [], [], 0
     for item in annotations:
