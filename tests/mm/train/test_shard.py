@@ -9,18 +9,22 @@ import torch
 from conftest import run_ranks
 
 pytest.importorskip("mmengine")
+from mmengine.model import revert_sync_batchnorm
 from test_contract import BACKBONES
 from test_ddp import Heads
+from test_vit_adapter import adapter
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from vitdense.mm.train.shard import gather, is_finite, shard
 
 pytestmark = pytest.mark.long
 LORA = {"type": "lora", "targets": ("qkv", "proj")}
+MODELS = {**BACKBONES, "vit_adapter": adapter}
 CASES = [
     *(("swin", {"with_cp": True}), ("swin_v2", {}), ("mvit", {"frozen_stages": 1}), ("vit", {"finetune": LORA})),
-    *(("vit", {"frozen_stages": "all"}), ("vit", {"finetune": "attention", "with_cp": True})),
+    *(("vit", {"frozen_stages": "all"}), ("vit", {"finetune": "attention", "with_cp": True}), ("vit_adapter", {})),
 ]
 
 
@@ -45,7 +49,10 @@ def _steps(rank, rendezvous):
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     for family, options in CASES:
         torch.manual_seed(0)
-        alone = Heads(BACKBONES[family](**options)).double().train()
+        alone = Heads(revert_sync_batchnorm(MODELS[family](**options))).double().train()
+        for module in alone.modules():
+            if isinstance(module, _BatchNorm):  # their statistics would be those of half a batch
+                module.eval()
         model = copy.deepcopy(alone)
         optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 0.01) for m in (alone, model)]
         x = torch.randn(8, 4, 3, 40, 56, dtype=torch.double)

@@ -30,9 +30,10 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     """
     mesh = init_device_mesh(torch.device(get_device()).type, (torch.distributed.get_world_size(),))
     old = list(model.parameters())
-    for backbone in [module for module in model.modules() if isinstance(module, Backbone)]:
-        for block, *_ in backbone.layers()[1:]:
-            fully_shard(block, mesh=mesh)
+    backbones = [module for module in model.modules() if isinstance(module, Backbone)]
+    blocks = (block for backbone in backbones for block, *_ in backbone.layers()[1:])
+    for block in dict.fromkeys(blocks):  # those of a trunk are also in a ViT-Adapter's
+        fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     model.to(get_device())  # what is neither parameter nor buffer, such as the device of the data preprocessor
     if optimizer is None:
