@@ -124,10 +124,27 @@ def test_option_of_the_validation_data_holds_for_equal_test_data(load):
         ("model", None, r"dict\(...\)"),
         ("model.neck.in_channels", None, r"\[...\]"),
         ("model.neck.in_channels.0", 64, r"the whole list: model\.neck\.in_channels="),
-        ("log_level", 7, "text"),
+        ("train_dataloader.dataset.data_root", 7, "a path"),
         ("model.neck.out_channels", {}, "a value"),
     ],
 )
 def test_values_of_another_kind_are_refused(load, key, value, expected):
     with pytest.raises(ConfigError, match=f"--cfg-options {key}: got .*, expected {expected}"):
         load({key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("val_evaluator.metric", ["bbox"]),
+        ("model.neck.norm_cfg", None),
+        ("model.backbone.frozen_stages", "all"),
+        ("default_hooks.checkpoint.save_best", ["coco/bbox_mAP", "coco/segm_mAP"]),
+        ("optim_wrapper.clip_grad", None),
+    ],
+)
+def test_values_of_another_kind_that_mean_something_are_set(load, key, value):
+    cfg = load({key: value})
+    for part in key.split("."):
+        cfg = cfg[part]
+    assert cfg == value

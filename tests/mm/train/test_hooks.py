@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPO, relative_error
+from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS, DefaultScope
 from mmengine.runner import Runner
 from torch import nn
@@ -15,7 +16,7 @@ from torch import nn
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.mm.config.load import ConfigError, build_model, load_config
-from vitdense.mm.train.hooks import ExactLoadHook
+from vitdense.mm.train.hooks import ExactLoadHook, ReproducibleHook
 
 pytest.importorskip("mmdet")
 
@@ -265,3 +266,15 @@ def test_the_same_images_are_drawn_at_every_validation(tmp_path, images, drawn):
 def test_run_shorter_than_the_interval_of_the_log_has_no_curves(tmp_path):
     HOOKS.build({"type": "vitdense.CurvesHook"}).after_train(MagicMock(work_dir=str(tmp_path)))
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_with_other_numbers_of_images_are_named_on_resume_alone():
+    warned = []
+    logger = SimpleNamespace(warning=warned.append)
+    of_test = SimpleNamespace(_resume=False, cfg=Config(), logger=logger)  # without training data
+    resumed = SimpleNamespace(_resume=True, cfg=Config({"train_dataloader": {"batch_size": 2}}), logger=logger)
+    for runner, images in ((of_test, 4), (resumed, 2), (resumed, None)):
+        ReproducibleHook().after_load_checkpoint(runner, {"meta": {"images_per_step": images}})
+    assert not warned
+    ReproducibleHook().after_load_checkpoint(resumed, {"meta": {"images_per_step": 4}})
+    assert "images per step, of all processes: 2, in the checkpoint 4" in warned[0]

@@ -104,8 +104,8 @@ def _check_kind(key: str, old: Any, value: Any) -> None:
         fits, expected = isinstance(value, Mapping) or (value is None and may_be_absent), "dict(...)"
     elif part.isdigit():
         fits, expected = False, f"the whole list: {key.rpartition('.')[0]}=[...]"  # mmengine merges dicts alone
-    elif isinstance(old, str):
-        fits, expected = value is None or isinstance(value, str), "text"
+    elif part in ("data_root", "ann_file"):
+        fits, expected = value is None or isinstance(value, str), "a path"
     elif isinstance(old, (list, tuple)) and "." in key:
         fits, expected = value is not None, "[...]"
     else:

@@ -59,8 +59,10 @@ class ReproducibleHook(Hook):
         checkpoint["meta"]["images_per_step"] = images_per_step(runner.cfg)
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        if not runner._resume:
+            return
         saved, given = checkpoint.get("meta", {}).get("images_per_step"), images_per_step(runner.cfg)
-        if runner._resume and saved not in (None, given):
+        if saved not in (None, given):
             runner.logger.warning(
                 f"images per step, of all processes: {given}, in the checkpoint {saved}; the run leaves out images or "
                 f"repeats some, and its learning rate was for {saved}"
