@@ -30,7 +30,7 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 # The longest files first, or one core waits for them at the end.
 LONGEST := tests/tools tests/models tests/mm
 OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test_*.py)
-test: $(READY)  ## the tests that need neither a network nor a GPU: some 12 minutes on two CPU cores
+test: $(READY)  ## the tests that need neither a network nor a GPU: some 17 minutes on two CPU cores
 	$(PYTEST) -m 'not slow and not docs' $(LONGEST) $(OTHERS)
 
 test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes

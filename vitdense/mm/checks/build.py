@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from mmengine.config import Config
@@ -31,7 +31,8 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
     if len(made) > 1:
         for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
             step.pop("convert_to_iter_based", None)  # which needs the length of an epoch
-            yield from _built(f"param_scheduler.{i}", PARAM_SCHEDULERS.build, step, {"optimizer": made[1]})
+            build = partial(PARAM_SCHEDULERS.build, step, default_args={"optimizer": made[1]})
+            yield from _built(f"param_scheduler.{i}", build)
     named = [("hook", HOOKS, hook.get("type")) for hook in hook_configs(cfg)]  # some need a runner
     named += [  # whose constructors read annotations
         (f"{split}_evaluator", METRICS, metric.get("type"))
@@ -45,10 +46,10 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
             yield ConfigError(f"{what} {name}: the registry has no class of this name")
 
 
-def _built(where: str, build: Callable, cfg: Any = None, options: dict | None = None) -> Iterator[Finding]:
+def _built(where: str, build: Callable[[], object]) -> Iterator[Finding]:
     try:
         logging.disable(logging.INFO)  # such as the table of learning rates
-        build(*([cfg] if cfg else ()), **({"default_args": options} if options else {}))
+        build()
     except Exception as error:  # constructors of other packages can raise anything
         yield ConfigError(f"{where}: {' '.join(str(error).split()) or type(error).__name__}")
     finally:

@@ -12,7 +12,6 @@ from mmengine.config import Config
 from vitdense.mm.errors import ConfigError
 
 WIDTH = 120  # of a line
-INF = math.inf
 
 
 class Name(str):
@@ -61,7 +60,9 @@ def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
         parts = [("", part) for part in value]
     else:
         is_text = isinstance(value, str) and not isinstance(value, Name)
-        return f'"{_escaped(value)}"' if is_text else f"float('{value}')" if value in (INF, -INF) else str(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float('{value}')"
+        return f'"{_escaped(value)}"' if is_text else str(value)
     line = f"{start}{', '.join(key + code(part) for key, part in parts)}{end}"
     if indent + prefix + len(line) < WIDTH and "\n" not in line:
         return line

@@ -170,7 +170,8 @@ class Runner(mmengine.runner.Runner):
             if "optimizer" in saved:
                 saved["optimizer"] = gather(self.optim_wrapper.state_dict())
         super().call_hook(fn_name, **kwargs)
-        saved.update(gather(saved))  # what hooks added, such as an average of the weights
+        if saved:
+            saved.update(gather(saved))  # what hooks added, such as an average of the weights
         if fn_name == "after_train_iter" and self._must_stop():
             self._stop()
 
