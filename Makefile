@@ -14,7 +14,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 
-.PHONY: help setup demo test test-docs test-slow test-fast test-upstream test-faults test-gpus check docs gallery zoo clean
+.PHONY: help setup demo test test-docs test-slow test-commands test-fast test-upstream test-faults test-losses test-bands test-gpus check docs gallery zoo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
@@ -28,16 +28,25 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 	$(BIN)/python tools/test.py configs/demo/$(DEMO).py work_dirs/$(DEMO)
 
 # The longest files first, or one core waits for them at the end.
-LONGEST := tests/tools tests/models tests/mm
+LONGEST := tests/models tests/mm
 OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test_*.py)
-test: $(READY)  ## the tests that need neither a network nor a GPU: some 17 minutes on two CPU cores
-	$(PYTEST) -m 'not slow and not docs' $(LONGEST) $(OTHERS)
+test: $(READY)  ## the tests that need neither a network nor a GPU: some nine minutes on two CPU cores
+	$(PYTEST) -m 'not slow and not docs and not commands' $(LONGEST) $(OTHERS)
+
+test-commands: $(READY)  ## the commands as users start them, also in several processes: some five minutes
+	$(PYTEST) -m 'commands and not slow'
 
 test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
 	$(PYTEST) -m 'docs and not slow'
 
 test-slow: $(READY)  ## what takes minutes, or repeats a proof for other models: an hour
 	$(PYTEST) -m slow
+
+test-losses: $(READY)  ## fifty steps of every nano recipe against stored losses; UPDATE=1 stores them: ten minutes
+	UPDATE=$(UPDATE) $(PYTEST) -n 0 -m slow tests/mm/train/test_stored_losses.py
+
+test-bands: $(READY)  ## whole trainings of three nano recipes against bands of AP and mIoU: an hour
+	$(PYTEST) -m slow tests/mm/train/test_bands.py
 
 EXAMPLES = 1000
 test-faults: $(READY)  ## damaged annotations, checkpoints and odd options, EXAMPLES=1000 of each

@@ -13,17 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+import vitdense  # first: it makes mmcv importable without a compiler
 from attention_cost import attention_costs, plot_attention
 from benchmark import build
 from vitdense.files import atomic_write
 from vitdense.inspect import draw
 from vitdense.inspect.cost import DEVICES, ModelCost, count
 from vitdense.inspect.flops import macs, num_params
-from vitdense.mm.cli.predict import load_model, predict
 from vitdense.mm.cli.show import sheet_rows
 from vitdense.mm.config.load import load_config
-from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint, test
+from vitdense.mm.predictor import load_model
+from vitdense.mm.train.checkpoints import find_checkpoint
+from vitdense.mm.train.launch import exit_on_user_error, test
 
 REPO = Path(__file__).parents[1]
 DEMO, CAMVID = "cascade_swin_nano_shapes", "upernet_deit_t_camvid"  # models to train
@@ -137,13 +138,8 @@ def attention_cost(path: Path) -> None:
 
 def prediction(path: Path) -> None:
     """Both nano models on an image of the embedded data set, side by side. They must be trained."""
-    image, pictures = REPO / "data/shapes/val/000018.jpg", []
-    for name in (DEMO, "upernet_swin_nano_shapes"):
-        cfg, checkpoint = load_config(name), find_checkpoint(str(REPO / "work_dirs" / name))
-        with TemporaryDirectory() as folder:
-            predict(cfg, checkpoint, [str(image)], Path(folder), 0.3, "cpu")
-            pictures.append(Image.open(Path(folder, image.name)).convert("RGB"))
-    left, right = pictures
+    image, names = REPO / "data/shapes/val/000027.jpg", (DEMO, "upernet_swin_nano_shapes")
+    left, right = (vitdense.load(REPO / "work_dirs" / name, score_thr=0.7)(image).plot() for name in names)
     page = Image.new("RGB", (left.width + 8 + right.width, max(left.height, right.height)), "white")
     page.paste(left, (0, 0))
     page.paste(right, (left.width + 8, 0))

@@ -1,5 +1,6 @@
 """Shared fixtures. Importing vitdense first makes mmcv importable without a compiler."""
 
+import gc
 import json
 import math
 import random
@@ -21,6 +22,12 @@ HAS_RESEARCH = (REPO / "vitdense/research").is_dir()  # the floor can be deleted
 needs_research = pytest.mark.skipif(not HAS_RESEARCH, reason="no vitdense/research")
 RECIPES = sorted(path for path in REPO.glob("configs/**/*.py") if "_base_" not in path.parts)
 PARITY_TABLE: list[str] = []  # printed at the end of a run with `pytest -s`
+
+
+def pytest_collection_finish() -> None:
+    """mmengine collects garbage for every data set: not among all that is imported, each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

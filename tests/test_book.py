@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+from types import SimpleNamespace
 
 import pytest
 from conftest import REPO
@@ -111,11 +112,10 @@ def test_counted_costs_are_what_the_tool_counts(tmp_path, capsys):
 def test_prediction_shows_both_models_side_by_side(tmp_path, monkeypatch):
     colours = {"cascade_swin_nano_shapes": (255, 0, 0), "upernet_swin_nano_shapes": (0, 0, 255)}
 
-    def predict(cfg, checkpoint, images, out_dir, *_):
-        Image.new("RGB", (20, 10), colours[checkpoint]).save(out_dir / images[0].rpartition("/")[2], format="png")
+    def load(folder, score_thr):
+        return lambda image: SimpleNamespace(plot=lambda: Image.new("RGB", (20, 10), colours[folder.name]))
 
-    monkeypatch.setattr(gallery, "predict", predict)
-    monkeypatch.setattr(gallery, "find_checkpoint", lambda folder: folder.rpartition("/")[2])
+    monkeypatch.setattr(vitdense, "load", load, raising=False)
     gallery.prediction(tmp_path / "prediction.png")
     page = Image.open(tmp_path / "prediction.png")
     assert page.size == (48, 10)

@@ -107,11 +107,18 @@ FILES = {  # that blocks read
     "swin_with_positions.pth": weights(lambda: of_authors(vitdense.Swin("tiny", absolute_position=True))),
     "deit_tiny.pth": weights(lambda: of_authors(vitdense.ViT("deit_tiny"))),
     "swin_mlp_tiny_c24_patch4_window8_256.pth": weights(lambda: of_authors(vitdense.SwinMixer("tiny_d24"))),
+    "work_dirs/pets_swin": lambda path: work_folder(Path(path)),
     "detector.pth": weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}}),
     "photo.jpg": lambda path: Image.new("RGB", (160, 120)).save(path),
     "val.json": lambda path: Path(path).write_text(json.dumps(TRUTH)),
     "predictions.json": lambda path: Path(path).write_text(json.dumps([{**BOX, "score": 0.9, "segmentation": MASK}])),
 }
+
+
+def work_folder(path):
+    path.mkdir(parents=True)
+    weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}})(path / "iter_1.pth")
+    (path / "pets_swin.py").write_text('_base_ = "vitdense::configs/demo/cascade_swin_nano_shapes.py"\n')
 
 
 def of_authors(model):

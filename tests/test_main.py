@@ -108,6 +108,7 @@ def test_commands_are_those_of_tools_and_of_the_package(capsys):
 
 
 @pytest.mark.long
+@pytest.mark.commands
 def test_a_command_runs_its_tool_from_any_folder(tmp_path):
     """Its options are the command's, and so is the name in its messages."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -9,7 +9,8 @@ from pathlib import Path
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.load import add_checkpoint, checkpoint_of, config_of, make_parser
-from vitdense.mm.train.launch import exit_on_user_error, find_checkpoint
+from vitdense.mm.train.checkpoints import find_checkpoint
+from vitdense.mm.train.launch import exit_on_user_error
 
 
 def main() -> None:

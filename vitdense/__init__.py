@@ -1,7 +1,8 @@
 """Vision-transformer backbones for dense prediction.
 
-`create` builds a backbone by name; in configs of mmdet and mmseg the classes are ``type='vitdense.Swin'``. Importing
-the package also makes `mmcv.ops` importable without a compiler; it imports neither torch nor any package of mm.
+`create` builds a backbone by name, `load` a trained detector or segmentor; in configs of mmdet and mmseg the classes
+are ``type='vitdense.Swin'``. Importing the package also makes `mmcv.ops` importable without a compiler; it imports
+neither torch nor any package of mm.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ from vitdense.moved import install as _install_old_names
 __version__ = "0.2.0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
     **dict.fromkeys(("create", "list_models"), "vitdense.hub"),
+    "load": "vitdense.mm.predictor",
     **{name: f"{folder}.model" for name, folder in FOLDERS.items()},
     "DeconvPyramid": "vitdense.necks",
     "empty_cache": "vitdense.layers.layout",

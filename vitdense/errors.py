@@ -1,5 +1,15 @@
 """The base of this package's errors."""
 
+import re
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the end of a line
+
 
 class OptionError(ValueError):
-    """An argument, an option or a file does not fit. The message says what, got, expected and how to fix it."""
+    """An argument, an option or a file does not fit. The message says what, got, expected and how to fix it.
+
+    Names in a message may come from files of others: what would steer a terminal is printed as its escape.
+    """
+
+    def __str__(self) -> str:
+        return CONTROL.sub(lambda match: ascii(match[0])[1:-1], super().__str__())

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from time import sleep
 
 import numpy as np
 import pytest
@@ -86,6 +87,7 @@ class Server:
 
     def __init__(self):
         self.files, self.headers, self.asked, self.status = {}, {}, [], 404
+        self.pause = 0  # seconds, before the connection is closed
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -97,10 +99,13 @@ class Server:
                 if found is None:
                     headers["X-Error-Code"] = "EntryNotFound"
                 for name, value in headers.items():
-                    self.send_header(name, value)
+                    if value is not None:
+                        self.send_header(name, value)
                 self.end_headers()
                 if self.command == "GET":
                     self.wfile.write(found or b"")
+                    self.wfile.flush()
+                    sleep(server.pause)
 
             do_HEAD = do_GET
 
@@ -491,7 +496,24 @@ def test_download_that_ends_early_is_not_kept(tmp_path, server, cache, name):
     content = write(tmp_path / name).read_bytes()
     address = server.serve(f"/{name}", content[:-20])
     server.headers = {"Content-Length": str(len(content)), "Connection": "close"}
+    with pytest.raises(CheckpointNotFoundError, match=rf"/{name} cannot be downloaded .*20 more expected"):
+        read(address)
+    server.headers["Content-Length"] = None
     with pytest.raises(CheckpointMismatchError, match=rf"/{name} is not kept"):
+        read(address)
+    assert kept(cache) == []
+
+
+def test_download_that_pauses_or_does_not_end_is_given_up(tmp_path, server, cache, monkeypatch):
+    content = write(tmp_path / "a.pth").read_bytes()
+    address, server.headers = server.serve("/a.pth", content), {"Content-Length": None}
+    monkeypatch.setattr(read_module, "LARGEST", len(content) - 1)
+    with pytest.raises(CheckpointMismatchError, match=r"a\.pth is not kept: it has more than"):
+        read(address)
+    monkeypatch.setattr(read_module, "LARGEST", len(content))
+    monkeypatch.setattr(read_module, "PAUSE", 0.1)
+    server.pause = 1
+    with pytest.raises(CheckpointNotFoundError, match="timed out"):
         read(address)
     assert kept(cache) == []
 
@@ -524,6 +546,7 @@ def _load_alone(rank, rendezvous, outcomes, cache, address):
 
 
 @pytest.mark.long
+@pytest.mark.commands
 def test_one_rank_alone_loads_weights_or_raises_the_error(tmp_path, server):
     torch.save(Swin(TINY, out_indices=(0,)).state_dict(), tmp_path / "swin.pth")
     address = server.serve("/swin.pth", (tmp_path / "swin.pth").read_bytes())
@@ -642,6 +665,7 @@ print(sorted(read(sys.argv[2])["state_dict"]), flush=True)
 
 
 @pytest.mark.long
+@pytest.mark.commands
 def test_processes_that_download_at_once_share_one_file(tmp_path, server):
     content = write(tmp_path / "a.pth").read_bytes()
     address = server.serve("/a.pth", content)

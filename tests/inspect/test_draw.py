@@ -9,6 +9,7 @@ from vitdense.inspect.draw import (
     contact_sheet,
     distinct_colours,
     heat,
+    instances,
     overlay,
     with_legend,
 )
@@ -160,3 +161,23 @@ def test_contact_sheet_has_rows_of_pictures(image):
 def test_contact_sheet_enlarges_small_pictures_without_blur():
     sheet = contact_sheet([("a", [("b", np.array([[[0] * 3, [255] * 3]], np.uint8))])], width=60)
     assert {*sheet[46:76, 10:70].flat} == {0, 255}
+
+
+def test_objects_have_tinted_masks_with_opaque_edges_boxes_and_texts():
+    image, colours = np.full((100, 160, 3), 40, np.uint8), [(255, 0, 0), (0, 0, 255)]
+    masks = np.zeros((2, 100, 160), bool)
+    masks[0, 40:80, 20:60] = masks[1, 60:100, 40:160] = True  # the second reaches the edges of the image
+    drawn = instances(image, [[20, 40, 40, 40], [60, 70, 80, 20]], ["a", "b"], colours, iter(masks), alpha=0.5)
+    assert drawn[55, 30].tolist() == [148, 20, 20]
+    assert drawn[70, 45].tolist() == [74, 10, 138]  # over the first
+    assert drawn[60, 45].tolist() == drawn[98, 40].tolist() == [0, 0, 255]
+    assert drawn[90, 150].tolist() == [20, 20, 148]
+    assert (drawn[30:39, 20:30] == colours[0]).all(-1).any()  # the ground of its text
+    assert (image == 40).all()
+
+
+def test_objects_without_masks_and_texts_outside():
+    drawn = instances(np.zeros((60, 60, 3), np.uint8), [[50, 0, 9, 9]], ["a long\nname"], [(250, 250, 0)], [None])
+    assert drawn.shape == (60, 60, 3)
+    assert (drawn == (250, 250, 0)).all(-1)[:18].any(1).all()  # from the upper edge
+    assert (instances(drawn, [], [], [], []) == drawn).all()

@@ -109,6 +109,7 @@ QUICK = ("frozen Swin", "LoRA of a ViT", "adapter, checkpointing")
 
 
 @pytest.mark.long
+@pytest.mark.commands
 @pytest.mark.parametrize(
     ("families", "cases"),
     [(("swin", "mvit", "vit"), QUICK), pytest.param(tuple(BACKBONES), tuple(CASES), marks=pytest.mark.slow)],

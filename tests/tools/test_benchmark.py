@@ -14,7 +14,7 @@ import counting
 from vitdense.inspect.cost import DEVICES, Cost, Device
 from vitdense.models.table import find_model
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 
 def test_script_prints_ratios():

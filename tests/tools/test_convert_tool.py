@@ -16,7 +16,7 @@ from vitdense.models.rows import Model
 from vitdense.models.table import MODELS
 from vitdense.models.vit.sizes import VIT
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
 

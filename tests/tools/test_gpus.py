@@ -7,7 +7,11 @@ import torch
 from test_processes import losses, torchrun
 from test_tools import OF_SEGMENTORS, REPO, SHRINK
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.commands,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
 
 
 @pytest.fixture(scope="module")

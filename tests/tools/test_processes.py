@@ -14,7 +14,7 @@ from test_tools import OF_DETECTORS, SHRINK, environment, tool
 pytest.importorskip("mmseg")
 from vitdense.mm.train.checkpoints import read_checkpoint
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 
 @pytest.fixture(scope="module")

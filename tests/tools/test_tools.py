@@ -3,7 +3,6 @@
 import json
 import os
 import runpy
-import signal
 import subprocess
 import sys
 import time
@@ -11,13 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from conftest import REPO
 from PIL import Image
 
 pytest.importorskip("mmdet")
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 # The demos' configs, made tiny: 12 + 4 images of 96 pixels, six iterations.
 CONFIG = "configs/demo/cascade_swin_nano_shapes.py"
@@ -134,8 +134,12 @@ def test_killed_and_resumed_run_has_bit_identical_weights(tiny, trained):
     while not (noted.exists() and noted.read_text()):
         assert run.poll() is None, "training ended before its first checkpoint"
         time.sleep(0.002)
-    os.killpg(run.pid, signal.SIGKILL)  # its data workers too
+    workers = psutil.Process(run.pid).children(recursive=True)
+    assert any(worker.is_running() for worker in workers)
+    run.kill()
     run.wait()
+    _, alive = psutil.wait_procs(workers, timeout=1)  # the kernel ends them; torch's own look takes five seconds
+    assert [worker for worker in alive if worker.status() != psutil.STATUS_ZOMBIE] == []
     assert not (folder / "iter_6.pth").exists()
     done = tool("train", tiny, "--work-dir", folder, "--resume")
     assert "resumed epoch: 0, iter: 3" in done.stdout + done.stderr

@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 import torch
 from filelock import FileLock
+from huggingface_hub.utils import tqdm
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Hosts that no longer exist, and mirrors with the same paths. OpenMMLab's host expired in 2026.
 MIRRORS = {"download.openmmlab.com": "mmassets.onedl.ai"}
+PAUSE, LARGEST, BLOCK = 60, 10**11, 2**20  # of a download: seconds without data; bytes in all; bytes read at once
 ADDRESSES = ("https://", "http://", "hf://owner/repo/file", "timm://model", "torchvision://model")
 
 
@@ -164,9 +167,22 @@ def _download(source: str, address: str, path: Path, sha256: str | None, load: C
     if source != address:
         logger.warning("the host of %s is gone: downloading %s instead", address, source)
     with atomic_write(path) as scratch:
-        torch.hub.download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
+        _stream(source, scratch)
         _check_digest(scratch, sha256, source)
         return load(scratch)
+
+
+def _stream(source: str, path: Path) -> None:
+    """Write what a server sends, until it ends: it may neither pause nor go on for ever."""
+    with urlopen(Request(source, headers={"User-Agent": "vitdense"}), timeout=PAUSE) as answer, path.open("wb") as file:
+        size = int(answer.headers.get("Content-Length", 0))
+        with tqdm(total=size or None, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as progress:
+            while block := answer.read(BLOCK):
+                progress.update(file.write(block))
+                if file.tell() > LARGEST:
+                    raise CheckpointMismatchError(f"it has more than {LARGEST:.0e} bytes; download it by other means")
+        if file.tell() < size:
+            raise http.client.IncompleteRead(b"", size - file.tell())
 
 
 def digest_in_name(name: str) -> str | None:

@@ -2,7 +2,7 @@
 
 import colorsys
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import cv2
 import numpy as np
@@ -11,6 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 MIN_TEXT = 13  # pixels; smaller text cannot be read
 MIN_LINES = 12  # of a legend, even if the picture has room for fewer
 TEXT_SHARE = 38  # side of a square picture / text height
+OUTLINE_SHARE = 350  # side of a square picture / width of the outline of an object
+MIDDLE = 400  # of the three values of a colour: text on a lighter one is dark
 CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
 DIMMED = 0.8  # brightness of an image under measures
 PAPER, INK, FAINT, MARK = (255, 255, 255), (30, 30, 30), (110, 110, 110), (0, 160, 90)
@@ -55,6 +57,64 @@ def _borders(labels: np.ndarray) -> np.ndarray:
     kernel = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
     values = labels.astype(np.uint16)  # OpenCV takes no int64
     return cv2.dilate(values, kernel) != cv2.erode(values, kernel)
+
+
+def instances(
+    image: np.ndarray,
+    boxes: Sequence[Sequence[float]],
+    texts: Sequence[str],
+    colours: Sequence | np.ndarray,
+    masks: Iterable[np.ndarray | None],
+    alpha: float = 0.45,
+) -> np.ndarray:
+    """Draw objects with their boxes, masks and texts; the last lies on top.
+
+    Args:
+        image: [H, W, 3] uint8 RGB.
+        boxes: x, y, width and height of each, in pixels.
+        texts: Of each, at the upper left corner of its box.
+        colours: [objects, 3] RGB, 0 to 255.
+        masks: [H, W] bool of each, or None. They are asked for one by one: those of a large image need not be in memory
+            together.
+        alpha: Weight of the colour in a mask, 0 to 1.
+
+    Returns:
+        [H, W, 3] uint8 RGB.
+    """
+    picture, side = image.copy(), math.sqrt(image.shape[0] * image.shape[1])
+    line, text = max(1, round(side / OUTLINE_SHARE)), max(MIN_TEXT, round(side / (1.5 * TEXT_SHARE)))
+    colours = [tuple(map(int, colour)) for colour in colours]
+    for mask, colour in zip(masks, colours):
+        if mask is not None and mask.any():
+            _tint(picture, mask.view(np.uint8), colour, alpha, line)
+    page = Image.fromarray(picture)
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default(text)
+    for (x, y, width, height), colour in zip(boxes, colours):
+        end = max(x, x + width - 1), max(y, y + height - 1)
+        pen.rectangle((x, y, *end), outline=colour, width=line)
+    for (x, y, *_), words, colour in zip(boxes, texts, colours):
+        words = " ".join(words.split())
+        *_, right, bottom = pen.textbbox((0, 0), words, font, anchor="lt")
+        x = max(0, min(x, page.width - right - text // 2))
+        y = max(0, y - bottom - text // 2)  # above the box, or at the upper edge of the image
+        pen.rectangle((x, y, x + right + text // 2, y + bottom + text // 2), fill=colour)
+        pen.text((x + text // 4, y + text // 4), words, PAPER if sum(colour) < MIDDLE else INK, font, anchor="lt")
+    return np.asarray(page)
+
+
+def _tint(picture: np.ndarray, mask: np.ndarray, colour: tuple[int, ...], alpha: float, line: int) -> None:
+    """Mix a colour into the pixels [H, W, 3] of a mask [H, W] of 0 and 1, in place; its edge is opaque."""
+    x, y, width, height = cv2.boundingRect(mask)
+    rows = slice(max(0, y - line), y + height + line)  # with what is beside the mask, or its edge would be outside
+    columns = slice(max(0, x - line), x + width + line)
+    part, inside = picture[rows, columns], mask[rows, columns]
+    kernel = np.ones((2 * line + 1, 2 * line + 1), np.uint8)
+    edge = inside > cv2.erode(inside, kernel, borderType=cv2.BORDER_CONSTANT, borderValue=1)
+    for channel, value in enumerate(colour):
+        mixed = np.round((1 - alpha) * np.arange(256) + alpha * value).astype(np.uint8)  # of every value
+        plane = part[..., channel]
+        plane[inside > 0] = mixed[plane[inside > 0]]
+        plane[edge] = value
 
 
 def with_legend(

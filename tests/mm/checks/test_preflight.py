@@ -14,6 +14,8 @@ pytest.importorskip("mmdet")
 NAMES = ("cat", "dog", "red fox")
 
 IMAGES = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]
+BOX = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 9, 9], "area": 81, "iscrowd": 0}
+BOX["segmentation"] = [[1, 2, 10, 2, 10, 11]]
 
 
 @pytest.fixture
@@ -23,8 +25,8 @@ def cfg(repo, tmp_path, monkeypatch):
     for split in ("train", "val"):
         (tmp_path / f"{split}2017").mkdir()
         (tmp_path / "annotations").mkdir(exist_ok=True)
-        categories = [{"id": i, "name": n} for i, n in enumerate(NAMES)]
-        content = {"images": IMAGES, "annotations": [], "categories": categories}
+        categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
+        content = {"images": IMAGES, "annotations": [BOX], "categories": categories}
         (tmp_path / f"annotations/instances_{split}2017.json").write_text(json.dumps(content))
     options = {"data_root": str(tmp_path)}
     for split in ("train", "val", "test"):

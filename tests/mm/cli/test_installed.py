@@ -55,6 +55,7 @@ def test_config_of_the_package_by_name():
 
 
 @pytest.mark.long
+@pytest.mark.commands
 def test_what_a_wheel_holds_is_enough(mine, tmp_path):
     """Without a clone: setuptools copies what a wheel holds, and a process finds nothing else."""
     clone, installed = tmp_path / "clone", tmp_path / "installed"

@@ -1,19 +1,21 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.structures import PixelData
 from mmseg.datasets import ADE20KDataset, BaseSegDataset
+from mmseg.structures import SegDataSample
 from PIL import Image
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.mm.cli.predict import Detection, Segmentation, list_images, load_model, predict, raw_values, read_image
+from vitdense.mm.cli.predict import Detection, Segmentation, list_images, predict, raw_values
 from vitdense.mm.config.load import ConfigError, build_model
 from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
+from vitdense.mm.predictor import Predictor, load_model, read_pixels
 
 pytest.importorskip("mmseg")
 NAMES = ["background", *CLASSES]
@@ -115,12 +117,12 @@ def test_checkpoint_meta_without_a_matching_palette(cfg, checkpoint, images, tmp
 
 
 def test_label_maps_of_more_than_256_classes_are_uint16(cfg, checkpoint, images, tmp_path):
-    model = load_model(cfg, checkpoint(dataset_meta=dict(classes=NAMES)), "cpu")
-    model.dataset_meta = dict(classes=[str(i) for i in range(300)])
+    model = Predictor(cfg, checkpoint(dataset_meta=dict(classes=NAMES)))
+    model.names, model.palette = [str(i) for i in range(300)], np.zeros((300, 3), np.uint8)
     segmentation = Segmentation(model, tmp_path / "many", as_indices=False)
     labels = torch.full((1, 64, 128), 299)
-    segmentation.infer = lambda image: SimpleNamespace(pred_sem_seg=SimpleNamespace(data=labels))
-    segmentation.add(images[0], read_image(images[0]))
+    model.samples = lambda *_: [SegDataSample(pred_sem_seg=PixelData(data=labels))]
+    segmentation.add(images[0])
     np.testing.assert_array_equal(np.array(Image.open(tmp_path / "many/labels/wide.png")), labels[0].numpy())
 
 
@@ -147,7 +149,7 @@ def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_
             predict(cfg, "not asked for", wrong, tmp_path / out)
     cfg.default_scope = "mmpretrain"
     with pytest.raises(ConfigError, match="default_scope='mmpretrain'"):
-        predict(cfg, "not asked for", images, tmp_path)
+        predict(cfg, "not asked for", images[:2], tmp_path / "out")
 
 
 @pytest.mark.parametrize(("score_thr", "kept"), [(0.0, 3), (0.5, 2), (1.0, 0)])
@@ -156,26 +158,25 @@ def test_score_threshold_applies_to_pictures_and_json(score_thr, kept, images, t
     from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
 
-    visualizer = dict(type="mmdet.DetLocalVisualizer", name=f"score_thr {score_thr}")  # kept by name
-    dataset = dict(pipeline=[], data_prefix=None)
-    cfg = Config(dict(visualizer=visualizer, test_dataloader=dict(dataset=dataset)))
-    model = SimpleNamespace(cfg=cfg, dataset_meta=dict(classes=["a", "b"], palette=[(255, 0, 0), (0, 255, 0)]))
-    pixels = read_image(images[0])
+    model = object.__new__(Predictor)
+    model.names, model.palette = ["a", "b"], np.array([(255, 0, 0), (0, 255, 0)], np.uint8)
+    model.dataset, model.score_thr = dict(data_prefix=None), score_thr
     found = InstanceData(
         bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
         scores=torch.tensor([0.9, 0.5, 0.0]),
         labels=torch.tensor([0, 1, 1]),
         masks=torch.zeros(3, 64, 128, dtype=torch.bool),
     )
-    task = Detection(model, tmp_path / "out", score_thr, as_dataset=False)
-    task.infer = lambda image: DetDataSample(metainfo=dict(ori_shape=(64, 128)), pred_instances=found)
-    drawn, draw = [], task.visualizer.draw_bboxes
-    task.visualizer.draw_bboxes = lambda boxes, **style: drawn.extend(boxes) or draw(boxes, **style)
-    task.add(images[0], pixels)
+    model.samples = lambda *_: [DetDataSample(pred_instances=found)]
+    task = Detection(model, tmp_path / "out", as_dataset=False)
+    task.add(images[0])
     results = json.loads(task.finish().read_text())
     assert [result["score"] for result in results] == found.scores[:kept].tolist()
-    assert len(drawn) == kept
-    assert (tmp_path / "out" / images[0].name).is_file()
+    drawn = read_pixels(tmp_path / "out" / images[0].name)
+    edges = drawn[[25, 40, 50], [2, 40, 70]]  # a pixel of each box
+    assert [(edge == colour).all() for edge, colour in zip(edges, model.palette[[0, 1, 1]])] == [
+        i < kept for i in range(3)
+    ]
 
 
 @pytest.fixture
@@ -199,8 +200,8 @@ def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, i
     assert not any(str(image) in str(error.value) for image in images)
 
 
-def test_read_image_gives_rgb(images):
-    np.testing.assert_array_equal(read_image(images[0]), np.array(Image.open(images[0])))
+def test_pixels_of_a_file_are_rgb(images):
+    np.testing.assert_array_equal(read_pixels(images[0]), np.array(Image.open(images[0])))
 
 
 def test_list_images_of_folders(images, tmp_path):

@@ -22,7 +22,9 @@ def mine(repo, tmp_path):
     """Writes a config with a data set of three classes, with lines of its own, and loads it."""
     categories = [{"id": 7 * i + 3, "name": name} for i, name in enumerate(NAMES)]
     images = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]
-    content = {"images": images, "annotations": [], "categories": categories}
+    box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 9, 9], "area": 81, "iscrowd": 0}
+    box["segmentation"] = [[1, 2, 10, 2, 10, 11]]
+    content = {"images": images, "annotations": [box], "categories": categories}
     for split in ("train", "val"):
         (tmp_path / f"{split}.json").write_text(json.dumps(content))
 

@@ -107,6 +107,15 @@ def test_images_without_size(value):
     assert any("no width or height above 0: images 8" in line for line in examine(data).errors)
 
 
+@pytest.mark.parametrize(("kind", "key"), [("categories", "name"), ("images", "file_name")])
+def test_names_that_steer_a_terminal(kind, key):
+    steering = content()
+    steering[kind][0][key] = "\x1b[31mred"
+    (line,) = examine(steering).errors
+    assert "control characters" in line
+    assert str(ConfigError(line)).endswith(r"\x1b[31mred")
+
+
 @pytest.mark.parametrize("kind", ["images", "annotations", "categories"])
 def test_repeated_ids(kind):
     data = content()

@@ -3,15 +3,15 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("mmdet")
 from mmdet.datasets import CocoDataset
-from mmdet.structures import DetDataSample
-from mmengine.structures import InstanceData
+from pycocotools import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from vitdense.inspect.draw import distinct_colours
+from vitdense.inspect.result import Result
 from vitdense.mm.config.load import ConfigError
 from vitdense.mm.data import coco
 from vitdense.mm.data.coco import CocoPredictions, overview
@@ -59,13 +59,16 @@ def detections(labels, size=(40, 60)):
     masks = np.zeros((len(labels), *size), bool)
     for mask, (x1, y1, x2, y2) in zip(masks, boxes):
         mask[y1:y2, x1:x2] = True
-    found = InstanceData(
-        bboxes=torch.tensor(boxes, dtype=torch.float32),
-        scores=torch.full((len(labels),), 0.9),
-        labels=torch.tensor(labels),
-        masks=torch.from_numpy(masks),
+    codes = [rle.encode(np.asfortranarray(mask, np.uint8)) for mask in masks]
+    return Result(
+        image=np.zeros((*size, 3), np.uint8),
+        names=NAMES,
+        palette=distinct_colours(len(NAMES)),
+        boxes=np.array(boxes, np.float32).reshape(-1, 4),
+        scores=np.full(len(labels), 0.9, np.float32),
+        labels=np.array(labels, int),
+        rle=[{"size": code["size"], "counts": code["counts"].decode()} for code in codes],
     )
-    return DetDataSample(metainfo={"ori_shape": size}, pred_instances=found)
 
 
 def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
@@ -102,7 +105,7 @@ def test_results_have_the_keys_of_coco_results(tmp_path):
     predictions = CocoPredictions(NAMES, {})
     sample = detections([0, 1])
     predictions.add(tmp_path / "a.jpg", sample)
-    del sample.pred_instances.masks
+    sample.rle = None
     predictions.add(tmp_path / "b.jpg", sample)
     predictions.write(tmp_path / "predictions.json")
     results = json.loads((tmp_path / "predictions.json").read_text())

@@ -1,4 +1,5 @@
 import io
+from types import SimpleNamespace
 
 import mmcv
 import numpy as np
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from vitdense.mm.data import transforms
 from vitdense.mm.data.shapes import draw_image
-from vitdense.mm.data.transforms import LoadImage
+from vitdense.mm.data.transforms import LoadImage, name_unreadable
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.launch import exit_on_user_error
 
@@ -113,3 +114,28 @@ def test_unreadable_image_in_a_data_worker_is_one_message(write, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: image ")
     assert "image.file" in line
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda one: one, lambda one: SimpleNamespace(datasets=[SimpleNamespace(dataset=one)])]
+)
+def test_errors_of_mm_readers_name_the_file(wrap, write, tmp_path):
+    """The image, as `LoadImage` does, and the label map."""
+    LoadAnnotations = pytest.importorskip("mmseg.datasets.transforms").LoadAnnotations
+    steps = [LoadImageFromFile(color_type="grayscale"), LoadAnnotations()]
+    image, labels = write(encoded("PNG")), tmp_path / "labels.png"
+    labels.write_bytes(encoded("PNG")[:60])
+    name_unreadable(wrap(SimpleNamespace(pipeline=SimpleNamespace(transforms=steps))))
+    (load_image, load_labels) = steps
+    assert type(load_image) is LoadImage
+    assert load_image(image)["img"].ndim == 2
+    with pytest.raises(ConfigError, match=r"label map .*labels\.png cannot be read"):
+        load_labels({"seg_map_path": str(labels), "reduce_zero_label": False})
+
+
+def test_an_image_of_another_size_than_annotated_is_refused(write):
+    image = write(encoded("PNG"))
+    assert LoadImage().transform({**image, "width": 128, "height": 64})["img_shape"] == (64, 128)
+    with pytest.raises(ConfigError, match=r"is 128x64, but annotated as 64x128"):
+        LoadImage().transform({**image, "width": 64, "height": 128})
+    assert LoadImage(skip_unreadable=True).transform({**image, "width": 64, "height": 128}) is None

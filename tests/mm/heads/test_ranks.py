@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.config.walk import drop_weights
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.commands]
 # Their losses draw no random numbers, and divide by the mean over the processes.
 EQUAL = ("atss_swin_nano_shapes", "sparse_rcnn_swin_nano_shapes", "upernet_swin_nano_shapes")
 # Others draw samples of boxes or points, or noise; RepPoints V2 divides by the positives of a process, as its authors.

@@ -31,6 +31,7 @@ def python(site, code, path=REPO):
 
 
 @pytest.mark.long
+@pytest.mark.commands
 def test_scripts_find_the_ops_while_enabled(site, capsys):
     assert "No module named 'mmcv._ext'" in python(site, IMPORT_EXT).stderr
     assert main.main(["ops", "enable"]) == 0

@@ -12,8 +12,9 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+import vitdense
 import vitdense.mm.train.launch as launch
-from vitdense.mm.cli.predict import Detection, load_model, predict
+from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.load import build_model, find_config, load_config
 
 pytest.importorskip("mmdet")
@@ -71,18 +72,18 @@ def predicted(folder, out, **options):
 
 def test_detections_of_supervision(detector):
     sv = pytest.importorskip("supervision")
-    model = load_model(load_config(detector / "complete.py"), str(detector / "model.pth"), "cpu")
     (image, *_) = images(detector)
-    sample = Detection(model, detector, 0.0, False).infer(image)
-    found, want = sv.Detections.from_mmdetection(sample), sample.pred_instances
-    assert len(found) == len(want) == 20
-    np.testing.assert_array_equal(found.xyxy, want.bboxes)
-    np.testing.assert_array_equal(found.confidence, want.scores)
-    np.testing.assert_array_equal(found.class_id, want.labels)
+    result = vitdense.load(detector / "complete.py", detector / "model.pth", score_thr=0.0)(image)
+    found = result.to_supervision()
+    assert len(found) == len(result) == 20
+    np.testing.assert_array_equal(found.xyxy, result.boxes)
+    np.testing.assert_array_equal(found.confidence, result.scores)
+    np.testing.assert_array_equal(found.class_id, result.labels)
+    assert found.data["class_name"][0] == result.names[result.labels[0]]
     assert found.mask.dtype == bool
     assert 0.1 < found.mask.sum() / found.box_area.sum() < 0.9
-    np.testing.assert_array_equal(found.mask, want.masks)
-    drawn = sv.MaskAnnotator().annotate(np.zeros((*sample.ori_shape, 3), np.uint8), found)
+    np.testing.assert_array_equal(found.mask, result.masks)
+    drawn = sv.MaskAnnotator().annotate(np.zeros_like(result.image), found)
     np.testing.assert_array_equal(drawn.any(axis=2), found.mask.any(axis=0))
 
 

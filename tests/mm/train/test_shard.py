@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from vitdense.mm.train.shard import gather, is_finite, shard
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.commands]
 LORA = {"type": "lora", "targets": ("qkv", "proj")}
 MODELS = {**BACKBONES, "vit_adapter": adapter}
 CASES = [

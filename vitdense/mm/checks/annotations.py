@@ -12,9 +12,10 @@ from vitdense.files import atomic_write, sha256_of
 from vitdense.mm.checks.base import Finding, datasets_on_disk
 from vitdense.mm.config.classes import annotation_file, reads_coco
 from vitdense.mm.data.annotations import examine, read_annotations
+from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
 
-VERSION = 1  # of what is examined
+VERSION = 2  # of what is examined
 
 
 def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
@@ -33,6 +34,8 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
             except ConfigError as error:
                 yield error
             else:
+                if where.startswith("train") and not overview(ann_file).annotations:
+                    yield ConfigError(f"{where}: {ann_file} has no annotations: there is nothing to learn")
                 yield from (ConfigError(f"{where}: {ann_file}: {line}") for line in errors)
 
 

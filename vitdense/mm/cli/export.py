@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vitdense.files import atomic_write
 from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx, save_program
-from vitdense.mm.cli.predict import load_model
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.predictor import load_model
 
 FORMATS = ("pt2", "onnx")
 # Relative error to the model in float32 above which nothing is written.

@@ -8,30 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-import mmcv
 import numpy as np
-import torch
 from mmengine.config import Config
-from mmengine.dataset import Compose, pseudo_collate
 from mmengine.dist import all_gather_object, get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.logging import print_log
-from mmengine.registry import DATASETS, VISUALIZERS
-from mmengine.structures import BaseDataElement
+from mmengine.registry import DATASETS
 from mmengine.utils import track_iter_progress
 from PIL import Image
-from torch import nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import fit_whole
-from vitdense.files import atomic_write
-from vitdense.inspect import draw
-from vitdense.mm.config.load import build_model, hook_configs
-from vitdense.mm.config.saved import OF_RESULTS, log_differences
-from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels
+from vitdense.inspect.result import write_picture
+from vitdense.mm.config.walk import find_class
 from vitdense.mm.data.coco import CocoPredictions
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.checkpoints import read_checkpoint
+from vitdense.mm.predictor import Predictor, read_pixels
+
+RESULTS = "predictions.json"
 
 
 class PredictionError(ConfigError):
@@ -40,89 +32,38 @@ class PredictionError(ConfigError):
     status = 1  # of the process
 
 
-def load_model(cfg: Config, checkpoint: str, device: str) -> nn.Module:
-    """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
-
-    Its `dataset_meta` comes from the checkpoint: `classes`, and `palette` if there is one.
-
-    Raises:
-        ConfigError: The checkpoint has no class names.
-        CheckpointNotFoundError: There is no such file.
-        CheckpointMismatchError: The checkpoint does not fit the model.
-    """
-    allow_pickle = any(hook.get("allow_pickle", False) for hook in hook_configs(cfg))  # of ExactLoadHook
-    saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
-    log_differences(saved, cfg, OF_RESULTS)
-    drop_weights(cfg.model)
-    model = build_model(cfg)  # which writes into the config
-    meta = saved.get("meta", {})
-    if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
-        meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
-    if not meta.get("dataset_meta"):
-        raise ConfigError(f"{checkpoint} has no class names (meta.dataset_meta); train it with tools/train.py")
-    model.dataset_meta = meta["dataset_meta"]
-    try:
-        state, _ = fit_whole(model, saved, source=checkpoint)
-    except CheckpointMismatchError as error:
-        trained = len(model.dataset_meta["classes"])
-        others = {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, trained}
-        if not others:
-            raise
-        raise ConfigError(
-            f"{checkpoint} was trained on {trained} classes, but heads of {cfg.filename} have "
-            f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder. Or, if the heads follow a "
-            f"data set whose annotation file is not on this machine, state metainfo=dict(classes=(...)) of the "
-            f"training data"
-        ) from error
-    model.load_state_dict(state, strict=True)
-    model.cfg = cfg
-    return model.to(device).eval()
-
-
 class Task:
     """Base of both tasks. Subclasses define `add`, for one image, `save` for what is done, and `finish`."""
 
-    def __init__(self, model: nn.Module, out_dir: Path) -> None:
+    def __init__(self, model: Predictor, out_dir: Path) -> None:
         self.model, self.out_dir = model, out_dir
-        self.classes = model.dataset_meta["classes"]
-        self.dataset = next(leaf_datasets(model.cfg.test_dataloader.dataset))
-        self.pipeline = Compose([step for step in self.dataset.pipeline if not loads_labels(step)])
 
-    def infer(self, image: Path) -> BaseDataElement:
-        """Predict on an image file; a data sample of mmdet or mmseg."""
-        with torch.no_grad():
-            data = self.pipeline({"img_path": str(image), "img_id": 0})
-            (sample,) = self.model.test_step(pseudo_collate([data]))
-        return sample
+    def save(self) -> None:
+        """Write what is done and not written yet."""
 
 
 class Detection(Task):
     """Per image, a picture with boxes, masks and scores; one COCO-format JSON file."""
 
-    def __init__(self, model: nn.Module, out_dir: Path, score_thr: float, as_dataset: bool) -> None:
+    def __init__(self, model: Predictor, out_dir: Path, as_dataset: bool) -> None:
         super().__init__(model, out_dir)
-        self.score_thr, self.as_dataset = score_thr, as_dataset
-        self.out_file = out_dir / "predictions.json"
+        self.as_dataset = as_dataset
+        self.out_file = out_dir / RESULTS
         # Processes that share the images have files of their own until the end.
         self.part = out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
-        # Pictures go to `out_dir`, and to none of the config's backends.
-        self.visualizer = VISUALIZERS.build({**model.cfg.visualizer, "vis_backends": None})
-        self.visualizer.dataset_meta = model.dataset_meta
-        self.predictions = CocoPredictions(self.classes, self.dataset)
+        self.predictions = CocoPredictions(model.names, model.dataset)
         self.num_found, self.highest = 0, 0.0
 
-    def add(self, image: Path, pixels: np.ndarray) -> None:
-        """Predict on an image file with `pixels` [H, W, 3] (uint8 RGB), and write its picture."""
-        sample = self.infer(image)
-        found = sample.pred_instances
-        self.num_found += len(found)
-        self.highest = max([self.highest, *found.scores.tolist()])
-        sample.pred_instances = found[found.scores >= self.score_thr]
-        self.predictions.add(image, sample)
-        with atomic_write(self.out_dir / image.name) as scratch:  # draws scores above -1: all that are left
-            self.visualizer.add_datasample(
-                image.stem, pixels, sample, draw_gt=False, pred_score_thr=-1, out_file=str(scratch)
-            )
+    def add(self, image: Path) -> None:
+        """Predict on an image file, and write its picture."""
+        pixels = read_pixels(image)
+        (sample,) = self.model.samples([image], [pixels])
+        scores = sample.pred_instances.scores.tolist()
+        self.num_found += len(scores)
+        self.highest = max([self.highest, *scores])
+        result = self.model.result(sample, pixels, self.model.score_thr)
+        self.predictions.add(image, result)
+        result.save(self.out_dir / image.name)
 
     def save(self) -> None:
         """Write the detections so far."""
@@ -142,7 +83,7 @@ class Detection(Task):
             self.part.unlink(missing_ok=True)
         kept = sum(len(found) for _, found in self.predictions.found.values())
         print_log(
-            f"{kept} of {self.num_found} detections have a score of at least {self.score_thr} (--score-thr); the "
+            f"{kept} of {self.num_found} detections have a score of at least {self.model.score_thr} (--score-thr); the "
             f"highest is {self.highest:.3f}. Pictures: {self.out_dir}"
         )
         return self.out_file
@@ -151,34 +92,23 @@ class Detection(Task):
 class Segmentation(Task):
     """Per image, a picture with its classes and a legend, and a label map under ``labels/``."""
 
-    def __init__(self, model: nn.Module, out_dir: Path, as_indices: bool) -> None:
+    def __init__(self, model: Predictor, out_dir: Path, as_indices: bool) -> None:
         super().__init__(model, out_dir)
-        self.values = (
-            np.arange(len(self.classes))
-            if as_indices
-            else raw_values(self.classes, find_class(DATASETS, self.dataset.type, model.cfg), self.dataset)
-        )
-        palette = model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
-        fits = len(palette) == len(self.classes)
-        self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.classes))
+        kind = find_class(DATASETS, model.dataset.type, model.model.cfg)
+        self.values = np.arange(len(model.names)) if as_indices else raw_values(model.names, kind, model.dataset)
 
-    def add(self, image: Path, pixels: np.ndarray) -> None:
-        """Predict on an image file with `pixels` [H, W, 3] (uint8 RGB), and write its picture and label map."""
-        labels = self.infer(image).pred_sem_seg.data[0].cpu().numpy().astype(np.int64)  # floats after a sigmoid
-        blended = draw.overlay(pixels, labels, self.palette)
-        shares = draw.class_shares(labels, len(self.classes))
-        _write(self.out_dir / image.name, draw.with_legend(blended, self.classes, self.palette, shares))
+    def add(self, image: Path) -> None:
+        """Predict on an image file, and write its picture and label map."""
+        result = self.model(image)
+        result.save(self.out_dir / image.name)
         dtype = np.uint8 if self.values.max() < 256 else np.uint16
-        _write(self.out_dir / "labels" / f"{image.stem}.png", self.values[labels].astype(dtype))
-
-    def save(self) -> None:
-        """Nothing is left to write."""
+        labels = Image.fromarray(self.values[result.semantic].astype(dtype))
+        write_picture(self.out_dir / "labels" / f"{image.stem}.png", labels)
 
     def finish(self) -> Path:
         """The output folder."""
-        print_log(
-            f"values in label maps: {self.values[0]} for {self.classes[0]!r}, as in the data set's own (--indices)"
-        )
+        first = self.model.names[0]
+        print_log(f"values in label maps: {self.values[0]} for {first!r}, as in the data set's own (--indices)")
         return self.out_dir
 
 
@@ -197,13 +127,6 @@ def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> np.ndarr
     default = inspect.signature(kind).parameters.get("reduce_zero_label")
     reduced = dataset.get("reduce_zero_label", default is not None and default.default)
     return np.array([known.index(name) for name in classes]) + bool(reduced)
-
-
-def _write(path: Path, picture: np.ndarray) -> None:
-    """Write [H, W, 3] uint8 RGB, or [H, W] uint8 or uint16. JPEG without artefacts at letters and edges."""
-    with atomic_write(path) as scratch:
-        is_jpeg = path.suffix.lower() in (".jpg", ".jpeg")
-        Image.fromarray(picture).save(scratch, **({"quality": 95, "subsampling": 0} if is_jpeg else {}))
 
 
 def predict(
@@ -241,23 +164,17 @@ def predict(
             or the images; see `load_model`.
         PredictionError: After the other images are done: some cannot be read or predicted.
     """
-    scope = cfg.get("default_scope", "mmdet")
-    if scope not in ("mmdet", "mmseg"):
-        raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
     images = list_images(images)
-    _check_outputs(images, out_dir, with_label_maps=scope == "mmseg")
+    segments = cfg.get("default_scope") == "mmseg"
+    _check_outputs(images, out_dir, with_label_maps=segments)
     images = images[get_rank() :: get_world_size()]
-    model = load_model(cfg, checkpoint, device)
-    task = (
-        Detection(model, out_dir, score_thr, as_dataset)
-        if scope == "mmdet"
-        else Segmentation(model, out_dir, as_indices)
-    )
+    model = Predictor(cfg, checkpoint, device, score_thr=score_thr)
+    task = Segmentation(model, out_dir, as_indices) if segments else Detection(model, out_dir, as_dataset)
     failed, next_save = [], 10
     try:
         for i, image in enumerate(track_iter_progress(images, file=sys.stdout)):
             try:
-                task.add(image, read_image(image))
+                task.add(image)
             except Exception as error:  # one image, or the disk for its picture; models and decoders can raise anything
                 failed.append(f"{image} ({type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')})")
             if i == next_save:  # the work of writing again stays in proportion
@@ -301,17 +218,10 @@ def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
     return found
 
 
-def read_image(path: Path) -> np.ndarray:
-    """The pixels of an image file: [H, W, 3] uint8 RGB. Raises the error of the decoder."""
-    if not path.is_file():  # a pipe would wait for ever
-        raise ConfigError("no file")
-    with Image.open(path) as image:
-        image.load()  # raises for a truncated file; OpenCV would fill the rest with grey
-    return mmcv.imread(str(path), channel_order="rgb")
-
-
 def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool) -> None:
     """No output may overwrite an image or another output; a label map has the stem of its image."""
+    if (results := out_dir / RESULTS).is_dir():
+        raise ConfigError(f"--out-dir: {results} is a folder, expected a file or nothing")
     folders = {out_dir.resolve(), (out_dir / "labels").resolve()}
     if any(image.parent.resolve() in folders for image in images):
         raise ConfigError(f"--out-dir: the outputs would overwrite the images in {out_dir}; choose another folder")

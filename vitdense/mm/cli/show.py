@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from vitdense.files import atomic_write
 from vitdense.inspect import draw, show
-from vitdense.mm.cli.predict import load_model
 from vitdense.mm.config.walk import leaf_datasets, loads_labels
 from vitdense.mm.data.images import read_image_file
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.predictor import load_model
 from vitdense.models.vit.model import default_out_indices
 
 HEADS_SHOWN = 6  # of a layer

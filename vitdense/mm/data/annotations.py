@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitdense.errors import CONTROL
 from vitdense.mm.errors import ConfigError, join_some
 
 NUMBER = (int, float)
@@ -97,6 +98,8 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
         _add(result.errors, f"{kind} have the same id", (key for key, count in counts.items() if count > 1))
     names = Counter(category["name"] for category in categories)
     _add(result.errors, "categories have the same name", (name for name, count in names.items() if count > 1))
+    steering = [name for name in (*names, *(image["file_name"] for image in images)) if CONTROL.search(name)]
+    _add(result.errors, "names have control characters, which steer a terminal:", steering)
     lost = [item["id"] for item in annotations if item["image_id"] not in image_of]
     _add(result.errors, "annotations are of an image that is not in the file: annotations", lost)
     unknown = per_category.keys() - name_of.keys()

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 from mmengine.logging import print_log
-from mmengine.structures import BaseDataElement
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from vitdense.files import atomic_write
+from vitdense.inspect.result import Result
 from vitdense.mm.errors import ConfigError, join_some
 
 # An annotation, and one whose mask is not empty.
@@ -54,6 +53,8 @@ def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
         start = text.index("[", text.rindex('"categories"'))
         categories, _ = json.JSONDecoder().raw_decode(text, start)
         names = tuple(category["name"] for category in categories)
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"names of categories {names} are no text")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error}); expected JSON with a list "
@@ -104,9 +105,9 @@ class CocoPredictions:
         )
         return list(range(1, len(classes) + 1))
 
-    def add(self, image: Path, sample: BaseDataElement) -> None:
-        """Add the detections of an image: a `DetDataSample` of mmdet."""
-        self.found[image] = sample.ori_shape[:2], list(self._annotations(sample.pred_instances.cpu().numpy()))
+    def add(self, image: Path, result: Result) -> None:
+        """Add the detections of an image."""
+        self.found[image] = result.image.shape[:2], list(self._annotations(result))
 
     @property
     def new_images(self) -> list[str]:
@@ -122,27 +123,16 @@ class CocoPredictions:
             known = self.known_images.get(_locate(image))
             image_id, name = (known["id"], _file_name(known)) if known else (next(new_ids), image.name)
             images.append({"id": image_id, "file_name": name, "height": height, "width": width})
-            annotations += [{"id": len(annotations) + i, "image_id": image_id, **one} for i, one in enumerate(found, 1)]
+            annotations += [{"id": len(annotations) + i, **one, "image_id": image_id} for i, one in enumerate(found, 1)]
         return {"images": images, "annotations": annotations, "categories": self.categories}
 
-    def _annotations(self, instances: BaseDataElement) -> Iterator[dict]:
+    def _annotations(self, result: Result) -> Iterator[dict]:
         from pycocotools import mask as rle
 
-        masks = instances.masks if "masks" in instances else itertools.repeat(None)
-        for box, score, label, mask in zip(instances.bboxes, instances.scores, instances.labels, masks):
-            x1, y1, x2, y2 = (float(v) for v in box)
-            annotation = {
-                "category_id": self.category_ids[label],
-                "bbox": [x1, y1, x2 - x1, y2 - y1],
-                "area": (x2 - x1) * (y2 - y1),
-                "iscrowd": 0,
-                "score": float(score),
-            }
-            if mask is not None:
-                coded = rle.encode(np.asfortranarray(mask, dtype=np.uint8))
-                annotation["segmentation"] = {"size": coded["size"], "counts": coded["counts"].decode()}
-                annotation["area"] = int(rle.area(coded))
-            yield annotation
+        for one in result.to_coco(category_ids=self.category_ids):
+            *_, width, height = one["bbox"]
+            area = int(rle.area(one["segmentation"])) if "segmentation" in one else width * height
+            yield {**one, "area": area, "iscrowd": 0}
 
     def write(self, path: Path, as_dataset: bool = False) -> None:
         """Write all detections as JSON: the list that `COCO.loadRes` takes, or a data set for `COCO` itself."""

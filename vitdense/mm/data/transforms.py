@@ -2,6 +2,8 @@
 
 import io
 import logging
+from functools import partial
+from typing import Any
 
 import mmcv
 from mmcv.transforms import BaseTransform, LoadImageFromFile
@@ -10,6 +12,7 @@ from mmengine.logging import print_log
 from PIL import Image
 
 from vitdense.errors import OptionError
+from vitdense.mm.data.images import by
 from vitdense.mm.data.seeded import SeededIndex
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import TRANSFORMS
@@ -46,7 +49,7 @@ class LoadImage(LoadImageFromFile):
         to_float32, color_type, imdecode_backend, backend_args: See mmcv's class.
 
     Raises:
-        ConfigError: In `transform`: an image is missing, unreadable or truncated.
+        ConfigError: In `transform`: an image is missing, unreadable or truncated, or of another size than annotated.
     """
 
     def __init__(
@@ -70,8 +73,11 @@ class LoadImage(LoadImageFromFile):
             image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
             if image is None:
                 raise OptionError(f"{self.imdecode_backend} cannot decode it")
+            annotated = results.get("width"), results.get("height")  # of COCO files
+            if None not in annotated and annotated != (loaded := image.shape[1::-1]):
+                raise OptionError(f"it is {by(loaded)}, but annotated as {by(annotated)}: its objects are elsewhere")
         except Exception as error:  # decoders have no error in common
-            reason = f"image {path} cannot be read ({type(error).__name__}: {str(error).strip()})"
+            reason = f"image {path} cannot be used ({type(error).__name__}: {str(error).strip()})"
             if not self.skip_unreadable:
                 raise ConfigError(
                     f"{reason}; replace it, or set skip_unreadable=True of dict(type='vitdense.LoadImage') in the "
@@ -83,6 +89,34 @@ class LoadImage(LoadImageFromFile):
         if self.to_float32:
             image = image.astype("float32")
         return {**results, "img": image, "img_shape": image.shape[:2], "ori_shape": image.shape[:2]}
+
+
+def name_unreadable(dataset: Any) -> None:
+    """Replace the readers of a built data set by those whose errors name the file.
+
+    The config keeps mm's, for which mm's inferencers look.
+    """
+    for part in getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]:
+        if part is not None:
+            name_unreadable(part)
+    steps = getattr(getattr(dataset, "pipeline", None), "transforms", [])
+    for i, step in enumerate(steps):
+        if type(step) is LoadImageFromFile and not step.ignore_empty:
+            names = ("to_float32", "color_type", "imdecode_backend", "backend_args")
+            steps[i] = LoadImage(**{name: getattr(step, name) for name in names})
+        elif type(step).__name__ == "LoadAnnotations":
+            steps[i] = partial(_load_labels, step)
+
+
+def _load_labels(load: BaseTransform, results: dict) -> dict:
+    """Annotations by mm's own step. Of label maps, its errors name no file."""
+    try:
+        return load(results)
+    except Exception as error:  # decoders have no error in common
+        if "seg_map_path" not in results or isinstance(error, OptionError):
+            raise
+        reason = f"label map {results['seg_map_path']} cannot be read ({type(error).__name__}: {str(error).strip()})"
+        raise ConfigError(reason) from error
 
 
 def check_complete(content: bytes) -> None:

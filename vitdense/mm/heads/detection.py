@@ -5,9 +5,19 @@ from vitdense.mm.heads.htc.roi_head import HTCRoIHead
 from vitdense.mm.heads.losses import ClampedFocalLoss
 from vitdense.mm.heads.reppoints_v2.bifpn import BiFPN
 from vitdense.mm.heads.reppoints_v2.head import RepPointsV2Head
+from vitdense.mm.heads.rle_masks import RLEHTCMaskHead, RLEMaskHead
 from vitdense.mm.heads.tta import InstanceTTAModel
 from vitdense.mm.registry import MODELS
 
-__all__ = ["BiFPN", "ClampedFocalLoss", "Detectron2CascadeRoIHead", "HTCRoIHead", "InstanceTTAModel", "RepPointsV2Head"]
+__all__ = [
+    "BiFPN",
+    "ClampedFocalLoss",
+    "Detectron2CascadeRoIHead",
+    "HTCRoIHead",
+    "InstanceTTAModel",
+    "RLEHTCMaskHead",
+    "RLEMaskHead",
+    "RepPointsV2Head",
+]
 
 MODELS.register_module(module=BiFPN)

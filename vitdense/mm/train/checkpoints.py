@@ -9,9 +9,10 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 
-from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.read import read
 from vitdense.files import atomic_write
+from vitdense.models.table import find_model
 
 # "" is mmengine's loader of local paths and of every prefix without a loader of its own.
 PREFIXES = ("", "http://", "https://", "timm://", "hf://", "torchvision://")
@@ -89,3 +90,33 @@ class NowhereBackend(LocalBackend):
 
 register_backend("vitdense.atomic", AtomicLocalBackend)
 register_backend("vitdense.nowhere", NowhereBackend)
+
+
+def latest_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint of a work folder, or None. A kill can truncate mmengine's ``last_checkpoint``."""
+    last = folder / "last_checkpoint"
+    if last.is_file() and Path(path := last.read_text().strip()).is_file():
+        return path
+    saved = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
+    return str(max(saved, key=lambda path: path.stat().st_mtime)) if saved else None
+
+
+def find_checkpoint(checkpoint: str) -> str:
+    """The path of a checkpoint.
+
+    Args:
+        checkpoint: A file; a work folder, for its latest checkpoint; or a URL or name of weights, returned unchanged.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file, or no checkpoint in the folder.
+    """
+    path = Path(checkpoint)
+    if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()):
+        return checkpoint
+    latest = latest_checkpoint(path) if path.is_dir() else checkpoint
+    if latest is None or not Path(latest).is_file():
+        raise CheckpointNotFoundError(
+            f"checkpoint {latest or checkpoint} does not exist; train one with tools/train.py, or give the path of a "
+            f"checkpoint or of a work folder with one"
+        )
+    return latest

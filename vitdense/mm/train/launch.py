@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,12 +29,11 @@ from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.train.breakdown import report_test
-from vitdense.mm.train.checkpoints import install_loader
+from vitdense.mm.train.checkpoints import find_checkpoint, install_loader, latest_checkpoint
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
 from vitdense.mm.train.quiet import quiet
-from vitdense.mm.train.runner import Runner, StopSignal
-from vitdense.models.table import find_model
+from vitdense.mm.train.runner import Runner, StepError, StopSignal
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
@@ -149,7 +149,8 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
         StepError: A step or checkpoint was refused, see `Runner`.
         StopSignal: See `Runner`.
     """
-    end_with_parent()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
     start_on_cpu(cfg.launcher)
     work_dir = Path(cfg.work_dir)
     if (latest := latest_checkpoint(work_dir)) and options.get("resume") is None and not overwrite:
@@ -170,8 +171,12 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
             runner.train()
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"stopped after iteration {runner.iter}; {_further(cfg)}") from stop
-        except CheckpointNotFoundError:  # of the weights to start from
+        except (CheckpointNotFoundError, StepError):  # of the weights to start from; says itself what is safe
             raise
+        except ConfigError as error:
+            if not runner.iter:
+                raise
+            raise ConfigError(f"{error}; {_further(cfg)}") from error
         except OSError as error:
             raise ConfigError(f"iteration {runner.iter}: {str(error).splitlines()[-1]}; {_further(cfg)}") from error
         except RuntimeError as error:
@@ -312,33 +317,3 @@ def _needs_gpu(option: str) -> None:
     """mmengine would fail later, in an assertion that does not name the option."""
     if get_device() == "cpu":
         raise ConfigError(f"{option}: needs a GPU, and torch finds none; leave it out to run on the CPU")
-
-
-def latest_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint of a work folder, or None. A kill can truncate mmengine's ``last_checkpoint``."""
-    last = folder / "last_checkpoint"
-    if last.is_file() and Path(path := last.read_text().strip()).is_file():
-        return path
-    saved = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
-    return str(max(saved, key=lambda path: path.stat().st_mtime)) if saved else None
-
-
-def find_checkpoint(checkpoint: str) -> str:
-    """The path of a checkpoint.
-
-    Args:
-        checkpoint: A file; a work folder, for its latest checkpoint; or a URL or name of weights, returned unchanged.
-
-    Raises:
-        CheckpointNotFoundError: There is no such file, or no checkpoint in the folder.
-    """
-    path = Path(checkpoint)
-    if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()):
-        return checkpoint
-    latest = latest_checkpoint(path) if path.is_dir() else checkpoint
-    if latest is None or not Path(latest).is_file():
-        raise CheckpointNotFoundError(
-            f"checkpoint {latest or checkpoint} does not exist; train one with tools/train.py, or give the path of a "
-            f"checkpoint or of a work folder with one"
-        )
-    return latest

@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from mmengine.device import get_device
@@ -36,10 +36,20 @@ def find_launcher(given: str) -> str:
 
 
 def end_with_parent() -> None:
-    """End a process of torchrun as soon as this is killed (on Linux). It would wait for the others, minutes long, and
-    hold the work folder."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+    """End this process as soon as the one that started it is killed (on Linux).
+
+    A process of torchrun would wait for the others, minutes long, and hold the work folder; a data worker would live on
+    for seconds.
+    """
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    """Begin a data worker, and go on with the function that its loader has for this."""
+    end_with_parent()
+    if then is not None:
+        then(worker)
 
 
 def start_on_cpu(launcher: str) -> None:

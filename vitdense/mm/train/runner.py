@@ -3,6 +3,7 @@
 import logging
 import math
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from vitdense.files import atomic_write
 from vitdense.mm.data.continued import ContinuedLoader
+from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.hooks import seed_everything
-from vitdense.mm.train.processes import mean_of_processes
+from vitdense.mm.train.processes import mean_of_processes, start_worker
 from vitdense.mm.train.quiet import for_console
 from vitdense.mm.train.shard import gather, is_finite, shard
 
@@ -83,6 +86,14 @@ class Runner(mmengine.runner.Runner):
             model_wrapper_cfg = {"type": "MMDistributedDataParallel", **options, **(model_wrapper_cfg or {})}
             model_wrapper_cfg["device_ids"] = None
         return super().wrap_model(model_wrapper_cfg, model)
+
+    @staticmethod
+    def build_dataloader(*args: Any, **kwargs: Any) -> DataLoader:
+        """As in mmengine. Workers end with this process, even if this is killed; errors of reading name the image."""
+        loader = mmengine.runner.Runner.build_dataloader(*args, **kwargs)
+        name_unreadable(loader.dataset)
+        loader.worker_init_fn = partial(start_worker, loader.worker_init_fn)
+        return loader
 
     def build_evaluator(self, evaluator: Any) -> Evaluator:
         """As in mmengine. Processes exchange results in the work folder, which they share, not in the current one."""

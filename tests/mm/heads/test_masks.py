@@ -1,4 +1,8 @@
-"""Test-time augmentation of masks: a view gives what the detector gives, in the size and sides of the file."""
+"""Masks of a detector under test.
+
+Of test-time augmentation: a view gives what the detector gives, in the size and sides of the file. As RLE: the pixels
+of mmdet's, for the detections that count.
+"""
 
 import copy
 
@@ -11,7 +15,9 @@ from vitdense.mm.config.load import build_model, load_config
 pytest.importorskip("mmdet")
 from mmdet.structures import DetDataSample
 from mmengine.config import ConfigDict
+from pycocotools import mask as rle
 
+from vitdense.mm.heads.rle_masks import use_rle
 from vitdense.mm.heads.tta import InstanceTTAModel
 
 HEIGHT, WIDTH = 64, 96
@@ -152,3 +158,36 @@ def test_other_detectors_are_refused():
     cfg = load_config(REPO / "configs/atss_swin_t_coco.py")
     with torch.device("meta"), pytest.raises(ValueError, match="roi_head"):
         InstanceTTAModel({}, module=build_model(cfg))
+
+
+def found_by(detector):
+    pixels, sample = view(image(), scale=2)
+    with torch.no_grad():
+        (out,) = build(detector).test_step({"inputs": [pixels], "data_samples": [sample]})
+    return out.pred_instances
+
+
+def as_rle(detector, score_thr=0.0):
+    cfg, weights = detector
+    cfg = copy.deepcopy(cfg)
+    use_rle(cfg.model, score_thr)
+    return cfg, weights
+
+
+def test_masks_as_rle_are_those_of_mmdet(detector):
+    want, got = found_by(detector), found_by(as_rle(detector))
+    assert len(want) > 2
+    assert want.masks.any()
+    for key in ("bboxes", "scores", "labels"):
+        assert torch.equal(got[key], want[key])
+    assert [rle.decode(mask).tolist() for mask in got.masks] == want.masks.int().tolist()
+
+
+def test_masks_as_rle_are_not_made_below_the_score(detector):
+    want = found_by(detector)
+    threshold = want.scores.median().item()
+    got = found_by(as_rle(detector, threshold))
+    assert torch.equal(got.bboxes, want.bboxes)
+    assert [mask is not None for mask in got.masks] == (want.scores >= threshold).tolist()
+    kept = got[got.scores >= threshold]
+    assert [mask["size"] for mask in kept.masks] == [[HEIGHT, WIDTH]] * len(kept)

@@ -1,0 +1,230 @@
+"""Damaged annotation files and images through the real commands: `check` and training refuse the same, in one line."""
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("mmdet")
+from vitdense.mm.cli.check import report
+from vitdense.mm.config.load import load_config
+from vitdense.mm.data.shapes import CLASSES, draw_dataset
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train import launch
+
+pytestmark = pytest.mark.slow
+SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    root = tmp_path_factory.mktemp("drawn") / "shapes"
+    draw_dataset(root, num_train=4, num_val=1, image_size=(SIZE, SIZE))
+    return root
+
+
+@pytest.fixture
+def data(drawn, tmp_path):
+    shutil.copytree(drawn, tmp_path / "shapes")
+    return tmp_path / "shapes"
+
+
+def config(data):
+    cfg = load_config("cascade_swin_nano_shapes", {"data_root": f"{data}/"}, str(data.parent / "work"))
+    for split in ("train", "val", "test"):
+        loader = cfg[f"{split}_dataloader"]
+        loader.update(batch_size=1, num_workers=0, persistent_workers=False)
+        loader.dataset = dict(
+            type="CocoDataset",
+            ann_file=f"{data}/annotations/instances_{split.replace('test', 'val')}.json",
+            data_prefix=dict(img=f"{data}/{split.replace('test', 'val')}/"),
+            metainfo=dict(classes=CLASSES),
+            pipeline=loader.dataset.pipeline,
+        )
+    cfg.train_cfg.update(max_iters=2, val_interval=2)
+    cfg.param_scheduler = []
+    cfg.default_hooks.checkpoint.update(save_best=None)
+    return cfg
+
+
+def outcome(run):
+    """Of a command: what a user meets."""
+    try:
+        run()
+    except ConfigError as error:
+        return f"error: {error}"
+    return "success"
+
+
+def of(kind, index=0, **changes):
+    def change(content):
+        for key, value in changes.items():
+            item = content[kind][index]
+            if value is ...:
+                del item[key]
+            else:
+                item[key] = value(item) if callable(value) else value
+
+    return change
+
+
+def of_all(kind, **changes):
+    def change(content):
+        for i in range(len(content[kind])):
+            of(kind, i, **changes)(content)
+
+    return change
+
+
+def put(kind, value):
+    return lambda content: content.__setitem__(kind, value)
+
+
+def twice(kind):
+    return lambda content: content[kind].append(copy.deepcopy(content[kind][0]))
+
+
+def mask(value):
+    return of("annotations", segmentation=value)
+
+
+def box(value):
+    return of("annotations", bbox=value)
+
+
+NAN, INF = float("nan"), float("inf")
+SQUARE = [1, 1, 9, 1, 9, 9, 1, 9]
+RLE = {"size": [SIZE, SIZE], "counts": [0, SIZE * SIZE]}
+ERRORS = {
+    "image_id of no image": of("annotations", image_id=10**6),
+    "category_id of no category": of("annotations", category_id=10**6),
+    "annotation ids twice": twice("annotations"),
+    "image ids twice": twice("images"),
+    "category ids twice": twice("categories"),
+    "box NaN": box([1, NAN, 3, 4]),
+    "box infinite": box([1, 2, INF, 4]),
+    "boxes from 0 to 1": of_all("annotations", bbox=[0.1, 0.1, 0.5, 0.5]),
+    "box of three numbers": box([1, 2, 3]),
+    "box empty": box([]),
+    "box of strings": box(["1", "2", "3", "4"]),
+    "box null": box(None),
+    "box absent": box(...),
+    "area absent": of("annotations", area=...),
+    "area 0 everywhere": of_all("annotations", area=0),
+    "area a string": of("annotations", area="7"),
+    "polygon of two points": mask([[1, 1, 9, 9]]),
+    "polygon of one point": mask([[1, 1]]),
+    "polygon empty": mask([[]]),
+    "polygon of half a point": mask([[*SQUARE, 3]]),
+    "polygon NaN": mask([[NAN, *SQUARE[1:]]]),
+    "polygon flat": mask(SQUARE),
+    "polygon of points": mask([[1, 1], [9, 1], [9, 9]]),
+    "polygon at 1e9": mask([[1e9, *SQUARE[1:]]]),
+    "segmentation a string": mask("abc"),
+    "segmentation {}": of("annotations", segmentation={"a": 1}),
+    "RLE of another size": mask({"size": [7, 9], "counts": [0, 63]}),
+    "RLE compressed, of another size": mask({"size": [7, 9], "counts": "0o1"}),
+    "RLE too short": mask({**RLE, "counts": [3, 4]}),
+    "RLE too long": mask({**RLE, "counts": [0, SIZE * SIZE + 1]}),
+    "RLE garbage": mask({**RLE, "counts": "ooooooo0"}),
+    "RLE without size": mask({"counts": [0, SIZE * SIZE]}),
+    "RLE of 10^12": mask({"size": [10**6, 10**6], "counts": [10**12]}),
+    "RLE negative": mask({**RLE, "counts": [-5, SIZE * SIZE + 5]}),
+    "crowds only": of_all("annotations", iscrowd=1),
+    "ignore everywhere": of_all("annotations", ignore=1),
+    "no annotations": put("annotations", []),
+    "annotations absent": lambda content: content.pop("annotations"),
+    "annotations null": put("annotations", None),
+    "annotations a dict": put("annotations", {}),
+    "an annotation null": lambda content: content["annotations"].__setitem__(0, None),
+    "no images": put("images", []),
+    "an image a string": lambda content: content["images"].__setitem__(0, "a.jpg"),
+    "category name a number": of("categories", name=7),
+    "category name a dict": of("categories", name={}),
+    "category name steers": of("categories", name="\x1b[31m"),
+    "ids strings": of_all("images", id=lambda item: str(item["id"])),
+    "image_id a string": of_all("annotations", image_id=lambda item: str(item["image_id"])),
+    "category_id a string": of_all("annotations", category_id=lambda item: str(item["category_id"])),
+    "ids floats": of_all("images", id=lambda item: item["id"] + 0.5),
+    "file_name absent": of("images", file_name=...),
+    "width and height swapped": of_all("images", width=SIZE + 8, height=SIZE - 8),
+    "width 0": of("images", width=0),
+    "width absent": of("images", width=...),
+    "width a string": of("images", width="64"),
+    "width NaN": of("images", width=NAN),
+}
+FINE = {
+    "nothing": lambda content: None,
+    "polygon outside": of("annotations", 0, segmentation=[[x + SIZE for x in SQUARE]]),
+    "file_name twice": lambda content: content["images"][1].__setitem__("file_name", content["images"][0]["file_name"]),
+    "iscrowd a string": of("annotations", iscrowd="0"),
+    "box outside": box([2 * SIZE, 2, 9, 9]),
+}
+TEXTS = {
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "Latin-1": lambda text: text.replace("disc", "dïsc").encode("latin-1"),
+    "gzip": lambda text: b"\x1f\x8b" + text.encode(),
+    "cut": lambda text: text[: text.index('"annotations"') + 99].encode(),
+    "a comma too many": lambda text: text[:-1].encode() + b",}",
+    "two documents": lambda text: 2 * text.encode(),
+    "deep": lambda text: b"[" * 10**5,
+    "10^5 digits": lambda text: text.replace('"width": 64', '"width": ' + "6" * 10**5, 1).encode(),
+    "empty": lambda text: b"",
+}
+
+
+def outcomes(data, capsys):
+    """Of `vitdense check` and of a training."""
+    statuses = []
+    checked = outcome(lambda: statuses.append(report(config(data))))
+    printed = "".join(capsys.readouterr())
+    checked = f"error: {printed}" if any(statuses) else checked
+    return checked, outcome(lambda: launch.train(config(data), overwrite=True))
+
+
+@pytest.mark.parametrize("fault", [*ERRORS, *TEXTS])
+def test_check_and_training_refuse(data, fault, capsys):
+    path = data / "annotations/instances_train.json"
+    if fault in ERRORS:
+        content = json.loads(path.read_text())
+        ERRORS[fault](content)
+        path.write_text(json.dumps(content))
+    else:
+        path.write_bytes(TEXTS[fault](path.read_text()))
+    checked, trained = outcomes(data, capsys)
+    assert (checked[:5], trained[:5]) == ("error", "error"), (checked, trained)
+
+
+@pytest.mark.parametrize("change", FINE)
+def test_check_and_training_accept(data, change, capsys):
+    path = data / "annotations/instances_train.json"
+    content = json.loads(path.read_text())
+    FINE[change](content)
+    path.write_text(json.dumps(content))
+    assert outcomes(data, capsys) == ("success", "success")
+
+
+IMAGES = {
+    "absent": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "no image": lambda path: path.write_bytes(b"not an image"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-300]),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a link to nothing": lambda path: (path.unlink(), path.symlink_to("gone.jpg")),
+    "a loop": lambda path: (path.unlink(), path.symlink_to(path.name)),
+    "another size": lambda path: Image.fromarray(np.zeros((80, 64, 3), np.uint8)).save(path),
+}
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("fault", IMAGES)
+def test_images(data, split, fault, capsys):
+    for path in sorted((data / split).iterdir()):
+        IMAGES[fault](path)
+    checked, trained = outcomes(data, capsys)
+    assert checked.startswith("error"), checked
+    assert trained.startswith("error"), trained
+    assert split in trained

@@ -1,0 +1,154 @@
+"""`vitdense.load`: a trained model in three lines of Python."""
+
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitdense
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.data.shapes import CLASSES, draw_image
+from vitdense.mm.errors import ConfigError
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+RECIPES = {"detector": "cascade_swin_nano_shapes", "segmentor": "upernet_swin_nano_shapes"}
+FIELDS = ("boxes", "scores", "labels", "masks", "semantic")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Work folders of random weights, which find something."""
+    found = {}
+    for task, recipe in RECIPES.items():
+        cfg, folder = load_config(recipe), tmp_path_factory.mktemp(task)
+        torch.manual_seed(3)
+        model = build_model(cfg)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if any(part in name for part in ("fc_cls", "conv_logits", "conv_seg")):
+                    parameter.normal_(std=0.3)
+        names = CLASSES if task == "detector" else ("background", *CLASSES)
+        torch.save(
+            {"meta": {"dataset_meta": {"classes": names}}, "state_dict": model.state_dict()}, folder / "iter_1.pth"
+        )
+        cfg.dump(folder / f"{recipe}.py")
+        found[task] = folder
+    return found
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def model(folders, request):
+    return vitdense.load(folders[request.param])
+
+
+@pytest.fixture
+def photos(tmp_path):
+    paths = []
+    for i, size in enumerate(((96, 128), (64, 160), (96, 128))):
+        paths.append(tmp_path / f"{i}.png")
+        Image.fromarray(draw_image(np.random.default_rng(i), size)[0]).save(paths[-1])
+    return paths
+
+
+def assert_same(got, want):
+    for name in FIELDS:
+        x, y = getattr(got, name), getattr(want, name)
+        assert (x is None) == (y is None)
+        if x is not None and x.dtype.kind == "f":
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-3)
+        elif x is not None:
+            np.testing.assert_array_equal(x, y)
+
+
+def test_the_kinds_of_images(model, photos):
+    want = model(photos[0])
+    assert len(want) > 1
+    pixels = np.array(Image.open(photos[0]))
+    kinds = (str(photos[0]), pixels, Image.open(photos[0]), torch.from_numpy(pixels).permute(2, 0, 1))
+    for image in kinds:
+        assert_same(model(image), want)
+
+
+def test_several_images_of_any_sizes(model, photos):
+    want = [model(photo) for photo in photos]
+    for got, one in zip(model(photos, batch_size=2), want, strict=True):
+        assert_same(got, one)
+    for got, one in zip(model(iter(photos)), want, strict=True):
+        assert_same(got, one)
+    assert model([]) == []
+
+
+def test_shapes_order_and_units(folders, photos):
+    result = vitdense.load(folders["detector"], score_thr=0.1)(photos[1])
+    assert result.boxes.shape == (len(result), 4)
+    assert result.masks.shape == (len(result), 64, 160)
+    assert (np.diff(result.scores) <= 0).all()
+    assert result.scores.min() >= 0.1
+    assert (result.boxes[:, 2:] >= result.boxes[:, :2]).all()
+    assert result.boxes[:, 2].max() <= 160
+    assert result.boxes[:, 3].max() <= 64
+    assert result.semantic is None
+    (one, *_) = result.to_coco(image_id=7)
+    x, y, width, height = one["bbox"]
+    assert (one["image_id"], one["category_id"]) == (7, result.labels[0] + 1)
+    np.testing.assert_allclose([x, y, x + width, y + height], result.boxes[0])
+    result = vitdense.load(folders["segmentor"])(photos[1])
+    assert result.semantic.shape == (64, 160)
+    assert result.boxes is None
+
+
+def test_the_config_keeps_the_heads_of_mm(folders):
+    model = vitdense.load(folders["detector"])
+    assert type(model.model.roi_head.mask_head[0]).__name__ == "RLEMaskHead"
+    assert model.model.cfg.model.roi_head.mask_head.type == "FCNMaskHead"
+
+
+def test_a_higher_threshold(folders, photos):
+    model = vitdense.load(folders["detector"], score_thr=0.1)
+    every = model(photos[0])
+    threshold = float(np.median(every.scores))
+    assert_same(
+        model(photos[0], score_thr=threshold), vitdense.load(folders["detector"], score_thr=threshold)(photos[0])
+    )
+    with pytest.raises(ConfigError, match=r"score_thr: got 0\.05, expected at least"):
+        model(photos[0], score_thr=0.05)
+
+
+def test_pictures(model, photos, tmp_path):
+    result = model(photos[0])
+    picture = result.plot()
+    assert picture.height == 96
+    result.save(tmp_path / "a/drawn.png")
+    assert np.array_equal(Image.open(tmp_path / "a/drawn.png"), picture)
+    assert not np.array_equal(np.array(picture)[:, :128], result.image)
+
+
+def test_threads_and_processes(model, photos):
+    want = model(photos[0])
+    with ThreadPoolExecutor(3) as pool:
+        for got in pool.map(model, [photos[0]] * 4):
+            assert_same(got, want)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert_same(pool.apply(pickle.loads(pickle.dumps(model)), (photos[0],)), want)
+
+
+def test_half_precision(folders, photos):
+    want = vitdense.load(folders["segmentor"])(photos[0])
+    got = vitdense.load(folders["segmentor"], dtype=torch.bfloat16)(photos[0])
+    assert 0.9 < (got.semantic == want.semantic).mean() < 1
+
+
+def test_what_is_no_model_or_no_image(folders, model, tmp_path):
+    with pytest.raises(ConfigError, match="expected a checkpoint"):
+        vitdense.load("cascade_swin_nano_shapes")
+    with pytest.raises(ConfigError, match="score_thr: got 2"):
+        vitdense.load(folders["detector"], score_thr=2)
+    with pytest.raises(ConfigError, match=r"image: got float64 \[4, 4, 3\], expected"):
+        model(np.zeros((4, 4, 3)))
+    with pytest.raises(ConfigError, match=r"gone\.jpg does not exist"):
+        model(tmp_path / "gone.jpg")

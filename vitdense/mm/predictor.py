@@ -1,0 +1,268 @@
+"""A trained detector or segmentor: images in, results out."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import mmcv
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.structures import BaseDataElement
+from PIL import Image
+from torch import Tensor, nn
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.load import fit_whole
+from vitdense.inspect import draw
+from vitdense.inspect.result import Result
+from vitdense.mm.config.load import build_model, hook_configs, load_config
+from vitdense.mm.config.saved import OF_RESULTS, log_differences
+from vitdense.mm.config.walk import class_heads, drop_weights, leaf_datasets, loads_labels
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
+
+Images = str | Path | np.ndarray | Image.Image | Tensor
+
+
+def load(
+    config: str | Path,
+    checkpoint: str | Path | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    score_thr: float = 0.3,
+) -> "Predictor":
+    """A trained model. ``model = vitdense.load("work_dirs/pets_swin"); model("photo.jpg").boxes``.
+
+    Args:
+        config: A work folder, for its config and latest checkpoint; or a config: a file, the name of a recipe, or
+            ``mmdet::FOLDER/NAME.py`` of an installed package.
+        checkpoint: File, address or work folder; needed for a config.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: In which it computes: `torch.float32`, `torch.bfloat16` or, on a GPU, `torch.float16` (autocast).
+        score_thr: Minimum score of detections, 0 to 1.
+
+    Raises:
+        ValueError: There is no such config, or it is not one of mmdet or mmseg, or an option has an unknown value.
+        CheckpointNotFoundError: There is no such checkpoint.
+        CheckpointMismatchError: It does not fit the model.
+    """
+    if checkpoint is None and not Path(config).is_dir():
+        raise ConfigError(f"load: got the config {config} alone, expected a checkpoint or a work folder too")
+    cfg = load_config(config)
+    return Predictor(cfg, find_checkpoint(str(checkpoint or config)), device, dtype, score_thr)
+
+
+class Predictor:
+    """A trained detector or segmentor, ready for images.
+
+    Args:
+        cfg: From `load_config`.
+        checkpoint: See `find_checkpoint`.
+        device, dtype, score_thr: See `load`.
+
+    Attributes:
+        model: The detector or segmentor of mmdet or mmseg, in eval mode.
+        names: Of its classes.
+        palette: Their colours, [classes, 3] uint8 RGB.
+
+    Raises:
+        ConfigError: The config is not one of mmdet or mmseg. See also `load_model`.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        checkpoint: str,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        score_thr: float = 0.3,
+    ) -> None:
+        scope = cfg.get("default_scope", "mmdet")
+        if scope not in ("mmdet", "mmseg"):
+            raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
+        if not 0 <= score_thr <= 1:
+            raise ConfigError(f"score_thr: got {score_thr}, expected 0 to 1")
+        self.model = load_model(cfg, checkpoint, device, score_thr)
+        self.score_thr, self.device, self.dtype = score_thr, torch.device(device), dtype
+        self.names: Sequence[str] = self.model.dataset_meta["classes"]
+        palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
+        fits = len(palette) == len(self.names)
+        self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.names))
+        self.dataset = next(leaf_datasets(cfg.test_dataloader.dataset))
+        steps = [step for step in self.dataset.pipeline if not loads_labels(step)]
+        self._of_files = Compose(steps)
+        self._of_pixels = Compose(steps[1:])  # the first reads the file
+
+    def __call__(
+        self, images: Images | Iterable[Images], score_thr: float | None = None, batch_size: int = 8
+    ) -> Result | list[Result]:
+        """Predict.
+
+        Args:
+            images: One image, or several: paths; Pillow's images; arrays [H, W, 3] of uint8, RGB; tensors [3, H, W] of
+                uint8, RGB. Any sizes.
+            score_thr: Minimum score of detections, not below that of the constructor, which is the default.
+            batch_size: Images of one size are predicted together, this many at a time. Each has the result that it has
+                alone, up to rounding.
+
+        Returns:
+            The result of the image, or a list of one per image.
+
+        Raises:
+            ConfigError: An image cannot be read, or is none of the above; or the score is below that of the model.
+        """
+        threshold = self.score_thr if score_thr is None else score_thr
+        if threshold < self.score_thr:
+            raise ConfigError(f"score_thr: got {threshold}, expected at least that of the model, {self.score_thr}")
+        if isinstance(images, Images):
+            return self._results([images], threshold)[0]
+        found, rest = [], iter(images)
+        while batch := list(islice(rest, batch_size)):
+            found += self._results(batch, threshold)
+        return found
+
+    def _results(self, images: Sequence[Images], threshold: float) -> list[Result]:
+        pixels = [read_pixels(image) for image in images]
+        samples = self.samples(images, pixels)
+        return [self.result(sample, image, threshold) for sample, image in zip(samples, pixels)]
+
+    @torch.no_grad()
+    def samples(self, images: Sequence[Images], pixels: Sequence[np.ndarray]) -> list[BaseDataElement]:
+        """Predictions as data samples of mmdet or mmseg.
+
+        Args:
+            images: See `__call__`. Paths are read by the pipeline of the config.
+            pixels: Of each image, see `read_pixels`.
+        """
+        data = [self._data(image, of_image) for image, of_image in zip(images, pixels)]
+        found: list = [None] * len(data)
+        groups: dict[tuple, list[int]] = {}
+        for i, one in enumerate(data):
+            groups.setdefault(tuple(one["inputs"].shape), []).append(i)
+        half = self.dtype is not torch.float32
+        for group in groups.values():
+            with torch.autocast(self.device.type, self.dtype) if half else nullcontext():
+                for i, sample in zip(group, self.model.test_step(pseudo_collate([data[i] for i in group]))):
+                    found[i] = sample
+        return found
+
+    def _data(self, image: Images, pixels: np.ndarray) -> Mapping[str, Any]:
+        if isinstance(image, (str, Path)):
+            return self._of_files({"img_path": str(image), "img_id": 0})
+        size = pixels.shape[:2]
+        return self._of_pixels(
+            {"img": pixels[..., ::-1].copy(), "img_shape": size, "ori_shape": size, "img_path": "", "img_id": 0}
+        )
+
+    def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: float) -> Result:
+        """A data sample of mm as a result.
+
+        Args:
+            sample: See `samples`.
+            pixels: See `read_pixels`.
+            threshold: Minimum score of detections.
+        """
+        shown = {"image": pixels, "names": self.names, "palette": self.palette}
+        if "pred_sem_seg" in sample:
+            return Result(**shown, semantic=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64))
+        found = sample.pred_instances
+        found = found[found.scores >= threshold].cpu()
+        found = found[found.scores.argsort(descending=True, stable=True)]
+        return Result(
+            **shown,
+            boxes=found.bboxes.float().numpy(),
+            scores=found.scores.float().numpy(),
+            labels=found.labels.numpy(),
+            rle=[_as_text(mask) for mask in found.masks] if "masks" in found else None,
+        )
+
+
+def read_pixels(image: Images) -> np.ndarray:
+    """The pixels of an image: [H, W, 3] uint8 RGB. Of a file, turned by its EXIF orientation.
+
+    Raises:
+        ConfigError: A file does not exist, or the image is none of `Images`.
+        Exception: That of the decoder, for a file that it cannot read.
+    """
+    if isinstance(image, (str, Path)):
+        if not Path(image).is_file():  # a pipe would wait for ever
+            raise ConfigError(f"image {image} does not exist, or is no file")
+        with Image.open(image) as opened:
+            opened.load()  # raises for a truncated file; OpenCV would fill the rest with grey
+        return mmcv.imread(str(image), channel_order="rgb")
+    if isinstance(image, Image.Image):
+        image = np.array(image.convert("RGB"))
+    if isinstance(image, Tensor):
+        image = image.cpu().permute(1, 2, 0).contiguous().numpy() if image.ndim == 3 else image.cpu().numpy()
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise ConfigError(
+            f"image: got {got}, expected a path, an image of Pillow, or uint8 RGB as an array [H, W, 3] or a tensor "
+            f"[3, H, W]"
+        )
+    return image
+
+
+def _as_text(mask: dict | Tensor) -> dict:
+    """A mask in COCO's run-length code that JSON takes."""
+    from pycocotools import mask as rle
+
+    code = mask if isinstance(mask, dict) else rle.encode(np.asfortranarray(mask.numpy(), dtype=np.uint8))
+    return {"size": list(code["size"]), "counts": code["counts"].decode()}
+
+
+def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float | None = None) -> nn.Module:
+    """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
+
+    Its `dataset_meta` comes from the checkpoint: `classes`, and `palette` if there is one.
+
+    Args:
+        cfg: Its config.
+        checkpoint: A file.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        mask_score_thr: Masks of detections from this score on are RLE, see `use_rle`; None: all, as mmdet has them.
+
+    Raises:
+        ConfigError: The checkpoint has no class names.
+        CheckpointNotFoundError: There is no such file.
+        CheckpointMismatchError: The checkpoint does not fit the model.
+    """
+    allow_pickle = any(hook.get("allow_pickle", False) for hook in hook_configs(cfg))  # of ExactLoadHook
+    saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
+    log_differences(saved, cfg, OF_RESULTS)
+    drop_weights(cfg.model)
+    built = cfg
+    if mask_score_thr is not None and find_spec("mmdet"):
+        from vitdense.mm.heads.rle_masks import use_rle
+
+        built = copy.deepcopy(cfg)  # mm's inferencers and pictures need other masks
+        use_rle(built.model, mask_score_thr)
+    model = build_model(built)  # which writes into the config
+    meta = saved.get("meta", {})
+    if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
+        meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
+    if not meta.get("dataset_meta"):
+        raise ConfigError(f"{checkpoint} has no class names (meta.dataset_meta); train it with tools/train.py")
+    model.dataset_meta = meta["dataset_meta"]
+    try:
+        state, _ = fit_whole(model, saved, source=checkpoint)
+    except CheckpointMismatchError as error:
+        trained = len(model.dataset_meta["classes"])
+        others = {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, trained}
+        if not others:
+            raise
+        raise ConfigError(
+            f"{checkpoint} was trained on {trained} classes, but heads of {cfg.filename} have "
+            f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder. Or, if the heads follow a "
+            f"data set whose annotation file is not on this machine, state metainfo=dict(classes=(...)) of the "
+            f"training data"
+        ) from error
+    model.load_state_dict(state, strict=True)
+    model.cfg = cfg
+    return model.to(device).eval()
