@@ -10,6 +10,8 @@ JOBS ?= 2
 # One thread a process; the tests of a file stay together, for they share what they build. Files with few, but long tests
 # do not come last.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# A test that hangs is stopped, and shows where; none of these comes near.
+WATCHED := --timeout 600
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
@@ -31,13 +33,13 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 LONGEST := tests/models tests/mm
 OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test_*.py)
 test: $(READY)  ## the tests that need neither a network nor a GPU: some nine minutes on two CPU cores
-	$(PYTEST) -m 'not slow and not docs and not commands' $(LONGEST) $(OTHERS)
+	$(PYTEST) $(WATCHED) -m 'not slow and not docs and not commands' $(LONGEST) $(OTHERS)
 
 test-commands: $(READY)  ## the commands as users start them, also in several processes: some five minutes
-	$(PYTEST) -m 'commands and not slow'
+	$(PYTEST) $(WATCHED) -m 'commands and not slow'
 
 test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
-	$(PYTEST) -m 'docs and not slow'
+	$(PYTEST) $(WATCHED) -m 'docs and not slow'
 
 test-slow: $(READY)  ## what takes minutes, or repeats a proof for other models: an hour
 	$(PYTEST) -m slow

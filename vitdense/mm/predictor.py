@@ -1,8 +1,10 @@
 """A trained detector or segmentor: images in, results out."""
 
 import copy
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -28,6 +30,10 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
 
 Images = str | Path | np.ndarray | Image.Image | Tensor
+
+# A fork inherits the pool of OpenMP without its threads, and would wait for them for ever.
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 def load(
