@@ -1,0 +1,80 @@
+"""The best boxes of an image as fixed numbers: nothing but values depends on what the image shows.
+
+B images, N boxes (x1, y1, x2, y2) in pixels. A place without a box has score 0 and label -1.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor
+
+from vitdense.mm.errors import ConfigError
+
+
+class Found(NamedTuple):
+    """Objects of a batch."""
+
+    boxes: Tensor  # [B, N, 4] float32
+    scores: Tensor  # [B, N] float32
+    labels: Tensor  # [B, N] int64
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of ``[B, N, ...]`` at an index ``[B, K]``: ``[B, K, ...]``."""
+    index = index.reshape(*index.shape, *(1,) * (x.ndim - 2))  # [B, K, 1...]
+    return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
+
+
+def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The highest of scores ``[B, N]``, 0 or more, and their index, ``[B, number]`` each; short of N, score -1 and
+    index 0."""
+    scores, index = F.pad(scores, (0, number), value=-1.0).topk(number)  # [B, number]
+    return scores, index.masked_fill(scores < 0, 0)
+
+
+def suppress(found: Found, groups: int, iou_threshold: float, number: int) -> tuple[Found, Tensor]:
+    """Non-maximum suppression among the boxes of a label, and of those left the best, with their index ``[B, number]``.
+
+    Args:
+        found: Boxes without an object have a score below 0.
+        groups: Number of labels.
+        iou_threshold: A box that overlaps one of a higher score by more is dropped.
+        number: Of boxes of an image that are kept.
+    """
+    boxes, scores, labels = found
+    batch, count = scores.shape
+    # One call for all images and labels, each in a cell of its own; mmcv has them in a row, where float32 ends sooner.
+    columns = math.ceil(math.sqrt(groups))
+    image = torch.arange(batch, device=labels.device)[:, None] * math.ceil(groups / columns)  # [B, 1]
+    cell = torch.stack([labels % columns, labels // columns + image], -1)  # [B, N, 2]
+    moved = boxes + cell.repeat(1, 1, 2) * (boxes.max().clamp(min=0) - boxes.min().clamp(max=0) + 1)
+    kept = torchvision.ops.nms(moved.flatten(0, 1), scores.flatten(), iou_threshold)
+    left = torch.zeros_like(scores).flatten().index_fill(0, kept, 1).reshape(batch, count)  # [B, N]
+    scores, index = best(torch.where(left > 0, scores, -1.0).clamp(min=-1), number)  # [B, number]
+    return pack(take(boxes, index), scores, take(labels, index)), index
+
+
+def pack(boxes: Tensor, scores: Tensor, labels: Tensor) -> Found:
+    """Places of scores of 0 or less become empty."""
+    empty = scores <= 0
+    return Found(
+        boxes.masked_fill(empty[..., None], 0.0), scores.clamp(min=0), labels.masked_fill(empty, -1)
+    )
+
+
+def threshold_of(nms: dict) -> float:
+    """The overlap of a config ``nms=dict(type="nms", iou_threshold=...)``.
+
+    Raises:
+        ConfigError: It is another kind, which depends on the order of its steps.
+    """
+    kind = nms.get("type", "nms")
+    if kind != "nms":
+        raise ConfigError(
+            f"test_cfg: got nms of type {kind!r}, expected 'nms', the one that programs have; add --cfg-options "
+            f"model.test_cfg.rcnn.nms.type=nms"
+        )
+    return nms["iou_threshold"]
