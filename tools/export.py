@@ -1,4 +1,4 @@
-"""Export a trained segmentor, or the maps of a detector, to torch.export (pt2) or ONNX.
+"""Export a trained detector, or its maps, or a segmentor to torch.export (pt2) or ONNX.
 
 The result takes normalised images of all sizes and batches, or with --static one image of one size. It is compared
 with the model before it is written.
@@ -19,6 +19,8 @@ def main() -> None:
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument("--static", nargs=2, type=int, metavar=("H", "W"), help="image size in pixels, for one image")
     parser.add_argument("--half", action="store_true", help="weights and maps in half precision")
+    parser.add_argument("--maps", action="store_true", help="of a detector its maps, without boxes")
+    parser.add_argument("--images", nargs="+", default=[], help="photos to compare boxes on (default: of the test data)")
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
     args = parser.parse_args()
     if args.static and min(args.static) < 1:
@@ -26,7 +28,8 @@ def main() -> None:
     with exit_on_user_error():
         path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
         static = tuple(args.static) if args.static else None
-        print(export(config_of(args), find_checkpoint(checkpoint_of(args)), path, args.to, static, args.half))
+        options = (path, args.to, static, args.half, args.maps, args.images)
+        print(export(config_of(args), find_checkpoint(checkpoint_of(args)), *options))
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class Predictor:
             images: See `__call__`. Paths are read by the pipeline of the config.
             pixels: Of each image, see `read_pixels`.
         """
-        data = [self._data(image, of_image) for image, of_image in zip(images, pixels)]
+        data = [self.read(image, of_image) for image, of_image in zip(images, pixels)]
         found: list = [None] * len(data)
         groups: dict[tuple, list[int]] = {}
         for i, one in enumerate(data):
@@ -158,7 +158,9 @@ class Predictor:
                     found[i] = sample
         return found
 
-    def _data(self, image: Images, pixels: np.ndarray) -> Mapping[str, Any]:
+    def read(self, image: Images, pixels: np.ndarray | None = None) -> Mapping[str, Any]:
+        """An image through the pipeline of the config: ``inputs`` ``[3, h, w]`` and ``data_samples``; `pixels` of one
+        that is no path."""
         if isinstance(image, (str, Path)):
             return self._of_files({"img_path": str(image), "img_id": 0})
         size = pixels.shape[:2]

@@ -1,7 +1,8 @@
-"""Export of segmentors (mmseg) and of the maps of detectors (mmdet)."""
+"""Export of detectors (mmdet), or their maps, and of segmentors (mmseg)."""
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,17 +10,26 @@ import torch
 import torch.nn.functional as F
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmengine.config import Config
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
+from torchvision.ops import box_iou
 
 from vitdense.files import atomic_write
 from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx, save_program
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.predictor import load_model
+from vitdense.mm.export.detectors import Detector
+from vitdense.mm.predictor import Predictor
+from vitdense.runtime import paste
 
 FORMATS = ("pt2", "onnx")
 # Relative error to the model in float32 above which nothing is written.
 MAX_ERROR, MAX_ERROR_HALF = 1e-4, 1e-2
 EXAMPLE, UNSEEN = (2, 160, 192), (1, 97, 131)  # batch, height, width: to export with, and to compare at
+# Whole detectors: of each object of a higher score, the overlap of its box and of its mask with the model's, and the
+# difference of scores. Half precision moves an edge by a thousandth of the box.
+SCORE, MIN_IOU, MAX_DIFFERENCE, MIN_MASK_IOU = 0.05, 0.999, 1e-3, 0.99
+MIN_IOU_HALF, MAX_DIFFERENCE_HALF, MIN_MASK_IOU_HALF = 0.98, 2e-2, 0.95
+PHOTOS = 3
 
 
 class Segmentor(nn.Module):
@@ -43,7 +53,7 @@ class Segmentor(nn.Module):
 class DetectorMaps(nn.Module):
     """Image ``[B, 3, H, W]`` to the maps of the neck, and what the RPN or a dense head predicts on them.
 
-    Boxes are not decoded: exporters and runtimes do not share operators for RoIAlign and NMS.
+    Boxes are not decoded.
 
     Args:
         model: Detector of mmdet. Its image is normalised, and padded as the config says.
@@ -64,14 +74,19 @@ class DetectorMaps(nn.Module):
         return outs
 
 
-def describe_input(cfg: Config, model: nn.Module) -> dict[str, str]:
-    """What the program expects of an image, and its classes, as JSON by key: `mean`, `std`, `channels`, `classes`."""
+def describe_input(predictor: Predictor) -> dict[str, str]:
+    """What the program expects of an image, and its classes, as JSON by key: `mean`, `std`, `channels`, `classes`,
+    `resize` and `mask_thr`."""
+    cfg = predictor.model.cfg
     preprocessor = cfg.model.data_preprocessor
+    resize = next((step for step in predictor.dataset.pipeline if step["type"].rpartition(".")[2] == "Resize"), None)
     described = {
         "mean": preprocessor.get("mean"),
         "std": preprocessor.get("std"),
         "channels": "RGB" if preprocessor.get("bgr_to_rgb") else "BGR",  # mm reads BGR
-        "classes": model.dataset_meta["classes"],
+        "classes": predictor.names,
+        "resize": resize and {"scale": resize["scale"], "keep_ratio": resize.get("keep_ratio", False)},
+        "mask_thr": cfg.model.get("test_cfg", {}).get("rcnn", {}).get("mask_thr_binary", 0.5),
     }
     return {key: json.dumps(value) for key, value in described.items()}
 
@@ -83,8 +98,10 @@ def export(
     to: str,
     static: tuple[int, int] | None = None,
     half: bool = False,
+    maps: bool = False,
+    photos: Sequence[str] = (),
 ) -> str:
-    """Export a segmentor, or the maps of a detector, and compare the result with the model.
+    """Export a detector or a segmentor, and compare the result with the model.
 
     Args:
         cfg: Its config.
@@ -93,38 +110,113 @@ def export(
         to: One of `FORMATS`.
         static: Image (h, w) in pixels, for one image of this size; all sizes and batches when None.
         half: Weights and maps in half precision.
+        maps: Of a detector, its maps instead of its objects.
+        photos: Images to compare a detector's objects on; the first of the config's test data set when empty.
 
     Returns:
         What was written and compared.
 
     Raises:
-        ConfigError: onnx is not installed, or the error of the result is above `MAX_ERROR` (`MAX_ERROR_HALF`); nothing
-            is written. See also `load_model`.
+        ConfigError: onnx is not installed; the detector is none that can be exported whole; there are no photos; or the
+            result differs from the model by more than the bounds above: nothing is written. See also `load_model`.
     """
     if to == "onnx" and not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         raise ConfigError("--to onnx needs onnx, onnxscript and onnxruntime: pip install 'vitdense[export]'")
-    model = load_model(cfg, checkpoint, "cpu")
-    task = Segmentor if cfg.get("default_scope", "mmdet") == "mmseg" else DetectorMaps
-    model, metadata = task(model).eval(), describe_input(cfg, model)
+    predictor = Predictor(cfg, checkpoint, score_thr=0.0)
+    metadata, is_segmentor = describe_input(predictor), cfg.get("default_scope", "mmdet") == "mmseg"
     channels, dtype = cfg.model.backbone.get("in_channels", 3), torch.float16 if half else torch.float32
     example, unseen = ((1, *static),) * 2 if static else (EXAMPLE, UNSEEN)
-    image = torch.randn(unseen[0], channels, *unseen[1:], generator=torch.Generator().manual_seed(0))
+    whole = not (is_segmentor or maps)
     with torch.no_grad():
-        want = model(image)
+        if whole:
+            images = _photos(predictor, photos, static)
+            wanted = [_predict(predictor.model, image) for image in images]
+        else:
+            images = [torch.randn(unseen[0], channels, *unseen[1:], generator=torch.Generator().manual_seed(0))]
+        task = Detector if whole else Segmentor if is_segmentor else DetectorMaps
+        model = task(predictor.model).eval()
+        want = model(images[0])
     program = export_program(model.to(dtype), torch.zeros(example[0], channels, *example[1:], dtype=dtype), not static)
     with atomic_write(path) as scratch:
         if to == "onnx":
             logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it names the constants that it does not fold
             save_onnx(program, scratch, list(want), metadata)
-            got = run_onnx(scratch, image.to(dtype))
+            outs = [dict(zip(want, run_onnx(scratch, image.to(dtype)))) for image in images]
         else:
             save_program(program, scratch, metadata)
-            got = torch.export.load(scratch).module()(image.to(dtype))
-        error, bound = largest_error(got, want), MAX_ERROR_HALF if half else MAX_ERROR
-        if not error <= bound:  # NaN too
-            raise ConfigError(
-                f"{path}: got a relative error of {error:.1e} to the model, expected at most {bound:.0e}; not written"
-                + ("; export without --half" if half else "")
-            )
-    outs = ", ".join(f"{name} {list(out.shape)}" for name, out in want.items())
-    return f"{path} ({path.stat().st_size / 1e6:.1f} MB): relative error {error:.1e} at {list(image.shape)}\n{outs}"
+            run = torch.export.load(scratch).module()
+            outs = [run(image.to(dtype)) for image in images]
+        if whole:
+            compared = _compare_objects(outs, wanted, json.loads(metadata["mask_thr"]), half)
+        else:
+            compared = _compare_maps(outs[0], want, half)
+        if compared.startswith("got"):
+            raise ConfigError(f"{path}: {compared}; not written" + ("; export without --half" if half else ""))
+    sizes = " and ".join(str(list(image.shape)) for image in images)
+    listed = ", ".join(f"{name} {list(out.shape)}" for name, out in want.items())
+    return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {compared} at {sizes}\n{listed}"
+
+
+def _compare_maps(got: Mapping, want: Mapping[str, Tensor], half: bool) -> str:
+    """The error, or what is wrong: "got ..."."""
+    error, bound = largest_error(got, want), MAX_ERROR_HALF if half else MAX_ERROR
+    if not error <= bound:  # NaN too
+        return f"got a relative error of {error:.1e} to the model, expected at most {bound:.0e}"
+    return f"relative error {error:.1e}"
+
+
+def _photos(predictor: Predictor, paths: Sequence[str], static: tuple[int, int] | None) -> list[Tensor]:
+    """Images ``[1, 3, h, w]`` as a program takes them: resized and normalised, not padded."""
+    if not paths:
+        from vitdense.mm.registry import DATASETS
+
+        try:
+            dataset = DATASETS.build({**predictor.dataset, "pipeline": []})
+        except OSError as error:
+            raise ConfigError(f"--images: the test data set of the config cannot be read ({error}); name photos") from error
+        paths = [dataset.get_data_info(i)["img_path"] for i in range(min(PHOTOS, len(dataset)))]
+    images = []
+    for path in paths:
+        data = predictor.read(path)
+        padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
+        h, w = data["inputs"].shape[1:]
+        image = padded[..., :h, :w]  # [1, 3, h, w]
+        images.append(F.interpolate(image, static, mode="bilinear") if static else image)
+    return images
+
+
+def _predict(model: nn.Module, image: Tensor) -> InstanceData:
+    """What the detector itself finds in an image ``[1, 3, h, w]``, in its pixels."""
+    from mmdet.structures import DetDataSample
+
+    h, w = image.shape[2:]
+    divisor, value = model.data_preprocessor.pad_size_divisor, float(model.data_preprocessor.pad_value)
+    padded = F.pad(image, (0, -w % divisor, 0, -h % divisor), value=value)
+    shapes = {"img_shape": (h, w), "ori_shape": (h, w), "batch_input_shape": tuple(padded.shape[2:])}
+    sample = DetDataSample(metainfo={**shapes, "scale_factor": (1.0, 1.0)})
+    return model.predict(padded, [sample], rescale=False)[0].pred_instances
+
+
+def _compare_objects(outs: Sequence[Mapping], wanted: Sequence[InstanceData], mask_thr: float, half: bool) -> str:
+    """The largest differences, or what is wrong: "got ..."."""
+    from pycocotools import mask as rle
+
+    least, most, least_mask = 1.0, 0.0, 1.0
+    for out, want in zip(outs, wanted):
+        boxes, scores, labels = (torch.as_tensor(out[name])[0] for name in ("boxes", "scores", "labels"))
+        want = want[want.scores > SCORE]
+        overlaps = box_iou(want.bboxes, boxes) * (want.labels[:, None] == labels)  # [wanted, N]
+        differences = (want.scores[:, None] - scores).abs()
+        for i, overlap in enumerate(overlaps):
+            k = int((overlap - differences[i]).argmax())
+            least, most = min(least, overlap[k].item()), max(most, differences[i, k].item())
+            if "masks" in out:
+                mask, of_model = torch.as_tensor(out["masks"])[0, k].numpy(), rle.decode(want.masks[i]).astype(bool)
+                pasted = paste(mask, boxes[k].numpy(), of_model.shape) >= mask_thr
+                union = (pasted | of_model).sum()
+                least_mask = min(least_mask, float((pasted & of_model).sum() / union) if union else 1.0)
+    bounds = (MIN_IOU_HALF, MAX_DIFFERENCE_HALF, MIN_MASK_IOU_HALF) if half else (MIN_IOU, MAX_DIFFERENCE, MIN_MASK_IOU)
+    found = f"boxes with IoU {least:.4f}, scores within {most:.1e}, masks with IoU {least_mask:.4f} of the model's"
+    if least < bounds[0] or most > bounds[1] or least_mask < bounds[2]:
+        return f"got {found}, expected {bounds[0]}, {bounds[1]} and {bounds[2]}"
+    return f"{sum(int((want.scores > SCORE).sum()) for want in wanted)} objects, {found},"
