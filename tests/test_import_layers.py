@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "files.py": set(),
     "module.py": {"errors"},
     "moved.py": set(),
+    "runtime.py": set(),  # is copied into products
     "layers": {"errors", "layers"},
     "checkpoint": {"checkpoint", "errors", "files", "layers", *TABLES},
     "models": {"checkpoint", "errors", "families", "layers", "models", "module"},

@@ -236,7 +236,7 @@ def test_predict_writes_pictures_and_coco_results(tiny, trained):
 
 def test_export_of_the_maps_of_a_detector(tiny, trained):
     out = tiny.parent / "detector.pt2"
-    done = tool("export", tiny, trained, "--to", "pt2", "--static", 97, 131, "--half", "--out", out)
+    done = tool("export", tiny, trained, "--to", "pt2", "--maps", "--static", 97, 131, "--half", "--out", out)
     assert "map0 [1, 32, 25, 33]" in done.stdout
     described = {"classes": ""}
     program = torch.export.load(out, extra_files=described).module()
@@ -254,7 +254,7 @@ def test_an_export_unlike_its_model_is_not_written(tiny, trained, monkeypatch):
     monkeypatch.setattr(export, "MAX_ERROR", 0.0)
     out = tiny.parent / "unlike" / "detector.pt2"
     with pytest.raises(ConfigError, match="not written"):
-        export.export(load_config(str(tiny)), str(trained / "iter_6.pth"), out, "pt2", static=(64, 64))
+        export.export(load_config(str(tiny)), str(trained / "iter_6.pth"), out, "pt2", static=(64, 64), maps=True)
     assert not list(out.parent.iterdir())
 
 

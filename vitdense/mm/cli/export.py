@@ -139,7 +139,8 @@ def export(
     program = export_program(model.to(dtype), torch.zeros(example[0], channels, *example[1:], dtype=dtype), not static)
     with atomic_write(path) as scratch:
         if to == "onnx":
-            logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it names the constants that it does not fold
+            for name in ("onnxscript", "onnx_ir"):  # they name constants that they do not fold
+                logging.getLogger(name).setLevel(logging.ERROR)
             save_onnx(program, scratch, list(want), metadata)
             outs = [dict(zip(want, run_onnx(scratch, image.to(dtype)))) for image in images]
         else:

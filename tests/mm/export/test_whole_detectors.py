@@ -1,0 +1,118 @@
+"""Whole detectors as programs against mmdet's own `predict`."""
+
+import pytest
+import torch
+from conftest import REPO
+from mmdet.models.layers import multiclass_nms
+from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+from torchvision.ops import box_iou
+
+from vitdense.mm.cli.export import _compare_objects, _predict
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.export.detectors import Detector, FixedRoIExtractor
+from vitdense.mm.export.select import Found, best, suppress
+
+def detector(name, **test_cfg):
+    torch.manual_seed(0)
+    cfg = load_config(str(REPO / f"configs/demo/{name}_swin_nano_shapes.py"))
+    model = build_model(cfg).eval()
+    for part in (getattr(model, "roi_head", None), getattr(model, "bbox_head", None)):
+        if part is not None:
+            part.test_cfg.update(test_cfg)
+    return model
+
+
+@pytest.mark.parametrize("name", ["cascade", "cascade_rcnn", "htc", "atss", "sparse_rcnn"])
+def test_as_predict(name):
+    """Also of a batch, and of sides that no stride divides: random weights leave many objects a hair apart."""
+    model = detector(name, score_thr=0.02)
+    images = torch.randn(2, 3, 129, 171, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = [_predict(model, image[None]) for image in images]
+        got = Detector(model).eval()(images)
+    for i, want in enumerate(wanted):
+        assert len(want) > 20
+        order = want.scores.argsort(descending=True, stable=True)
+        torch.testing.assert_close(got["scores"][i, : len(want)], want.scores[order], atol=1e-4, rtol=0)
+        overlap = box_iou(got["boxes"][i], want.bboxes) * (got["labels"][i][:, None] == want.labels)
+        has_area = (want.bboxes[:, 2:] > want.bboxes[:, :2]).all(1)
+        assert (overlap.amax(0)[has_area] > 0.99).float().mean() > 0.95
+        assert (got["scores"][i, len(want) :] == 0).all()
+        assert (got["labels"][i, len(want) :] == -1).all()
+        if "masks" in got:
+            k = overlap.argmax(0)[has_area][0]
+            assert 0 <= got["masks"][i, k].min() <= got["masks"][i, k].max() <= 1
+
+
+def test_a_program_of_all_sizes_has_no_branches(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from vitdense.inspect.export import export_program, run_onnx, save_onnx
+
+    model = Detector(detector("atss", score_thr=0.02)).eval()
+    program = export_program(model, torch.zeros(2, 3, 64, 96))
+    path = tmp_path / "atss.onnx"
+    save_onnx(program, path, ["boxes", "scores", "labels"])
+    kinds = {node.op_type for node in onnx.load(path).graph.node}
+    assert not kinds & {"If", "Loop", "Scan", "GridSample", "NonZero"}
+    image = torch.randn(3, 3, 97, 70, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = model(image)
+    boxes, scores, labels = run_onnx(path, image)
+    torch.testing.assert_close(torch.from_numpy(scores), want["scores"], atol=1e-5, rtol=0)
+    assert boxes.shape == (3, 100, 4)
+    assert (labels >= -1).all()
+
+
+def test_suppression_of_a_batch_is_that_of_mmdet():
+    make = torch.Generator().manual_seed(0)
+    corner, side = torch.rand(3, 200, 2, generator=make) * 300, 20 + torch.rand(3, 200, 2, generator=make) * 60
+    boxes = torch.cat([corner, corner + side], -1)  # [3, 200, 4]
+    scores = torch.rand(3, 200, 5, generator=make)  # [3, 200, classes]
+    flat, pair = best(torch.where(scores > 0.3, scores, -1.0).flatten(1), 1000)
+    candidates = Found(boxes.gather(1, (pair // 5)[..., None].expand(-1, -1, 4)), flat, pair % 5)
+    found, _ = suppress(candidates, 5, 0.5, 60)
+    for i in range(3):
+        with_background = torch.cat([scores[i], torch.zeros(200, 1)], 1)
+        dets, labels = multiclass_nms(boxes[i], with_background, 0.3, {"type": "nms", "iou_threshold": 0.5}, 60)
+        assert torch.equal(found.boxes[i], dets[:, :4])
+        assert torch.equal(found.scores[i], dets[:, 4])
+        assert torch.equal(found.labels[i], labels)
+
+
+def test_fewer_boxes_than_places():
+    scores, index = best(torch.tensor([[0.5, -1.0, 0.7]]), 5)
+    assert scores.tolist() == [[pytest.approx(0.7), 0.5, -1, -1, -1]]
+    assert index.tolist() == [[2, 0, 0, 0, 0]]
+    found, _ = suppress(Found(torch.rand(1, 3, 4), torch.full((1, 3), -1.0), torch.zeros(1, 3).long()), 2, 0.5, 4)
+    assert found.scores.tolist() == [[0] * 4]
+    assert found.labels.tolist() == [[-1] * 4]
+
+
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_roi_features_without_shapes_of_the_boxes(ratio):
+    layer = {"type": "RoIAlign", "output_size": 7, "sampling_ratio": ratio}
+    extractor = SingleRoIExtractor(layer, out_channels=8, featmap_strides=[4, 8, 16])
+    maps = [torch.randn(2, 8, 256 // s, 320 // s) for s in (4, 8, 16)]
+    corner = torch.rand(80, 2) * 100
+    rois = torch.cat([torch.arange(80)[:, None] % 2, corner, corner + torch.rand(80, 1) * 200], 1)
+    assert len(extractor.map_roi_levels(rois, 3).unique()) == 3
+    assert torch.equal(FixedRoIExtractor(extractor)(maps, rois), extractor(maps, rois))
+
+
+def test_heads_that_cannot_be_exported_are_named():
+    with pytest.raises(ConfigError, match=r"RepPointsV2Head.*--maps"):
+        Detector(detector("reppoints_v2"))
+    with pytest.raises(ConfigError, match=r"soft_nms.*model\.test_cfg\.rcnn\.nms\.type=nms"):
+        Detector(detector("cascade", nms={"type": "soft_nms", "iou_threshold": 0.5}))
+
+
+def test_a_moved_box_is_seen():
+    model = detector("atss", score_thr=0.06)
+    image = torch.randn(1, 3, 128, 128, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want, got = _predict(model, image), Detector(model).eval()(image)
+    assert not _compare_objects([got], [want], 0.5, False).startswith("got")
+    got["boxes"] += 0.5
+    assert _compare_objects([got], [want], 0.5, False).startswith("got boxes")
