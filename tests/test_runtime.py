@@ -1,5 +1,6 @@
 """`vitdense/runtime.py`: the file that is copied into a product."""
 
+import shutil
 import subprocess
 import sys
 
@@ -13,18 +14,16 @@ from vitdense.runtime import Program, fitted, paste, resize
 
 ALONE = """
 import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        assert name.partition(".")[0] in sys.stdlib_module_names | {"numpy"}, name
+sys.modules.update(dict.fromkeys(("torch", "vitdense", "cv2", "PIL")))  # importing them raises
 sys.path.insert(0, sys.argv[1])
-sys.meta_path.insert(0, Refuse())
 import runtime
-assert runtime.Program and "torch" not in sys.modules
+assert "numpy" in sys.modules and runtime.Program
 """
 
 
-def test_it_imports_numpy_alone():
-    subprocess.run([sys.executable, "-c", ALONE, REPO / "vitdense"], check=True, timeout=60)
+def test_it_imports_numpy_alone(tmp_path):
+    shutil.copy(REPO / "vitdense/runtime.py", tmp_path)
+    subprocess.run([sys.executable, "-c", ALONE, tmp_path], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("size", [(37, 53), (90, 31), (50, 70)])

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--static", nargs=2, type=int, metavar=("H", "W"), help="image size in pixels, for one image")
     parser.add_argument("--half", action="store_true", help="weights and maps in half precision")
     parser.add_argument("--maps", action="store_true", help="of a detector its maps, without boxes")
-    parser.add_argument("--images", nargs="+", default=[], help="photos to compare boxes on (default: of the test data)")
+    parser.add_argument("--images", nargs="+", default=[], help="photos to compare boxes on (default: test data)")
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
     args = parser.parse_args()
     if args.static and min(args.static) < 1:

@@ -101,7 +101,9 @@ class Program:
         boxes = found["boxes"][kept] / np.float32([w / size[1], h / size[0]] * 2)
         masks = None
         if "masks" in found:
-            parts = [paste(mask, box, size) >= self._about["mask_thr"] for mask, box in zip(found["masks"][kept], boxes)]
+            parts = [
+                paste(mask, box, size) >= self._about["mask_thr"] for mask, box in zip(found["masks"][kept], boxes)
+            ]
             masks = np.array(parts, bool).reshape(-1, *size)
         return Output(boxes, found["scores"][kept], found["labels"][kept], masks)
 
@@ -119,8 +121,7 @@ def fitted(size: Sequence[int], rule: dict | None) -> tuple[int, int]:
 
 
 def resize(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Bilinear, from pixel centre to pixel centre as OpenCV and torch have it: float32 ``[h, w, C]`` to ``[*size, C]``.
-    """
+    """Bilinear from pixel centre to centre, as OpenCV and torch have it: float32 ``[h, w, C]`` to ``[*size, C]``."""
     for axis, new in enumerate(size):
         old = image.shape[axis]
         if new == old:

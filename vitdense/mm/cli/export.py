@@ -135,6 +135,10 @@ def export(
             images = [torch.randn(unseen[0], channels, *unseen[1:], generator=torch.Generator().manual_seed(0))]
         task = Detector if whole else Segmentor if is_segmentor else DetectorMaps
         model = task(predictor.model).eval()
+        if whole and not (static or model.any_size):
+            raise ConfigError(
+                f"export: {type(predictor.model).__name__} has a program for one size only; add --static H W"
+            )
         want = model(images[0])
     program = export_program(model.to(dtype), torch.zeros(example[0], channels, *example[1:], dtype=dtype), not static)
     with atomic_write(path) as scratch:
@@ -174,7 +178,9 @@ def _photos(predictor: Predictor, paths: Sequence[str], static: tuple[int, int] 
         try:
             dataset = DATASETS.build({**predictor.dataset, "pipeline": []})
         except OSError as error:
-            raise ConfigError(f"--images: the test data set of the config cannot be read ({error}); name photos") from error
+            raise ConfigError(
+                f"--images: the test data set of the config cannot be read ({error}); name photos"
+            ) from error
         paths = [dataset.get_data_info(i)["img_path"] for i in range(min(PHOTOS, len(dataset)))]
     images = []
     for path in paths:

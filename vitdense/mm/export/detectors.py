@@ -42,6 +42,7 @@ class Detector(nn.Module):
         super().__init__()
         self.model = model
         self.find = _finder(model)
+        self.any_size = self.find is not _of_sparse  # whose attention torch exports for one batch
         for module in list(model.modules()):
             for name, child in module.named_children():
                 if isinstance(child, SingleRoIExtractor):

@@ -60,9 +60,7 @@ def suppress(found: Found, groups: int, iou_threshold: float, number: int) -> tu
 def pack(boxes: Tensor, scores: Tensor, labels: Tensor) -> Found:
     """Places of scores of 0 or less become empty."""
     empty = scores <= 0
-    return Found(
-        boxes.masked_fill(empty[..., None], 0.0), scores.clamp(min=0), labels.masked_fill(empty, -1)
-    )
+    return Found(boxes.masked_fill(empty[..., None], 0.0), scores.clamp(min=0), labels.masked_fill(empty, -1))
 
 
 def threshold_of(nms: dict) -> float:
