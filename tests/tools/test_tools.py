@@ -3,7 +3,6 @@
 import json
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 import time
@@ -414,26 +413,3 @@ def test_segmentor_with_wrong_num_classes_is_refused(segmentor, tool_here):
     status, printed = tool_here("train", segmentor, *options)
     assert status == 2
     assert "decode_head.num_classes is 8" in printed.err
-
-
-@pytest.mark.slow
-def test_a_whole_detector_runs_without_torch(tiny, trained):
-    """Boxes of `vitdense/runtime.py` in a process without torch are those of `vitdense.load`."""
-    import vitdense
-
-    out = tiny.parent / "whole.onnx"
-    done = tool("export", tiny, trained, "--to", "onnx", "--static", 96, 96, "--out", out)
-    assert "masks [1, 100, 28, 28]" in done.stdout
-    photo = next((tiny.parent / "shapes").rglob("*.jpg"))
-    code = (
-        "import sys, numpy, PIL.Image; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1]);"
-        "from runtime import Program; found = Program(sys.argv[2])(numpy.asarray(PIL.Image.open(sys.argv[3])), 0.06);"
-        "numpy.savez(sys.argv[4], boxes=found.boxes, scores=found.scores, masks=found.masks)"
-    )
-    shutil.copy(REPO / "vitdense/runtime.py", out.parent)
-    command = [sys.executable, "-c", code, out.parent, out, photo, out.parent / "found.npz"]
-    subprocess.run(command, check=True, timeout=120)
-    found, want = np.load(out.parent / "found.npz"), vitdense.load(trained, score_thr=0.06)(photo)
-    assert len(want.scores) > 0
-    np.testing.assert_allclose(found["scores"], want.scores, atol=1e-3)
-    assert (found["masks"] == want.masks).mean() > 0.99
