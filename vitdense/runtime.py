@@ -62,8 +62,8 @@ class Program:
         about = {key: json.loads(value) for key, value in self._session.get_modelmeta().custom_metadata_map.items()}
         if not {"mean", "classes", "resize"} <= about.keys() or not {"boxes", "logits"} & set(self._outs):
             raise ValueError(
-                f"{path}: got outputs {self._outs}, expected a file of tools/export.py with boxes or logits; export it "
-                f"without --maps"
+                f"{path}: got outputs {self._outs} and metadata {sorted(about)}, expected a file of tools/export.py "
+                f"with boxes or logits, exported without --maps from a config that resizes images in one step at most"
             )
         (given,) = self._session.get_inputs()
         self._dtype = np.float16 if "float16" in given.type else np.float32

@@ -47,20 +47,19 @@ class Detector(nn.Module):
             for name, child in module.named_children():
                 if isinstance(child, SingleRoIExtractor):
                     setattr(module, name, FixedRoIExtractor(child))
-            if isinstance(module, nn.ModuleList):
-                for i, child in enumerate(module):
-                    if isinstance(child, SingleRoIExtractor):
-                        module[i] = FixedRoIExtractor(child)
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        h, w = image.shape[2:]
-        preprocessor = self.model.data_preprocessor
-        divisor = preprocessor.pad_size_divisor
-        bottom, right = ((side + divisor - 1) // divisor * divisor - side for side in (h, w))
-        image = F.pad(image, (0, right, 0, bottom), value=float(preprocessor.pad_value))
-        found, masks = self.find(self.model, self.model.extract_feat(image), (h, w))
+        maps = self.model.extract_feat(pad(self.model, image))
+        found, masks = self.find(self.model, maps, tuple(image.shape[2:]))
         outs = found._asdict()
         return outs if masks is None else {**outs, "masks": masks}
+
+
+def pad(model: nn.Module, image: Tensor) -> Tensor:
+    """An image ``[B, 3, h, w]`` with the sides that a detector's `data_preprocessor` makes."""
+    divisor, value = model.data_preprocessor.pad_size_divisor, float(model.data_preprocessor.pad_value)
+    bottom, right = ((side + divisor - 1) // divisor * divisor - side for side in image.shape[2:])
+    return F.pad(image, (0, right, 0, bottom), value=value)
 
 
 Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], tuple[Found, Tensor | None]]
@@ -118,8 +117,7 @@ def _of_dense(head: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) ->
         large = (boxes[..., 2:] - boxes[..., :2] > cfg.min_bbox_size).all(-1)
         scores = torch.where(large, scores, -1.0)
     groups = len(kept) if is_rpn else classes
-    found, _ = suppress(Found(boxes, scores, labels), groups, threshold_of(cfg.nms), cfg.max_per_img)
-    return found
+    return suppress(Found(boxes, scores, labels), groups, threshold_of(cfg.nms), cfg.max_per_img)
 
 
 def _rows(x: Tensor, width: int) -> Tensor:
@@ -147,9 +145,8 @@ def _of_rois(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) ->
     if getattr(head, "with_semantic", False):
         options["semantic_feat"] = head.semantic_head(maps)[1]
     if isinstance(head, CascadeRoIHead):
-        rois, (logits,), (deltas,) = head._refine_roi(maps, rois, [meta], (batch * count,), **options)
+        (rois,), (logits,), (deltas,) = head._refine_roi(maps, rois, [meta], (batch * count,), **options)
         last = head.bbox_head[-1]
-        rois = rois[0] if isinstance(rois, (list, tuple)) else rois
     else:
         results, last = head._bbox_forward(maps, rois), head.bbox_head
         logits, deltas = results["cls_score"], results["bbox_pred"]
@@ -164,7 +161,7 @@ def _of_rois(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) ->
     origins = take(rois[:, 1:].unflatten(0, (batch, count)), pair // classes)  # [B, k, 4]
     boxes = _decode(last.bbox_coder, origins.flatten(0, 1), deltas, size)  # [B, k, 4]
     candidates = Found(boxes, scores, pair % classes)
-    found, _ = suppress(candidates, classes, threshold_of(head.test_cfg.nms), head.test_cfg.max_per_img)
+    found = suppress(candidates, classes, threshold_of(head.test_cfg.nms), head.test_cfg.max_per_img)
     return found, _masks(head, maps, found, options) if head.with_mask else None
 
 
@@ -222,7 +219,7 @@ class FixedRoIExtractor(nn.Module):
             if type(layer).__name__ != "RoIAlign" or layer.pool_mode != "avg" or layer.sampling_ratio < 0:
                 raise ConfigError(f"export: got the RoI layer {layer}, expected RoIAlign by the mean")
 
-    def forward(self, maps: Sequence[Tensor], rois: Tensor, roi_scale_factor: None = None) -> Tensor:
+    def forward(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
         """Maps and RoIs [K, 5] to features ``[K, C, p, q]``."""
         rois = rois.float()  # in half precision places would be whole pixels
         level_of = self.map_roi_levels(rois, len(maps))[:, None]  # [K, 1]

@@ -35,8 +35,8 @@ def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
     return scores, index.masked_fill(scores < 0, 0)
 
 
-def suppress(found: Found, groups: int, iou_threshold: float, number: int) -> tuple[Found, Tensor]:
-    """Non-maximum suppression among the boxes of a label, and of those left the best, with their index ``[B, number]``.
+def suppress(found: Found, groups: int, iou_threshold: float, number: int) -> Found:
+    """Non-maximum suppression among the boxes of a label, and of those left the best.
 
     Args:
         found: Boxes without an object have a score below 0.
@@ -53,8 +53,8 @@ def suppress(found: Found, groups: int, iou_threshold: float, number: int) -> tu
     moved = boxes + cell.repeat(1, 1, 2) * (boxes.max().clamp(min=0) - boxes.min().clamp(max=0) + 1)
     kept = torchvision.ops.nms(moved.flatten(0, 1), scores.flatten(), iou_threshold)
     left = torch.zeros_like(scores).flatten().index_fill(0, kept, 1).reshape(batch, count)  # [B, N]
-    scores, index = best(torch.where(left > 0, scores, -1.0).clamp(min=-1), number)  # [B, number]
-    return pack(take(boxes, index), scores, take(labels, index)), index
+    scores, index = best(torch.where(left > 0, scores, -1.0), number)  # [B, number]
+    return pack(take(boxes, index), scores, take(labels, index))
 
 
 def pack(boxes: Tensor, scores: Tensor, labels: Tensor) -> Found:
@@ -72,7 +72,7 @@ def threshold_of(nms: dict) -> float:
     kind = nms.get("type", "nms")
     if kind != "nms":
         raise ConfigError(
-            f"test_cfg: got nms of type {kind!r}, expected 'nms', the one that programs have; add --cfg-options "
-            f"model.test_cfg.rcnn.nms.type=nms"
+            f"test_cfg: got nms of type {kind!r}, expected 'nms', the one that programs have; change it by "
+            f"--cfg-options, for a two-stage detector model.test_cfg.rcnn.nms.type=nms"
         )
     return nms["iou_threshold"]
