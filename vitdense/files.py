@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,3 +30,11 @@ def sha256_of(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that it has; neither need exist."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

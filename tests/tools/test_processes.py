@@ -12,6 +12,7 @@ from conftest import REPO
 from test_tools import OF_DETECTORS, SHRINK, environment, tool
 
 pytest.importorskip("mmseg")
+from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm.train.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
@@ -64,14 +65,32 @@ def test_two_processes_evaluate_as_one(config, trained, tmp_path):
     assert not (REPO / ".dist_test").exists()
 
 
-def test_shards_end_with_the_same_bits(config, trained, tmp_path):
-    """From a checkpoint without, with a file that is whole again."""
-    torchrun("train", config, "--work-dir", tmp_path, "--shard", "--resume", trained / "iter_3.pth")
-    want, got = (read_checkpoint(str(folder / "iter_6.pth")) for folder in (trained, tmp_path))
+def same(got, want):
     assert set(got) == set(want)
     assert all(torch.equal(x, got["state_dict"][key]) for key, x in want["state_dict"].items())
     for i, state in want["optimizer"]["state"].items():
         assert all(torch.equal(x, got["optimizer"]["state"][i][name]) for name, x in state.items())
+
+
+def test_shards_end_with_the_same_bits(config, trained, tmp_path):
+    """From a file; also those of a run without shards that goes on from their checkpoint, which is a folder."""
+    start = ["--shard", "--resume", trained / "iter_3.pth", "--cfg-options", "default_hooks.checkpoint.interval=1"]
+    torchrun("train", config, "--work-dir", tmp_path / "parts", *start)
+    want, got = (read_checkpoint(str(folder / "iter_6.pth")) for folder in (trained, tmp_path / "parts"))
+    same(got, want)
+    assert not list((tmp_path / "parts").glob(".*parts"))
+    whole = read_checkpoint(str(tmp_path / "parts/weights.pth"))
+    assert all(torch.equal(x, whole["state_dict"][key]) for key, x in want["state_dict"].items())
+    torchrun("train", config, "--work-dir", tmp_path / "copies", "--resume", tmp_path / "parts/iter_4.pth")
+    same(read_checkpoint(str(tmp_path / "copies/iter_6.pth")), want)
+    tool("test", tmp_path / "parts")
+
+    part = next((tmp_path / "parts/iter_4.pth").glob("*.safetensors"))
+    content = bytearray(part.read_bytes())
+    content[-9] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(CheckpointMismatchError, match="damaged"):
+        read_checkpoint(str(tmp_path / "parts/iter_4.pth"))
 
 
 @pytest.mark.slow

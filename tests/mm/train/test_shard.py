@@ -3,6 +3,7 @@
 import copy
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
-from vitdense.mm.train.shard import gather, is_finite, shard
+from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard, whole_state
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 LORA = {"type": "lora", "targets": ("qkv", "proj")}
@@ -67,12 +68,13 @@ def _steps(rank, rendezvous):
         got = train(model, optimizers[1], x[4:, rank::2], is_part=True)
         torch.distributed.all_reduce(got)
         torch.testing.assert_close(got / 2, want, msg=f"{family} {options}")
-        model, state = gather((model.state_dict(), optimizers[1].state_dict()["state"]))
-        if rank == 0:
-            torch.testing.assert_close(model, dict(alone.state_dict()), msg=f"{family} {options}")
-            torch.testing.assert_close(state, optimizers[0].state_dict()["state"], msg=f"{family} {options}")
-        else:
-            assert not any(model[name].numel() for name, _ in alone.named_parameters())
+        folder = Path(f"{rendezvous}_{family}_{len(options)}")
+        folder.mkdir(exist_ok=True)
+        tree = {"model": dict(model.state_dict()), "optimizer": optimizers[1].state_dict(), "iter": 4}
+        saved = read_parts(folder, save_parts(tree, folder))
+        want = {"model": dict(alone.state_dict()), "optimizer": optimizers[0].state_dict(), "iter": 4}
+        torch.testing.assert_close(saved, want, msg=f"{family} {options}")
+        torch.testing.assert_close(whole_state(model), want["model"], msg=f"{family} {options}")
     torch.distributed.barrier()
     sys.stdout.flush()
     os._exit(0)  # destroying the group can wait for ever on the CPU

@@ -12,6 +12,7 @@ from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.read import read
 from vitdense.files import atomic_write
+from vitdense.mm.train.shard import REST, read_parts
 from vitdense.models.table import find_model
 
 # "" is mmengine's loader of local paths and of every prefix without a loader of its own.
@@ -33,8 +34,9 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
     """Read the checkpoint of a run, including its log history.
 
     Args:
-        filename: See `read`. Names after ``torchvision://`` have mmengine's meaning, so that configs keep their
-            weights: ``torchvision://resnet50`` is torchvision's first version of the weights, not the newest.
+        filename: See `read`; or a folder of `save_parts`. Names after ``torchvision://`` have mmengine's meaning, so
+            that configs keep their weights: ``torchvision://resnet50`` is torchvision's first version of the weights,
+            not the newest.
         map_location: As for `torch.load`.
         allow_pickle: Allow the file to run code. Only for files whose author you trust.
 
@@ -44,6 +46,8 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
     """
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
+    if (rest := Path(filename, REST)).is_file():
+        return read_parts(Path(filename), read_checkpoint(str(rest), map_location, allow_pickle))
     try:
         return read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)
     except CheckpointMismatchError as error:
@@ -92,10 +96,15 @@ register_backend("vitdense.atomic", AtomicLocalBackend)
 register_backend("vitdense.nowhere", NowhereBackend)
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether there is a file, or a folder of `save_parts`."""
+    return path.is_file() or Path(path, REST).is_file()
+
+
 def latest_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint of a work folder, or None. A kill can truncate mmengine's ``last_checkpoint``."""
     last = folder / "last_checkpoint"
-    if last.is_file() and Path(path := last.read_text().strip()).is_file():
+    if last.is_file() and is_checkpoint(Path(path := last.read_text().strip())):
         return path
     saved = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
     return str(max(saved, key=lambda path: path.stat().st_mtime)) if saved else None
@@ -105,7 +114,8 @@ def find_checkpoint(checkpoint: str) -> str:
     """The path of a checkpoint.
 
     Args:
-        checkpoint: A file; a work folder, for its latest checkpoint; or a URL or name of weights, returned unchanged.
+        checkpoint: A file, or a folder of `save_parts`; a work folder, for its latest checkpoint; or a URL or name of
+            weights, returned unchanged.
 
     Raises:
         CheckpointNotFoundError: There is no such file, or no checkpoint in the folder.
@@ -113,8 +123,8 @@ def find_checkpoint(checkpoint: str) -> str:
     path = Path(checkpoint)
     if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()):
         return checkpoint
-    latest = latest_checkpoint(path) if path.is_dir() else checkpoint
-    if latest is None or not Path(latest).is_file():
+    latest = checkpoint if is_checkpoint(path) or not path.is_dir() else latest_checkpoint(path)
+    if latest is None or not is_checkpoint(Path(latest)):
         raise CheckpointNotFoundError(
             f"checkpoint {latest or checkpoint} does not exist; train one with tools/train.py, or give the path of a "
             f"checkpoint or of a work folder with one"

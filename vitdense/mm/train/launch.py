@@ -22,18 +22,19 @@ from mmengine.logging import print_log
 import vitdense
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
-from vitdense.files import sha256_of
+from vitdense.files import remove, sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.load import hook_configs
 from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.train.breakdown import report_test
-from vitdense.mm.train.checkpoints import find_checkpoint, install_loader, latest_checkpoint
+from vitdense.mm.train.checkpoints import find_checkpoint, install_loader, is_checkpoint, latest_checkpoint
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
 from vitdense.mm.train.quiet import quiet
 from vitdense.mm.train.runner import Runner, StepError, StopSignal
+from vitdense.mm.train.shard import REST, SCRATCH
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
@@ -98,6 +99,7 @@ def prepare_training(
             cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if auto_scale_lr:
         cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
+    cfg.pop("shard", None)  # of the run whose config this is
     if shard:
         if cfg.launcher == "none":
             raise ConfigError("--shard: got one process, expected several: torchrun --nproc-per-node N tools/train.py")
@@ -166,7 +168,7 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
             kept = Path(cfg.get("load_from") or "").resolve()  # the new training starts from it
             for old in (*work_dir.glob("*.pth"), work_dir / "last_checkpoint"):
                 if old.resolve() != kept:
-                    old.unlink(missing_ok=True)
+                    remove(old)
         try:
             runner.train()
         except KeyboardInterrupt as stop:
@@ -204,6 +206,7 @@ def _only_training_in(work_dir: Path) -> Iterator[None]:
                 raise ConfigError(f"{work_dir} is in use by another training; name another --work-dir") from error
             for scratch in work_dir.glob(f".{'[0-9a-f]' * 32}.pth"):  # of `atomic_write`
                 scratch.unlink(missing_ok=True)
+            remove(work_dir / SCRATCH)
         yield
 
 
@@ -231,8 +234,9 @@ def _facts(cfg: Config) -> dict[str, str]:
     config = {key: value for key, value in cfg.to_dict().items() if key not in ("work_dir", "load_from")}
     config = sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
     facts = {"checkpoint": "none", "versions": versions, "config": config}
-    if cfg.get("load_from") and Path(cfg.load_from).is_file():
-        facts["checkpoint"] = f"{Path(cfg.load_from).name} (SHA-256 {sha256_of(cfg.load_from)[:12]})"
+    if (saved := cfg.get("load_from")) and is_checkpoint(Path(saved)):
+        file = Path(saved) if Path(saved).is_file() else Path(saved, REST)  # which has the digests of all parts
+        facts["checkpoint"] = f"{Path(saved).name} (SHA-256 {sha256_of(file)[:12]})"
     return facts
 
 
@@ -274,6 +278,7 @@ def test(  # no test of pytest
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     start_on_cpu(cfg.launcher)
+    cfg.pop("shard", None)
     cfg.load_from = find_checkpoint(checkpoint)
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
     _load_everything(cfg)

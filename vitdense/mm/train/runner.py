@@ -10,7 +10,7 @@ from typing import Any
 import mmengine.runner
 import torch
 from mmengine.device import get_device
-from mmengine.dist import all_reduce, get_rank, is_distributed, is_main_process
+from mmengine.dist import all_reduce, barrier, get_rank, is_distributed, is_main_process
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, EMAHook
 from mmengine.logging.logger import MMLogger
@@ -20,14 +20,14 @@ from mmengine.runner import EpochBasedTrainLoop
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, remove
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.processes import mean_of_processes, start_worker
 from vitdense.mm.train.quiet import for_console
-from vitdense.mm.train.shard import gather, is_finite, shard
+from vitdense.mm.train.shard import REST, SCRATCH, is_finite, save_parts, shard, whole_state
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # of schedulers, before they end a job
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
@@ -175,14 +175,10 @@ class Runner(mmengine.runner.Runner):
             kwargs["outputs"] = mean_of_processes(kwargs["outputs"])
         if fn_name in AFTER and self._saves(fn_name):
             self._check_finite()
-        saved = kwargs["checkpoint"] if fn_name == "before_save_checkpoint" and self.cfg.get("shard") else {}
-        if saved:  # from mmengine with parts on the CPU
-            saved["state_dict"] = gather(self.model.state_dict())
-            if "optimizer" in saved:
-                saved["optimizer"] = gather(self.optim_wrapper.state_dict())
         super().call_hook(fn_name, **kwargs)
-        if saved:
-            saved.update(gather(saved))  # what hooks added, such as an average of the weights
+        if fn_name == "before_save_checkpoint" and self.cfg.get("shard"):
+            saved = kwargs["checkpoint"]  # with what hooks added, such as an average of the weights
+            saved.update(save_parts(saved, self.parts))
         if fn_name == "after_train_iter" and self._must_stop():
             self._stop()
 
@@ -228,10 +224,24 @@ class Runner(mmengine.runner.Runner):
         """As in mmengine."""
         before = {number: signal.signal(number, self._receive) for number in SIGNALS}
         try:
-            return super().train()
+            trained = super().train()
+            if self.cfg.get("shard"):
+                self._save_whole()
+            return trained
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _save_whole(self) -> None:
+        """The weights of a model in parts, in one ordinary file."""
+        saved = {
+            "meta": {"dataset_meta": self.train_dataloader.dataset.metainfo, "cfg": self.cfg.pretty_text},
+            "state_dict": whole_state(self.model),
+        }
+        if is_main_process():
+            with atomic_write(Path(self.work_dir, "weights.pth")) as scratch:
+                torch.save(saved, scratch)
+            self.logger.info(f"the weights, in one file: {Path(self.work_dir, 'weights.pth')}")
 
     def _receive(self, number: int, frame: Any) -> None:
         self.received = number
@@ -245,13 +255,22 @@ class Runner(mmengine.runner.Runner):
             )
         self._save(*args, **kwargs)
 
-    def _save(self, *args: Any, **kwargs: Any) -> None:
+    def _save(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         if not self.cfg.get("shard"):
-            super().save_checkpoint(*args, **kwargs)
+            super().save_checkpoint(out_dir, filename, *args, **kwargs)
             return
-        # All processes give their parts, `call_hook` joins them, and the main one writes.
-        backend = {} if is_main_process() else {"backend_args": {"backend": "vitdense.nowhere"}}
-        super().save_checkpoint.__wrapped__(self, *args, **{**kwargs, **backend})
+        # All processes write their parts, see `call_hook`, and the main one the rest, into a folder that then appears.
+        self.parts, folder = Path(out_dir, SCRATCH), Path(out_dir, filename)
+        if is_main_process():
+            remove(self.parts)
+            self.parts.mkdir(parents=True)
+        barrier()
+        backend = {"backend_args": {"backend": "vitdense.atomic" if is_main_process() else "vitdense.nowhere"}}
+        super().save_checkpoint.__wrapped__(self, str(self.parts), REST, *args, **{**kwargs, **backend})
+        if is_main_process():
+            remove(folder)
+            self.parts.rename(folder)
+        barrier()
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
         """As in mmengine; within an epoch, without the batches that it has seen.

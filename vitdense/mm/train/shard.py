@@ -1,22 +1,31 @@
 """Parameters, gradients and optimizer states in shards over the processes: `fully_shard` of torch (FSDP2).
 
 A model is built, filled and resumed whole, in the memory of the host, exactly as without; only then every process keeps
-its part, on its device. Checkpoints are whole again: those of any other run.
+its part, on its device. A checkpoint is a folder, to which every process writes its part (torch's distributed
+checkpoints); any other run reads it as it reads a file.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from mmengine.device import get_device
-from mmengine.dist import all_reduce, is_main_process
+from mmengine.dist import all_gather_object, all_reduce, get_rank, is_main_process
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, tree_map_with_path
 
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.files import sha256_of
+from vitdense.mm.errors import ConfigError
 from vitdense.models.base import Backbone
+
+REST = "rest.pth"  # of a checkpoint in parts: all else, and the digests of the parts
+SCRATCH = ".parts"  # folder of a checkpoint that is not complete
 
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None) -> None:
@@ -51,14 +60,57 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None) -> None:
         }
 
 
-def gather(tree: Any) -> Any:
-    """The same tree with whole tensors, on the CPU of the main process; empty ones in the others. All must call it."""
+def save_parts(tree: Any, folder: Path) -> dict[str, Any]:
+    """Write the parts of a tree, every process its own, as safetensors. All must call it.
 
-    def whole(part: DTensor) -> torch.Tensor:
-        value = part.full_tensor()  # one tensor at a time
-        return value.cpu() if is_main_process() else value.new_empty(0)
+    Args:
+        tree: Content of a checkpoint.
+        folder: An empty one, on a disk that the processes share.
 
-    return tree_map_only(DTensor, whole, tree)
+    Returns:
+        The tree with None in place of parts, and ``parts``: the SHA-256 digests of their files by name.
+
+    Raises:
+        ConfigError: The processes do not share the folder.
+        OSError: A process cannot write.
+    """
+    parts = {keystr(path): x for path, x in tree_flatten_with_path(tree)[0] if isinstance(x, DTensor)}
+    try:
+        dcp.save(parts, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except dcp.api.CheckpointException as error:  # of all processes
+        raise next(iter(error.failures.values()))[0] from error
+    own = {path.name: sha256_of(path) for path in folder.glob(f"shard-{get_rank() + 1:05}-*")}
+    digests = {name: sha256 for each in all_gather_object(own) for name, sha256 in each.items()}
+    absent = [name for name in digests if not (folder / name).is_file()]
+    if absent and is_main_process():  # which may rename the folder while others look
+        raise ConfigError(f"--shard: {folder} has no {absent[0]}; the processes need a work folder that they share")
+    return {**tree_map_only(DTensor, lambda part: None, tree), "parts": digests}
+
+
+def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
+    """The content of a checkpoint in parts, with whole tensors.
+
+    Args:
+        folder: See `save_parts`.
+        rest: What it returned.
+
+    Raises:
+        CheckpointMismatchError: A file is absent or damaged.
+    """
+    for name, sha256 in rest.pop("parts").items():
+        if not (folder / name).is_file() or sha256_of(folder / name) != sha256:
+            raise CheckpointMismatchError(f"{folder}: {name} is absent or damaged; use an older checkpoint")
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    found = reader.read_metadata().state_dict_metadata
+    whole = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in found.items()}
+    dcp.load(whole, storage_reader=reader, no_dist=True)
+    return tree_map_with_path(lambda path, x: whole.get(keystr(path), x), rest)
+
+
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict of a model in parts, with whole tensors on the CPU, one after another. All must call it."""
+    state = model.state_dict()
+    return {name: (x.full_tensor() if isinstance(x, DTensor) else x).cpu() for name, x in state.items()}
 
 
 def is_finite(x: torch.Tensor) -> bool:
