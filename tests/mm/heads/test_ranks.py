@@ -57,8 +57,8 @@ def config(name, **options):
     for part in (cfg.model.backbone, cfg.model.backbone.get("trunk", {})):
         if "drop_path_rate" in part:
             part.drop_path_rate = 0.0
-    is_frozen = cfg.model.backbone.get("frozen_stages") == "all"
-    cfg.model.backbone.update({} if is_frozen else options)
+    trunk = cfg.model.backbone.get("trunk", cfg.model.backbone)  # of a ViT-Adapter
+    trunk.update({} if trunk.get("frozen_stages") == "all" else options)
     return cfg, data
 
 
@@ -66,16 +66,17 @@ def example(name, folder, options):
     """A model with fixed statistics, and four images with the same number of objects."""
     cfg, data = config(name, **options)
     init_default_scope(cfg.default_scope)
-    data.update(data_root=f"{folder}/shapes/", draw=dict(num_train=16, num_val=1, image_size=(128, 128)))
+    data.update(data_root=f"{folder}/shapes/", draw=dict(num_train=40, num_val=1, image_size=(128, 128)))
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
     dataset = DATASETS.build(data)
     groups = {}
-    for i in range(16):
+    for i in range(40):
         item = dataset[i]
         sample = item["data_samples"]
-        of = len(sample.gt_instances) if "gt_instances" in sample else 0
-        groups.setdefault((of, item["inputs"].shape), []).append(item)
+        objects = len(sample.gt_instances) if "gt_instances" in sample else 1
+        if objects:
+            groups.setdefault((objects, item["inputs"].shape), []).append(item)
     items = max(groups.values(), key=len)[:4]
     assert len(items) == 4
     model = build_model(cfg)
@@ -131,6 +132,7 @@ def alone(name, folder, case):
 def _compare(rank, rendezvous, name, folder, cases):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    bad = {}
     for case in cases:
         module, items = example(name, folder, CASES[case])
         model = DistributedDataParallel(module)
@@ -144,8 +146,8 @@ def _compare(rank, rendezvous, name, folder, cases):
         off = abs(loss / 2 - want_loss) / want_loss, (gradients(module) - want).norm() / want.norm()
         if rank == 0:
             print(f"{name:32} {case:12} loss {off[0]:.1e}, gradients {off[1]:.1e}")
-        assert off[0] < 1e-5, (name, case, off)
-        assert off[1] < 5e-5, (name, case, off)
+        bad = {**bad, case: off} if off[0] > 1e-5 or off[1] > 5e-5 else bad
+    assert not bad
 
     # One without objects. DDP raises in the second step if a parameter had no gradient in the first.
     sample = items[rank]["data_samples"]
