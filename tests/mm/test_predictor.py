@@ -203,6 +203,17 @@ def test_a_fork_of_a_process_that_predicted(folders, photos):
     subprocess.run([sys.executable, "-c", FORKED, folders["segmentor"], photos[0]], check=True, timeout=240)
 
 
+def test_tiles(folders, photos):
+    """The image is one tile; the threshold leaves out the same as without tiles."""
+    want = vitdense.load(folders["detector"], score_thr=0.2)(photos)
+    for got, one in zip(vitdense.load(folders["detector"], score_thr=0.2, tiles=160)(photos), want, strict=True):
+        assert_same(got, one)
+    several = vitdense.load(folders["detector"], score_thr=0.2, tiles=64)(photos[0])
+    assert several.masks.shape == (len(several), 96, 128)
+    with pytest.raises(ConfigError, match="tiles: got a segmentor"):
+        vitdense.load(folders["segmentor"], tiles=64)
+
+
 def test_half_precision(folders, photos):
     want = vitdense.load(folders["segmentor"])(photos[0])
     got = vitdense.load(folders["segmentor"], dtype=torch.bfloat16)(photos[0])
