@@ -9,7 +9,7 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.load import add_inference_arguments, checkpoint_of, config_of, make_parser
+from vitdense.mm.config.load import add_inference_arguments, add_tiles, checkpoint_of, config_of, make_parser
 from vitdense.mm.train.checkpoints import find_checkpoint
 from vitdense.mm.train.launch import exit_on_user_error
 from vitdense.mm.train.processes import start_processes
@@ -39,6 +39,7 @@ def main() -> None:
         action="store_true",
         help="segmentors: label maps have indices of classes from 0, not the values of the data set's own label maps",
     )
+    add_tiles(parser)
     args = parser.parse_args()
     if args.checkpoint is not None and Path(args.config).is_dir():
         args.images.insert(0, args.checkpoint)
@@ -52,7 +53,10 @@ def main() -> None:
         out_dir = args.out_dir or Path("predictions") / Path(args.config).stem
         checkpoint = find_checkpoint(checkpoint_of(args))
         as_dataset = args.format == "dataset"
-        result = predict(cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices)
+        tiles = {"tiles": args.tiles, "overlap": args.overlap}
+        result = predict(
+            cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices, **tiles
+        )
         print(f"\n{result}")
 
 

@@ -7,7 +7,7 @@ from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.files import atomic_write
-from vitdense.mm.config.load import add_checkpoint, add_run_arguments, checkpoint_of, config_of, make_parser
+from vitdense.mm.config.load import add_checkpoint, add_run_arguments, add_tiles, checkpoint_of, config_of, make_parser
 from vitdense.mm.train.launch import exit_on_user_error, test
 
 
@@ -23,9 +23,12 @@ def main() -> None:
         help="folder for tables by class, and a segmentor's confusion matrix or a detector's AP by size",
     )
     parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
+    add_tiles(parser)
     args = parser.parse_args()
+    if args.tta and args.tiles:
+        parser.error("--tta: got --tiles too, expected one of the two")
     with exit_on_user_error():
-        metrics = test(config_of(args), checkpoint_of(args), args.tta, args.report)
+        metrics = test(config_of(args), checkpoint_of(args), args.tta, args.report, args.tiles, args.overlap)
     if not is_main_process():
         return
     if args.out:

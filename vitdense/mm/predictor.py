@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.inspect import draw
 from vitdense.inspect.result import Result
-from vitdense.mm.config.load import build_model, hook_configs, load_config
+from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load_config
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
 from vitdense.mm.config.walk import class_heads, drop_weights, leaf_datasets, loads_labels
 from vitdense.mm.errors import ConfigError
@@ -42,6 +42,8 @@ def load(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     score_thr: float = 0.3,
+    tiles: int | None = None,
+    overlap: float = 0.2,
 ) -> "Predictor":
     """A trained model. ``model = vitdense.load("work_dirs/pets_swin"); model("photo.jpg").boxes``.
 
@@ -52,6 +54,10 @@ def load(
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: In which it computes: `torch.float32`, `torch.bfloat16` or, on a GPU, `torch.float16` (autocast).
         score_thr: Minimum score of detections, 0 to 1.
+        tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None: images
+            as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
+            `vitdense.inspect.tiles` for what is one object.
+        overlap: Of neighbouring tiles, as a share of their side.
 
     Raises:
         ValueError: There is no such config, or it is not one of mmdet or mmseg, or an option has an unknown value.
@@ -61,7 +67,7 @@ def load(
     if checkpoint is None and not Path(config).is_dir():
         raise ConfigError(f"load: got the config {config} alone, expected a checkpoint or a work folder too")
     cfg = load_config(config)
-    return Predictor(cfg, find_checkpoint(str(checkpoint or config)), device, dtype, score_thr)
+    return Predictor(cfg, find_checkpoint(str(checkpoint or config)), device, dtype, score_thr, tiles, overlap)
 
 
 class Predictor:
@@ -70,7 +76,7 @@ class Predictor:
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`.
-        device, dtype, score_thr: See `load`.
+        device, dtype, score_thr, tiles, overlap: See `load`.
 
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
@@ -88,6 +94,8 @@ class Predictor:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         score_thr: float = 0.3,
+        tiles: int | None = None,
+        overlap: float = 0.2,
     ) -> None:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
@@ -102,8 +110,18 @@ class Predictor:
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.names))
         self.dataset = next(leaf_datasets(cfg.test_dataloader.dataset))
         steps = [step for step in self.dataset.pipeline if not loads_labels(step)]
+        self._step = self.model.test_step
+        if tiles is not None:
+            self._step, steps = self._tiled(tiles, overlap, steps)
         self._of_files = Compose(steps)
         self._of_pixels = Compose(steps[1:])  # the first reads the file
+
+    def _tiled(self, side: int, overlap: float, steps: Sequence[dict]) -> tuple[Callable, list[dict]]:
+        check_tiles(self.model.cfg)
+        from vitdense.mm.heads.tiled import TiledDetector, split_pipeline
+
+        whole, of_tile = split_pipeline(steps)
+        return TiledDetector(self.model, side, overlap, of_tile).test_step, whole
 
     def __call__(
         self, images: Images | Iterable[Images], score_thr: float | None = None, batch_size: int = 8
@@ -154,7 +172,7 @@ class Predictor:
         half = self.dtype is not torch.float32
         for group in groups.values():
             with torch.autocast(self.device.type, self.dtype) if half else nullcontext():
-                for i, sample in zip(group, self.model.test_step(pseudo_collate([data[i] for i in group]))):
+                for i, sample in zip(group, self._step(pseudo_collate([data[i] for i in group]))):
                     found[i] = sample
         return found
 
@@ -179,6 +197,10 @@ class Predictor:
         shown = {"image": pixels, "names": self.names, "palette": self.palette}
         if "pred_sem_seg" in sample:
             return Result(**shown, semantic=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64))
+        if "pred_panoptic_seg" in sample:
+            shown |= self._segments(sample.pred_panoptic_seg.sem_seg[0].cpu().numpy())
+            if "pred_instances" not in sample:
+                return Result(**shown)
         found = sample.pred_instances
         found = found[found.scores >= threshold].cpu()
         found = found[found.scores.argsort(descending=True, stable=True)]
@@ -189,6 +211,22 @@ class Predictor:
             labels=found.labels.numpy(),
             rle=[_as_text(mask) for mask in found.masks] if "masks" in found else None,
         )
+
+    def _segments(self, codes: np.ndarray) -> dict[str, Any]:
+        """As fields of a result: mmdet's panoptic codes, [H, W]. A code is label + `INSTANCE_OFFSET` * number of the
+        object; the label after all classes means none."""
+        from mmdet.structures import INSTANCE_OFFSET  # here, for segmentors do without mmdet
+
+        num_things = self.model.panoptic_fusion_head.num_things_classes
+        values, places = np.unique(codes, return_inverse=True)
+        labels = values % INSTANCE_OFFSET
+        ids = np.where(labels < len(self.names), (labels < len(self.names)).cumsum(), 0)
+        segments = [
+            {"id": i, "label": label, "score": None, "is_thing": label < num_things}
+            for i, label in zip(ids.tolist(), labels.tolist())
+            if i
+        ]
+        return {"panoptic": ids[places].reshape(codes.shape).astype(np.int64), "segments": segments}
 
 
 def read_pixels(image: Images) -> np.ndarray:

@@ -138,6 +138,8 @@ def predict(
     device: str = "cpu",
     as_dataset: bool = False,
     as_indices: bool = False,
+    tiles: int | None = None,
+    overlap: float = 0.2,
 ) -> Path:
     """Predict on images.
 
@@ -155,6 +157,7 @@ def predict(
         as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
             images and categories too, and its ``annotations`` have scores.
         as_indices: Label maps have the indices of the classes instead, from 0.
+        tiles, overlap: Predict in tiles, see `vitdense.load`.
 
     Returns:
         The JSON file of a detector, the folder of a segmentor.
@@ -168,7 +171,7 @@ def predict(
     segments = cfg.get("default_scope") == "mmseg"
     _check_outputs(images, out_dir, with_label_maps=segments)
     images = images[get_rank() :: get_world_size()]
-    model = Predictor(cfg, checkpoint, device, score_thr=score_thr)
+    model = Predictor(cfg, checkpoint, device, score_thr=score_thr, tiles=tiles, overlap=overlap)
     task = Segmentation(model, out_dir, as_indices) if segments else Detection(model, out_dir, as_dataset)
     failed, next_save = [], 10
     try:

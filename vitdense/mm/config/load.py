@@ -192,6 +192,26 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_tiles(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of detection in tiles."""
+    parser.add_argument(
+        "--tiles",
+        type=int,
+        metavar="SIDE",
+        help="detectors: predict in tiles of this side in pixels of the image, and merge",
+    )
+    parser.add_argument("--overlap", type=float, default=0.2, help="of tiles, as a share of their side; default 0.2")
+
+
+def check_tiles(cfg: Config) -> None:
+    """Raise if the model of a config cannot predict in tiles."""
+    if cfg.get("default_scope") == "mmseg":
+        raise ConfigError(
+            "tiles: got a segmentor, expected a detector; a segmentor slides over an image by its config: "
+            "model.test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341))"
+        )
+
+
 def config_of(args: argparse.Namespace) -> Config:
     """Load the config of parsed arguments."""
     if "launcher" not in args:

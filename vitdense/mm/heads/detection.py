@@ -6,6 +6,7 @@ from vitdense.mm.heads.losses import ClampedFocalLoss
 from vitdense.mm.heads.reppoints_v2.bifpn import BiFPN
 from vitdense.mm.heads.reppoints_v2.head import RepPointsV2Head
 from vitdense.mm.heads.rle_masks import RLEHTCMaskHead, RLEMaskHead
+from vitdense.mm.heads.tiled import TiledDetector
 from vitdense.mm.heads.tta import InstanceTTAModel
 from vitdense.mm.registry import MODELS
 
@@ -18,6 +19,7 @@ __all__ = [
     "RLEHTCMaskHead",
     "RLEMaskHead",
     "RepPointsV2Head",
+    "TiledDetector",
 ]
 
 MODELS.register_module(module=BiFPN)

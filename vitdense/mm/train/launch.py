@@ -24,7 +24,7 @@ from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
 from vitdense.files import remove, sha256_of
 from vitdense.mm.checks import check
-from vitdense.mm.config.load import hook_configs
+from vitdense.mm.config.load import check_tiles, hook_configs
 from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
@@ -262,6 +262,8 @@ def test(  # no test of pytest
     checkpoint: str,
     tta: bool = False,  # noqa: PT028
     report: Path | None = None,  # noqa: PT028
+    tiles: int | None = None,  # noqa: PT028
+    overlap: float = 0.2,  # noqa: PT028
 ) -> dict[str, float]:
     """Evaluate a checkpoint on the test data.
 
@@ -270,10 +272,11 @@ def test(  # no test of pytest
         checkpoint: See `find_checkpoint`.
         tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
         report: Folder for what the metrics are made of; see `report_test`.
+        tiles, overlap: Predict in tiles, see `vitdense.load`.
 
     Raises:
         ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for `tta`, or no metric for
-            `report`.
+            `report`, or is not one of a detector for `tiles`.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
@@ -286,6 +289,8 @@ def test(  # no test of pytest
     drop_weights(cfg.model)
     if tta:
         _augment_tests(cfg)
+    if tiles is not None:
+        _tile_tests(cfg, tiles, overlap)
     runner = _runner(cfg)
     metrics = runner.test() if report is None else report_test(runner, report)
     return {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
@@ -307,6 +312,18 @@ def _augment_tests(cfg: Config) -> None:
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline = cfg.tta_pipeline
     cfg.model = dict(cfg.tta_model, module=cfg.model)
+
+
+def _tile_tests(cfg: Config, side: int, overlap: float) -> None:
+    """Wrap the detector for tiles, and share out the steps of the test pipeline."""
+    check_tiles(cfg)
+    from vitdense.mm.heads.rle_masks import use_rle
+    from vitdense.mm.heads.tiled import split_pipeline
+
+    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
+        dataset.pipeline, steps = split_pipeline(dataset.pipeline)
+    use_rle(cfg.model)
+    cfg.model = dict(type="vitdense.TiledDetector", module=cfg.model, side=side, overlap=overlap, pipeline=steps)
 
 
 def _runner(cfg: Config) -> Runner:

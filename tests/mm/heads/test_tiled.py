@@ -1,0 +1,120 @@
+"""Detectors in tiles: as the detector itself where there is one tile; what borders cut comes out once."""
+
+import json
+import operator
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from vitdense.errors import OptionError
+from vitdense.mm.config.load import build_model, load_config
+
+pytest.importorskip("mmdet")
+from mmdet.structures import DetDataSample
+from mmengine.registry import init_default_scope
+from mmengine.structures import InstanceData
+from pycocotools import mask as rle
+from torch import nn
+
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.heads.tiled import TiledDetector, split_pipeline
+from vitdense.mm.train import launch
+
+PIPELINE = load_config("cascade_swin_nano_shapes").test_dataloader.dataset.pipeline
+
+
+@pytest.fixture(autouse=True)
+def _scope():
+    init_default_scope("mmdet")
+
+
+class Blobs(nn.Module):
+    """Finds the white blobs of an image, as boxes and masks, in the size of the file."""
+
+    def __init__(self, of_class=0, masks=True):
+        super().__init__()
+        self.of_class, self.masks, self.sizes = of_class, masks, []
+
+    def test_step(self, data):
+        for pixels, sample in zip(data["inputs"], data["data_samples"]):
+            self.sizes.append(tuple(pixels.shape[1:]))
+            height, width = sample.ori_shape
+            image = cv2.resize(pixels[0].numpy(), (width, height), interpolation=cv2.INTER_NEAREST)
+            number, labels, stats, _ = cv2.connectedComponentsWithStats((image > 127).astype(np.uint8))
+            x, y, w, h, _ = torch.from_numpy(stats[1:]).T.float()
+            found = InstanceData(bboxes=torch.stack([x, y, x + w, y + h], 1), scores=torch.full((number - 1,), 0.9))
+            found.labels = torch.full((number - 1,), self.of_class)
+            if self.masks:
+                found.masks = torch.from_numpy(labels == np.arange(1, number)[:, None, None])
+            sample.pred_instances = found
+        return data["data_samples"]
+
+
+def run(model, image):
+    """What a model finds in an image [H, W]."""
+    pixels = torch.from_numpy(image).expand(3, -1, -1)
+    sample = DetDataSample(metainfo={"ori_shape": image.shape, "img_id": 3})
+    (result,) = model.test_step({"inputs": [pixels], "data_samples": [sample]})
+    assert result.img_id == 3
+    return result.pred_instances
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_blobs_across_borders(masks):
+    """Each tile is resized as the config says, here to twice its size."""
+    image = np.zeros((200, 330), np.uint8)
+    blobs = [(10, 20, 300, 50), (100, 60, 130, 190), (5, 80, 40, 110), (290, 150, 330, 200)]  # x1, y1, x2, y2
+    for x1, y1, x2, y2 in blobs:
+        image[y1:y2, x1:x2] = 255
+    module = Blobs(masks=masks)
+    model = TiledDetector(module, 128, 0.2, split_pipeline(PIPELINE)[1])
+    found = run(model, image)
+    assert set(module.sizes) == {(256, 256)}
+    assert sorted(map(tuple, found.bboxes.int().tolist())) == sorted(blobs)
+    assert ("masks" in found) == masks
+    if masks:
+        np.testing.assert_array_equal(sum(rle.decode(mask) for mask in found.masks), image // 255)
+
+
+def test_an_empty_image():
+    for masks in (True, False):
+        model = TiledDetector(Blobs(masks=masks), 64, 0.2, split_pipeline(PIPELINE)[1])
+        assert len(run(model, np.zeros((90, 80), np.uint8))) == 0
+
+
+def test_the_test_of_a_config_has_tiles(tmp_path):
+    """As `tools/test.py --tiles` runs it: a tile as large as the images changes nothing, smaller ones do."""
+
+    def make():
+        cfg = load_config("cascade_swin_nano_shapes", work_dir=str(tmp_path / "work"))
+        cfg.test_dataloader.update(num_workers=0, persistent_workers=False, batch_size=1)
+        draw = dict(num_train=1, num_val=4, image_size=(96, 96))
+        cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
+        cfg.test_dataloader.dataset.pipeline[1].scale = (96, 96)
+        cfg.test_evaluator.ann_file = str(tmp_path / "shapes/annotations/instances_val.json")
+        cfg.model.test_cfg.rcnn.score_thr = 0.0
+        return cfg
+
+    torch.manual_seed(0)
+    model = build_model(make())
+    model.init_weights()
+    torch.save({"meta": {}, "state_dict": model.state_dict()}, tmp_path / "random.pth")
+    boxes = []
+    for tiles in (None, 96, 64):
+        cfg = make()
+        cfg.test_evaluator.outfile_prefix = str(tmp_path / f"{tiles}")
+        launch.test(cfg, str(tmp_path / "random.pth"), tiles=tiles)
+        boxes.append(json.loads((tmp_path / f"{tiles}.bbox.json").read_text()))
+    key = operator.itemgetter("image_id", "score", "bbox")
+    assert sorted(boxes[1], key=key) == sorted(boxes[0], key=key)
+    assert boxes[2] != boxes[0]
+
+
+def test_what_cannot_be_tiled():
+    for side, overlap in ((0, 0.2), (64, 1.0)):
+        with pytest.raises(OptionError, match="tiles: got"):
+            TiledDetector(Blobs(), side, overlap, [])
+    with pytest.raises(ConfigError, match="tiles: got a segmentor"):
+        launch._tile_tests(load_config("upernet_swin_nano_shapes"), 64, 0.2)

@@ -1,0 +1,192 @@
+"""Detection in tiles: cut a large image, and make one list of what was found in the parts.
+
+A tile sees some objects whole and others cut: those whose box comes near an edge of the tile inside of the image. Two
+detections of different tiles and one class are the same object if
+
+- both are whole, and their IoU is at least `SAME`, as in NMS;
+- one is whole, and at least `SAME` of the cut one lies in it;
+- both are cut, and their IoU is at least `SAME` in the pixels that both tiles see.
+
+The detection with the highest score takes all that are the same object, and if it is cut those that are the same as
+these, from tile to tile. The best detection of every tile counts. If one of these is whole, the object is that one;
+else it is the union of the pieces. Its score is the highest. Masks are compared where there are masks, else boxes.
+
+So an object that is smaller than the overlap of tiles, less their margins, is always one that some tile sees whole.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitdense.errors import OptionError
+
+SAME = 0.5
+MARGIN = 0.02  # of the side of a tile: how near a box comes to an edge that cuts it
+
+
+@dataclass(frozen=True)
+class Found:
+    """Detections of an image.
+
+    Attributes:
+        boxes: [N, 4]: left, upper, right and lower edge in pixels.
+        scores: [N].
+        labels: [N] integers.
+        rle: Masks in COCO's compressed run-length code, of the size of the image, or None.
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    labels: np.ndarray
+    rle: Sequence[dict] | None = None
+
+
+def cut(size: Sequence[int], side: int, overlap: float) -> np.ndarray:
+    """The tiles of an image.
+
+    They are evenly spaced squares, as few as overlap by the share `overlap` at least (up to a pixel). An image that is
+    smaller than a tile in one direction has tiles of its own height or width.
+
+    Args:
+        size: Of the image, height and width in pixels.
+        side: Of a tile, in pixels.
+        overlap: Of neighbours, as a share of `side`, over 0 and below 1.
+
+    Returns:
+        [tiles, 4] int64: left, upper, right and lower edge.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+    if side < 1 or not 0 < overlap < 1:
+        raise OptionError(f"tiles: got {side} and overlap {overlap}, expected pixels and a share over 0 and below 1")
+    tops, lefts = (_starts(length, side, overlap) for length in size)
+    height, width = size
+    return np.array([(x, y, min(x + side, width), min(y + side, height)) for y in tops for x in lefts], np.int64)
+
+
+def _starts(length: int, side: int, overlap: float) -> list[int]:
+    steps = max(0, math.ceil((length - side) / (side * (1 - overlap))))
+    return np.linspace(0, max(0, length - side), steps + 1).round().astype(int).tolist()
+
+
+def place(mask: np.ndarray, corner: Sequence[int], size: Sequence[int]) -> dict:
+    """The mask of a tile as one of the image, which is never in memory as pixels.
+
+    Args:
+        mask: [h, w] bool.
+        corner: Left and upper edge of the tile.
+        size: Of the image, height and width in pixels.
+
+    Returns:
+        COCO's compressed run-length code, ``{"size": [H, W], "counts": bytes}``.
+    """
+    from pycocotools import mask as rle
+
+    (x, y), (height, width) = corner, size
+    framed = np.pad(mask.T, ((0, 0), (1, 1)))  # [w, h + 2]
+    columns, rows = (framed[:, 1:] != framed[:, :-1]).nonzero()  # where a run begins or ends
+    places, times = np.unique((x + columns) * height + y + rows, return_counts=True)
+    places = places[times == 1]  # a run that ends at the lower edge goes on at the upper one
+    counts = np.diff(np.union1d(places, height * width), prepend=0)
+    return rle.frPyObjects({"size": [height, width], "counts": counts.tolist()}, height, width)
+
+
+def merge(found: Found, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> Found:
+    """Make one list of the detections in all tiles; see the module.
+
+    Args:
+        found: In the pixels of the image.
+        tile_of: Of each detection the index of its tile, [N].
+        tiles: See `cut`.
+        size: Of the image, height and width in pixels.
+
+    Returns:
+        The objects, the one with the highest score first.
+    """
+    from pycocotools import mask as rle
+
+    order = np.argsort(-found.scores, kind="stable")
+    compare = _Comparison(found, tile_of, tiles, size)
+    kept, boxes, masks, alive = [], [], [], np.ones(len(order), bool)
+    for seed in order:
+        if not alive[seed]:
+            continue
+        alive[seed], members = False, [seed]
+        for member in members:  # which grows
+            others = order[alive[order] & (found.labels[order] == found.labels[seed])]
+            same = others[compare.same(member, others)]
+            alive[same] = False
+            if compare.whole[seed]:
+                break
+            for one in same:
+                if tile_of[one] not in tile_of[members]:
+                    members.append(one)
+        members = next(([one] for one in members if compare.whole[one]), members)
+        kept.append(seed)
+        boxes.append([*found.boxes[members, :2].min(0), *found.boxes[members, 2:].max(0)])
+        if found.rle is not None:
+            masks.append(rle.merge([found.rle[one] for one in members]))
+    boxes = np.array(boxes, found.boxes.dtype).reshape(-1, 4)
+    return Found(boxes, found.scores[kept], found.labels[kept], None if found.rle is None else masks)
+
+
+class _Comparison:
+    """Which detections are the same object.
+
+    Attributes:
+        whole: [N] bool: whether its tile sees the object whole.
+    """
+
+    def __init__(self, found: Found, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> None:
+        self.boxes, self.rle, self.size = found.boxes, found.rle, size
+        self.tile_of, self.tiles = tile_of, tiles[tile_of]  # [N, 4]
+        height, width = size
+        margin = MARGIN * (tiles[:, 2:] - tiles[:, :2]).max(initial=1)
+        inside = self.tiles != (0, 0, width, height)  # edges of tiles that are not of the image
+        self.whole = ~(inside & (abs(self.tiles - found.boxes) <= margin)).any(1)
+
+    def same(self, one: int, others: np.ndarray) -> np.ndarray:
+        """Of each of `others`, [M] indices: whether it is the object of `one`. [M] bool."""
+        lower, upper = _common(self.boxes[one], self.boxes[others])
+        near = (self.tile_of[others] != self.tile_of[one]) & (lower < upper).all(1)
+        result = np.zeros(len(others), bool)
+        for i in near.nonzero()[0]:
+            result[i] = self._share(one, others[i]) >= SAME
+        return result
+
+    def _share(self, a: int, b: int) -> float:
+        """How much two detections have in common, 0 to 1; see the module."""
+        from pycocotools import mask as rle
+
+        if self.whole[a] and not self.whole[b]:
+            a, b = b, a
+        seen = None
+        if not self.whole[a] and not self.whole[b]:
+            seen = np.concatenate(_common(self.tiles[a], self.tiles[b]))
+        of_first = int(self.whole[b] and not self.whole[a])  # of the area of the cut one, as of COCO's crowds
+        return rle.iou(self._shape(a, seen), self._shape(b, seen), [of_first])[0, 0]
+
+    def _shape(self, one: int, seen: np.ndarray | None) -> list[dict] | np.ndarray:
+        """A detection as pycocotools compares it: its mask, or else its box, in the pixels of the box `seen`."""
+        from pycocotools import mask as rle
+
+        if self.rle is None:
+            box = self.boxes[one] if seen is None else np.concatenate(_common(self.boxes[one], seen))
+            return _sides(box)
+        if seen is None:
+            return [self.rle[one]]
+        (window,) = rle.frPyObjects(_sides(seen), *self.size)
+        return [rle.merge([self.rle[one], window], intersect=True)]
+
+
+def _common(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What a box [4] and boxes [..., 4] have in common: upper left and lower right corners, [..., 2] each."""
+    return np.maximum(box[:2], boxes[..., :2]), np.minimum(box[2:], boxes[..., 2:])
+
+
+def _sides(box: np.ndarray) -> np.ndarray:
+    """A box of corners as COCO has it: left, upper, width and height, [1, 4] float64."""
+    return np.concatenate([box[:2], np.maximum(box[2:] - box[:2], 0)])[None].astype(np.float64)
