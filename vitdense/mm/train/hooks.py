@@ -25,6 +25,7 @@ from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.config.walk import as_list
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.registry import HOOKS
+from vitdense.mm.train.anneal import MaskAnnealingHook  # noqa: F401  registers it
 from vitdense.mm.train.checkpoints import install_loader
 from vitdense.mm.train.curves import draw_curves, read_scalars
 from vitdense.models.base import Backbone
