@@ -11,6 +11,7 @@ from vitdense.inspect.draw import (
     heat,
     instances,
     overlay,
+    shades,
     with_legend,
 )
 
@@ -49,6 +50,15 @@ def test_overlay_with_alpha_0_and_1(image, alpha):
     np.testing.assert_array_equal(
         overlay(image, labels, PALETTE, alpha), np.full_like(image, PALETTE[1]) if alpha else image
     )
+
+
+def test_shades_tell_segments_of_a_class_apart():
+    labels = [1, 0, 1, 1]
+    got = shades(np.array(PALETTE, np.uint8)[labels], labels)
+    assert [tuple(got[i]) for i in (0, 1)] == [PALETTE[1], PALETTE[0]]
+    assert len({tuple(colour) for colour in got}) == 4
+    assert got.dtype == np.uint8
+    assert shades(np.zeros((0, 3), np.uint8), []).shape == (0, 3)
 
 
 def test_class_shares(labels):

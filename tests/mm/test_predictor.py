@@ -103,6 +103,56 @@ def test_shapes_order_and_units(folders, photos):
     assert result.boxes is None
 
 
+@pytest.fixture(scope="module")
+def panoptic(tmp_path_factory):
+    """A panoptic Mask2Former of random weights: five classes of things, three of stuff."""
+    counts = {"num_things_classes": 5, "num_stuff_classes": 3}
+    cfg, folder = load_config("mask2former_swin_nano_shapes"), tmp_path_factory.mktemp("panoptic")
+    cfg.merge_from_dict({"model.panoptic_head": counts, "model.panoptic_fusion_head": counts})
+    cfg.model.test_cfg.update(
+        panoptic_on=True, instance_on=False, object_mask_thr=0.0, iou_thr=0.0, filter_low_score=True
+    )
+    cfg.test_dataloader.dataset.pipeline.insert(1, dict(type="LoadPanopticAnnotations"))
+    torch.manual_seed(4)
+    model = build_model(cfg)
+    torch.nn.init.normal_(model.panoptic_head.cls_embed.weight)  # or every query has the same class
+    torch.nn.init.normal_(model.panoptic_head.query_feat.weight, std=5)
+    torch.save(
+        {"meta": {"dataset_meta": {"classes": CLASSES}}, "state_dict": model.state_dict()}, folder / "iter_1.pth"
+    )
+    cfg.dump(folder / "panoptic.py")
+    return folder
+
+
+def test_segments_of_a_panoptic_model(panoptic, photos):
+    model = vitdense.load(panoptic)
+    result = model(photos[1])
+    codes = model.samples([photos[1]], [None])[0].pred_panoptic_seg.sem_seg[0].numpy()
+    assert result.panoptic.shape == (64, 160)
+    assert result.panoptic.dtype == np.int64
+    assert len(result) == len(result.segments) > 1
+    assert [one["id"] for one in result.segments] == [*range(1, len(result) + 1)]
+    for one in result.segments:
+        (code,) = np.unique(codes[result.panoptic == one["id"]])  # one of mmdet's
+        assert ((result.panoptic == one["id"]) == (codes == code)).all()
+        assert one["label"] == code % 1000
+        assert one["is_thing"] == (one["label"] < 5) == (code >= 1000)
+    assert {one["is_thing"] for one in result.segments} == {True, False}
+    assert ((result.panoptic == 0) == (codes == len(CLASSES))).all()
+    assert (result.panoptic == 0).any()
+    assert result.boxes is None
+    assert result.plot().width > 160  # with a legend
+
+
+def test_a_panoptic_model_with_objects(panoptic, photos, tmp_path):
+    cfg = load_config(panoptic)
+    cfg.model.test_cfg.instance_on = True
+    cfg.dump(tmp_path / "both.py")
+    result = vitdense.load(tmp_path / "both.py", panoptic, score_thr=0.0)(photos[0])
+    assert len(result) == len(result.boxes) > 0
+    np.testing.assert_array_equal(result.panoptic, vitdense.load(panoptic)(photos[0]).panoptic)
+
+
 def test_the_config_keeps_the_heads_of_mm(folders):
     model = vitdense.load(folders["detector"])
     assert type(model.model.roi_head.mask_head[0]).__name__ == "RLEMaskHead"

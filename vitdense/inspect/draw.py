@@ -2,6 +2,7 @@
 
 import colorsys
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import cv2
@@ -27,6 +28,26 @@ def distinct_colours(count: int) -> np.ndarray:
     lightness = (0.55, 0.38, 0.72)
     colours = [colorsys.hls_to_rgb(i * 0.618034 % 1, lightness[i % 3], 0.75) for i in range(count)]
     return np.round(255 * np.array(colours).reshape(count, 3)).astype(np.uint8)
+
+
+def shades(colours: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+    """Tell the segments of a class apart: the first has its colour, the next ones lighter and darker ones.
+
+    Args:
+        colours: Of the class of each segment, [segments, 3] uint8 RGB.
+        labels: Of the classes.
+
+    Returns:
+        [segments, 3] uint8 RGB.
+    """
+    steps = ((0, 0), (255, 0.35), (0, 0.35), (255, 0.6), (0, 0.6))  # towards white or black, and how far
+    seen: Counter[int] = Counter()
+    shaded = []
+    for colour, label in zip(colours, labels):
+        end, share = steps[seen[label] % len(steps)]
+        seen[label] += 1
+        shaded.append((1 - share) * colour + share * end)
+    return np.round(shaded).astype(np.uint8).reshape(-1, 3)
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Result:
-    """The objects of a detector, the one with the highest score first, or the classes of a segmentor's pixels.
+    """The objects of a detector, the one with the highest score first, the classes of a segmentor's pixels, or the
+    segments of a panoptic model, which may have objects too.
 
     Attributes:
         image: The pixels, [H, W, 3] uint8 RGB; an image with an EXIF orientation is turned.
@@ -30,6 +31,9 @@ class Result:
         labels: [N] int64, indices of `names`.
         rle: Masks of a detector that has them, in COCO's run-length code: ``{"size": [H, W], "counts": text}``.
         semantic: [H, W] int64, indices of `names`; of a detector: None.
+        panoptic: [H, W] int64, ids of segments; 0 where there is none. Of other models, as the next: None.
+        segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": 0 to 1, or None where the model has
+            none, "is_thing": bool}``. A class of stuff has one segment at most.
     """
 
     image: np.ndarray = field(repr=False)
@@ -40,10 +44,15 @@ class Result:
     labels: np.ndarray | None = None
     rle: list[dict] | None = field(default=None, repr=False)
     semantic: np.ndarray | None = field(default=None, repr=False)
+    panoptic: np.ndarray | None = field(default=None, repr=False)
+    segments: list[dict[str, Any]] | None = None
 
     def __len__(self) -> int:
-        """Number of objects; of a segmentor, of classes that are present."""
-        return len(np.unique(self.semantic)) if self.boxes is None else len(self.boxes)
+        """Number of objects; of a panoptic model without them, of segments; of a segmentor, of classes that are
+        present."""
+        if self.boxes is not None:
+            return len(self.boxes)
+        return len(np.unique(self.semantic)) if self.segments is None else len(self.segments)
 
     @cached_property
     def masks(self) -> np.ndarray | None:
@@ -62,7 +71,14 @@ class Result:
         return cv2.transpose(columns).view(bool)
 
     def plot(self) -> Image.Image:
-        """The image with boxes, masks and scores, or with classes and a legend, which makes it wider."""
+        """The image with boxes, masks and scores, or with classes or segments and a legend, which makes it wider."""
+        if self.panoptic is not None:
+            labels = np.array([len(self.names), *(one["label"] for one in self.segments)])
+            colours = np.concatenate([self.palette, np.zeros((1, 3), np.uint8)])  # the last where there is no segment
+            colours = draw.shades(colours[labels], labels.tolist())
+            drawn = draw.overlay(self.image, self.panoptic, colours)
+            shares = draw.class_shares(labels[self.panoptic], len(self.names) + 1)[:-1]
+            return Image.fromarray(draw.with_legend(drawn, self.names, self.palette, shares))
         if self.boxes is None:
             drawn = draw.overlay(self.image, self.semantic, self.palette)
             shares = draw.class_shares(self.semantic, len(self.names))

@@ -179,6 +179,10 @@ class Predictor:
         shown = {"image": pixels, "names": self.names, "palette": self.palette}
         if "pred_sem_seg" in sample:
             return Result(**shown, semantic=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64))
+        if "pred_panoptic_seg" in sample:
+            shown |= self._segments(sample.pred_panoptic_seg.sem_seg[0].cpu().numpy())
+            if "pred_instances" not in sample:
+                return Result(**shown)
         found = sample.pred_instances
         found = found[found.scores >= threshold].cpu()
         found = found[found.scores.argsort(descending=True, stable=True)]
@@ -189,6 +193,22 @@ class Predictor:
             labels=found.labels.numpy(),
             rle=[_as_text(mask) for mask in found.masks] if "masks" in found else None,
         )
+
+    def _segments(self, codes: np.ndarray) -> dict[str, Any]:
+        """As fields of a result: mmdet's panoptic codes, [H, W]. A code is label + `INSTANCE_OFFSET` * number of the
+        object; the label after all classes means none."""
+        from mmdet.structures import INSTANCE_OFFSET  # here, for segmentors do without mmdet
+
+        num_things = self.model.panoptic_fusion_head.num_things_classes
+        values, places = np.unique(codes, return_inverse=True)
+        labels = values % INSTANCE_OFFSET
+        ids = np.where(labels < len(self.names), (labels < len(self.names)).cumsum(), 0)
+        segments = [
+            {"id": i, "label": label, "score": None, "is_thing": label < num_things}
+            for i, label in zip(ids.tolist(), labels.tolist())
+            if i
+        ]
+        return {"panoptic": ids[places].reshape(codes.shape).astype(np.int64), "segments": segments}
 
 
 def read_pixels(image: Images) -> np.ndarray:

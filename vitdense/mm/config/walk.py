@@ -41,9 +41,10 @@ def drop_weights(model: Any) -> None:
 
 
 def loads_labels(step: object) -> bool:
-    """Whether a step of a pipeline is mmseg's own loader of label maps."""
+    """Whether a step of a pipeline is a loader of annotations: of mmdet's, mmseg's, or mmdet's panoptic ones."""
     kind = step.get("type") if isinstance(step, dict) else None
-    return getattr(kind, "__name__", kind) in ("LoadAnnotations", "mmseg.LoadAnnotations")
+    name = str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+    return name in ("LoadAnnotations", "LoadPanopticAnnotations")
 
 
 def leaf_datasets(dataset: dict) -> Iterator[dict]:
