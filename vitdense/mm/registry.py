@@ -39,9 +39,9 @@ def _child(parent: Registry, **locations: str) -> Registry:
 MODULE2PACKAGE.update(vitdense="vitdense", mmseg="mmseg")
 
 MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.segmentation")
-DATASETS = _child(root.DATASETS, mmdet="data.shapes_det", mmseg="data.shapes_seg")
+DATASETS = _child(root.DATASETS, mmdet="data.detection", mmseg="data.shapes_seg")
 DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="data.seeded")
-TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms")
+TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms", mmdet="data.panoptic")
 METRICS = _child(root.METRICS, mmdet="train.metrics")
 HOOKS = _child(root.HOOKS, mmengine="train.hooks")
 VISBACKENDS = _child(root.VISBACKENDS, mmengine="train.wandb_backend")

@@ -1,1 +1,1 @@
-"""Heads of scope ``vitdense`` that recipes need and mm does not have: `detection` for mmdet, `segmentation` for mmseg."""
+"""Heads that recipes need and mm does not have: `detection` for mmdet, `segmentation` for mmseg."""
