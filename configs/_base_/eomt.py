@@ -23,4 +23,3 @@ model = dict(
     train_cfg=dict(num_points=12544),
     test_cfg=dict(panoptic_on=True, instance_on=False, object_mask_thr=0.8, iou_thr=0.8, max_per_image=100),
 )
-custom_hooks = []

@@ -22,7 +22,13 @@ from vitdense.checkpoint.read import read
 from vitdense.checkpoint.rename import rename
 from vitdense.errors import OptionError
 from vitdense.layers.bias import window_of_offsets
-from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position, resize_window_linear
+from vitdense.layers.resize import (
+    resize_bias_table,
+    resize_grid,
+    resize_patch,
+    resize_relative_position,
+    resize_window_linear,
+)
 
 NAMED = 10  # tensors in a message
 
@@ -81,6 +87,8 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
     """
     if not value.numel() or not _same_kind(value, target):
         return value
+    if key == "patch_embed.proj.weight" and rule == "timm" and value.ndim == target.ndim == 4:
+        return value if value.shape[2:] == target.shape[2:] else resize_patch(value, tuple(target.shape[2:]))
     if ".spatial_mlp." in key and value.ndim == target.ndim:
         return resize_window_linear(value, tuple(target.shape[1:3]), rule)
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:

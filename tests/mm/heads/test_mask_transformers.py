@@ -14,6 +14,7 @@ from torch import nn
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole, load_pretrained
 from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
+from vitdense.models.vit.model import ViT
 from vitdense.models.vit.tokens import JointViT, TokenViT
 
 NORMALISE = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
@@ -171,3 +172,76 @@ def test_transformers_computes_the_same(trunk, grid):
         assert relative_error(last[mode].masks, tensors[f"output/{at}/{mode}/mask"]) < 1e-5
         assert relative_error(last[mode].classes, tensors[f"output/{at}/{mode}/class"]) < 1e-5
     assert relative_error(last["plain"].masks, last["masked"].masks) > 1e-3  # the masks do something
+
+
+def test_a_trunk_with_patches_of_14_pixels_starts_one_with_16_as_timm_does():
+    from timm.layers import resample_abs_pos_embed
+    from timm.layers.patch_embed import resample_patch_embed
+
+    sizes = {"embed_dims": 16, "depth": 2, "num_heads": 2, **DINOV2}
+    saved = ViT({**sizes, "patch_size": 14}, pretrain_img_size=14 * 9, out_norm="shared").state_dict()
+    options = {"num_joint_blocks": 1, "pretrain_img_size": 16 * 5}
+    model = JointViT(arch={**sizes, "patch_size": 14}, patch_size=16, **options)
+    report = load_pretrained(model, saved, resize="timm")
+    assert report.resized.keys() == {"patch_embed.proj.weight", "absolute_pos_embed.table"}
+    weight = resample_patch_embed(saved["patch_embed.proj.weight"], [16, 16])
+    torch.testing.assert_close(model.patch_embed.proj.weight.detach(), weight, atol=1e-5, rtol=1e-4)
+    table = saved["absolute_pos_embed.table"].flatten(1, 2)
+    table = resample_abs_pos_embed(table, [5, 5], [9, 9], num_prefix_tokens=0).unflatten(1, (5, 5))
+    torch.testing.assert_close(model.absolute_pos_embed.table.detach(), table, atol=1e-6, rtol=1e-5)
+    with pytest.raises(CheckpointMismatchError):
+        load_pretrained(model, saved)
+
+
+@pytest.mark.parametrize("kind", ["eomt", "pmt"])
+def test_a_mask_is_read_from_the_patches_alone(kind):
+    """Any size divisible by the patch; the queries of an image do not depend on the batch."""
+    model = make(kind, "dinov3").requires_grad_(False)
+    images = torch.randn(2, 3, 48, 80)
+    both = model.predictions(images, True)[-1]
+    assert both.masks.shape == (2, 7, 12, 20)
+    alone = model.predictions(images[1:], True)[-1]
+    torch.testing.assert_close(both.masks[1:], alone.masks, atol=1e-5, rtol=1e-4)
+
+
+def test_windows_are_refused():
+    sizes = {"embed_dims": 16, "depth": 2, "num_heads": 2}
+    trunk = JointViT(arch=sizes, num_joint_blocks=1, window_size=2, global_indices=(0,), pretrain_img_size=64)
+    with pytest.raises(ValueError, match="window_size"):
+        trunk(torch.randn(1, 3, 64, 64))[0].join(3)
+    with pytest.raises(ValueError, match="num_joint_blocks"):
+        JointViT(arch=sizes, num_joint_blocks=2)
+
+
+def kept_bytes(depth):
+    """What autograd keeps of a pass through a frozen trunk of this depth and a head."""
+    sizes = {"embed_dims": 48, "depth": depth, "num_heads": 3, **DINOV3}
+    trunk = TokenViT(sizes, out_indices=(0, depth - 1), out_norm="shared", frozen_stages="all")
+    head = PMTHead([48] * 2, 3, num_queries=7, num_things_classes=5, num_stuff_classes=0, num_blocks=2)
+    kept, image = {}, torch.randn(1, 3, 64, 64)
+
+    def pack(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        features = trunk(image)
+        assert not any(x.requires_grad for tap in features for x in tap)
+        head.predict_all(features, head.mask_probabilities)
+    return sum(kept.values()), head, trunk, features
+
+
+def test_memory_of_the_backward_pass_does_not_depend_on_the_depth_of_a_frozen_trunk():
+    shallow, deep = (kept_bytes(depth)[0] for depth in (2, 12))
+    assert shallow == deep > 0
+
+
+def test_two_heads_on_one_pass_of_a_frozen_trunk():
+    _, semantic, trunk, features = kept_bytes(2)
+    instances = PMTHead([48] * 2, 3, num_queries=4, num_things_classes=2, num_stuff_classes=0, num_blocks=1)
+    semantic.eval(), instances.eval()
+    for head in (semantic, instances):
+        (found,) = head.predict_all(features, None)
+        (found.masks.square().mean() + found.classes.square().mean()).backward()
+        assert all(p.grad is not None for p in head.parameters())
+    assert all(p.grad is None for p in trunk.parameters())

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from mmdet.models.dense_heads import Mask2FormerHead
-from mmdet.models.losses import CrossEntropyLoss
-from mmdet.registry import MODELS as MMDET_MODELS
-from mmdet.registry import TASK_UTILS
+from mmdet.models.losses import CrossEntropyLoss, DiceLoss
+from mmdet.models.task_modules import HungarianAssigner, MaskPseudoSampler
 from mmdet.utils import reduce_mean
 from mmengine.model import BaseModule
 from torch import Tensor, nn
@@ -23,16 +22,11 @@ from vitdense.models.vit.tokens import Joint, Tokens
 
 NO_OBJECT = 0.1  # weight of the class
 CLASS, MASK, DICE = 2.0, 5.0, 5.0  # weights of the losses, and of the costs of matching
-LOSS_MASK = {"type": "CrossEntropyLoss", "use_sigmoid": True, "reduction": "mean", "loss_weight": MASK}
-LOSS_DICE = {"type": "DiceLoss", "naive_dice": True, "eps": 1.0, "loss_weight": DICE}
-ASSIGNER = {
-    "type": "HungarianAssigner",
-    "match_costs": [
-        {"type": "ClassificationCost", "weight": CLASS},
-        {"type": "CrossEntropyLossCost", "weight": MASK, "use_sigmoid": True},
-        {"type": "DiceCost", "weight": DICE, "pred_act": True, "eps": 1.0},
-    ],
-}
+COSTS = [
+    {"type": "mmdet.ClassificationCost", "weight": CLASS},
+    {"type": "mmdet.CrossEntropyLossCost", "weight": MASK, "use_sigmoid": True},
+    {"type": "mmdet.DiceCost", "weight": DICE, "pred_act": True, "eps": 1.0},
+]
 
 
 class ClassLoss(CrossEntropyLoss):
@@ -81,13 +75,13 @@ class MaskTransformerHead(Mask2FormerHead):
         self.train_cfg, self.test_cfg = train_cfg, test_cfg
         self.predictor = MaskPredictor(in_channels[0], num_queries, self.num_classes, patch_size)
         self.register_buffer("mask_probabilities", torch.ones(num_blocks))
-        self.assigner = TASK_UTILS.build(ASSIGNER)
-        self.sampler = TASK_UTILS.build({"type": "MaskPseudoSampler"}, default_args={"context": self})
+        self.assigner, self.sampler = HungarianAssigner(COSTS), MaskPseudoSampler()
         self.num_points = (train_cfg or {}).get("num_points", 12544)
         self.oversample_ratio, self.importance_sample_ratio = 3.0, 0.75
         self.class_weight = [1.0] * self.num_classes + [NO_OBJECT]
         self.loss_cls = ClassLoss(class_weight=self.class_weight, loss_weight=CLASS)
-        self.loss_mask, self.loss_dice = MMDET_MODELS.build(LOSS_MASK), MMDET_MODELS.build(LOSS_DICE)
+        self.loss_mask = CrossEntropyLoss(use_sigmoid=True, loss_weight=MASK)
+        self.loss_dice = DiceLoss(naive_dice=True, eps=1.0, loss_weight=DICE)
 
     def init_weights(self) -> None:
         """As the constructor made them, or of `init_cfg`."""
