@@ -9,7 +9,7 @@ max_iters = 12 * epoch
 train_cfg = dict(type="IterBasedTrainLoop", max_iters=max_iters, val_interval=epoch)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
-param_scheduler = [dict(type="vitdense.TwoWarmupsLR", warmups=(500, 1000), end=max_iters)]
+param_scheduler = [dict(type="vitdense.TwoWarmupsLR", warmups=(500, 1000), by_epoch=False, end=max_iters)]
 optim_wrapper = dict(
     type="OptimWrapper",
     constructor="vitdense.EoMTOptimWrapperConstructor",

@@ -11,8 +11,7 @@ _base_ = [
 ]
 
 num_blocks = 2
-num_things, num_stuff = 8, 1
-classes = dict(num_things_classes=num_things, num_stuff_classes=num_stuff)
+classes = dict(num_things_classes=8, num_stuff_classes=1)
 model = dict(
     data_preprocessor=dict(pad_size_divisor=8),
     backbone=dict(

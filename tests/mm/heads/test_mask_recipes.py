@@ -56,4 +56,4 @@ def test_recipe_of_eva02_l():
     assert cfg.optim_wrapper.optimizer.lr == 6e-5
     assert cfg.optim_wrapper.paramwise_cfg == {"layer_decay_rate": 0.8}
     assert cfg.auto_scale_lr.base_batch_size == 144
-    assert 74 * 118287 / 144 == pytest.approx(60000, rel=0.02)
+    assert pytest.approx(60000, rel=0.02) == 74 * 118287 / 144

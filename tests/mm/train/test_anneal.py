@@ -8,6 +8,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 pytest.importorskip("mmdet")
+from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.mask_transformer.parts import mask_probability, pairs_that_attend
 from vitdense.mm.train.anneal import MaskAnnealingHook, TwoWarmupsLR, two_warmups
@@ -99,3 +100,18 @@ def test_learning_rates_of_the_authors(full):
     for group, base in zip(optimizer.param_groups, scheduler.base_values):
         factor = 0.5 if group["part"].startswith("backbone") else (13 / 16) ** 0.9
         assert group["lr"] == pytest.approx(base * factor)
+
+
+def test_a_shorter_run_keeps_the_shares_of_the_schedule():
+    cfg = load_config("eomt_dinov2_s_640_coco_panoptic", {"settings.max_iters": 7391})
+    (schedule,), (hook,) = cfg.param_scheduler, cfg.custom_hooks
+    assert (schedule.end, *schedule.warmups) == (7391, 500 // 24, 1000 // 24)
+    assert (hook.starts[0], hook.ends[-1]) == (29564 // 24, 147820 // 24)
+
+
+def test_another_constructor_does_not_tell_the_trunk():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    with pytest.raises(ConfigError, match="constructor"):
+        TwoWarmupsLR(optimizer, (4, 6), 20)
+    with pytest.raises(ConfigError, match="by_epoch"):
+        TwoWarmupsLR(optimizer, (4, 6), 20, by_epoch=True)

@@ -74,6 +74,8 @@ class TwoWarmupsLR(_ParamScheduler):
         warmups: Steps of the first and of the second warm-up.
         end: Steps of the training.
         power: Of the polynomial.
+        by_epoch: As of mmengine's schedulers; it counts iterations alone.
+        last_step, verbose: As of mmengine's.
     """
 
     def __init__(
@@ -82,18 +84,28 @@ class TwoWarmupsLR(_ParamScheduler):
         warmups: tuple[int, int],
         end: int,
         power: float = 0.9,
+        by_epoch: bool = False,
         last_step: int = -1,
         verbose: bool = False,
     ) -> None:
+        if by_epoch:
+            raise ConfigError("vitdense.TwoWarmupsLR: got by_epoch=True, expected False: it counts iterations")
         if not 0 < warmups[0] < sum(warmups) < end:
             raise ConfigError(f"warmups, end: got {warmups}, {end}, expected two numbers of steps, before the end")
         self.warmups, self.last, self.power = tuple(warmups), end, power
-        super().__init__(optimizer, "lr", by_epoch=False, last_step=last_step, verbose=verbose)
+        if not any("part" in group for group in optimizer.param_groups):
+            raise ConfigError(
+                "vitdense.TwoWarmupsLR: the groups of the optimiser do not say their part of the model; set "
+                "optim_wrapper.constructor='vitdense.EoMTOptimWrapperConstructor'"
+            )
+        super().__init__(optimizer, "lr", by_epoch=by_epoch, last_step=last_step, verbose=verbose)
 
     def _get_value(self) -> list[float]:
-        groups = zip(self.base_values, self.optimizer.param_groups)
+        groups = zip(self.base_values, self.optimizer.param_groups)  # mmengine adds one for its log, without a part
         return [
             value
-            * two_warmups(self.last_step, group["part"].startswith("backbone"), self.warmups, self.last, self.power)
+            * two_warmups(
+                self.last_step, group.get("part", "").startswith("backbone"), self.warmups, self.last, self.power
+            )
             for value, group in groups
         ]
