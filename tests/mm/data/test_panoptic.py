@@ -108,7 +108,7 @@ def test_panoptic_quality_by_hand():
         {"id": 3, "category": 0, "is_crowd": True},
     ]
     found = grid("44455 44455 44666 77766")
-    # 4 is segment 1 but for one pixel, 8 of 9; 5 is segment 2; 6 lies in the crowd but for one pixel; 7 where nothing is
+    # 4 is segment 1, 8 pixels of 9; 5 is segment 2; 6 lies in the crowd but for one pixel, 7 where nothing is
     counts = count_segments(truth, segments, found, {4: 0, 5: 1, 6: 0, 7: 1}, 2)
     np.testing.assert_allclose(counts, [[8 / 9, 1, 0, 0], [1, 1, 0, 0]])
     counts = count_segments(truth, segments, found, {4: 1, 5: 1, 6: 1, 7: 1}, 2)  # another class

@@ -10,6 +10,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
+from vitdense.layers.layout import copied
 from vitdense.models.vit.model import JointStep
 
 MASK_STRIDE = 4  # pixels
@@ -67,14 +68,16 @@ class MaskPredictor(nn.Module):
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Prediction:
         """Normalised tokens ``[B, Q + E + h*w, C]`` of a map (h, w)."""
-        queries, patches = x[:, : self.queries.num_embeddings], x[:, -size[0] * size[1] :]  # [B, Q, C], [B, h*w, C]
-        maps = self.upscale(patches.mT.unflatten(2, size))  # [B, C, H/4, W/4]
-        masks = torch.einsum("bqc,bchw->bqhw", self.mask_head(queries), maps)  # [B, Q, H/4, W/4]
-        return Prediction(self.class_head(queries), masks)
+        # A copy: a linear layer asks a part of tokens whether there is one image, and a program serves all batches.
+        queries = copied(x[:, : self.queries.num_embeddings])  # [B, Q, C]
+        maps = self.upscale(x[:, -size[0] * size[1] :].mT.unflatten(2, size))  # [B, C, H/4, W/4]
+        pixels = maps.permute(0, 2, 3, 1).flatten(1, 2)  # [B, H/4*W/4, C]
+        masks = torch.bmm(self.mask_head(queries), pixels.mT)  # [B, Q, H/4*W/4]
+        return Prediction(self.class_head(queries), masks.unflatten(2, maps.shape[2:]))
 
     def with_queries(self, x: Tensor) -> Tensor:
         """Tokens ``[B, N, C]`` with the queries before them: ``[B, Q + N, C]``."""
-        return torch.cat([self.queries.weight.expand(len(x), -1, -1), x], dim=1)
+        return torch.cat([self.queries.weight.expand(x.shape[0], -1, -1), x], dim=1)
 
 
 @torch.no_grad()
