@@ -458,7 +458,10 @@ def _with_base(
         return state
     has = "differences to the weights of the trunk" if own else "no trunk"
     if base is None:
-        raise CheckpointMismatchError(f"{source} has {has}: give the trunk's weights as `base`, a file or a name")
+        raise CheckpointMismatchError(
+            f"{source} has {has}: give the trunk's weights as base, a file or a name, in a "
+            f"config default_hooks=dict(exact_load=dict(base=...))"
+        )
     of_base = load_pretrained(trunk, base)
     values = {f"backbone.{key}": value for key, value in trunk.state_dict().items()}
     differences = {} if match is None else _transfer(match, trunk, LoadReport(source, match.scheme.name), is_whole=True)

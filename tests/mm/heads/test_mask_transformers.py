@@ -245,3 +245,16 @@ def test_two_heads_on_one_pass_of_a_frozen_trunk():
         (found.masks.square().mean() + found.classes.square().mean()).backward()
         assert all(p.grad is not None for p in head.parameters())
     assert all(p.grad is None for p in trunk.parameters())
+
+
+@pytest.mark.parametrize("key", ["network.bn_prefix.0.weight", "network.decoder.pe.weight", "network.surprise"])
+def test_keys_of_old_files_are_refused(key, golden, tmp_path):
+    state, _ = golden("pmt_dinov2")
+    with pytest.raises(CheckpointMismatchError, match=r"expected|fit|unexpected"):
+        load_golden(make("pmt", "dinov2"), {**state, key: torch.ones(48)})
+
+
+def test_a_whole_file_has_no_use_for_a_base(golden):
+    state, _ = golden("eomt_dinov2")
+    with pytest.raises(CheckpointMismatchError, match="base"):
+        load_golden(make("eomt", "dinov2"), state, base="vit_tiny")
