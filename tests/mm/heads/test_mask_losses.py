@@ -131,3 +131,14 @@ def test_two_processes_have_the_gradients_of_one(tmp_path, monkeypatch):
     model(images, [sample(labels) for labels in LABELS]).backward()
     torch.save((images, gradient(model)), tmp_path / "alone.pt")
     run_ranks(_step, str(tmp_path / "rendezvous"), str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["eomt", "pmt"])
+def test_half_precision(kind):
+    """Matching and losses stay in float32, where sums over points fit."""
+    model, images = Model(kind).train(), torch.randn(2, 3, SIZE, SIZE)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(images, [sample([0, 2]), sample([1])])
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert gradient(model).isfinite().all()

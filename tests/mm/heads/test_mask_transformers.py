@@ -1,5 +1,8 @@
 """EoMT and PMT against golden tensors of the authors' code, and against transformers."""
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 import torch
 from conftest import REPO, relative_error
@@ -14,6 +17,7 @@ from torch import nn
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole, load_pretrained
 from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
+from vitdense.mm.train.hooks import ExactLoadHook
 from vitdense.models.vit.model import ViT
 from vitdense.models.vit.tokens import JointViT, TokenViT
 
@@ -258,3 +262,18 @@ def test_a_whole_file_has_no_use_for_a_base(golden):
     state, _ = golden("eomt_dinov2")
     with pytest.raises(CheckpointMismatchError, match="base"):
         load_golden(make("eomt", "dinov2"), state, base="vit_tiny")
+
+
+def test_the_hook_of_a_run_adds_a_difference_to_its_base(golden, tmp_path):
+    state, tensors = golden("eomt_dinov3")
+    model, (difference, base) = make("eomt", "dinov3"), as_difference(state, tmp_path)
+    hook, checkpoint = ExactLoadHook(base=str(base)), {"state_dict": difference}
+    runner = SimpleNamespace(
+        _resume=False, _test_loop=None, _load_from="eomt.bin", model=model, logger=logging.getLogger()
+    )
+    hook.after_load_checkpoint(runner, checkpoint)
+    model.load_state_dict(checkpoint["state_dict"], strict=True)
+    assert "base.pth" in str(hook.reports[0])
+    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
+    found = model.requires_grad_(False).predictions(image, False)[0]
+    assert relative_error(found.masks, tensors["output/plain/mask/0"]) < 1e-5
