@@ -281,6 +281,7 @@ SCHEMES = (
     _transformers_dinov3(_DINOV3_MLP),
     _transformers_dinov3(_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), r".+\.gate_proj\.weight"),
     Scheme("eomt_dinov3", _EOMT_DINOV3, r"patch_embed\.cls_token"),
-    Scheme("transformers", _TRANSFORMERS_EOMT, r"embeddings\.position_embeddings\.weight"),
-    Scheme("transformers", _TRANSFORMERS_EOMT_DINOV3, r"layers\.0\.attention\.o_proj\.weight"),
+    # Never written: what transformers calls an EoMT is a whole model.
+    Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT), r"embeddings\.position_embeddings\.weight"),
+    Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT_DINOV3), r"layers\.0\.attention\.o_proj\.weight"),
 )

@@ -1,6 +1,7 @@
 """EoMT and PMT as heads of mmdet. Losses, matching and targets are mmdet's of Mask2Former."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ from mmdet.models.dense_heads import Mask2FormerHead
 from mmdet.models.losses import CrossEntropyLoss, DiceLoss
 from mmdet.models.task_modules import HungarianAssigner, MaskPseudoSampler
 from mmdet.utils import reduce_mean
+from mmengine.logging import MMLogger
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from vitdense.checkpoint.load import load_pretrained
 from vitdense.layers.blocks import LayerNorm, SyncBatchNorm, init_transformer
 from vitdense.layers.layout import without_autocast
 from vitdense.layers.rope import Rope
@@ -84,8 +87,15 @@ class MaskTransformerHead(Mask2FormerHead):
         self.loss_dice = DiceLoss(naive_dice=True, eps=1.0, loss_weight=DICE)
 
     def init_weights(self) -> None:
-        """As the constructor made them, or of `init_cfg`."""
-        BaseModule.init_weights(self)
+        """As the constructor made them, or of the file of `init_cfg`, exactly; see `load_pretrained`.
+
+        Raises:
+            CheckpointMismatchError: The file is not, key by key, one of this head.
+        """
+        if self.init_cfg and not self.is_init:
+            options = {key: value for key, value in self.init_cfg.items() if key != "type"}
+            MMLogger.get_current_instance().info(f"{type(self).__name__}: {load_pretrained(self, **options)}")
+        self._is_init = True
 
     def forward(
         self, x: Sequence[Tokens | Joint], batch_data_samples: Sequence | None = None
@@ -108,8 +118,8 @@ class MaskTransformerHead(Mask2FormerHead):
 
 @MODELS.register_module()
 class EoMTHead(MaskTransformerHead):
-    """ "Your ViT is Secretly an Image Segmentation Model" (Kerssies et al., CVPR 2025): on a `JointViT`, whose last
-    blocks, with their weights and the last norm, are the decoder. Arguments: see `MaskTransformerHead`."""
+    """Encoder-only mask transformer (Kerssies et al., CVPR 2025): on a `JointViT`, whose last blocks, with their
+    weights and the last norm, are the decoder. Arguments: see `MaskTransformerHead`."""
 
     family = "eomt"
 
@@ -118,9 +128,11 @@ class EoMTHead(MaskTransformerHead):
         of_map, prefix, join, norm = x[-1]
         size = (of_map.shape[2], of_map.shape[3])
         tokens = self.predictor.with_queries(torch.cat([prefix, of_map.flatten(2).mT], dim=1))  # [B, Q + E + h*w, C]
-        return decode(
-            tokens, size, join(self.num_queries), lambda x, size: self.predictor(norm(x), size), probabilities
-        )
+
+        def predict(x: Tensor) -> Prediction:
+            return self.predictor(norm(x), size)
+
+        return decode(tokens, size, join(self.num_queries), predict, probabilities)
 
 
 class Lateral(nn.Module):
@@ -184,6 +196,12 @@ class PMTHead(MaskTransformerHead):
         tokens = sum(lateral(tap) for lateral, tap in zip(self.laterals, taps))  # [B, E + h*w, C]
         num_extra = self.num_queries + x[0].prefix.shape[1]
         rotation = self.rope(of_map.permute(0, 2, 3, 1), None, num_extra)
-        steps = [lambda x, mask, block=block: block(x, size, None, rotation, mask) for block in self.blocks]
-        predict = lambda x, size: self.predictor(self.norm(x), size)  # noqa: E731
+
+        def step(block: ViTBlock, x: Tensor, mask: Tensor | None) -> Tensor:
+            return block(x, size, None, rotation, mask)
+
+        def predict(x: Tensor) -> Prediction:
+            return self.predictor(self.norm(x), size)
+
+        steps = [partial(step, block) for block in self.blocks]
         return decode(self.predictor.with_queries(tokens), size, steps, predict, probabilities)

@@ -108,7 +108,7 @@ def decode(
     x: Tensor,
     size: tuple[int, int],
     steps: Sequence[JointStep],
-    predict: Callable[[Tensor, tuple[int, int]], Prediction],
+    predict: Callable[[Tensor], Prediction],
     probabilities: Tensor | None,
 ) -> list[Prediction]:
     """Blocks over queries and tokens together, and what is predicted before each of them and after the last.
@@ -117,7 +117,7 @@ def decode(
         x: Tokens ``[B, Q + E + h*w, C]``.
         size: Map (h, w) in tokens.
         steps: The blocks, see `ViT.join`.
-        predict: From tokens and map, with their norm.
+        predict: From tokens; it normalises them.
         probabilities: Of masked attention, one per block; None for no masks, and only the last prediction.
 
     Returns:
@@ -135,10 +135,10 @@ def decode(
     for i, step in enumerate(steps):
         mask = None
         if probabilities is not None:
-            predictions.append(predict(x, size))
+            predictions.append(predict(x))
             mask = pairs_that_attend(predictions[-1].masks, size, x.shape[1], probabilities[i])
         x = step(x, mask)  # [B, Q + E + h*w, C]
-    return [*predictions, predict(x, size)]
+    return [*predictions, predict(x)]
 
 
 def mask_probability(step: int, start: int, end: int, power: float = 0.9) -> float:
