@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 EQUAL = ("atss_swin_nano_shapes", "sparse_rcnn_swin_nano_shapes", "upernet_swin_nano_shapes")
 # Others draw samples of boxes or points, or noise; RepPoints V2 divides by the positives of a process, as its authors.
 OTHERS = ("cascade_swin_nano_shapes", "cascade_rcnn_swin_nano_shapes", "reppoints_v2_swin_nano_shapes")
-OTHERS += ("htc_swin_nano_shapes", "mask2former_swin_nano_shapes", "dino_swin_nano_shapes")
+OTHERS += ("htc_swin_nano_shapes", "mask2former_swin_nano_shapes", "dino_swin_nano_shapes", "eomt_nano_shapes")
 
 
 def example(name, folder):
