@@ -23,7 +23,7 @@ from vitdense.models.table import MODELS
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs/model-zoo.md"
-SHAPES = {"coco": (800, 1280), "ade20k": (512, 2048)}  # at which papers count
+SHAPES = {"coco": (800, 1280), "ade20k": (512, 2048), "panoptic": (640, 640)}  # at which papers count
 TRAINING = {  # of weights, by the end of their names
     "in1k": "ImageNet-1k",
     "in21k": "ImageNet-21k",

@@ -47,7 +47,7 @@ def test_config_builds_and_its_parts_fit(path):
         if isinstance(wanted, int):
             assert wanted == widths[heads[0].get("in_index", -1)]
         else:
-            assert list(wanted) == [widths[i] for i in heads[0].get("in_index", range(4))]
+            assert list(wanted) == [widths[i] for i in heads[0].get("in_index", range(len(wanted)))]
         for head in heads[1:]:
             assert head.in_channels == widths[head.in_index]
         if heads[0].type == "UPerHead":

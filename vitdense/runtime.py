@@ -147,3 +147,40 @@ def paste(mask: np.ndarray, box: np.ndarray, size: Sequence[int]) -> np.ndarray:
     if weights[0].size and weights[1].size:
         image[tuple(places)] = weights[0] @ mask.astype(np.float32) @ weights[1].T
     return image
+
+
+def masks_of_queries(
+    classes: np.ndarray, masks: np.ndarray, size: tuple[int, int], score_thr: float = 0.5
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What an exported EoMT or PMT found in an image: the queries whose best class is one, with their masks.
+
+    Args:
+        classes: Logits ``[Q, classes + 1]``; the last one is "no object".
+        masks: Logits ``[Q, h, w]`` of the image that the program was given, padded to whole patches.
+        size: Height and width of that padded image in pixels; cut what is larger than yours.
+        score_thr: Minimum probability of the class, 0 to 1.
+
+    Returns:
+        Masks, bool ``[N, H, W]``; labels, int ``[N]``; scores ``[N]``, the probability of the class times the mean
+        probability within the mask. The highest score first; queries without a pixel are left out.
+    """
+    shares = np.exp(classes - classes.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    labels, best = shares.argmax(1), shares.max(1)
+    kept = np.flatnonzero((labels < classes.shape[1] - 1) & (best >= score_thr))
+    logits = _along(_along(masks[kept], size[0], 1), size[1], 2)  # [N, H, W]
+    found = logits > 0
+    areas = found.sum((1, 2))
+    inside = np.where(found, 1 / (1 + np.exp(-np.abs(logits))), 0).sum((1, 2)) / np.maximum(areas, 1)
+    scores = best[kept] * inside
+    order = [i for i in np.argsort(-scores, kind="stable") if areas[i]]
+    return found[order], labels[kept][order], scores[order]
+
+
+def _along(x: np.ndarray, length: int, axis: int) -> np.ndarray:
+    """An axis resized linearly, as torch does with ``align_corners=False``."""
+    at = ((np.arange(length) + 0.5) * x.shape[axis] / length - 0.5).clip(0, x.shape[axis] - 1)
+    low = at.astype(int)
+    high = np.minimum(low + 1, x.shape[axis] - 1)
+    share = (at - low).astype(x.dtype).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+    return x.take(low, axis) * (1 - share) + x.take(high, axis) * share

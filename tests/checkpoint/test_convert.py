@@ -225,6 +225,8 @@ VIT_KEEPS = {  # what every form of every scheme keeps of it
     "detectron2": [{"relative"}, {"windows", "no key bias", "swiglu, norm"}],
     "dinov2": [{"class token", "layer scale", "norm", "mask token", "registers", "swiglu"}],
     "dinov3": [],
+    "eomt_dinov3": [],
+    "transformers_eomt": [],
     "transformers": [
         {"class token", "layer scale", "norm", "mask token", "registers", "swiglu"},
         {"no class token", "norm", "attention pooling"},

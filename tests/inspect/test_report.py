@@ -128,3 +128,33 @@ def test_model_without_a_known_head_is_an_error():
     model.backbone = nn.Identity()
     with pytest.raises(ValueError, match="decode_head"):
         count(model, (32, 32))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "params_m", "gmacs"),
+    [
+        ("eomt_dinov2_s_640_coco_panoptic", 23.98, 67.8),
+        pytest.param("eomt_dinov2_b_640_coco_panoptic", 93.66, 215.5, marks=pytest.mark.slow),
+        ("eomt_dinov2_l_640_coco_panoptic", 316.70, 668.0),
+        pytest.param("eomt_dinov2_l_512_ade20k", 316.02, 394.1, marks=pytest.mark.slow),
+    ],
+)
+def test_totals_of_eomt(name, params_m, gmacs):
+    """Those that transformers' EoMT has: to the digits, 0.01 %, in which they are given."""
+    pytest.importorskip("mmseg" if "ade20k" in name else "mmdet")
+    with torch.device("meta"):
+        model = build_model(load_config(name)).eval()
+    rows = count(model, (512, 512) if "ade20k" in name else (640, 640))
+    assert sum(row.params for row in rows) / 1e6 == pytest.approx(params_m, abs=0.005)
+    assert sum(row.macs for row in rows) / 1e9 == pytest.approx(gmacs, abs=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "params"), [("s", 7_692_038), ("b", 30_424_454), ("l", 53_935_238)])
+def test_parameters_of_the_decoders_of_pmt(size, params):
+    pytest.importorskip("mmdet")
+    with torch.device("meta"):
+        model = build_model(load_config(f"pmt_dinov3_{size}_640_coco_panoptic"))
+    assert sum(p.numel() for p in model.panoptic_head.parameters()) == params
+    assert not any(p.requires_grad for p in model.backbone.parameters())

@@ -7,6 +7,7 @@ from vitdense.layers.resize import (
     bicubic_weights,
     resize_bias_table,
     resize_grid,
+    resize_patch,
     resize_relative_position,
     resize_to_stride,
     resize_window_linear,
@@ -243,3 +244,19 @@ def test_positions_of_a_float64_model_are_resized_in_float64(rule, size):
     got = position(torch.zeros(1, *size, 5, dtype=torch.float64)).permute(0, 3, 1, 2)
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, want, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((14, 14), (16, 16)), ((16, 16), (14, 14)), ((8, 8), (16, 12)), ((5, 7), (6, 3))]
+)
+def test_patch_embedding_is_resized_as_timm_does(old, new):
+    from timm.layers.patch_embed import resample_patch_embed
+
+    weight = torch.randn(6, 3, *old)
+    found = resize_patch(weight, new)
+    assert (found - resample_patch_embed(weight, list(new))).abs().max() < 1e-5 * weight.abs().max()
+    if min(a >= b for a, b in zip(new, old)):  # a larger patch gives what the smaller one gave
+        image = torch.randn(1, 3, *old)
+        larger = torch.nn.functional.interpolate(image, size=new, mode="bicubic", antialias=True)
+        was, now = ((x * w).sum((1, 2, 3)) for x, w in ((image, weight), (larger, found)))
+        torch.testing.assert_close(now, was, atol=1e-4, rtol=1e-4)

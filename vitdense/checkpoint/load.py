@@ -15,13 +15,20 @@ from vitdense.checkpoint.detect import OMITTED, Match, detect, is_finite, refuse
 from vitdense.checkpoint.detectron2 import DETECTOR
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.families import FAMILIES
-from vitdense.checkpoint.family import CLASSIFIER, REBUILT, TOKENS
+from vitdense.checkpoint.family import CLASSIFIER, PERIODS, REBUILT, TOKENS
 from vitdense.checkpoint.fresh import fresh_pattern
+from vitdense.checkpoint.mask_transformers import DIFFERENCES, is_whole, split
 from vitdense.checkpoint.read import read
 from vitdense.checkpoint.rename import rename
 from vitdense.errors import OptionError
 from vitdense.layers.bias import window_of_offsets
-from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position, resize_window_linear
+from vitdense.layers.resize import (
+    resize_bias_table,
+    resize_grid,
+    resize_patch,
+    resize_relative_position,
+    resize_window_linear,
+)
 
 NAMED = 10  # tensors in a message
 
@@ -80,6 +87,8 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
     """
     if not value.numel() or not _same_kind(value, target):
         return value
+    if key == "patch_embed.proj.weight" and rule == "timm" and value.ndim == target.ndim == 4:
+        return value if value.shape[2:] == target.shape[2:] else resize_patch(value, tuple(target.shape[2:]))
     if ".spatial_mlp." in key and value.ndim == target.ndim:
         return resize_window_linear(value, tuple(target.shape[1:3]), rule)
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
@@ -120,8 +129,10 @@ def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) ->
     return weight[:, list(channels)]  # [D, C, h, w]
 
 
-def _stem_weight(model: nn.Module) -> str:
-    """Name of the weight that meets the image: of the first convolution of the stem."""
+def _stem_weight(model: nn.Module) -> str | None:
+    """Name of the weight that meets the image: of the first convolution of the stem. A head has none."""
+    if not hasattr(model, "stem_modules"):
+        return None
     stem = next(part for module in model.stem_modules() for part in module.modules() if isinstance(part, nn.Conv2d))
     return next(f"{name}.weight" for name, module in model.named_modules() if module is stem)
 
@@ -362,12 +373,17 @@ def load_pretrained(
 
 
 def fit_whole(
-    model: nn.Module, checkpoint: Mapping, fresh: Sequence[str] = (), source: str = "state dict"
+    model: nn.Module,
+    checkpoint: Mapping,
+    fresh: Sequence[str] = (),
+    source: str = "state dict",
+    base: str | Path | None = None,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor.
 
-    Backbones of this project may have any known naming scheme. The rest must have the model's names, as mmdet's and
-    mmseg's own checkpoints do, or, around a ViT with a simple feature pyramid, those of detectron2.
+    Backbones of this project, and heads of EoMT and PMT, may have any known naming scheme. The rest must have the
+    model's names, as mmdet's and mmseg's own checkpoints do, or, around a ViT with a simple feature pyramid, those of
+    detectron2.
 
     Args:
         model: The detector or segmentor. Not changed, but for frozen backbones that were left out of the checkpoint:
@@ -375,9 +391,11 @@ def fit_whole(
         checkpoint: Content of the file.
         fresh: See `match_exactly`.
         source: Origin of the checkpoint, for the report.
+        base: Weights of the trunk, a file or a name of the model table, for a file that has none (a PMT's) or
+            differences to them (of an EoMT on DINOv3, as its authors publish it), to which they are added.
 
     Raises:
-        CheckpointMismatchError: The checkpoint does not fit exactly.
+        CheckpointMismatchError: The checkpoint does not fit exactly; or it needs a `base`, or has no use for it.
         CheckpointNotFoundError: It was saved without a frozen backbone, whose weights are not there.
     """
     state = unwrap(checkpoint) | _omitted_backbones(model, checkpoint, source)
@@ -386,14 +404,20 @@ def fit_whole(
     targets = model.state_dict()
     report = LoadReport(source, "own")
     backbones = ["backbone."]
+    is_foreign = is_whole(state)
+    if is_foreign:
+        state = split(state, "decode_head." if hasattr(model, "decode_head") else "panoptic_head.")
+    if is_foreign or base is not None:
+        state = _with_base(model, state, base, source, report)
     for name, module in model.named_modules():
         start = f"{name}." if name else ""
         is_inner = start.startswith(tuple(backbones[1:]))  # the trunk of a ViT-Adapter
         if not hasattr(module, "family") or is_inner or not any(key.startswith(start) for key in state):
             continue
-        backbones.append(start)
+        if hasattr(module, "stem_modules"):
+            backbones.append(start)
         match = detect(state, (module.family,), prefix=start)
-        report.scheme = match.scheme.name
+        report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
         part = LoadReport(source, report.scheme)
         ours = _transfer(match, module, part, is_whole=True)
         state = {**match.rest, **{start + key: value for key, value in ours.items()}}
@@ -415,9 +439,36 @@ def fit_whole(
     for pattern in fresh:
         if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
             raise OptionError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
-    state = match_exactly(targets, state, fresh, advise)
+    formulas = {key: x for key, x in targets.items() if is_foreign and re.fullmatch(rf".+\.{PERIODS}", key)}
+    state = match_exactly(targets, formulas | state, fresh, advise)  # these files do not have them
     report.count(targets, state)
     return state, report
+
+
+def _with_base(
+    model: nn.Module, state: dict[str, Tensor], base: str | Path | None, source: str, report: LoadReport
+) -> dict[str, Tensor]:
+    """A mask transformer's file with the trunk as it is: as it was, of `base`, or the sum of both."""
+    trunk = model.backbone
+    own = {key: value for key, value in state.items() if key.startswith("backbone.")}
+    match = detect(own, (trunk.family,), prefix="backbone.") if own else None
+    if match is not None and match.scheme.name != DIFFERENCES:
+        if base is not None:
+            raise CheckpointMismatchError(f"base: got {base}, but {source} has the whole trunk; leave it out")
+        return state
+    has = "differences to the weights of the trunk" if own else "no trunk"
+    if base is None:
+        raise CheckpointMismatchError(
+            f"{source} has {has}: give the trunk's weights as base, a file or a name, in a "
+            f"config default_hooks=dict(exact_load=dict(base=...))"
+        )
+    of_base = load_pretrained(trunk, base)
+    values = {f"backbone.{key}": value for key, value in trunk.state_dict().items()}
+    differences = {} if match is None else _transfer(match, trunk, LoadReport(source, match.scheme.name), is_whole=True)
+    for key, value in differences.items():
+        values[f"backbone.{key}"] = values[f"backbone.{key}"] + value
+    report.scheme = f"{match.scheme.name if match else 'the head alone'}, with the trunk of {of_base.source}"
+    return values | {key: value for key, value in state.items() if key not in own}
 
 
 def fingerprint(backbone: nn.Module, report: LoadReport) -> str:

@@ -23,7 +23,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
         k: Keys, ``[B, heads, Nk, d]``.
         v: Values, ``[B, heads, Nk, dv]``.
         bias: Added to the logits; broadcastable to ``[B, heads, Nq, Nk]``. Cast to the dtype of ``q``. Columns after
-            the first Nk are ignored: with them, rows can start at multiples of `layout.ALIGNMENT`.
+            the first Nk are ignored: with them, rows can start at multiples of `layout.ALIGNMENT`. If bool, it says
+            which pairs may attend.
         scale: Factor on the logits; ``d ** -0.5`` when None.
 
     Returns:
@@ -31,7 +32,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     """
     if bias is None:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
-    bias = bias.to(q.dtype)[..., : k.shape[-2]]  # [..., Nq, Nk]
+    bias = (bias if bias.dtype == torch.bool else bias.to(q.dtype))[..., : k.shape[-2]]  # [..., Nq, Nk]
     if q.device.type == "cpu" and bias.requires_grad:
         # No fused CPU kernel has a gradient for the bias. torch's composite one takes 1.4x the time of these lines in
         # the forward pass (1392 windows of 49 tokens): it scales queries and keys separately.

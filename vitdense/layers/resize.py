@@ -4,12 +4,12 @@ All compute in float32 or wider, return the dtype of the input, and are exactly 
 The default rule is the authors' (align_corners False, no antialias). timm's is here by name, to reproduce what timm
 computes:
 
-===========  ===============================================  ===========================
-rule         relative position bias tables                    absolute positions
-===========  ===============================================  ===========================
-``bicubic``  bicubic                                          bicubic
-``timm``     linear between geometrically spaced positions    bicubic with antialias
-===========  ===============================================  ===========================
+===========  =============================================  ======================  ======================
+rule         relative position bias tables                  absolute positions      patch embedding
+===========  =============================================  ======================  ======================
+``bicubic``  bicubic                                        bicubic                 refused
+``timm``     linear between geometrically spaced positions  bicubic with antialias  `resize_patch`
+===========  =============================================  ======================  ======================
 """
 
 import math
@@ -58,6 +58,27 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
     y = x.to(wide_dtype(x)).permute(0, 3, 1, 2)  # [B, C, h, w]
     y = F.interpolate(y, size=size, mode="bicubic", align_corners=False, antialias=rule == "timm")  # [B, C, H, W]
     return y.permute(0, 2, 3, 1).to(x.dtype)  # [B, H, W, C]
+
+
+def resize_patch(weight: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize the convolution of a patch embedding, so that resized patches give what the old ones gave (FlexiViT,
+    section 3.4): by the pseudo-inverse of the bicubic resize with antialias.
+
+    Args:
+        weight: ``[D, C, h, w]``.
+        size: New patch (H, W) in pixels.
+
+    Returns:
+        ``[D, C, H, W]``.
+    """
+    wide = weight.to(wide_dtype(weight))
+
+    def inverse(old: int, new: int) -> Tensor:  # [new, old]
+        unit = torch.eye(old, dtype=torch.float64)[None, :, None]  # [1, old, 1, old]
+        return torch.linalg.pinv(resize_grid(unit, (new, 1), "timm")[0, :, 0].T).to(wide)
+
+    rows, columns = (inverse(*axis) for axis in zip(weight.shape[2:], size))
+    return torch.einsum("Hh,Ww,dchw->dcHW", rows, columns, wide).to(weight.dtype)  # [D, C, H, W]
 
 
 def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, int]) -> Tensor:

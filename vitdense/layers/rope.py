@@ -77,11 +77,11 @@ class Rotation:
         return torch.addcmul(x * self.cos, other, self.sin).flatten(0, 1)  # [B, n, 2, heads, d]
 
 
-def attend_rotated(qkv: Tensor, rotation: Rotation) -> Tensor:
-    """Attention of rotated queries and keys: ``[B, n, 3, heads, d]`` to ``[B, n, heads d]``."""
+def attend_rotated(qkv: Tensor, rotation: Rotation, mask: Tensor | None = None) -> Tensor:
+    """Attention of rotated queries and keys: ``[B, n, 3, heads, d]`` to ``[B, n, heads d]``. `mask`: see `attend`."""
     qk, v = qkv.split((2, 1), dim=2)  # [B, n, 2, heads, d], [B, n, 1, heads, d]
     q, k = rotation.rotate(qk).unbind(2)  # [B, n, heads, d] each
-    y = attend(*(x.transpose(1, 2) for x in (q, k, v.squeeze(2))))  # [B, heads, n, d]
+    y = attend(*(x.transpose(1, 2) for x in (q, k, v.squeeze(2))), mask)  # [B, heads, n, d]
     return y.transpose(1, 2).flatten(2)  # [B, n, heads*d]
 
 

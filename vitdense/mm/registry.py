@@ -17,6 +17,7 @@ from timm.layers import LayerNorm2d
 
 import vitdense.mm.train.checkpoints  # noqa: F401  registers the file backend vitdense.atomic
 from vitdense.families import FLOORS, FOLDERS, backbone_class
+from vitdense.models.vit.tokens import JointViT, TokenViT
 from vitdense.module import Module
 from vitdense.necks import DeconvPyramid, GlobalBlock
 
@@ -37,16 +38,17 @@ def _child(parent: Registry, **locations: str) -> Registry:
 # name differently; by the name of the package it finds both.
 MODULE2PACKAGE.update(vitdense="vitdense", mmseg="mmseg")
 
-MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.linear")
-DATASETS = _child(root.DATASETS, mmdet="data.shapes_det", mmseg="data.shapes_seg")
+MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.segmentation")
+DATASETS = _child(root.DATASETS, mmdet="data.detection", mmseg="data.shapes_seg")
 DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="data.seeded")
-TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms")
+TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms", mmdet="data.panoptic")
 METRICS = _child(root.METRICS, mmdet="train.metrics")
 HOOKS = _child(root.HOOKS, mmengine="train.hooks")
 VISBACKENDS = _child(root.VISBACKENDS, mmengine="train.wandb_backend")
+PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.anneal")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 
-for _module in (*map(backbone_class, FOLDERS), DeconvPyramid, GlobalBlock):
+for _module in (*map(backbone_class, FOLDERS), JointViT, TokenViT, DeconvPyramid, GlobalBlock):
     MODELS.register_module(module=_module)
 # LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
 MODELS.register_module(name="LN2d", module=LayerNorm2d)

@@ -6,7 +6,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding, caught, datasets
-from vitdense.mm.config.classes import annotation_file, dataset_classes
+from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic
 from vitdense.mm.config.walk import class_heads, nodes
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
@@ -24,7 +24,8 @@ def _check(where: str, dataset: dict, kind: type, cfg: Config) -> None:
     if classes is None:
         return
     _check_heads(where, cfg, len(classes), len(kind.METAINFO.get("thing_classes", classes)))
-    if (json_file := annotation_file(dataset)) and Path(json_file).is_file():
+    json_file = annotation_file(dataset)
+    if json_file and Path(json_file).is_file() and not is_panoptic(kind):  # whose labels are by name
         _check_categories(where, Path(json_file), classes)
 
 

@@ -13,7 +13,7 @@ from vitdense.files import atomic_write
 from vitdense.mm.checks import build, findings
 from vitdense.mm.checks.label_maps import check_label_maps, check_sizes
 from vitdense.mm.checks.schedule import warm_up_warnings
-from vitdense.mm.config.classes import annotation_file, dataset_classes, reads_coco
+from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic, reads_coco
 from vitdense.mm.config.load import config_of, make_parser
 from vitdense.mm.config.walk import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
@@ -28,6 +28,7 @@ from vitdense.mm.data.images import (
     read_image_file,
 )
 from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, read_label_maps
+from vitdense.mm.data.panoptic_files import examine_panoptic, read_panoptic
 from vitdense.mm.data.pictures import draw_batch
 from vitdense.mm.errors import join_some
 from vitdense.mm.train.launch import USER_ERRORS, exit_on_user_error
@@ -129,7 +130,9 @@ def _describe(result: Report, split: str, dataset: dict, cfg: Config, number: in
         return
     if cfg.get("default_scope") == "mmseg":
         _describe_label_maps(result, split, dataset, kind, cfg, number)
-    elif (ann_file := annotation_file(dataset)) and reads_coco(kind):
+    elif (ann_file := annotation_file(dataset)) and is_panoptic(kind):
+        _describe_segments(result, split, dataset, Path(ann_file), number)
+    elif ann_file and reads_coco(kind):
         classes = dataset_classes(dataset, kind)
         _describe_annotations(result, split, dataset, Path(ann_file), classes, number)
     else:
@@ -178,6 +181,25 @@ def _describe_annotations(
         result.row("", f"boxes of other categories, not used: {join_some(ignored)}")
     if split == "train" and (absent := [name for name in classes if not found.boxes.get(name)]):
         result.warnings.append(f"{where}: no box of {len(absent)} classes: {join_some(absent)}")
+    result.errors += [f"{where}: {ann_file}: {line}" for line in found.errors]
+    result.warnings += [f"{where}: {ann_file}: {line}" for line in found.warnings]
+
+
+def _describe_segments(result: Report, split: str, dataset: dict, ann_file: Path, number: int | None) -> None:
+    where, prefix = f"{split}_dataloader", dataset.get("data_prefix") or {}
+    root = Path(dataset.get("data_root") or "")
+    found = examine_panoptic(read_panoptic(ann_file), root / (prefix.get("seg") or ""), number)
+    result.num_train += len(found.images) * (split == "train")
+    result.row(split, f"{ann_file}: {len(found.images)} images, {found.segments.total()} segments")
+    result.row("", f"{len(found.things)} classes of things, {len(found.stuff)} of stuff")
+    folder = root / (prefix.get("img") or "")
+    _describe_images(result, where, [str(folder / image["file_name"]) for image in found.images], number)
+    total = max(found.pixels.total(), 1)
+    result.row("", f"pixels of classes in {found.read} of {len(found.images)} PNGs:")
+    names = (*found.things, *found.stuff)
+    _print_bars(result, {name: 100 * found.pixels[name] / total for name in names}, "{:.3g} %")
+    if split == "train" and (absent := [name for name in names if not found.segments[name]]):
+        result.warnings.append(f"{where}: no segment of {len(absent)} classes: {join_some(absent)}")
     result.errors += [f"{where}: {ann_file}: {line}" for line in found.errors]
     result.warnings += [f"{where}: {ann_file}: {line}" for line in found.warnings]
 

@@ -18,6 +18,7 @@ from vitdense.files import atomic_write
 from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx, save_program
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import Detector, pad
+from vitdense.mm.heads.mask_transformer.heads import MaskTransformerHead
 from vitdense.mm.predictor import Predictor
 from vitdense.runtime import paste
 
@@ -49,6 +50,24 @@ class Segmentor(nn.Module):
         logits = head(self.model.extract_feat(image))  # [B, classes, h, w]
         size = (image.shape[2], image.shape[3])
         return {"logits": F.interpolate(logits, size, mode="bilinear", align_corners=head.align_corners)}
+
+
+class MaskTransformer(nn.Module):
+    """Image ``[B, 3, H, W]`` to what an EoMT or a PMT predicts: logits of classes ``[B, Q, classes + 1]`` and of masks
+    ``[B, Q, h, w]``, which cover the image padded to whole patches. `vitdense.runtime.masks_of_queries` goes on.
+
+    Args:
+        model: Of mmdet or mmseg. Its image is normalised.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.head = model.decode_head if hasattr(model, "decode_head") else model.panoptic_head
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        classes, masks = self.head(self.model.extract_feat(image))
+        return {"classes": classes[-1], "masks": masks[-1]}
 
 
 class DetectorMaps(nn.Module):
@@ -131,7 +150,9 @@ def export(
     metadata, is_segmentor = describe_input(predictor), cfg.get("default_scope", "mmdet") == "mmseg"
     channels, dtype = cfg.model.backbone.get("in_channels", 3), torch.float16 if half else torch.float32
     example, unseen = ((1, *static),) * 2 if static else (EXAMPLE, UNSEEN)
-    whole = not (is_segmentor or maps)
+    head = getattr(predictor.model, "decode_head" if is_segmentor else "panoptic_head", None)
+    has_queries = isinstance(head, MaskTransformerHead)
+    whole = not (is_segmentor or maps or has_queries)
     with torch.no_grad():
         if whole:
             images = _photos(predictor, photos, static)
@@ -139,6 +160,7 @@ def export(
         else:
             images = [torch.randn(unseen[0], channels, *unseen[1:], generator=torch.Generator().manual_seed(0))]
         task = Detector if whole else Segmentor if is_segmentor else DetectorMaps
+        task = MaskTransformer if has_queries else task
         model = task(predictor.model).eval()
         if whole and not (static or model.any_size):
             raise ConfigError(

@@ -24,7 +24,9 @@ from vitdense.mm.config.code import Name, check_new_file, code, docstring
 from vitdense.mm.config.load import CONFIGS, find_config, load_config
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.annotations import examine, read_annotations
+from vitdense.mm.data.coco import overview
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
+from vitdense.mm.data.panoptic_files import read_panoptic
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.launch import command_line, exit_on_user_error, result_commands
 
@@ -40,7 +42,12 @@ SEGMENTORS = {  # head -> config
     "dpt": "dpt_dinov3_b_ade20k.py",
     "mask2former": "mask2former_swin_t_ade20k.py",
 }
-SMALL = {"detection": "cascade_swin_nano_coco", "segmentation": "upernet_swin_nano_camvid"}
+PANOPTIC = "eomt_dinov2_s_640_coco_panoptic.py"
+SMALL = {
+    "detection": "cascade_swin_nano_coco",
+    "segmentation": "upernet_swin_nano_camvid",
+    "panoptic": "eomt_nano_shapes",
+}
 FINETUNE = {  # options of the backbone
     "all": {"frozen_stages": -1, "finetune": None},
     "frozen": {"frozen_stages": "all", "finetune": None},
@@ -77,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     with exit_on_user_error():
         check_new_file(args.out, args.force)
-        text = config_text(args, _detection(args) if args.task == "detection" else _segmentation(args))
+        read = {"detection": _detection, "segmentation": _segmentation, "panoptic": _panoptic}[args.task]
+        text = config_text(args, read(args))
         with atomic_write(args.out) as scratch:
             scratch.write_text(text, encoding="utf-8")  # as mmengine reads it
         print(f"wrote {args.out}\n\n{text}", flush=True)
@@ -110,7 +118,16 @@ def _parser() -> argparse.ArgumentParser:
     segmentation.add_argument("--image-suffix", metavar="SUFFIX", help="end of the names of images: .jpg")
     segmentation.add_argument("--label-suffix", metavar="SUFFIX", help="end of the names of label maps: _labels.png")
     segmentation.add_argument("--reduce-zero-label", action="store_true", help="0 means unlabelled; classes start at 1")
-    for name, task in (("detection", detection), ("segmentation", segmentation)):
+    panoptic = tasks.add_parser(
+        "panoptic", help="things and stuff: COCO panoptic JSON, and PNGs of the ids of segments"
+    )
+    panoptic.add_argument("--train", type=Path, required=True, metavar="FILE.json", help="training annotations")
+    panoptic.add_argument("--val", type=Path, required=True, metavar="FILE.json", help="validation annotations")
+    panoptic.add_argument("--segments", type=Path, required=True, metavar="DIR", help="PNGs, named as the images")
+    panoptic.add_argument(
+        "--val-segments", type=Path, metavar="DIR", help="PNGs for validation; by default those of --segments"
+    )
+    for name, task in (("detection", detection), ("segmentation", segmentation), ("panoptic", panoptic)):
         task.add_argument("out", type=Path, metavar="NAME.py", help="the config to write")
         task.add_argument("--images", type=Path, required=True, metavar="DIR", help="folder of the images")
         task.add_argument(
@@ -118,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
             type=Path,
             required=task is segmentation,
             metavar="DIR",
-            help="images for validation; for detection, by default those of --images",
+            help="images for validation; but for segmentation, by default those of --images",
         )
         task.add_argument("--backbone", metavar="NAME", help="of vitdense.list_models(); default: the recipe's")
         task.add_argument("--finetune", choices=FINETUNE, help="what trains of the backbone; default: the recipe's")
@@ -130,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         length = task.add_mutually_exclusive_group()
         length.add_argument("--epochs", type=_positive, metavar="N", help=f"default for detection: {EPOCHS}")
-        length.add_argument("--iters", type=_positive, metavar="N", help=f"default for segmentation: {ITERS}")
+        length.add_argument("--iters", type=_positive, metavar="N", help=f"default for others: {ITERS}")
         task.add_argument("--force", action="store_true", help="overwrite NAME.py")
         task.add_argument("--no-estimate", action="store_true", help="do not measure memory and time")
     return parser
@@ -181,6 +198,33 @@ def _check_folder(option: str, folder: Path, name: str) -> None:
     if below := next(folder.rglob(glob.escape(name)), None):
         right = below.parents[len(Path(name).parts) - 1]
         raise ConfigError(f"{option}: {folder} has no {name}, but {right} has it; give {option} {right}")
+
+
+def _panoptic(args: argparse.Namespace) -> Data:
+    """Read the annotation files; the PNGs are looked at by the check."""
+    files = {"train": args.train, "val": args.val}
+    for option, path in files.items():
+        if not path.is_file():
+            raise ConfigError(f"--{option}: {path} is not a file")
+    content = {option: read_panoptic(path) for option, path in files.items()}
+    folders = {"train": args.images, "val": args.val_images or args.images}
+    segments = {"train": args.segments, "val": args.val_segments or args.segments}
+    for split, option in (("train", ""), ("val", "val-")):
+        name = content[split]["images"][0]["file_name"]
+        _check_folder(f"--{option}images", folders[split], name)
+        _check_folder(f"--{option}segments", segments[split], str(Path(name).with_suffix(".png")))
+    root = _common_folder(*folders.values(), *segments.values(), *(path.parent for path in files.values()))
+    parts = {
+        split: {
+            "ann_file": _below(files[split], root),
+            "data_prefix": {"img": _below(folders[split], root), "seg": _below(segments[split], root)},
+        }
+        for split in files
+    }
+    names = overview(files["train"]).things_first
+    line = _line("Panoptic segmentation", names, *(len(part["images"]) for part in content.values()))
+    sides = [min(image["width"], image["height"]) for image in content["train"]["images"]]
+    return Data(line, root, round(statistics.median(sides)), {}, parts["train"], parts["val"])
 
 
 def _segmentation(args: argparse.Namespace) -> Data:
@@ -294,7 +338,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         base_hooks = "_base_.custom_hooks + " if cfg.get("custom_hooks") else ""
         lines.append(f"custom_hooks = {base_hooks}{code([OMIT])}  # checkpoints without the frozen backbone")
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
-    if "metainfo" in cfg.train_dataloader.dataset:  # classes and colours of other data
+    if "metainfo" in cfg.train_dataloader.dataset and "metainfo" in data.shared:  # classes and colours of other data
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
     lines.append(f"dataset = {code(shared, prefix=10)}")
     for split, own in (("train", data.train), ("val", data.val)):
@@ -317,17 +361,22 @@ def _with_classes(model: dict[str, Any], head: Mapping, number: int) -> dict[str
 def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
     """What a data set needs that takes the place of the base's, of a type with other arguments."""
     dataset = cfg[f"{split}_dataloader"].dataset
-    if dataset.type == "CocoDataset" if task == "detection" else "draw" not in dataset:
+    own = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}.get(task)
+    if dataset.type == own if own else "draw" not in dataset:
         return {}
-    kind = {"type": "CocoDataset"} if task == "detection" else {}
+    kind = {"type": own} if own else {}
     replacing = {"_delete_": True, **kind, "pipeline": Name(f"_base_.{split}_dataloader.dataset.pipeline")}
     return replacing if split == "train" else {**replacing, "test_mode": True}
 
 
 def _recipe(args: argparse.Namespace) -> Path:
     """The config of the method, or of the head."""
-    is_detection = args.task == "detection"
-    name = DETECTORS[args.method or "cascade", args.boxes] if is_detection else SEGMENTORS[args.head or "upernet"]
+    if args.task == "panoptic":
+        name = PANOPTIC
+    elif args.task == "detection":
+        name = DETECTORS[args.method or "cascade", args.boxes]
+    else:
+        name = SEGMENTORS[args.head or "upernet"]
     if not (CONFIGS / name).is_file():
         raise ConfigError(f"{CONFIGS / name} does not exist: install vitdense again, or give --base CONFIG")
     return CONFIGS / name
@@ -335,7 +384,7 @@ def _recipe(args: argparse.Namespace) -> Path:
 
 def _check_base(cfg: Config, args: argparse.Namespace) -> None:
     """A base config must be of the task, with one data set of a type in each loader, and without masks for boxes."""
-    scope = "mmdet" if args.task == "detection" else "mmseg"
+    scope = "mmseg" if args.task == "segmentation" else "mmdet"
     if cfg.get("default_scope") != scope:
         raise ConfigError(f"--base: {args.base} has default_scope {cfg.get('default_scope')!r}, expected {scope!r}")
     for split in ("train", "val"):

@@ -2,6 +2,7 @@
 
 import glob
 import inspect
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from mmengine.utils import track_iter_progress
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from vitdense.files import atomic_write
 from vitdense.inspect.result import write_picture
 from vitdense.mm.config.walk import find_class
 from vitdense.mm.data.coco import CocoPredictions
@@ -33,7 +35,7 @@ class PredictionError(ConfigError):
 
 
 class Task:
-    """Base of both tasks. Subclasses define `add`, for one image, `save` for what is done, and `finish`."""
+    """Base of the tasks. Subclasses define `add`, for one image, `save` for what is done, and `finish`."""
 
     def __init__(self, model: Predictor, out_dir: Path) -> None:
         self.model, self.out_dir = model, out_dir
@@ -87,6 +89,49 @@ class Detection(Task):
             f"highest is {self.highest:.3f}. Pictures: {self.out_dir}"
         )
         return self.out_file
+
+
+class Panoptic(Task):
+    """Per image, a picture with its segments and a legend, and COCO's PNG of their ids under ``labels/``; one JSON file
+    in COCO's panoptic format."""
+
+    def __init__(self, model: Predictor, out_dir: Path) -> None:
+        super().__init__(model, out_dir)
+        # Processes that share the images have files of their own until the end.
+        self.part = out_dir / (f".predictions.{get_rank()}.json" if is_distributed() else RESULTS)
+        self.annotations: list[dict] = []
+
+    def add(self, image: Path) -> None:
+        """Predict on an image file, and write its picture and ids."""
+        from vitdense.mm.data.panoptic import colours_of_ids  # here, for it needs mmdet
+
+        result = self.model(image)
+        result.save(self.out_dir / image.name)
+        name = f"{image.stem}.png"
+        write_picture(self.out_dir / "labels" / name, Image.fromarray(colours_of_ids(result.panoptic)))
+        segments = [
+            {"id": one["id"], "category_id": one["label"], "area": int((result.panoptic == one["id"]).sum())}
+            for one in result.segments
+        ]
+        self.annotations.append({"image": image.name, "file_name": name, "segments_info": segments})
+
+    def save(self) -> None:
+        """Write the segments so far."""
+        things = self.model.model.panoptic_fusion_head.num_things_classes
+        categories = [{"id": i, "name": name, "isthing": int(i < things)} for i, name in enumerate(self.model.names)]
+        with atomic_write(self.part) as scratch:
+            scratch.write_text(json.dumps({"annotations": self.annotations, "categories": categories}))
+
+    def finish(self) -> Path:
+        """Write the segments of all images, also of other processes; the path of the file."""
+        if is_distributed():
+            parts = all_gather_object(self.annotations)
+            self.part.unlink(missing_ok=True)
+            self.part = self.out_dir / RESULTS
+            self.annotations = [one for row in zip_longest(*parts) for one in row if one is not None]
+        if is_main_process():
+            self.save()
+        return self.out_dir / RESULTS
 
 
 class Segmentation(Task):
@@ -151,7 +196,8 @@ def predict(
             A detector also writes ``predictions.json``: COCO results, ``[{image_id, category_id, bbox, score,
             segmentation}, ...]``, which ``COCO(ann_file).loadRes`` takes; see `CocoPredictions` for the ids.
             A segmentor also writes ``labels/<stem>.png`` per image, with the values of the data set's own label maps,
-            uint8 (uint16 above 255); see `raw_values`.
+            uint8 (uint16 above 255); see `raw_values`. A panoptic model writes ids there, and segments in the JSON
+            file; see `Panoptic`.
         score_thr: Minimum score of detections, 0 to 1, in pictures and in the JSON file. AP needs 0.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
@@ -160,7 +206,7 @@ def predict(
         tiles, overlap: Predict in tiles, see `vitdense.load`.
 
     Returns:
-        The JSON file of a detector, the folder of a segmentor.
+        The JSON file of a detector or panoptic model, the folder of a segmentor.
 
     Raises:
         ConfigError: The config is not one of mmdet or mmseg; images are missing, or outputs would overwrite each other
@@ -168,11 +214,16 @@ def predict(
         PredictionError: After the other images are done: some cannot be read or predicted.
     """
     images = list_images(images)
-    segments = cfg.get("default_scope") == "mmseg"
-    _check_outputs(images, out_dir, with_label_maps=segments)
+    is_segmentor = cfg.get("default_scope") == "mmseg"
+    is_panoptic = "panoptic_head" in cfg.model and cfg.model.test_cfg.get("panoptic_on", True)
+    _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic)
     images = images[get_rank() :: get_world_size()]
     model = Predictor(cfg, checkpoint, device, score_thr=score_thr, tiles=tiles, overlap=overlap)
-    task = Segmentation(model, out_dir, as_indices) if segments else Detection(model, out_dir, as_dataset)
+    task: Task
+    if is_segmentor:
+        task = Segmentation(model, out_dir, as_indices)
+    else:
+        task = Panoptic(model, out_dir) if is_panoptic else Detection(model, out_dir, as_dataset)
     failed, next_save = [], 10
     try:
         for i, image in enumerate(track_iter_progress(images, file=sys.stdout)):

@@ -19,6 +19,11 @@ def reads_coco(kind: type) -> bool:
     return all(getattr(kind, name) is getattr(coco, name, None) for name in ("parse_data_info", "load_data_list"))
 
 
+def is_panoptic(kind: type) -> bool:
+    """Whether a data set has segments of things and of stuff, as mmdet's CocoPanopticDataset."""
+    return "thing_classes" in getattr(kind, "METAINFO", {})
+
+
 def annotation_file(dataset: dict) -> str | None:
     """Path or address of the JSON file of annotations of a data set, which may not exist; None if it has none."""
     name = str(dataset.get("ann_file") or "")
@@ -42,9 +47,19 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
         return tuple(list_from_file(given) if isinstance(given, str) else given)
     ann_file = annotation_file(dataset)
     if ann_file is not None and Path(ann_file).is_file():
-        return overview(Path(ann_file)).categories
+        found = overview(Path(ann_file))
+        return found.things_first if is_panoptic(kind) else found.categories
     known = kind.METAINFO.get("classes")
     return None if known is None else tuple(known)
+
+
+def _set_things(cfg: Config, things: int, stuff: int) -> None:
+    """Set the numbers of classes of panoptic heads that do not state them."""
+    for head in nodes(cfg.get("model")):
+        head_kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
+        if head_kind is not None and {"num_things_classes", "num_stuff_classes"} <= (arguments(head_kind) or {}).keys():
+            head.setdefault("num_things_classes", things)
+            head.setdefault("num_stuff_classes", stuff)
 
 
 def follow_classes(cfg: Config) -> None:
@@ -64,6 +79,10 @@ def follow_classes(cfg: Config) -> None:
         if classes != kind.METAINFO.get("classes"):  # with a palette, for the type's may be shorter
             colours = [tuple(colour) for colour in distinct_colours(len(classes)).tolist()]  # mmdet takes no lists
             own = {"classes": classes, "palette": colours}
+            if is_panoptic(kind) and (ann_file := annotation_file((stated or leaves)[0])) and Path(ann_file).is_file():
+                things = overview(Path(ann_file)).things
+                own |= {"thing_classes": things, "stuff_classes": tuple(x for x in classes if x not in set(things))}
+                _set_things(cfg, len(things), len(classes) - len(things))
             for dataset in leaves:
                 given = dataset.get("metainfo") or {}
                 if tuple(given.get("classes", classes)) == classes:

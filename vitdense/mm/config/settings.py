@@ -86,12 +86,17 @@ def _set_length(cfg: Config, name: str, length: int) -> None:
             f"both to be equal, or the schedule to end at {length}"
         )
     for step in schedulers:
-        for key in {"begin", "T_max", "milestones"} & step.keys():
+        for key in {"begin", "T_max", "milestones", "warmups"} & step.keys():
             step[key] = _scale(step[key], length, old)
             if key == "milestones":  # mmengine would apply one at 0 before the first step
                 step[key] = [time for time in step[key] if time > 0]
+            elif key == "warmups":
+                step[key] = [max(time, 1) for time in step[key]]
         if "end" in step:  # a warm-up of one step would never leave its first factor
             step["end"] = max(-(-step["end"] * length // old), step.get("begin", 0) + 2)
+    for hook in as_list(cfg.get("custom_hooks")):  # of masked attention, which ends before the training does
+        for key in {"starts", "ends"} & hook.keys():
+            hook[key] = _scale(hook[key], length, old)
 
 
 def _scale(value: Any, new: int, old: int) -> Any:

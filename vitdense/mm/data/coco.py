@@ -27,11 +27,18 @@ class Overview:
         categories: Names, in the order of the file.
         annotations: How many there are.
         masks: How many of them have a mask.
+        things: Names of categories of things; others, in panoptic files, are stuff.
     """
 
     categories: tuple[str, ...]
     annotations: int
     masks: int
+    things: tuple[str, ...]
+
+    @property
+    def things_first(self) -> tuple[str, ...]:
+        """The categories in the order of mmdet's panoptic labels."""
+        return self.things + tuple(name for name in self.categories if name not in set(self.things))
 
 
 def overview(ann_file: Path) -> Overview:
@@ -60,7 +67,8 @@ def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
             f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error}); expected JSON with a list "
             f"'categories' of objects with a 'name'"
         ) from error
-    return Overview(names, *(sum(1 for _ in re.finditer(pattern, text)) for pattern in (BOX, MASK)))
+    things = tuple(category["name"] for category in categories if category.get("isthing", 1))
+    return Overview(names, *(sum(1 for _ in re.finditer(pattern, text)) for pattern in (BOX, MASK)), things)
 
 
 # Keys of a COCO result; a detection of a data set has more.

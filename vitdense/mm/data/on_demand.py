@@ -17,6 +17,7 @@ class DrawnOnDemand:
     """
 
     drawn_on_demand = True  # read by the checks before training: files may be missing
+    draw_files = staticmethod(draw_dataset)
 
     def __init__(self, *args, draw: dict | None = None, **kwargs) -> None:
         self.draw = draw or {}
@@ -26,5 +27,5 @@ class DrawnOnDemand:
         """Draw the data set unless it exists, then load it."""
         if not Path(self.data_root).exists():
             print_log(f"drawing the data set into {self.data_root}, once, in about a minute", logger="current")
-        draw_dataset(self.data_root, **self.draw)
+        self.draw_files(self.data_root, **self.draw)
         return super().load_data_list()

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import mmcv
-from mmcv.transforms import BaseTransform, LoadImageFromFile
+from mmcv.transforms import BaseTransform, LoadImageFromFile, Pad
 from mmengine import fileio
 from mmengine.logging import print_log
 from PIL import Image
@@ -89,6 +89,14 @@ class LoadImage(LoadImageFromFile):
         if self.to_float32:
             image = image.astype("float32")
         return {**results, "img": image, "img_shape": image.shape[:2], "ori_shape": image.shape[:2]}
+
+
+@TRANSFORMS.register_module()
+class PadImage(Pad):
+    """mmcv's `Pad` for tests: `img_shape` stays that of the image, so that results are cut to it again."""
+
+    def transform(self, results: dict) -> dict:
+        return {**super().transform(results), "img_shape": results["img_shape"]}
 
 
 def name_unreadable(dataset: Any) -> None:

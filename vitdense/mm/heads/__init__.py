@@ -1,1 +1,1 @@
-"""Heads that recipes need and mm does not have, of scope ``vitdense``: `detection` for mmdet, `linear` for mmseg."""
+"""Heads that recipes need and mm does not have: `detection` for mmdet, `segmentation` for mmseg."""

@@ -3,6 +3,7 @@
 from vitdense.mm.heads.cascade import Detectron2CascadeRoIHead
 from vitdense.mm.heads.htc.roi_head import HTCRoIHead
 from vitdense.mm.heads.losses import ClampedFocalLoss
+from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
 from vitdense.mm.heads.reppoints_v2.bifpn import BiFPN
 from vitdense.mm.heads.reppoints_v2.head import RepPointsV2Head
 from vitdense.mm.heads.rle_masks import RLEHTCMaskHead, RLEMaskHead
@@ -14,8 +15,10 @@ __all__ = [
     "BiFPN",
     "ClampedFocalLoss",
     "Detectron2CascadeRoIHead",
+    "EoMTHead",
     "HTCRoIHead",
     "InstanceTTAModel",
+    "PMTHead",
     "RLEHTCMaskHead",
     "RLEMaskHead",
     "RepPointsV2Head",

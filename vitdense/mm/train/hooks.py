@@ -25,6 +25,7 @@ from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.config.walk import as_list
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.registry import HOOKS
+from vitdense.mm.train.anneal import MaskAnnealingHook  # noqa: F401  registers it
 from vitdense.mm.train.checkpoints import install_loader
 from vitdense.mm.train.curves import draw_curves, read_scalars
 from vitdense.models.base import Backbone
@@ -136,6 +137,7 @@ class ExactLoadHook(Hook):
             ``r'roi_head\\..*(fc_cls|fc_reg)\\..*'`` to fine-tune on other classes; the error on loading gives the
             one that is needed. They may be missing, unexpected or of another size.
         allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
+        base: Weights of the trunk for a mask transformer's file that does not hold them; see `fit_whole`.
 
     Raises:
         ConfigError: `fresh` is not a list of regular expressions; or on resuming, the run has another length.
@@ -145,12 +147,12 @@ class ExactLoadHook(Hook):
 
     priority = "VERY_HIGH"  # before hooks that copy the checkpoint, such as EMAHook
 
-    def __init__(self, fresh: Sequence[str] = (), allow_pickle: bool = False) -> None:
+    def __init__(self, fresh: Sequence[str] = (), allow_pickle: bool = False, base: str | None = None) -> None:
         if isinstance(fresh, str):
             raise ConfigError(f"fresh of vitdense.ExactLoadHook: got {fresh!r}, expected a list: [{fresh!r}]")
         for pattern in fresh:
             _check_pattern(pattern)
-        self.fresh = tuple(fresh)
+        self.fresh, self.base = tuple(fresh), base
         self.reports: list[LoadReport] = []
         install_loader(allow_pickle)
 
@@ -166,7 +168,7 @@ class ExactLoadHook(Hook):
             model = model.module  # checkpoints are saved without the TTA wrapper
         # After this hook, mmengine loads checkpoint["state_dict"].
         checkpoint["state_dict"], report = fit_whole(
-            model, checkpoint, self.fresh, source=str(runner._load_from or "checkpoint")
+            model, checkpoint, self.fresh, str(runner._load_from or "checkpoint"), self.base
         )
         runner.logger.info(f"{type(model).__name__}: {report}")
         self.reports.append(report)

@@ -1,13 +1,20 @@
-"""COCO metrics that work without predictions and on subsets of a data set."""
+"""COCO metrics that work without predictions and on subsets of a data set; panoptic quality."""
 
 import io
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from typing import Any
 
+import mmcv
+import numpy as np
 from mmdet.evaluation import metrics as mmdet_metrics
+from mmdet.structures import INSTANCE_OFFSET
+from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 
+from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.registry import METRICS
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
@@ -56,3 +63,91 @@ class FasterCocoMetric(_CocoMixin, FASTER or mmdet_metrics.CocoMetric):
                 "COCO AP is computed by pycocotools: the same numbers, slower. faster-coco-eval is not installed, or "
                 "mmdet has no FasterCocoMetric"
             )
+
+
+def count_segments(
+    truth: np.ndarray, segments: Sequence[dict], found: np.ndarray, found_labels: dict[int, int], num_classes: int
+) -> np.ndarray:
+    """What panoptic quality counts in an image (Kirillov et al., CVPR 2019, section 4; COCO's rules of crowds).
+
+    A segment of the truth and one that was found match if they have one class and an IoU over 0.5. Pixels without a
+    segment do not count; a found segment that does not match does not either, if over half of it are such pixels or
+    those of a crowd of its class.
+
+    Args:
+        truth: Ids, integers [H, W].
+        segments: Of the truth: ``id``, ``category`` (label) and ``is_crowd``; other ids are no segments.
+        found: Ids, integers [H, W].
+        found_labels: Label of every found segment; other ids are none.
+        num_classes: Number of labels.
+
+    Returns:
+        ``[num_classes, 4]``: sum of IoUs, matches, found segments and segments of the truth without a match.
+    """
+    counts = np.zeros((num_classes, 4))
+    known = {segment["id"]: segment for segment in segments}
+    pairs, areas = np.unique(np.stack([truth.ravel(), found.ravel()]), axis=1, return_counts=True)
+    overlap = {(int(t), int(f)): int(area) for (t, f), area in zip(pairs.T, areas)}
+    of_truth, of_found, ignored = Counter(), Counter(), Counter()
+    for (t, f), area in overlap.items():
+        of_truth[t] += area
+        of_found[f] += area
+        is_crowd = t in known and known[t]["is_crowd"] and known[t]["category"] == found_labels.get(f)
+        ignored[f] += area * (t not in known or is_crowd)
+    matched_truth, matched_found = set(), set()
+    for (t, f), area in overlap.items():
+        if t not in known or known[t]["is_crowd"] or known[t]["category"] != found_labels.get(f):
+            continue
+        void = sum(area for (other, g), area in overlap.items() if g == f and other not in known)
+        iou = area / (of_truth[t] + of_found[f] - area - void)
+        if iou > 0.5:
+            counts[known[t]["category"], :2] += iou, 1
+            matched_truth.add(t)
+            matched_found.add(f)
+    for f, label in found_labels.items():
+        if f not in matched_found and of_found[f] and ignored[f] <= 0.5 * of_found[f]:
+            counts[label, 2] += 1
+    for t, segment in known.items():
+        if t not in matched_truth and not segment["is_crowd"]:
+            counts[segment["category"], 3] += 1
+    return counts
+
+
+@METRICS.register_module()
+class PanopticMetric(BaseMetric):
+    """Panoptic quality of all classes, of things and of stuff, in percent: PQ, SQ and RQ. panopticapi is not needed.
+
+    The pipeline packs ``seg_map_path`` and ``segments_info`` as `meta_keys`.
+    """
+
+    default_prefix = "coco_panoptic"
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Count an image of a batch."""
+        classes, things = self.dataset_meta["classes"], set(self.dataset_meta["thing_classes"])
+        for sample in data_samples:
+            codes = sample["pred_panoptic_seg"]["sem_seg"][0].cpu().numpy()
+            labels = {int(code): int(code) % INSTANCE_OFFSET for code in np.unique(codes)}
+            labels = {code: label for code, label in labels.items() if label < len(classes)}
+            truth = ids_of_colours(mmcv.imread(sample["seg_map_path"], channel_order="rgb"))
+            segments = [
+                {**one, "is_crowd": classes[one["category"]] in things and not one["is_thing"]}
+                for one in sample["segments_info"]
+            ]
+            self.results.append(count_segments(truth, segments, codes, labels, len(classes)))
+
+    def compute_metrics(self, results: list[np.ndarray]) -> dict[str, float]:
+        """Means over classes that are in the truth or were found."""
+        iou, matches, extra, missed = np.sum(results, axis=0).T  # [classes] each
+        of_things = np.isin(self.dataset_meta["classes"], list(self.dataset_meta["thing_classes"]))
+        size = matches + extra / 2 + missed / 2
+        values = {
+            "PQ": iou / np.maximum(size, 0.5),
+            "SQ": iou / np.maximum(matches, 1),
+            "RQ": matches / np.maximum(size, 0.5),
+        }
+        return {
+            name + end: float(100 * value[part & (size > 0)].mean()) if (part & (size > 0)).any() else 0.0
+            for end, part in (("", np.ones_like(of_things)), ("_th", of_things), ("_st", ~of_things))
+            for name, value in values.items()
+        }

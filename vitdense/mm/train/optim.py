@@ -56,7 +56,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         finally:
             logger.setLevel(level)
         parts = {id(parameter): name.partition(".")[0] for name, parameter in module.named_parameters()}
-        layers = layer_factors(module, self.rate)
+        layers = self.layer_factors(module)
         merged: dict[tuple, dict] = {}
         for group in per_parameter:
             (parameter,) = group["params"]
@@ -70,6 +70,32 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             merged_group["params"].append(parameter)
         params.extend(merged.values())
         logger.info(f"parameters of the optimiser:\n{table(params, self.base_lr, self.base_wd)}")
+
+    def layer_factors(self, model: nn.Module) -> dict[int, tuple[str, float]]:
+        """See the function."""
+        return layer_factors(model, self.rate)
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class EoMTOptimWrapperConstructor(LayerDecayOptimWrapperConstructor):
+    """The layer-wise decay of EoMT's authors: the last block has the full learning rate, the stem that of block 0.
+
+    Args:
+        optim_wrapper_cfg, paramwise_cfg: See the base, plus `num_full_blocks`, how many blocks at the end do not decay
+            (default 0: as the formula; DINOv3: the blocks that queries take part in).
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
+        options = dict(paramwise_cfg or {})
+        self.num_full_blocks = options.pop("num_full_blocks", 0)
+        super().__init__(optim_wrapper_cfg, options)
+
+    def layer_factors(self, model: nn.Module) -> dict[int, tuple[str, float]]:
+        """As the function, with other exponents."""
+        factors = layer_factors(model, self.rate)
+        depth = len(model.backbone.layers()) - 1
+        decayed = {"stem": depth - 1, **{f"block {i}": depth - 1 - i for i in range(depth - self.num_full_blocks)}}
+        return {key: (layer, self.rate ** decayed.get(layer, 0)) for key, (layer, _) in factors.items()}
 
 
 def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]:

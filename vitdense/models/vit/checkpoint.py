@@ -19,6 +19,7 @@ from vitdense.checkpoint.family import (
 from vitdense.checkpoint.rename import Rule, Scheme
 from vitdense.models.vit.foundation import PACKED, TABLES
 from vitdense.models.vit.foundation import SCHEMES as FOUNDATION
+from vitdense.models.vit.mask_heads import HEADS  # noqa: F401  read by `checkpoint.families`
 from vitdense.models.vit.timm_parts import parts_in_timm
 
 

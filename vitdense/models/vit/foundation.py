@@ -75,7 +75,7 @@ PACKED = Layout(_packed, _unpacked)
 Names = Mapping[str | tuple[str, ...], str]  # of the parts of a block: ours by theirs; theirs may be apart
 
 
-def _block(names: Names, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
+def block_of(names: Names, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
     return tuple(
         Rule(tuple(path + name for name in theirs), f"blocks.{{i}}.{ours}", _join(len(theirs)))
         if isinstance(theirs, tuple)
@@ -113,9 +113,9 @@ _SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
 
 _DINOV2_BLOCK = {**_PLAIN, **_SCALES, **_named("mlp.w12.*", "mlp.w3.*")}
 _DINOV2 = (
-    *(*PATCH, CLASS_TOKEN, _position("pos_embed"), *same("mask_token", "norm.*"), *_block(_DINOV2_BLOCK)),
+    *(*PATCH, CLASS_TOKEN, _position("pos_embed"), *same("mask_token", "norm.*"), *block_of(_DINOV2_BLOCK)),
     Rule("register_tokens", "tokens.register_tokens"),
-    *read_only(*_block(_DINOV2_BLOCK, "blocks.{c}.{i}.")),  # of training, with block_chunks
+    *read_only(*block_of(_DINOV2_BLOCK, "blocks.{c}.{i}.")),  # of training, with block_chunks
 )
 # The sum of the class token and its position.
 _MERGED = Transform(lambda token: (token, torch.zeros_like(token)), lambda token, position: token + position)
@@ -124,13 +124,13 @@ _TIMM_REGISTERS = Rule("reg_token", "tokens.register_tokens")
 _TIMM_DINOV2 = (
     *(*PATCH, *_HEAD, Rule("cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED)),
     *(Rule("pos_embed", "absolute_pos_embed.table", CLASS_POSITION.transform), _TIMM_REGISTERS),
-    *_block({**_PLAIN, **_SCALES}),
+    *block_of({**_PLAIN, **_SCALES}),
 )
 
 _DINOV3 = (
     *(*PATCH, CLASS_TOKEN, *same("mask_token", "norm.*", "local_cls_norm.*")),
     *(Rule("storage_tokens", "tokens.register_tokens"), Rule("rope_embed.periods", "rope.periods")),
-    *_block({**_JOINED, **_MLP, **_SCALES, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
+    *block_of({**_JOINED, **_MLP, **_SCALES, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
     Rule(
         ("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.qkv.bias_mask"),
         "blocks.{i}.attn.qkv.qv_bias",
@@ -144,7 +144,7 @@ _EVA_BIAS = {("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
 _EVA_JOINED = {**_JOINED, **_EVA_BIAS}
 _EVA_APART = {**_NORMS, **_named("attn.proj.*"), **_apart("attn.{}_proj", "weight")}
 _EVA_GATED = _gated("mlp.fc1_g", "mlp.fc1_x", "mlp.fc2")
-_TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *_block({**_EVA_JOINED, **_named("gamma_1", "gamma_2")}))
+_TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *block_of({**_EVA_JOINED, **_named("gamma_1", "gamma_2")}))
 _TIMM_EVA02 = (*_EVA, CLASS_POSITION)
 # The detector's copies of the tables of rotary positions are rebuilt.
 TABLES = same(
@@ -152,14 +152,14 @@ TABLES = same(
 )
 _DETECTRON2_EVA02 = (
     *(*PATCH, CLASS_POSITION, *TABLES),
-    *_block({**_EVA_APART, **_EVA_BIAS, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
-    *_block({"mlp.ffn_ln.*": "mlp.norm.*"}),
+    *block_of({**_EVA_APART, **_EVA_BIAS, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
+    *block_of({"mlp.ffn_ln.*": "mlp.norm.*"}),
 )
 
 # Perception Encoder: timm's names, and its authors'.
 _TIMM_PE = (
     *(patch_bias_optional("patch_embed.proj"), CLASS_TOKEN, CLASS_POSITION, *same("norm_pre.*")),
-    *_block({**_PLAIN, **_named("gamma_1", "gamma_2")}),
+    *block_of({**_PLAIN, **_named("gamma_1", "gamma_2")}),
 )
 _VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
 _ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
@@ -168,7 +168,7 @@ _PERCEPTION = (
     *(patch_bias_optional("conv1"), Rule("ln_pre.*", "norm_pre.*")),
     Rule("class_embedding", "tokens.cls_token", _VECTOR),
     Rule("positional_embedding", _POSITIONS, _ROWS, optional=_POSITIONS[1:]),
-    *_block(
+    *block_of(
         {
             **{"ln_1.*": "norm1.*", "ln_2.*": "norm2.*", "ls_1.gamma": "gamma_1", "ls_2.gamma": "gamma_2"},
             **{f"attn.in_proj_{x}": f"attn.qkv.{x}" for x in ("weight", "bias")},
@@ -185,7 +185,7 @@ _TRANSFORMERS_DINOV2 = (
     *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token"), Rule("layernorm.*", "norm.*")),
     Rule("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
     _position("embeddings.position_embeddings"),
-    *_block(
+    *block_of(
         {
             **{**_NORMS, **_TRANSFORMERS_SCALES, **_MLP},
             **_apart("attention.attention.{}", "weight", "bias", names=("query", "key", "value")),
@@ -199,7 +199,7 @@ _TRANSFORMERS_SIGLIP = (
     Rule("embeddings.patch_embedding.*", "patch_embed.proj.*"),
     Rule("embeddings.position_embedding.weight", _POSITIONS[0], _ROWS),
     *(Rule("post_layernorm.*", "norm.*"), Rule("head.*", "attn_pool.*")),
-    *_block(
+    *block_of(
         {
             **{"layer_norm1.*": "norm1.*", "layer_norm2.*": "norm2.*", **_MLP},
             **_apart("self_attn.{}_proj", "weight", "bias"),
@@ -210,35 +210,66 @@ _TRANSFORMERS_SIGLIP = (
 )
 
 
+# Of attention, norms and scales in a block of transformers' DINOv3, and of an MLP.
+_DINOV3_ATTENTION = {
+    **{**_NORMS, **_TRANSFORMERS_SCALES, "attention.o_proj.*": "attn.proj.*"},
+    **_apart("attention.{}_proj", "weight"),
+    ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
+}
+_DINOV3_MLP = {"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}
+DINOV3_LAYERS = {**_DINOV3_ATTENTION, **_DINOV3_MLP}
+_MASK_TOKEN = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
+
+
 def _transformers_dinov3(ffn: Names, marker: str = "") -> Scheme:
-    block = {
-        **{**_NORMS, **_TRANSFORMERS_SCALES, "attention.o_proj.*": "attn.proj.*", **ffn},
-        **_apart("attention.{}_proj", "weight"),
-        ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
-    }
-    mask_token = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
+    block = {**_DINOV3_ATTENTION, **ffn}
     rules = (
-        *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token", mask_token), *same("norm.*")),
+        *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token", _MASK_TOKEN), *same("norm.*")),
         Rule("embeddings.patch_embeddings.*", "patch_embed.proj.*"),
-        *_block(block, "layer.{i}."),
-        *read_only(*_block(block, "model.layer.{i}.")),  # in memory, from transformers 5.3 on
+        *block_of(block, "layer.{i}."),
+        *read_only(*block_of(block, "model.layer.{i}.")),  # in memory, from transformers 5.3 on
     )
     return Scheme("transformers", rules, marker)
 
 
+# Trunks of EoMT: DINOv3 as its authors rename it, and both as transformers does.
+_EOMT_DINOV3 = (
+    *(Rule(f"patch_embed.{name}", f"tokens.{name}") for name in ("cls_token", "register_tokens")),
+    Rule("patch_embed.mask_token", "mask_token", _MASK_TOKEN),
+    *(Rule("patch_embed.patch_embeddings.*", "patch_embed.proj.*"), *same("norm.*")),
+    *block_of(DINOV3_LAYERS),
+)
+_TRANSFORMERS_EOMT = (
+    Rule("embeddings.cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED),
+    _EMBEDDINGS[1],
+    Rule("embeddings.position_embeddings.weight", "absolute_pos_embed.table", _ROWS),
+    *(Rule("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"), Rule("layernorm.*", "norm.*")),
+    *block_of(
+        {
+            **{**_NORMS, **_TRANSFORMERS_SCALES, **_MLP, "attention.out_proj.*": "attn.proj.*"},
+            **_apart("attention.{}_proj", "weight", "bias"),
+            **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},
+        },
+        "layers.{i}.",
+    ),
+)
+_TRANSFORMERS_EOMT_DINOV3 = (
+    *(*_EMBEDDINGS, Rule("embeddings.patch_embeddings.*", "patch_embed.proj.*"), Rule("layernorm.*", "norm.*")),
+    *block_of(DINOV3_LAYERS, "layers.{i}."),
+)
 SCHEMES = (
     # A file of timm without registers has these names, too.
     Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
     Scheme("dinov3", _DINOV3, r"rope_embed\.periods"),
-    Scheme("timm", (*_TIMM_DINOV3, *_block(_MLP)), "reg_token"),
-    Scheme("timm", (*_TIMM_DINOV3, *_block(_EVA_GATED)), "reg_token"),
+    Scheme("timm", (*_TIMM_DINOV3, *block_of(_MLP)), "reg_token"),
+    Scheme("timm", (*_TIMM_DINOV3, *block_of(_EVA_GATED)), "reg_token"),
     Scheme("timm", _TIMM_DINOV2, "reg_token", layout=PACKED),
-    Scheme("timm", (*_TIMM_EVA02, *_block({**_EVA_JOINED, **_MLP})), r".+\.q_bias", layout=PACKED),
+    Scheme("timm", (*_TIMM_EVA02, *block_of({**_EVA_JOINED, **_MLP})), r".+\.q_bias", layout=PACKED),
     Scheme(
         "timm",
         (
-            *(*_TIMM_EVA02, *_block({**_EVA_APART, **_EVA_GATED, **_named("mlp.norm.*")})),
-            *_block({("attn.q_proj.bias", "attn.v_proj.bias"): "attn.qkv.qv_bias"}),
+            *(*_TIMM_EVA02, *block_of({**_EVA_APART, **_EVA_GATED, **_named("mlp.norm.*")})),
+            *block_of({("attn.q_proj.bias", "attn.v_proj.bias"): "attn.qkv.qv_bias"}),
         ),
         r".+\.fc1_g\.weight",
     ),
@@ -247,6 +278,10 @@ SCHEMES = (
     Scheme("perception", _PERCEPTION, r"ln_pre\.weight"),
     Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),
     Scheme("transformers", _TRANSFORMERS_DINOV2),
-    _transformers_dinov3({"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}),
+    _transformers_dinov3(_DINOV3_MLP),
     _transformers_dinov3(_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), r".+\.gate_proj\.weight"),
+    Scheme("eomt_dinov3", _EOMT_DINOV3, r"patch_embed\.cls_token"),
+    # Never written: what transformers calls an EoMT is a whole model.
+    Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT), r"embeddings\.position_embeddings\.weight"),
+    Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT_DINOV3), r"layers\.0\.attention\.o_proj\.weight"),
 )

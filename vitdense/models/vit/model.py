@@ -26,6 +26,7 @@ from vitdense.models.rows import find_arch
 from vitdense.models.vit.sizes import VIT, ViTArch
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
+JointStep = Callable[[Tensor, Tensor | None], Tensor]
 OUT_NORMS = ("each", "final", "shared", "none")
 WINDOW_PADDINGS = ("tokens", "qkv")
 
@@ -100,7 +101,12 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(
-        self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
+        self,
+        x: Tensor,
+        size: tuple[int, int],
+        windows: Windows | None,
+        rotation: Rotation | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Attend among all tokens, or within the windows of the map.
 
@@ -111,6 +117,8 @@ class Attention(nn.Module):
                 value are the bias, and other tokens see it, as in the authors' code. With `BlockSpec.pads_qkv` they are
                 zero, and seen as well.
             rotation: Rotary positions of the tokens; None for none.
+            mask: Which pairs may attend, bool ``[B, 1, N, N]``; None for all. Only without windows and relative
+                positions.
 
         Returns:
             ``[B, N, C]``.
@@ -121,7 +129,10 @@ class Attention(nn.Module):
         if windows is not None and self.pads_qkv:
             qkv = windows.partition(qkv.unflatten(1, size))  # [B*nW, n, 3*C]
         qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, heads, d]
-        y = self.attend(qkv, self.window or size) if rotation is None else attend_rotated(qkv, rotation)  # [B, N, C]
+        if rotation is not None:
+            y = attend_rotated(qkv, rotation, mask)  # [B, N, C]
+        else:
+            y = self.attend(qkv, self.window or size) if mask is None else attend_windows(qkv, mask)  # [B, N, C]
         # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
         return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
 
@@ -158,10 +169,15 @@ class ViTBlock(nn.Module):
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(
-        self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
+        self,
+        x: Tensor,
+        size: tuple[int, int],
+        windows: Windows | None,
+        rotation: Rotation | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """``[B, N, C]`` to the same; see `Attention`."""
-        x = x + self.drop_path(scaled(self.attn(self.norm1(x), size, windows, rotation), self.gamma_1))
+        x = x + self.drop_path(scaled(self.attn(self.norm1(x), size, windows, rotation, mask), self.gamma_1))
         return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
@@ -361,6 +377,35 @@ class ViT(Backbone):
 
         x = self.prepare_tokens(x.flatten(1, 2))  # [B, E + h*w, C]
         return x, size, [partial(step, block) for block in used]
+
+    def join(self, x: Tensor, size: tuple[int, int], num_blocks: int, num_queries: int) -> list[JointStep]:
+        """The last blocks for tokens with queries before all others, as EoMT has them (Kerssies et al., CVPR 2025).
+
+        Args:
+            x: Tokens ``[B, E + h*w, C]``; device and dtype count.
+            size: Map (h, w) in tokens, of `unroll`.
+            num_blocks: How many blocks up to the last output.
+            num_queries: Tokens Q before the class token. They have no positions.
+
+        Returns:
+            Every block as a function from tokens ``[B, Q + E + h*w, C]`` and a mask of pairs, or None, to tokens; see
+            `Attention`.
+
+        Raises:
+            ValueError: A block has windows or relative positions, in which queries have no place.
+        """
+        blocks = self.blocks[: self.out_indices[-1] + 1][-num_blocks:]
+        if any(block.spec.window or block.spec.table for block in blocks):
+            raise OptionError("window_size, relative_position: queries need global attention; leave them out")
+        num_extra = num_queries + (0 if self.tokens is None else len(self.tokens))
+        of_map = x[:, -size[0] * size[1] :].unflatten(1, size)  # [B, h, w, C]
+        rotation = None if self.rope is None else self.rope(of_map, None, num_extra)
+        with_cp = self.with_cp and self.training
+
+        def step(block: ViTBlock, x: Tensor, mask: Tensor | None) -> Tensor:
+            return maybe_checkpoint(block, x, size, None, rotation, mask, with_cp=with_cp)
+
+        return [partial(step, block) for block in blocks]
 
     def prepare_tokens(self, x: Tensor) -> Tensor:
         """Patches ``[B, n, C]`` with the extra tokens before them, normalised by `norm_pre`: ``[B, E + n, C]``."""

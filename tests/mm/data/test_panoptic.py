@@ -1,0 +1,173 @@
+"""Panoptic data: files, labels, panoptic quality, and what `new`, `check` and `predict` make of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("mmdet")
+from mmengine.registry import DATASETS, init_default_scope
+
+from vitdense.__main__ import main
+from vitdense.mm.cli import new
+from vitdense.mm.cli.predict import predict
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.data.panoptic import colours_of_ids, ids_of_colours
+from vitdense.mm.data.panoptic_files import examine_panoptic, read_panoptic
+from vitdense.mm.data.shapes import CLASSES
+from vitdense.mm.data.shapes_panoptic import draw_panoptic_dataset
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.metrics import count_segments
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """Eight images to train, the last without an object, and four to validate, one with a crowd."""
+    return draw_panoptic_dataset(
+        tmp_path_factory.mktemp("data") / "shapes", num_train=8, num_val=4, image_size=(64, 96)
+    )
+
+
+@pytest.fixture
+def reversed_files(shapes, tmp_path, monkeypatch):
+    """In the working folder: the data with the categories in reverse, stuff first, and other numbers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(new, "estimate", lambda config: "estimate: replaced")
+    for split in ("train", "val"):
+        Path(split).symlink_to(shapes / split)
+        Path(f"ids_{split}").symlink_to(shapes / "panoptic" / split)
+        content = json.loads((shapes / f"panoptic/panoptic_{split}.json").read_text())
+        content["categories"] = [{**one, "id": 7 * one["id"]} for one in content["categories"][::-1]]
+        for annotation in content["annotations"]:
+            for segment in annotation["segments_info"]:
+                segment["category_id"] *= 7
+        Path(f"{split}.json").write_text(json.dumps(content))
+
+
+def build(cfg, split):
+    init_default_scope("mmdet")
+    return DATASETS.build(cfg[f"{split}_dataloader"].dataset)
+
+
+def test_colours_and_ids():
+    ids = np.array([[0, 1, 255], [256, 65535, 2**24 - 1]])
+    colours = colours_of_ids(ids)
+    assert colours[1, 0].tolist() == [0, 1, 0]
+    np.testing.assert_array_equal(ids_of_colours(colours), ids)
+
+
+def test_segments_of_the_shapes_are_their_instances(shapes):
+    truth = json.loads((shapes / "annotations/instances_val.json").read_text())
+    content = read_panoptic(shapes / "panoptic/panoptic_val.json")
+    assert [one["name"] for one in content["categories"]] == [*CLASSES, "background"]
+    for annotation in content["annotations"]:
+        instances = [one for one in truth["annotations"] if one["image_id"] == annotation["image_id"]]
+        *things, background = annotation["segments_info"]
+        assert [(one["category_id"], one["iscrowd"], one["bbox"], one["area"]) for one in things] == [
+            (one["category_id"], one["iscrowd"], one["bbox"], one["area"]) for one in instances if one["area"]
+        ]
+        assert background["category_id"] == len(CLASSES) + 1
+        ids = ids_of_colours(np.array(Image.open(shapes / "panoptic/val" / annotation["file_name"])))
+        labels = np.array(Image.open(shapes / "semantic/val" / annotation["file_name"]))
+        np.testing.assert_array_equal(ids == background["id"], labels == 0)
+    assert any(one["iscrowd"] for item in content["annotations"] for one in item["segments_info"])
+
+
+def test_labels_are_things_then_stuff_whatever_the_order_of_the_file(shapes, reversed_files):
+    cfg = load_config("eomt_nano_shapes", {"data_root": f"{shapes}/"})
+    for split in ("train", "val"):
+        cfg[f"{split}_dataloader"].dataset.draw = dict(num_train=8, num_val=4, image_size=(64, 96))
+    own = build(cfg, "val")
+    cfg.val_dataloader.dataset.update(
+        type="vitdense.PanopticDataset", data_root="", ann_file="val.json", data_prefix=dict(img="val", seg="ids_val")
+    )
+    del cfg.val_dataloader.dataset["draw"]
+    other = build(cfg, "val")
+    assert other.metainfo["thing_classes"] == CLASSES[::-1]
+    assert other.metainfo["classes"][-1] == "background"
+    for i in range(len(own)):
+        a, b = own[i]["data_samples"], other[i]["data_samples"]
+        names = [[x.metainfo["classes"][label] for label in s.gt_instances.labels] for s, x in ((a, own), (b, other))]
+        assert names[0] == names[1]
+        assert (a.gt_sem_seg.sem_seg == 8).equal(b.gt_sem_seg.sem_seg == 8)
+        assert a.gt_sem_seg.sem_seg.unique().tolist() == sorted({8, *a.gt_sem_seg.sem_seg.unique().tolist()})
+
+
+def grid(text):
+    return np.array([[int(c) for c in row] for row in text.split()])
+
+
+def test_panoptic_quality_by_hand():
+    truth = grid("11122 11122 11133 00033")
+    segments = [
+        {"id": 1, "category": 0, "is_crowd": False},
+        {"id": 2, "category": 1, "is_crowd": False},
+        {"id": 3, "category": 0, "is_crowd": True},
+    ]
+    found = grid("44455 44455 44666 77766")
+    # 4 is segment 1, 8 pixels of 9; 5 is segment 2; 6 lies in the crowd but for one pixel, 7 where nothing is
+    counts = count_segments(truth, segments, found, {4: 0, 5: 1, 6: 0, 7: 1}, 2)
+    np.testing.assert_allclose(counts, [[8 / 9, 1, 0, 0], [1, 1, 0, 0]])
+    counts = count_segments(truth, segments, found, {4: 1, 5: 1, 6: 1, 7: 1}, 2)  # another class
+    np.testing.assert_allclose(counts, [[0, 0, 0, 1], [1, 1, 2, 0]])
+    counts = count_segments(truth, segments, np.zeros_like(truth), {}, 2)
+    np.testing.assert_allclose(counts, [[0, 0, 0, 1], [0, 0, 0, 1]])
+
+
+def test_faults_of_files(shapes, tmp_path):
+    content = read_panoptic(shapes / "panoptic/panoptic_val.json")
+    assert not examine_panoptic(content, shapes / "panoptic/val", None).errors
+    (tmp_path / "ids").mkdir()
+    for file in (shapes / "panoptic/val").iterdir():
+        Image.open(file).save(tmp_path / "ids" / file.name)
+    first, second, third, fourth = content["annotations"]
+    first["segments_info"].append({"id": 99, "category_id": 1, "iscrowd": 0, "bbox": [0, 0, 1, 1], "area": 1})
+    second["segments_info"][-1]["category_id"] = 70
+    third["segments_info"].pop()
+    fourth["image_id"] = 12
+    faults = "\n".join(examine_panoptic(content, tmp_path / "ids", None).errors)
+    for part in ("no pixel", "99 of 000001.png", "category that is not", "no segment in the file", "not in the file"):
+        assert part in faults
+    (tmp_path / "ids" / third["file_name"]).unlink()
+    assert "do not exist" in "\n".join(examine_panoptic(content, tmp_path / "ids", None).errors)
+    (tmp_path / "a.json").write_text(json.dumps({**content, "annotations": [{"image_id": 1}]}))
+    with pytest.raises(ConfigError, match="file_name"):
+        read_panoptic(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("base", [(), ("--base", "eomt_nano_shapes")])
+def test_new_panoptic(reversed_files, base, capsys):
+    line = ["new", "panoptic", "--train", "train.json", "--val", "val.json", "--images", "train", "--val-images", "val"]
+    line += ["--segments", "ids_train", "--val-segments", "ids_val", "--iters", "100", "my.py", *base]
+    assert main(line) == 0
+    assert "8 classes of things, 1 of stuff" in capsys.readouterr().out
+    cfg = load_config("my.py")
+    for part in (cfg.model.panoptic_head, cfg.model.panoptic_fusion_head):
+        assert (part.num_things_classes, part.num_stuff_classes) == (8, 1)
+    assert cfg.train_dataloader.dataset.metainfo.classes == (*CLASSES[::-1], "background")
+    (hook,) = cfg.custom_hooks
+    assert hook.ends[-1] < cfg.train_cfg.max_iters == 100
+    build(cfg, "train")[0]
+
+
+def test_predict_writes_ids_and_segments(shapes, tmp_path):
+    cfg = load_config("eomt_nano_shapes")
+    cfg.model.test_cfg.update(object_mask_thr=0.0, iou_thr=0.0)
+    model = build_model(cfg)
+    torch.save(
+        {"meta": {"dataset_meta": {"classes": (*CLASSES, "background")}}, "state_dict": model.state_dict()},
+        tmp_path / "iter_1.pth",
+    )
+    images = sorted((shapes / "val").iterdir())[:2]
+    out = predict(cfg, str(tmp_path / "iter_1.pth"), images, tmp_path / "out")
+    found = json.loads(out.read_text())
+    assert [one["isthing"] for one in found["categories"]] == [1] * 8 + [0]
+    for image, one in zip(images, found["annotations"]):
+        assert (tmp_path / "out" / image.name).is_file()
+        ids = ids_of_colours(np.array(Image.open(tmp_path / "out/labels" / one["file_name"])))
+        assert ids.shape == (64, 96)
+        areas = {int(value): int(count) for value, count in zip(*np.unique(ids, return_counts=True)) if value}
+        assert areas == {segment["id"]: segment["area"] for segment in one["segments_info"]}

@@ -1,0 +1,282 @@
+"""EoMT and PMT against golden tensors of the authors' code, and against transformers."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import REPO, relative_error
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+
+from torch import nn
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.load import fit_whole, load_pretrained
+from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
+from vitdense.mm.train.hooks import ExactLoadHook
+from vitdense.models.vit.model import ViT
+from vitdense.models.vit.tokens import JointViT, TokenViT
+
+NORMALISE = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+DINOV2 = {"layer_scale": 1e-5, "registers": 4, "position_rule": "antialias"}
+DINOV3 = {
+    "layer_scale": 1e-5,
+    "registers": 4,
+    "norm_eps": 1e-5,
+    "absolute_position": False,
+    "rope": "dinov3",
+    "qkv_bias": "no_key",
+}
+
+
+class Whole(nn.Module):
+    """Trunk and head, as mm's models have them."""
+
+    def __init__(self, backbone, head):
+        super().__init__()
+        self.backbone, self.panoptic_head = backbone, head
+
+    def predictions(self, image, masked):
+        probabilities = self.panoptic_head.mask_probabilities if masked else None
+        return self.panoptic_head.predict_all(self.backbone(image), probabilities)
+
+
+def make(kind, trunk, dim=48, heads=3, depth=4, patch_size=16, ffn_dims=192, num_queries=7, num_classes=5):
+    """A small model with two blocks that queries take part in."""
+    sizes = {"embed_dims": dim, "depth": depth, "num_heads": heads, "patch_size": patch_size, "ffn_dims": ffn_dims}
+    sizes |= DINOV2 if trunk == "dinov2" else DINOV3
+    options = {"num_queries": num_queries, "num_things_classes": num_classes, "num_stuff_classes": 0, "num_blocks": 2}
+    options |= {"patch_size": patch_size}
+    if kind == "eomt":
+        return Whole(JointViT(arch=sizes, num_joint_blocks=2, pretrain_img_size=64), EoMTHead([dim], **options)).eval()
+    taps = {"out_indices": range(depth), "out_norm": "shared", "frozen_stages": "all"}
+    return Whole(TokenViT(sizes, pretrain_img_size=64, **taps), PMTHead([dim] * depth, heads, **options)).eval()
+
+
+@pytest.fixture
+def golden(shared_data):
+    def read(name):
+        path = shared_data / f"golden/{name}.safetensors"
+        with safe_open(path, "pt") as file:
+            assert file.metadata()["num_blocks"] == "2"
+        tensors = load_file(path)
+        state = {key.removeprefix("weight/"): x for key, x in tensors.items() if key.startswith("weight/")}
+        copies = [key for key in state if ".backbone.model." in key]  # transformers 5 holds its blocks twice
+        for key in copies:
+            assert state.pop(key).equal(state[key.replace(".model.layer.", ".blocks.")])
+        return state, tensors
+
+    return read
+
+
+def load_golden(model, state, base=None):
+    """Through the production loader. The published files have square maps, these 4x6."""
+    state = dict(state)
+    table = state.get("network.encoder.backbone.pos_embed")
+    if table is not None:
+        state["network.encoder.backbone.pos_embed"] = table[:, :16]
+    found, report = fit_whole(model, state, source="golden", base=base)
+    model.load_state_dict(found, strict=True)
+    if table is not None:
+        model.backbone.absolute_pos_embed.table = nn.Parameter(table.unflatten(1, (4, 6)))
+    return report
+
+
+def as_difference(state, tmp_path):
+    """The file with the trunk of another, random one subtracted, and that one."""
+    start = "network.encoder.backbone."
+    base = {key.removeprefix(start): torch.randn_like(x) for key, x in state.items() if key.startswith(start)}
+    found = {key: x - base[key.removeprefix(start)] if key.startswith(start) else x for key, x in state.items()}
+    torch.save(base, tmp_path / "base.pth")
+    return found, tmp_path / "base.pth"
+
+
+@pytest.mark.parametrize("trunk", ["dinov2", "dinov3"])
+@pytest.mark.parametrize("kind", ["eomt", "pmt"])
+def test_outputs_and_gradients_of_the_authors(kind, trunk, golden, tmp_path):
+    state, tensors = golden(f"{kind}_{trunk}")
+    model, base = make(kind, trunk), None
+    if trunk == "dinov3":
+        state, base = as_difference(state, tmp_path)
+    load_golden(model, state, base)
+    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
+    for masked, count in ((True, 3), (False, 1)):
+        found = model.predictions(image, masked)
+        shown = [[x.detach() for x in one] for one in found]
+        assert len(found) == count
+        for i, (classes, masks) in enumerate(shown):
+            start = f"output/{'masked' if masked else 'plain'}"
+            assert relative_error(masks, tensors[f"{start}/mask/{i}"]) < 1e-5
+            assert relative_error(classes, tensors[f"{start}/class/{i}"]) < 1e-5
+        if masked and kind == "eomt":
+            sum(one.masks.square().mean() + one.classes.square().mean() for one in found).backward()
+    if kind == "eomt":
+        predictor = model.panoptic_head.predictor
+        rows = {
+            "q.weight": predictor.queries,
+            "class_head.weight": predictor.class_head,
+            "mask_head.0.weight": predictor.mask_head[0],
+            "upscale.0.conv1.weight": predictor.upscale[0].conv1,
+        }
+        assert {f"grad/{key}" for key in rows} == {key for key in tensors if key.startswith("grad/")}
+        for key, module in rows.items():
+            assert relative_error(module.weight.grad, tensors[f"grad/{key}"]) < 1e-5, key
+
+
+TRUNK = "network.encoder.backbone."
+
+
+@pytest.mark.parametrize(("drop", "base"), [("", None), (TRUNK, None)])
+def test_files_without_a_whole_trunk_need_a_base(drop, base, golden):
+    state, _ = golden("pmt_dinov3")
+    state = {key: x for key, x in state.items() if not (drop and key.startswith(drop))}
+    with pytest.raises(CheckpointMismatchError, match="base"):
+        fit_whole(make("pmt", "dinov3"), state, base=base)
+
+
+def test_head_alone_of_pmt_with_the_trunk_of_another_file(golden, tmp_path):
+    state, tensors = golden("pmt_dinov3")
+    trunk = {key.removeprefix(TRUNK): x for key, x in state.items() if key.startswith(TRUNK)}
+    torch.save(trunk, tmp_path / "trunk.pth")
+    head = {key: x for key, x in state.items() if key.startswith(("network.decoder.", "network.bn."))}
+    model = make("pmt", "dinov3")
+    report = load_golden(model, head, tmp_path / "trunk.pth")
+    assert "trunk.pth" in report.scheme
+    other = make("pmt", "dinov3")
+    load_pretrained(other.backbone, trunk)
+    torch.save(head, tmp_path / "head.pth")
+    options = {"checkpoint": str(tmp_path / "head.pth"), "prefix": "network."}
+    other.panoptic_head.init_cfg = {"type": "Pretrained", **options}
+    other.panoptic_head.init_weights()
+    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
+    for one in (model.requires_grad_(False), other.requires_grad_(False)):
+        assert relative_error(one.predictions(image, False)[0].masks, tensors["output/plain/mask/0"]) < 1e-5
+
+
+@pytest.mark.parametrize("trunk", ["dinov2", "dinov3"])
+@pytest.mark.parametrize("grid", [(8, 8), (6, 10)])
+def test_transformers_computes_the_same(trunk, grid):
+    """Files of scripts/golden_eomt.py."""
+    tensors = load_file(REPO / f"tests/data/golden/eomt_transformers_{trunk}.safetensors")
+    sizes = {"dim": 24, "heads": 2, "depth": 3, "patch_size": 8, "ffn_dims": 48, "num_queries": 5, "num_classes": 3}
+    model = make("eomt", trunk, **sizes)
+    state = {key.removeprefix("weight/"): x for key, x in tensors.items() if key.startswith("weight/")}
+    found, report = fit_whole(model, state)
+    assert report.scheme == "transformers_eomt"
+    model.load_state_dict(found, strict=True)
+    at = f"{grid[0]}x{grid[1]}"
+    if trunk == "dinov2":
+        model.backbone.absolute_pos_embed.table = nn.Parameter(tensors[f"position/{at}"].view(1, *grid, 24))
+    last = {}
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for mode in ("plain", "masked"):
+        last[mode] = model.predictions(tensors[f"input/{at}"], mode == "masked")[-1]
+        assert relative_error(last[mode].masks, tensors[f"output/{at}/{mode}/mask"]) < 1e-5
+        assert relative_error(last[mode].classes, tensors[f"output/{at}/{mode}/class"]) < 1e-5
+    assert relative_error(last["plain"].masks, last["masked"].masks) > 1e-3  # the masks do something
+
+
+def test_a_trunk_with_patches_of_14_pixels_starts_one_with_16_as_timm_does():
+    from timm.layers import resample_abs_pos_embed
+    from timm.layers.patch_embed import resample_patch_embed
+
+    sizes = {"embed_dims": 16, "depth": 2, "num_heads": 2, **DINOV2}
+    saved = ViT({**sizes, "patch_size": 14}, pretrain_img_size=14 * 9, out_norm="shared").state_dict()
+    options = {"num_joint_blocks": 1, "pretrain_img_size": 16 * 5}
+    model = JointViT(arch={**sizes, "patch_size": 14}, patch_size=16, **options)
+    report = load_pretrained(model, saved, resize="timm")
+    assert report.resized.keys() == {"patch_embed.proj.weight", "absolute_pos_embed.table"}
+    weight = resample_patch_embed(saved["patch_embed.proj.weight"], [16, 16])
+    torch.testing.assert_close(model.patch_embed.proj.weight.detach(), weight, atol=1e-5, rtol=1e-4)
+    table = saved["absolute_pos_embed.table"].flatten(1, 2)
+    table = resample_abs_pos_embed(table, [5, 5], [9, 9], num_prefix_tokens=0).unflatten(1, (5, 5))
+    torch.testing.assert_close(model.absolute_pos_embed.table.detach(), table, atol=1e-6, rtol=1e-5)
+    with pytest.raises(CheckpointMismatchError):
+        load_pretrained(model, saved)
+
+
+@pytest.mark.parametrize("kind", ["eomt", "pmt"])
+def test_a_mask_is_read_from_the_patches_alone(kind):
+    """Any size divisible by the patch; the queries of an image do not depend on the batch."""
+    model = make(kind, "dinov3").requires_grad_(False)
+    images = torch.randn(2, 3, 48, 80)
+    both = model.predictions(images, True)[-1]
+    assert both.masks.shape == (2, 7, 12, 20)
+    alone = model.predictions(images[1:], True)[-1]
+    torch.testing.assert_close(both.masks[1:], alone.masks, atol=1e-5, rtol=1e-4)
+
+
+def test_windows_are_refused():
+    sizes = {"embed_dims": 16, "depth": 2, "num_heads": 2}
+    trunk = JointViT(arch=sizes, num_joint_blocks=1, window_size=2, global_indices=(0,), pretrain_img_size=64)
+    with pytest.raises(ValueError, match="window_size"):
+        trunk(torch.randn(1, 3, 64, 64))[0].join(3)
+    with pytest.raises(ValueError, match="num_joint_blocks"):
+        JointViT(arch=sizes, num_joint_blocks=2)
+
+
+def kept_bytes(depth):
+    """What autograd keeps of a pass through a frozen trunk of this depth and a head."""
+    sizes = {"embed_dims": 48, "depth": depth, "num_heads": 3, **DINOV3}
+    trunk = TokenViT(sizes, out_indices=(0, depth - 1), out_norm="shared", frozen_stages="all")
+    head = PMTHead([48] * 2, 3, num_queries=7, num_things_classes=5, num_stuff_classes=0, num_blocks=2)
+    kept, image = {}, torch.randn(1, 3, 64, 64)
+
+    def pack(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        features = trunk(image)
+        assert not any(x.requires_grad for tap in features for x in tap)
+        head.predict_all(features, head.mask_probabilities)
+    return sum(kept.values()), head, trunk, features
+
+
+def test_memory_of_the_backward_pass_does_not_depend_on_the_depth_of_a_frozen_trunk():
+    shallow, deep = (kept_bytes(depth)[0] for depth in (2, 12))
+    assert shallow == deep > 0
+
+
+def test_two_heads_on_one_pass_of_a_frozen_trunk():
+    _, semantic, trunk, features = kept_bytes(2)
+    instances = PMTHead([48] * 2, 3, num_queries=4, num_things_classes=2, num_stuff_classes=0, num_blocks=1)
+    semantic.eval(), instances.eval()
+    for head in (semantic, instances):
+        (found,) = head.predict_all(features, None)
+        (found.masks.square().mean() + found.classes.square().mean()).backward()
+        assert all(p.grad is not None for p in head.parameters())
+    assert all(p.grad is None for p in trunk.parameters())
+
+
+@pytest.mark.parametrize("key", ["network.bn_prefix.0.weight", "network.decoder.pe.weight", "network.surprise"])
+def test_keys_of_old_files_are_refused(key, golden, tmp_path):
+    state, _ = golden("pmt_dinov2")
+    with pytest.raises(CheckpointMismatchError, match=r"expected|fit|unexpected"):
+        load_golden(make("pmt", "dinov2"), {**state, key: torch.ones(48)})
+
+
+def test_a_whole_file_has_no_use_for_a_base(golden):
+    state, _ = golden("eomt_dinov2")
+    with pytest.raises(CheckpointMismatchError, match="base"):
+        load_golden(make("eomt", "dinov2"), state, base="vit_tiny")
+
+
+def test_the_hook_of_a_run_adds_a_difference_to_its_base(golden, tmp_path):
+    state, tensors = golden("eomt_dinov3")
+    model, (difference, base) = make("eomt", "dinov3"), as_difference(state, tmp_path)
+    hook, checkpoint = ExactLoadHook(base=str(base)), {"state_dict": difference}
+    runner = SimpleNamespace(
+        _resume=False, _test_loop=None, _load_from="eomt.bin", model=model, logger=logging.getLogger()
+    )
+    hook.after_load_checkpoint(runner, checkpoint)
+    model.load_state_dict(checkpoint["state_dict"], strict=True)
+    assert "base.pth" in str(hook.reports[0])
+    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
+    found = model.requires_grad_(False).predictions(image, False)[0]
+    assert relative_error(found.masks, tensors["output/plain/mask/0"]) < 1e-5

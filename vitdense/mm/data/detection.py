@@ -1,0 +1,6 @@
+"""All data sets for mmdet: importing this module registers them."""
+
+from vitdense.mm.data.panoptic import PanopticDataset, ShapesPanopticDataset
+from vitdense.mm.data.shapes_det import ShapesDataset
+
+__all__ = ["PanopticDataset", "ShapesDataset", "ShapesPanopticDataset"]

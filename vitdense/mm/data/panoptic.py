@@ -1,0 +1,92 @@
+"""Panoptic data: COCO's JSON of segments and PNGs of their ids, for mmdet without panopticapi."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mmdet.datasets import CocoPanopticDataset
+from mmdet.datasets.api_wrappers import COCOPanoptic
+from mmdet.datasets.transforms import LoadAnnotations
+from mmdet.datasets.transforms import LoadPanopticAnnotations as _LoadPanopticAnnotations
+
+from vitdense.mm.data.coco import overview
+from vitdense.mm.data.on_demand import DrawnOnDemand
+from vitdense.mm.data.shapes import CLASSES, PALETTE
+from vitdense.mm.data.shapes_panoptic import STUFF, draw_panoptic_dataset
+from vitdense.mm.registry import DATASETS, TRANSFORMS
+
+
+def ids_of_colours(image: np.ndarray) -> np.ndarray:
+    """Ids of segments, int32 [H, W], of a PNG's colours, uint8 RGB [H, W, 3]: R + 256 G + 65536 B."""
+    return image.astype(np.int32) @ np.array([1, 256, 65536], np.int32)
+
+
+def colours_of_ids(ids: np.ndarray) -> np.ndarray:
+    """The inverse of `ids_of_colours`."""
+    return np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=-1).astype(np.uint8)
+
+
+class _InOrder(COCOPanoptic):
+    """mmdet's reader, with the ids of categories in the order that is asked for."""
+
+    def get_cat_ids(self, cat_names: Any = (), **others: Any) -> list[int]:
+        ids = {category["name"]: category["id"] for category in self.dataset["categories"]}
+        return [ids[name] for name in cat_names if name in ids]
+
+
+@DATASETS.register_module()
+class PanopticDataset(CocoPanopticDataset):
+    """mmdet's `CocoPanopticDataset` for any categories, in any order in the file, and for images of any suffix.
+
+    Labels are the things, then the stuff, as mmdet's heads have them. Without `metainfo` they are those of `ann_file`.
+    The PNG of an image has its name, and ``.png``.
+    """
+
+    COCOAPI = _InOrder
+
+    def __init__(self, *args: Any, ann_file: str = "", metainfo: dict | None = None, **options: Any) -> None:
+        file = Path(options.get("data_root") or "", ann_file)
+        classes = (metainfo or {}).get("classes")
+        if ann_file and file.is_file():
+            things = set(overview(file).things)
+            names = tuple(classes or overview(file).things_first)
+            parts = {"thing_classes": tuple(n for n in names if n in things)}
+            parts |= {"stuff_classes": tuple(n for n in names if n not in things)}
+            metainfo = {"classes": parts["thing_classes"] + parts["stuff_classes"], **parts, **(metainfo or {})}
+        super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
+
+    def parse_data_info(self, raw_data_info: dict) -> dict:
+        """As mmdet's; the path of the PNG of an image of any suffix."""
+        info = super().parse_data_info(raw_data_info)
+        if info["seg_map_path"] is not None:
+            info["seg_map_path"] = str(Path(info["seg_map_path"]).with_suffix(".png"))
+        return info
+
+
+@DATASETS.register_module()
+class ShapesPanopticDataset(DrawnOnDemand, PanopticDataset):
+    """Segments of the embedded data set: shapes are things, the background is stuff, a crowd is one segment.
+
+    Usual paths under ``data_root``: ``ann_file='panoptic/panoptic_train.json'``, ``data_prefix=dict(img='train/',
+    seg='panoptic/train/')``, and the same with ``val``.
+    """
+
+    METAINFO = {  # noqa: RUF012
+        "classes": (*CLASSES, *STUFF),
+        "thing_classes": CLASSES,
+        "stuff_classes": STUFF,
+        "palette": [*PALETTE, (90, 90, 90)],
+    }
+    draw_files = staticmethod(draw_panoptic_dataset)
+
+
+@TRANSFORMS.register_module()
+class LoadPanopticAnnotations(_LoadPanopticAnnotations):
+    """mmdet's step of this name, which needs panopticapi for three lines."""
+
+    def __init__(self, with_bbox: bool = True, with_mask: bool = True, with_seg: bool = True) -> None:
+        self.rgb2id = ids_of_colours
+        LoadAnnotations.__init__(self, with_bbox=with_bbox, with_mask=with_mask, with_seg=with_seg)
+
+
+__all__ = ["LoadPanopticAnnotations", "PanopticDataset", "ShapesPanopticDataset", "colours_of_ids", "ids_of_colours"]

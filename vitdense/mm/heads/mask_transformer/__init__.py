@@ -1,0 +1,1 @@
+"""Mask transformers on plain ViTs: EoMT and PMT."""

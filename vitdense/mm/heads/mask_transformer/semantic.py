@@ -1,0 +1,33 @@
+"""EoMT and PMT as heads of mmseg."""
+
+from typing import Any
+
+from mmseg.models.decode_heads import Mask2FormerHead
+
+from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
+from vitdense.mm.registry import MODELS
+
+
+class _Semantic(Mask2FormerHead):
+    """What mmseg asks of a head: a mask per class of the image as target, logits per pixel as result.
+
+    Args:
+        num_classes: Classes of the label maps.
+        ignore_index: Label of pixels that no mask has.
+        **options: Of the head for mmdet.
+    """
+
+    def __init__(self, num_classes: int, ignore_index: int = 255, **options: Any) -> None:
+        # mmseg's own would make a second classifier.
+        super(Mask2FormerHead, self).__init__(num_things_classes=num_classes, num_stuff_classes=0, **options)
+        self.out_channels, self.ignore_index, self.align_corners = num_classes, ignore_index, False
+
+
+@MODELS.register_module()
+class EoMTSegHead(_Semantic, EoMTHead):
+    """`EoMTHead` for mmseg's `EncoderDecoder`. Arguments: `num_classes`, `ignore_index`, and those of `EoMTHead`."""
+
+
+@MODELS.register_module()
+class PMTSegHead(_Semantic, PMTHead):
+    """`PMTHead` for mmseg's `EncoderDecoder`. Arguments: `num_classes`, `ignore_index`, and those of `PMTHead`."""
