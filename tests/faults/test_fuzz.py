@@ -72,7 +72,7 @@ def changed(changes):
             node[path[-1]] = value
             if value is ...:
                 del node[path[-1]]
-        elif isinstance(node, list) and len(node) > path[-1] and value is not ...:
+        elif isinstance(node, list) and path[-1] in range(len(node)) and value is not ...:
             node[path[-1]] = value
     return content
 

@@ -105,7 +105,7 @@ def _check_kind(key: str, old: Any, value: Any) -> None:
     elif part.isdigit():
         fits, expected = False, f"the whole list: {key.rpartition('.')[0]}=[...]"  # mmengine merges dicts alone
     elif part in ("data_root", "ann_file"):
-        fits, expected = value is None or isinstance(value, str), "a path"
+        fits, expected = isinstance(value, str) or (value is None and part == "ann_file"), "a path"
     elif isinstance(old, (list, tuple)) and "." in key:
         fits, expected = value is not None, "[...]"
     else:

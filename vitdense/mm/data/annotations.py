@@ -120,7 +120,7 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
         box, image = item["bbox"], image_of.get(item["image_id"])
         if image and item.get("segmentation") and (fault := mask_fault(item["segmentation"], image)):
             masks.setdefault(fault, []).append(item["id"])
-        if len(box) != 4 or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in box):
+        if len(box) != 4 or not all(isinstance(v, (int, float)) and abs(v) < 2**31 for v in box):
             malformed.append(item["id"])
         elif box[2] < 1 or box[3] < 1 or item["area"] <= 0:
             tiny.append(item["id"])
