@@ -136,7 +136,8 @@ def test_low_rank_updates_train_alone(make):
     model.load_state_dict(whole.state_dict(), strict=False)
     x = torch.randn(2, 3, 72, 104)
     with torch.no_grad():
-        assert all(torch.equal(a, b) for a, b in zip(model(x), whole(x), strict=True))
+        for got, want in zip(model(x), whole(x), strict=True):  # products of MKL round by the place in memory
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     sum(out.square().mean() for out in model.train()(x)).backward()
     with_gradient = {name for name, p in model.named_parameters() if p.grad is not None}
     assert with_gradient == {name for name, p in model.named_parameters() if p.requires_grad}
