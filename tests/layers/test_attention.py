@@ -38,6 +38,14 @@ def test_both_bodies_agree(needs_grad, columns):
     torch.testing.assert_close(attend(q, k, v, bias), naive(q, k, v, bias[..., :5], 0.5))
 
 
+@pytest.mark.parametrize("bias_shape", [(2, 5, 8), (1, 2, 5, 8), (6, 1, 5, 8)])
+def test_a_bias_of_any_shape_reaches_the_fused_kernel_of_a_cpu(bias_shape):
+    q, k, v = (torch.randn(6, 2, 5, 4) for _ in range(3))
+    with torch.profiler.profile() as run, torch.no_grad():
+        attend(q, k, v, torch.randn(bias_shape))
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.name for event in run.events()}
+
+
 @pytest.mark.parametrize("columns", [4, 8])
 def test_gradients_reach_all_inputs(columns):
     q, k, v, bias = (

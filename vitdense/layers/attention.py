@@ -33,6 +33,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     if bias is None:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
     bias = (bias if bias.dtype == torch.bool else bias.to(q.dtype))[..., : k.shape[-2]]  # [..., Nq, Nk]
+    if bias.ndim == 3:
+        bias = bias[None]  # [1, heads, Nq, Nk]: torch's fused kernel of a CPU takes no other
     if q.device.type == "cpu" and bias.requires_grad:
         # No fused CPU kernel has a gradient for the bias. torch's composite one takes 1.4x the time of these lines in
         # the forward pass (1392 windows of 49 tokens): it scales queries and keys separately.
