@@ -168,19 +168,10 @@ def masks_of_queries(
     shares /= shares.sum(1, keepdims=True)
     labels, best = shares.argmax(1), shares.max(1)
     kept = np.flatnonzero((labels < classes.shape[1] - 1) & (best >= score_thr))
-    logits = _along(_along(masks[kept], size[0], 1), size[1], 2)  # [N, H, W]
+    logits = resize(masks[kept].transpose(1, 2, 0), size).transpose(2, 0, 1)  # [N, H, W]
     found = logits > 0
     areas = found.sum((1, 2))
     inside = np.where(found, 1 / (1 + np.exp(-np.abs(logits))), 0).sum((1, 2)) / np.maximum(areas, 1)
     scores = best[kept] * inside
     order = [i for i in np.argsort(-scores, kind="stable") if areas[i]]
     return found[order], labels[kept][order], scores[order]
-
-
-def _along(x: np.ndarray, length: int, axis: int) -> np.ndarray:
-    """An axis resized linearly, as torch does with ``align_corners=False``."""
-    at = ((np.arange(length) + 0.5) * x.shape[axis] / length - 0.5).clip(0, x.shape[axis] - 1)
-    low = at.astype(int)
-    high = np.minimum(low + 1, x.shape[axis] - 1)
-    share = (at - low).astype(x.dtype).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
-    return x.take(low, axis) * (1 - share) + x.take(high, axis) * share

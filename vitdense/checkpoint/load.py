@@ -386,8 +386,8 @@ def fit_whole(
     detectron2.
 
     Args:
-        model: The detector or segmentor. Not changed, but for frozen backbones that were left out of the checkpoint:
-            their weights are loaded again from where it says.
+        model: The detector or segmentor. Not changed, but for its trunk, if `base` is loaded into it, and frozen
+            backbones that were left out of the checkpoint: their weights are loaded again from where it says.
         checkpoint: Content of the file.
         fresh: See `match_exactly`.
         source: Origin of the checkpoint, for the report.

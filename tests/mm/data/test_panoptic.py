@@ -15,8 +15,7 @@ from vitdense.__main__ import main
 from vitdense.mm.cli import new
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.mm.data.panoptic import colours_of_ids, ids_of_colours
-from vitdense.mm.data.panoptic_files import examine_panoptic, read_panoptic
+from vitdense.mm.data.panoptic_files import colours_of_ids, examine_panoptic, ids_of_colours, read_panoptic
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.data.shapes_panoptic import draw_panoptic_dataset
 from vitdense.mm.errors import ConfigError

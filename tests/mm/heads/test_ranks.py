@@ -42,6 +42,8 @@ CASES = {
     "with_cp": {"with_cp": True},
     "accumulated": {},
 }
+# Of gradients, where they are further off than 5e-5: 1.7e-3 at a loss that is equal to 4e-7. Why is open.
+BOUNDS = {("sparse_rcnn_swin_nano_shapes", "LoRA"): 5e-3}
 NANO = {"embed_dims": 32, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 16)}  # of recipes that are not nano
 
 
@@ -148,8 +150,7 @@ def _compare(rank, rendezvous, name, folder, cases):
         off = abs(loss / 2 - want_loss) / want_loss, (gradients(module) - want).norm() / want.norm()
         if rank == 0:
             print(f"{name:32} {case:12} loss {off[0]:.1e}, gradients {off[1]:.1e}")
-        # Float32 moves the gradients of Sparse R-CNN with LoRA by 1.7e-3, its loss by 4e-7; a fault moves both by 1e-2.
-        bad = {**bad, case: off} if off[0] > 1e-5 or off[1] > 5e-3 else bad
+        bad = {**bad, case: off} if off[0] > 1e-5 or off[1] > BOUNDS.get((name, case), 5e-5) else bad
     assert not bad
 
     # One without objects. DDP raises in the second step if a parameter had no gradient in the first.

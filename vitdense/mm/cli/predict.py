@@ -22,6 +22,7 @@ from vitdense.files import atomic_write
 from vitdense.inspect.result import write_picture
 from vitdense.mm.config.walk import find_class
 from vitdense.mm.data.coco import CocoPredictions
+from vitdense.mm.data.panoptic_files import colours_of_ids
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.predictor import Predictor, read_pixels
 
@@ -103,8 +104,6 @@ class Panoptic(Task):
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture and ids."""
-        from vitdense.mm.data.panoptic import colours_of_ids  # here, for it needs mmdet
-
         result = self.model(image)
         result.save(self.out_dir / image.name)
         name = f"{image.stem}.png"

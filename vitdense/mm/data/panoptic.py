@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mmdet.datasets import CocoPanopticDataset
 from mmdet.datasets.api_wrappers import COCOPanoptic
 from mmdet.datasets.transforms import LoadAnnotations
@@ -11,19 +10,10 @@ from mmdet.datasets.transforms import LoadPanopticAnnotations as _LoadPanopticAn
 
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.on_demand import DrawnOnDemand
+from vitdense.mm.data.panoptic_files import ids_of_colours
 from vitdense.mm.data.shapes import CLASSES, PALETTE
 from vitdense.mm.data.shapes_panoptic import STUFF, draw_panoptic_dataset
 from vitdense.mm.registry import DATASETS, TRANSFORMS
-
-
-def ids_of_colours(image: np.ndarray) -> np.ndarray:
-    """Ids of segments, int32 [H, W], of a PNG's colours, uint8 RGB [H, W, 3]: R + 256 G + 65536 B."""
-    return image.astype(np.int32) @ np.array([1, 256, 65536], np.int32)
-
-
-def colours_of_ids(ids: np.ndarray) -> np.ndarray:
-    """The inverse of `ids_of_colours`."""
-    return np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=-1).astype(np.uint8)
 
 
 class _InOrder(COCOPanoptic):
@@ -89,4 +79,4 @@ class LoadPanopticAnnotations(_LoadPanopticAnnotations):
         LoadAnnotations.__init__(self, with_bbox=with_bbox, with_mask=with_mask, with_seg=with_seg)
 
 
-__all__ = ["LoadPanopticAnnotations", "PanopticDataset", "ShapesPanopticDataset", "colours_of_ids", "ids_of_colours"]
+__all__ = ["LoadPanopticAnnotations", "PanopticDataset", "ShapesPanopticDataset"]

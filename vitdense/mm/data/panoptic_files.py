@@ -21,6 +21,16 @@ KEYS = {
 OF_SEGMENT = {"id": int, "category_id": int, "bbox": list, "area": NUMBER}
 
 
+def ids_of_colours(image: np.ndarray) -> np.ndarray:
+    """Ids of segments, int32 [H, W], of a PNG's colours, uint8 RGB [H, W, 3]: R + 256 G + 65536 B."""
+    return image.astype(np.int32) @ np.array([1, 256, 65536], np.int32)
+
+
+def colours_of_ids(ids: np.ndarray) -> np.ndarray:
+    """The inverse of `ids_of_colours`."""
+    return np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=-1).astype(np.uint8)
+
+
 @dataclass
 class Segments:
     """Counts of a panoptic file.
@@ -83,8 +93,6 @@ def examine_panoptic(content: Mapping[str, list[dict]], folder: Path, number: in
         folder: Of the PNGs. That of an image has its name.
         number: PNGs to read, evenly spaced; None: all.
     """
-    from vitdense.mm.data.panoptic import ids_of_colours  # here, for it needs mmdet
-
     names = {category["id"]: category["name"] for category in content["categories"]}
     things = tuple(item["name"] for item in content["categories"] if item["isthing"])
     stuff = tuple(item["name"] for item in content["categories"] if not item["isthing"])

@@ -10,6 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from vitdense.mm.data.panoptic_files import colours_of_ids
 from vitdense.mm.data.shapes import CLASSES, SPLITS, draw_dataset
 
 STUFF = ("background",)
@@ -59,7 +60,7 @@ def _write(folder: Path, image: dict, annotations: list[dict]) -> dict:
     """Write the ids of an image as a PNG; return its entry."""
     from pycocotools import mask as rle
 
-    ids = np.full((image["height"], image["width"]), len(annotations) + 1, np.uint16)
+    ids = np.full((image["height"], image["width"]), len(annotations) + 1, np.int32)
     for i, annotation in enumerate(annotations, 1):
         ids[rle.decode(annotation["segmentation"]).astype(bool)] = i
     categories = [annotation["category_id"] for annotation in annotations] + [len(CLASSES) + 1]
@@ -73,6 +74,5 @@ def _write(folder: Path, image: dict, annotations: list[dict]) -> dict:
                 {"id": i, "category_id": category, "iscrowd": crowd, "area": len(xs), "bbox": [int(x) for x in box]}
             )
     name = f"{Path(image['file_name']).stem}.png"
-    bgr = np.stack([np.zeros_like(ids), ids >> 8, ids & 255], axis=-1).astype(np.uint8)
-    (folder / name).write_bytes(cv2.imencode(".png", bgr)[1].tobytes())
+    (folder / name).write_bytes(cv2.imencode(".png", colours_of_ids(ids)[..., ::-1])[1].tobytes())
     return {"image_id": image["id"], "file_name": name, "segments_info": segments}

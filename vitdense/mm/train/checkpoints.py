@@ -12,9 +12,10 @@ from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.read import read
 from vitdense.files import atomic_write
-from vitdense.mm.train.shard import REST, read_parts
 from vitdense.models.table import find_model
 
+REST = "rest.pth"  # of a checkpoint in parts, which is a folder: all else, and the digests of the parts
+SCRATCH = ".parts"  # folder of a checkpoint that is not complete
 # "" is mmengine's loader of local paths and of every prefix without a loader of its own.
 PREFIXES = ("", "http://", "https://", "timm://", "hf://", "torchvision://")
 
@@ -47,6 +48,8 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
     if (rest := Path(filename, REST)).is_file():
+        from vitdense.mm.train.shard import read_parts  # here, for no other checkpoint needs torch.distributed
+
         return read_parts(Path(filename), read_checkpoint(str(rest), map_location, allow_pickle))
     try:
         return read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)

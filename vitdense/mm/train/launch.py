@@ -29,12 +29,18 @@ from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.train.breakdown import report_test
-from vitdense.mm.train.checkpoints import find_checkpoint, install_loader, is_checkpoint, latest_checkpoint
+from vitdense.mm.train.checkpoints import (
+    REST,
+    SCRATCH,
+    find_checkpoint,
+    install_loader,
+    is_checkpoint,
+    latest_checkpoint,
+)
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
 from vitdense.mm.train.quiet import quiet
 from vitdense.mm.train.runner import Runner, StepError, StopSignal
-from vitdense.mm.train.shard import REST, SCRATCH
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (

@@ -14,7 +14,7 @@ from mmdet.structures import INSTANCE_OFFSET
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 
-from vitdense.mm.data.panoptic import ids_of_colours
+from vitdense.mm.data.panoptic_files import ids_of_colours
 from vitdense.mm.registry import METRICS
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")

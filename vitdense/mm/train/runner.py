@@ -24,10 +24,11 @@ from vitdense.files import atomic_write, remove
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.train.checkpoints import REST, SCRATCH
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.processes import mean_of_processes, start_worker
 from vitdense.mm.train.quiet import for_console
-from vitdense.mm.train.shard import REST, SCRATCH, is_finite, save_parts, shard, whole_state
+from vitdense.mm.train.shard import is_finite, save_parts, shard, whole_state
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # of schedulers, before they end a job
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves

@@ -24,9 +24,6 @@ from vitdense.files import sha256_of
 from vitdense.mm.errors import ConfigError
 from vitdense.models.base import Backbone
 
-REST = "rest.pth"  # of a checkpoint in parts: all else, and the digests of the parts
-SCRATCH = ".parts"  # folder of a checkpoint that is not complete
-
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     """Leave every process its part of the parameters, in place, on its device.
