@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A small segmentor."""
+    """A small segmentor, with an average of its weights."""
     folder = tmp_path_factory.mktemp("processes")
     shrunk = SHRINK.format(
         base=str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), root=f"{folder}/shapes/", best="mIoU"
     )
     path = folder / "small.py"
-    path.write_text(shrunk + "model.update(data_preprocessor=dict(size=(96, 96)))\n")
+    path.write_text(shrunk + "model.update(data_preprocessor=dict(size=(96, 96)))\ndefault_hooks.update(ema=dict(type='EMAHook'))\n")
     return path
 
 
@@ -67,7 +67,8 @@ def test_two_processes_evaluate_as_one(config, trained, tmp_path):
 
 def same(got, want):
     assert set(got) == set(want)
-    assert all(torch.equal(x, got["state_dict"][key]) for key, x in want["state_dict"].items())
+    for kind in ("state_dict", "ema_state_dict"):
+        assert all(torch.equal(x, got[kind][key]) for key, x in want[kind].items())
     for i, state in want["optimizer"]["state"].items():
         assert all(torch.equal(x, got["optimizer"]["state"][i][name]) for name, x in state.items())
 

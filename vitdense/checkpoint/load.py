@@ -368,8 +368,18 @@ def load_pretrained(
             )
     state = match_exactly(targets, state, missing, lambda *names: advice)
     report.count(targets, state)
-    model.load_state_dict({**targets, **state}, strict=True)
+    parts = {key: _part_of(value, targets[key]) for key, value in state.items()}
+    model.load_state_dict({**targets, **parts}, strict=True)
     return report
+
+
+def _part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """A tensor of a file that every process reads, as the model holds it: in parts after `fully_shard`."""
+    if not hasattr(like, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor  # here, for builds of torch without processes
+
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def fit_whole(

@@ -11,14 +11,17 @@ from conftest import run_ranks
 
 pytest.importorskip("mmengine")
 from mmengine.model import revert_sync_batchnorm
+from safetensors.torch import save_file
 from test_contract import BACKBONES
 from test_ddp import Heads
 from test_vit_adapter import adapter
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
-from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard, whole_state
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 LORA = {"type": "lora", "targets": ("qkv", "proj")}
@@ -74,10 +77,36 @@ def _steps(rank, rendezvous):
         saved = read_parts(folder, save_parts(tree, folder))
         want = {"model": dict(alone.state_dict()), "optimizer": optimizers[0].state_dict(), "iter": 4}
         torch.testing.assert_close(saved, want, msg=f"{family} {options}")
-        torch.testing.assert_close(whole_state(model), want["model"], msg=f"{family} {options}")
     torch.distributed.barrier()
     sys.stdout.flush()
     os._exit(0)  # destroying the group can wait for ever on the CPU
+
+
+def _load(rank, rendezvous, file):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    want = BACKBONES["swin"]().eval()
+    load_pretrained(want, file)
+    with torch.device("meta"):
+        model = BACKBONES["swin"]().eval()
+    for block, *_ in model.layers()[1:]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    load_pretrained(model, file)
+    x = torch.randn(1, 3, 40, 56)
+    with torch.no_grad():
+        assert all(torch.equal(a, b) for a, b in zip(model(x), want(x), strict=True))
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def test_weights_are_loaded_into_parts(tmp_path):
+    """Into a model that was built on meta and sharded: no process ever has room for the whole of it."""
+    save_file(BACKBONES["swin"]().state_dict(), tmp_path / "swin.safetensors")
+    run_ranks(_load, str(tmp_path / "rendezvous"), str(tmp_path / "swin.safetensors"))
 
 
 def test_steps_are_those_of_one_process(tmp_path):

@@ -210,9 +210,8 @@ def _only_training_in(work_dir: Path) -> Iterator[None]:
                 stack.enter_context(FileLock(work_dir / ".lock", timeout=0))
             except Timeout as error:
                 raise ConfigError(f"{work_dir} is in use by another training; name another --work-dir") from error
-            for scratch in work_dir.glob(f".{'[0-9a-f]' * 32}.pth"):  # of `atomic_write`
-                scratch.unlink(missing_ok=True)
-            remove(work_dir / SCRATCH)
+            for scratch in (*work_dir.glob(f".{'[0-9a-f]' * 32}.pth"), *work_dir.glob(f"{SCRATCH}*")):  # `atomic_write`
+                remove(scratch)
         yield
 
 

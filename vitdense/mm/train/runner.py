@@ -24,11 +24,11 @@ from vitdense.files import atomic_write, remove
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.checkpoints import REST, SCRATCH
+from vitdense.mm.train.checkpoints import REST, SCRATCH, latest_checkpoint, read_checkpoint
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.processes import mean_of_processes, start_worker
 from vitdense.mm.train.quiet import for_console
-from vitdense.mm.train.shard import is_finite, save_parts, shard, whole_state
+from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # of schedulers, before they end a job
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
@@ -234,12 +234,11 @@ class Runner(mmengine.runner.Runner):
                 signal.signal(number, handler)
 
     def _save_whole(self) -> None:
-        """The weights of a model in parts, in one ordinary file."""
-        saved = {
-            "meta": {"dataset_meta": self.train_dataloader.dataset.metainfo, "cfg": self.cfg.pretty_text},
-            "state_dict": whole_state(self.model),
-        }
+        """The weights of the last checkpoint, which is in parts, in one ordinary file."""
         if is_main_process():
+            folder = Path(latest_checkpoint(Path(self.work_dir)))
+            rest = read_checkpoint(str(folder / REST))
+            saved = read_parts(folder, {key: rest[key] for key in ("meta", "state_dict", "parts")})
             with atomic_write(Path(self.work_dir, "weights.pth")) as scratch:
                 torch.save(saved, scratch)
             self.logger.info(f"the weights, in one file: {Path(self.work_dir, 'weights.pth')}")
@@ -269,8 +268,11 @@ class Runner(mmengine.runner.Runner):
         backend = {"backend_args": {"backend": "vitdense.atomic" if is_main_process() else "vitdense.nowhere"}}
         super().save_checkpoint.__wrapped__(self, str(self.parts), REST, *args, **{**kwargs, **backend})
         if is_main_process():
-            remove(folder)
+            old = Path(out_dir, f"{SCRATCH}.old")  # removing a folder takes a while, in which a kill would lose both
+            if folder.exists():
+                folder.rename(old)
             self.parts.rename(folder)
+            remove(old)
         barrier()
 
     def resume(self, *args: Any, **kwargs: Any) -> None:

@@ -89,7 +89,7 @@ def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         folder: See `save_parts`.
-        rest: What it returned.
+        rest: What it returned, or ``parts`` and some of its other keys: no more is read.
 
     Raises:
         CheckpointMismatchError: A file is absent or damaged.
@@ -99,15 +99,10 @@ def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
             raise CheckpointMismatchError(f"{folder}: {name} is absent or damaged; use an older checkpoint")
     reader = dcp.HuggingFaceStorageReader(str(folder))
     found = reader.read_metadata().state_dict_metadata
-    whole = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in found.items()}
+    names = [name for path, x in tree_flatten_with_path(rest)[0] if (name := keystr(path)) in found]
+    whole = {name: torch.empty(found[name].size, dtype=found[name].properties.dtype) for name in names}
     dcp.load(whole, storage_reader=reader, no_dist=True)
     return tree_map_with_path(lambda path, x: whole.get(keystr(path), x), rest)
-
-
-def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict of a model in parts, with whole tensors on the CPU, one after another. All must call it."""
-    state = model.state_dict()
-    return {name: (x.full_tensor() if isinstance(x, DTensor) else x).cpu() for name, x in state.items()}
 
 
 def is_finite(x: torch.Tensor) -> bool:
