@@ -26,7 +26,9 @@ def config(tmp_path_factory):
         base=str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), root=f"{folder}/shapes/", best="mIoU"
     )
     path = folder / "small.py"
-    path.write_text(shrunk + "model.update(data_preprocessor=dict(size=(96, 96)))\ndefault_hooks.update(ema=dict(type='EMAHook'))\n")
+    path.write_text(
+        shrunk + "model.update(data_preprocessor=dict(size=(96, 96)))\ndefault_hooks.update(ema=dict(type='EMAHook'))\n"
+    )
     return path
 
 
