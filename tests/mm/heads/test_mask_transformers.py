@@ -280,3 +280,16 @@ def test_the_hook_of_a_run_adds_a_difference_to_its_base(golden, tmp_path):
     image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
     found = model.requires_grad_(False).predictions(image, False)[0]
     assert relative_error(found.masks, tensors["output/plain/mask/0"]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trunk", ["dinov2", "dinov3"])
+@pytest.mark.parametrize("kind", ["eomt", "pmt"])
+def test_trunk_and_head_compile_as_one_graph(kind, trunk):
+    """For any size, in training and in prediction."""
+    model = make(kind, trunk)
+    compiled = torch.compile(model.predictions, fullgraph=True, dynamic=True, backend="eager")
+    for size, masked in (((64, 96), False), ((96, 48), False), ((64, 96), True)):
+        x = torch.randn(1, 3, *size)
+        for got, want in zip(compiled(x, masked), model.predictions(x, masked), strict=True):
+            torch.testing.assert_close(got, want)
