@@ -170,6 +170,11 @@ def features(model: Callable, image: Tensor, parts: Mapping[str, nn.Module]) -> 
     return {name: outs[name] for name in parts}
 
 
+def map_of(output: Any) -> Tensor:
+    """The map of an output, which of some ViTs has tokens with it."""
+    return output[0] if isinstance(output, tuple) else output
+
+
 def _keep_maps(outs: dict[str, list[Tensor]], name: str, part: nn.Module, args: tuple, out: Any) -> None:
     """Forward hook that keeps the maps of a part of one image."""
     if isinstance(part, ViTBlock):  # tokens; their size is an argument
@@ -178,7 +183,7 @@ def _keep_maps(outs: dict[str, list[Tensor]], name: str, part: nn.Module, args: 
     if isinstance(part, CHANNELS_LAST):
         out = out.movedim(-1, 1)  # [1, C, h, w]
     maps = [out] if isinstance(out, Tensor) else list(out)
-    maps = [x[0] if isinstance(x, tuple) else x for x in maps]  # of a ViT with its class token
+    maps = [map_of(x) for x in maps]
     if not all(isinstance(x, Tensor) and x.ndim == 4 for x in maps):
         raise OptionError(f"parts: got {name} ({type(part).__name__}), whose output is no map")
     outs[name] = [x[0] for x in maps]  # [C, h, w] each

@@ -42,6 +42,13 @@ CASES = {
         "effective receptive field",
         *(f"position bias: stages.{stage}.blocks.1.attn.bias" for stage in range(4)),
     ],
+    "eomt_nano_shapes": [
+        "image",
+        "backbone: principal",
+        "backbone: channel",
+        *(f"attention: blocks.{block}.attn" for block in range(4)),
+        "effective receptive field",
+    ],
     "upernet_swin_mixer_nano_camvid": [
         "image",
         "backbone: principal",

@@ -164,7 +164,7 @@ def _fields(
 ) -> list[tuple[str, np.ndarray]]:
     rows = []
     for i, features in enumerate(maps):
-        field = show.receptive_field(lambda x, i=i: model.backbone(x)[i], inputs)  # [H, W]
+        field = show.receptive_field(lambda x, i=i: show.map_of(model.backbone(x)[i]), inputs)  # [H, W]
         # Single pixels vary by orders of magnitude: means over cells, and the root, make the shape visible.
         field = F.avg_pool2d(field[None], FIELD_CELL, ceil_mode=True)[0].sqrt()  # [H / cell, W / cell]
         picture = draw.heat(pixels, field.cpu().numpy(), (FIELD_CELL, FIELD_CELL))
