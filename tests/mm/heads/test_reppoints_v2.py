@@ -101,7 +101,9 @@ def test_golden_outputs(golden):
     assert [len(out) for out in outs] == [5] * 6
     for name, out in zip(NAMES, outs, strict=True):
         for level, x in enumerate(out):
-            torch.testing.assert_close(x.detach(), tensors[f"out.{name}.{level}"], rtol=0, atol=1e-5)
+            want = tensors[f"out.{name}.{level}"]
+            # Rounding is relative, and sums run in another order on other CPUs.
+            torch.testing.assert_close(x.detach(), want, rtol=0, atol=1e-5 * max(1, want.abs().max().item()))
 
 
 def test_golden_targets_of_boxes(golden):
