@@ -6,7 +6,7 @@ from vitdense.mm.heads.losses import ClampedFocalLoss
 from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
 from vitdense.mm.heads.reppoints_v2.bifpn import BiFPN
 from vitdense.mm.heads.reppoints_v2.head import RepPointsV2Head
-from vitdense.mm.heads.rle_masks import RLEHTCMaskHead, RLEMaskHead
+from vitdense.mm.heads.rle_masks import RLEHTCMaskHead, RLEMaskFormerFusionHead, RLEMaskHead
 from vitdense.mm.heads.tiled import TiledDetector
 from vitdense.mm.heads.tta import InstanceTTAModel
 from vitdense.mm.registry import MODELS
@@ -20,6 +20,7 @@ __all__ = [
     "InstanceTTAModel",
     "PMTHead",
     "RLEHTCMaskHead",
+    "RLEMaskFormerFusionHead",
     "RLEMaskHead",
     "RepPointsV2Head",
     "TiledDetector",

@@ -5,11 +5,19 @@ from typing import Any
 
 import cv2
 import numpy as np
+import torch
+import torch.nn.functional as F
+from mmdet.evaluation import CocoMetric
 from mmdet.models.roi_heads.mask_heads import FCNMaskHead, HTCMaskHead
+from mmdet.models.seg_heads import MaskFormerFusionHead
+from mmdet.structures import SampleList
+from mmengine.config import Config
+from mmengine.registry import METRICS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
-from vitdense.mm.config.walk import nodes
+from vitdense.mm.config.load import hook_configs
+from vitdense.mm.config.walk import as_list, find_class, nodes
 from vitdense.mm.registry import MODELS
 
 
@@ -65,7 +73,65 @@ class RLEHTCMaskHead(_RLEMasks, HTCMaskHead):
     """mmdet's `HTCMaskHead` with masks as RLE."""
 
 
-HEADS = {"FCNMaskHead": "vitdense.RLEMaskHead", "HTCMaskHead": "vitdense.RLEHTCMaskHead"}
+@MODELS.register_module()
+class RLEMaskFormerFusionHead(MaskFormerFusionHead):
+    """mmdet's `MaskFormerFusionHead` with the masks of instances as RLE; panoptic results are as mmdet's.
+
+    mmdet resizes the masks of all queries to the file's size in float32, and copies those of all detections: 7 GB for
+    20 of an image of 16 million pixels.
+    """
+
+    def predict(
+        self,
+        mask_cls_results: Tensor,
+        mask_pred_results: Tensor,
+        batch_data_samples: SampleList,
+        rescale: bool = False,
+        **kwargs: Any,
+    ) -> list[dict]:
+        """As mmdet's, of logits of classes ``[B, Q, classes + 1]`` and masks ``[B, Q, H, W]``."""
+        if self.test_cfg.get("panoptic_on", True):
+            return super().predict(mask_cls_results, mask_pred_results, batch_data_samples, rescale, **kwargs)
+        results = []
+        for classes, masks, sample in zip(mask_cls_results, mask_pred_results, batch_data_samples):
+            height, width = sample.img_shape[:2]
+            size = sample.ori_shape[:2] if rescale else (height, width)
+            results.append({"ins_results": self._instances(classes, masks[:, :height, :width], size)})
+        return results if self.test_cfg.get("instance_on", False) else [{} for _ in results]
+
+    def _instances(self, classes: Tensor, masks: Tensor, size: Sequence[int]) -> InstanceData:
+        """As mmdet's `instance_postprocess`, mask after mask; a query with several classes has one."""
+        scores = classes.softmax(-1)[:, :-1].flatten()  # [Q * classes]
+        scores, index = scores.topk(self.test_cfg.get("max_per_image", 100), sorted=False)  # [N]
+        labels = index % self.num_classes
+        of_thing = labels < self.num_things_classes
+        scores, labels, queries = scores[of_thing], labels[of_thing], (index // self.num_classes)[of_thing]
+        found = {query: _instance(masks[query], size) for query in set(queries.tolist())}
+        quality, boxes, codes = zip(*(found[query] for query in queries.tolist())) if len(queries) else ((), (), ())
+        return InstanceData(
+            bboxes=scores.new_tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+            labels=labels,
+            scores=scores * scores.new_tensor(quality),
+            masks=list(codes),
+        )
+
+
+def _instance(logits: Tensor, size: Sequence[int]) -> tuple[float, list[int], dict]:
+    """Of mask logits ``[H, W]`` of a query, in an image `size`: the mean probability inside, the box and the RLE."""
+    if logits.shape != tuple(size):
+        logits = F.interpolate(logits[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]  # [H', W']
+    mask = logits > 0
+    quality = (logits.sigmoid() * mask).sum() / (mask.sum() + 1e-6)
+    y, x = (mask.any(axis).nonzero()[:, 0] for axis in (1, 0))
+    box = [int(x[0]), int(y[0]), int(x[-1]) + 1, int(y[-1]) + 1] if len(x) else [0, 0, 0, 0]
+    return float(quality), box, _encode(mask)
+
+
+HEADS = {
+    "FCNMaskHead": "vitdense.RLEMaskHead",
+    "HTCMaskHead": "vitdense.RLEHTCMaskHead",
+    "MaskFormerFusionHead": "vitdense.RLEMaskFormerFusionHead",
+}
 
 
 def use_rle(model: dict, score_thr: float = 0.0) -> None:
@@ -74,4 +140,17 @@ def use_rle(model: dict, score_thr: float = 0.0) -> None:
         kind = str(node.get("type")).rpartition(".")[2]
         if kind in HEADS:
             node["type"] = HEADS[kind]
-            model["test_cfg"]["rcnn"]["mask_score_thr"] = score_thr
+    if score_thr and "rcnn" in (model.get("test_cfg") or {}):
+        model["test_cfg"]["rcnn"]["mask_score_thr"] = score_thr
+
+
+def takes_rle(cfg: Config) -> bool:
+    """Whether masks of validation and test may be RLE, and those of annotations need not be loaded.
+
+    So it is for mmdet's COCO metrics with an annotation file, and where mmdet's hook does not draw.
+    """
+    metrics = [one for split in ("val", "test") for one in as_list(cfg.get(f"{split}_evaluator"))]
+    kinds = [find_class(METRICS, metric["type"], cfg) for metric in metrics if metric.get("ann_file")]
+    draws = any("VisualizationHook" in str(hook["type"]) and hook.get("draw") for hook in hook_configs(cfg))
+    of_coco = all(kind and issubclass(kind, CocoMetric) for kind in kinds)
+    return 0 < len(kinds) == len(metrics) and of_coco and not draws

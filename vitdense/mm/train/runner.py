@@ -4,6 +4,7 @@ import logging
 import math
 import signal
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vitdense.files import atomic_write, remove
+from vitdense.mm.config.walk import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
@@ -54,6 +56,7 @@ class Runner(mmengine.runner.Runner):
     - SIGTERM and SIGUSR1 save a checkpoint after the iteration: `StopSignal`;
     - resuming goes on within an epoch;
     - several processes need no GPU;
+    - masks of an evaluation are run-length codes;
     - records that users cannot act on go to the log file, and not to the console.
     """
 
@@ -67,6 +70,18 @@ class Runner(mmengine.runner.Runner):
             if type(handler) is logging.StreamHandler:  # the log file is a subclass
                 handler.addFilter(for_console)
         return logger
+
+    def build_model(self, model: nn.Module | dict) -> nn.Module:
+        """As in mmengine. Where metrics take them, masks are run-length codes, and those of annotations are not loaded:
+        memory does not grow with their number."""
+        if isinstance(model, dict) and find_spec("mmdet") and self.cfg.get("default_scope") != "mmseg":
+            from vitdense.mm.heads.rle_masks import takes_rle, use_rle
+
+            if takes_rle(self.cfg):
+                use_rle(model)  # copies of what is in `self.cfg`, which stays as it is
+                for step in filter(loads_labels, nodes([self._val_dataloader, self._test_dataloader])):
+                    step["with_mask"] = False  # [N, H, W] of a file's size
+        return super().build_model(model)
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """As in mmengine, also where there is no GPU: without SyncBN, which torch has for GPUs only.

@@ -1,0 +1,119 @@
+"""Evaluation of many masks: what is found is what mmdet finds, and memory does not grow with the number of masks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+import cv2
+import numpy as np
+
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.heads import rle_masks
+from vitdense.mm.train import launch
+
+DETECTORS = ("cascade_swin_nano_shapes", "mask2former_swin_nano_shapes")
+
+
+def dense(name, folder, side, number):
+    """Config and checkpoint of a detector that finds `number` objects in each of two images, which have as many."""
+    columns = int(np.ceil(number**0.5))
+    step = side / columns
+    boxes = [[step * (i % columns), step * (i // columns), step / 2, step / 2] for i in range(number)]
+    annotations = [
+        {
+            **{"id": len(boxes) * image + i + 1, "image_id": image, "category_id": i % 8 + 1, "iscrowd": 0},
+            **{"bbox": [x, y, w, h], "area": w * h, "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]]},
+        }
+        for image in range(2)
+        for i, (x, y, w, h) in enumerate(boxes)
+    ]
+    images = [{"id": image, "file_name": f"{image}.png", "width": side, "height": side} for image in range(2)]
+    categories = [{"id": i + 1, "name": f"class {i}"} for i in range(8)]
+    (folder / "dense.json").write_text(
+        json.dumps({"images": images, "annotations": annotations, "categories": categories})
+    )
+    for image in range(2):
+        pixels = np.random.default_rng(image).integers(0, 256, (side // 8, side // 8, 3), np.uint8)
+        cv2.imwrite(str(folder / f"{image}.png"), cv2.resize(pixels, (side, side)))
+
+    cfg = load_config(name, work_dir=str(folder / "work"))
+    cfg.test_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
+    pipeline = cfg.test_dataloader.dataset.pipeline
+    data = {"ann_file": str(folder / "dense.json"), "data_prefix": {"img": str(folder)}}
+    data |= {"metainfo": {"classes": [category["name"] for category in categories]}, "test_mode": True}
+    cfg.test_dataloader.dataset = dict(type="CocoDataset", pipeline=pipeline, **data)
+    cfg.test_evaluator.update(ann_file=str(folder / "dense.json"), outfile_prefix=str(folder / "found"))
+    test_cfg = cfg.model.test_cfg
+    if "rcnn" in test_cfg:
+        test_cfg.rcnn.update(score_thr=0.0, max_per_img=number, nms={"type": "nms", "iou_threshold": 1.0})
+        test_cfg.rpn.update(nms_pre=2 * number, max_per_img=2 * number, nms={"type": "nms", "iou_threshold": 0.99})
+    else:
+        cfg.model.panoptic_head.num_queries = max(number // 8, 10)  # a query counts once for every class
+        test_cfg.max_per_image = number
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    model.init_weights()
+    with torch.no_grad():
+        for part, weight in model.named_parameters():
+            if "conv_logits" in part or "fc_cls" in part or "cls_embed" in part:
+                weight.normal_(std=0.3)
+    torch.save({"meta": {}, "state_dict": model.state_dict()}, folder / "random.pth")
+    return cfg, str(folder / "random.pth")
+
+
+def results(folder):
+    return [json.loads((folder / f"found.{kind}.json").read_text()) for kind in ("bbox", "segm")]
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_results_are_those_of_mmdet(name, tmp_path, monkeypatch):
+    cfg, checkpoint = dense(name, tmp_path, side=96, number=12)
+    got, found = launch.test(cfg, checkpoint), results(tmp_path)
+    assert {len([one for one in found[1] if one["image_id"] == image]) for image in range(2)} == {12}
+    assert len({one["segmentation"]["counts"] for one in found[1]}) > 6
+    monkeypatch.setattr(rle_masks, "takes_rle", lambda cfg: False)
+    cfg, checkpoint = dense(name, tmp_path, side=96, number=12)
+    assert launch.test(cfg, checkpoint) == got
+    assert results(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "takes"),
+    [
+        ({}, True),
+        ({"default_hooks.visualization.draw": True}, False),
+        ({"test_evaluator.ann_file": None}, False),
+        ({"val_evaluator": [{"type": "CocoMetric", "ann_file": "a.json"}, {"type": "DumpDetResults"}]}, False),
+        ({"val_evaluator": None, "test_evaluator": None}, False),
+    ],
+)
+def test_masks_are_codes_where_all_takes_them(change, takes):
+    cfg = load_config(DETECTORS[0])
+    cfg.merge_from_dict(change)
+    assert rle_masks.takes_rle(cfg) is takes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_thousand_masks_of_a_large_image_fit(name, tmp_path):
+    """Below 2 GiB at peak: mmdet's would take 16 GB as bytes."""
+    run = subprocess.run(
+        [sys.executable, __file__, name, str(tmp_path), "4000", "1000"], capture_output=True, text=True, check=True
+    )
+    assert float(run.stdout.split()[-1]) < 2 * 2**30
+    assert len(results(tmp_path)[1]) == 2000
+
+
+if __name__ == "__main__":
+    import resource
+
+    name, folder, side, number, *mmdet = sys.argv[1:]
+    if mmdet:
+        rle_masks.takes_rle = lambda cfg: False
+    launch.test(*dense(name, Path(folder), int(side), int(number)))
+    print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
