@@ -494,3 +494,23 @@ def test_estimate_runs_without_modules_of_unix(monkeypatch):
     parts = runpy.run_path(sys.modules[estimate.__module__].__file__)
     monkeypatch.setattr(sys, "platform", "win32")
     assert parts["_peak_memory"]("cpu") is None
+
+
+def test_yolo(capsys):
+    for split in ("train", "val"):
+        for i in range(2):
+            for kind in ("images", "labels"):
+                Path("birds", kind, split).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (96, 64)).save(f"birds/images/{split}/{i}.jpg")
+            Path(f"birds/labels/{split}/{i}.txt").write_text("1 0.5 0.5 0.5 0.5\n")
+    Path("birds/data.yaml").write_text("names: [owl, jay]\ntrain: images/train\nval: images/val\n")
+    assert run("new", "detection", "--yolo", "birds/data.yaml", "mine.py") == 2
+    assert "--boxes to train on boxes alone" in capsys.readouterr().err
+    assert run("new", "detection", "--yolo", "birds/data.yaml", "--boxes", "mine.py") == 0
+    cfg = load_config("mine.py")
+    assert cfg.train_dataloader.dataset.metainfo.classes == ("owl", "jay")
+    assert cfg.val_evaluator.ann_file == "./mine_val.json"
+    assert cfg.train_dataloader.dataset.data_prefix.img == "birds/images/train"
+    assert run("new", "detection", "--yolo", "birds/data.yaml", "--images", "birds", "other.py") == 2
+    assert run("new", "detection", "--train", "mine_train.json", "other.py") == 2
+    assert capsys.readouterr().err.count("or --yolo alone") == 2

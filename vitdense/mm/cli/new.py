@@ -6,6 +6,7 @@ in it can be written by hand.
 
 import argparse
 import glob
+import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from vitdense.mm.data.annotations import examine, read_annotations
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
 from vitdense.mm.data.panoptic_files import read_panoptic
+from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.launch import command_line, exit_on_user_error, result_commands
 
@@ -103,9 +105,15 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m vitdense new", description=__doc__)
     tasks = parser.add_subparsers(title="tasks", dest="task", required=True)
-    detection = tasks.add_parser("detection", help="annotations in COCO format")
-    detection.add_argument("--train", type=Path, required=True, metavar="FILE.json", help="training annotations")
-    detection.add_argument("--val", type=Path, required=True, metavar="FILE.json", help="validation annotations")
+    detection = tasks.add_parser("detection", help="annotations in COCO format, or a YOLO data set")
+    detection.add_argument("--train", type=Path, metavar="FILE.json", help="training annotations")
+    detection.add_argument("--val", type=Path, metavar="FILE.json", help="validation annotations")
+    detection.add_argument(
+        "--yolo",
+        type=Path,
+        metavar="DATA.yaml",
+        help="in place of --train, --val and --images: these annotations are written as COCO's, beside NAME.py",
+    )
     detection.add_argument("--method", choices=("cascade", "mask_rcnn"), help="default: cascade")
     detection.add_argument(
         "--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask"
@@ -129,7 +137,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, task in (("detection", detection), ("segmentation", segmentation), ("panoptic", panoptic)):
         task.add_argument("out", type=Path, metavar="NAME.py", help="the config to write")
-        task.add_argument("--images", type=Path, required=True, metavar="DIR", help="folder of the images")
+        task.add_argument(
+            "--images", type=Path, required=task is not detection, metavar="DIR", help="folder of the images"
+        )
         task.add_argument(
             "--val-images",
             type=Path,
@@ -162,6 +172,11 @@ def _positive(text: str) -> int:
 
 def _detection(args: argparse.Namespace) -> Data:
     """Read the annotation files."""
+    given = [args.train, args.val, args.images]
+    if any([*given, args.val_images]) if args.yolo else not all(given):
+        raise ConfigError("expected --train, --val and --images, or --yolo alone")
+    if args.yolo:
+        _convert_yolo(args)
     files = {"train": args.train, "val": args.val}
     for option, path in files.items():
         if not path.is_file():
@@ -189,6 +204,18 @@ def _detection(args: argparse.Namespace) -> Data:
     line = _line("Detection", classes, *(len(part.images) for part in found.values()))
     shared = {"metainfo": {"classes": classes}}
     return Data(line, root, round(statistics.median(sides)), shared, parts["train"], parts["val"])
+
+
+def _convert_yolo(args: argparse.Namespace) -> None:
+    """Write the annotations of a YOLO data set as COCO's, and set the options that name them."""
+    for split, images in (("train", "images"), ("val", "val_images")):
+        content, folder = read_yolo(args.yolo, split)
+        path = args.out.with_name(f"{args.out.stem}_{split}.json")
+        with atomic_write(path) as scratch:
+            scratch.write_text(json.dumps(content), encoding="utf-8")
+        print(f"wrote {path}")
+        setattr(args, split, path)
+        setattr(args, images, folder)
 
 
 def _check_folder(option: str, folder: Path, name: str) -> None:

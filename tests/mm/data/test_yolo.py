@@ -1,0 +1,120 @@
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitdense.mm.data.annotations import KEYS, examine
+from vitdense.mm.data.yolo import read_yolo
+from vitdense.mm.errors import ConfigError
+
+DATA = "names: {0: fox, 1: owl}\npath: set\ntrain: images/train\nval: images/val\n"
+BOX = "1 0.5 0.25 0.2 0.1\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a data set of images 200x100, of which `b` is stored turned, with these lines as labels of `a`."""
+
+    def write(lines, data=DATA, labels="set/labels/train/a.txt"):
+        for name, size, orientation in (("train/a.jpg", (200, 100), 1), ("train/x/b.jpg", (100, 200), 6)):
+            for split in ("train", "val"):
+                path = tmp_path / "set/images" / name.replace("train", split)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                exif = Image.Exif()
+                exif[274] = orientation
+                Image.new("RGB", size).save(path, exif=exif)
+        (tmp_path / labels).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / labels).write_text(lines)
+        (tmp_path / "data.yaml").write_text(data)
+        return tmp_path / "data.yaml"
+
+    return write
+
+
+def test_boxes_and_polygons(write, tmp_path):
+    content, folder = read_yolo(write(f"{BOX}\n0 0.1 0.1 0.3 0.1 0.3 0.5 0.1 0.5\n"), "train")
+    assert folder == tmp_path / "set/images/train"
+    assert content["images"] == [
+        {"id": 1, "file_name": "a.jpg", "width": 200, "height": 100},
+        {"id": 2, "file_name": "x/b.jpg", "width": 200, "height": 100},
+    ]
+    assert content["categories"] == [{"id": 1, "name": "fox"}, {"id": 2, "name": "owl"}]
+    assert content.keys() == KEYS.keys()
+    found = examine(content)
+    assert not found.errors
+    assert not found.warnings
+    box, polygon = content["annotations"]
+    np.testing.assert_allclose(box.pop("bbox"), [80, 20, 40, 10])
+    assert box == {"id": 1, "image_id": 1, "iscrowd": 0, "category_id": 2, "area": pytest.approx(400)}
+    np.testing.assert_allclose(polygon.pop("bbox"), [20, 10, 40, 40])
+    np.testing.assert_allclose(polygon.pop("segmentation"), [[20, 10, 60, 10, 60, 50, 20, 50]])
+    assert polygon == {"id": 2, "image_id": 1, "iscrowd": 0, "category_id": 1, "area": pytest.approx(1600)}
+
+
+@pytest.mark.parametrize(
+    ("train", "labels"),
+    [
+        ("../set/images/train", "set/labels/train/a.txt"),  # for set/images/train
+        ("[set/images/train, set/images/train/x]", "set/labels/train/a.txt"),
+        ("lists/train.txt", "set/labels/train/a.txt"),
+        ("other", "other/a.txt"),
+    ],
+)
+def test_where_images_and_labels_may_be(train, labels, write, tmp_path):
+    data = write(BOX, f"names: [fox, owl]\nnc: 2\ntrain: {train}\n", labels)
+    for name in ("lists", "other"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / "lists/train.txt").write_text("../set/images/train/x/b.jpg\n\n../set/images/train/a.jpg\n")
+    Image.new("RGB", (200, 100)).save(tmp_path / "other/a.png")
+    content, folder = read_yolo(data, "train")
+    assert len(content["annotations"]) == 1
+    assert len(content["images"]) == 2 - (train == "other")
+    assert all((folder / image["file_name"]).is_file() for image in content["images"])
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("2 0.5 0.5 0.1 0.1", "class 2, expected 0 to 1"),
+        ("0.5 0.5 0.5 0.1 0.1", "class 0.5"),
+        ("0 80 20 40 10", "expected shares"),
+        ("0 nan 0.5 0.1 0.1", "expected shares"),
+        ("0 0.5 0.5 0.1", "3 values"),
+        ("0 0.5 0.5 0.1 0.1 0.2 0.2 0.3", "7 values"),
+        ("fox 0.5 0.5 0.1 0.1", "fox"),
+    ],
+)
+def test_a_line_that_is_no_object_is_named(line, named, write):
+    data = write(f"{BOX}{line}\n")
+    with pytest.raises(ConfigError, match=rf"1 lines.*a\.txt:2: .*{re.escape(named)}"):
+        read_yolo(data, "train")
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        ("names: [a]\n", "'train'"),
+        ("a: [", "no YAML"),
+        ("- a\n", "expected the data.yaml"),
+        (DATA.replace("1: owl", "2: owl"), "names"),
+        (f"{DATA}nc: 3\n", "nc 3"),
+        (DATA.replace("images/train", "pictures"), "pictures is neither"),
+        (DATA.replace("images/train", "labels"), "labels .train. has no images"),
+        (DATA.replace("images/train", "images/val"), "no image of train has labels"),
+        (DATA.replace("images/train", "list.txt"), r"list\.txt:1: .*gone\.jpg is not a file"),
+    ],
+)
+def test_a_wrong_file_is_named(data, named, write, tmp_path):
+    path = write(BOX, data)
+    (tmp_path / "set/list.txt").write_text("./gone.jpg\n")
+    with pytest.raises(ConfigError, match=named):
+        read_yolo(path, "train")
+
+
+def test_an_image_that_cannot_be_read_is_named(write):
+    data = write(BOX)
+    Path(data.parent, "set/images/train/c.jpg").write_bytes(b"no image")
+    with pytest.raises(ConfigError, match=r"1 images of train cannot be read.*c\.jpg"):
+        read_yolo(data, "train")

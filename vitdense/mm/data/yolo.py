@@ -1,0 +1,134 @@
+"""Data sets in YOLO format, as annotations in COCO format.
+
+``data.yaml`` names the classes and, for every split, folders or lists of images. Every image has a text file with a
+line per object: the class, then a box (centre x, centre y, width, height) or a polygon (x, y, x, y, ...), in shares of
+the width and height of the image, as it is after its EXIF orientation.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from vitdense.mm.data.images import header_size
+from vitdense.mm.errors import ConfigError, join_some
+
+
+def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path]:
+    """A split as the content of a COCO annotation file; boxes have no `segmentation`.
+
+    Args:
+        data_file: ``data.yaml``. ``names`` is a list, or a dict from index to name; ``train`` and ``val`` are folders,
+            text files with a path per line, or lists of these; ``path`` is the folder that they are in, by default that
+            of the file.
+        split: ``train`` or ``val``.
+
+    Returns:
+        The content, in which ``file_name`` is relative to a folder, and this folder.
+
+    Raises:
+        ConfigError: The file is none of these; an image does not exist or cannot be read; no image has a label file, or
+            a line of one is no object.
+    """
+    try:
+        data = yaml.safe_load(data_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"--yolo: {data_file} is no YAML file ({str(error)[:200]})") from error
+    if not isinstance(data, dict) or not {"names", split} <= data.keys():
+        raise ConfigError(f"--yolo: {data_file} lacks 'names' or {split!r}, expected the data.yaml of a YOLO data set")
+    names = data["names"]
+    if isinstance(names, dict) and sorted(names) == [*range(len(names))]:
+        names = [names[i] for i in range(len(names))]
+    if not isinstance(names, list) or len(names) != data.get("nc", len(names)):
+        raise ConfigError(
+            f"--yolo: {data_file}: got names {str(names)[:99]} and nc {data.get('nc')}, expected a name for every class"
+        )
+    root = data_file.parent / (data.get("path") or "")
+    entries = data[split] if isinstance(data[split], list) else [data[split]]
+    paths = sorted({image for entry in entries for image in _images(root, str(entry), split)})
+    labels = [_label_file(path) for path in paths]
+    if not any(label.exists() for label in labels):
+        raise ConfigError(f"--yolo: no image of {split} has labels; those of {paths[0]} would be in {labels[0]}")
+    sizes = [header_size(str(path), stored=False) for path in paths]
+    if unreadable := [path for path, size in zip(paths, sizes) if size is None]:
+        raise ConfigError(f"--yolo: {len(unreadable)} images of {split} cannot be read: {join_some(unreadable)}")
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    images: list[dict] = []
+    annotations: list[dict] = []
+    faults: list[str] = []
+    for i, (path, size, label) in enumerate(zip(paths, sizes, labels), 1):
+        images.append({"id": i, "file_name": path.relative_to(folder).as_posix(), "width": size[0], "height": size[1]})
+        for number, line in _lines(label) if label.exists() else ():  # without a file: an image without objects
+            try:
+                one = _object(line.split(), size, len(names))
+            except ValueError as error:
+                faults.append(f"{label}:{number}: {error}")
+            else:
+                annotations.append({"id": len(annotations) + 1, "image_id": i, "iscrowd": 0, **one})
+    if faults:
+        raise ConfigError(f"--yolo: {len(faults)} lines are no objects: {join_some(faults)}")
+    categories = [{"id": i, "name": str(name)} for i, name in enumerate(names, 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}, folder
+
+
+def _images(root: Path, entry: str, split: str) -> Iterator[Path]:
+    """The image files of an entry, absolute. Some exporters write ``../train/images`` for a folder beside the file."""
+    inside = root / entry.removeprefix("../")
+    where = Path(os.path.abspath(root / entry if (root / entry).exists() or not inside.exists() else inside))
+    if where.is_dir():
+        found = [path for path in where.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS]
+        if not found:
+            raise ConfigError(f"--yolo: {where} ({split}) has no images")
+        yield from found
+        return
+    if where.suffix != ".txt" or not where.is_file():
+        raise ConfigError(f"--yolo: {split}: {where} is neither a folder of images nor a text file with their paths")
+    for number, line in _lines(where):
+        image = Path(os.path.abspath(where.parent / line))
+        if not image.is_file():
+            raise ConfigError(f"--yolo: {where}:{number}: {image} is not a file")
+        yield image
+
+
+def _label_file(image: Path) -> Path:
+    """Of an image: in ``labels`` in place of the last folder ``images`` of its path, or beside it."""
+    before, found, after = str(image.with_suffix(".txt")).rpartition(f"{os.sep}images{os.sep}")
+    return Path(f"{before}{os.sep}labels{os.sep}{after}") if found else Path(after)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with text, by their numbers."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            yield number, line.strip()
+
+
+def _object(words: Sequence[str], size: Sequence[int], num_classes: int) -> dict[str, Any]:
+    """The object of a line, as part of a COCO annotation.
+
+    Raises:
+        ValueError: It is none.
+    """
+    index, *shares = map(float, words)
+    if not index.is_integer() or not 0 <= index < num_classes:
+        raise ValueError(f"got class {words[0]}, expected 0 to {num_classes - 1}")
+    if not all(0 <= share <= 1 for share in shares):  # NaN is outside too
+        raise ValueError(f"got {min(shares)} to {max(shares)}, expected shares of the image, 0 to 1")
+    values = [share * size[i % 2] for i, share in enumerate(shares)]
+    if len(values) == 4:
+        x, y, width, height = values
+        return {
+            "category_id": int(index) + 1,
+            "bbox": [x - width / 2, y - height / 2, width, height],
+            "area": width * height,
+        }
+    if len(values) < 6 or len(values) % 2:
+        raise ValueError(f"got {len(values)} values after the class, expected the 4 of a box or 3 points or more")
+    x, y = values[::2], values[1::2]
+    area = abs(math.fsum(x[i - 1] * y[i] - x[i] * y[i - 1] for i in range(len(x)))) / 2
+    box = [min(x), min(y), max(x) - min(x), max(y) - min(y)]
+    return {"category_id": int(index) + 1, "bbox": box, "area": area, "segmentation": [values]}
