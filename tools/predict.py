@@ -35,6 +35,12 @@ def main() -> None:
         help="detectors: predictions.json is the list that COCO.loadRes takes (default), or a COCO data set",
     )
     parser.add_argument(
+        "--as-dataset",
+        type=Path,
+        metavar="DIR",
+        help="write a training set for `vitdense new` here, and no pictures: annotations.json, or label maps",
+    )
+    parser.add_argument(
         "--indices",
         action="store_true",
         help="segmentors: label maps have indices of classes from 0, not the values of the data set's own label maps",
@@ -46,16 +52,18 @@ def main() -> None:
         args.checkpoint = None
     if not 0 <= args.score_thr <= 1:
         parser.error(f"--score-thr: got {args.score_thr}, expected 0 to 1")
+    if args.as_dataset and (args.out_dir or args.format == "dataset"):
+        parser.error("--as-dataset: got --out-dir or --format too, expected it alone")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is written
     with exit_on_user_error():
         start_processes()
         cfg = config_of(args)
-        out_dir = args.out_dir or Path("predictions") / Path(args.config).stem
+        out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
         checkpoint = find_checkpoint(checkpoint_of(args))
         as_dataset = args.format == "dataset"
-        tiles = {"tiles": args.tiles, "overlap": args.overlap}
+        options = {"tiles": args.tiles, "overlap": args.overlap, "as_training": args.as_dataset is not None}
         result = predict(
-            cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices, **tiles
+            cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices, **options
         )
         print(f"\n{result}")
 

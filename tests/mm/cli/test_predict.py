@@ -11,6 +11,7 @@ from mmseg.datasets import ADE20KDataset, BaseSegDataset
 from mmseg.structures import SegDataSample
 from PIL import Image
 
+from vitdense.__main__ import main
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm.cli.predict import Detection, Segmentation, list_images, predict, raw_values
 from vitdense.mm.config.load import ConfigError, build_model
@@ -249,3 +250,53 @@ def test_import_does_not_import_mmdet_mmseg_pycocotools():
     code = "import sys, vitdense.mm.cli.predict; print({'mmdet', 'mmseg', 'pycocotools'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_label_maps_as_a_training_set(cfg, checkpoint, images, tmp_path, monkeypatch):
+    photos = tmp_path / "photos"
+    for split in ("train", "val"):
+        (photos / split).mkdir(parents=True)
+        Image.open(images[0]).save(photos / split / "a.jpg")
+    path, out = checkpoint(dataset_meta=dict(classes=NAMES, palette=COLOURS)), tmp_path / "set"
+    found = [photos / "train/a.jpg", photos / "val/a.jpg"]
+    with pytest.raises(ConfigError, match="--as-dataset"):
+        predict(cfg, path, found, photos / "set", as_training=True)
+    predict(cfg, path, found, out, as_training=True)
+    files = sorted(str(p.relative_to(out)) for p in out.rglob("*.*"))
+    assert files == ["classes.txt", "labels/train/a.png", "labels/val/a.png"]
+    monkeypatch.chdir(tmp_path)
+    line = "new segmentation --no-estimate --images photos/train --labels set/labels/train --val-images photos/val"
+    assert main([*line.split(), "--val-labels", "set/labels/val", "--classes", "set/classes.txt", "mine.py"]) == 0
+
+
+@pytest.mark.parametrize("with_masks", [True, False])
+def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch):
+    pytest.importorskip("mmdet")
+    from mmdet.structures import DetDataSample
+    from mmengine.structures import InstanceData
+
+    photos = [tmp_path / "photos" / name for name in ("wide.png", "sub/wide.png")]
+    for photo in photos:
+        photo.parent.mkdir(exist_ok=True)
+        Image.open(images[0]).save(photo)
+    model = object.__new__(Predictor)
+    model.names, model.palette, model.score_thr = ["a", "b"], np.zeros((2, 3), np.uint8), 0.5
+    found = InstanceData(
+        bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
+        scores=torch.tensor([0.9, 0.5, 0.4]),
+        labels=torch.tensor([0, 1, 1]),
+    )
+    if with_masks:
+        found.masks = torch.zeros(3, 64, 128, dtype=torch.bool)
+        found.masks[:, 4:30, 2:60] = True
+    model.samples = lambda *_: [DetDataSample(pred_instances=found)]
+    task = Detection(model, tmp_path / "set", as_dataset=False, root=tmp_path / "photos")
+    for photo in photos:
+        task.add(photo)
+    content = json.loads(task.finish().read_text())
+    assert [image["file_name"] for image in content["images"]] == ["wide.png", "sub/wide.png"]
+    assert [(one["image_id"], one["category_id"]) for one in content["annotations"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["annotations.json"]
+    monkeypatch.chdir(tmp_path)
+    line = "new detection --no-estimate --train set/annotations.json --val set/annotations.json --images photos mine.py"
+    assert main([*line.split(), *([] if with_masks else ["--boxes"])]) == 0

@@ -3,6 +3,7 @@
 import glob
 import inspect
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +20,14 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.files import atomic_write
-from vitdense.inspect.result import write_picture
+from vitdense.inspect.result import Result, write_picture
 from vitdense.mm.config.walk import find_class
 from vitdense.mm.data.coco import CocoPredictions
 from vitdense.mm.data.panoptic_files import colours_of_ids
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.predictor import Predictor, read_pixels
 
-RESULTS = "predictions.json"
+RESULTS, TRAINING = "predictions.json", "annotations.json"
 
 
 class PredictionError(ConfigError):
@@ -36,10 +37,21 @@ class PredictionError(ConfigError):
 
 
 class Task:
-    """Base of the tasks. Subclasses define `add`, for one image, `save` for what is done, and `finish`."""
+    """Base of the tasks. Subclasses define `add`, for one image, `save` for what is done, and `finish`.
 
-    def __init__(self, model: Predictor, out_dir: Path) -> None:
-        self.model, self.out_dir = model, out_dir
+    Args:
+        model: The model.
+        out_dir: Output folder.
+        root: Folder of the images, whose predictions become a training set without pictures; None: no such set.
+    """
+
+    def __init__(self, model: Predictor, out_dir: Path, root: Path | None = None) -> None:
+        self.model, self.out_dir, self.root = model, out_dir, root
+
+    def draw(self, image: Path, result: Result) -> None:
+        """Write the picture of an image."""
+        if self.root is None:
+            result.save(self.out_dir / image.name)
 
     def save(self) -> None:
         """Write what is done and not written yet."""
@@ -48,13 +60,13 @@ class Task:
 class Detection(Task):
     """Per image, a picture with boxes, masks and scores; one COCO-format JSON file."""
 
-    def __init__(self, model: Predictor, out_dir: Path, as_dataset: bool) -> None:
-        super().__init__(model, out_dir)
-        self.as_dataset = as_dataset
-        self.out_file = out_dir / RESULTS
+    def __init__(self, model: Predictor, out_dir: Path, as_dataset: bool, root: Path | None = None) -> None:
+        super().__init__(model, out_dir, root)
+        self.as_dataset = as_dataset or root is not None
+        self.out_file = out_dir / (RESULTS if root is None else TRAINING)
         # Processes that share the images have files of their own until the end.
         self.part = out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
-        self.predictions = CocoPredictions(model.names, model.dataset)
+        self.predictions = CocoPredictions(model.names, model.dataset if root is None else {}, root)
         self.num_found, self.highest = 0, 0.0
 
     def add(self, image: Path) -> None:
@@ -66,7 +78,7 @@ class Detection(Task):
         self.highest = max([self.highest, *scores])
         result = self.model.result(sample, pixels, self.model.score_thr)
         self.predictions.add(image, result)
-        result.save(self.out_dir / image.name)
+        self.draw(image, result)
 
     def save(self) -> None:
         """Write the detections so far."""
@@ -81,14 +93,18 @@ class Detection(Task):
             self.num_found, self.highest = sum(part[1] for part in parts), max(part[2] for part in parts)
         if is_main_process():
             self.predictions.write(self.out_file, self.as_dataset)
-            self.predictions.report_new_images()
+            if self.root is None:
+                self.predictions.report_new_images()
         if is_distributed():
             self.part.unlink(missing_ok=True)
-        kept = sum(len(found) for _, found in self.predictions.found.values())
+        kept = [one for _, found in self.predictions.found.values() for one in found]
         print_log(
-            f"{kept} of {self.num_found} detections have a score of at least {self.model.score_thr} (--score-thr); the "
-            f"highest is {self.highest:.3f}. Pictures: {self.out_dir}"
+            f"{len(kept)} of {self.num_found} detections have a score from {self.model.score_thr} on (--score-thr), "
+            f"the highest {self.highest:.3f}. Output: {self.out_dir}"
         )
+        if self.root is not None:
+            boxes = "" if all("segmentation" in one for one in kept) else "--boxes "
+            print_log(f"as training data: vitdense new detection {boxes}--train {self.out_file} --images {self.root}")
         return self.out_file
 
 
@@ -136,21 +152,31 @@ class Panoptic(Task):
 class Segmentation(Task):
     """Per image, a picture with its classes and a legend, and a label map under ``labels/``."""
 
-    def __init__(self, model: Predictor, out_dir: Path, as_indices: bool) -> None:
-        super().__init__(model, out_dir)
+    def __init__(self, model: Predictor, out_dir: Path, as_indices: bool, root: Path | None = None) -> None:
+        super().__init__(model, out_dir, root)
+        as_indices |= root is not None
         kind = find_class(DATASETS, model.dataset.type, model.model.cfg)
         self.values = np.arange(len(model.names)) if as_indices else raw_values(model.names, kind, model.dataset)
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture and label map."""
         result = self.model(image)
-        result.save(self.out_dir / image.name)
+        self.draw(image, result)
         dtype = np.uint8 if self.values.max() < 256 else np.uint16
         labels = Image.fromarray(self.values[result.semantic].astype(dtype))
-        write_picture(self.out_dir / "labels" / f"{image.stem}.png", labels)
+        name = image.name if self.root is None else os.path.relpath(image, self.root)
+        write_picture(self.out_dir / "labels" / Path(name).with_suffix(".png"), labels)
 
     def finish(self) -> Path:
         """The output folder."""
+        if self.root is not None:
+            classes = self.out_dir / "classes.txt"
+            with atomic_write(classes) as scratch:
+                scratch.write_text("".join(f"{name}\n" for name in self.model.names), encoding="utf-8")
+            print_log(
+                f"as training data: vitdense new segmentation --images {self.root} --labels {self.out_dir / 'labels'} "
+                f"--classes {classes}"
+            )
         first = self.model.names[0]
         print_log(f"values in label maps: {self.values[0]} for {first!r}, as in the data set's own (--indices)")
         return self.out_dir
@@ -184,6 +210,7 @@ def predict(
     as_indices: bool = False,
     tiles: int | None = None,
     overlap: float = 0.2,
+    as_training: bool = False,
 ) -> Path:
     """Predict on images.
 
@@ -203,6 +230,9 @@ def predict(
             images and categories too, and its ``annotations`` have scores.
         as_indices: Label maps have the indices of the classes instead, from 0.
         tiles, overlap: Predict in tiles, see `vitdense.load`.
+        as_training: Write what `vitdense new` takes, and no pictures. A detector: ``annotations.json``, a COCO data set
+            with ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps of indices in
+            the folders of the images, and ``classes.txt``. Images are named by their place in their common folder.
 
     Returns:
         The JSON file of a detector or panoptic model, the folder of a segmentor.
@@ -215,14 +245,17 @@ def predict(
     images = list_images(images)
     is_segmentor = cfg.get("default_scope") == "mmseg"
     is_panoptic = "panoptic_head" in cfg.model and cfg.model.test_cfg.get("panoptic_on", True)
-    _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic)
+    if as_training and is_panoptic:
+        raise ConfigError("--as-dataset: got a panoptic model, expected a detector or a segmentor")
+    root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
+    _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic, root=root)
     images = images[get_rank() :: get_world_size()]
     model = Predictor(cfg, checkpoint, device, score_thr=score_thr, tiles=tiles, overlap=overlap)
     task: Task
     if is_segmentor:
-        task = Segmentation(model, out_dir, as_indices)
+        task = Segmentation(model, out_dir, as_indices, root)
     else:
-        task = Panoptic(model, out_dir) if is_panoptic else Detection(model, out_dir, as_dataset)
+        task = Panoptic(model, out_dir) if is_panoptic else Detection(model, out_dir, as_dataset, root)
     failed, next_save = [], 10
     try:
         for i, image in enumerate(track_iter_progress(images, file=sys.stdout)):
@@ -271,14 +304,19 @@ def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
     return found
 
 
-def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool) -> None:
-    """No output may overwrite an image or another output; a label map has the stem of its image."""
+def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool, root: Path | None) -> None:
+    """No output may overwrite an image or another output; a label map has the stem of its image, in `root` its path."""
     if (results := out_dir / RESULTS).is_dir():
         raise ConfigError(f"--out-dir: {results} is a folder, expected a file or nothing")
+    if with_label_maps and root is not None and out_dir.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(
+            f"--as-dataset: label maps in {out_dir} would be among the images of {root}; name another folder"
+        )
     folders = {out_dir.resolve(), (out_dir / "labels").resolve()}
     if any(image.parent.resolve() in folders for image in images):
         raise ConfigError(f"--out-dir: the outputs would overwrite the images in {out_dir}; choose another folder")
-    counts = Counter(image.stem if with_label_maps else image.name for image in images)
+    names = [image.name if root is None else os.path.relpath(image, root) for image in images]
+    counts = Counter(str(Path(name).with_suffix("")) if with_label_maps else name for name in names)
     if repeated := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(
             f"several images would be written to the same file; predict them separately: {', '.join(repeated[:10])}"

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,9 +87,11 @@ class CocoPredictions:
     Args:
         classes: Names in the order of the model's labels.
         dataset: Config of the data set: `data_root`, `ann_file`, ``data_prefix['img']``.
+        base: Folder to which names of other images are relative; None: names alone.
     """
 
-    def __init__(self, classes: Sequence[str], dataset: Mapping) -> None:
+    def __init__(self, classes: Sequence[str], dataset: Mapping, base: Path | None = None) -> None:
+        self.base = base
         root = Path(dataset.get("data_root") or "")
         folder = root / (dataset.get("data_prefix") or {}).get("img", "")
         self.ann_file = root / (dataset.get("ann_file") or "")
@@ -129,7 +132,8 @@ class CocoPredictions:
         new_ids = (i for i in itertools.count(1) if i not in self.used_ids)
         for image, ((height, width), found) in self.found.items():
             known = self.known_images.get(_locate(image))
-            image_id, name = (known["id"], _file_name(known)) if known else (next(new_ids), image.name)
+            new = image.name if self.base is None else Path(os.path.relpath(image, self.base)).as_posix()
+            image_id, name = (known["id"], _file_name(known)) if known else (next(new_ids), new)
             images.append({"id": image_id, "file_name": name, "height": height, "width": width})
             annotations += [{"id": len(annotations) + i, **one, "image_id": image_id} for i, one in enumerate(found, 1)]
         return {"images": images, "annotations": annotations, "categories": self.categories}
