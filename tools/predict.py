@@ -7,9 +7,12 @@ with classes and a legend, and label maps.
 import signal
 from pathlib import Path
 
+import torch
+
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.load import add_inference_arguments, add_tiles, checkpoint_of, config_of, make_parser
+from vitdense.mm.precision import add_amp, check_precision
 from vitdense.mm.train.checkpoints import find_checkpoint
 from vitdense.mm.train.launch import exit_on_user_error
 from vitdense.mm.train.processes import start_processes
@@ -46,6 +49,7 @@ def main() -> None:
         help="segmentors: label maps have indices of classes from 0, not the values of the data set's own label maps",
     )
     add_tiles(parser)
+    add_amp(parser)
     args = parser.parse_args()
     if args.checkpoint is not None and Path(args.config).is_dir():
         args.images.insert(0, args.checkpoint)
@@ -57,11 +61,18 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is written
     with exit_on_user_error():
         start_processes()
+        amp = args.amp or "float32"
+        check_precision(f"--amp {amp}", amp, args.device)
         cfg = config_of(args)
         out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
         checkpoint = find_checkpoint(checkpoint_of(args))
         as_dataset = args.format == "dataset"
-        options = {"tiles": args.tiles, "overlap": args.overlap, "as_training": args.as_dataset is not None}
+        options = {
+            "tiles": args.tiles,
+            "overlap": args.overlap,
+            "as_training": args.as_dataset is not None,
+            "dtype": getattr(torch, amp),
+        }
         result = predict(
             cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices, **options
         )

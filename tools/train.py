@@ -5,7 +5,8 @@ from typing import NamedTuple
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
 from vitdense.mm.config.settings import LOGGERS
-from vitdense.mm.train.launch import AMP_DTYPES, exit_on_user_error, prepare_training, replay, train
+from vitdense.mm.precision import add_amp
+from vitdense.mm.train.launch import exit_on_user_error, prepare_training, replay, train
 
 
 class Shortcut(NamedTuple):
@@ -29,13 +30,7 @@ def main() -> None:
     add_run_arguments(parser)
     for name, what in SHORTCUTS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=what.help)
-    parser.add_argument(
-        "--amp",
-        nargs="?",
-        const="float16",
-        choices=AMP_DTYPES,
-        help="automatic mixed precision, by default in float16; needs a GPU",
-    )
+    add_amp(parser)
     parser.add_argument(
         "--resume",
         nargs="?",

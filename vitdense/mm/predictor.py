@@ -27,6 +27,7 @@ from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
 from vitdense.mm.config.walk import class_heads, drop_weights, leaf_datasets, loads_labels
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.precision import check_precision
 from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
 
 Images = str | Path | np.ndarray | Image.Image | Tensor
@@ -52,7 +53,8 @@ def load(
             ``mmdet::FOLDER/NAME.py`` of an installed package.
         checkpoint: File, address or work folder; needed for a config.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        dtype: In which it computes: `torch.float32`, `torch.bfloat16` or, on a GPU, `torch.float16` (autocast).
+        dtype: In which it computes (autocast): `torch.float32`; `torch.bfloat16`, on a GPU or a CPU that has it; or
+            `torch.float16`, on a GPU.
         score_thr: Minimum score of detections, 0 to 1.
         tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None: images
             as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
@@ -102,6 +104,7 @@ class Predictor:
             raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
         if not 0 <= score_thr <= 1:
             raise ConfigError(f"score_thr: got {score_thr}, expected 0 to 1")
+        check_precision(f"dtype {dtype}", str(dtype).removeprefix("torch."), device)
         self.model = load_model(cfg, checkpoint, device, score_thr)
         self.score_thr, self.device, self.dtype = score_thr, torch.device(device), dtype
         self.names: Sequence[str] = self.model.dataset_meta["classes"]

@@ -46,6 +46,7 @@ METRICS = _child(root.METRICS, mmdet="train.metrics")
 HOOKS = _child(root.HOOKS, mmengine="train.hooks")
 VISBACKENDS = _child(root.VISBACKENDS, mmengine="train.wandb_backend")
 PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.anneal")
+OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, mmengine="train.optim")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 
 for _module in (*map(backbone_class, FOLDERS), JointViT, TokenViT, DeconvPyramid, GlobalBlock):

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
+import torch
 from mmengine.config import Config
 from mmengine.dist import all_gather_object, get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.logging import print_log
@@ -211,6 +212,7 @@ def predict(
     tiles: int | None = None,
     overlap: float = 0.2,
     as_training: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Predict on images.
 
@@ -229,7 +231,7 @@ def predict(
         as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
             images and categories too, and its ``annotations`` have scores.
         as_indices: Label maps have the indices of the classes instead, from 0.
-        tiles, overlap: Predict in tiles, see `vitdense.load`.
+        tiles, overlap, dtype: See `vitdense.load`.
         as_training: Write what `vitdense new` takes, and no pictures. A detector: ``annotations.json``, a COCO data set
             with ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps of indices in
             the folders of the images, and ``classes.txt``. Images are named by their place in their common folder.
@@ -250,7 +252,7 @@ def predict(
     root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
     _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic, root=root)
     images = images[get_rank() :: get_world_size()]
-    model = Predictor(cfg, checkpoint, device, score_thr=score_thr, tiles=tiles, overlap=overlap)
+    model = Predictor(cfg, checkpoint, device, dtype, score_thr, tiles, overlap)
     task: Task
     if is_segmentor:
         task = Segmentation(model, out_dir, as_indices, root)

@@ -28,6 +28,7 @@ from vitdense.mm.config.load import check_tiles, hook_configs
 from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
+from vitdense.mm.precision import autocast, check_precision
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import (
     REST,
@@ -49,7 +50,6 @@ USER_ERRORS = (
     OSError,  # of a path or a disk
 )
 TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone, or copies in an installed package
-AMP_DTYPES = ("float16", "bfloat16")
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def prepare_training(
 
     Args:
         cfg: From `load_config`.
-        amp: Data type of automatic mixed precision, one of `AMP_DTYPES`; None: float32.
+        amp: Data type of automatic mixed precision, one of `precision.AMP_DTYPES`; None: float32.
         resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
         auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
         fresh: See `ExactLoadHook`; replaces the config's. Not for `resume`.
@@ -93,16 +93,12 @@ def prepare_training(
             `vitdense.mm.train.shard`.
 
     Raises:
-        ConfigError: See `check`; or `amp` on a machine without a GPU.
+        ConfigError: See `check`; or `amp` on a CPU that has it not, see `check_precision`.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
     if amp:
-        _needs_gpu(f"--amp {amp}")
-        cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype=amp)
-        if amp == "bfloat16":  # has the range of float32: gradients do not underflow
-            cfg.optim_wrapper.loss_scale = dict(enabled=False)
-        else:
-            cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
+        check_precision(f"--amp {amp}", amp, get_device())
+        _train_in(cfg.optim_wrapper, amp)
     if auto_scale_lr:
         cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
     cfg.pop("shard", None)  # of the run whose config this is
@@ -125,6 +121,17 @@ def prepare_training(
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
     if cfg.get("load_from"):
         drop_weights(cfg.model)
+
+
+def _train_in(optim_wrapper: ConfigDict, amp: str) -> None:
+    """Automatic mixed precision in a data type, with mmengine's scaling of the loss in float16."""
+    if amp == "float16":
+        optim_wrapper.update(type="AmpOptimWrapper", dtype=amp)
+        optim_wrapper.setdefault("loss_scale", "dynamic")
+        return
+    for option in ("dtype", "loss_scale"):  # of a config with mmengine's
+        optim_wrapper.pop(option, None)
+    optim_wrapper.type = "vitdense.Bfloat16OptimWrapper"
 
 
 def _log_short_runs(cfg: Config) -> None:
@@ -269,6 +276,7 @@ def test(  # no test of pytest
     report: Path | None = None,  # noqa: PT028
     tiles: int | None = None,  # noqa: PT028
     overlap: float = 0.2,  # noqa: PT028
+    amp: str | None = None,  # noqa: PT028
 ) -> dict[str, float]:
     """Evaluate a checkpoint on the test data.
 
@@ -278,14 +286,16 @@ def test(  # no test of pytest
         tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
         report: Folder for what the metrics are made of; see `report_test`.
         tiles, overlap: Predict in tiles, see `vitdense.load`.
+        amp: See `prepare_training`.
 
     Raises:
-        ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for `tta`, or no metric for
-            `report`, or is not one of a detector for `tiles`.
+        ConfigError: See `check` and `check_precision`; or the config has no ``tta_pipeline`` or no ``tta_model`` for
+            `tta`, or no metric for `report`, or is not one of a detector for `tiles`.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     start_on_cpu(cfg.launcher)
+    precision = autocast(amp, get_device())
     cfg.pop("shard", None)
     cfg.load_from = find_checkpoint(checkpoint)
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
@@ -297,7 +307,8 @@ def test(  # no test of pytest
     if tiles is not None:
         _tile_tests(cfg, tiles, overlap)
     runner = _runner(cfg)
-    metrics = runner.test() if report is None else report_test(runner, report)
+    with precision:
+        metrics = runner.test() if report is None else report_test(runner, report)
     return {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
 
 
@@ -338,9 +349,3 @@ def _runner(cfg: Config) -> Runner:
     runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
     return runner
-
-
-def _needs_gpu(option: str) -> None:
-    """mmengine would fail later, in an assertion that does not name the option."""
-    if get_device() == "cpu":
-        raise ConfigError(f"{option}: needs a GPU, and torch finds none; leave it out to run on the CPU")

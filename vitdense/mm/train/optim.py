@@ -1,15 +1,34 @@
-"""Parameter groups of the optimiser: layer-wise learning-rate decay for our backbones, one table in the log."""
+"""Parameter groups of the optimiser: layer-wise learning-rate decay for our backbones, one table in the log. Training
+in bfloat16."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from mmengine.logging import MMLogger
-from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper
+from mmengine.runner.amp import autocast
 from torch import nn
 
 from vitdense.errors import OptionError
-from vitdense.mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from vitdense.mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 from vitdense.models.base import Backbone
+
+
+@OPTIM_WRAPPERS.register_module()
+class Bfloat16OptimWrapper(OptimWrapper):
+    """Automatic mixed precision in bfloat16, on a GPU or a CPU.
+
+    It has the range of float32, so that gradients do not underflow and no loss is scaled. mmengine's `AmpOptimWrapper`
+    asserts a GPU.
+    """
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """As in mmengine, in bfloat16."""
+        with super().optim_context(model), autocast(dtype=torch.bfloat16):
+            yield
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()

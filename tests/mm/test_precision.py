@@ -1,0 +1,60 @@
+"""`--amp`: where a CPU computes in bfloat16, and what it refuses."""
+
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitdense
+from vitdense.mm import precision
+from vitdense.mm.config.load import load_config
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.precision import autocast, check_precision
+from vitdense.mm.train import launch
+
+pytest.importorskip("mmdet")
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@pytest.fixture(params=[True, False], ids=["with bfloat16", "without"])
+def has_bfloat16(request, monkeypatch):
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: request.param)
+    return request.param
+
+
+def test_bfloat16_on_a_cpu_that_has_it_only(has_bfloat16):
+    if has_bfloat16:
+        check_precision("--amp bfloat16", "bfloat16", "cpu")
+        with autocast("bfloat16", "cpu"):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    else:
+        with pytest.raises(ConfigError, match="--amp bfloat16: this CPU has no instructions for bfloat16"):
+            autocast("bfloat16", "cpu")
+    check_precision("--amp bfloat16", "bfloat16", "cuda:1")
+
+
+def test_float16_needs_a_gpu_and_float32_nothing(has_bfloat16):
+    check_precision("--amp float16", "float16", "cuda")
+    check_precision("dtype", "float32", "cpu")
+    with pytest.raises(ConfigError, match="--amp float16: float16 needs a GPU"):
+        check_precision("--amp float16", "float16", "cpu")
+    with autocast(None, "cpu"):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_training_and_loading_ask(repo, tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="--amp bfloat16"):
+        launch.prepare_training(cfg, amp="bfloat16")
+    with pytest.raises(ConfigError, match="--amp bfloat16"):
+        launch.test(cfg, "none.pth", amp="bfloat16")
+    (tmp_path / "iter_1.pth").touch()
+    with pytest.raises(ConfigError, match=r"dtype torch\.bfloat16"):
+        vitdense.load(cfg.filename, tmp_path / "iter_1.pth", dtype=torch.bfloat16)
+
+
+@pytest.mark.skipif(not CPU_INFO.exists() or platform.machine() != "x86_64", reason="needs Linux on x86")
+def test_the_question_is_about_an_instruction_of_this_cpu():
+    assert precision.cpu_has_bfloat16() == ("avx512_bf16" in CPU_INFO.read_text().split())
