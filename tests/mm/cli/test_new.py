@@ -514,3 +514,23 @@ def test_yolo(capsys):
     assert run("new", "detection", "--yolo", "birds/data.yaml", "--images", "birds", "other.py") == 2
     assert run("new", "detection", "--train", "mine_train.json", "other.py") == 2
     assert capsys.readouterr().err.count("or --yolo alone") == 2
+
+
+def test_a_dense_image_raises_the_limits(boxes, capsys):
+    boxes()
+    content = json.loads(Path("train.json").read_text())
+    content["annotations"] = [{**content["annotations"][0], "id": i} for i in range(1100)]
+    Path("train.json").write_text(json.dumps(content))
+    assert run(*DETECTION, "mine.py") == 0
+    printed = capsys.readouterr().out
+    assert "an image has 1100 objects" in printed
+    assert "up to 1100 objects in an image" in printed
+    assert "can find" not in printed  # the check's warning
+    cfg = load_config("mine.py")
+    assert cfg.model.test_cfg.rcnn.max_per_img == 2200
+    assert cfg.model.test_cfg.rpn.max_per_img == cfg.model.train_cfg.rpn_proposal.max_per_img == 4400
+    assert cfg.model.roi_head.bbox_head[2].num_classes == 2
+    assert cfg.test_evaluator.proposal_nums == [100, 300, 2200]
+    assert cfg.test_evaluator.type == "vitdense.FasterCocoMetric"
+    assert run("check", "mine.py", "--cfg-options", "model.test_cfg.rcnn.max_per_img=100") == 0
+    assert "--cfg-options model.test_cfg.rcnn.max_per_img=2200\n" in capsys.readouterr().out

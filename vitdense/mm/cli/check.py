@@ -14,6 +14,7 @@ from vitdense.mm.checks import build, findings
 from vitdense.mm.checks.label_maps import check_label_maps, check_sizes
 from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic, reads_coco
+from vitdense.mm.config.dense import as_options, raised_limits
 from vitdense.mm.config.load import config_of, make_parser
 from vitdense.mm.config.walk import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
@@ -133,19 +134,24 @@ def _describe(result: Report, split: str, dataset: dict, cfg: Config, number: in
     elif (ann_file := annotation_file(dataset)) and is_panoptic(kind):
         _describe_segments(result, split, dataset, Path(ann_file), number)
     elif ann_file and reads_coco(kind):
-        classes = dataset_classes(dataset, kind)
-        _describe_annotations(result, split, dataset, Path(ann_file), classes, number)
+        _describe_annotations(result, split, dataset, Path(ann_file), dataset_classes(dataset, kind), cfg, number)
     else:
         result.row(split, f"{kind.__name__} in {root}: not annotations of COCO instances")
 
 
 def _describe_annotations(
-    result: Report, split: str, dataset: dict, ann_file: Path, classes: Sequence[str], number: int | None
+    result: Report, split: str, dataset: dict, ann_file: Path, classes: Sequence[str], cfg: Config, number: int | None
 ) -> None:
     where, content = f"{split}_dataloader", read_annotations(ann_file)
     found = examine(content)
     result.row(split, f"{ann_file}: {len(found.images)} images, {found.empty} without annotation")
     result.row("", f"{found.annotations} annotations, {found.with_mask} with masks, {found.crowd} of crowds")
+    result.row("", f"up to {found.densest} objects in an image")
+    if limits := raised_limits(cfg, found.densest):
+        result.warnings.append(
+            f"{where}: an image of {ann_file} has {found.densest} objects, more than the model can find or the metric "
+            f"counts; to raise their limits: --cfg-options {as_options(limits)}"
+        )
     if split == "train":
         used = count_used(content, classes, dataset.get("filter_cfg") or {})
         result.num_train += used

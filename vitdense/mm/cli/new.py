@@ -22,6 +22,7 @@ from vitdense.mm.cli.check import report
 from vitdense.mm.cli.estimate import estimate
 from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.code import Name, check_new_file, code, docstring
+from vitdense.mm.config.dense import as_options, raised_limits
 from vitdense.mm.config.load import CONFIGS, find_config, load_config
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.annotations import examine, read_annotations
@@ -71,6 +72,7 @@ class Data:
         shared: Arguments of both data sets.
         train: Other arguments of the training set.
         val: Likewise.
+        densest: Most objects of an image, of a detector's data.
     """
 
     line: str
@@ -79,6 +81,7 @@ class Data:
     shared: Mapping[str, Any]
     train: Mapping[str, Any]
     val: Mapping[str, Any]
+    densest: int = 0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -203,7 +206,8 @@ def _detection(args: argparse.Namespace) -> Data:
     }
     line = _line("Detection", classes, *(len(part.images) for part in found.values()))
     shared = {"metainfo": {"classes": classes}}
-    return Data(line, root, round(statistics.median(sides)), shared, parts["train"], parts["val"])
+    densest = max(part.densest for part in found.values())
+    return Data(line, root, round(statistics.median(sides)), shared, parts["train"], parts["val"], densest)
 
 
 def _convert_yolo(args: argparse.Namespace) -> None:
@@ -350,6 +354,12 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     patch = getattr(row_of_weights(backbone), "patch_size", None)
     if args.base is None and patch and 32 % patch:  # whole patches of 14 pixels
         settings["image_size"] = -(-min(side, image_size(cfg)) // patch) * patch
+    limits = raised_limits(cfg, data.densest)
+    raised = Config({"model": model})
+    if limits:
+        print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
+        raised.merge_from_dict(limits)
+        model = raised.model.to_dict()
     lines = [
         docstring(data.line, commands(args.out)),
         "",
@@ -360,7 +370,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     if settings:
         lines.append(f"settings = {code(settings)}  # schedules and sizes of the recipe follow")
     if model:
-        lines.append(f"model = {code(model, prefix=8)}")
+        reason = f"  # up to {data.densest} objects in an image" if limits else ""
+        lines.append(f"model = {code(model, prefix=8)}{reason}")
     if backbone.get("frozen_stages") == "all":
         base_hooks = "_base_.custom_hooks + " if cfg.get("custom_hooks") else ""
         lines.append(f"custom_hooks = {base_hooks}{code([OMIT])}  # checkpoints without the frozen backbone")
@@ -372,6 +383,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, args.task)}
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", "del dataset"]
+    if "val_evaluator" in raised:
+        lines += [f"val_evaluator = {code(raised.val_evaluator.to_dict())}", "test_evaluator = val_evaluator"]
     return "\n".join(lines) + "\n"
 
 

@@ -34,6 +34,7 @@ class Annotations:
         crowd: Annotations of crowds.
         with_mask: Annotations with a mask.
         boxes: Annotations per category name.
+        densest: Most annotations of an image, without crowds.
         errors: What is wrong, a line each.
         warnings: What may be wrong, a line each.
     """
@@ -44,6 +45,7 @@ class Annotations:
     crowd: int
     with_mask: int
     boxes: dict[str, int]
+    densest: int
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -92,6 +94,7 @@ def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
         crowd=sum(bool(item.get("iscrowd")) for item in annotations),
         with_mask=sum(bool(item.get("segmentation")) for item in annotations),
         boxes={category["name"]: per_category[key] for key, category in name_of.items()},
+        densest=max(Counter(a["image_id"] for a in annotations if not a.get("iscrowd")).values(), default=0),
     )
     for kind in KEYS:
         counts = Counter(item["id"] for item in content[kind])
