@@ -17,7 +17,7 @@ class Shortcut(NamedTuple):
 SHORTCUTS = {
     "epochs": Shortcut("settings.max_epochs", "length of the run, if the config counts epochs; its schedule follows"),
     "iters": Shortcut("settings.max_iters", "length of the run, if the config counts iterations; its schedule follows"),
-    "batch-size": Shortcut("train_dataloader.batch_size", "images per GPU and step; see --auto-scale-lr"),
+    "batch-size": Shortcut("train_dataloader.batch_size", "images per GPU and step, see --auto-scale-lr; or auto"),
     "image-size": Shortcut(
         "settings.image_size",
         "short side of a detector's images or of a segmentor's crops, in pixels; all sizes of the pipelines follow",
@@ -25,11 +25,15 @@ SHORTCUTS = {
 }
 
 
+def _size(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     add_run_arguments(parser)
     for name, what in SHORTCUTS.items():
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=what.help)
+        parser.add_argument(f"--{name}", type=_size if name == "batch-size" else int, metavar="N", help=what.help)
     add_amp(parser)
     parser.add_argument(
         "--resume",
@@ -58,8 +62,9 @@ def main() -> None:
     args = parser.parse_args()
     given = {option.key: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
-    args.cfg_options |= {key: value for key, value in given.items() if value is not None}
+    args.cfg_options |= {key: value for key, value in given.items() if value not in (None, "auto")}
     options = {name: getattr(args, name) for name in ("amp", "resume", "auto_scale_lr", "fresh", "shard")}
+    options["auto_batch_size"] = args.batch_size == "auto"
     with exit_on_user_error():
         cfg = config_of(args)
         if args.print_config:

@@ -29,6 +29,7 @@ from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.precision import autocast, check_precision
+from vitdense.mm.train.batch_size import set_batch_size
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import (
     REST,
@@ -80,6 +81,7 @@ def prepare_training(
     auto_scale_lr: bool = False,
     fresh: Sequence[str] = (),
     shard: bool = False,
+    auto_batch_size: bool = False,
 ) -> None:
     """Write the options of a training into its config, which then is what runs, and check it.
 
@@ -91,9 +93,10 @@ def prepare_training(
         fresh: See `ExactLoadHook`; replaces the config's. Not for `resume`.
         shard: Keep parameters, gradients and optimizer states in parts over the processes; see
             `vitdense.mm.train.shard`.
+        auto_batch_size: See `set_batch_size`. Not for `resume`.
 
     Raises:
-        ConfigError: See `check`; or `amp` on a CPU that has it not, see `check_precision`.
+        ConfigError: See `check` and `set_batch_size`; or `amp` on a CPU that has it not, see `check_precision`.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
     if amp:
@@ -119,6 +122,10 @@ def prepare_training(
         cfg.resume, cfg.load_from = True, find_checkpoint(resume)
         _load_everything(cfg)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
+    if auto_batch_size:
+        if resume is not None:
+            raise ConfigError("--batch-size auto: got --resume too, which goes on with the batch size of the run")
+        set_batch_size(cfg)
     if cfg.get("load_from"):
         drop_weights(cfg.model)
 
