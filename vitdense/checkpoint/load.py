@@ -17,9 +17,9 @@ from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFou
 from vitdense.checkpoint.families import FAMILIES
 from vitdense.checkpoint.family import CLASSIFIER, PERIODS, REBUILT, TOKENS
 from vitdense.checkpoint.fresh import fresh_pattern
-from vitdense.checkpoint.mask_transformers import DIFFERENCES, is_whole, split
 from vitdense.checkpoint.read import read
 from vitdense.checkpoint.rename import rename
+from vitdense.checkpoint.whole import DIFFERENCES, fit_classes, is_whole, split
 from vitdense.errors import OptionError
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import (
@@ -391,9 +391,9 @@ def fit_whole(
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor.
 
-    Backbones of this project, and heads of EoMT and PMT, may have any known naming scheme. The rest must have the
-    model's names, as mmdet's and mmseg's own checkpoints do, or, around a ViT with a simple feature pyramid, those of
-    detectron2.
+    Backbones of this project, and heads of EoMT, PMT and RF-DETR, may have any known naming scheme. The rest must have
+    the model's names, as mmdet's and mmseg's own checkpoints do, or, around a ViT with a simple feature pyramid, those
+    of detectron2.
 
     Args:
         model: The detector or segmentor. Not changed, but for its trunk, if `base` is loaded into it, and frozen
@@ -430,6 +430,8 @@ def fit_whole(
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
         part = LoadReport(source, report.scheme)
         ours = _transfer(match, module, part, is_whole=True)
+        if is_foreign and hasattr(module, "num_classes"):
+            ours = {key: fit_classes(key, value, module.num_classes) for key, value in ours.items()}
         state = {**match.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.ignored += [start + key for key in part.ignored]

@@ -18,6 +18,7 @@ from timm.layers import LayerNorm2d
 import vitdense.mm.train.checkpoints  # noqa: F401  registers the file backend vitdense.atomic
 from vitdense.families import FLOORS, FOLDERS, backbone_class
 from vitdense.models.vit.tokens import JointViT, TokenViT
+from vitdense.models.vit.windowed import WindowedViT
 from vitdense.module import Module
 from vitdense.necks import DeconvPyramid, GlobalBlock
 
@@ -49,7 +50,7 @@ PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.anneal")
 OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, mmengine="train.optim")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 
-for _module in (*map(backbone_class, FOLDERS), JointViT, TokenViT, DeconvPyramid, GlobalBlock):
+for _module in (*map(backbone_class, FOLDERS), JointViT, TokenViT, WindowedViT, DeconvPyramid, GlobalBlock):
     MODELS.register_module(module=_module)
 # LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
 MODELS.register_module(name="LN2d", module=LayerNorm2d)

@@ -19,7 +19,8 @@ from vitdense.checkpoint.family import (
 from vitdense.checkpoint.rename import Rule, Scheme
 from vitdense.models.vit.foundation import PACKED, TABLES
 from vitdense.models.vit.foundation import SCHEMES as FOUNDATION
-from vitdense.models.vit.mask_heads import HEADS  # noqa: F401  read by `checkpoint.families`
+from vitdense.models.vit.mask_heads import HEADS as MASK_HEADS
+from vitdense.models.vit.rfdetr import HEADS as RFDETR
 from vitdense.models.vit.timm_parts import parts_in_timm
 
 
@@ -120,3 +121,4 @@ FAMILY = Family(
     may_be_missing=(OUTPUT_NORMS, LORA, _RELATIVE_POSITIONS, PERIODS, r"blocks\.\d+\.attn\.qkv\.qv_bias"),
     parts_in_timm=parts_in_timm,
 )
+HEADS = {**MASK_HEADS, **RFDETR}

@@ -181,17 +181,29 @@ _PERCEPTION = (
 # transformers.
 _EMBEDDINGS = tuple(Rule(f"embeddings.{name}", f"tokens.{name}") for name in ("cls_token", "register_tokens"))
 _TRANSFORMERS_SCALES = {"layer_scale1.lambda1": "gamma_1", "layer_scale2.lambda1": "gamma_2"}
-_TRANSFORMERS_DINOV2 = (
+_DINOV2_OUTSIDE = (
     *(*_EMBEDDINGS, Rule("embeddings.mask_token", "mask_token"), Rule("layernorm.*", "norm.*")),
     Rule("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
     _position("embeddings.position_embeddings"),
+)
+_DINOV2_PARTS = {**_NORMS, **_TRANSFORMERS_SCALES, **_MLP}
+_TRANSFORMERS_DINOV2 = (
+    *_DINOV2_OUTSIDE,
     *block_of(
         {
-            **{**_NORMS, **_TRANSFORMERS_SCALES, **_MLP},
+            **_DINOV2_PARTS,
             **_apart("attention.attention.{}", "weight", "bias", names=("query", "key", "value")),
             "attention.output.dense.*": "attn.proj.*",
             **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},
         },
+        "encoder.layer.{i}.",
+    ),
+)
+# The trunk of RF-DETR.
+_TRANSFORMERS_RFDETR = (
+    *_DINOV2_OUTSIDE,
+    *block_of(
+        {**_DINOV2_PARTS, **_apart("attention.{}_proj", "weight", "bias"), "attention.o_proj.*": "attn.proj.*"},
         "encoder.layer.{i}.",
     ),
 )
@@ -278,6 +290,7 @@ SCHEMES = (
     Scheme("perception", _PERCEPTION, r"ln_pre\.weight"),
     Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),
     Scheme("transformers", _TRANSFORMERS_DINOV2),
+    Scheme("transformers_rfdetr", read_only(*_TRANSFORMERS_RFDETR), r"encoder\.layer\.0\.attention\.o_proj\.weight"),
     _transformers_dinov3(_DINOV3_MLP),
     _transformers_dinov3(_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), r".+\.gate_proj\.weight"),
     Scheme("eomt_dinov3", _EOMT_DINOV3, r"patch_embed\.cls_token"),

@@ -1,0 +1,43 @@
+"""RF-DETR, small in every part, on the boxes of the embedded data set.
+
+python tools/train.py configs/demo/rfdetr_nano_shapes.py
+"""
+
+_base_ = [
+    "../_base_/rfdetr.py",
+    "../_base_/shapes_boxes.py",
+    "../_base_/schedule_nano.py",
+    "../_base_/det_runtime_iter.py",
+]
+
+width, queries = 128, 40  # channels of the trunk and of the head
+model = dict(
+    data_preprocessor=dict(pad_size_divisor=16, batch_augments=None),
+    backbone=dict(
+        _delete_=True,
+        type="vitdense.WindowedViT",
+        arch=dict(embed_dims=width, depth=6, num_heads=4, patch_size=8),
+        pretrain_img_size=128,
+        out_indices=(1, 3, 5),
+    ),
+    neck=dict(in_channels=[width] * 3, out_channels=width, num_blocks=2),
+    bbox_head=dict(
+        in_channels=width,
+        stride=8,
+        num_queries=queries,
+        num_groups=5,
+        num_layers=2,
+        num_heads=(4, 8),
+        ffn_dims=4 * width,
+    ),
+    test_cfg=dict(max_per_img=queries),
+)
+# Half as large: shapes of 10 to 75 pixels.
+train_pipeline, test_pipeline = (
+    [dict(step, scale=(128, 128), keep_ratio=False) if step.type == "Resize" else step for step in pipeline]
+    for pipeline in (_base_.train_pipeline, _base_.test_pipeline)
+)
+train_dataloader = dict(batch_size=8, dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
+test_dataloader = val_dataloader
+optim_wrapper = dict(optimizer=dict(lr=1e-3))

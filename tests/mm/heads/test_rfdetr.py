@@ -1,0 +1,187 @@
+"""RF-DETR against golden outputs of its authors' wheel and of transformers, on weights drawn by their names."""
+
+import json
+
+import pytest
+import torch
+from conftest import REPO, relative_error
+from rfdetr_drawn import normal, same_points, targets, weights
+from safetensors.torch import load_file
+
+pytest.importorskip("mmdet")
+from mmdet.models.detectors import SingleStageDetector
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
+from mmengine.registry import init_default_scope
+from mmengine.structures import InstanceData
+
+from vitdense.checkpoint.load import fit_whole
+
+GOLDEN = REPO / "tests/data/golden"
+SIZES = {  # image, decoder layers, windows, patch, queries, masks
+    "Nano": (384, 2, 2, 16, 300, False),
+    "Small": (512, 3, 2, 16, 300, False),
+    "Medium": (576, 4, 2, 16, 300, False),
+    "Large": (704, 4, 2, 16, 300, False),
+    "SegNano": (312, 4, 1, 12, 100, True),
+    "SegSmall": (384, 4, 2, 12, 100, True),
+    "SegMedium": (432, 5, 2, 12, 200, True),
+    "SegLarge": (504, 5, 2, 12, 200, True),
+}
+CLASSES, QUERIES, PIXELS = slice(None, None, 7), slice(None, None, 10), slice(None, None, 3)  # that are kept
+
+
+def make(size, num_classes=91, **options):
+    image, layers, windows, patch, queries, masks = SIZES[size]
+    init_default_scope("mmdet")
+    sizes = {"image": image, "num_queries": queries, **options}
+    trunk = {"num_windows": windows, "patch_size": patch, "pretrain_img_size": sizes.pop("image")}
+    return SingleStageDetector(
+        backbone=dict(type="vitdense.WindowedViT", arch="rfdetr_small", **trunk),
+        neck=dict(type="vitdense.C2fProjector", in_channels=[384] * 4),
+        bbox_head=dict(
+            type="vitdense.RFDETRHead",
+            num_classes=num_classes,
+            stride=patch,
+            num_layers=layers,
+            with_masks=masks,
+            **sizes,
+        ),
+    ).eval()
+
+
+def shapes_of(name):
+    """Keys and shapes of a file of a model."""
+    content = json.loads((GOLDEN / "rfdetr_keys.json").read_text())
+    number = content["models"].index(name)
+    found = {}
+    for key, rows in content["keys"].items():
+        for shape, models in rows.items():
+            if number in models:
+                found[key] = tuple(int(n) for n in shape.split("x") if n)
+    return found
+
+
+def load(model, name, **shapes):
+    """Weights drawn by the names of a file, through the production loader."""
+    wanted = {key: shapes.get(key.replace(".", "_"), shape) for key, shape in shapes_of(name).items()}
+    state, report = fit_whole(model, weights(wanted))
+    model.load_state_dict(state, strict=True)
+    assert not report.kept_at_init
+    return model
+
+
+GOLDENS = {"rfdetr_n": "Nano", "rfdetr_seg_n": "SegNano"}
+
+
+@pytest.mark.parametrize("name", [*GOLDENS, "rfdetr_transformers_n", "rfdetr_transformers_seg_n"])
+@torch.no_grad()
+def test_outputs(name):
+    model = load(make("SegNano" if "seg" in name else "Nano"), GOLDENS.get(name, name))
+    golden = load_file(GOLDEN / f"{name}.safetensors")
+    for at in {key.partition("/")[0] for key in golden}:
+        maps = model.extract_feat(normal("image", 1, 3, *map(int, at.split("x"))))
+        (found,) = model.bbox_head(maps)
+        assert relative_error(found.logits[..., CLASSES], golden[f"{at}/logits"]) < 1e-5
+        assert relative_error(found.boxes, golden[f"{at}/boxes"]) < 1e-5
+        if found.masks is not None:
+            masks = found.masks.logits()[:, QUERIES, PIXELS, PIXELS]
+            assert relative_error(masks, golden[f"{at}/masks"]) < 1e-5
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+@torch.no_grad()
+def test_one_group_predicts_what_it_does_among_thirteen_and_selects_what_the_authors_do(name):
+    size = GOLDENS[name]
+    model, golden = load(make(size), size), load_file(GOLDEN / f"{name}.safetensors")
+    side, number = SIZES[size][0], SIZES[size][4]
+    maps = model.extract_feat(normal("image", 1, 3, side, side))
+    (alone,) = model.bbox_head(maps)
+    *_, last, first = model.bbox_head.train()(maps)
+    assert last.logits.shape[1] == 13 * number
+    assert relative_error(first.boxes[:, :number], golden[f"{side}x{side}/selected"]) < 1e-5
+    for one, among in ((alone.logits, last.logits), (alone.boxes, last.boxes)):
+        assert relative_error(among[:, :number], one) < 1e-5
+    if alone.masks is not None:
+        assert relative_error(last.masks.queries[:, :number], alone.masks.queries) < 1e-5
+        assert relative_error(last.masks.pixels, alone.masks.pixels) < 1e-5
+
+
+def samples(side, truths):
+    """As mmdet's data samples."""
+    found = []
+    for truth in truths:
+        cx, cy, w, h = (truth["boxes"] * side).unbind(1)
+        boxes = torch.stack([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], 1)
+        masks = BitmapMasks(truth["masks"].numpy().astype("uint8"), side, side)
+        sample = DetDataSample(metainfo={"img_shape": (side, side), "ori_shape": (side, side), "scale_factor": (1, 1)})
+        sample.gt_instances = InstanceData(bboxes=boxes, labels=truth["labels"], masks=masks)
+        found.append(sample)
+    return found
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_losses_and_gradients_with_an_image_without_objects(name):
+    size = GOLDENS[name]
+    side, patch = (128, 16) if size == "Nano" else (120, 12)
+    grid, rows = (128 // patch) ** 2 + 1, 13 * 20
+    shapes = {"backbone_0_encoder_encoder_embeddings_position_embeddings": (1, grid, 384)}
+    shapes |= {"refpoint_embed_weight": (rows, 4), "query_feat_weight": (rows, 256)}
+    model = load(make(size, image=128, num_queries=20), size, **shapes)
+    golden = load_file(GOLDEN / f"{name}_train.safetensors")
+    with same_points():
+        losses = model.train().loss(normal("images", 3, 3, side, side), samples(side, targets(side, (4, 0, 2))))
+    names = {"cls": "ce", "mask": "mask_ce", "dice": "mask_dice"}
+    compared = set()
+    for key, value in losses.items():
+        start, _, kind = key.rpartition("loss_")
+        end = "_enc" if start == "enc_" else f"_{start[1:-1]}" if start else ""
+        theirs = f"loss/loss_{names.get(kind, kind)}{end}"
+        assert value.item() == pytest.approx(golden[theirs].item(), rel=1e-5), key
+        compared.add(theirs)
+    assert compared == {key for key in golden if key.startswith("loss/")}
+    sum(losses.values()).backward()
+    head, trunk = model.bbox_head, model.backbone
+    layer = head.decoder.layers[0]
+    rows = {
+        "class_embed.bias": head.classes.bias,
+        "transformer.enc_out_class_embed.12.bias": head.selections[12].classes.bias,
+        "transformer.enc_output.3.bias": head.selections[3].proj.bias,
+        "transformer.decoder.layers.0.cross_attn.sampling_offsets.bias": layer.cross.sampling_offsets.bias,
+        "transformer.decoder.layers.0.norm1.weight": layer.norm1.weight,
+        "backbone.0.encoder.encoder.layernorm.weight": trunk.norm.weight,
+        "backbone.0.projector.stages.0.1.bias": model.neck.norm.bias,
+    }
+    if head.masks is not None:
+        rows["segmentation_head.blocks.1.dwconv.bias"] = head.masks.blocks[1].conv.bias
+        rows["segmentation_head.bias"] = head.masks.bias
+    for key, parameter in rows.items():
+        assert relative_error(parameter.grad, golden[f"grad/{key}"]) < 1e-4, key
+    assert not [key for key, p in model.named_parameters() if p.grad is None]
+
+
+TOTALS = {"Nano": 30.47, "Small": 32.11, "Medium": 33.69, "Large": 33.93, "SegNano": 33.58, "SegMedium": 35.69}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_keys_and_parameters(size):
+    """Of the authors' published table, and every key of their files."""
+    with torch.device("meta"):
+        model = make(size)
+        wanted = {key: torch.empty(shape) for key, shape in shapes_of(size).items() if 0 not in shape}
+    if size in TOTALS:
+        assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(TOTALS[size], abs=0.006)
+    found = {}
+    for name in ("backbone", "neck", "bbox_head"):
+        part = model.get_submodule(name)
+        found |= {f"{name}.{key}": x for key, x in part.state_dict().items()}
+    from vitdense.checkpoint.detect import detect
+    from vitdense.checkpoint.whole import split
+
+    state = split(wanted, "")
+    ours = {}
+    for name, part in model.named_children():
+        if hasattr(part, "family"):
+            match = detect(state, (part.family,), prefix=f"{name}.")
+            ours |= {f"{name}.{key}": x for key, x in match.ours().items()}
+    assert {key: x.shape for key, x in ours.items()} == {key: x.shape for key, x in found.items()}

@@ -1,0 +1,57 @@
+"""Random weights and inputs that depend on names alone: golden files of RF-DETR hold what a model makes of them."""
+
+import zlib
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+FACTORS = ("norm", ".bn.", "layer_scale")  # in names of weights around 1
+SEED = 9  # with which no two positions have so nearly the same logit that rounding orders them
+EMBEDDINGS = ("refpoint_embed", "reference_point_embed", "query_feat", "token", "position_embeddings")
+
+
+def normal(name: str, *shape: int) -> Tensor:
+    """Normal numbers; the seed is the name."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(f"{name} {SEED}".encode())))
+
+
+def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+    """A parameter of the authors' or transformers' model."""
+    x = normal(name, *shape)
+    if any(part in name for part in EMBEDDINGS):
+        return x * 0.3
+    if len(shape) == 1:
+        return 1 + 0.1 * x if any(part in name for part in FACTORS) and not name.endswith("bias") else 0.3 * x
+    return x / max(x[:1].numel(), 1) ** 0.5
+
+
+def weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """A state dict."""
+    return {name: weight(name, tuple(shape)) for name, shape in shapes.items()}
+
+
+def targets(size: int, counts: tuple[int, ...]) -> list[dict[str, Tensor]]:
+    """Labels, boxes (cx, cy, w, h) from 0 to 1 and masks of objects in squares."""
+    found = []
+    for i, count in enumerate(counts):
+        labels = normal(f"labels {i}", count).mul(100).long().abs() % 91
+        centres, sides = normal(f"boxes {i}", count, 4).sigmoid().chunk(2, dim=1)
+        boxes = torch.cat([0.3 + 0.4 * centres, 0.1 + 0.4 * sides], dim=1)
+        at = (torch.arange(size) + 0.5) / size
+        inside = [(at - boxes[:, d, None]).abs() < boxes[:, 2 + d, None] / 2 for d in (0, 1)]  # [n, size] each
+        found.append({"labels": labels, "boxes": boxes, "masks": inside[1][:, :, None] & inside[0][:, None]})
+    return found
+
+
+@contextmanager
+def same_points():
+    """`torch.rand` gives the same numbers to every row, whatever the number of rows."""
+
+    def rand(*size: int, **options: object) -> Tensor:
+        return original(1, *size[1:], generator=torch.Generator().manual_seed(0)).expand(*size).clone()
+
+    original = torch.rand
+    with patch.object(torch, "rand", rand):
+        yield

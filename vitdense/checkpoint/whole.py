@@ -1,0 +1,81 @@
+"""Whole files of EoMT, PMT and RF-DETR, and of a PMT's head alone: which keys are of the trunk, which of the head."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+Table = Mapping[str, str | None]  # regular expressions of keys, and the part of the model; None: not needed there
+
+_MASKS_AUTHORS: Table = {
+    r"network\.encoder\.backbone\.(?P<tail>.+)": "backbone.",
+    r"network\.encoder\.pixel_(mean|std)|criterion\.empty_weight": None,
+    r"network\.(?P<tail>.+)": "head.",
+}
+_MASKS_TRANSFORMERS: Table = {
+    r"(?P<tail>(embeddings|layers|layernorm)\..+)": "backbone.",
+    r"criterion\.empty_weight": None,
+    r"(?P<tail>(query|class_predictor|mask_head|upscale_block)\..+|attn_mask_probs)": "head.",
+}
+_RFDETR_AUTHORS: Table = {
+    r".+\.mask_token|_kp_active_mask": None,  # of DINOv2's pretraining; of a model with keypoints
+    r"backbone\.0\.encoder\.encoder\.(?P<tail>.+)": "backbone.",
+    r"backbone\.0\.projector\.(?P<tail>.+)": "neck.",
+    r"(?P<tail>(transformer|refpoint_embed|query_feat|class_embed|bbox_embed|segmentation_head)\..+)": "bbox_head.",
+}
+_RFDETR_TRANSFORMERS: Table = {
+    r".+\.mask_token": None,
+    r"(model\.)?model\.backbone\.backbone\.(?P<tail>.+)": "backbone.",
+    r"(model\.)?model\.backbone\.projector\.(?P<tail>.+)": "neck.",
+    r"(model\.){0,2}(?P<tail>(reference_point_embed|query_feat|decoder|enc_\w+|class_embed|bbox_embed)\..+)": (
+        "bbox_head."
+    ),
+    r"(?P<tail>segmentation_bias|(blocks|spatial_features_proj|query_features_\w+)\..+)": "bbox_head.",
+}
+DIFFERENCES = "eomt_dinov3"  # the authors publish files with these names of the trunk as differences to DINOv3's
+NO_CLASS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # numbers up to 90 that are no category of COCO
+
+
+def is_whole(keys: Iterable[str]) -> bool:
+    """Whether these are the keys of a whole file of the authors of one of these models, or of transformers."""
+    return _table(keys) is not None
+
+
+def _table(keys: Iterable[str]) -> Table | None:
+    keys = set(keys)
+    if any(re.match(r"network\.(decoder\.)?q\.weight", key) for key in keys):
+        return _MASKS_AUTHORS
+    if {"query.weight", "class_predictor.weight"} <= keys:
+        return _MASKS_TRANSFORMERS
+    if {"refpoint_embed.weight", "transformer.enc_output.0.weight"} <= keys:
+        return _RFDETR_AUTHORS
+    is_rfdetr = any(key.endswith("model.reference_point_embed.weight") for key in keys)
+    return _RFDETR_TRANSFORMERS if is_rfdetr else None
+
+
+def split(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
+    """A whole file with the prefixes of mm's models, ``backbone.``, `head`, and RF-DETR's; see `is_whole`.
+
+    Keys that the table does not know stay as they are, and are refused as unexpected.
+    """
+    table, named = _table(state), {}
+    for key, value in state.items():
+        found = next(((part, m) for pattern, part in table.items() if (m := re.fullmatch(pattern, key))), None)
+        if found is None:
+            named[key] = value
+        elif found[0] is not None:
+            named[(head if found[0] == "head." else found[0]) + found[1]["tail"]] = value
+    return named
+
+
+def fit_classes(key: str, value: Tensor, number: int) -> Tensor:
+    """Rows of a class head of RF-DETR, by our names, for a model with `number` classes.
+
+    The files have a row for every COCO category id up to 90; after training on n classes of one's own n + 1 rows, of
+    which the last is of no class. Other numbers stay as they are.
+    """
+    if not re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key):
+        return value
+    if number == 80 and len(value) == 91:
+        return value[[i for i in range(91) if i not in NO_CLASS]]
+    return value[:number] if len(value) == number + 1 else value

@@ -1,0 +1,1 @@
+"""RF-DETR: a light DETR on one map of a plain ViT."""

@@ -1,0 +1,193 @@
+"""The decoder of RF-DETR (arXiv 2511.09554): queries on selected boxes, which are never refined.
+
+Boxes are (cx, cy, w, h), 0 to 1 of a map. N positions of a map h x w, Q queries, G groups of them.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from mmdet.models.layers.transformer import MLP, coordinate_to_encoding
+from torch import Tensor, nn
+
+from vitdense.errors import OptionError
+from vitdense.layers.attention import attend
+from vitdense.layers.blocks import ResidualLayerNorm
+from vitdense.layers.deformable import deform_attend
+from vitdense.layers.layout import without_autocast
+
+PROPOSAL = 0.05  # width and height of the box at every position
+MARGIN = 0.01  # boxes whose numbers are not between it and 1 minus it are not proposed
+
+
+class Boxes(NamedTuple):
+    """What Q queries predict.
+
+    Attributes:
+        logits: Of the classes, ``[..., Q, C]``.
+        boxes: ``[..., Q, 4]``.
+    """
+
+    logits: Tensor
+    boxes: Tensor
+
+
+def moved(boxes: Tensor, deltas: Tensor) -> Tensor:
+    """Boxes ``[..., 4]`` moved by their own size times the first two numbers of deltas, and scaled by exp of the rest.
+
+    In float32: half precision has fewer places than images pixels.
+    """
+    with without_autocast(boxes):
+        boxes, deltas = boxes.float(), deltas.float()
+        centres = deltas[..., :2] * boxes[..., 2:] + boxes[..., :2]  # [..., 2]
+        return torch.cat([centres, deltas[..., 2:].exp() * boxes[..., 2:]], dim=-1)  # [..., 4]
+
+
+def proposals(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes at the centres of a map ``[B, C, h, w]``, ``[N, 4]``, and whether they are proposed, ``[N, 1]``.
+
+    Those that are not are all 0.
+    """
+    rows, columns = ((torch.arange(n, device=x.device) + 0.5) / n for n in x.shape[2:])  # [h], [w]
+    centres = torch.stack([columns.expand(len(rows), -1), rows[:, None].expand(-1, len(columns))], dim=-1)
+    boxes = torch.cat([centres, torch.full_like(centres, PROPOSAL)], dim=-1).flatten(0, 1)  # [N, 4]
+    proposed = ((boxes > MARGIN) & (boxes < 1 - MARGIN)).all(-1, keepdim=True)  # [N, 1]
+    return boxes * proposed, proposed
+
+
+class Selection(nn.Module):
+    """The first stage: of all positions of a map, the ones with the highest class logits.
+
+    Args:
+        dim: Channels.
+        num_classes: C.
+    """
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.proj, self.norm = nn.Linear(dim, dim), ResidualLayerNorm(dim)
+        self.classes, self.box = nn.Linear(dim, num_classes), MLP(dim, dim, 4, 3)
+
+    def forward(self, memory: Tensor, places: Tensor, number: int) -> tuple[Tensor, Boxes]:
+        """Rows of ``[B, N, dim]``, and what they predict for boxes ``[N, 4]``: ``[B, number, dim]``, and `Boxes`.
+
+        Of a map with fewer positions, the first one several times.
+        """
+        rows = self.proj(memory)  # [B, N, dim]
+        best = self.classes(self.norm(rows)).amax(-1)  # [B, N]
+        best = F.pad(best, (0, number), value=-math.inf).topk(number).indices  # [B, number]
+        best = torch.where(best < memory.shape[1], best, 0)
+        # The norm again, of few rows: no map of it is kept for them.
+        rows = self.norm(rows.gather(1, best[..., None].expand(-1, -1, rows.shape[2])))  # [B, number, dim]
+        return rows, Boxes(self.classes(rows), moved(places[best], self.box(rows)))
+
+
+class BoxAttention(nn.Module):
+    """Deformable attention (Zhu et al., ICLR 2021) of one map, at points that are scaled by the box of a query.
+
+    Args:
+        dim: Channels.
+        num_heads: Heads.
+        num_points: Of a head.
+    """
+
+    def __init__(self, dim: int, num_heads: int, num_points: int) -> None:
+        super().__init__()
+        self.shape = num_heads, 1, num_points
+        self.sampling_offsets = nn.Linear(dim, 2 * math.prod(self.shape))
+        self.attention_weights = nn.Linear(dim, math.prod(self.shape))
+        self.value_proj, self.output_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def init_weights(self) -> None:
+        """At the start, head i looks into the i-th direction, its points half as far apart as the box allows."""
+        for layer in (self.value_proj, self.output_proj):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        for parameter in (self.sampling_offsets.weight, *self.attention_weights.parameters()):
+            nn.init.zeros_(parameter)
+        heads, _, points = self.shape
+        angles = torch.arange(heads, device=self.sampling_offsets.bias.device) * (2 * math.pi / heads)
+        directions = torch.stack([angles.cos(), angles.sin()], dim=-1)  # [heads, 2]
+        directions = directions / directions.abs().amax(-1, keepdim=True)
+        steps = torch.arange(1, points + 1, device=angles.device)[:, None]  # [points, 1]
+        with torch.no_grad():
+            self.sampling_offsets.bias.copy_((directions[:, None] * steps).flatten())
+
+    def forward(self, queries: Tensor, memory: Tensor, size: tuple[int, int], boxes: Tensor) -> Tensor:
+        """Queries ``[B, Q, dim]`` on boxes ``[B, Q, 4]`` read a map (h, w) ``[B, N, dim]``; to ``[B, Q, dim]``."""
+        values = self.value_proj(memory).unflatten(-1, (self.shape[0], -1)).unflatten(1, size)  # [B, h, w, heads, d]
+        weights = self.attention_weights(queries).unflatten(-1, (self.shape[0], -1))  # [B, Q, heads, P]
+        weights = weights.softmax(-1, dtype=torch.float32).unflatten(-1, self.shape[1:])  # [B, Q, heads, 1, P]
+        offsets = self.sampling_offsets(queries).float().unflatten(-1, (*self.shape, 2))  # [B, Q, heads, 1, P, 2]
+        centres, sizes = boxes[:, :, None, None, None].chunk(2, dim=-1)  # [B, Q, 1, 1, 1, 2] each
+        points = 2 * centres - 1 + offsets * sizes / self.shape[2]  # [B, Q, heads, 1, P, 2], -1 to 1
+        y = deform_attend([values], points, weights)  # [B, Q, dim]
+        return self.output_proj(y.to(values.dtype, memory_format=torch.contiguous_format))  # [B, Q, dim]
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention inside of a group, deformable attention, MLP, each with a norm after it.
+
+    Args:
+        dim: Channels.
+        num_heads: Of self-attention and of deformable attention.
+        num_points: See `BoxAttention`.
+        ffn_dims: Hidden channels of the MLP.
+    """
+
+    def __init__(self, dim: int, num_heads: tuple[int, int], num_points: int, ffn_dims: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads[0]
+        self.qk, self.v, self.proj = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.cross = BoxAttention(dim, num_heads[1], num_points)
+        self.fc1, self.fc2 = nn.Linear(dim, ffn_dims), nn.Linear(ffn_dims, dim)
+        self.norm1, self.norm2, self.norm3 = (ResidualLayerNorm(dim) for _ in range(3))
+
+    def forward(
+        self, x: Tensor, position: Tensor, memory: Tensor, size: tuple[int, int], boxes: Tensor, groups: int
+    ) -> Tensor:
+        """Queries ``[B, G*Q, dim]`` and their positions, of the same shape; for the others see `BoxAttention`."""
+        x = self.norm1(x + self.attend(x, position, groups))
+        x = self.norm2(x + self.cross(x + position, memory, size, boxes))
+        return self.norm3(x + self.fc2(self.fc1(x).relu()))
+
+    def attend(self, x: Tensor, position: Tensor, groups: int) -> Tensor:
+        """Self-attention inside of every group; keys and queries have positions, values not. ``[B, G*Q, dim]``."""
+
+        def heads(y: Tensor) -> Tensor:
+            return y.unflatten(1, (groups, -1)).unflatten(-1, (self.num_heads, -1)).transpose(2, 3).flatten(0, 1)
+
+        q, k = self.qk(x + position).chunk(2, dim=-1)  # [B, G*Q, dim] each
+        y = attend(*(heads(part) for part in (q, k, self.v(x))))  # [B*G, heads, Q, d]
+        return self.proj(y.transpose(1, 2).flatten(2).unflatten(0, (-1, groups)).flatten(1, 2))  # [B, G*Q, dim]
+
+
+class Decoder(nn.Module):
+    """Decoder layers on fixed boxes.
+
+    Args:
+        dim: Channels.
+        num_layers: Layers.
+        num_heads, num_points, ffn_dims: See `DecoderLayer`.
+
+    Raises:
+        ValueError: Channels that the heads, or the four numbers of a box, do not divide.
+    """
+
+    def __init__(self, dim: int, num_layers: int, num_heads: tuple[int, int], num_points: int, ffn_dims: int) -> None:
+        super().__init__()
+        if any(dim % heads for heads in (*num_heads, 4)):
+            raise OptionError(f"num_heads: got {num_heads}, expected divisors of {dim} channels, a multiple of 4")
+        self.position = MLP(2 * dim, dim, dim, 2)
+        self.layers = nn.ModuleList(DecoderLayer(dim, num_heads, num_points, ffn_dims) for _ in range(num_layers))
+        self.norm = ResidualLayerNorm(dim)
+
+    def forward(self, x: Tensor, memory: Tensor, size: tuple[int, int], boxes: Tensor, groups: int) -> list[Tensor]:
+        """Queries ``[B, G*Q, dim]`` after every layer, normalised; see `BoxAttention`."""
+        position = self.position(coordinate_to_encoding(boxes, x.shape[-1] // 2))  # [B, G*Q, dim]
+        outs = []
+        for layer in self.layers:
+            x = layer(x, position, memory, size, boxes, groups)  # [B, G*Q, dim]
+            outs.append(self.norm(x))
+        return outs

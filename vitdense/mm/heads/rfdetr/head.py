@@ -1,0 +1,171 @@
+"""RF-DETR (arXiv 2511.09554) as a head of mmdet's single-stage detectors, with and without masks."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from mmdet.models.layers.transformer import MLP
+from mmdet.structures.bbox import bbox_cxcywh_to_xyxy, bbox_xyxy_to_cxcywh
+from mmengine.model import BaseModule
+from mmengine.structures import InstanceData
+from torch import Tensor, nn
+
+from vitdense.errors import OptionError
+from vitdense.layers.layout import without_autocast
+from vitdense.mm.heads.rfdetr.decoder import Decoder, Selection, moved, proposals
+from vitdense.mm.heads.rfdetr.losses import Layer, Truth, losses
+from vitdense.mm.heads.rfdetr.masks import MaskBranch
+from vitdense.mm.registry import MODELS
+
+AT_ONCE = 32  # masks that are enlarged to the image together
+
+
+@MODELS.register_module()
+class RFDETRHead(BaseModule):
+    """Queries on boxes that are selected from one map, in groups while training, without suppression.
+
+    For mmdet's `SingleStageDetector` with a `C2fProjector` as neck. Coordinates are shares of the map, that is of the
+    padded image. Trained models have seen squares, which images of any aspect were stretched to.
+
+    Args:
+        num_classes: C.
+        in_channels: Of the map and the queries.
+        stride: Of the map in pixels.
+        num_queries: Q, of a group: an image has at most so many objects.
+        num_groups: G, matched each on its own in training (Group DETR, ICCV 2023); the first one predicts.
+        num_layers: Of the decoder.
+        num_heads: Of self-attention and of deformable attention.
+        num_points: That a head of deformable attention reads.
+        ffn_dims: Hidden channels of the decoder's MLPs.
+        with_masks: Whether there is a mask branch.
+        train_cfg: mmdet passes it on; not used.
+        test_cfg: ``max_per_img``: pairs of a query and a class that are kept, Q when absent.
+        init_cfg: Not used: a detector is loaded as a whole.
+
+    Raises:
+        ValueError: Heads that do not divide the channels, or more results than pairs.
+    """
+
+    family = "rfdetr"
+
+    def __init__(
+        self,
+        num_classes: int = 80,
+        in_channels: int = 256,
+        stride: int = 16,
+        num_queries: int = 300,
+        num_groups: int = 13,
+        num_layers: int = 3,
+        num_heads: Sequence[int] = (8, 16),
+        num_points: int = 2,
+        ffn_dims: int = 2048,
+        with_masks: bool = False,
+        train_cfg: Mapping | None = None,
+        test_cfg: Mapping | None = None,
+        init_cfg: Mapping | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        self.num_classes, self.num_queries, self.num_groups, self.stride = num_classes, num_queries, num_groups, stride
+        self.max_per_img = (test_cfg or {}).get("max_per_img", num_queries)
+        if not 0 < self.max_per_img <= num_queries * num_classes:
+            raise OptionError(
+                f"max_per_img: got {self.max_per_img}, expected 1 to {num_queries} queries x {num_classes} classes"
+            )
+        self.decoder = Decoder(in_channels, num_layers, tuple(num_heads), num_points, ffn_dims)
+        self.selections = nn.ModuleList(Selection(in_channels, num_classes) for _ in range(num_groups))
+        self.queries = nn.Embedding(num_groups * num_queries, in_channels)
+        self.references = nn.Embedding(num_groups * num_queries, 4)
+        self.classes, self.box = nn.Linear(in_channels, num_classes), MLP(in_channels, in_channels, 4, 3)
+        self.masks = MaskBranch(in_channels, num_layers) if with_masks else None
+        nn.init.zeros_(self.references.weight)
+        for part in (self, *self.selections):
+            nn.init.constant_(part.classes.bias, -math.log(99))  # a probability of 0.01
+            nn.init.zeros_(part.box.layers[-1].weight)
+            nn.init.zeros_(part.box.layers[-1].bias)
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Layer]:
+        """A map ``[B, C, h, w]`` to what the last layer predicts; in training all layers, and last the first stage."""
+        (x,) = maps
+        groups = self.num_groups if self.training else 1
+        size, memory = (x.shape[2], x.shape[3]), x.flatten(2).mT  # [B, N, C]
+        places, proposed = proposals(x)
+        seen = memory * proposed.to(memory.dtype)  # [B, N, C]
+        rows, first = zip(*(one(seen, places, self.num_queries) for one in self.selections[:groups]))
+        rows = torch.cat(rows, dim=1)  # [B, G*Q, C]
+        first_logits, first_boxes = (torch.cat(part, dim=1) for part in zip(*first))
+        number = groups * self.num_queries
+        boxes = moved(first_boxes.detach(), self.references.weight[:number])  # [B, G*Q, 4]
+        queries = self.queries.weight[:number].repeat(x.shape[0], 1, 1)  # [B, G*Q, C]
+        outs = self.decoder(queries, memory, size, boxes, groups)
+        shown = outs if self.training else outs[-1:]
+        layers = [(self.classes(out), moved(boxes, self.box(out))) for out in shown]
+        layers += [(first_logits, first_boxes)] if self.training else []
+        masks = [None] * len(layers)
+        if self.masks is not None:
+            masks = self.masks(x, self.stride, rows if self.training else None, outs)
+        return [Layer(*layer, mask) for layer, mask in zip(layers, masks)]
+
+    def extent(self, maps: Sequence[Tensor]) -> tuple[int, int]:
+        """Height and width of a map in pixels."""
+        return maps[0].shape[2] * self.stride, maps[0].shape[3] * self.stride
+
+    def loss(self, x: Sequence[Tensor], batch_data_samples: Sequence) -> dict[str, Tensor]:
+        """Maps and mmdet's data samples to losses; see `losses`."""
+        layers, (h, w) = self(x), self.extent(x)
+        truths = []
+        for sample in batch_data_samples:
+            truth = sample.gt_instances
+            boxes = bbox_xyxy_to_cxcywh(truth.bboxes.float()) / truth.bboxes.new_tensor([w, h, w, h])  # [T, 4]
+            masks = None
+            if self.masks is not None:
+                masks = truth.masks.to_tensor(torch.bool, boxes.device)  # [T, height, width]
+                masks = F.pad(masks, (0, w - masks.shape[2], 0, h - masks.shape[1]))  # [T, h, w]
+            truths.append(Truth(truth.labels, boxes, masks))
+        with without_autocast(x[0]):
+            return losses([_float(layer) for layer in layers], truths, self.num_groups)
+
+    def predict(self, x: Sequence[Tensor], batch_data_samples: Sequence, rescale: bool = False) -> list[InstanceData]:
+        """Maps to the best pairs of a query and a class of every image, with masks of its pixels if there is a branch.
+
+        Args:
+            x: Of `forward`.
+            batch_data_samples: mmdet's; their metainfo.
+            rescale: To the original image.
+        """
+        (layer,), (h, w) = self(x), self.extent(x)
+        scores, labels, queries = self.best(layer)
+        boxes = bbox_cxcywh_to_xyxy(layer.boxes) * layer.boxes.new_tensor([w, h, w, h])  # [B, Q, 4]
+        found = []
+        for i, sample in enumerate(batch_data_samples):
+            height, width = sample.metainfo["img_shape"][:2]
+            own = boxes[i, queries[i]]  # [n, 4]
+            own = torch.minimum(own.clamp(min=0), own.new_tensor([width, height, width, height]))
+            scale = (1.0, 1.0)
+            if rescale:
+                scale = sample.metainfo["scale_factor"]
+                own = own / own.new_tensor(scale).repeat(2)
+            results = InstanceData(bboxes=own, scores=scores[i], labels=labels[i])
+            if layer.masks is not None:
+                # Of the whole map, the image is the upper left part.
+                whole = round(h / scale[1]), round(w / scale[0])
+                size = sample.metainfo["ori_shape"][:2] if rescale else (height, width)
+                logits = layer.masks.logits_of(i, queries[i])[:, None].float()  # [n, 1, H, W]
+                results.masks = torch.cat(
+                    [
+                        (F.interpolate(part, whole, mode="bilinear")[:, 0, : size[0], : size[1]] > 0).cpu()
+                        for part in logits.split(AT_ONCE)
+                    ]
+                )  # [n, height, width]
+            found.append(results)
+        return found
+
+    def best(self, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores, labels and queries of the best pairs, ``[B, max_per_img]`` each."""
+        scores, pairs = layer.logits.float().sigmoid().flatten(1).topk(self.max_per_img)
+        return scores, pairs % self.num_classes, pairs // self.num_classes
+
+
+def _float(layer: Layer) -> Layer:
+    masks = layer.masks and type(layer.masks)(*(x.float() for x in layer.masks))
+    return Layer(layer.logits.float(), layer.boxes.float(), masks)

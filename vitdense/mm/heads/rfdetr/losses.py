@@ -1,0 +1,166 @@
+"""Matching and losses of RF-DETR, in float32: G groups of Q queries are matched each on their own (Group DETR).
+
+T objects of an image, C classes. Boxes are (cx, cy, w, h), 0 to 1 of a map.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from mmdet.structures.bbox import bbox_cxcywh_to_xyxy, bbox_overlaps
+from mmdet.utils import reduce_mean
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from vitdense.mm.heads.rfdetr.masks import PIXELS_PER_POINT, Masks, read_maps, read_masks, uncertain_points
+
+WEIGHTS = {"cls": 1.0, "bbox": 5.0, "giou": 2.0, "mask": 5.0, "dice": 5.0}
+CLASS_COST = 2.0  # the other costs have the weights of the losses
+FOCAL = 0.25  # weight of objects in the cost of classes, and the exponent of the probability in IA-BCE
+LEAST = 0.01  # target of a matched query
+TINY = 1e-12  # of an area
+
+
+class Layer(NamedTuple):
+    """Predictions of G*Q queries.
+
+    Attributes:
+        logits: ``[B, G*Q, C]``.
+        boxes: ``[B, G*Q, 4]``.
+        masks: None for a detector of boxes.
+    """
+
+    logits: Tensor
+    boxes: Tensor
+    masks: Masks | None
+
+
+class Truth(NamedTuple):
+    """Objects of an image.
+
+    Attributes:
+        labels: ``[T]``.
+        boxes: ``[T, 4]``.
+        masks: Bool ``[T, H, W]``, of the pixels of the whole map; None for none.
+    """
+
+    labels: Tensor
+    boxes: Tensor
+    masks: Tensor | None
+
+
+def overlaps(a: Tensor, b: Tensor, mode: str, is_aligned: bool) -> Tensor:
+    """IoU or generalised IoU of boxes; see `bbox_overlaps`."""
+    return bbox_overlaps(bbox_cxcywh_to_xyxy(a), bbox_cxcywh_to_xyxy(b), mode, is_aligned, eps=TINY)
+
+
+def box_costs(logits: Tensor, boxes: Tensor, truth: Truth) -> Tensor:
+    """Of every query of an image, ``[G*Q, C]`` and ``[G*Q, 4]``, for every object: ``[G*Q, T]``."""
+    logits = logits[:, truth.labels]  # [G*Q, T]
+    probability = logits.sigmoid()
+    cost = FOCAL * (1 - probability) ** 2 * -F.logsigmoid(logits)
+    cost = cost - (1 - FOCAL) * probability**2 * -F.logsigmoid(-logits)  # [G*Q, T]
+    distance = torch.cdist(boxes, truth.boxes, p=1)
+    overlap = overlaps(boxes, truth.boxes, "giou", False)
+    return CLASS_COST * cost + WEIGHTS["bbox"] * distance - WEIGHTS["giou"] * overlap
+
+
+def mask_costs(masks: Masks, truths: Sequence[Truth]) -> list[Tensor]:
+    """Of every query for every object of its image, at random points that all masks share: ``[G*Q, T]`` each."""
+    h, w = masks.pixels.shape[2:]
+    points = torch.rand(1, h * w // PIXELS_PER_POINT, 2, device=masks.pixels.device)  # [1, P, 2]
+    pixels = read_maps(masks.pixels, points.expand(len(truths), -1, -1))  # [B, C, P]
+    logits = masks.queries @ pixels + masks.bias  # [B, G*Q, P]
+    costs = []
+    for x, truth in zip(logits, truths):
+        which = torch.arange(len(truth.labels), device=x.device)  # [T]
+        wanted = read_masks(truth.masks, which, points.expand(len(which), -1, -1))  # [T, P]
+        entropy = (F.softplus(x).sum(1, keepdim=True) - x @ wanted.T) / x.shape[1]  # [G*Q, T]
+        p = x.sigmoid()
+        dice = 1 - (2 * p @ wanted.T + 1) / (p.sum(1, keepdim=True) + wanted.sum(1) + 1)  # [G*Q, T]
+        costs.append(WEIGHTS["mask"] * entropy + WEIGHTS["dice"] * dice)
+    return costs
+
+
+Pairs = list[tuple[Tensor, Tensor]]  # of every image: queries and objects that belong together
+
+
+@torch.no_grad()
+def match(layers: Sequence[Layer], truths: Sequence[Truth], groups: int) -> list[Pairs]:
+    """One query of every group for every object, of every layer."""
+    costs = []
+    for layer in layers:
+        of_masks = [0.0] * len(truths) if layer.masks is None else mask_costs(layer.masks, truths)
+        rows = zip(layer.logits, layer.boxes, truths, of_masks)
+        costs += [box_costs(logits, boxes, truth) + more for logits, boxes, truth, more in rows]
+    device, sizes = costs[0].device, [cost.shape for cost in costs]
+    on_host = torch.cat([cost.flatten() for cost in costs]).cpu()  # one wait for the device
+    found: Pairs = []
+    for part, size in zip(on_host.split([size.numel() for size in sizes]), sizes):
+        per_group = part.view(size).unflatten(0, (groups, -1)).numpy()  # [G, Q, T]
+        solved = [linear_sum_assignment(cost) for cost in per_group]
+        queries = torch.cat([torch.from_numpy(i) + g * per_group.shape[1] for g, (i, _) in enumerate(solved)])
+        objects = torch.cat([torch.from_numpy(j) for _, j in solved])
+        found.append((queries.to(device), objects.to(device)))
+    return [found[i : i + len(truths)] for i in range(0, len(found), len(truths))]
+
+
+def class_loss(logits: Tensor, index: tuple[Tensor, ...], quality: Tensor) -> Tensor:
+    """IoU-aware binary cross entropy (RF-DETR, after Align-DETR and LW-DETR), its sum.
+
+    Args:
+        logits: ``[B, G*Q, C]``.
+        index: Image, query and label of every pair, ``[n]`` each.
+        quality: IoU of its boxes, ``[n]``.
+    """
+    probability = logits.sigmoid()
+    target = (probability[index] ** FOCAL * quality ** (1 - FOCAL)).clamp(min=LEAST).detach()  # [n]
+    positive = torch.zeros_like(logits).index_put(index, target)
+    negative = (probability**2).index_put(index, 1 - target)
+    return (negative * logits - F.logsigmoid(logits) * (positive + negative)).sum()
+
+
+def mask_losses(masks: Masks, truths: Sequence[Truth], pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Cross entropy and dice at uncertain points, sums over pairs."""
+    logits = torch.cat([masks.logits_of(i, queries) for i, (queries, _) in enumerate(pairs)])  # [n, H, W]
+    points = uncertain_points(logits)  # [n, P, 2]
+    parts = zip(truths, pairs, points.split([len(objects) for _, objects in pairs]))
+    wanted = torch.cat([read_masks(truth.masks, objects, part) for truth, (_, objects), part in parts])  # [n, P]
+    x = read_maps(logits[:, None], points)[:, 0]  # [n, P]
+    entropy = F.binary_cross_entropy_with_logits(x, wanted, reduction="none").mean(1).sum()
+    p = x.sigmoid()
+    return entropy, (1 - (2 * (p * wanted).sum(1) + 1) / (p.sum(1) + wanted.sum(1) + 1)).sum()
+
+
+def losses(layers: Sequence[Layer], truths: Sequence[Truth], groups: int) -> dict[str, Tensor]:
+    """The losses of all layers, weighted. Several processes have those of one with all images.
+
+    Args:
+        layers: Of the decoder, and last the first stage.
+        truths: Of every image.
+        groups: G.
+
+    Returns:
+        ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and ``loss_dice``: of the last decoder
+        layer; ``d0.loss_cls`` of the first one, ``enc_loss_cls`` of the first stage.
+    """
+    number = layers[0].logits.new_tensor(float(groups * sum(len(truth.labels) for truth in truths)))
+    number = reduce_mean(number).clamp(min=1)
+    starts = [*(f"d{i}." for i in range(len(layers) - 2)), "", "enc_"]
+    found = {}
+    for start, layer, pairs in zip(starts, layers, match(layers, truths, groups)):
+        images = torch.cat([queries.new_full(queries.shape, i) for i, (queries, _) in enumerate(pairs)])  # [n]
+        queries = torch.cat([queries for queries, _ in pairs])  # [n]
+        labels = torch.cat([truth.labels[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n]
+        boxes = torch.cat([truth.boxes[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n, 4]
+        own = layer.boxes[images, queries]  # [n, 4]
+        sums = {
+            "cls": class_loss(layer.logits, (images, queries, labels), overlaps(own.detach(), boxes, "iou", True)),
+            "bbox": (own - boxes).abs().sum(),
+            "giou": (1 - overlaps(own, boxes, "giou", True)).sum(),
+        }
+        if layer.masks is not None:
+            sums["mask"], sums["dice"] = mask_losses(layer.masks, truths, pairs)
+        found |= {f"{start}loss_{name}": WEIGHTS[name] * value / number for name, value in sums.items()}
+    return found

@@ -1,0 +1,118 @@
+"""Naming schemes of the neck and the head of RF-DETR: ours, the authors' and transformers'."""
+
+import torch
+
+from vitdense.checkpoint.family import Family, same
+from vitdense.checkpoint.rename import Rule, Scheme, Transform
+
+
+def _layers(theirs: str, ours: str, **names: str) -> tuple[Rule, ...]:
+    """Modules by our names, of which theirs are the values, at a path."""
+    return tuple(Rule(f"{theirs}{other}.*", f"{ours}{own}.*") for own, other in names.items())
+
+
+def _projector(path: str, norm: str, first: str, last: str, blocks: str, parts: tuple[str, str]) -> tuple[Rule, ...]:
+    """A C2f block at `path` whose convolutions are called `first`, `last`, and in `blocks` as `parts`."""
+    rules: tuple[Rule, ...] = ()
+    for theirs, ours in (
+        *((f"{path}{name}.", f"{own}.") for name, own in ((first, "first"), (last, "last"))),
+        *((f"{path}{blocks}.{{i}}.{part}.", f"blocks.{{i}}.{number}.") for number, part in enumerate(parts)),
+    ):
+        rules += _layers(theirs, ours, conv="conv", norm=norm)
+    return rules
+
+
+_CONVS = ("first", "last", "blocks.{i}.0", "blocks.{i}.1")
+PROJECTOR = Family(
+    (
+        Scheme("vitdense", same("norm.*", *(f"{conv}.{part}.*" for conv in _CONVS for part in ("conv", "norm")))),
+        Scheme(
+            "rfdetr",
+            (*_projector("stages.0.0.", "bn", "cv1", "cv2", "m", ("cv1", "cv2")), Rule("stages.0.1.*", "norm.*")),
+        ),
+        Scheme(
+            "transformers",
+            (
+                *_projector("projector_layer.", "norm", "conv1", "conv2", "bottlenecks", ("conv1", "conv2")),
+                Rule("layer_norm.*", "norm.*"),
+            ),
+        ),
+    ),
+    ignored=(),
+    may_be_missing=(),
+)
+
+_SAMPLING = {f"cross.{name}": name for name in ("sampling_offsets", "attention_weights", "value_proj", "output_proj")}
+_LAYER = ("qk", "v", "proj", *_SAMPLING, "fc1", "fc2", "norm1", "norm2", "norm3")
+_MASKS = (
+    *(f"blocks.{{i}}.{name}" for name in ("conv", "norm", "fc")),
+    "pixel_proj",
+    "query_proj",
+    "norm",
+    "fc1",
+    "fc2",
+)
+_OURS = same(
+    *("queries.weight", "references.weight", "classes.*", "box.layers.{i}.*", "decoder.norm.*", "masks.bias"),
+    *(f"decoder.layers.{{i}}.{name}.*" for name in _LAYER),
+    *("decoder.position.layers.{i}.*", "selections.{i}.box.layers.{j}.*"),
+    *(f"selections.{{i}}.{name}.*" for name in ("proj", "norm", "classes")),
+    *(f"masks.{name}.*" for name in _MASKS),
+)
+_JOINED = Transform(lambda x: x.split((len(x) // 3 * 2, len(x) // 3)), lambda *x: torch.cat(x))
+_PAIR = Transform(lambda *x: torch.cat(x), lambda x: x.chunk(2))
+_AT = "decoder.layers.{i}."
+
+
+def _head(path: str, references: str) -> tuple[Rule, ...]:
+    """What both have outside of the decoder's layers, at `path`."""
+    return (
+        *(Rule(f"{references}.weight", "references.weight"), Rule("query_feat.weight", "queries.weight")),
+        *(Rule("class_embed.*", "classes.*"), Rule("bbox_embed.layers.{i}.*", "box.layers.{i}.*")),
+        Rule(f"{path}decoder.ref_point_head.layers.{{i}}.*", "decoder.position.layers.{i}.*"),
+        Rule(f"{path}enc_out_bbox_embed.{{i}}.layers.{{j}}.*", "selections.{i}.box.layers.{j}.*"),
+        Rule(f"{path}enc_output.{{i}}.*", "selections.{i}.proj.*"),
+        Rule(f"{path}enc_output_norm.{{i}}.*", "selections.{i}.norm.*"),
+        Rule(f"{path}enc_out_class_embed.{{i}}.*", "selections.{i}.classes.*"),
+    )
+
+
+_AUTHORS = (
+    *_head("transformer.", "refpoint_embed"),
+    *(
+        Rule(f"transformer.{_AT}self_attn.in_proj_{x}", (f"{_AT}qk.{x}", f"{_AT}v.{x}"), _JOINED)
+        for x in ("weight", "bias")
+    ),
+    *_layers(f"transformer.{_AT}self_attn.", _AT, proj="out_proj"),
+    *_layers(f"transformer.{_AT}cross_attn.", _AT, **_SAMPLING),
+    *_layers(f"transformer.{_AT}", _AT, fc1="linear1", fc2="linear2", norm1="norm1", norm2="norm2", norm3="norm3"),
+    Rule("transformer.decoder.norm.*", "decoder.norm.*"),
+    Rule("segmentation_head.bias", "masks.bias"),
+    *_layers("segmentation_head.blocks.{i}.", "masks.blocks.{i}.", conv="dwconv", norm="norm", fc="pwconv1"),
+    *_layers(
+        "segmentation_head.query_features_block.", "masks.", norm="norm_in", **{"fc1": "layers.0", "fc2": "layers.2"}
+    ),
+    *_layers("segmentation_head.", "masks.", pixel_proj="spatial_features_proj", query_proj="query_features_proj"),
+)
+_TRANSFORMERS = (
+    *_head("", "reference_point_embed"),
+    *(
+        Rule(tuple(f"{_AT}self_attn.{name}_proj.{x}" for name in "qk"), f"{_AT}qk.{x}", _PAIR)
+        for x in ("weight", "bias")
+    ),
+    *_layers(f"{_AT}self_attn.", _AT, v="v_proj", proj="o_proj"),
+    *_layers(f"{_AT}cross_attn.", _AT, **_SAMPLING),
+    *_layers(f"{_AT}mlp.", _AT, fc1="fc1", fc2="fc2"),
+    *_layers(_AT, _AT, norm1="self_attn_layer_norm", norm2="cross_attn_layer_norm", norm3="layer_norm"),
+    Rule("decoder.layernorm.*", "decoder.norm.*"),
+    Rule("segmentation_bias", "masks.bias"),
+    *_layers("blocks.{i}.", "masks.blocks.{i}.", conv="depthwise_conv", norm="layernorm", fc="pointwise_conv"),
+    *_layers("query_features_block.", "masks.", norm="norm", fc1="mlp.fc1", fc2="mlp.fc2"),
+    *_layers("", "masks.", pixel_proj="spatial_features_proj", query_proj="query_features_proj"),
+)
+HEAD = Family(
+    (Scheme("vitdense", _OURS), Scheme("rfdetr", _AUTHORS), Scheme("transformers", _TRANSFORMERS)),
+    ignored=(),
+    may_be_missing=(),
+)
+HEADS = {"rfdetr_projector": PROJECTOR, "rfdetr": HEAD}
