@@ -12,7 +12,7 @@ import torch
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.load import add_inference_arguments, add_tiles, checkpoint_of, config_of, make_parser
-from vitdense.mm.precision import add_amp, check_precision
+from vitdense.mm.precision import add_amp, add_onednn, check_precision, tune_cpu
 from vitdense.mm.train.checkpoints import find_checkpoint
 from vitdense.mm.train.launch import exit_on_user_error
 from vitdense.mm.train.processes import start_processes
@@ -50,6 +50,7 @@ def main() -> None:
     )
     add_tiles(parser)
     add_amp(parser)
+    add_onednn(parser)
     args = parser.parse_args()
     if args.checkpoint is not None and Path(args.config).is_dir():
         args.images.insert(0, args.checkpoint)
@@ -63,6 +64,8 @@ def main() -> None:
         start_processes()
         amp = args.amp or "float32"
         check_precision(f"--amp {amp}", amp, args.device)
+        if args.onednn:
+            tune_cpu(args.device, amp)
         cfg = config_of(args)
         out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
         checkpoint = find_checkpoint(checkpoint_of(args))
@@ -72,6 +75,7 @@ def main() -> None:
             "overlap": args.overlap,
             "as_training": args.as_dataset is not None,
             "dtype": getattr(torch, amp),
+            "onednn": args.onednn,
         }
         result = predict(
             cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices, **options

@@ -1,16 +1,18 @@
 """`--amp`: where a CPU computes in bfloat16, and what it refuses."""
 
 import platform
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 import vitdense
+from vitdense.inspect.cpu import OneDnnLinear
 from vitdense.mm import precision
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import autocast, check_precision
+from vitdense.mm.precision import check_precision, computing
 from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")
@@ -24,14 +26,12 @@ def has_bfloat16(request, monkeypatch):
 
 
 def test_bfloat16_on_a_cpu_that_has_it_only(has_bfloat16):
+    check_precision("--amp bfloat16", "bfloat16", "cuda:1")
     if has_bfloat16:
         check_precision("--amp bfloat16", "bfloat16", "cpu")
-        with autocast("bfloat16", "cpu"):
-            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
-    else:
-        with pytest.raises(ConfigError, match="--amp bfloat16: this CPU has no instructions for bfloat16"):
-            autocast("bfloat16", "cpu")
-    check_precision("--amp bfloat16", "bfloat16", "cuda:1")
+        return
+    with pytest.raises(ConfigError, match="--amp bfloat16: this CPU has no instructions for bfloat16"):
+        check_precision("--amp bfloat16", "bfloat16", "cpu")
 
 
 def test_float16_needs_a_gpu_and_float32_nothing(has_bfloat16):
@@ -39,8 +39,42 @@ def test_float16_needs_a_gpu_and_float32_nothing(has_bfloat16):
     check_precision("dtype", "float32", "cpu")
     with pytest.raises(ConfigError, match="--amp float16: float16 needs a GPU"):
         check_precision("--amp float16", "float16", "cpu")
-    with autocast(None, "cpu"):
-        assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "onednn", "kind"),
+    [
+        ("cpu", "bfloat16", True, torch.autocast),
+        ("cuda:0", "float16", True, torch.autocast),
+        ("cpu", None, True, OneDnnLinear),
+        ("cpu", "float32", True, OneDnnLinear),
+        ("cpu", None, False, nullcontext),
+        ("cuda:0", None, True, nullcontext),
+    ],
+)
+def test_how_a_device_computes(device, dtype, onednn, kind, monkeypatch):
+    monkeypatch.setattr(precision, "has_onednn", lambda: True)
+    context = computing(device, dtype, onednn)
+    assert type(context) is kind
+    if kind is torch.autocast:
+        assert context.fast_dtype == getattr(torch, dtype)
+        assert context.device == device.partition(":")[0]
+    monkeypatch.setattr(precision, "has_onednn", lambda: False)
+    assert type(computing("cpu")) is nullcontext
+
+
+def test_what_runs_on_a_cpu_is_logged(monkeypatch):
+    kept, lines = [], []
+    monkeypatch.setattr(precision, "keep_memory", lambda: kept.append(True) or True)
+    monkeypatch.setattr(precision, "print_log", lambda line, logger: lines.append(line))
+    precision.tune_cpu("cuda")
+    assert not kept
+    precision.tune_cpu("cpu", "bfloat16")
+    precision.tune_cpu("cpu")
+    assert len(kept) == len(lines) == 2
+    assert "torch's choice; memory is kept" in lines[0]
+    assert "--no-onednn" in lines[1]
+    assert "oneDNN" in lines[1] or not precision.has_onednn()
 
 
 def test_training_and_loading_ask(repo, tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
-"""Automatic mixed precision: the data types in which a device computes."""
+"""How a device computes: automatic mixed precision; on a CPU in float32, oneDNN."""
 
 import argparse
 import platform
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from mmengine.logging import print_log
 
+from vitdense.inspect.cpu import OneDnnLinear, has_onednn, keep_memory
 from vitdense.mm.errors import ConfigError
 
 AMP_DTYPES = ("float16", "bfloat16")
@@ -22,31 +24,52 @@ def add_amp(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def autocast(dtype: str | None, device: str) -> AbstractContextManager:
-    """The context in which a device computes in a data type of `AMP_DTYPES`; None: in float32.
+def add_onednn(parser: argparse.ArgumentParser) -> None:
+    """Add the option of inference on a CPU as torch has it."""
+    parser.add_argument(
+        "--no-onednn",
+        dest="onednn",
+        action="store_false",
+        help="on a CPU in float32: products in MKL, memory returned to the system after every layer, as torch has it",
+    )
 
-    Raises:
-        ConfigError: See `check_precision`.
+
+def tune_cpu(device: str, dtype: str | None = None) -> None:
+    """Keep memory between layers where the device is a CPU, and log how it computes; see `vitdense.inspect.cpu`."""
+    if torch.device(device).type != "cpu":
+        return
+    kept = "memory is kept between layers" if keep_memory() else "memory is not kept between layers, without glibc"
+    library = "oneDNN" if has_onednn() and dtype in (None, "float32") else "torch's choice"
+    print_log(f"CPU: large linear layers by {library}; {kept} (--no-onednn: as torch has it)", logger="current")
+
+
+def computing(device: str, dtype: str | None = None, onednn: bool = True) -> AbstractContextManager:
+    """The context in which a device computes.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: One of `AMP_DTYPES`, for autocast; ``float32`` or None.
+        onednn: On a CPU in float32, linear layers by oneDNN; see `OneDnnLinear`.
     """
-    if dtype is None:
-        return nullcontext()
-    check_precision(f"--amp {dtype}", dtype, device)
-    return torch.autocast(torch.device(device).type, getattr(torch, dtype))
+    kind = torch.device(device).type
+    if dtype in AMP_DTYPES:
+        return torch.autocast(kind, getattr(torch, dtype))
+    return OneDnnLinear() if kind == "cpu" and onednn and has_onednn() else nullcontext()
 
 
-def check_precision(option: str, dtype: str, device: str) -> None:
+def check_precision(option: str, dtype: str | None, device: str) -> None:
     """Raise if a device is a CPU that does not compute in a data type.
 
     Args:
         option: For the message.
-        dtype: ``float32`` or one of `AMP_DTYPES`.
+        dtype: One of `AMP_DTYPES`; ``float32`` or None.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
         ConfigError: It is float16, or this CPU has no instructions for bfloat16: torch would emulate them, in several
             times the time of float32.
     """
-    if torch.device(device).type != "cpu" or dtype == "float32":
+    if torch.device(device).type != "cpu" or dtype in (None, "float32"):
         return
     if dtype != "bfloat16":
         raise ConfigError(

@@ -3,7 +3,6 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -27,7 +26,7 @@ from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
 from vitdense.mm.config.walk import class_heads, drop_weights, leaf_datasets, loads_labels
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import check_precision
+from vitdense.mm.precision import check_precision, computing
 from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
 
 Images = str | Path | np.ndarray | Image.Image | Tensor
@@ -45,6 +44,7 @@ def load(
     score_thr: float = 0.3,
     tiles: int | None = None,
     overlap: float = 0.2,
+    onednn: bool = True,
 ) -> "Predictor":
     """A trained model. ``model = vitdense.load("work_dirs/pets_swin"); model("photo.jpg").boxes``.
 
@@ -60,6 +60,7 @@ def load(
             as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
             `vitdense.inspect.tiles` for what is one object.
         overlap: Of neighbouring tiles, as a share of their side.
+        onednn: On a CPU in float32, large linear layers by oneDNN; see `vitdense.inspect.cpu`.
 
     Raises:
         ValueError: There is no such config, or it is not one of mmdet or mmseg, or an option has an unknown value.
@@ -69,7 +70,7 @@ def load(
     if checkpoint is None and not Path(config).is_dir():
         raise ConfigError(f"load: got the config {config} alone, expected a checkpoint or a work folder too")
     cfg = load_config(config)
-    return Predictor(cfg, find_checkpoint(str(checkpoint or config)), device, dtype, score_thr, tiles, overlap)
+    return Predictor(cfg, find_checkpoint(str(checkpoint or config)), device, dtype, score_thr, tiles, overlap, onednn)
 
 
 class Predictor:
@@ -78,7 +79,7 @@ class Predictor:
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`.
-        device, dtype, score_thr, tiles, overlap: See `load`.
+        device, dtype, score_thr, tiles, overlap, onednn: See `load`.
 
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
@@ -98,15 +99,17 @@ class Predictor:
         score_thr: float = 0.3,
         tiles: int | None = None,
         overlap: float = 0.2,
+        onednn: bool = True,
     ) -> None:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
             raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
         if not 0 <= score_thr <= 1:
             raise ConfigError(f"score_thr: got {score_thr}, expected 0 to 1")
-        check_precision(f"dtype {dtype}", str(dtype).removeprefix("torch."), device)
+        precision = str(dtype).removeprefix("torch.")
+        check_precision(f"dtype {dtype}", precision, device)
         self.model = load_model(cfg, checkpoint, device, score_thr)
-        self.score_thr, self.device, self.dtype = score_thr, torch.device(device), dtype
+        self.score_thr, self._computing = score_thr, partial(computing, device, precision, onednn)
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
@@ -172,9 +175,8 @@ class Predictor:
         groups: dict[tuple, list[int]] = {}
         for i, one in enumerate(data):
             groups.setdefault(tuple(one["inputs"].shape), []).append(i)
-        half = self.dtype is not torch.float32
         for group in groups.values():
-            with torch.autocast(self.device.type, self.dtype) if half else nullcontext():
+            with self._computing():
                 for i, sample in zip(group, self._step(pseudo_collate([data[i] for i in group]))):
                     found[i] = sample
         return found

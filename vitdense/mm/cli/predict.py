@@ -213,6 +213,7 @@ def predict(
     overlap: float = 0.2,
     as_training: bool = False,
     dtype: torch.dtype = torch.float32,
+    onednn: bool = True,
 ) -> Path:
     """Predict on images.
 
@@ -231,7 +232,7 @@ def predict(
         as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
             images and categories too, and its ``annotations`` have scores.
         as_indices: Label maps have the indices of the classes instead, from 0.
-        tiles, overlap, dtype: See `vitdense.load`.
+        tiles, overlap, dtype, onednn: See `vitdense.load`.
         as_training: Write what `vitdense new` takes, and no pictures. A detector: ``annotations.json``, a COCO data set
             with ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps of indices in
             the folders of the images, and ``classes.txt``. Images are named by their place in their common folder.
@@ -252,7 +253,7 @@ def predict(
     root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
     _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic, root=root)
     images = images[get_rank() :: get_world_size()]
-    model = Predictor(cfg, checkpoint, device, dtype, score_thr, tiles, overlap)
+    model = Predictor(cfg, checkpoint, device, dtype, score_thr, tiles, overlap, onednn)
     task: Task
     if is_segmentor:
         task = Segmentation(model, out_dir, as_indices, root)

@@ -28,7 +28,7 @@ from vitdense.mm.config.load import check_tiles, hook_configs
 from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
-from vitdense.mm.precision import autocast, check_precision
+from vitdense.mm.precision import check_precision, computing, tune_cpu
 from vitdense.mm.train.batch_size import set_batch_size
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import (
@@ -284,6 +284,7 @@ def test(  # no test of pytest
     tiles: int | None = None,  # noqa: PT028
     overlap: float = 0.2,  # noqa: PT028
     amp: str | None = None,  # noqa: PT028
+    onednn: bool = True,  # noqa: PT028
 ) -> dict[str, float]:
     """Evaluate a checkpoint on the test data.
 
@@ -294,6 +295,7 @@ def test(  # no test of pytest
         report: Folder for what the metrics are made of; see `report_test`.
         tiles, overlap: Predict in tiles, see `vitdense.load`.
         amp: See `prepare_training`.
+        onednn: See `computing`; also, keep memory between layers.
 
     Raises:
         ConfigError: See `check` and `check_precision`; or the config has no ``tta_pipeline`` or no ``tta_model`` for
@@ -302,7 +304,7 @@ def test(  # no test of pytest
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     start_on_cpu(cfg.launcher)
-    precision = autocast(amp, get_device())
+    check_precision(f"--amp {amp}", amp, get_device())
     cfg.pop("shard", None)
     cfg.load_from = find_checkpoint(checkpoint)
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
@@ -314,7 +316,9 @@ def test(  # no test of pytest
     if tiles is not None:
         _tile_tests(cfg, tiles, overlap)
     runner = _runner(cfg)
-    with precision:
+    if onednn:
+        tune_cpu(get_device(), amp)
+    with computing(get_device(), amp, onednn):
         metrics = runner.test() if report is None else report_test(runner, report)
     return {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
 

@@ -15,7 +15,8 @@ import mmengine.logging.logger as mm_logger
 NOT_PRINTED = "Could not import OneDL"
 # Warnings of mm about its own code, as (message, module).
 NOT_WARNED = (
-    ("To copy construct from a tensor", r"mmdet\.models\.roi_heads"),  # masks of every cascade
+    # Masks of every cascade; all calls of torch go through the context that is in the second.
+    ("To copy construct from a tensor", r"mmdet\.models\.roi_heads|vitdense\.inspect\.cpu"),
     (r"Warning: The \w+ is out of bounds", r"mmengine\.visualization"),  # objects at the border of the image
     ("DeprecationWarning: `num_anchors`", r"mmdet\.models\.dense_heads"),
     ("Default ``avg_non_ignore``", r"mm(det|seg)\.models\.losses"),  # of segmentors and HTC
