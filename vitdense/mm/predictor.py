@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
+from mmengine.logging import print_log
+from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 from PIL import Image
 from torch import Tensor, nn
@@ -23,8 +25,9 @@ from vitdense.checkpoint.load import fit_whole
 from vitdense.inspect import draw
 from vitdense.inspect.result import Result
 from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load_config
+from vitdense.mm.config.published import find_published
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
-from vitdense.mm.config.walk import class_heads, drop_weights, leaf_datasets, loads_labels
+from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision, computing
 from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
@@ -49,7 +52,8 @@ def load(
     """A trained model. ``model = vitdense.load("work_dirs/pets_swin"); model("photo.jpg").boxes``.
 
     Args:
-        config: A work folder, for its config and latest checkpoint; or a config: a file, the name of a recipe, or
+        config: A work folder, for its config and latest checkpoint; the name of a published model, see
+            `list_published`, whose file is downloaded once; or a config: a file, the name of a recipe, or
             ``mmdet::FOLDER/NAME.py`` of an installed package.
         checkpoint: File, address or work folder; needed for a config.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -67,10 +71,18 @@ def load(
         CheckpointNotFoundError: There is no such checkpoint.
         CheckpointMismatchError: It does not fit the model.
     """
+    row = None
     if checkpoint is None and not Path(config).is_dir():
-        raise ConfigError(f"load: got the config {config} alone, expected a checkpoint or a work folder too")
+        row = find_published(str(config))
+        if row is None:
+            raise ConfigError(
+                f"load: got {config} alone, which is no published model; expected a checkpoint or a work folder too"
+            )
+        print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
+        config, checkpoint = row.config, row.address
     cfg = load_config(config)
-    return Predictor(cfg, find_checkpoint(str(checkpoint or config)), device, dtype, score_thr, tiles, overlap, onednn)
+    file = find_checkpoint(str(checkpoint or config))
+    return Predictor(cfg, file, device, dtype, score_thr, tiles, overlap, onednn, classes_of_data=row is not None)
 
 
 class Predictor:
@@ -80,6 +92,7 @@ class Predictor:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`.
         device, dtype, score_thr, tiles, overlap, onednn: See `load`.
+        classes_of_data: See `load_model`.
 
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
@@ -100,6 +113,7 @@ class Predictor:
         tiles: int | None = None,
         overlap: float = 0.2,
         onednn: bool = True,
+        classes_of_data: bool = False,
     ) -> None:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
@@ -108,7 +122,7 @@ class Predictor:
             raise ConfigError(f"score_thr: got {score_thr}, expected 0 to 1")
         precision = str(dtype).removeprefix("torch.")
         check_precision(f"dtype {dtype}", precision, device)
-        self.model = load_model(cfg, checkpoint, device, score_thr)
+        self.model = load_model(cfg, checkpoint, device, score_thr, classes_of_data)
         self.score_thr, self._computing = score_thr, partial(computing, device, precision, onednn)
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
@@ -268,7 +282,13 @@ def _as_text(mask: dict | Tensor) -> dict:
     return {"size": list(code["size"]), "counts": code["counts"].decode()}
 
 
-def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float | None = None) -> nn.Module:
+def load_model(
+    cfg: Config,
+    checkpoint: str,
+    device: str,
+    mask_score_thr: float | None = None,
+    classes_of_data: bool = False,
+) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
     Its `dataset_meta` comes from the checkpoint: `classes`, and `palette` if there is one.
@@ -278,6 +298,8 @@ def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float 
         checkpoint: A file.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         mask_score_thr: Masks of detections from this score on are RLE, see `use_rle`; None: all, as mmdet has them.
+        classes_of_data: Where the checkpoint has no class names, as those of other projects, take those that the test
+            data of the config have by their type.
 
     Raises:
         ConfigError: The checkpoint has no class names.
@@ -298,6 +320,10 @@ def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float 
     meta = saved.get("meta", {})
     if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
         meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
+    if classes_of_data and not meta.get("dataset_meta"):
+        meta = {
+            "dataset_meta": find_class(DATASETS, next(leaf_datasets(cfg.test_dataloader.dataset)).type, cfg).METAINFO
+        }
     if not meta.get("dataset_meta"):
         raise ConfigError(f"{checkpoint} has no class names (meta.dataset_meta); train it with tools/train.py")
     model.dataset_meta = meta["dataset_meta"]

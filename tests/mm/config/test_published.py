@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitdense
+from vitdense.mm import predictor
+from vitdense.mm.config import published
+from vitdense.mm.config.load import build_model, find_config, load_config
+from vitdense.mm.config.published import find_published, list_published
+from vitdense.mm.config.walk import drop_weights
+from vitdense.mm.errors import ConfigError
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+MMDET = "mask-rcnn_swin-t-p4-w7_fpn_1x_coco"
+
+
+def test_names_of_all_indices():
+    names = list_published()
+    for name in (MMDET, "cascade_swin_b_coco", "swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512"):
+        assert names.count(name) == 1
+    assert len(names) > 500
+    assert find_published("mask-rcnn_swin-t") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "figure"),
+    [
+        (MMDET, f"mmdet::swin/{MMDET}.py", {"box AP": 42.7, "mask AP": 39.3}),
+        ("cascade_vit_b_coco", "cascade_vit_b_coco", {"box AP": 54.0, "mask AP": 46.7}),
+        ("mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco", None, {"box AP": 47.7, "mask AP": 44.7}),
+    ],
+)
+def test_a_name_has_config_file_licence_and_figures(name, config, figure):
+    row = find_published(name)
+    assert config in (row.config, None)
+    assert find_config(row.config).is_file()
+    assert row.address.startswith("https://")
+    assert row.licence == "Apache-2.0"
+    assert row.figures == figure
+
+
+def test_every_own_row_has_a_licence_and_a_recipe():
+    rows = [row for row in published._read("Weights") if "::" not in row.config]
+    assert len(rows) == 14
+    assert {row.licence for row in rows} == {"Apache-2.0", "MIT"}
+    assert all(find_config(row.config).stem == row.name for row in rows)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "meta", "classes"),
+    [
+        (MMDET, {"CLASSES": ("a", "b")}, ("a", "b")),  # as mmdet 2 saved it
+        ("upernet_swin_t_ade20k", {}, ("wall", "building")),
+    ],
+)
+def test_load_by_name(name, meta, classes, monkeypatch):
+    cfg = load_config(find_published(name).config)
+    drop_weights(cfg.model)
+    state = build_model(cfg).state_dict()
+    asked = []
+    monkeypatch.setattr(
+        predictor, "read_checkpoint", lambda file, *_: asked.append(file) or {"meta": meta, "state_dict": state}
+    )
+    model = vitdense.load(name)
+    assert asked == [find_published(name).address]
+    assert tuple(model.names[:2]) == classes
+    assert all(torch.equal(value, state[key]) for key, value in model.model.state_dict().items())
+
+
+def test_what_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="got no_such_model alone"):
+        vitdense.load("no_such_model")
+    index = tmp_path / "metafile.yml"
+    index.write_text(
+        "Models:\n  - {Name: plain, Config: configs/a/b.py, Weights: 'http://host/a.pth', Results: []}\n"
+        "  - {Name: none, Config: configs/a/c.py}\n"
+    )
+    monkeypatch.setattr(published, "_indices", lambda: iter([("mmdet", [Path(index)])]))
+    with pytest.raises(ConfigError, match=r"http://host/a\.pth, expected an address https://"):
+        vitdense.load("plain")
+    with pytest.raises(ConfigError, match="got none alone"):
+        vitdense.load("none")
