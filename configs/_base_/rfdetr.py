@@ -19,6 +19,6 @@ model = dict(
         init_cfg=dict(type="Pretrained", checkpoint="dinov2_small.fb_lvd142m", resize="timm"),
     ),
     neck=dict(type="vitdense.C2fProjector", in_channels=[384] * 4),
-    bbox_head=dict(type="vitdense.RFDETRHead", num_layers=3),
+    bbox_head=dict(type="vitdense.RFDETRHead", num_layers=3, num_queries=300),
     test_cfg=dict(max_per_img=300),
 )

@@ -19,7 +19,7 @@ from vitdense.checkpoint.family import CLASSIFIER, PERIODS, REBUILT, TOKENS
 from vitdense.checkpoint.fresh import fresh_pattern
 from vitdense.checkpoint.read import read
 from vitdense.checkpoint.rename import rename
-from vitdense.checkpoint.whole import DIFFERENCES, fit_classes, is_whole, split
+from vitdense.checkpoint.whole import DIFFERENCES, fit_rows, is_whole, split
 from vitdense.errors import OptionError
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import (
@@ -430,8 +430,11 @@ def fit_whole(
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
         part = LoadReport(source, report.scheme)
         ours = _transfer(match, module, part, is_whole=True)
-        if is_foreign and hasattr(module, "num_classes"):
-            ours = {key: fit_classes(key, value, module.num_classes) for key, value in ours.items()}
+        if is_foreign and module.family == "rfdetr":
+            for key, value in ours.items():
+                ours[key] = fit_rows(key, value, module)
+                if ours[key].shape != value.shape:
+                    part.resized[key] = tuple(value.shape), tuple(ours[key].shape)
         state = {**match.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.ignored += [start + key for key in part.ignored]

@@ -1,5 +1,6 @@
 """Find, download and read checkpoints: local files, URLs, hubs, and names of the model table."""
 
+import argparse
 import hashlib
 import http.client
 import logging
@@ -54,6 +55,7 @@ def _log_statistic(owner: type, name: str) -> str:
 MMENGINE_GLOBALS = (
     (LogHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
     (_log_statistic, "builtins.getattr"),
+    argparse.Namespace,  # options in files of RF-DETR
 )
 
 

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 Table = Mapping[str, str | None]  # regular expressions of keys, and the part of the model; None: not needed there
 
@@ -68,14 +69,18 @@ def split(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
     return named
 
 
-def fit_classes(key: str, value: Tensor, number: int) -> Tensor:
-    """Rows of a class head of RF-DETR, by our names, for a model with `number` classes.
+def fit_rows(key: str, value: Tensor, head: nn.Module) -> Tensor:
+    """A tensor of a head of RF-DETR, by our names, with as many classes and queries as the head has.
 
     The files have a row for every COCO category id up to 90; after training on n classes of one's own n + 1 rows, of
-    which the last is of no class. Other numbers stay as they are.
+    which the last is of no class. Other numbers of classes stay as they are. Of every group the first queries are
+    taken; for more than there are, they are repeated: each reads a box of its own.
     """
-    if not re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key):
-        return value
-    if number == 80 and len(value) == 91:
-        return value[[i for i in range(91) if i not in NO_CLASS]]
-    return value[:number] if len(value) == number + 1 else value
+    if re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key):
+        if head.num_classes == 80 and len(value) == 91:
+            return value[[i for i in range(91) if i not in NO_CLASS]]
+        return value[: head.num_classes] if len(value) == head.num_classes + 1 else value
+    if re.fullmatch(r"(queries|references)\.weight", key) and len(value) % head.num_groups == 0:
+        groups = value.unflatten(0, (head.num_groups, -1))  # [G, Q, C]
+        return groups[:, torch.arange(head.num_queries) % groups.shape[1]].flatten(0, 1)
+    return value

@@ -24,6 +24,7 @@ from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.code import Name, check_new_file, code, docstring
 from vitdense.mm.config.dense import as_options, raised_limits
 from vitdense.mm.config.load import CONFIGS, find_config, load_config
+from vitdense.mm.config.published import find_published
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.annotations import examine, read_annotations
 from vitdense.mm.data.coco import overview
@@ -38,7 +39,10 @@ DETECTORS = {  # (method, boxes only) -> config
     ("cascade", True): "cascade_rcnn_swin_t_coco.py",
     ("mask_rcnn", False): "mask_rcnn_swin_t_coco.py",
     ("mask_rcnn", True): "faster_rcnn_swin_t_coco.py",
+    ("rfdetr", False): "rfdetr_seg_s_coco.py",
+    ("rfdetr", True): "rfdetr_s_coco.py",
 }
+CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of other classes than COCO's
 SEGMENTORS = {  # head -> config
     "upernet": "upernet_swin_t_ade20k.py",
     "linear": "linear_dinov3_s_ade20k.py",
@@ -117,9 +121,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DATA.yaml",
         help="in place of --train, --val and --images: these annotations are written as COCO's, beside NAME.py",
     )
-    detection.add_argument("--method", choices=("cascade", "mask_rcnn"), help="default: cascade")
+    detection.add_argument(
+        "--method",
+        choices=("cascade", "mask_rcnn", "rfdetr"),
+        help="default: cascade; rfdetr for a CPU or a small GPU: all its weights but the classes are from COCO",
+    )
     detection.add_argument(
         "--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask"
+    )
+    detection.add_argument("--masks", action="store_true", help="of rfdetr, which otherwise trains on boxes alone")
+    detection.add_argument(
+        "--weights", metavar="FILE", help="of rfdetr: a file of its authors or of transformers; by default downloaded"
     )
     segmentation = tasks.add_parser("segmentation", help="label maps: images of class indices")
     segmentation.add_argument("--head", choices=SEGMENTORS, help="default: upernet; linear and dpt are on plain ViTs")
@@ -175,6 +187,16 @@ def _positive(text: str) -> int:
 
 def _detection(args: argparse.Namespace) -> Data:
     """Read the annotation files."""
+    is_rfdetr = args.method == "rfdetr"
+    if (args.masks or args.weights) and not is_rfdetr:
+        raise ConfigError("--masks, --weights: they belong to --method rfdetr; leave them out")
+    if args.masks and args.boxes:
+        raise ConfigError("--masks, --boxes: got both; leave one of them out")
+    if is_rfdetr and args.backbone:
+        raise ConfigError(
+            "--backbone: rfdetr starts from whole models; for other trunks give --base rfdetr_deit_s_coco"
+        )
+    args.boxes = not args.masks if is_rfdetr else args.boxes
     given = [args.train, args.val, args.images]
     if any([*given, args.val_images]) if args.yolo else not all(given):
         raise ConfigError("expected --train, --val and --images, or --yolo alone")
@@ -343,9 +365,13 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         settings[f"max_{unit}"] = length
     # Detectors enlarge COCO, whose median short side is 480 pixels, to 800.
     side = data.short_side * 5 // 3 if args.task == "detection" else data.short_side
+    is_rfdetr = vars(args).get("method") == "rfdetr"
+    step = cfg.model.data_preprocessor.pad_size_divisor if is_rfdetr else 32  # whole windows
     if args.base is None and side < image_size(cfg):
-        settings["image_size"] = max(side // 32, 2) * 32
+        settings["image_size"] = max(side // step, 2) * step
     model = model_changes(cfg, args.backbone) if args.backbone else {}  # otherwise the recipe's
+    if is_rfdetr:  # loaded as a whole
+        model = {"backbone": {"init_cfg": None}}
     if args.finetune:
         model = {**model, "backbone": {**model.get("backbone", {}), **FINETUNE[args.finetune]}}
     if args.task == "segmentation":
@@ -372,6 +398,10 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     if model:
         reason = f"  # up to {data.densest} objects in an image" if limits else ""
         lines.append(f"model = {code(model, prefix=8)}{reason}")
+    if is_rfdetr:
+        lines.append(f"load_from = {code(args.weights or find_published(base.stem).address)}")
+        fresh = {"exact_load": {"fresh": [Name(f'r"{CLASS_HEADS}"')]}}
+        lines.append(f"default_hooks = {code(fresh)}  # everything but the classes is from COCO")
     if backbone.get("frozen_stages") == "all":
         base_hooks = "_base_.custom_hooks + " if cfg.get("custom_hooks") else ""
         lines.append(f"custom_hooks = {base_hooks}{code([OMIT])}  # checkpoints without the frozen backbone")

@@ -1,5 +1,6 @@
 """Checkpoints of mmengine: loaded without running code from them, saved by an atomic write."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,7 +29,7 @@ def _log_statistic(owner: type, name: str) -> Callable:
 
 
 # The log history, which mmengine saves in addition to tensors and numbers, and restores on resume.
-RUN_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"))
+RUN_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"), Namespace)  # the last of RF-DETR's files
 
 
 def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool = False) -> dict:

@@ -1,0 +1,139 @@
+"""RF-DETR by name, from its authors' files, and on one's own classes."""
+
+import argparse
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.runner import Runner
+
+pytest.importorskip("mmdet")
+from rfdetr_drawn import weights
+from test_rfdetr import make, shapes_of
+
+import vitdense
+from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole import NO_CLASS
+from vitdense.mm import predictor
+from vitdense.mm.cli.new import main as new
+from vitdense.mm.config.load import load_config
+from vitdense.mm.config.published import find_published, list_published
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A file of the form of rfdetr_s, with random weights and a Namespace."""
+    path = tmp_path_factory.mktemp("rfdetr") / "checkpoint_best_regular.pth"
+    torch.save({"model": weights(shapes_of("Small")), "args": argparse.Namespace(num_classes=90, lr=1e-4)}, path)
+    return path
+
+
+def test_a_model_by_its_name(file, monkeypatch):
+    read = predictor.read_checkpoint
+    monkeypatch.setattr(predictor, "read_checkpoint", lambda name, *args: read(str(file), *args))
+    model = vitdense.load("rfdetr_s_coco", score_thr=0)
+    assert len(model.names) == 80
+    assert model.names[79] == "toothbrush"
+    rows = torch.load(file, weights_only=False)["model"]["class_embed.bias"]
+    assert model.model.bbox_head.classes.bias.equal(rows[[i for i in range(91) if i not in NO_CLASS]])
+    assert rows[90] == model.model.bbox_head.classes.bias[79]  # toothbrush is category 90
+    found = model(np.random.default_rng(0).integers(0, 255, (90, 120, 3), np.uint8))
+    assert found.boxes.shape == (300, 4)
+    assert (found.boxes[:, 2:] <= (120, 90)).all()
+
+
+def test_every_size_has_a_file_of_its_own():
+    rows = [find_published(name) for name in list_published() if name.startswith("rfdetr_")]
+    assert len({row.address for row in rows}) == len(rows) == 8
+    for row in rows:
+        head = load_config(row.config).model.bbox_head
+        assert bool(head.get("with_masks")) == ("seg" in row.name)
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(91, 80), (91, 90), (91, 91), (4, 3)])
+def test_rows_of_classes(rows, classes):
+    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    for key, value in state.items():
+        if "class_embed" in key:
+            numbers = torch.arange(float(rows)).view(-1, *[1] * (value.ndim - 1))  # [rows] or [rows, 1]
+            state[key] = numbers.expand(rows, *value.shape[1:])
+    found, _ = fit_whole(make("Nano", num_classes=classes), state)
+    kept = found["bbox_head.classes.bias"].tolist()
+    assert kept == ([i for i in range(91) if i not in NO_CLASS] if classes == 80 else list(range(classes)))
+
+
+@pytest.mark.parametrize("number", [100, 400])
+def test_more_and_fewer_queries(number):
+    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    found, report = fit_whole(make("Nano", num_queries=number), state)
+    assert set(report.resized) == {"bbox_head.queries.weight", "bbox_head.references.weight"}
+    groups = state["query_feat.weight"].unflatten(0, (13, 300))
+    got = found["bbox_head.queries.weight"].unflatten(0, (13, number))
+    assert got[:, : min(number, 300)].equal(groups[:, : min(number, 300)])
+    if number > 300:
+        assert got[5, 300:].equal(groups[5, :100])
+
+
+def annotations(path, densest):
+    """Three classes, an image without objects, and one with many."""
+    images = [{"id": i, "file_name": f"{i}.png", "width": 160, "height": 120} for i in range(3)]
+    boxes = [[5 + k % 40, 7 + k % 30, 30, 20] for k in range(densest)]
+    items = [
+        {"id": k + 1, "image_id": 1, "category_id": k % 3 + 5, "bbox": box, "area": 600, "iscrowd": 0}
+        for k, box in enumerate(boxes)
+    ]
+    categories = [{"id": i + 5, "name": name} for i, name in enumerate(("cat", "dog", "bird"))]
+    path.write_text(json.dumps({"images": images, "annotations": items, "categories": categories}))
+
+
+@pytest.fixture
+def own(file, tmp_path, monkeypatch):
+    """Config of `new` for data with this many objects in an image."""
+
+    def write(densest, *options):
+        monkeypatch.chdir(tmp_path)
+        for i in range(3):
+            cv2.imwrite(f"{i}.png", np.full((120, 160, 3), 40 * i, np.uint8))
+        annotations(tmp_path / "a.json", densest)
+        data = ["--train", "a.json", "--val", "a.json", "--images", ".", "--method", "rfdetr", "--no-estimate"]
+        assert new(["detection", "own.py", *data, *options, "--weights", str(file), "--epochs", "1"]) == 0
+        return load_config("own.py")
+
+    return write
+
+
+def test_queries_and_size_of_own_data(own, file, capsys):
+    cfg = own(310)
+    assert "310 objects" in capsys.readouterr().out
+    assert cfg.model.bbox_head.num_queries == cfg.model.test_cfg.max_per_img == 700  # of 300
+    assert cfg.settings.image_size == 192
+    assert cfg.load_from == str(file)
+
+
+@pytest.mark.slow
+def test_own_data_of_three_classes_keep_everything_but_the_class_heads(own, file):
+    cfg = own(3)
+    cfg.train_dataloader.update(batch_size=2, num_workers=0, persistent_workers=False)
+    cfg.val_dataloader.update(num_workers=0, persistent_workers=False)
+    cfg.optim_wrapper.optimizer.update(lr=0.0, weight_decay=0.0)
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    state, saved = runner.model.state_dict(), torch.load(file, weights_only=False)["model"]
+    assert state["bbox_head.classes.weight"].shape == (3, 256)
+    for ours, theirs in (
+        ("bbox_head.queries.weight", "query_feat.weight"),
+        ("bbox_head.selections.12.proj.weight", "transformer.enc_output.12.weight"),
+        ("backbone.blocks.5.mlp.fc1.weight", "backbone.0.encoder.encoder.encoder.layer.5.mlp.fc1.weight"),
+    ):
+        assert state[ours].equal(saved[theirs]), ours
+
+
+def test_masks_and_other_methods(own):
+    with pytest.raises(SystemExit):
+        own(3, "--masks", "--boxes")
+    with pytest.raises(SystemExit):
+        own(3, "--backbone", "swin_tiny")
