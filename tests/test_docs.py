@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
+import supervision
 import timm
 import torch
 from conftest import RECIPES, REPO
@@ -110,6 +112,7 @@ FILES = {  # that blocks read
     "work_dirs/pets_swin": lambda path: work_folder(Path(path)),
     "detector.pth": weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}}),
     "photo.jpg": lambda path: Image.new("RGB", (160, 120)).save(path),
+    "video.mp4": lambda path: video(path),
     "val.json": lambda path: Path(path).write_text(json.dumps(TRUTH)),
     "predictions.json": lambda path: Path(path).write_text(json.dumps([{**BOX, "score": 0.9, "segmentation": MASK}])),
 }
@@ -119,6 +122,12 @@ def work_folder(path):
     path.mkdir(parents=True)
     weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}})(path / "iter_1.pth")
     (path / "pets_swin.py").write_text('_base_ = "vitdense::configs/demo/cascade_swin_nano_shapes.py"\n')
+
+
+def video(path):
+    with supervision.VideoSink(path, supervision.VideoInfo(width=160, height=120, fps=5, total_frames=2)) as sink:
+        for _ in range(2):
+            sink.write_frame(np.zeros((120, 160, 3), np.uint8))
 
 
 def of_authors(model):
