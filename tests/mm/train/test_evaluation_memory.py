@@ -53,6 +53,8 @@ def dense(name, folder, side, number):
         test_cfg.rcnn.update(score_thr=0.0, max_per_img=number, nms={"type": "nms", "iou_threshold": 1.0})
         test_cfg.rpn.update(nms_pre=2 * number, max_per_img=2 * number, nms={"type": "nms", "iou_threshold": 0.99})
     else:
+        # Masks of random weights are noise, whose codes are larger than those of objects: that of a coarse map is less.
+        pipeline[1].scale = (64, 64)
         cfg.model.panoptic_head.num_queries = max(number // 8, 10)  # a query counts once for every class
         test_cfg.max_per_image = number
     torch.manual_seed(0)
