@@ -11,6 +11,9 @@ what binds: FLOPs, bytes or launches. It predicts no seconds.
 
 ``--count --sizes coco`` counts over the batches of a training on COCO with random sizes: the first pass of every batch
 (cold: what depends on a new size is made in it) and a pass right after it (warm).
+
+``--deploy`` times the forms in which both run on a CPU: eager, compiled, in onnxruntime and, where it is installed, in
+OpenVINO. It takes minutes.
 """
 
 import argparse
@@ -33,6 +36,8 @@ if not SCRIPTS.is_dir():
 sys.path.append(str(SCRIPTS))
 
 from counting import as_json, count_draw_rows, count_rows, draw_as_json, draw_table, table, top_table
+from deploy import cpu_name, speeds, time_forms
+from deploy import table as deploy_table
 from peers import PEERS, comparable, find
 from timing import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.checkpoint.convert import convert
@@ -55,6 +60,7 @@ DROP_PATH = 0.1  # of both models; 0 for counts, which are then the same in ever
 # Options that not every use has.
 OPTIONS = {
     "timing": ("shape", "batch", "dtype", "device", "threads", "rounds"),
+    "--deploy": ("shape", "batch", "threads", "rounds"),
     "--count": ("shape", "batch", "device_model", "top"),
     "--count --sizes": ("steps", "seed"),
 }
@@ -87,6 +93,7 @@ def main() -> None:
         help="count instead, on the meta device: with weights cast to float32 and to bfloat16, for the meta device has "
         "no autocast",
     )
+    use.add_argument("--deploy", action="store_true", help="time the forms of inference on a CPU")
     timing = parser.add_argument_group("timing")
     timing.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="by autocast")
     timing.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -115,6 +122,9 @@ def main() -> None:
     if args.count:
         report_counts(args, models)
         return
+    if args.deploy:
+        report_deploy(args, models)
+        return
     for mode in args.mode:
         report(args, mode, loading(models["vitdense"][0]) if mode == "load" else running(args, mode, models))
 
@@ -123,7 +133,7 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     """Exit with an error where an option would have no effect."""
     if args.sizes and not args.count:
         parser.error("--sizes: needs --count")
-    use = "--count --sizes" if args.sizes else "--count" if args.count else "timing"
+    use = "--count --sizes" if args.sizes else "--count" if args.count else "--deploy" if args.deploy else "timing"
     for name in {name for names in OPTIONS.values() for name in names} - {*OPTIONS[use]}:
         if getattr(args, name) != parser.get_default(name):
             uses = ", ".join(other for other, names in OPTIONS.items() if name in names)
@@ -228,6 +238,22 @@ def report(args: argparse.Namespace, mode: str, functions: dict[str, Callable[[]
     )
     for name in functions:
         print(f"  {name:18} median {result['median_s'][name]:8.3f} s   peak {result['peak_mib'][name]:8.1f} MiB")
+
+
+def report_deploy(args: argparse.Namespace, models: dict[str, tuple[nn.Module, Callable]]) -> None:
+    """Time every form of both models and print."""
+    ours, peer = models
+    for model, _ in models.values():
+        model.eval()
+    x = torch.randn(args.batch, 3, *args.shape)  # [B, 3, H, W]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = speeds(time_forms(models, x, Path(folder), args.rounds), ours, peer)
+    if args.json:
+        head = {"model": args.model, "shape": [*x.shape], "cpu": cpu_name(), "threads": args.threads}
+        print(json.dumps({**head, "torch": torch.__version__, "rounds": args.rounds, "forms": rows}))
+        return
+    print(f"{args.model} {[*x.shape]}, {cpu_name()}, {args.threads} threads, torch {torch.__version__}, medians of")
+    print(f"{args.rounds} rounds\n\n{deploy_table(rows)}")
 
 
 def report_counts(args: argparse.Namespace, models: dict[str, tuple[nn.Module, Callable]]) -> None:

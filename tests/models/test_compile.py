@@ -71,10 +71,11 @@ def test_forward(make):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
-def test_inductor():
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_inductor(dynamic):
     model = BACKBONES["swin"]().eval()
-    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
     with torch.no_grad():
-        for batch, *size in SIZES[:3]:
+        for batch, *size in SIZES[: 3 if dynamic else 1]:
             image = torch.randn(batch, 3, *size)
             assert largest_error(compiled(image), model(image)) < 1e-4, size

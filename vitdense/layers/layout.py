@@ -352,7 +352,7 @@ def _masks(window: tuple[int, int], shift: tuple[int, int], device: torch.device
         ``[3, N, align(N)]``.
     """
     moved = [torch.arange(side, device=device) >= side - by for side, by in zip(window, shift)]  # [wh], [ww]
-    rows, columns = (x[:, None] != x for x in moved)  # [wh, wh], [ww, ww]
+    rows, columns = (x[:, None] ^ x for x in moved)  # [wh, wh], [ww, ww]; torch 2.11 compiles no `!=` of bools
     rows, columns = rows[:, None, :, None], columns[None, :, None]  # [wh, 1, wh, 1], [1, ww, 1, ww]
     tokens = window[0] * window[1]
     apart = torch.stack([torch.broadcast_to(x, window * 2) for x in (columns, rows, rows | columns)])
