@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 # Of glibc's mallopt.
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 KEEP = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1}  # no allocation by mmap, which free would return; the heap never shrinks
-AS_GLIBC = {M_MMAP_MAX: 65536, M_TRIM_THRESHOLD: 128 * 1024}
+# Where its own thresholds are as soon as a large tensor was freed; it stops moving them once one is set.
+AS_GLIBC = {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26}
 # Multiply-adds from which on a product is worth the 40 us that a call of oneDNN costs beyond one of MKL.
 SMALLEST_PRODUCT = 2**26
 
@@ -63,7 +64,7 @@ def keep_memory(keep: bool = True) -> bool:
     zeros. The process keeps the memory of its peak. It needs glibc.
 
     Args:
-        keep: False: as glibc does by default.
+        keep: False: as glibc does by default once it has freed a large tensor.
 
     Returns:
         Whether it took effect.
