@@ -347,6 +347,7 @@ def run_tool(path, args, tmp_path, monkeypatch):
         stand_in("report")
         stand_in("report_counts")
         stand_in("report_draw")
+        stand_in("report_deploy")
     monkeypatch.setattr(sys, "argv", [path, *args])
     module.main()  # raises SystemExit where the arguments or the config are wrong
     if name in ("train", "test", "predict", "export", "show"):
