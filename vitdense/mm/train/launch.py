@@ -308,6 +308,8 @@ def test(  # no test of pytest
     cfg.pop("shard", None)
     cfg.load_from = find_checkpoint(checkpoint)
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
+    if amp:  # mmengine's loop would switch autocast off; so it takes the data type of the context around it
+        cfg.test_cfg.fp16 = True
     _load_everything(cfg)
     check(cfg, ("test",))
     drop_weights(cfg.model)
