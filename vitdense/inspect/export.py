@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
+from vitdense.layers.deformable import bilinear
 from vitdense.layers.layout import copied
 
 OPSET = 20  # the first with GELU
@@ -29,19 +30,36 @@ MAX_CONSTANT = 2**23
 
 
 class _Exportable(nn.Module):
-    """A model whose operators serve all sizes: some of torch's are exported for one size, or for no batch of one."""
+    """A model whose operators runtimes have, and with `_AnySize` serve all sizes."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, forms: type["_Gathers"]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.forms = model, forms
 
     def forward(self, image: Tensor) -> object:
-        with _AnySize():
+        with self.forms():
             return self.model(image)
 
 
-class _AnySize(TorchFunctionMode):
-    """Replaces operators by exact forms that ask for no size."""
+BILINEAR = {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
+
+
+class _Gathers(TorchFunctionMode):
+    """Replaces `grid_sample` by gathers: see `bilinear`. In half precision, linear layers take what mm computes in
+    float32: positions."""
+
+    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        kwargs = kwargs or {}
+        if func is F.grid_sample and kwargs == BILINEAR:
+            return bilinear(*args)
+        if func is F.linear and args[0].dtype != args[1].dtype:
+            args = args[0].to(args[1].dtype), *args[1:]
+        return func(*args, **kwargs)
+
+
+class _AnySize(_Gathers):
+    """Replaces operators by exact forms that ask for no size: some of torch's are exported for one size, or for no
+    batch of one."""
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
@@ -52,7 +70,38 @@ class _AnySize(TorchFunctionMode):
         elif func is F.max_pool2d and args[1] == 1:  # the last level of FPN
             step = kwargs["stride"]
             return args[0][..., ::step, ::step]
-        return func(*args, **kwargs)
+        elif func is F.multi_head_attention_forward and kwargs.get("key_padding_mask") is None:
+            return _attention(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dim: int,
+    heads: int,
+    weight: Tensor,
+    bias: Tensor,
+    bias_k: None,
+    bias_v: None,
+    add_zero_attn: bool,
+    dropout: float,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    attn_mask: Tensor | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """What `nn.MultiheadAttention` computes of queries ``[Q, B, C]`` and keys ``[N, B, C]``, with a mask to add,
+    ``[B * heads, Q, N]``: without the mean of the weights."""
+    rows = [copied(x.transpose(0, 1)).to(weight.dtype) for x in (query, key, value)]  # [B, Q or N, C]
+    parts = zip(rows, weight.chunk(3), bias.chunk(3))
+    q, k, v = (F.linear(*part).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)  # [B, heads, N, d]
+    logits = q * q.shape[-1] ** -0.5 @ k.mT  # [B, heads, Q, N]
+    if attn_mask is not None:
+        logits = logits + attn_mask.unflatten(0, (query.shape[1], heads))
+    y = copied((logits.softmax(-1) @ v).transpose(1, 2)).flatten(2)  # [B, Q, C]
+    return F.linear(y, out_weight, out_bias).transpose(0, 1), None  # [Q, B, C]
 
 
 def _adaptive_avg_pool(x: Tensor, output_size: int | tuple[int, int]) -> Tensor:
@@ -101,14 +150,14 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
         raise OptionError("model: got training mode, expected eval mode; call model.eval() first")
     if not dynamic:
         with torch.no_grad():
-            return torch.export.export(model, (image,), strict=False)
+            return torch.export.export(_Exportable(model, _Gathers), (image,), strict=False)
     if min(image.shape[2:]) < MIN_SIDE:
         raise OptionError(
             f"image: got {tuple(image.shape)}, expected sides of at least {MIN_SIDE} pixels for a program of all sizes"
         )
     shape = {0: Dim("batch"), 2: Dim("height", min=MIN_SIDE), 3: Dim("width", min=MIN_SIDE)}
     with torch.no_grad(), _one_program():
-        return torch.export.export(_Exportable(model), (image,), dynamic_shapes=(shape,), strict=False)
+        return torch.export.export(_Exportable(model, _AnySize), (image,), dynamic_shapes=(shape,), strict=False)
 
 
 def save_program(program: ExportedProgram, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from mmdet.models.dense_heads import Mask2FormerHead
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmengine.config import Config
 from mmengine.structures import InstanceData
@@ -17,15 +18,14 @@ from torchvision.ops import box_iou
 from vitdense.files import atomic_write
 from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx, save_program
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.detectors import Detector, pad
-from vitdense.mm.heads.mask_transformer.heads import MaskTransformerHead
+from vitdense.mm.export.detectors import Detector, fix, pad
 from vitdense.mm.predictor import Predictor
 from vitdense.runtime import paste
 
 FORMATS = ("pt2", "onnx")
 # Relative error to the model in float32 above which nothing is written.
 MAX_ERROR, MAX_ERROR_HALF = 1e-4, 1e-2
-EXAMPLE, UNSEEN = (2, 160, 192), (1, 97, 131)  # batch, height, width: to export with, and to compare at
+EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
 # Whole detectors: of each object of a higher score, the overlap of its box and of its mask with the model's, and the
 # difference of scores; wider in half precision, which changes scores and thereby what suppression keeps.
 SCORE, MIN_IOU, MAX_DIFFERENCE, MIN_MASK_IOU = 0.05, 0.999, 1e-3, 0.99
@@ -53,8 +53,9 @@ class Segmentor(nn.Module):
 
 
 class MaskTransformer(nn.Module):
-    """Image ``[B, 3, H, W]`` to what an EoMT or a PMT predicts: logits of classes ``[B, Q, classes + 1]`` and of masks
-    ``[B, Q, h, w]``, which cover the image padded to whole patches. `vitdense.runtime.masks_of_queries` goes on.
+    """Image ``[B, 3, H, W]`` to what a Mask2Former, an EoMT or a PMT predicts: logits of classes
+    ``[B, Q, classes + 1]`` and of masks ``[B, Q, h, w]``, which cover the image, of the last two padded to whole
+    patches. `vitdense.runtime.masks_of_queries` goes on.
 
     Args:
         model: Of mmdet or mmseg. Its image is normalised.
@@ -66,7 +67,7 @@ class MaskTransformer(nn.Module):
         self.head = model.decode_head if hasattr(model, "decode_head") else model.panoptic_head
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        classes, masks = self.head(self.model.extract_feat(image))
+        classes, masks = self.head(self.model.extract_feat(image), None)
         return {"classes": classes[-1], "masks": masks[-1]}
 
 
@@ -151,7 +152,7 @@ def export(
     channels, dtype = cfg.model.backbone.get("in_channels", 3), torch.float16 if half else torch.float32
     example, unseen = ((1, *static),) * 2 if static else (EXAMPLE, UNSEEN)
     head = getattr(predictor.model, "decode_head" if is_segmentor else "panoptic_head", None)
-    has_queries = isinstance(head, MaskTransformerHead)
+    has_queries = isinstance(head, Mask2FormerHead)
     whole = not (is_segmentor or maps or has_queries)
     with torch.no_grad():
         if whole:
@@ -167,6 +168,7 @@ def export(
                 f"export: {type(predictor.model).__name__} has a program for one size only; add --static H W"
             )
         want = model(images[0])
+        fix(predictor.model)
     program = export_program(model.to(dtype), torch.zeros(example[0], channels, *example[1:], dtype=dtype), not static)
     with atomic_write(path) as scratch:
         if to == "onnx":

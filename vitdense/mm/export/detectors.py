@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+from mmcv.ops import MultiScaleDeformableAttention
 from mmdet.models.dense_heads import RPNHead
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
-from mmdet.models.detectors import SparseRCNN
+from mmdet.models.detectors import DINO, SparseRCNN
+from mmdet.models.layers import MSDeformAttnPixelDecoder
 from mmdet.models.roi_heads import CascadeRoIHead, SparseRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.mask_heads import FCNMaskHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.select import Found, best, pack, suppress, take, threshold_of
+from vitdense.mm.export.transformers import FixedDeformableAttention, FixedPixelDecoder, of_dino
 
 # Pairs of a box and a class that enter the last suppression, of an image; mmdet takes all above `score_thr`.
 CANDIDATES = 2000
@@ -31,8 +34,8 @@ class Detector(nn.Module):
     N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32.
 
     Args:
-        model: A detector of mmdet with a dense head, a RoI head or the head of Sparse R-CNN. Its RoI extractors are
-            replaced.
+        model: A detector of mmdet with a dense head, a RoI head the head of Sparse R-CNN, or DINO. Some of its
+            modules are replaced: see `fix`.
 
     Raises:
         ConfigError: It has a head whose prediction this does not know.
@@ -42,17 +45,23 @@ class Detector(nn.Module):
         super().__init__()
         self.model = model
         self.find = _finder(model)
-        self.any_size = self.find is not _of_sparse  # whose attention torch exports for one batch
-        for module in list(model.modules()):
-            for name, child in module.named_children():
-                if isinstance(child, SingleRoIExtractor):
-                    setattr(module, name, FixedRoIExtractor(child))
+        self.any_size = self.find is not _of_sparse  # whose layers of its own torch exports for one batch
+        fix(model)
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         maps = self.model.extract_feat(pad(self.model, image))
         found, masks = self.find(self.model, maps, tuple(image.shape[2:]))
         outs = found._asdict()
         return outs if masks is None else {**outs, "masks": masks}
+
+
+def fix(model: nn.Module) -> None:
+    """Replace modules of mm whose shapes depend on values of tensors; those that were replaced before stay."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            for kind, fixed in FIXED.items():
+                if isinstance(child, kind) and not isinstance(module, fixed):
+                    setattr(module, name, fixed(child))
 
 
 def pad(model: nn.Module, image: Tensor) -> Tensor:
@@ -67,6 +76,8 @@ Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], tuple[Found, T
 
 def _finder(model: nn.Module) -> Finder:
     """How the objects of a model are found: (model, its maps, size of the image) to them and their masks."""
+    if type(model) is DINO and model.bbox_head.loss_cls.use_sigmoid and model.data_preprocessor.pad_size_divisor == 1:
+        return of_dino
     roi_head, dense = getattr(model, "roi_head", None), getattr(model, "bbox_head", None)
     if isinstance(model, SparseRCNN) and type(roi_head) is SparseRoIHead and not roi_head.with_mask:
         return _of_sparse
@@ -85,8 +96,8 @@ def _finder(model: nn.Module) -> Finder:
     heads = [type(head).__name__ for head in (roi_head, dense) if head is not None]
     raise ConfigError(
         f"export: got {type(model).__name__} with {' and '.join(heads) or 'no head'}, expected a dense head that "
-        f"predicts as mmdet's base class, a RoI head (standard, cascade, HTC) or Sparse R-CNN; add --maps for its maps "
-        f"alone"
+        f"predicts as mmdet's base class, a RoI head (standard, cascade, HTC), Sparse R-CNN, or "
+        f"DINO with pad_size_divisor=1; add --maps for its maps alone"
     )
 
 
@@ -233,3 +244,10 @@ class FixedRoIExtractor(nn.Module):
             part = torch.where(here[..., None, None], part, 0.0)
             total = part if total is None else total + part
         return total.to(maps[0].dtype)
+
+
+FIXED = {
+    SingleRoIExtractor: FixedRoIExtractor,
+    MultiScaleDeformableAttention: FixedDeformableAttention,
+    MSDeformAttnPixelDecoder: FixedPixelDecoder,
+}
