@@ -10,12 +10,15 @@ import torch
 import vitdense
 from vitdense.inspect.cpu import OneDnnLinear
 from vitdense.mm import precision
-from vitdense.mm.config.load import load_config
+from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision, computing
 from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+from mmseg.models import EncoderDecoder
+
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -87,6 +90,24 @@ def test_training_and_loading_ask(repo, tmp_path, monkeypatch):
     (tmp_path / "iter_1.pth").touch()
     with pytest.raises(ConfigError, match=r"dtype torch\.bfloat16"):
         vitdense.load(cfg.filename, tmp_path / "iter_1.pth", dtype=torch.bfloat16)
+
+
+def test_evaluation_computes_in_bfloat16(tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    cfg = load_config("upernet_swin_nano_shapes", work_dir=str(tmp_path))
+    cfg.test_dataloader.update(num_workers=0, persistent_workers=False)
+    draw = {"num_train": 1, "num_val": 1, "image_size": (64, 64)}
+    cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
+    torch.save({"meta": {}, "state_dict": build_model(cfg).state_dict()}, tmp_path / "random.pth")
+    seen, predict = [], EncoderDecoder.predict
+
+    def record(*args):
+        seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        return predict(*args)
+
+    monkeypatch.setattr(EncoderDecoder, "predict", record)
+    launch.test(cfg, str(tmp_path / "random.pth"), amp="bfloat16")
+    assert seen == [(True, torch.bfloat16)]
 
 
 @pytest.mark.skipif(not CPU_INFO.exists() or platform.machine() != "x86_64", reason="needs Linux on x86")
