@@ -16,11 +16,13 @@ from mmdet.models.layers import MSDeformAttnPixelDecoder
 from mmdet.models.roi_heads import CascadeRoIHead, SparseRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.mask_heads import FCNMaskHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.select import Found, best, pack, suppress, take, threshold_of
 from vitdense.mm.export.transformers import FixedDeformableAttention, FixedPixelDecoder, of_dino
+from vitdense.mm.heads.rfdetr.head import RFDETRHead
 
 # Pairs of a box and a class that enter the last suppression, of an image; mmdet takes all above `score_thr`.
 CANDIDATES = 2000
@@ -87,6 +89,8 @@ def _finder(model: nn.Module) -> Finder:
         if isinstance(model.rpn_head, RPNHead) and all(isinstance(head, FCNMaskHead) for head in masks):
             threshold_of(roi_head.test_cfg.nms)
             return _of_rois
+    if isinstance(dense, RFDETRHead) and dense.masks is None:
+        return _of_rfdetr
     if isinstance(dense, BaseDenseHead) and (
         type(dense)._predict_by_feat_single is BaseDenseHead._predict_by_feat_single
         and type(dense).predict_by_feat is BaseDenseHead.predict_by_feat
@@ -208,6 +212,23 @@ def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
     classes = scores.shape[2]
     scores, pair = best(scores.flatten(1), head.test_cfg.max_per_img)  # [B, max_per_img]
     return pack(take(boxes, pair // classes), scores, pair % classes), None
+
+
+def _of_rfdetr(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, None]:
+    """Objects of RF-DETR, whose queries need no suppression."""
+    head = model.bbox_head
+    (layer,) = head(maps)
+    scores, labels, queries = head.best(layer)  # [B, N] each
+    h, w = head.extent(maps)
+    extent, limit = (_sides(layer.boxes, *pair) for pair in ((h, w), size))  # [4] each
+    boxes = take(bbox_cxcywh_to_xyxy(layer.boxes), queries) * extent  # [B, N, 4]
+    boxes = torch.minimum(boxes.clamp(min=0), limit)
+    return pack(boxes, scores, labels), None
+
+
+def _sides(like: Tensor, h: int, w: int) -> Tensor:
+    """``[4]``: width, height, width, height."""
+    return torch.cat([torch.full((1,), side, dtype=torch.float32, device=like.device) for side in (w, h)] * 2)
 
 
 class FixedRoIExtractor(nn.Module):

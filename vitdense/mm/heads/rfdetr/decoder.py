@@ -50,7 +50,8 @@ def proposals(x: Tensor) -> tuple[Tensor, Tensor]:
     Those that are not are all 0.
     """
     rows, columns = ((torch.arange(n, device=x.device) + 0.5) / n for n in x.shape[2:])  # [h], [w]
-    centres = torch.stack([columns.expand(len(rows), -1), rows[:, None].expand(-1, len(columns))], dim=-1)
+    h, w = x.shape[2:]
+    centres = torch.stack([columns.expand(h, -1), rows[:, None].expand(-1, w)], dim=-1)  # [h, w, 2]
     boxes = torch.cat([centres, torch.full_like(centres, PROPOSAL)], dim=-1).flatten(0, 1)  # [N, 4]
     proposed = ((boxes > MARGIN) & (boxes < 1 - MARGIN)).all(-1, keepdim=True)  # [N, 1]
     return boxes * proposed, proposed

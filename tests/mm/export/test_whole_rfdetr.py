@@ -1,0 +1,56 @@
+"""RF-DETR as one program: all sizes and batches, without operators that runtimes get wrong."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import relative_error
+
+pytest.importorskip("mmdet")
+pytest.importorskip("onnxscript")
+import onnx
+from mmdet.structures import DetDataSample
+
+from vitdense.inspect.export import export_program, run_onnx, save_onnx
+from vitdense.layers.deformable import bilinear
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.export.detectors import Detector
+
+pytestmark = pytest.mark.long
+
+
+def make():
+    options = {"model.test_cfg.max_per_img": 9}
+    model = build_model(load_config("rfdetr_nano_shapes", options)).eval()
+    torch.manual_seed(0)
+    for parameter in model.parameters():  # the start predicts one thing everywhere
+        torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim < 2 else parameter[0].numel() ** -0.5)
+    return model
+
+
+@torch.no_grad()
+def test_program_finds_what_predict_finds_in_any_batch_and_size(tmp_path):
+    model = make()
+    program = export_program(Detector(model).eval(), torch.zeros(2, 3, 96, 128))
+    outputs = ["boxes", "scores", "labels"]
+    save_onnx(program, tmp_path / "model.onnx", outputs)
+    operators = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+    assert not operators & {"GridSample", "If", "Loop", "NonMaxSuppression"}
+    for batch, h, w in ((1, 128, 128), (3, 90, 150)):
+        image = torch.randn(batch, 3, h, w)
+        found = dict(zip(outputs, map(torch.as_tensor, run_onnx(tmp_path / "model.onnx", image))))
+        padded = F.pad(image, (0, -w % 16, 0, -h % 16))
+        shapes = {"img_shape": (h, w), "ori_shape": (h, w), "scale_factor": (1.0, 1.0)}
+        wanted = model.predict(padded, [DetDataSample(metainfo=shapes) for _ in range(batch)], rescale=False)
+        for i, sample in enumerate(wanted):
+            want = sample.pred_instances
+            assert found["labels"][i].equal(want.labels)
+            assert relative_error(found["scores"][i], want.scores) < 1e-5
+            assert relative_error(found["boxes"][i], want.bboxes) < 1e-5
+
+
+def test_gathers_read_what_grid_sample_reads():
+    x, points = torch.randn(2, 5, 7, 9, requires_grad=True), (torch.rand(2, 11, 3, 2) * 2.6 - 1.3).requires_grad_()
+    want, got = F.grid_sample(x, points, align_corners=False), bilinear(x, points)
+    assert relative_error(got, want) < 1e-5
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (x, points)) for y in (got, want))):
+        assert relative_error(a, b) < 1e-4
