@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 # Losses that divide by the mean over the processes, or by pixels: two processes have that of one with both images.
 BATCH = ("atss_swin_nano_shapes", "sparse_rcnn_swin_nano_shapes", "dino_swin_nano_shapes")
 BATCH += ("mask2former_swin_nano_shapes", "upernet_swin_nano_shapes", "linear_deit_t_camvid", "dpt_deit_t_camvid")
-BATCH += ("upernet_adapter_deit_t_camvid", "eomt_nano_shapes")
+BATCH += ("upernet_adapter_deit_t_camvid", "eomt_nano_shapes", "rfdetr_nano_shapes")
 # Losses that divide by the samples of a process, as mmdet's and RepPoints V2's authors have it: two processes have that
 # of one which takes the images one after the other and accumulates their gradients.
 TURNS = (
