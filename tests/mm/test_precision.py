@@ -17,8 +17,6 @@ from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
-from mmseg.models import EncoderDecoder
-
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -92,20 +90,26 @@ def test_training_and_loading_ask(repo, tmp_path, monkeypatch):
         vitdense.load(cfg.filename, tmp_path / "iter_1.pth", dtype=torch.bfloat16)
 
 
-def test_evaluation_computes_in_bfloat16(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["upernet_swin_nano_shapes", "cascade_swin_nano_shapes"])
+def test_evaluation_computes_in_bfloat16(name, tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
-    cfg = load_config("upernet_swin_nano_shapes", work_dir=str(tmp_path))
+    cfg = load_config(name, work_dir=str(tmp_path))
     cfg.test_dataloader.update(num_workers=0, persistent_workers=False)
     draw = {"num_train": 1, "num_val": 1, "image_size": (64, 64)}
     cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
-    torch.save({"meta": {}, "state_dict": build_model(cfg).state_dict()}, tmp_path / "random.pth")
-    seen, predict = [], EncoderDecoder.predict
+    if "ann_file" in cfg.test_evaluator:
+        cfg.test_evaluator.ann_file = str(tmp_path / "shapes/annotations/instances_val.json")
+        cfg.test_dataloader.dataset.pipeline[1].scale = (64, 64)
+        cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=5)
+    model = build_model(cfg)
+    torch.save({"meta": {}, "state_dict": model.state_dict()}, tmp_path / "random.pth")
+    seen, predict = [], type(model).predict
 
-    def record(*args):
+    def record(*args, **kwargs):
         seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
-        return predict(*args)
+        return predict(*args, **kwargs)
 
-    monkeypatch.setattr(EncoderDecoder, "predict", record)
+    monkeypatch.setattr(type(model), "predict", record)
     launch.test(cfg, str(tmp_path / "random.pth"), amp="bfloat16")
     assert seen == [(True, torch.bfloat16)]
 

@@ -3,9 +3,12 @@
 import argparse
 import platform
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from mmengine.logging import print_log
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
 
 from vitdense.inspect.cpu import OneDnnLinear, has_onednn, keep_memory
 from vitdense.mm.errors import ConfigError
@@ -55,6 +58,24 @@ def computing(device: str, dtype: str | None = None, onednn: bool = True) -> Abs
     if dtype in AMP_DTYPES:
         return torch.autocast(kind, getattr(torch, dtype))
     return OneDnnLinear() if kind == "cpu" and onednn and has_onednn() else nullcontext()
+
+
+def predict_float32(model: nn.Module) -> None:
+    """Let a model of mm, which may be wrapped, have float32 in its data samples where it computes in less.
+
+    Metrics, tiles and results go on with NumPy, which has no bfloat16.
+    """
+    while hasattr(model, "module"):
+        model = model.module
+    model.register_forward_hook(_as_float32)
+
+
+def _as_float32(module: nn.Module, args: tuple, outputs: Any) -> None:
+    samples = outputs if isinstance(outputs, list) else []  # otherwise losses or maps
+    for part in (part for sample in samples if isinstance(sample, BaseDataElement) for part in sample.values()):
+        for name, value in part.items() if isinstance(part, BaseDataElement) else ():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(part, name, value.float())
 
 
 def check_precision(option: str, dtype: str | None, device: str) -> None:

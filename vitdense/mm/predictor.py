@@ -29,7 +29,7 @@ from vitdense.mm.config.published import find_published
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
 from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import check_precision, computing
+from vitdense.mm.precision import check_precision, computing, predict_float32
 from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
 
 Images = str | Path | np.ndarray | Image.Image | Tensor
@@ -123,6 +123,7 @@ class Predictor:
         precision = str(dtype).removeprefix("torch.")
         check_precision(f"dtype {dtype}", precision, device)
         self.model = load_model(cfg, checkpoint, device, score_thr, classes_of_data)
+        predict_float32(self.model)
         self.score_thr, self._computing = score_thr, partial(computing, device, precision, onednn)
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
@@ -225,8 +226,8 @@ class Predictor:
         found = found[found.scores.argsort(descending=True, stable=True)]
         return Result(
             **shown,
-            boxes=found.bboxes.float().numpy(),
-            scores=found.scores.float().numpy(),
+            boxes=found.bboxes.numpy(),
+            scores=found.scores.numpy(),
             labels=found.labels.numpy(),
             rle=[_as_text(mask) for mask in found.masks] if "masks" in found else None,
         )

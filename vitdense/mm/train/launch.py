@@ -28,7 +28,7 @@ from vitdense.mm.config.load import check_tiles, hook_configs
 from vitdense.mm.config.walk import drop_weights, leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
-from vitdense.mm.precision import check_precision, computing, tune_cpu
+from vitdense.mm.precision import check_precision, computing, predict_float32, tune_cpu
 from vitdense.mm.train.batch_size import set_batch_size
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import (
@@ -318,6 +318,7 @@ def test(  # no test of pytest
     if tiles is not None:
         _tile_tests(cfg, tiles, overlap)
     runner = _runner(cfg)
+    predict_float32(runner.model)
     if onednn:
         tune_cpu(get_device(), amp)
     with computing(get_device(), amp, onednn):
