@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 
 
 def make():
-    options = {"model.test_cfg.max_per_img": 9}
+    options = {"model.bbox_head.num_queries": 40, "model.test_cfg.max_per_img": 9}
     model = build_model(load_config("rfdetr_nano_shapes", options)).eval()
     torch.manual_seed(0)
     for parameter in model.parameters():  # the start predicts one thing everywhere
