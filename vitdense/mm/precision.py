@@ -65,8 +65,8 @@ def predict_float32(model: nn.Module) -> None:
 
     Metrics, tiles and results go on with NumPy, which has no bfloat16.
     """
-    while hasattr(model, "module"):
-        model = model.module
+    while isinstance(inner := getattr(model, "module", None), nn.Module):
+        model = inner
     model.register_forward_hook(_as_float32)
 
 
