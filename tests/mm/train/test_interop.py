@@ -148,8 +148,8 @@ def test_inferencer_of_mmdet_predicts_as_our_tool(detector, tmp_path, monkeypatc
         x, y, w, h = result["bbox"]
         assert ids[images(detector)[i].name] == result["image_id"]
         assert kinds[got.labels[0]] == result["category_id"]
-        assert got.scores[0].item() == pytest.approx(result["score"])  # our linear layers may run in oneDNN
-        assert got.bboxes[0].tolist() == pytest.approx([x, y, x + w, y + h])
+        assert got.scores[0].item() == pytest.approx(result["score"], rel=1e-5)  # rounding: we run in oneDNN
+        assert got.bboxes[0].tolist() == pytest.approx([x, y, x + w, y + h], abs=1e-4)
         np.testing.assert_array_equal(got.masks[0], rle.decode(result["segmentation"]))
 
 
