@@ -15,8 +15,6 @@ from vitdense.layers.deformable import bilinear
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.export.detectors import Detector
 
-pytestmark = pytest.mark.long
-
 
 def make():
     options = {"model.bbox_head.num_queries": 40, "model.test_cfg.max_per_img": 9}
@@ -27,6 +25,7 @@ def make():
     return model
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_program_finds_what_predict_finds_in_any_batch_and_size(tmp_path):
     model = make()
