@@ -36,8 +36,8 @@ class Detector(nn.Module):
     N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32.
 
     Args:
-        model: A detector of mmdet with a dense head, a RoI head the head of Sparse R-CNN, or DINO. Some of its
-            modules are replaced: see `fix`.
+        model: A detector of mmdet with a dense head, a RoI head, or the head of Sparse R-CNN, DINO or RF-DETR. Some of
+            its modules are replaced: see `fix`.
 
     Raises:
         ConfigError: It has a head whose prediction this does not know.
@@ -100,8 +100,8 @@ def _finder(model: nn.Module) -> Finder:
     heads = [type(head).__name__ for head in (roi_head, dense) if head is not None]
     raise ConfigError(
         f"export: got {type(model).__name__} with {' and '.join(heads) or 'no head'}, expected a dense head that "
-        f"predicts as mmdet's base class, a RoI head (standard, cascade, HTC), Sparse R-CNN, or "
-        f"DINO with pad_size_divisor=1; add --maps for its maps alone"
+        f"predicts as mmdet's base class, a RoI head (standard, cascade, HTC), Sparse R-CNN, RF-DETR "
+        f"without masks, or DINO with pad_size_divisor=1; add --maps for its maps alone"
     )
 
 
