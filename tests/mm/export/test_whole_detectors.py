@@ -22,6 +22,8 @@ def detector(name, **test_cfg):
     for part in (getattr(model, "roi_head", None), getattr(model, "bbox_head", None)):
         if part is not None:
             part.test_cfg.update(test_cfg)
+    if hasattr(model, "level_embed"):
+        torch.nn.init.normal_(model.level_embed)  # until its weights are initialised, mmdet leaves it as memory was
     return model
 
 
