@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import REPO
 
-from vitdense.runtime import Program, fitted, paste, resize
+from vitdense.runtime import Program, cover, fitted, paste, resize
 
 ALONE = """
 import sys
@@ -40,6 +40,12 @@ def test_paste_is_mmdets(box):
     mask = np.random.default_rng(0).uniform(0, 1, (28, 28)).astype(np.float32)
     whole, _ = _do_paste_mask(torch.from_numpy(mask)[None, None], torch.tensor([box]), 50, 70, skip_empty=False)
     np.testing.assert_allclose(paste(mask, np.float32(box), (50, 70)), whole[0].numpy(), atol=2e-4)
+
+
+def test_cover_is_torchs_in_the_padded_image():
+    logits = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)  # of 64 x 96 pixels
+    want = F.interpolate(torch.from_numpy(logits)[None, None], (128, 48), mode="bilinear")[0, 0, :117, :41].numpy()
+    np.testing.assert_allclose(cover(logits, 4, (0.5, 2), (117, 41)), want, atol=1e-5)
 
 
 def test_fitted_is_mmcvs():

@@ -101,10 +101,13 @@ class Program:
         boxes = found["boxes"][kept] / np.float32([w / size[1], h / size[0]] * 2)
         masks = None
         if "masks" in found:
-            parts = [
-                paste(mask, box, size) >= self._about["mask_thr"] for mask, box in zip(found["masks"][kept], boxes)
-            ]
-            masks = np.array(parts, bool).reshape(-1, *size)
+            masks = np.zeros((len(boxes), *size), bool)
+            for i, (mask, box) in enumerate(zip(found["masks"][kept], boxes)):
+                stride = self._about.get("mask_stride")
+                whole = (
+                    paste(mask, box, size) if stride is None else cover(mask, stride, (h / size[0], w / size[1]), size)
+                )
+                masks[i] = whole >= self._about["mask_thr"]
         return Output(boxes, found["scores"][kept], found["labels"][kept], masks)
 
 
@@ -147,6 +150,15 @@ def paste(mask: np.ndarray, box: np.ndarray, size: Sequence[int]) -> np.ndarray:
     if weights[0].size and weights[1].size:
         image[tuple(places)] = weights[0] @ mask.astype(np.float32) @ weights[1].T
     return image
+
+
+def cover(mask: np.ndarray, stride: int, scale: Sequence[float], size: Sequence[int]) -> np.ndarray:
+    """Logits ``[h, w]`` of a padded image, `stride` pixels apart, as those of an image, [*size] float32.
+
+    `scale` is the size of the image that was padded over that of the image, (y, x).
+    """
+    whole = [round(side * stride / by) for side, by in zip(mask.shape, scale)]
+    return resize(mask[..., None].astype(np.float32), whole)[: size[0], : size[1], 0]
 
 
 def masks_of_queries(

@@ -1,5 +1,6 @@
 """RF-DETR as one program: all sizes and batches, without operators that runtimes get wrong."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,14 +15,18 @@ from vitdense.inspect.export import export_program, run_onnx, save_onnx
 from vitdense.layers.deformable import bilinear
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.export.detectors import Detector
+from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
+from vitdense.runtime import cover
 
 
 def make():
-    options = {"model.bbox_head.num_queries": 40, "model.test_cfg.max_per_img": 9}
+    options = {"model.bbox_head.num_queries": 40, "model.test_cfg.max_per_img": 9, "model.bbox_head.with_masks": True}
     model = build_model(load_config("rfdetr_nano_shapes", options)).eval()
     torch.manual_seed(0)
     for parameter in model.parameters():  # the start predicts one thing everywhere
         torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim < 2 else parameter[0].numel() ** -0.5)
+    with torch.no_grad():  # masks of about half of the pixels
+        model.bbox_head.masks.bias -= Detector(model)(torch.randn(1, 3, 128, 128))["masks"].median()
     return model
 
 
@@ -30,7 +35,7 @@ def make():
 def test_program_finds_what_predict_finds_in_any_batch_and_size(tmp_path):
     model = make()
     program = export_program(Detector(model).eval(), torch.zeros(2, 3, 96, 128))
-    outputs = ["boxes", "scores", "labels"]
+    outputs = ["boxes", "scores", "labels", "masks"]
     save_onnx(program, tmp_path / "model.onnx", outputs)
     operators = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
     assert not operators & {"GridSample", "If", "Loop", "NonMaxSuppression"}
@@ -45,6 +50,10 @@ def test_program_finds_what_predict_finds_in_any_batch_and_size(tmp_path):
             assert found["labels"][i].equal(want.labels)
             assert relative_error(found["scores"][i], want.scores) < 1e-5
             assert relative_error(found["boxes"][i], want.bboxes) < 1e-5
+            covered = [cover(mask.numpy(), MASK_STRIDE, (1, 1), (h, w)) for mask in found["masks"][i]]
+            differ = torch.from_numpy(np.stack(covered) > 0) != want.masks
+            assert 0.1 < want.masks.float().mean() < 0.9
+            assert differ.float().mean() < 1e-4  # logits next to 0
 
 
 def test_gathers_read_what_grid_sample_reads():

@@ -19,8 +19,10 @@ from vitdense.files import atomic_write
 from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx, save_program
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import Detector, fix, pad
+from vitdense.mm.heads.rfdetr.head import RFDETRHead
+from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
 from vitdense.mm.predictor import Predictor
-from vitdense.runtime import paste
+from vitdense.runtime import cover, paste
 
 FORMATS = ("pt2", "onnx")
 # Relative error to the model in float32 above which nothing is written.
@@ -97,7 +99,7 @@ class DetectorMaps(nn.Module):
 
 def describe_input(predictor: Predictor) -> dict[str, str]:
     """What the program expects of an image, and its classes, as JSON by key: `mean`, `std`, `channels`, `classes`,
-    `resize` and `mask_thr`."""
+    `resize`, `mask_thr` and `mask_stride`, the pixels of the padded image that masks have; null for those of boxes."""
     cfg = predictor.model.cfg
     preprocessor = cfg.model.data_preprocessor
     moved = [step for step in predictor.dataset.pipeline if any(word in step["type"] for word in MOVES)]
@@ -107,7 +109,10 @@ def describe_input(predictor: Predictor) -> dict[str, str]:
         "channels": "RGB" if preprocessor.get("bgr_to_rgb") else "BGR",  # mm reads BGR
         "classes": predictor.names,
         "mask_thr": cfg.model.get("test_cfg", {}).get("rcnn", {}).get("mask_thr_binary", 0.5),
+        "mask_stride": None,
     }
+    if isinstance(getattr(predictor.model, "bbox_head", None), RFDETRHead):
+        described |= {"mask_thr": 0.0, "mask_stride": MASK_STRIDE}  # logits
     match moved:  # of other steps the file says nothing, and `vitdense.runtime` refuses it
         case []:
             described["resize"] = None
@@ -181,7 +186,8 @@ def export(
             run = torch.export.load(scratch).module()
             outs = [run(image.to(dtype)) for image in images]
         if whole:
-            fits, compared = _compare_objects(outs, wanted, json.loads(metadata["mask_thr"]), half)
+            of_masks = (json.loads(metadata[key]) for key in ("mask_thr", "mask_stride"))
+            fits, compared = _compare_objects(outs, wanted, *of_masks, half)
         else:
             fits, compared = _compare_maps(outs[0], want, half)
         if not fits:
@@ -231,7 +237,7 @@ def _predict(model: nn.Module, image: Tensor) -> InstanceData:
 
 
 def _compare_objects(
-    outs: Sequence[Mapping], wanted: Sequence[InstanceData], mask_thr: float, half: bool
+    outs: Sequence[Mapping], wanted: Sequence[InstanceData], mask_thr: float, mask_stride: int | None, half: bool
 ) -> tuple[bool, str]:
     """Whether a program finds what the model finds, and the largest differences."""
     from pycocotools import mask as rle
@@ -245,10 +251,14 @@ def _compare_objects(
         for i, overlap in enumerate(overlaps):
             k, of_masks = int((overlap - differences[i]).argmax()), 1.0
             if "masks" in out:
-                mask, of_model = torch.as_tensor(out["masks"])[0, k].numpy(), rle.decode(want.masks[i]).astype(bool)
-                pasted = paste(mask, boxes[k].numpy(), of_model.shape) >= mask_thr
-                union = (pasted | of_model).sum()
-                of_masks = float((pasted & of_model).sum() / union) if union else 1.0
+                mask, of_model = torch.as_tensor(out["masks"])[0, k].numpy(), want.masks[i]
+                of_model = rle.decode(of_model).astype(bool) if mask_stride is None else of_model.numpy()
+                if mask_stride is None:
+                    whole = paste(mask, boxes[k].numpy(), of_model.shape)
+                else:
+                    whole = cover(mask, mask_stride, (1, 1), of_model.shape)
+                union = ((whole >= mask_thr) | of_model).sum()
+                of_masks = float(((whole >= mask_thr) & of_model).sum() / union) if union else 1.0
             rows.append((overlap[k].item(), differences[i, k].item(), of_masks))
     if not rows:
         return (

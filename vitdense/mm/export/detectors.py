@@ -31,7 +31,7 @@ CANDIDATES = 2000
 class Detector(nn.Module):
     """Images ``[B, 3, H, W]``, normalised, to ``boxes`` ``[B, N, 4]`` (x1, y1, x2, y2) in pixels of the input,
     ``scores`` ``[B, N]``, best first, and ``labels`` ``[B, N]``; of a detector with masks also ``masks``
-    ``[B, N, 28, 28]``, the probabilities inside of each box.
+    ``[B, N, 28, 28]``, the probabilities inside of each box, of RF-DETR ``[B, N, h, w]``, logits of the whole image.
 
     N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32.
 
@@ -89,7 +89,7 @@ def _finder(model: nn.Module) -> Finder:
         if isinstance(model.rpn_head, RPNHead) and all(isinstance(head, FCNMaskHead) for head in masks):
             threshold_of(roi_head.test_cfg.nms)
             return _of_rois
-    if isinstance(dense, RFDETRHead) and dense.masks is None:
+    if isinstance(dense, RFDETRHead):
         return _of_rfdetr
     if isinstance(dense, BaseDenseHead) and (
         type(dense)._predict_by_feat_single is BaseDenseHead._predict_by_feat_single
@@ -100,8 +100,8 @@ def _finder(model: nn.Module) -> Finder:
     heads = [type(head).__name__ for head in (roi_head, dense) if head is not None]
     raise ConfigError(
         f"export: got {type(model).__name__} with {' and '.join(heads) or 'no head'}, expected a dense head that "
-        f"predicts as mmdet's base class, a RoI head (standard, cascade, HTC), Sparse R-CNN, RF-DETR "
-        f"without masks, or DINO with pad_size_divisor=1; add --maps for its maps alone"
+        f"predicts as mmdet's base class, a RoI head (standard, cascade, HTC), Sparse R-CNN, RF-DETR, "
+        f"or DINO with pad_size_divisor=1; add --maps for its maps alone"
     )
 
 
@@ -214,16 +214,18 @@ def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
     return pack(take(boxes, pair // classes), scores, pair % classes), None
 
 
-def _of_rfdetr(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, None]:
-    """Objects of RF-DETR, whose queries need no suppression."""
+def _of_rfdetr(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, Tensor | None]:
+    """Objects of RF-DETR, whose queries need no suppression, and logits of their masks ``[B, N, h, w]``."""
     head = model.bbox_head
     (layer,) = head(maps)
     scores, labels, queries = head.best(layer)  # [B, N] each
     h, w = head.extent(maps)
     extent, limit = (_sides(layer.boxes, *pair) for pair in ((h, w), size))  # [4] each
     boxes = take(bbox_cxcywh_to_xyxy(layer.boxes), queries) * extent  # [B, N, 4]
-    boxes = torch.minimum(boxes.clamp(min=0), limit)
-    return pack(boxes, scores, labels), None
+    found = pack(torch.minimum(boxes.clamp(min=0), limit), scores, labels)
+    if layer.masks is None:
+        return found, None
+    return found, layer.masks._replace(queries=take(layer.masks.queries, queries)).logits().float()
 
 
 def _sides(like: Tensor, h: int, w: int) -> Tensor:
