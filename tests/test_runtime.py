@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from conftest import REPO
 
-from vitdense.runtime import Program, cover, fitted, paste, resize
+from vitdense.runtime import ENGINES, Program, cover, fitted, paste, resize
 
 ALONE = """
 import sys
@@ -69,10 +70,14 @@ def test_other_files_and_images_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"expected a file of tools/export\.py"):
         Program(tmp_path / "other.onnx")
     about = {"mean": "null", "std": "null", "channels": '"RGB"', "classes": '["a", "b", "c"]', "resize": "null"}
+    about["threshold"] = "null"
     onnx.helper.set_model_props(model, about)
     onnx.save(model, tmp_path / "segmentor.onnx")
-    program = Program(tmp_path / "segmentor.onnx")
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-    np.testing.assert_array_equal(program(pixels).semantic, pixels.argmax(-1))
+    for engine in filter(find_spec, ENGINES):
+        program = Program(tmp_path / "segmentor.onnx", engine, threads=1)
+        np.testing.assert_array_equal(program(pixels).semantic, pixels.argmax(-1))
+    with pytest.raises(ValueError, match="got 'torch', expected one of"):
+        Program(tmp_path / "segmentor.onnx", "torch")
     with pytest.raises(ValueError, match=r"got float64 \[20, 30, 3\], expected a uint8 RGB array"):
         program(pixels / 255)

@@ -1,6 +1,6 @@
 """A program of `tools/export.py` without torch and without this package: images in, results out.
 
-This file needs NumPy and onnxruntime alone; copy it into a product. ::
+This file needs NumPy, and onnxruntime or OpenVINO; copy it into a product. ::
 
     model = Program("exports/cascade_swin_t_coco.onnx")
     result = model(image)  # [H, W, 3] uint8 RGB, for example numpy.asarray(PIL.Image.open("photo.jpg").convert("RGB"))
@@ -10,15 +10,20 @@ This file needs NumPy and onnxruntime alone; copy it into a product. ::
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+# Of `metadata_props`.
+KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
+OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 
 
 @dataclass
 class Output:
-    """What a program found in an image of H x W pixels.
+    """What a program found in an image of H x W pixels: the fields that `vitdense.load(...)(image)` has.
 
     Attributes:
         boxes: [N, 4] float32: left, upper, right and lower edge in pixels. Of a segmentor, as the next two: None.
@@ -26,6 +31,8 @@ class Output:
         labels: [N] int64, indices of the program's `names`.
         masks: [N, H, W] bool, of a detector that has them.
         semantic: [H, W] int64, indices of `names`; of a detector: None.
+        panoptic: [H, W] int64, ids of segments; 0 where there is none. Of other models, as the next: None.
+        segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": None, "is_thing": bool}``.
     """
 
     boxes: np.ndarray | None = None
@@ -33,43 +40,98 @@ class Output:
     labels: np.ndarray | None = None
     masks: np.ndarray | None = None
     semantic: np.ndarray | None = None
+    panoptic: np.ndarray | None = None
+    segments: list[dict[str, Any]] | None = None
+
+
+@dataclass
+class Engine:
+    """A file, loaded by a runtime.
+
+    Attributes:
+        run: A batch to the outputs.
+        outputs: Their names.
+        dtype: Of the batch.
+        about: The file's `metadata_props`.
+    """
+
+    run: Callable[[np.ndarray], Sequence[np.ndarray]]
+    outputs: list[str]
+    dtype: type
+    about: dict[str, Any]
+
+
+def open_onnxruntime(
+    path: str | os.PathLike, threads: int = 0, providers: Sequence[str] = ("CPUExecutionProvider",)
+) -> Engine:
+    """A file in onnxruntime, by its providers in order of preference."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(os.fspath(path), options, providers=list(providers))
+    dtype = np.float16 if "float16" in session.get_inputs()[0].type else np.float32
+    outputs, about = [out.name for out in session.get_outputs()], session.get_modelmeta().custom_metadata_map
+    return Engine(lambda batch: session.run(None, {"image": batch}), outputs, dtype, about)
+
+
+def open_openvino(path: str | os.PathLike, threads: int = 0, precision: str = "f32", device: str = "CPU") -> Engine:
+    """A file in OpenVINO, which computes in ``f32``, ``bf16`` or ``f16``, whatever the file's weights are in."""
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(os.fspath(path))
+    options = {"INFERENCE_PRECISION_HINT": precision}
+    if threads:
+        options["INFERENCE_NUM_THREADS"] = threads
+    compiled = core.compile_model(model, device, options)
+    about = model.get_rt_info(["framework"]).value if model.has_rt_info(["framework"]) else {}
+    outputs = [out.get_any_name() for out in model.outputs]
+    # Copies: the next run writes into the same memory.
+    return Engine(
+        lambda batch: [np.array(out) for out in compiled([batch]).values()],
+        outputs,
+        model.inputs[0].element_type.to_dtype().type,
+        about,
+    )
+
+
+ENGINES = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
 
 
 class Program:
-    """An ONNX file of `tools/export.py`, of a detector (not of its maps) or a segmentor.
+    """An ONNX file of `tools/export.py`, of a detector (not of its maps), a segmentor or a mask transformer.
 
     Args:
         path: The file.
-        providers: Of onnxruntime, in order of preference.
+        engine: ``onnxruntime`` or ``openvino``, the package that runs it.
         threads: Of a CPU; 0: all.
+        **options: Of the engine: `providers` of onnxruntime, `precision` and `device` of OpenVINO.
 
     Attributes:
         names: Of the classes.
 
     Raises:
-        ValueError: The file is not of `tools/export.py`, or has a detector's maps.
+        ValueError: The file is not of `tools/export.py`, or has a detector's maps; or the engine is none of the two.
     """
 
     def __init__(
-        self, path: str | os.PathLike, providers: Sequence[str] = ("CPUExecutionProvider",), threads: int = 0
+        self, path: str | os.PathLike, engine: str = "onnxruntime", threads: int = 0, **options: object
     ) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(os.fspath(path), options, providers=list(providers))
-        self._outs = [out.name for out in self._session.get_outputs()]
-        about = {key: json.loads(value) for key, value in self._session.get_modelmeta().custom_metadata_map.items()}
-        if not {"mean", "classes", "resize"} <= about.keys() or not {"boxes", "logits"} & set(self._outs):
+        if engine not in ENGINES:
+            raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
+        self._engine = ENGINES[engine](path, threads, **options)
+        outputs, about = self._engine.outputs, self._engine.about
+        needed = {"boxes": "mask_stride", "logits": "threshold", "classes": "queries"}
+        forms = [name for name in needed if name in outputs]
+        about = self._about = {key: json.loads(about[key]) for key in KEYS if key in about}
+        if not forms or not {"mean", "classes", "resize", needed[forms[0]]} <= about.keys():
             raise ValueError(
-                f"{path}: got outputs {self._outs} and metadata {sorted(about)}, expected a file of tools/export.py "
-                f"with boxes or logits, exported without --maps from a config that resizes images in one step at most"
+                f"{path}: got outputs {outputs} and metadata {sorted(about)}, expected a file of tools/export.py "
+                f"with one of {[*needed]}, exported without --maps from a config that resizes images in one step at "
+                f"most"
             )
-        (given,) = self._session.get_inputs()
-        self._dtype = np.float16 if "float16" in given.type else np.float32
-        self._static = given.shape[2:] if isinstance(given.shape[2], int) else None  # [h, w]
         self.names: list[str] = about["classes"]
-        self._about = about
 
     def __call__(self, image: np.ndarray, score_thr: float = 0.3) -> Output:
         """Predict.
@@ -85,30 +147,60 @@ class Program:
             got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
             raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3]")
         size = image.shape[:2]
-        h, w = self._static or fitted(size, self._about["resize"])
-        pixels = resize(image.astype(np.float32), (h, w))
+        seen = fitted(size, self._about["resize"])  # (h, w)
+        batch = np.ascontiguousarray(self._normalised(image, seen))
+        found = dict(zip(self._engine.outputs, (out[0] for out in self._engine.run(batch))))
+        if "boxes" in found:
+            return self._objects(found, seen, size, score_thr)
+        if "classes" in found:
+            return self._segments(found["classes"], found["masks"], seen, size, score_thr)
+        logits = resize(found["logits"].transpose(1, 2, 0).astype(np.float32), size)  # [H, W, classes]
+        if logits.shape[2] > 1:
+            return Output(semantic=logits.argmax(-1))
+        threshold = self._about["threshold"]  # of one class, against all else
+        return Output(semantic=(logits[..., 0] > np.log(threshold / (1 - threshold))).astype(np.int64))
+
+    def _normalised(self, image: np.ndarray, size: Sequence[int]) -> np.ndarray:
+        """``[1, 3, *size]``."""
+        pixels = resize(image.astype(np.float32), size)
         if self._about["channels"] == "BGR":
             pixels = pixels[..., ::-1]
         if self._about["mean"] is not None:
             pixels = (pixels - np.float32(self._about["mean"])) / np.float32(self._about["std"])
-        batch = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], self._dtype)  # [1, 3, h, w]
-        found = dict(zip(self._outs, (out[0] for out in self._session.run(None, {"image": batch}))))
-        if "logits" in found:  # [classes, h, w]
-            logits = resize(found["logits"].transpose(1, 2, 0).astype(np.float32), size)  # [H, W, classes]
-            one = logits.shape[2] == 1  # of one class: a logit against all else
-            return Output(semantic=(logits[..., 0] > 0).astype(np.int64) if one else logits.argmax(-1))
+        return pixels.transpose(2, 0, 1)[None].astype(self._engine.dtype)  # [1, 3, h, w]
+
+    def _objects(self, found: dict, seen: Sequence[int], size: Sequence[int], score_thr: float) -> Output:
         kept = found["scores"] >= max(score_thr, np.finfo(np.float32).tiny)  # empty places have score 0
-        boxes = found["boxes"][kept] / np.float32([w / size[1], h / size[0]] * 2)
+        scale = seen[0] / size[0], seen[1] / size[1]
+        boxes = found["boxes"][kept] / np.float32([*scale[::-1]] * 2)
         masks = None
         if "masks" in found:
-            masks = np.zeros((len(boxes), *size), bool)
+            masks, stride = np.zeros((len(boxes), *size), bool), self._about["mask_stride"]
             for i, (mask, box) in enumerate(zip(found["masks"][kept], boxes)):
-                stride = self._about.get("mask_stride")
-                whole = (
-                    paste(mask, box, size) if stride is None else cover(mask, stride, (h / size[0], w / size[1]), size)
-                )
+                whole = paste(mask, box, size) if stride is None else cover(mask, stride, scale, size)
                 masks[i] = whole >= self._about["mask_thr"]
         return Output(boxes, found["scores"][kept], found["labels"][kept], masks)
+
+    def _segments(
+        self, classes: np.ndarray, masks: np.ndarray, seen: Sequence[int], size: Sequence[int], score_thr: float
+    ) -> Output:
+        rule = self._about["queries"]
+        padded = [-(-side // rule["divisor"]) * rule["divisor"] for side in seen]
+
+        def logits_of(query: int) -> np.ndarray:
+            """``[H, W]``."""
+            logits = resize(masks[query, ..., None].astype(np.float32), padded)[: seen[0], : seen[1]]
+            return resize(logits, size)[..., 0]
+
+        shares = np.exp(classes.astype(np.float32) - classes.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)  # [Q, classes + 1], the last one is "no object"
+        out = Output()
+        if rule["panoptic"]:
+            out.panoptic, out.segments = panoptic(shares, logits_of, size, rule["things"], **rule["panoptic"])
+        if rule["instances"]:
+            found = instances(shares, logits_of, size, rule["things"], rule["instances"], score_thr)
+            out.boxes, out.scores, out.labels, out.masks = found
+        return out
 
 
 def fitted(size: Sequence[int], rule: dict | None) -> tuple[int, int]:
@@ -161,29 +253,94 @@ def cover(mask: np.ndarray, stride: int, scale: Sequence[float], size: Sequence[
     return resize(mask[..., None].astype(np.float32), whole)[: size[0], : size[1], 0]
 
 
-def masks_of_queries(
-    classes: np.ndarray, masks: np.ndarray, size: tuple[int, int], score_thr: float = 0.5
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What an exported EoMT or PMT found in an image: the queries whose best class is one, with their masks.
+def instances(
+    shares: np.ndarray,
+    logits_of: Callable[[int], np.ndarray],
+    size: Sequence[int],
+    num_things: int,
+    number: int,
+    score_thr: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Objects of Mask2Former (Cheng et al., CVPR 2022): of all pairs of a query and a class the best.
 
     Args:
-        classes: Logits ``[Q, classes + 1]``; the last one is "no object".
-        masks: Logits ``[Q, h, w]`` of the image that the program was given, padded to whole patches.
-        size: Height and width of that padded image in pixels; cut what is larger than yours.
-        score_thr: Minimum probability of the class, 0 to 1.
+        shares: Probabilities of classes, ``[Q, classes + 1]``; the last one is "no object".
+        logits_of: The mask of a query, ``[*size]``.
+        size: Of the image, (H, W) in pixels.
+        num_things: Classes of things, the first ones; others are left out.
+        number: Of pairs that may be objects.
+        score_thr: Minimum of a score: the probability of the class times the mean one within the mask.
 
     Returns:
-        Masks, bool ``[N, H, W]``; labels, int ``[N]``; scores ``[N]``, the probability of the class times the mean
-        probability within the mask. The highest score first; queries without a pixel are left out.
+        Boxes ``[N, 4]``, scores ``[N]``, labels ``[N]`` and masks ``[N, *size]``, the highest score first.
     """
-    shares = np.exp(classes - classes.max(1, keepdims=True))
-    shares /= shares.sum(1, keepdims=True)
+    pairs = np.argsort(-shares[:, :-1], None, kind="stable")[:number]
+    queries, labels = np.divmod(pairs, shares.shape[1] - 1)
+    usable = (labels < num_things) & (shares[queries, labels] >= score_thr)  # the other factor is at most 1
+    rows = []
+    for query in np.unique(queries[usable]):
+        logits = logits_of(query)
+        mask = logits > 0
+        if not mask.any():
+            continue
+        inside = (1 / (1 + np.exp(-logits[mask]))).mean()
+        columns, lines = mask.any(0).nonzero()[0], mask.any(1).nonzero()[0]
+        box = (columns[0], lines[0], columns[-1] + 1, lines[-1] + 1)
+        for label in labels[usable & (queries == query)]:
+            rows.append((shares[query, label] * inside, label, box, mask))
+    rows = sorted((row for row in rows if row[0] >= score_thr), key=lambda row: -row[0])
+    scores, labels, boxes, masks = zip(*rows) if rows else ((),) * 4
+    return (
+        np.array(boxes, np.float32).reshape(-1, 4),
+        np.array(scores, np.float32),
+        np.array(labels, np.int64),
+        np.array(masks, bool).reshape(-1, *size),
+    )
+
+
+def panoptic(
+    shares: np.ndarray,
+    logits_of: Callable[[int], np.ndarray],
+    size: Sequence[int],
+    num_things: int,
+    score: float,
+    iou: float,
+    within: bool,
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Segments of MaskFormer (Cheng et al., NeurIPS 2021): every pixel goes to the query that claims it most.
+
+    Args:
+        shares, logits_of, size, num_things: See `instances`.
+        score: Minimum probability of a query's class.
+        iou: Minimum share of a query's mask that it must get.
+        within: A query gets no pixel outside of its mask.
+
+    Returns:
+        `panoptic` and `segments` of an `Output`.
+    """
+    none = shares.shape[1] - 1
     labels, best = shares.argmax(1), shares.max(1)
-    kept = np.flatnonzero((labels < classes.shape[1] - 1) & (best >= score_thr))
-    logits = resize(masks[kept].transpose(1, 2, 0), size).transpose(2, 0, 1)  # [N, H, W]
-    found = logits > 0
-    areas = found.sum((1, 2))
-    inside = np.where(found, 1 / (1 + np.exp(-np.abs(logits))), 0).sum((1, 2)) / np.maximum(areas, 1)
-    scores = best[kept] * inside
-    order = [i for i in np.argsort(-scores, kind="stable") if areas[i]]
-    return found[order], labels[kept][order], scores[order]
+    highest, owner, masks = np.zeros(size, np.float32), np.full(size, -1), {}
+    for query in np.flatnonzero((labels != none) & (best > score)):
+        logits = logits_of(query)
+        claim = best[query] / (1 + np.exp(-logits))
+        owner = np.where(claim > highest, query, owner)
+        highest = np.maximum(claim, highest)
+        masks[query] = logits >= 0
+    codes, number = np.full(size, none), 1
+    for query, mask in masks.items():
+        own, is_thing = owner == query, labels[query] < num_things
+        area, whole = own.sum(), mask.sum()
+        if not area or not whole or area / whole < iou:
+            continue
+        codes[own & mask if within else own] = labels[query] + (number * OFFSET if is_thing else 0)
+        number += is_thing
+    values, places = np.unique(codes, return_inverse=True)
+    found = values != none
+    ids = np.where(found, found.cumsum(), 0)
+    segments = [
+        {"id": int(i), "label": int(code % OFFSET), "score": None, "is_thing": bool(code % OFFSET < num_things)}
+        for i, code in zip(ids, values)
+        if i
+    ]
+    return ids[places].reshape(size).astype(np.int64), segments

@@ -1,5 +1,8 @@
 """Whole export of EoMT and PMT: one program for all sizes, and masks from its logits by NumPy."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,14 +11,15 @@ pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 pytest.importorskip("onnxscript")
 from mmdet.models.seg_heads import MaskFormerFusionHead
+from mmseg.structures import SegDataSample
 
 from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx
-from vitdense.mm.cli.export import MaskTransformer, export
+from vitdense.mm.cli.export import MaskTransformer, Segmentor, export
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.heads.mask_transformer.heads import PMTHead
 from vitdense.models.vit.tokens import TokenViT
-from vitdense.runtime import masks_of_queries
+from vitdense.runtime import instances, panoptic, resize
 
 pytestmark = pytest.mark.long
 
@@ -44,6 +48,7 @@ class Frozen(torch.nn.Module):
         sizes |= {"absolute_position": False}
         self.backbone = TokenViT(sizes, out_indices=(0, 1), out_norm="shared", frozen_stages="all")
         self.panoptic_head = PMTHead([24, 24], 2, num_queries=5, num_blocks=1, patch_size=8)
+        self.data_preprocessor = SimpleNamespace(pad_size_divisor=1, pad_value=0)
         self.extract_feat = self.backbone
 
 
@@ -60,17 +65,67 @@ def test_pmt_at_two_sizes_and_batches(sizes, tmp_path):
             assert largest_error(got, want) < 1e-4
 
 
-def test_masks_of_queries_are_those_of_mmdets_fusion_head():
-    classes, masks = torch.randn(30, 6) * 3, torch.randn(30, 8, 12)
-    found, labels, scores = masks_of_queries(classes.numpy(), masks.numpy(), (32, 48), 0.4)
-    assert 0 < len(found) < 30
-    fusion = MaskFormerFusionHead(5, 0, test_cfg={"max_per_image": 150})
-    large = F.interpolate(masks[None], (32, 48), mode="bilinear")[0]
+SIZE = (45, 70)
+
+
+@pytest.fixture(scope="module")
+def queries():
+    """Logits of classes and masks, the masks of a pass of 32 x 48 pixels of a padded image, and what reads them."""
+    make = torch.Generator().manual_seed(0)
+    classes = torch.randn(30, 6, generator=make) * 3
+    masks = F.interpolate(torch.randn(1, 30, 4, 5, generator=make) * 3, (8, 12), mode="bilinear")[0]
+    large = F.interpolate(masks[None], (32, 48), mode="bilinear")[..., :29, :45]
+    large = F.interpolate(large, SIZE, mode="bilinear")[0]
+
+    def logits_of(query):
+        padded = resize(masks[query].numpy()[..., None], (32, 48))[:29, :45]
+        return resize(padded, SIZE)[..., 0]
+
+    return classes, large, logits_of
+
+
+def test_instances_are_those_of_mmdets_fusion_head(queries):
+    classes, large, logits_of = queries
+    fusion = MaskFormerFusionHead(4, 1, test_cfg={"max_per_image": 20})
     want = fusion.instance_postprocess(classes, large)
-    for mask, label, score in zip(torch.from_numpy(found), labels, scores):
-        near = (want.scores - float(score)).abs() + (want.labels != int(label))
-        assert near.min() < 1e-5
-        assert want.masks[near.argmin()].equal(mask)
-    assert sorted(scores, reverse=True) == scores.tolist()
-    best, label = classes.softmax(-1).max(-1)
-    assert len(found) == int(((label < 5) & (best >= 0.4) & (large > 0).any(-1).any(-1)).sum())
+    want = want[want.scores >= 0.1]
+    want = want[want.scores.argsort(descending=True)]
+    boxes, scores, labels, masks = instances(classes.softmax(-1).numpy(), logits_of, SIZE, 4, 20, 0.1)
+    assert 5 < len(boxes) < 20
+    torch.testing.assert_close(torch.from_numpy(scores), want.scores)
+    assert labels.tolist() == want.labels.tolist()
+    assert (masks != want.masks.numpy()).mean() < 1e-4
+    np.testing.assert_allclose(boxes, want.bboxes.numpy(), atol=1)
+    assert len(instances(classes.softmax(-1).numpy(), logits_of, SIZE, 4, 20, 1.0)[3]) == 0
+
+
+@pytest.mark.parametrize(("iou", "within"), [(0.1, False), (0.2, True)])
+def test_segments_are_those_of_mmdets_fusion_head(queries, iou, within):
+    classes, large, logits_of = queries
+    cfg = {"object_mask_thr": 0.4, "iou_thr": iou, "filter_low_score": within}
+    want = MaskFormerFusionHead(3, 2, test_cfg=cfg).panoptic_postprocess(classes, large).sem_seg[0]
+    ids, segments = panoptic(classes.softmax(-1).numpy(), logits_of, SIZE, 3, 0.4, iou, within)
+    assert len(segments) > 3
+    assert {one["is_thing"] for one in segments} == {True, False}
+    labels = np.array([5, *(one["label"] for one in segments)])[ids]
+    same = labels == want.numpy() % 1000
+    assert same.mean() > 0.999
+    assert len(segments) == len(want[want != 5].unique())
+
+
+def test_a_segmentor_of_queries_is_padded_and_cut_as_mmseg_does():
+    cfg = load_config("eomt_deit_t_camvid")
+    arch = {"embed_dims": 24, "depth": 2, "num_heads": 2, "patch_size": 16}
+    cfg.model.backbone.update(arch=arch, num_joint_blocks=1, init_cfg=None)
+    cfg.model.decode_head.update(in_channels=[24], num_blocks=1)
+    model = build_model(cfg).eval()
+    image = torch.randn(1, 3, 70, 97)
+    with torch.no_grad():
+        got = Segmentor(model)(image)["logits"]
+        data = {
+            "inputs": [image[0]],
+            "data_samples": [SegDataSample(metainfo={"ori_shape": (70, 97), "img_shape": (70, 97)})],
+        }
+        model.data_preprocessor._enable_normalize = model.data_preprocessor._channel_conversion = False
+        want = model.test_step(data)[0].seg_logits.data
+    torch.testing.assert_close(got[0], want)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,19 +10,20 @@ import torch
 import torch.nn.functional as F
 from mmdet.models.dense_heads import Mask2FormerHead
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
+from mmdet.models.detectors import MaskFormer
 from mmengine.config import Config
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from vitdense.files import atomic_write
-from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx, save_program
+from vitdense.inspect.export import export_program, largest_error, save_onnx, save_program
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.detectors import Detector, fix, pad
+from vitdense.mm.export.detectors import Detector, fix, pad, pad_as
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
 from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
 from vitdense.mm.predictor import Predictor
-from vitdense.runtime import cover, paste
+from vitdense.runtime import ENGINES, cover, paste
 
 FORMATS = ("pt2", "onnx")
 # Relative error to the model in float32 above which nothing is written.
@@ -37,39 +38,55 @@ MOVES = ("Resize", "Crop", "Pad", "Flip", "Rotate")  # in names of steps of a pi
 
 
 class Segmentor(nn.Module):
-    """Image ``[B, 3, H, W]`` to logits ``[B, classes, H, W]``.
+    """Image ``[B, 3, H, W]`` to logits ``[B, classes, H, W]``; of queries (EoMT, PMT, Mask2Former) to the sums of
+    their masks, weighted by their classes.
 
     Args:
-        model: Encoder-decoder of mmseg. Its image is normalised, and padded as the config says.
+        model: Encoder-decoder of mmseg. Its image is normalised.
+
+    Raises:
+        ConfigError: Images to test are padded to one size.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        preprocessor = model.data_preprocessor
+        padding = preprocessor.test_cfg or {}
+        if padding.get("size") is not None:
+            raise ConfigError(
+                f"data_preprocessor.test_cfg: got {padding}, expected size_divisor: programs pad to a multiple of it"
+            )
+        self.divisor, self.value = padding.get("size_divisor") or 1, float(preprocessor.pad_val)
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        head = self.model.decode_head
-        logits = head(self.model.extract_feat(image))  # [B, classes, h, w]
-        size = (image.shape[2], image.shape[3])
-        return {"logits": F.interpolate(logits, size, mode="bilinear", align_corners=head.align_corners)}
+        head, (h, w) = self.model.decode_head, (image.shape[2], image.shape[3])
+        image = pad(image, self.divisor, self.value)  # [B, 3, H', W']
+        size, maps = (image.shape[2], image.shape[3]), self.model.extract_feat(image)
+        if isinstance(head, Mask2FormerHead):
+            classes, masks = (layers[-1] for layers in head(maps, None))  # [B, Q, classes + 1] and [B, Q, h, w]
+            shares = F.interpolate(masks, size, mode="bilinear", align_corners=False).sigmoid()  # [B, Q, H', W']
+            logits = torch.einsum("bqc, bqhw -> bchw", classes.softmax(-1)[..., :-1], shares)
+        else:
+            logits = F.interpolate(head(maps), size, mode="bilinear", align_corners=head.align_corners)
+        return {"logits": logits[..., :h, :w]}  # [B, classes, H, W]
 
 
 class MaskTransformer(nn.Module):
     """Image ``[B, 3, H, W]`` to what a Mask2Former, an EoMT or a PMT predicts: logits of classes
-    ``[B, Q, classes + 1]`` and of masks ``[B, Q, h, w]``, which cover the image, of the last two padded to whole
-    patches. `vitdense.runtime.masks_of_queries` goes on.
+    ``[B, Q, classes + 1]`` and of masks ``[B, Q, h, w]``, which cover the image, padded to the config's
+    `pad_size_divisor`. `vitdense.runtime.Program` goes on.
 
     Args:
-        model: Of mmdet or mmseg. Its image is normalised.
+        model: Of mmdet. Its image is normalised.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.head = model.decode_head if hasattr(model, "decode_head") else model.panoptic_head
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        classes, masks = self.head(self.model.extract_feat(image), None)
+        classes, masks = self.model.panoptic_head(self.model.extract_feat(pad_as(self.model, image)), None)
         return {"classes": classes[-1], "masks": masks[-1]}
 
 
@@ -97,10 +114,16 @@ class DetectorMaps(nn.Module):
         return outs
 
 
-def describe_input(predictor: Predictor) -> dict[str, str]:
-    """What the program expects of an image, and its classes, as JSON by key: `mean`, `std`, `channels`, `classes`,
-    `resize`, `mask_thr` and `mask_stride`, the pixels of the padded image that masks have; null for those of boxes."""
-    cfg = predictor.model.cfg
+def describe(predictor: Predictor, static: tuple[int, int] | None) -> dict[str, str]:
+    """What the program expects of an image, and what `vitdense.runtime` makes of its outputs, as JSON by key: `mean`,
+    `std`, `channels`, `resize`, `classes`, `mask_thr`, `mask_stride` (pixels of the padded image between those of
+    masks; null for masks of boxes), `threshold` and `queries`.
+
+    Args:
+        predictor: The model.
+        static: Size (h, w) of the images of the program, if it is one.
+    """
+    cfg, model = predictor.model.cfg, predictor.model
     preprocessor = cfg.model.data_preprocessor
     moved = [step for step in predictor.dataset.pipeline if any(word in step["type"] for word in MOVES)]
     described = {
@@ -110,15 +133,35 @@ def describe_input(predictor: Predictor) -> dict[str, str]:
         "classes": predictor.names,
         "mask_thr": cfg.model.get("test_cfg", {}).get("rcnn", {}).get("mask_thr_binary", 0.5),
         "mask_stride": None,
+        "threshold": getattr(getattr(model, "decode_head", None), "threshold", None),  # of a single class
+        "queries": _describe_queries(model) if isinstance(model, MaskFormer) else None,
     }
-    if isinstance(getattr(predictor.model, "bbox_head", None), RFDETRHead):
+    if isinstance(getattr(model, "bbox_head", None), RFDETRHead):
         described |= {"mask_thr": 0.0, "mask_stride": MASK_STRIDE}  # logits
+    if static:
+        moved = [{"type": "Resize", "scale": static[::-1]}]
     match moved:  # of other steps the file says nothing, and `vitdense.runtime` refuses it
         case []:
             described["resize"] = None
         case [{"type": "Resize" | "mmdet.Resize" | "mmseg.Resize", "scale": [int(), int()] as scale, **rest}]:
             described["resize"] = {"scale": scale, "keep_ratio": rest.get("keep_ratio", False)}
     return {key: json.dumps(value) for key, value in described.items()}
+
+
+def _describe_queries(model: nn.Module) -> dict:
+    """What mmdet's `MaskFormerFusionHead` makes of queries, with its defaults."""
+    cfg = model.panoptic_fusion_head.test_cfg
+    panoptic = {
+        "score": cfg.get("object_mask_thr", 0.8),
+        "iou": cfg.get("iou_thr", 0.8),
+        "within": cfg.get("filter_low_score", False),
+    }
+    return {
+        "divisor": model.data_preprocessor.pad_size_divisor,
+        "things": model.panoptic_fusion_head.num_things_classes,
+        "instances": cfg.get("max_per_image", 100) if cfg.get("instance_on", False) else None,
+        "panoptic": panoptic if cfg.get("panoptic_on", True) else None,
+    }
 
 
 def export(
@@ -153,11 +196,10 @@ def export(
     if to == "onnx" and not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         raise ConfigError("--to onnx needs onnx, onnxscript and onnxruntime: pip install 'vitdense[export]'")
     predictor = Predictor(cfg, checkpoint, score_thr=0.0)
-    metadata, is_segmentor = describe_input(predictor), cfg.get("default_scope", "mmdet") == "mmseg"
+    metadata, is_segmentor = describe(predictor, static), cfg.get("default_scope", "mmdet") == "mmseg"
     channels, dtype = cfg.model.backbone.get("in_channels", 3), torch.float16 if half else torch.float32
     example, unseen = ((1, *static),) * 2 if static else (EXAMPLE, UNSEEN)
-    head = getattr(predictor.model, "decode_head" if is_segmentor else "panoptic_head", None)
-    has_queries = isinstance(head, Mask2FormerHead)
+    has_queries = isinstance(predictor.model, MaskFormer)
     whole = not (is_segmentor or maps or has_queries)
     with torch.no_grad():
         if whole:
@@ -180,21 +222,32 @@ def export(
             for name in ("onnxscript", "onnx_ir"):  # they name constants that they do not fold
                 logging.getLogger(name).setLevel(logging.ERROR)
             save_onnx(program, scratch, list(want), metadata)
-            outs = [dict(zip(want, run_onnx(scratch, image.to(dtype)))) for image in images]
         else:
             save_program(program, scratch, metadata)
-            run = torch.export.load(scratch).module()
+        said = []
+        for name, run in _runs(scratch, to, list(want)).items():
             outs = [run(image.to(dtype)) for image in images]
-        if whole:
-            of_masks = (json.loads(metadata[key]) for key in ("mask_thr", "mask_stride"))
-            fits, compared = _compare_objects(outs, wanted, *of_masks, half)
-        else:
-            fits, compared = _compare_maps(outs[0], want, half)
-        if not fits:
-            raise ConfigError(f"{path}: got {compared}; not written" + ("; export without --half" if half else ""))
+            if whole:
+                of_masks = (json.loads(metadata[key]) for key in ("mask_thr", "mask_stride"))
+                fits, compared = _compare_objects(outs, wanted, *of_masks, half)
+            else:
+                fits, compared = _compare_maps(outs[0], want, half)
+            said.append(f"{name}: {compared}")
+            if not fits:
+                hint = "; export without --half" if half else ""
+                raise ConfigError(f"{path}: got in {name} {compared}; not written{hint}")
     sizes = " and ".join(str(list(image.shape)) for image in images)
+    lines = "\n".join(said)
     listed = ", ".join(f"{name} {list(out.shape)}" for name, out in want.items())
-    return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {compared} at {sizes}\n{listed}"
+    return f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}\n{lines}\n{listed}"
+
+
+def _runs(path: Path, to: str, names: Sequence[str]) -> dict[str, Callable[[Tensor], Mapping]]:
+    """A file in every runtime that is installed: an image to the outputs by name."""
+    if to == "pt2":
+        return {"torch": torch.export.load(path).module()}
+    engines = {name: open_in(path).run for name, open_in in ENGINES.items() if find_spec(name)}
+    return {name: lambda image, run=run: dict(zip(names, run(image.numpy()))) for name, run in engines.items()}
 
 
 def _compare_maps(got: Mapping, want: Mapping[str, Tensor], half: bool) -> tuple[bool, str]:
@@ -230,7 +283,7 @@ def _predict(model: nn.Module, image: Tensor) -> InstanceData:
     """What the detector itself finds in an image ``[1, 3, h, w]``, in its pixels."""
     from mmdet.structures import DetDataSample
 
-    size, padded = tuple(image.shape[2:]), pad(model, image)
+    size, padded = tuple(image.shape[2:]), pad_as(model, image)
     shapes = {"img_shape": size, "ori_shape": size, "batch_input_shape": tuple(padded.shape[2:])}
     sample = DetDataSample(metainfo={**shapes, "scale_factor": (1.0, 1.0)})
     return model.predict(padded, [sample], rescale=False)[0].pred_instances

@@ -51,7 +51,7 @@ class Detector(nn.Module):
         fix(model)
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        maps = self.model.extract_feat(pad(self.model, image))
+        maps = self.model.extract_feat(pad_as(self.model, image))
         found, masks = self.find(self.model, maps, tuple(image.shape[2:]))
         outs = found._asdict()
         return outs if masks is None else {**outs, "masks": masks}
@@ -66,9 +66,13 @@ def fix(model: nn.Module) -> None:
                     setattr(module, name, fixed(child))
 
 
-def pad(model: nn.Module, image: Tensor) -> Tensor:
+def pad_as(model: nn.Module, image: Tensor) -> Tensor:
     """An image ``[B, 3, h, w]`` with the sides that a detector's `data_preprocessor` makes."""
-    divisor, value = model.data_preprocessor.pad_size_divisor, float(model.data_preprocessor.pad_value)
+    return pad(image, model.data_preprocessor.pad_size_divisor, float(model.data_preprocessor.pad_value))
+
+
+def pad(image: Tensor, divisor: int, value: float) -> Tensor:
+    """An image ``[B, 3, h, w]`` with sides that are multiples of the divisor, at the bottom and on the right."""
     bottom, right = ((side + divisor - 1) // divisor * divisor - side for side in image.shape[2:])
     return F.pad(image, (0, right, 0, bottom), value=value)
 
