@@ -143,11 +143,11 @@ def test_what_differs_is_not_written():
     image = torch.randn(1, 3, 128, 128, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         want, got = _predict(model, image), Detector(model).eval()(image)
-    assert _compare_objects([got], [want], 0.5, False)[0]
+    assert _compare_objects([got], [want], 0.5, None, False)[0]
     for name, change in (("boxes", 0.5), ("scores", 0.01), ("boxes", float("nan")), ("scores", float("nan"))):
-        fits, why = _compare_objects([{**got, name: got[name] + change}], [want], 0.5, False)
+        fits, why = _compare_objects([{**got, name: got[name] + change}], [want], 0.5, None, False)
         assert not fits
         assert "expected 0.999, 0.001 and 0.99" in why
-    fits, why = _compare_objects([got], [want[:0]], 0.5, False)
+    fits, why = _compare_objects([got], [want[:0]], 0.5, None, False)
     assert not fits
     assert "no object" in why
