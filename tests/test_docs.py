@@ -329,11 +329,11 @@ def run_tool(path, args, tmp_path, monkeypatch):
     monkeypatch.chdir(REPO)
     for variable in ("RANK", "LOCAL_RANK"):  # as torchrun does
         monkeypatch.setenv(variable, "0")
+    monkeypatch.setattr("vitdense.mm.config.published.find_checkpoint", str)  # a reader has the files
     if name in ("train", "test"):
         stand_in("replay" if "--replay" in args else name, {})
     elif name in ("predict", "export", "show"):
         stand_in("contact_sheet" if name == "show" else name)
-        stand_in("find_checkpoint")
     elif name == "plot":
         stand_in("draw_curves")
     elif name == "convert":

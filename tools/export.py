@@ -8,8 +8,8 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.export import FORMATS, export
-from vitdense.mm.config.load import add_checkpoint, checkpoint_of, config_of, make_parser
-from vitdense.mm.train.checkpoints import find_checkpoint
+from vitdense.mm.config.load import add_checkpoint, make_parser
+from vitdense.mm.config.published import trained_of
 from vitdense.mm.train.launch import exit_on_user_error
 
 
@@ -29,7 +29,7 @@ def main() -> None:
         path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
         static = tuple(args.static) if args.static else None
         options = (path, args.to, static, args.half, args.maps, args.images)
-        print(export(config_of(args), find_checkpoint(checkpoint_of(args)), *options))
+        print(export(*trained_of(args), *options))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.load import add_inference_arguments, add_tiles, checkpoint_of, config_of, make_parser
+from vitdense.mm.config.load import add_inference_arguments, add_tiles, make_parser
+from vitdense.mm.config.published import trained_of
 from vitdense.mm.precision import add_amp, add_onednn, check_precision, tune_cpu
-from vitdense.mm.train.checkpoints import find_checkpoint
 from vitdense.mm.train.launch import exit_on_user_error
 from vitdense.mm.train.processes import start_processes
 
@@ -66,9 +66,8 @@ def main() -> None:
         check_precision(f"--amp {amp}", amp, args.device)
         if args.onednn:
             tune_cpu(args.device, amp)
-        cfg = config_of(args)
+        cfg, checkpoint = trained_of(args)
         out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
-        checkpoint = find_checkpoint(checkpoint_of(args))
         as_dataset = args.format == "dataset"
         options = {
             "tiles": args.tiles,

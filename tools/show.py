@@ -8,8 +8,8 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.show import contact_sheet
-from vitdense.mm.config.load import add_inference_arguments, checkpoint_of, config_of, make_parser
-from vitdense.mm.train.checkpoints import find_checkpoint
+from vitdense.mm.config.load import add_inference_arguments, make_parser
+from vitdense.mm.config.published import trained_of
 from vitdense.mm.train.launch import exit_on_user_error
 
 
@@ -36,13 +36,8 @@ def main() -> None:
     if not all(0 <= at < 1 for at in args.at):
         parser.error(f"--at: got {args.at}, expected two numbers from 0 to below 1")
     with exit_on_user_error():
-        cfg = config_of(args)
         out = args.out or Path("show") / f"{Path(args.config).stem}_{args.image.stem}.png"
-        print(
-            contact_sheet(
-                cfg, find_checkpoint(checkpoint_of(args)), args.image, out, args.at[::-1], args.layers, args.device
-            )
-        )
+        print(contact_sheet(*trained_of(args), args.image, out, args.at[::-1], args.layers, args.device))
 
 
 if __name__ == "__main__":

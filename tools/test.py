@@ -7,7 +7,8 @@ from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.files import atomic_write
-from vitdense.mm.config.load import add_checkpoint, add_run_arguments, add_tiles, checkpoint_of, config_of, make_parser
+from vitdense.mm.config.load import add_checkpoint, add_run_arguments, add_tiles, make_parser
+from vitdense.mm.config.published import trained_of
 from vitdense.mm.precision import add_amp, add_onednn
 from vitdense.mm.train.launch import exit_on_user_error, test
 
@@ -32,7 +33,7 @@ def main() -> None:
         parser.error("--tta: got --tiles too, expected one of the two")
     with exit_on_user_error():
         options = {name: getattr(args, name) for name in ("tta", "report", "tiles", "overlap", "amp", "onednn")}
-        metrics = test(config_of(args), checkpoint_of(args), **options)
+        metrics = test(*trained_of(args), **options)
     if not is_main_process():
         return
     if args.out:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 from PIL import Image
@@ -25,7 +24,7 @@ from vitdense.checkpoint.load import fit_whole
 from vitdense.inspect import draw
 from vitdense.inspect.result import Result
 from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load_config
-from vitdense.mm.config.published import find_published
+from vitdense.mm.config.published import find_trained, is_published
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
 from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels
 from vitdense.mm.errors import ConfigError
@@ -53,7 +52,7 @@ def load(
 
     Args:
         config: A work folder, for its config and latest checkpoint; the name of a published model, see
-            `list_published`, whose file is downloaded once; or a config: a file, the name of a recipe, or
+            `find_published`, whose file is downloaded once; or a config: a file, the name of a recipe, or
             ``mmdet::FOLDER/NAME.py`` of an installed package.
         checkpoint: File, address or work folder; needed for a config.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -71,18 +70,9 @@ def load(
         CheckpointNotFoundError: There is no such checkpoint.
         CheckpointMismatchError: It does not fit the model.
     """
-    row = None
-    if checkpoint is None and not Path(config).is_dir():
-        row = find_published(str(config))
-        if row is None:
-            raise ConfigError(
-                f"load: got {config} alone, which is no published model; expected a checkpoint or a work folder too"
-            )
-        print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
-        config, checkpoint = row.config, row.address
+    config, checkpoint = find_trained(str(config), None if checkpoint is None else str(checkpoint))
     cfg = load_config(config)
-    file = find_checkpoint(str(checkpoint or config))
-    return Predictor(cfg, file, device, dtype, score_thr, tiles, overlap, onednn, classes_of_data=row is not None)
+    return Predictor(cfg, find_checkpoint(checkpoint), device, dtype, score_thr, tiles, overlap, onednn)
 
 
 class Predictor:
@@ -92,7 +82,6 @@ class Predictor:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`.
         device, dtype, score_thr, tiles, overlap, onednn: See `load`.
-        classes_of_data: See `load_model`.
 
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
@@ -113,7 +102,6 @@ class Predictor:
         tiles: int | None = None,
         overlap: float = 0.2,
         onednn: bool = True,
-        classes_of_data: bool = False,
     ) -> None:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
@@ -122,7 +110,7 @@ class Predictor:
             raise ConfigError(f"score_thr: got {score_thr}, expected 0 to 1")
         precision = str(dtype).removeprefix("torch.")
         check_precision(f"dtype {dtype}", precision, device)
-        self.model = load_model(cfg, checkpoint, device, score_thr, classes_of_data)
+        self.model = load_model(cfg, checkpoint, device, score_thr)
         predict_float32(self.model)
         self.score_thr, self._computing = score_thr, partial(computing, device, precision, onednn)
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
@@ -283,24 +271,17 @@ def _as_text(mask: dict | Tensor) -> dict:
     return {"size": list(code["size"]), "counts": code["counts"].decode()}
 
 
-def load_model(
-    cfg: Config,
-    checkpoint: str,
-    device: str,
-    mask_score_thr: float | None = None,
-    classes_of_data: bool = False,
-) -> nn.Module:
+def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float | None = None) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
-    Its `dataset_meta` comes from the checkpoint: `classes`, and `palette` if there is one.
+    Its `dataset_meta` comes from the checkpoint: `classes`, and `palette` if there is one. Files of other projects have
+    none: at the address of a published model they are those that the test data of the config have by their type.
 
     Args:
         cfg: Its config.
-        checkpoint: A file.
+        checkpoint: A file, or an address.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         mask_score_thr: Masks of detections from this score on are RLE, see `use_rle`; None: all, as mmdet has them.
-        classes_of_data: Where the checkpoint has no class names, as those of other projects, take those that the test
-            data of the config have by their type.
 
     Raises:
         ConfigError: The checkpoint has no class names.
@@ -321,7 +302,7 @@ def load_model(
     meta = saved.get("meta", {})
     if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
         meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
-    if classes_of_data and not meta.get("dataset_meta"):
+    if not meta.get("dataset_meta") and is_published(checkpoint):
         meta = {
             "dataset_meta": find_class(DATASETS, next(leaf_datasets(cfg.test_dataloader.dataset)).type, cfg).METAINFO
         }

@@ -25,6 +25,24 @@ def test_names_of_all_indices():
 
 
 @pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("rfdetr_seg_n", "rfdetr_seg_n_coco"),
+        ("upernet_swin_b", "upernet_swin_b_ade20k"),
+        ("eomt_dinov2_s_640", "eomt_dinov2_s_640_coco_panoptic"),
+        ("mask-rcnn_swin-t-p4-w7_fpn_1x", MMDET),
+    ],
+)
+def test_a_name_without_its_data_set(short, name):
+    assert find_published(short).name == name
+
+
+@pytest.mark.parametrize("part", ["rfdetr", "rfdetr_", "fdetr_s", "rfdetr_s_co", "rfdetr_."])
+def test_no_other_part_of_a_name(part):
+    assert find_published(part) is None
+
+
+@pytest.mark.parametrize(
     ("name", "config", "figure"),
     [
         (MMDET, f"mmdet::swin/{MMDET}.py", {"box AP": 42.7, "mask AP": 39.3}),
@@ -73,13 +91,20 @@ def test_load_by_name(name, meta, classes, monkeypatch):
 def test_what_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="got no_such_model alone"):
         vitdense.load("no_such_model")
+    with pytest.raises(ConfigError, match="rfdetr_s_coco"):
+        vitdense.load("rfdetr_s_coc")
     index = tmp_path / "metafile.yml"
     index.write_text(
         "Models:\n  - {Name: plain, Config: configs/a/b.py, Weights: 'http://host/a.pth', Results: []}\n"
         "  - {Name: none, Config: configs/a/c.py}\n"
+        "  - {Name: two_coco, Config: configs/a/d.py, Weights: 'https://host/d.pth'}\n"
+        "  - {Name: two_ade20k, Config: configs/a/e.py, Weights: 'https://host/e.pth'}\n"
     )
     monkeypatch.setattr(published, "_indices", lambda: iter([("mmdet", [Path(index)])]))
     with pytest.raises(ConfigError, match=r"http://host/a\.pth, expected an address https://"):
         vitdense.load("plain")
     with pytest.raises(ConfigError, match="got none alone"):
         vitdense.load("none")
+    with pytest.raises(ConfigError, match="one published model, got two_coco, two_ade20k"):
+        vitdense.load("two")
+    assert find_published("two_ade20k").address == "https://host/e.pth"

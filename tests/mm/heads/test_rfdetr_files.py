@@ -19,7 +19,8 @@ from vitdense.checkpoint.whole import NO_CLASS
 from vitdense.mm import predictor
 from vitdense.mm.cli.new import main as new
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.published import find_published, list_published
+from vitdense.mm.config.published import find_published, list_published, trained_of
+from vitdense.mm.predictor import Predictor
 
 pytestmark = pytest.mark.long
 
@@ -35,7 +36,9 @@ def file(tmp_path_factory):
 def test_a_model_by_its_name(file, monkeypatch):
     read = predictor.read_checkpoint
     monkeypatch.setattr(predictor, "read_checkpoint", lambda name, *args: read(str(file), *args))
-    model = vitdense.load("rfdetr_s_coco", score_thr=0)
+    model = vitdense.load("rfdetr_s", score_thr=0)
+    of_tools = Predictor(*trained_of(argparse.Namespace(config="rfdetr_s", checkpoint=None, cfg_options={})))
+    assert of_tools.names == model.names
     assert len(model.names) == 80
     assert model.names[79] == "toothbrush"
     rows = torch.load(file, weights_only=False)["model"]["class_embed.bias"]

@@ -167,19 +167,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint, which a work folder in the place of the config makes unnecessary."""
+    """Add the checkpoint, which a work folder or a published model in the place of the config makes unnecessary."""
     parser.add_argument(
         "checkpoint",
         nargs="?",
-        help="checkpoint file, or work folder (its latest checkpoint); none after a work folder as CONFIG",
+        help="checkpoint file, or work folder (its latest checkpoint); none after a work folder, or the name of a "
+        "published model, as CONFIG",
     )
-
-
-def checkpoint_of(args: argparse.Namespace) -> str:
-    """The checkpoint of parsed arguments: that of the work folder, where this is the config."""
-    if args.checkpoint is None and not Path(args.config).is_dir():
-        raise ConfigError(f"checkpoint: got the config {args.config} alone, expected a checkpoint or a work folder too")
-    return args.checkpoint or args.config
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,18 +4,25 @@ The names are those of model indices in OpenMMLab's format, ``metafile.yml``: th
 carry, and configs/metafile.yml, whose recipes take the files of the models' authors.
 """
 
+import argparse
+import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
+from mmengine.config import Config
+from mmengine.logging import print_log
 
-from vitdense.mm.config.load import CONFIGS
+from vitdense.mm.config.load import CONFIGS, config_of
 from vitdense.mm.config.walk import as_list
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.train.checkpoints import find_checkpoint
 
 LICENCE = "Apache-2.0"  # of mmdet and mmseg
+DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name
 
 
 @dataclass(frozen=True)
@@ -40,13 +47,56 @@ class Published:
 def find_published(name: str) -> Published | None:
     """The model of a name, None if there is none.
 
+    A name may leave out its data set, ``_coco``, ``_coco_panoptic`` or ``_ade20k``, where one model alone is meant:
+    ``rfdetr_s``.
+
     Raises:
-        ConfigError: Its file is not at an ``https://`` address.
+        ConfigError: Several models are meant; or the file is not at an ``https://`` address.
     """
-    found = next((row for row in _read(name) if row.name == name), None)
-    if found and not found.address.startswith("https://"):
-        raise ConfigError(f"{name}: its file is at {found.address}, expected an address https://")
-    return found
+    rows = list(_read(name))
+    found = [row for row in rows if row.name == name][:1]  # some are twice in the indices
+    found = found or [row for row in rows if re.fullmatch(re.escape(name) + DATA, row.name)]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ConfigError(f"{name}: expected one published model, got {join_some(row.name for row in found)}")
+    if not found[0].address.startswith("https://"):
+        raise ConfigError(f"{name}: its file is at {found[0].address}, expected an address https://")
+    return found[0]
+
+
+def is_published(address: str) -> bool:
+    """Whether the file of a published model is at this address."""
+    return any(row.address == address for row in _read(address))
+
+
+def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
+    """A trained model: what `load_config` takes, and what `find_checkpoint` takes.
+
+    Args:
+        config: A config; a work folder; or the name of a published model.
+        checkpoint: A file, address or work folder; None for that of the work folder, or of the published model.
+
+    Raises:
+        ConfigError: A config alone.
+    """
+    if checkpoint is None and not Path(config).is_dir():
+        row = find_published(config)
+        if row is None:
+            near = difflib.get_close_matches(config, list_published())
+            raise ConfigError(
+                f"got {config} alone, which is no published model; expected a checkpoint or a work folder too"
+                + (f". Published models of like names: {', '.join(near)}" if near else "")
+            )
+        print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
+        return row.config, row.address
+    return config, checkpoint or config
+
+
+def trained_of(args: argparse.Namespace) -> tuple[Config, str]:
+    """The config and the checkpoint of the parsed arguments of a tool; see `find_trained`."""
+    config, checkpoint = find_trained(args.config, args.checkpoint)
+    return config_of(argparse.Namespace(**{**vars(args), "config": config})), find_checkpoint(checkpoint)
 
 
 def list_published() -> list[str]:
