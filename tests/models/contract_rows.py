@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from vitdense import NAT, MViT, ResNet, Swin, SwinV2, ViT, ViTAdapter
+from vitdense.models.vit.windowed import WindowedViT
 
 
 def with_random_norms(model):
@@ -39,6 +40,7 @@ class Row:
         eps: Epsilon of every LayerNorm.
         prepare: What a new one needs to be a fair example.
         has_attention: Whether there is attention, which can train alone.
+        multiple: What the sides of maps are multiples of.
     """
 
     kind: type
@@ -47,6 +49,7 @@ class Row:
     eps: float = 1e-5
     prepare: Callable = lambda model: model
     has_attention: bool = True
+    multiple: int = 1
 
     def __call__(self, **options):
         return self.prepare(self.kind(self.arch, **{"drop_path_rate": 0.0, **self.options, **options}))
@@ -152,6 +155,16 @@ MODELS = {
         {**VIT, "rope": "dinov3", "qkv_bias": "none", "position_rule": "dinov2"},
         {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
         eps=1e-6,
+    ),
+    "vit, windows of the image": Row(
+        WindowedViT, VIT, {"pretrain_img_size": 64, "global_indices": (2,)}, eps=1e-6, multiple=2
+    ),
+    "vit, 3x3 windows of the image, registers, rotary": Row(
+        WindowedViT,
+        {**VIT, "registers": 2, "absolute_position": False, "rope": "dinov3", "token_position": False},
+        {"num_windows": 3, "global_indices": (0, 3)},
+        eps=1e-6,
+        multiple=3,
     ),
     "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, has_attention=False),
 }

@@ -47,6 +47,8 @@ CASTS = {
     "vit, registers, antialias, pre-norm": 9,
     "vit, windows, rotary of windows, sub-LN": 9,
     "vit, windows, rotary of the map, DINOv2's positions": 9,
+    "vit, windows of the image": 9,
+    "vit, 3x3 windows of the image, registers, rotary": 9,
     "vit, conv stem": 9,
     "resnet, non-local": 1,
     "resnet, SAGAN": 1,

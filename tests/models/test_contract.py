@@ -61,12 +61,12 @@ def outputs_and_gradients(run, model, x):
     return [out.detach() for out in outs], torch.cat([grad.flatten() for grad in grads])
 
 
-def ceil_chain(size, strides):
-    """Sizes after a patch embedding and mergings that each round up."""
+def ceil_chain(size, strides, multiple):
+    """Sizes after a patch embedding and mergings that each round up, to multiples of a number."""
     out, previous = [], 1
     for stride in strides:
         step, previous = stride // previous, stride
-        size = [-(-n // step) for n in size]
+        size = [-(-n // (step * multiple)) * multiple for n in size]
         out.append(tuple(size))
     return out
 
@@ -79,7 +79,7 @@ def test_declared_channels_and_strides(make, size):
         outs = model(torch.randn(2, 3, *size))
     assert isinstance(outs, tuple)
     assert [tuple(out.shape) for out in outs] == [
-        (2, c, *s) for c, s in zip(model.out_channels, ceil_chain(size, model.out_strides), strict=True)
+        (2, c, *s) for c, s in zip(model.out_channels, ceil_chain(size, model.out_strides, make.multiple), strict=True)
     ]
     assert all(out.is_contiguous(memory_format=torch.channels_last) for out in outs)
 

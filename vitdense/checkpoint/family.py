@@ -39,6 +39,7 @@ class Family:
         may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
         parts_in_timm: What a model of timm has that its parameters do not show, as fields of our arch; empty for models
             of other families. It raises a `CheckpointMismatchError` if ours would compute something else.
+        fit_rows: A tensor of other projects, of our key, with as many rows as the model has classes or queries.
     """
 
     schemes: tuple[Scheme, ...]
@@ -46,6 +47,7 @@ class Family:
     ignored: tuple[str, ...] = (CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT)
     may_be_missing: tuple[str, ...] = (OUTPUT_NORMS, LORA)
     parts_in_timm: Callable[[nn.Module], dict[str, Any]] | None = None
+    fit_rows: Callable[[str, Tensor, nn.Module], Tensor] | None = None
 
 
 def same(*names: str) -> tuple[Rule, ...]:

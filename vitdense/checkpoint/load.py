@@ -19,7 +19,7 @@ from vitdense.checkpoint.family import CLASSIFIER, PERIODS, REBUILT, TOKENS
 from vitdense.checkpoint.fresh import fresh_pattern
 from vitdense.checkpoint.read import read
 from vitdense.checkpoint.rename import rename
-from vitdense.checkpoint.whole import DIFFERENCES, fit_rows, is_whole, split
+from vitdense.checkpoint.whole import DIFFERENCES, is_whole, split
 from vitdense.errors import OptionError
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import (
@@ -211,10 +211,12 @@ def _transfer(
     _check_pretraining_windows(model, renamed)
     _check_rotary_windows(model, renamed)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
+    fit_rows = None if match.scheme.name == "vitdense" else FAMILIES[match.family].fit_rows
     state = {}
     for key, value in renamed.items():
         if key in targets:
-            state[key] = fit(key, value, targets[key], rule)
+            rows = fit_rows(key, value, model) if fit_rows else value
+            state[key] = fit(key, rows, targets[key], rule)
             if state[key].shape != value.shape:
                 if key == "absolute_pos_embed.table":
                     _check_position_rule(model, value, rule)
@@ -430,11 +432,6 @@ def fit_whole(
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
         part = LoadReport(source, report.scheme)
         ours = _transfer(match, module, part, is_whole=True)
-        if is_foreign and module.family == "rfdetr":
-            for key, value in ours.items():
-                ours[key] = fit_rows(key, value, module)
-                if ours[key].shape != value.shape:
-                    part.resized[key] = tuple(value.shape), tuple(ours[key].shape)
         state = {**match.rest, **{start + key: value for key, value in ours.items()}}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.ignored += [start + key for key in part.ignored]

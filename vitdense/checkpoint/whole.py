@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Table = Mapping[str, str | None]  # regular expressions of keys, and the part of the model; None: not needed there
 
@@ -34,7 +33,6 @@ _RFDETR_TRANSFORMERS: Table = {
     r"(?P<tail>segmentation_bias|(blocks|spatial_features_proj|query_features_\w+)\..+)": "bbox_head.",
 }
 DIFFERENCES = "eomt_dinov3"  # the authors publish files with these names of the trunk as differences to DINOv3's
-NO_CLASS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # numbers up to 90 that are no category of COCO
 
 
 def is_whole(keys: Iterable[str]) -> bool:
@@ -67,20 +65,3 @@ def split(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
         elif found[0] is not None:
             named[(head if found[0] == "head." else found[0]) + found[1]["tail"]] = value
     return named
-
-
-def fit_rows(key: str, value: Tensor, head: nn.Module) -> Tensor:
-    """A tensor of a head of RF-DETR, by our names, with as many classes and queries as the head has.
-
-    The files have a row for every COCO category id up to 90; after training on n classes of one's own n + 1 rows, of
-    which the last is of no class. Other numbers of classes stay as they are. Of every group the first queries are
-    taken; for more than there are, they are repeated: each reads a box of its own.
-    """
-    if re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key):
-        if head.num_classes == 80 and len(value) == 91:
-            return value[[i for i in range(91) if i not in NO_CLASS]]
-        return value[: head.num_classes] if len(value) == head.num_classes + 1 else value
-    if re.fullmatch(r"(queries|references)\.weight", key) and len(value) % head.num_groups == 0:
-        groups = value.unflatten(0, (head.num_groups, -1))  # [G, Q, C]
-        return groups[:, torch.arange(head.num_queries) % groups.shape[1]].flatten(0, 1)
-    return value

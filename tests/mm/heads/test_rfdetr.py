@@ -156,7 +156,9 @@ def test_losses_and_gradients_with_an_image_without_objects(name):
         rows["segmentation_head.blocks.1.dwconv.bias"] = head.masks.blocks[1].conv.bias
         rows["segmentation_head.bias"] = head.masks.bias
     for key, parameter in rows.items():
-        assert relative_error(parameter.grad, golden[f"grad/{key}"]) < 1e-4, key
+        # Where a point crosses from one pixel to the next, its gradient jumps: noise of 1e-7 in the image is 1e-3 here.
+        bound = 2e-3 if "sampling_offsets" in key else 1e-4
+        assert relative_error(parameter.grad, golden[f"grad/{key}"]) < bound, key
     assert not [key for key, p in model.named_parameters() if p.grad is None]
 
 

@@ -15,12 +15,12 @@ from test_rfdetr import make, shapes_of
 
 import vitdense
 from vitdense.checkpoint.load import fit_whole
-from vitdense.checkpoint.whole import NO_CLASS
 from vitdense.mm import predictor
 from vitdense.mm.cli.new import main as new
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.published import find_published, list_published, trained_of
 from vitdense.mm.predictor import Predictor
+from vitdense.models.vit.rfdetr import NO_CLASS
 
 pytestmark = pytest.mark.long
 

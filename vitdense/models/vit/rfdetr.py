@@ -1,6 +1,9 @@
 """Naming schemes of the neck and the head of RF-DETR: ours, the authors' and transformers'."""
 
+import re
+
 import torch
+from torch import Tensor, nn
 
 from vitdense.checkpoint.family import Family, same
 from vitdense.checkpoint.rename import Rule, Scheme, Transform
@@ -110,9 +113,30 @@ _TRANSFORMERS = (
     *_layers("query_features_block.", "masks.", norm="norm", fc1="mlp.fc1", fc2="mlp.fc2"),
     *_layers("", "masks.", pixel_proj="spatial_features_proj", query_proj="query_features_proj"),
 )
+NO_CLASS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # numbers up to 90 that are no category of COCO
+
+
+def _fit_rows(key: str, value: Tensor, head: nn.Module) -> Tensor:
+    """A tensor of a head of RF-DETR, by our names, with as many classes and queries as the head has.
+
+    The files have a row for every COCO category id up to 90; after training on n classes of one's own n + 1 rows, of
+    which the last is of no class. Other numbers of classes stay as they are. Of every group the first queries are
+    taken; for more than there are, they are repeated: each reads a box of its own.
+    """
+    if re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key):
+        if head.num_classes == 80 and len(value) == 91:
+            return value[[i for i in range(91) if i not in NO_CLASS]]
+        return value[: head.num_classes] if len(value) == head.num_classes + 1 else value
+    if re.fullmatch(r"(queries|references)\.weight", key) and len(value) % head.num_groups == 0:
+        groups = value.unflatten(0, (head.num_groups, -1))  # [G, Q, C]
+        return groups[:, torch.arange(head.num_queries) % groups.shape[1]].flatten(0, 1)
+    return value
+
+
 HEAD = Family(
     (Scheme("vitdense", _OURS), Scheme("rfdetr", _AUTHORS), Scheme("transformers", _TRANSFORMERS)),
     ignored=(),
     may_be_missing=(),
+    fit_rows=_fit_rows,
 )
 HEADS = {"rfdetr_projector": PROJECTOR, "rfdetr": HEAD}

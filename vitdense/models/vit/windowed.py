@@ -30,6 +30,7 @@ class WindowedViT(ViT):
     tokens, relative positions and `output_cls_token` are refused.
 
     Args:
+        arch: See `ViT`; also ``'rfdetr_small'``.
         num_windows: Windows along a side; 1 for none.
         global_indices: Blocks without windows; None for those after each output: 3, 6 and 9 of 12 blocks with outputs
             2, 5, 8 and 11, as RF-DETR has it.
@@ -45,13 +46,19 @@ class WindowedViT(ViT):
     }
     refused: ClassVar = {"window_size": None, "relative_position": False, "output_cls_token": False}
 
-    def __init__(self, num_windows: int = 2, global_indices: Sequence[int] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        arch: str | Mapping = "rfdetr_small",
+        num_windows: int = 2,
+        global_indices: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
         if not isinstance(num_windows, int) or num_windows < 1:
             raise OptionError(f"num_windows: got {num_windows!r}, expected a number of windows along a side")
         for name, default in self.refused.items():
             if options.get(name, default) != default:
                 raise OptionError(f"{name}: windows are parts of the image here; leave it out, or use vitdense.ViT")
-        super().__init__(**{"out_norm": "shared", "drop_path_rate": 0.0, **options})
+        super().__init__(arch, **{"out_norm": "shared", "drop_path_rate": 0.0, **options})
         depth = len(self.blocks)
         self.num_windows = num_windows
         self.global_indices = tuple(i + 1 for i in self.out_indices[:-1]) if global_indices is None else global_indices
