@@ -1,5 +1,7 @@
 """Whole detectors as programs against mmdet's own `predict`."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from conftest import REPO
@@ -11,8 +13,8 @@ from vitdense.mm.cli.export import _compare_objects, _predict
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import Detector, FixedRoIExtractor
-from vitdense.mm.export.select import Found, best, suppress
-from vitdense.runtime import paste
+from vitdense.mm.export.select import Found, best, highest, suppress
+from vitdense.runtime import ENGINES, paste
 
 
 def detector(name, **test_cfg):
@@ -74,7 +76,8 @@ class Steps(torch.nn.Module):
 def test_a_program_of_all_sizes_has_no_branches(tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    from vitdense.inspect.export import export_program, run_onnx, save_onnx
+    pytest.importorskip("onnxruntime")
+    from vitdense.inspect.export import export_program, save_onnx
 
     model = detector("atss", score_thr=0.02)
     model.backbone = Steps(model.neck.in_channels)
@@ -88,10 +91,11 @@ def test_a_program_of_all_sizes_has_no_branches(tmp_path):
     image = torch.randn(3, 3, 97, 70, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         want = model(image)
-    boxes, scores, labels = run_onnx(path, image)
-    torch.testing.assert_close(torch.from_numpy(scores), want["scores"], atol=1e-5, rtol=0)
-    assert boxes.shape == (3, 100, 4)
-    assert (labels >= -1).all()
+    for engine in filter(find_spec, ENGINES):
+        boxes, scores, labels = ENGINES[engine](path, threads=1).run(image.numpy())
+        torch.testing.assert_close(torch.from_numpy(scores), want["scores"], atol=1e-5, rtol=0)
+        assert boxes.shape == (3, 100, 4)
+        assert (labels >= -1).all()
 
 
 def test_suppression_of_a_batch_is_that_of_mmdet():
@@ -108,6 +112,30 @@ def test_suppression_of_a_batch_is_that_of_mmdet():
         assert torch.equal(found.boxes[i], dets[:, :4])
         assert torch.equal(found.scores[i], dets[:, 4])
         assert torch.equal(found.labels[i], labels)
+
+
+@pytest.mark.parametrize("number", [1, 40, 300])
+def test_of_equal_scores_the_first(number):
+    scores = torch.randint(-1, 9, (3, 300), generator=torch.Generator().manual_seed(0)) / 8
+    values, index = highest(scores, number)
+    want = scores.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(values, want.values[:, :number])
+    assert torch.equal(index, want.indices[:, :number])
+
+
+def test_of_equal_scores_the_first_in_openvino(tmp_path):
+    pytest.importorskip("openvino")
+    pytest.importorskip("onnxscript")
+    from vitdense.inspect.export import export_program, save_onnx
+
+    class Best(torch.nn.Module):
+        def forward(self, image):
+            return best(image[:, 0].flatten(1), 50)
+
+    image = torch.randint(0, 5, (2, 3, 40, 60)).float()
+    save_onnx(export_program(Best().eval(), image, dynamic=False), tmp_path / "best.onnx")
+    want = image[:, 0].flatten(1).sort(dim=1, descending=True, stable=True).indices[:, :50]
+    assert torch.equal(torch.from_numpy(ENGINES["openvino"](tmp_path / "best.onnx").run(image.numpy())[1]), want)
 
 
 def test_fewer_boxes_than_places():

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from vitdense.mm.export.detectors import Detector, fix, pad, pad_as
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
 from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
 from vitdense.mm.predictor import Predictor
-from vitdense.runtime import ENGINES, ENGINES_OF_OBJECTS, cover, paste
+from vitdense.runtime import ENGINES, cover, paste
 
 FORMATS = ("pt2", "onnx")
 # Relative error to the model in float32 above which nothing is written.
@@ -225,7 +225,7 @@ def export(
         else:
             save_program(program, scratch, metadata)
         said = []
-        for name, run in _runs(scratch, to, list(want), ENGINES_OF_OBJECTS if whole else ENGINES).items():
+        for name, run in _runs(scratch, to, list(want)).items():
             outs = [run(image.to(dtype)) for image in images]
             if whole:
                 of_masks = (json.loads(metadata[key]) for key in ("mask_thr", "mask_stride"))
@@ -242,11 +242,11 @@ def export(
     return f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}\n{lines}\n{listed}"
 
 
-def _runs(path: Path, to: str, names: Sequence[str], allowed: Iterable[str]) -> dict[str, Callable[[Tensor], Mapping]]:
+def _runs(path: Path, to: str, names: Sequence[str]) -> dict[str, Callable[[Tensor], Mapping]]:
     """A file in each of these runtimes that is installed: an image to the outputs by name."""
     if to == "pt2":
         return {"torch": torch.export.load(path).module()}
-    engines = {name: ENGINES[name](path).run for name in allowed if find_spec(name)}
+    engines = {name: ENGINES[name](path).run for name in ENGINES if find_spec(name)}
     return {name: lambda image, run=run: dict(zip(names, run(image.numpy()))) for name, run in engines.items()}
 
 

@@ -28,10 +28,26 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
 
 
+def highest(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The highest of scores ``[B, N]`` and their index, ``[B, number]`` each; of equal ones the first, as mmdet sorts.
+
+    Where a head's activations are all 0, many boxes have the same score, and the top-k of torch and of OpenVINO leaves
+    open which it takes. No two of the numbers that decide here are equal.
+    """
+    count = scores.shape[1]
+    last = scores.topk(number).values[:, -1:]  # [B, 1]
+    from_end = torch.arange(count, device=scores.device).neg() + count  # [N]
+    rank = torch.where(scores > last, from_end + count, torch.where(scores == last, from_end, 0))  # [B, N]
+    index = rank.topk(number).indices  # [B, number], the lower first, but those of the last score at the end
+    scores, order = scores.gather(1, index).topk(number)  # [B, number]
+    step = F.pad((scores[:, 1:] < scores[:, :-1]).long(), (1, 0)).cumsum(1)  # [B, number]
+    right = (step * number + order).topk(number, largest=False).indices  # [B, number]
+    return scores, index.gather(1, order.gather(1, right))
+
+
 def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The highest of scores ``[B, N]``, 0 or more, and their index, ``[B, number]`` each; short of N, score -1 and
-    index 0."""
-    scores, index = F.pad(scores, (0, number), value=-1.0).topk(number)  # [B, number]
+    """As `highest`, of scores of 0 or more; short of N, score -1 and index 0."""
+    scores, index = highest(F.pad(scores, (0, number), value=-1.0), number)
     return scores, index.masked_fill(scores < 0, 0)
 
 

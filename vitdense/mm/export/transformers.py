@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitdense.layers.deformable import deform_attend
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.select import Found, best, pack, take
+from vitdense.mm.export.select import Found, best, highest, pack, take
 
 Sizes = list[tuple[int, int]]  # height and width of every level
 
@@ -161,5 +161,5 @@ def _start(model: nn.Module, memory: Tensor, centres: Sequence[Tensor]) -> tuple
     x = model.memory_trans_norm(model.memory_trans_fc(torch.where(usable, memory, 0.0)))  # [B, N, C]
     boxes = head.reg_branches[stage](x).float() + boxes  # [B, N, 4]
     scores = head.cls_branches[stage](x).amax(-1)  # [B, N]
-    index = scores.topk(model.num_queries, 1).indices  # [B, Q]
+    _, index = highest(scores, model.num_queries)  # [B, Q]
     return model.query_embedding.weight.expand(boxes.shape[0], -1, -1), take(boxes, index).sigmoid()
