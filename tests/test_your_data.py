@@ -146,7 +146,7 @@ def test_segmentation_from_label_maps_to_predictions(command, tmp_path):
 
 def test_annotations_without_masks_name_the_way_out(command, animals, tmp_path):
     animals(with_masks=False)
-    status, printed = command(f"python -m vitdense new detection {DATA} mine.py")
+    status, printed = command(f"python -m vitdense new detection --method cascade {DATA} mine.py")
     assert status == 2
     assert "--boxes" in printed
     assert not (tmp_path / "mine.py").exists()

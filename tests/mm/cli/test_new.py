@@ -37,6 +37,7 @@ SEGMENTATION += ["--val-images", "images/val", "--val-labels", "labels/val"]
 def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(new, "estimate", lambda config: "estimate: replaced")
+    monkeypatch.setattr(new, "_gpu_memory", lambda: 24e9)
 
 
 @pytest.fixture
@@ -131,6 +132,35 @@ def test_data_as_large_as_the_recipe_keep_its_sizes(boxes):
     assert "image_size" not in Path("mine.py").read_text()
 
 
+@pytest.mark.parametrize(
+    ("memory", "options", "recipe"),
+    [
+        (0, [], "rfdetr_s_coco"),
+        (6e9, ["--masks"], "rfdetr_seg_s_coco"),
+        (8.4e9, [], "cascade_swin_t_coco"),
+        (0, ["--method", "cascade"], "cascade_swin_t_coco"),
+        (0, ["--backbone", "swin_small.ms_in1k"], "cascade_swin_t_coco"),
+        (0, ["--base", "cascade_swin_nano_coco"], "cascade_swin_nano_coco"),
+        (24e9, ["--method", "rfdetr"], "rfdetr_s_coco"),
+    ],
+)
+def test_without_a_gpu_of_8_gb_the_default_is_rfdetr(boxes, memory, options, recipe, monkeypatch, capsys):
+    boxes()
+    monkeypatch.setattr(new, "_gpu_memory", lambda: memory)
+    assert run(*DETECTION, *options, "mine.py") == 0
+    printed = capsys.readouterr().out
+    assert Path(runpy.run_path("mine.py")["_base_"].rpartition("/")[2]).stem == recipe
+    is_chosen = memory < 8e9 and not {"--method", "--backbone", "--base"} & {*options}
+    assert ("--method cascade is" in printed.splitlines()[0]) == is_chosen
+
+
+@pytest.mark.parametrize("option", [["--masks"], ["--weights", "file.pth"]])
+def test_options_of_rfdetr_with_a_cascade(boxes, option, capsys):
+    boxes()
+    assert run(*DETECTION, *option, "mine.py") == 2
+    assert "--method rfdetr" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("method", ["cascade", "mask_rcnn"])
 def test_boxes_without_masks(boxes, method, capsys):
     boxes(masks=False)
@@ -200,7 +230,7 @@ NAMES += ("{{ fileBasename }}", "{{_base_.settings}}", "{{$HOME:nowhere}}", "{{{
 @pytest.mark.parametrize("names", [*((name, "owl") for name in NAMES), NAMES])
 def test_class_names_of_any_text(names):
     """In the docstring and in the code, as mmengine reads them: it replaces {{ ... }} in the text of a config."""
-    args = new._parser().parse_args([*DETECTION[1:], "mine.py"])
+    args = new._parser().parse_args([*DETECTION[1:], "--method", "cascade", "mine.py"])
     data = new.Data(new._line("Detection", names, 1, 1), "./", 64, {"metainfo": {"classes": names}}, {}, {})
     Path("mine.py").write_text(new.config_text(args, data), encoding="utf-8")
     assert Config.fromfile("mine.py").train_dataloader.dataset.metainfo.classes == names

@@ -299,4 +299,4 @@ def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch)
     assert [path.name for path in (tmp_path / "set").iterdir()] == ["annotations.json"]
     monkeypatch.chdir(tmp_path)
     line = "new detection --no-estimate --train set/annotations.json --val set/annotations.json --images photos mine.py"
-    assert main([*line.split(), *([] if with_masks else ["--boxes"])]) == 0
+    assert main([*line.split(), "--method", "cascade", *([] if with_masks else ["--boxes"])]) == 0

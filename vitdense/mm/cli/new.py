@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -42,6 +43,7 @@ DETECTORS = {  # (method, boxes only) -> config
     ("rfdetr", False): "rfdetr_seg_s_coco.py",
     ("rfdetr", True): "rfdetr_s_coco.py",
 }
+MIN_MEMORY = 8e9  # bytes of a GPU, with which a detector is a cascade
 CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of other classes than COCO's
 SEGMENTORS = {  # head -> config
     "upernet": "upernet_swin_t_ade20k.py",
@@ -93,6 +95,8 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     with exit_on_user_error():
         check_new_file(args.out, args.force)
+        if args.task == "detection":
+            args.method = _method(args)
         read = {"detection": _detection, "segmentation": _segmentation, "panoptic": _panoptic}[args.task]
         text = config_text(args, read(args))
         with atomic_write(args.out) as scratch:
@@ -124,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     detection.add_argument(
         "--method",
         choices=("cascade", "mask_rcnn", "rfdetr"),
-        help="default: cascade; rfdetr for a CPU or a small GPU: all its weights but the classes are from COCO",
+        help="default: cascade; rfdetr where there is no GPU of 8 GB: all its weights but the classes are from COCO",
     )
     detection.add_argument(
         "--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask"
@@ -183,6 +187,21 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {value}, expected a positive int")
     return value
+
+
+def _method(args: argparse.Namespace) -> str | None:
+    """The method of a detector: as given, or what the machine can train; None where the base config decides."""
+    if args.method or args.base:
+        return args.method
+    if args.backbone or _gpu_memory() >= MIN_MEMORY:
+        return "cascade"
+    print("--method rfdetr, for there is no GPU of 8 GB; --masks adds masks, --method cascade is a larger model")
+    return "rfdetr"
+
+
+def _gpu_memory() -> int:
+    """In bytes; 0 where there is no GPU."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
 def _detection(args: argparse.Namespace) -> Data:
@@ -444,7 +463,7 @@ def _recipe(args: argparse.Namespace) -> Path:
     if args.task == "panoptic":
         name = PANOPTIC
     elif args.task == "detection":
-        name = DETECTORS[args.method or "cascade", args.boxes]
+        name = DETECTORS[args.method, args.boxes]
     else:
         name = SEGMENTORS[args.head or "upernet"]
     if not (CONFIGS / name).is_file():
