@@ -18,9 +18,19 @@ def main() -> None:
     add_checkpoint(parser)
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument("--static", nargs=2, type=int, metavar=("H", "W"), help="image size in pixels, for one image")
-    parser.add_argument("--half", action="store_true", help="weights and maps in half precision")
+    precision = parser.add_mutually_exclusive_group()
+    precision.add_argument("--half", action="store_true", help="weights and maps in half precision")
+    precision.add_argument("--int8", action="store_true", help="convolutions and linear layers in int8")
+    parser.add_argument(
+        "--calibrate", nargs="+", default=[], metavar="IMAGE", help="for --int8; default: 100 of the training data"
+    )
     parser.add_argument("--maps", action="store_true", help="of a detector its maps, without boxes")
-    parser.add_argument("--images", nargs="+", default=[], help="photos to compare boxes on (default: test data)")
+    parser.add_argument(
+        "--with-preprocessing",
+        action="store_true",
+        help="it takes photos, uint8 RGB: they are resized and normalised inside",
+    )
+    parser.add_argument("--images", nargs="+", default=[], help="photos to compare at (default: test data)")
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
     args = parser.parse_args()
     if args.static and min(args.static) < 1:
@@ -28,7 +38,8 @@ def main() -> None:
     with exit_on_user_error():
         path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
         static = tuple(args.static) if args.static else None
-        options = (path, args.to, static, args.half, args.maps, args.images)
+        precision = "int8" if args.int8 else "float16" if args.half else "float32"
+        options = (path, args.to, static, precision, args.maps, args.images, args.with_preprocessing, args.calibrate)
         print(export(*trained_of(args), *options))
 
 

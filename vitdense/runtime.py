@@ -10,7 +10,7 @@ This file needs NumPy, and onnxruntime or OpenVINO; copy it into a product. ::
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Engine:
     Attributes:
         run: A batch to the outputs.
         outputs: Their names.
-        dtype: Of the batch.
+        dtype: Of the batch; uint8: it is of photos, not of normalised images.
         about: The file's `metadata_props`.
     """
 
@@ -70,9 +70,10 @@ def open_onnxruntime(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(os.fspath(path), options, providers=list(providers))
-    dtype = np.float16 if "float16" in session.get_inputs()[0].type else np.float32
+    (image,) = session.get_inputs()
+    dtype = {"tensor(uint8)": np.uint8, "tensor(float16)": np.float16, "tensor(float)": np.float32}[image.type]
     outputs, about = [out.name for out in session.get_outputs()], session.get_modelmeta().custom_metadata_map
-    return Engine(lambda batch: session.run(None, {"image": batch}), outputs, dtype, about)
+    return Engine(lambda batch: session.run(None, {image.name: batch}), outputs, dtype, about)
 
 
 def open_openvino(path: str | os.PathLike, threads: int = 0, precision: str = "f32", device: str = "CPU") -> Engine:
@@ -110,6 +111,7 @@ class Program:
 
     Attributes:
         names: Of the classes.
+        is_panoptic: Whether results have segments.
 
     Raises:
         ValueError: The file is not of `tools/export.py`, or has a detector's maps; or the engine is none of the two.
@@ -122,7 +124,7 @@ class Program:
             raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
         self._engine = ENGINES[engine](path, threads, **options)
         outputs, about = self._engine.outputs, self._engine.about
-        needed = {"boxes": "mask_stride", "logits": "threshold", "classes": "queries"}
+        needed = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
         forms = [name for name in needed if name in outputs]
         about = self._about = {key: json.loads(about[key]) for key in KEYS if key in about}
         if not forms or not {"mean", "classes", "resize", needed[forms[0]]} <= about.keys():
@@ -132,6 +134,8 @@ class Program:
                 f"most"
             )
         self.names: list[str] = about["classes"]
+        self.is_panoptic = bool((about.get("queries") or {}).get("panoptic"))
+        self._of_photos = self._engine.dtype == np.uint8
 
     def __call__(self, image: np.ndarray, score_thr: float = 0.3) -> Output:
         """Predict.
@@ -148,38 +152,22 @@ class Program:
             raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3]")
         size = image.shape[:2]
         seen = fitted(size, self._about["resize"])  # (h, w)
-        batch = np.ascontiguousarray(self._normalised(image, seen))
-        found = dict(zip(self._engine.outputs, (out[0] for out in self._engine.run(batch))))
+        batch = image[None] if self._of_photos else normalised(image, seen, self._about).astype(self._engine.dtype)
+        found = dict(zip(self._engine.outputs, (out[0] for out in self._engine.run(np.ascontiguousarray(batch)))))
+        scale = seen[0] / size[0], seen[1] / size[1]
         if "boxes" in found:
-            return self._objects(found, seen, size, score_thr)
+            if not self._of_photos:
+                found["boxes"] = found["boxes"] / np.float32([*scale[::-1]] * 2)
+            return objects(found, self._about, scale, size, score_thr)
         if "classes" in found:
             return self._segments(found["classes"], found["masks"], seen, size, score_thr)
+        if "semantic" in found:
+            return Output(semantic=found["semantic"])
         logits = resize(found["logits"].transpose(1, 2, 0).astype(np.float32), size)  # [H, W, classes]
         if logits.shape[2] > 1:
             return Output(semantic=logits.argmax(-1))
         threshold = self._about["threshold"]  # of one class, against all else
         return Output(semantic=(logits[..., 0] > np.log(threshold / (1 - threshold))).astype(np.int64))
-
-    def _normalised(self, image: np.ndarray, size: Sequence[int]) -> np.ndarray:
-        """``[1, 3, *size]``."""
-        pixels = resize(image.astype(np.float32), size)
-        if self._about["channels"] == "BGR":
-            pixels = pixels[..., ::-1]
-        if self._about["mean"] is not None:
-            pixels = (pixels - np.float32(self._about["mean"])) / np.float32(self._about["std"])
-        return pixels.transpose(2, 0, 1)[None].astype(self._engine.dtype)  # [1, 3, h, w]
-
-    def _objects(self, found: dict, seen: Sequence[int], size: Sequence[int], score_thr: float) -> Output:
-        kept = found["scores"] >= max(score_thr, np.finfo(np.float32).tiny)  # empty places have score 0
-        scale = seen[0] / size[0], seen[1] / size[1]
-        boxes = found["boxes"][kept] / np.float32([*scale[::-1]] * 2)
-        masks = None
-        if "masks" in found:
-            masks, stride = np.zeros((len(boxes), *size), bool), self._about["mask_stride"]
-            for i, (mask, box) in enumerate(zip(found["masks"][kept], boxes)):
-                whole = paste(mask, box, size) if stride is None else cover(mask, stride, scale, size)
-                masks[i] = whole >= self._about["mask_thr"]
-        return Output(boxes, found["scores"][kept], found["labels"][kept], masks)
 
     def _segments(
         self, classes: np.ndarray, masks: np.ndarray, seen: Sequence[int], size: Sequence[int], score_thr: float
@@ -203,16 +191,32 @@ class Program:
         return out
 
 
-def fitted(size: Sequence[int], rule: dict | None) -> tuple[int, int]:
+def normalised(image: np.ndarray, size: Sequence[int], about: Mapping[str, Any]) -> np.ndarray:
+    """A photo, [H, W, 3] uint8 RGB, as a program takes it: float32 ``[1, 3, *size]``.
+
+    Args:
+        image: The photo.
+        size: To resize it to. Colours are whole numbers afterwards, as those of OpenCV are.
+        about: ``channels``, ``mean`` and ``std`` of the program.
+    """
+    pixels = np.rint(resize(image.astype(np.float32), size))
+    if about["channels"] == "BGR":
+        pixels = pixels[..., ::-1]
+    if about["mean"] is not None:
+        pixels = (pixels - np.float32(about["mean"])) / np.float32(about["std"])
+    return pixels.transpose(2, 0, 1)[None]  # [1, 3, *size]
+
+
+def fitted(size: Sequence[int], rule: Mapping[str, Any] | None) -> tuple[int, int]:
     """Size (h, w) of an image after the resize of a config, ``{"scale": [long, short], "keep_ratio": bool}``."""
-    h, w = size
     if rule is None:
-        return h, w
+        return tuple(size)
     if not rule["keep_ratio"]:
         return rule["scale"][1], rule["scale"][0]
     long, short = max(rule["scale"]), min(rule["scale"])
-    factor = min(long / max(h, w), short / min(h, w))
-    return int(h * factor + 0.5), int(w * factor + 0.5)
+    most, least = max(size), min(size)
+    # In whole numbers, halves up. The smaller of two factors gives the smaller size.
+    return tuple(min((2 * x * long + most) // (2 * most), (2 * x * short + least) // (2 * least)) for x in size)
 
 
 def resize(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -227,6 +231,32 @@ def resize(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
         here, after = image.take(first, axis), image.take(np.minimum(first + 1, old - 1), axis)
         image = here + (after - here) * share
     return image
+
+
+def objects(
+    found: Mapping[str, np.ndarray],
+    about: Mapping[str, Any],
+    scale: Sequence[float],
+    size: Sequence[int],
+    score_thr: float,
+) -> Output:
+    """What a program of a detector gives for an image, as objects.
+
+    Args:
+        found: Its outputs: boxes ``[N, 4]`` in pixels of the image, scores ``[N]``, labels ``[N]``, and masks.
+        about: ``mask_stride`` and ``mask_thr`` of the program.
+        scale: Size of what the program saw over that of the image, (y, x).
+        size: Of the image, (H, W) in pixels.
+        score_thr: Minimum score.
+    """
+    kept = found["scores"] >= max(score_thr, np.finfo(np.float32).tiny)  # empty places have score 0
+    boxes, masks = found["boxes"][kept], None
+    if "masks" in found:
+        masks, stride = np.zeros((len(boxes), *size), bool), about["mask_stride"]
+        for i, (mask, box) in enumerate(zip(found["masks"][kept], boxes)):
+            whole = paste(mask, box, size) if stride is None else cover(mask, stride, scale, size)
+            masks[i] = whole >= about["mask_thr"]
+    return Output(boxes, found["scores"][kept], found["labels"][kept], masks)
 
 
 def paste(mask: np.ndarray, box: np.ndarray, size: Sequence[int]) -> np.ndarray:

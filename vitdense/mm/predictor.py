@@ -26,7 +26,7 @@ from vitdense.inspect.result import Result
 from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load_config
 from vitdense.mm.config.published import find_trained, is_published
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
-from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels
+from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels, split_pipeline
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision, computing, predict_float32
 from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
@@ -127,7 +127,7 @@ class Predictor:
 
     def _tiled(self, side: int, overlap: float, steps: Sequence[dict]) -> tuple[Callable, list[dict]]:
         check_tiles(self.model.cfg)
-        from vitdense.mm.heads.tiled import TiledDetector, split_pipeline
+        from vitdense.mm.heads.tiled import TiledDetector
 
         whole, of_tile = split_pipeline(steps)
         return TiledDetector(self.model, side, overlap, of_tile).test_step, whole

@@ -9,9 +9,10 @@ from mmdet.models.layers import multiclass_nms
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from torchvision.ops import box_iou
 
-from vitdense.mm.cli.export import _compare_objects, _predict
+from vitdense.mm.cli.export import of_model, of_program, predict
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.export.compare import BOUNDS, compare_objects
 from vitdense.mm.export.detectors import Detector, FixedRoIExtractor
 from vitdense.mm.export.select import Found, best, highest, suppress
 from vitdense.runtime import ENGINES, paste
@@ -43,7 +44,7 @@ def test_as_predict(name):
     model = detector(name, score_thr=0.01)
     images = torch.randn(2, 3, 129, 171, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        wanted = [_predict(model, image[None]) for image in images]
+        wanted = [predict(model, image[None]) for image in images]
         got = Detector(model).eval()(images)
     for i, want in enumerate(wanted):
         assert len(want) > 20
@@ -170,12 +171,18 @@ def test_what_differs_is_not_written():
     model = detector("atss", score_thr=0.06)
     image = torch.randn(1, 3, 128, 128, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        want, got = _predict(model, image), Detector(model).eval()(image)
-    assert _compare_objects([got], [want], 0.5, None, False)[0]
+        want, got = predict(model, image), Detector(model).eval()(image)
+    size = (128, 128)
+    about = {"mask_thr": 0.5, "mask_stride": None}
+
+    def compare(outputs, found):
+        return compare_objects([(of_program(outputs, size, size, about), of_model(found, size))], BOUNDS["float32"])
+
+    assert compare(got, want)[0]
     for name, change in (("boxes", 0.5), ("scores", 0.01), ("boxes", float("nan")), ("scores", float("nan"))):
-        fits, why = _compare_objects([{**got, name: got[name] + change}], [want], 0.5, None, False)
+        fits, why = compare({**got, name: got[name] + change}, want)
         assert not fits
-        assert "expected 0.999, 0.001 and 0.99" in why
-    fits, why = _compare_objects([got], [want[:0]], 0.5, None, False)
+        assert "expected 100% with 0.999, 0.001 and 0.99" in why
+    fits, why = compare(got, want[:0])
     assert not fits
     assert "no object" in why

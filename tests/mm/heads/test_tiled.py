@@ -18,8 +18,9 @@ from mmengine.structures import InstanceData
 from pycocotools import mask as rle
 from torch import nn
 
+from vitdense.mm.config.walk import split_pipeline
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.heads.tiled import TiledDetector, split_pipeline
+from vitdense.mm.heads.tiled import TiledDetector
 from vitdense.mm.train import launch
 
 PIPELINE = load_config("cascade_swin_nano_shapes").test_dataloader.dataset.pipeline

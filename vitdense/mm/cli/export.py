@@ -5,7 +5,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from mmdet.models.dense_heads import Mask2FormerHead
@@ -14,26 +16,21 @@ from mmdet.models.detectors import MaskFormer
 from mmengine.config import Config
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
-from torchvision.ops import box_iou
 
 from vitdense.files import atomic_write
-from vitdense.inspect.export import export_program, largest_error, save_onnx, save_program
+from vitdense.inspect.export import export_program, save_onnx, save_program
+from vitdense.mm.config.walk import leaf_datasets
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.export.compare import BOUNDS, Bounds, compare_classes, compare_maps, compare_objects
 from vitdense.mm.export.detectors import Detector, fix, pad, pad_as
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
 from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
-from vitdense.mm.predictor import Predictor
-from vitdense.runtime import ENGINES, cover, paste
+from vitdense.mm.predictor import Predictor, read_pixels
+from vitdense.runtime import ENGINES, Output, fitted, normalised, objects
 
 FORMATS = ("pt2", "onnx")
-# Relative error to the model in float32 above which nothing is written.
-MAX_ERROR, MAX_ERROR_HALF = 1e-4, 1e-2
 EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
-# Whole detectors: of each object of a higher score, the overlap of its box and of its mask with the model's, and the
-# difference of scores; wider in half precision, which changes scores and thereby what suppression keeps.
-SCORE, MIN_IOU, MAX_DIFFERENCE, MIN_MASK_IOU = 0.05, 0.999, 1e-3, 0.99
-MIN_IOU_HALF, MAX_DIFFERENCE_HALF, MIN_MASK_IOU_HALF = 0.98, 2e-2, 0.95
-PHOTOS = 3
+PHOTOS, CALIBRATION = 3, 100  # of the test data to compare at; of the training data
 MOVES = ("Resize", "Crop", "Pad", "Flip", "Rotate")  # in names of steps of a pipeline that move pixels
 
 
@@ -164,15 +161,67 @@ def _describe_queries(model: nn.Module) -> dict:
     }
 
 
+class Sample(NamedTuple):
+    """An image to compare at.
+
+    Attributes:
+        given: What the file takes: `image`, or the photo, ``[1, H, W, 3]`` uint8.
+        image: What the model takes, normalised and not padded, ``[1, 3, h, w]``.
+        size: Of the photo, (H, W), or of the image.
+    """
+
+    given: Tensor
+    image: Tensor
+    size: tuple[int, int]
+
+
+def _photo(path: str, about: Mapping) -> Sample:
+    pixels = read_pixels(path)
+    size = pixels.shape[:2]
+    image = normalised(pixels, fitted(size, about["resize"]), about)
+    return Sample(torch.from_numpy(pixels)[None], torch.from_numpy(np.ascontiguousarray(image)), size)
+
+
+def _image(predictor: Predictor, path: str, static: tuple[int, int] | None) -> Sample:
+    data = predictor.read(path)
+    padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
+    h, w = data["inputs"].shape[1:]
+    image = padded[..., :h, :w]  # [1, 3, h, w]
+    if static:
+        image = F.interpolate(image, static, mode="bilinear")  # [1, 3, *static]
+    return Sample(image, image, tuple(image.shape[2:]))
+
+
+def _noise(shape: Sequence[int]) -> Sample:
+    image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return Sample(image, image, tuple(shape[2:]))
+
+
+def _paths(dataset: dict, given: Sequence[str], number: int) -> Sequence[str]:
+    """The photos given, or this many of a data set."""
+    if given:
+        return given
+    from vitdense.mm.registry import DATASETS
+
+    try:
+        images = DATASETS.build({**dataset, "pipeline": []})
+    except OSError as error:
+        raise ConfigError(f"data of the config cannot be read ({error}); name photos: --images, --calibrate") from error
+    step = max(len(images) // number, 1)
+    return [images.get_data_info(i)["img_path"] for i in range(0, len(images), step)[:number]]
+
+
 def export(
     cfg: Config,
     checkpoint: str,
     path: Path,
     to: str,
     static: tuple[int, int] | None = None,
-    half: bool = False,
+    precision: str = "float32",
     maps: bool = False,
-    photos: Sequence[str] = (),
+    images: Sequence[str] = (),
+    preprocessing: bool = False,
+    calibration: Sequence[str] = (),
 ) -> str:
     """Export a detector or a segmentor, and compare the result with the model.
 
@@ -182,147 +231,170 @@ def export(
         path: File to write.
         to: One of `FORMATS`.
         static: Image (h, w) in pixels, for one image of this size; all sizes and batches when None.
-        half: Weights and maps in half precision.
+        precision: ``float32``; ``float16``, of weights and maps; or ``int8``, see `vitdense.inspect.int8`.
         maps: Of a detector, its maps instead of its objects.
-        photos: Images to compare a detector's objects on; the first of the config's test data set when empty.
+        images: Photos to compare a detector's objects on, or any program in int8 or of photos; the first of the
+            config's test data when empty.
+        preprocessing: The program takes photos; see `vitdense.inspect.photos.of_photos`.
+        calibration: Photos for int8; some of the config's training data when empty.
 
     Returns:
         What was written and compared.
 
     Raises:
         ConfigError: onnx is not installed; the detector is none that can be exported whole; there are no photos; or the
-            result differs from the model by more than the bounds above: nothing is written. See also `load_model`.
+            result differs from the model by more than `BOUNDS`: nothing is written. See also `load_model`.
     """
     if to == "onnx" and not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         raise ConfigError("--to onnx needs onnx, onnxscript and onnxruntime: pip install 'vitdense[export]'")
+    if preprocessing and (to != "onnx" or maps):
+        raise ConfigError(f"--with-preprocessing: got --to {to}{' --maps' * maps}, expected --to onnx without --maps")
+    int8 = precision == "int8"
+    if int8 and (to != "onnx" or maps):
+        raise ConfigError(f"--int8: got --to {to}{' --maps' * maps}, expected --to onnx without --maps")
     predictor = Predictor(cfg, checkpoint, score_thr=0.0)
     metadata, is_segmentor = describe(predictor, static), cfg.get("default_scope", "mmdet") == "mmseg"
-    channels, dtype = cfg.model.backbone.get("in_channels", 3), torch.float16 if half else torch.float32
-    example, unseen = ((1, *static),) * 2 if static else (EXAMPLE, UNSEEN)
+    about = {key: json.loads(value) for key, value in metadata.items()}
+    channels = cfg.model.backbone.get("in_channels", 3)
+    dtype = torch.float16 if precision == "float16" else torch.float32
     has_queries = isinstance(predictor.model, MaskFormer)
     whole = not (is_segmentor or maps or has_queries)
+    if preprocessing and "resize" not in about:
+        raise ConfigError("--with-preprocessing: the test pipeline moves pixels otherwise, expected one Resize at most")
+    if int8 and has_queries:
+        raise ConfigError(f"--int8: got {type(predictor.model).__name__}, expected a detector or a segmentor")
+    if preprocessing:
+        samples = [_photo(path, about) for path in _paths(predictor.dataset, images, PHOTOS)]
+    elif whole or int8:
+        samples = [_image(predictor, path, static) for path in _paths(predictor.dataset, images, PHOTOS)]
+    else:
+        samples = [_noise((1, channels, *static) if static else (UNSEEN[0], channels, *UNSEEN[1:]))]
+    task = Detector if whole else Segmentor if is_segmentor else DetectorMaps
+    task = MaskTransformer if has_queries else task
     with torch.no_grad():
-        if whole:
-            images = _photos(predictor, photos, static)
-            wanted = [_predict(predictor.model, image) for image in images]
-        else:
-            images = [torch.randn(unseen[0], channels, *unseen[1:], generator=torch.Generator().manual_seed(0))]
-        task = Detector if whole else Segmentor if is_segmentor else DetectorMaps
-        task = MaskTransformer if has_queries else task
+        found = [predict(predictor.model, sample.image, sample.size) for sample in samples] if whole else None
         model = task(predictor.model).eval()
         if whole and not (static or model.any_size):
             raise ConfigError(
                 f"export: {type(predictor.model).__name__} has a program for one size only; add --static H W"
             )
-        want = model(images[0])
+        outputs = [model(sample.image) for sample in samples]
         fix(predictor.model)
-    program = export_program(model.to(dtype), torch.zeros(example[0], channels, *example[1:], dtype=dtype), not static)
+    shape = (1, channels, *static) if static else (EXAMPLE[0], channels, *EXAMPLE[1:])
+    program = export_program(model.to(dtype), torch.zeros(shape, dtype=dtype), not static)
+    said = []
     with atomic_write(path) as scratch:
         if to == "onnx":
             for name in ("onnxscript", "onnx_ir"):  # they name constants that they do not fold
                 logging.getLogger(name).setLevel(logging.ERROR)
-            save_onnx(program, scratch, list(want), metadata)
+            save_onnx(program, scratch, list(outputs[0]), metadata)
+            if int8:
+                from vitdense.inspect.int8 import quantise
+
+                paths = _paths(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
+                quantise(scratch, (_image(predictor, path, static).image.numpy() for path in paths))
+            if preprocessing:
+                import onnx
+
+                from vitdense.inspect.photos import of_photos
+
+                onnx.save(of_photos(onnx.load(scratch), about), scratch)
         else:
             save_program(program, scratch, metadata)
-        said = []
-        for name, run in _runs(scratch, to, list(want)).items():
-            outs = [run(image.to(dtype)) for image in images]
-            if whole:
-                of_masks = (json.loads(metadata[key]) for key in ("mask_thr", "mask_stride"))
-                fits, compared = _compare_objects(outs, wanted, *of_masks, half)
-            else:
-                fits, compared = _compare_maps(outs[0], want, half)
+        for name, run in _runs(scratch, to).items():
+            got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
+            fits, compared = _compare(got, samples, found or outputs, about, BOUNDS[precision])
             said.append(f"{name}: {compared}")
             if not fits:
-                hint = "; export without --half" if half else ""
+                hint = "" if precision == "float32" else "; export in float32"
                 raise ConfigError(f"{path}: got in {name} {compared}; not written{hint}")
-    sizes = " and ".join(str(list(image.shape)) for image in images)
-    lines = "\n".join(said)
-    listed = ", ".join(f"{name} {list(out.shape)}" for name, out in want.items())
-    return f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}\n{lines}\n{listed}"
+    sizes = " and ".join(str(list(sample.given.shape)) for sample in samples)
+    listed = ", ".join(f"{name} {list(out.shape)}" for name, out in got[0].items())
+    return "\n".join((f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}", *said, listed))
 
 
-def _runs(path: Path, to: str, names: Sequence[str]) -> dict[str, Callable[[Tensor], Mapping]]:
+def _compare(
+    got: Sequence[Mapping], samples: Sequence[Sample], want: Sequence, about: Mapping, bounds: Bounds
+) -> tuple[bool, str]:
+    """Whether a program gives what the model gives, and by how much it differs.
+
+    Args:
+        got: Outputs of the program for every sample.
+        samples: The images.
+        want: What `predict` has for each, or the model's own outputs.
+        about: See `describe`.
+        bounds: Of the differences.
+    """
+    if "boxes" in got[0]:
+        pairs = (
+            (of_program(out, sample.image.shape[2:], sample.size, about), of_model(found, sample.size))
+            for out, sample, found in zip(got, samples, want)
+        )
+        return compare_objects(pairs, bounds)
+    classes = [_classes(out["logits"], sample.size, about) for out, sample in zip(want, samples) if "logits" in out]
+    if "semantic" in got[0]:
+        return compare_classes([out["semantic"] for out in got], classes, bounds)
+    if not bounds.error:
+        found = [_classes(torch.from_numpy(out["logits"]), sample.size, about) for out, sample in zip(got, samples)]
+        return compare_classes(found, classes, bounds)
+    return compare_maps(got, want, bounds)
+
+
+def _runs(path: Path, to: str) -> dict[str, Callable[[Tensor], Mapping]]:
     """A file in each of these runtimes that is installed: an image to the outputs by name."""
     if to == "pt2":
         return {"torch": torch.export.load(path).module()}
-    engines = {name: ENGINES[name](path).run for name in ENGINES if find_spec(name)}
-    return {name: lambda image, run=run: dict(zip(names, run(image.numpy()))) for name, run in engines.items()}
+    engines = {name: ENGINES[name](path) for name in ENGINES if find_spec(name)}
+    return {
+        name: lambda image, engine=engine: dict(zip(engine.outputs, engine.run(image.numpy())))
+        for name, engine in engines.items()
+    }
 
 
-def _compare_maps(got: Mapping, want: Mapping[str, Tensor], half: bool) -> tuple[bool, str]:
-    """Whether a program gives what the model gives, and the error."""
-    error, bound = largest_error(got, want), MAX_ERROR_HALF if half else MAX_ERROR
-    fits = error <= bound  # NaN is not
-    return fits, f"relative error {error:.1e}" + ("" if fits else f" to the model, expected at most {bound:.0e}")
+def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None) -> InstanceData:
+    """What a detector itself finds in an image.
 
-
-def _photos(predictor: Predictor, paths: Sequence[str], static: tuple[int, int] | None) -> list[Tensor]:
-    """Images ``[1, 3, h, w]`` as a program takes them: resized and normalised, not padded."""
-    if not paths:
-        from vitdense.mm.registry import DATASETS
-
-        try:
-            dataset = DATASETS.build({**predictor.dataset, "pipeline": []})
-        except OSError as error:
-            raise ConfigError(
-                f"--images: the test data set of the config cannot be read ({error}); name photos"
-            ) from error
-        paths = [dataset.get_data_info(i)["img_path"] for i in range(min(PHOTOS, len(dataset)))]
-    images = []
-    for path in paths:
-        data = predictor.read(path)
-        padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
-        h, w = data["inputs"].shape[1:]
-        image = padded[..., :h, :w]  # [1, 3, h, w]
-        images.append(F.interpolate(image, static, mode="bilinear") if static else image)
-    return images
-
-
-def _predict(model: nn.Module, image: Tensor) -> InstanceData:
-    """What the detector itself finds in an image ``[1, 3, h, w]``, in its pixels."""
+    Args:
+        model: The detector.
+        image: Normalised, not padded, ``[1, 3, h, w]``.
+        size: Of the photo of which it was made; boxes and masks are in its pixels. None: that of the image.
+    """
     from mmdet.structures import DetDataSample
 
-    size, padded = tuple(image.shape[2:]), pad_as(model, image)
-    shapes = {"img_shape": size, "ori_shape": size, "batch_input_shape": tuple(padded.shape[2:])}
-    sample = DetDataSample(metainfo={**shapes, "scale_factor": (1.0, 1.0)})
-    return model.predict(padded, [sample], rescale=False)[0].pred_instances
+    (h, w), padded = image.shape[2:], pad_as(model, image)
+    size = size or (h, w)
+    shapes = {"img_shape": (h, w), "ori_shape": size, "batch_input_shape": tuple(padded.shape[2:])}
+    sample = DetDataSample(metainfo={**shapes, "scale_factor": (w / size[1], h / size[0])})
+    return model.predict(padded, [sample], rescale=True)[0].pred_instances
 
 
-def _compare_objects(
-    outs: Sequence[Mapping], wanted: Sequence[InstanceData], mask_thr: float, mask_stride: int | None, half: bool
-) -> tuple[bool, str]:
-    """Whether a program finds what the model finds, and the largest differences."""
+def of_model(found: InstanceData, size: tuple[int, int]) -> Output:
+    """Detections of mmdet in an image of this size (H, W)."""
     from pycocotools import mask as rle
 
-    rows = []  # of each object of the model: IoU of boxes, difference of scores, IoU of masks
-    for out, want in zip(outs, wanted):
-        boxes, scores, labels = (torch.as_tensor(out[name])[0] for name in ("boxes", "scores", "labels"))
-        want = want[want.scores > SCORE]
-        overlaps = box_iou(want.bboxes, boxes) * (want.labels[:, None] == labels)  # [wanted, N]
-        differences = (want.scores[:, None] - scores).abs()
-        for i, overlap in enumerate(overlaps):
-            k, of_masks = int((overlap - differences[i]).argmax()), 1.0
-            if "masks" in out:
-                mask, of_model = torch.as_tensor(out["masks"])[0, k].numpy(), want.masks[i]
-                of_model = rle.decode(of_model).astype(bool) if mask_stride is None else of_model.numpy()
-                if mask_stride is None:
-                    whole = paste(mask, boxes[k].numpy(), of_model.shape)
-                else:
-                    whole = cover(mask, mask_stride, (1, 1), of_model.shape)
-                union = ((whole >= mask_thr) | of_model).sum()
-                of_masks = float(((whole >= mask_thr) & of_model).sum() / union) if union else 1.0
-            rows.append((overlap[k].item(), differences[i, k].item(), of_masks))
-    if not rows:
-        return (
-            False,
-            f"nothing to compare, for the model finds no object with a score above {SCORE}; give other --images",
-        )
-    of_boxes, of_scores, of_masks = torch.tensor(rows).T  # a NaN stays one in their least and largest
-    least, most, least_mask = of_boxes.min().item(), of_scores.max().item(), of_masks.min().item()
-    bounds = (MIN_IOU_HALF, MAX_DIFFERENCE_HALF, MIN_MASK_IOU_HALF) if half else (MIN_IOU, MAX_DIFFERENCE, MIN_MASK_IOU)
-    found = (
-        f"{len(rows)} objects: boxes with IoU {least:.4f}, scores within {most:.1e}, masks with IoU {least_mask:.4f}"
-    )
-    fits = least >= bounds[0] and most <= bounds[1] and least_mask >= bounds[2]  # no NaN does
-    return fits, found if fits else f"{found} of the model's, expected {bounds[0]}, {bounds[1]} and {bounds[2]}"
+    masks = None
+    if "masks" in found:
+        masks = [rle.decode(mask) if isinstance(mask, dict) else mask.numpy() for mask in found.masks]
+        masks = np.array(masks, bool).reshape(-1, *size)
+    return Output(found.bboxes.numpy(), found.scores.numpy(), found.labels.numpy(), masks)
+
+
+def of_program(outputs: Mapping, image: Sequence[int], size: tuple[int, int], about: Mapping) -> Output:
+    """Outputs of a program.
+
+    Args:
+        outputs: Of one image.
+        image: Size (h, w) of what the model sees.
+        size: Size (H, W) of the photo, in whose pixels boxes are.
+        about: See `describe`.
+    """
+    found = {name: np.asarray(value[0]) for name, value in outputs.items()}
+    return objects(found, about, [seen / side for seen, side in zip(image, size)], size, 0)
+
+
+def _classes(logits: Tensor, size: tuple[int, int], about: Mapping) -> np.ndarray:
+    """Logits ``[1, C, h, w]`` of a segmentor as classes, ``[1, *size]``."""
+    logits = F.interpolate(logits, size, mode="bilinear")
+    if logits.shape[1] == 1:
+        return (logits[:, 0].sigmoid() > about["threshold"]).long().numpy()
+    return logits.argmax(1).numpy()

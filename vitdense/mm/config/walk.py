@@ -1,6 +1,6 @@
 """Find things in a config: dicts, data sets, heads with classes, the classes that it names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mmengine.config import Config
@@ -76,3 +76,9 @@ def class_heads(node: object, path: str = "model", is_head: bool = False) -> Ite
     elif isinstance(node, (list, tuple)):
         for i, value in enumerate(node):
             yield from class_heads(value, f"{path}.{i}", is_head)
+
+
+def split_pipeline(pipeline: Sequence[dict]) -> tuple[list[dict], list[dict]]:
+    """The steps of a test pipeline for a whole image, which load and pack it, and those for the pixels of a tile."""
+    whole = [pipeline[0], *filter(loads_labels, pipeline), pipeline[-1]]
+    return whole, [step for step in pipeline[1:] if not loads_labels(step)]

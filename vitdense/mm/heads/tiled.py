@@ -13,7 +13,6 @@ from torch import nn
 
 from vitdense.errors import OptionError
 from vitdense.inspect.tiles import Found, cut, merge, place
-from vitdense.mm.config.walk import loads_labels
 from vitdense.mm.registry import MODELS
 
 BATCH = 4  # tiles
@@ -92,12 +91,6 @@ class TiledDetector(BaseTTAModel):
         if masks is not None:
             result.masks = merged.rle
         return InstanceData.cat([result, rest])
-
-
-def split_pipeline(pipeline: Sequence[dict]) -> tuple[list[dict], list[dict]]:
-    """The steps of a test pipeline for a whole image, which load and pack it, and those for the pixels of a tile."""
-    whole = [pipeline[0], *filter(loads_labels, pipeline), pipeline[-1]]
-    return whole, [step for step in pipeline[1:] if not loads_labels(step)]
 
 
 def _placed(found: InstanceData, tile: Sequence[int], size: Sequence[int]) -> InstanceData:

@@ -25,7 +25,7 @@ from vitdense.errors import OptionError
 from vitdense.files import remove, sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.load import check_tiles, hook_configs
-from vitdense.mm.config.walk import drop_weights, leaf_datasets
+from vitdense.mm.config.walk import drop_weights, leaf_datasets, split_pipeline
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.precision import check_precision, computing, predict_float32, tune_cpu
@@ -290,7 +290,7 @@ def test(  # no test of pytest
 
     Args:
         cfg: From `load_config`.
-        checkpoint: See `find_checkpoint`.
+        checkpoint: See `find_checkpoint`; or a file of ``tools/export.py --to onnx``, see `ExportedModel`.
         tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
         report: Folder for what the metrics are made of; see `report_test`.
         tiles, overlap: Predict in tiles, see `vitdense.load`.
@@ -299,14 +299,18 @@ def test(  # no test of pytest
 
     Raises:
         ConfigError: See `check` and `check_precision`; or the config has no ``tta_pipeline`` or no ``tta_model`` for
-            `tta`, or no metric for `report`, or is not one of a detector for `tiles`.
+            `tta`, or no metric for `report`, or is not one of a detector for `tiles`; or an exported file is to be
+            augmented, tiled or cast, or has other classes.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     start_on_cpu(cfg.launcher)
     check_precision(f"--amp {amp}", amp, get_device())
     cfg.pop("shard", None)
-    cfg.load_from = find_checkpoint(checkpoint)
+    exported = find_checkpoint(checkpoint) if str(checkpoint).endswith(".onnx") else None
+    if exported and (tta or tiles or amp):
+        raise ConfigError(f"{checkpoint}: got --tta, --tiles or --amp too, expected none with an exported file")
+    cfg.load_from = None if exported else find_checkpoint(checkpoint)
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
     if amp:  # mmengine's loop would switch autocast off; so it takes the data type of the context around it
         cfg.test_cfg.fp16 = True
@@ -317,7 +321,11 @@ def test(  # no test of pytest
         _augment_tests(cfg)
     if tiles is not None:
         _tile_tests(cfg, tiles, overlap)
+    if exported:
+        _test_exported(cfg, exported)
     runner = _runner(cfg)
+    if exported:
+        _check_exported(runner)
     predict_float32(runner.model)
     if onednn:
         tune_cpu(get_device(), amp)
@@ -348,12 +356,26 @@ def _tile_tests(cfg: Config, side: int, overlap: float) -> None:
     """Wrap the detector for tiles, and share out the steps of the test pipeline."""
     check_tiles(cfg)
     from vitdense.mm.heads.rle_masks import use_rle
-    from vitdense.mm.heads.tiled import split_pipeline
 
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline, steps = split_pipeline(dataset.pipeline)
     use_rle(cfg.model)
     cfg.model = dict(type="vitdense.TiledDetector", module=cfg.model, side=side, overlap=overlap, pipeline=steps)
+
+
+def _test_exported(cfg: Config, path: str) -> None:
+    """Put an exported file in the place of the model. It takes photos."""
+    import vitdense.mm.heads.exported  # noqa: F401  registers it
+
+    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
+        dataset.pipeline, _ = split_pipeline(dataset.pipeline)
+    cfg.model = dict(type="vitdense.ExportedModel", path=path)
+
+
+def _check_exported(runner: Runner) -> None:
+    exported, data = runner.model.program.names, list(runner.test_loop.dataloader.dataset.metainfo["classes"])
+    if exported != data:
+        raise ConfigError(f"exported file: got the classes {exported}, expected those of the test data, {data}")
 
 
 def _runner(cfg: Config) -> Runner:

@@ -1,0 +1,117 @@
+"""Programs of photos against those of normalised images behind `vitdense.runtime`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vitdense.runtime import Program, fitted
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+ABOUT = {
+    "mean": [123.675, 116.28, 103.53],
+    "std": [58.395, 57.12, 57.375],
+    "channels": "RGB",
+    "classes": ["a", "b", "c"],
+    "resize": {"scale": [96, 64], "keep_ratio": True},
+    "mask_thr": 0.5,
+    "mask_stride": None,
+    "threshold": None,
+}
+
+
+def program(nodes, outputs, about, dtype=onnx.TensorProto.FLOAT):
+    """A program of images: `outputs` by name, their shapes."""
+    info = onnx.helper.make_tensor_value_info
+    image = info("image", dtype, ["b", 3, "h", "w"])
+    graph = onnx.helper.make_graph(nodes, "g", [image], [info(name, dtype, shape) for name, shape in outputs.items()])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in about.items()})
+    return model
+
+
+def both(model, about, tmp_path):
+    """The program of images and that of photos."""
+    from vitdense.inspect.photos import of_photos
+
+    onnx.save(model, tmp_path / "images.onnx")
+    onnx.save(of_photos(model, about), tmp_path / "photos.onnx")
+    return [Program(tmp_path / name, threads=1) for name in ("images.onnx", "photos.onnx")]
+
+
+def photo(h, w):
+    rough = np.random.default_rng(0).integers(0, 256, (h // 8 + 1, w // 8 + 1, 3), np.uint8)
+    return np.ascontiguousarray(rough.repeat(8, 0).repeat(8, 1)[:h, :w])
+
+
+RULES = [None, {"scale": [96, 64], "keep_ratio": True}, {"scale": [70, 90], "keep_ratio": False}]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("more", [{}, {"channels": "BGR", "mean": None, "std": None}])
+def test_a_segmentor_of_photos_gives_their_classes(rule, more, tmp_path):
+    about = ABOUT | {"resize": rule} | more
+    node = onnx.helper.make_node("Identity", ["image"], ["logits"])  # the strongest of three colours
+    images, photos = both(program([node], {"logits": ["b", 3, "h", "w"]}, about), about, tmp_path)
+    for h, w in ((61, 83), (120, 75), (64, 96)):
+        want, got = (each(photo(h, w)).semantic for each in (images, photos))
+        assert got.shape == (h, w)
+        assert len(np.unique(want)) == 3
+        assert (got == want).mean() > 0.999
+    (given,) = onnx.load(tmp_path / "photos.onnx").graph.input
+    assert (given.name, given.type.tensor_type.elem_type) == ("photo", onnx.TensorProto.UINT8)
+
+
+def test_one_class_has_its_threshold(tmp_path):
+    about = ABOUT | {"threshold": 0.7, "classes": ["a"]}
+    nodes = [onnx.helper.make_node("ReduceMean", ["image", "axes"], ["logits"])]
+    nodes.insert(0, onnx.helper.make_node("Constant", [], ["axes"], value_ints=[1]))
+    images, photos = both(program(nodes, {"logits": ["b", 1, "h", "w"]}, about), about, tmp_path)
+    want, got = (each(photo(61, 83)).semantic for each in (images, photos))
+    assert 0.05 < want.mean() < 0.95
+    assert (got == want).mean() > 0.999
+
+
+@pytest.mark.parametrize("dtype", [onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16])
+def test_boxes_are_in_pixels_of_the_photo(dtype, tmp_path):
+    """The scores are the mean colours of the image, the boxes its edges."""
+    constant, node = onnx.numpy_helper.from_array, onnx.helper.make_node
+    kind = np.float16 if dtype == onnx.TensorProto.FLOAT16 else np.float32
+    nodes = [
+        node("Constant", [], ["axes"], value_ints=[2, 3]),
+        node("ReduceMean", ["image", "axes"], ["means"], keepdims=0),
+        node("Sigmoid", ["means"], ["scores"]),
+        node("Shape", ["image"], ["size"], start=2),
+        node("Cast", ["size"], ["numbers"], to=dtype),
+        node("Constant", [], ["edges"], value=constant(np.array([[[0, 0, 1, 1]] * 3], kind) / np.array(2, kind))),
+        node("Constant", [], ["order"], value_ints=[1, 0, 1, 0]),
+        node("Gather", ["numbers", "order"], ["sides"]),
+        node("Mul", ["edges", "sides"], ["boxes"]),
+        node("Constant", [], ["labels"], value=constant(np.arange(3)[None])),
+    ]
+    model = program(nodes, {"scores": ["b", 3], "boxes": ["b", 3, 4], "labels": ["b", 3]}, ABOUT, dtype)
+    model.graph.output[2].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    images, photos = both(model, ABOUT, tmp_path)
+    want, got = (each(photo(61, 83), score_thr=0.0) for each in (images, photos))
+    np.testing.assert_allclose(got.boxes, [[0, 0, 41.5, 30.5]] * 3, atol=0.02)
+    np.testing.assert_allclose(got.boxes, want.boxes, atol=0.02)
+    np.testing.assert_allclose(got.scores, want.scores, atol=2e-3)
+    np.testing.assert_array_equal(got.labels, [0, 1, 2])
+    names = [out.name for out in onnx.load(tmp_path / "photos.onnx").graph.output]
+    assert names == ["scores", "boxes", "labels"]
+
+
+def test_sizes_are_those_of_the_runtime_and_other_outputs_stay():
+    from vitdense.inspect.photos import of_photos
+
+    rule = {"scale": [133, 80], "keep_ratio": True}
+    about = ABOUT | {"resize": rule}
+    nodes = [onnx.helper.make_node("Identity", ["image"], ["classes"])]
+    whole = of_photos(program(nodes, {"classes": ["b", 3, "h", "w"]}, about), about)
+    session = onnxruntime.InferenceSession(whole.SerializeToString())
+    for h, w in zip(range(20, 220, 7), range(150, 30, -4)):
+        (pixels,) = session.run(None, {"photo": np.zeros((2, h, w, 3), np.uint8)})
+        assert pixels.shape == (2, 3, *fitted((h, w), rule))

@@ -1,0 +1,48 @@
+"""Post-training quantisation of an ONNX program to int8."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+
+class _Batches(CalibrationDataReader):
+    """Images for onnxruntime's calibration."""
+
+    def __init__(self, images: Iterable[np.ndarray]) -> None:
+        self.images = iter(images)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        image = next(self.images, None)
+        return None if image is None else {"image": image}
+
+
+def quantise(path: str | Path, images: Iterable[np.ndarray]) -> None:
+    """Let the convolutions and the products with weights of a program compute in int8 (QDQ form).
+
+    Weights have 7 bits and a scale for every channel: sums of two products of 8 bits overflow on CPUs without VNNI.
+    Activations have 8 bits and one scale, from the least to the largest value in these images.
+
+    Args:
+        path: A file of `vitdense.inspect.export.save_onnx`, in float32, which is replaced.
+        images: Normalised, ``[1, 3, h, w]`` float32, of any sizes.
+    """
+    logging.disable(logging.WARNING)  # it advises what `save_onnx` did
+    try:
+        quantize_static(
+            onnx.load(path),
+            path,
+            _Batches(images),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["Conv", "MatMul", "Gemm"],
+            per_channel=True,
+            reduce_range=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
+    finally:
+        logging.disable(logging.NOTSET)

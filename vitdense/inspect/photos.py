@@ -1,0 +1,149 @@
+"""Resize and normalisation inside an ONNX file: a program of normalised images becomes one of photos."""
+
+from collections.abc import Mapping
+from math import log
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, TensorProto, compose, inliner, numpy_helper
+from onnxscript import FLOAT, FLOAT16, INT64, UINT8, OnnxFunction, script
+from onnxscript import opset20 as op
+from onnxscript.onnx_types import TensorType
+
+SIZE = INT64[2]
+
+
+@script(default_opset=op)
+def same(size, target):
+    """The size of an image that is not resized."""
+    return op.Identity(size)
+
+
+@script(default_opset=op)
+def fixed(size, target):
+    """One size (h, w) for all images."""
+    return op.Identity(target)
+
+
+@script(default_opset=op)
+def fitted(size, target):
+    """The largest size within a scale (long, short), as `vitdense.runtime.fitted`."""
+    sides = op.Concat(op.ReduceMax(size), op.ReduceMin(size), axis=0)
+    by_side = (2 * op.Unsqueeze(size, [1]) * target + sides) / (2 * sides)  # [2, 2]: (h, w) by (long, short)
+    return op.ReduceMin(by_side, [1], keepdims=0)  # [2]
+
+
+@script(default_opset=op)
+def resized(maps, size):
+    """``[B, C, h, w]`` to ``[B, C, *size]``, bilinear from pixel centre to centre."""
+    sides = op.Concat(op.Shape(maps, start=0, end=2), size, axis=0)
+    return op.Resize(maps, None, None, sides, mode="linear", coordinate_transformation_mode="half_pixel")
+
+
+@script(default_opset=op)
+def in_photo(found: FLOAT["B", "N", 4], photo_size: SIZE, seen: SIZE):  # noqa: F821
+    """Boxes of an image in pixels of the photo of which it was made."""
+    scale = op.Cast(seen, to=TensorProto.FLOAT) / op.Cast(photo_size, to=TensorProto.FLOAT)  # [2]: (y, x)
+    boxes = op.Cast(found, to=TensorProto.FLOAT) / op.Gather(scale, [1, 0, 1, 0])
+    return boxes
+
+
+@script(default_opset=op)
+def best_class(found: FLOAT["B", "C", "h", "w"], photo_size: SIZE):  # noqa: F821
+    """Logits of an image as indices of classes in the photo, ``[B, H, W]``."""
+    semantic = op.ArgMax(resized(op.Cast(found, to=TensorProto.FLOAT), photo_size), axis=1, keepdims=0)
+    return semantic
+
+
+def one_class(threshold: float) -> OnnxFunction:
+    """The same of the logits of a single class, against all else."""
+    bound = log(threshold / (1 - threshold))
+
+    @script(default_opset=op)
+    def above(found: FLOAT["B", 1, "h", "w"], photo_size: SIZE):  # noqa: F821
+        logits = resized(op.Cast(found, to=TensorProto.FLOAT), photo_size)
+        semantic = op.Cast(op.Squeeze(logits, [1]) > bound, to=TensorProto.INT64)
+        return semantic
+
+    return above
+
+
+def of_photos(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
+    """A program of `tools/export.py` as one that takes photos.
+
+    Args:
+        program: Its input is ``image``, ``[B, 3, h, w]``, normalised. Changed.
+        about: What it expects and gives: its `metadata_props`, decoded.
+
+    Returns:
+        A program with the input ``photo``, ``[B, H, W, 3]`` uint8 RGB. ``boxes`` are in pixels of the photo; in place
+        of ``logits`` it has ``semantic``, ``[B, H, W]`` int64, indices of classes. Other outputs are as they were.
+    """
+    names, domains = [out.name for out in program.graph.output], [*program.opset_import]
+    dtype = program.graph.input[0].type.tensor_type.elem_type
+    pixels = {TensorProto.FLOAT: FLOAT, TensorProto.FLOAT16: FLOAT16}[dtype]
+    before = _part(_preprocess(about, dtype), "before/", pixels["B", 3, "h", "w"], SIZE, SIZE)
+    if replaced := next((name for name in names if name in ("boxes", "logits")), None):
+        _rename(program.graph, replaced, "found")
+        after = _postprocess(program, about)
+        names[names.index(replaced)] = after.graph.output[0].name
+        joints = [(given.name, given.name) for given in after.graph.input]
+        whole = compose.merge_models(before, program, [("pixels", "image")])
+        whole = compose.merge_models(whole, after, joints, outputs=names)
+    else:
+        whole = compose.merge_models(before, program, [("pixels", "image")], outputs=names)
+    whole.graph.output.sort(key=lambda out: names.index(out.name))
+    del whole.opset_import[:]  # has each as often as it was merged
+    whole.opset_import.extend(domains)
+    return whole
+
+
+def _preprocess(about: Mapping[str, Any], dtype: int) -> OnnxFunction:
+    """Photos to images, as `vitdense.runtime` has it; and the sizes of both."""
+    rule = about["resize"]
+    if rule is None:
+        seen_of, target = same, [0, 0]
+    elif rule["keep_ratio"]:
+        seen_of, target = fitted, [max(rule["scale"]), min(rule["scale"])]
+    else:
+        seen_of, target = fixed, rule["scale"][::-1]
+    order = [2, 1, 0] if about["channels"] == "BGR" else [0, 1, 2]
+    mean = numpy_helper.from_array(np.float32(about["mean"] or [0] * 3).reshape(3, 1, 1))
+    std = numpy_helper.from_array(np.float32(about["std"] or [1] * 3).reshape(3, 1, 1))
+
+    @script(default_opset=op)
+    def before(photo: UINT8["B", "H", "W", 3]):  # noqa: F821
+        photo_size = op.Shape(photo, start=1, end=3)
+        seen = seen_of(photo_size, op.Constant(value_ints=target))
+        planes = op.Transpose(op.Cast(photo, to=TensorProto.FLOAT), perm=[0, 3, 1, 2])  # [B, 3, H, W]
+        colours = op.Gather(op.Round(resized(planes, seen)), op.Constant(value_ints=order), axis=1)  # [B, 3, h, w]
+        pixels = op.Cast((colours - op.Constant(value=mean)) / op.Constant(value=std), to=dtype)
+        return pixels, photo_size, seen
+
+    return before
+
+
+def _postprocess(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
+    """From the output ``found`` of a program, boxes or logits, to what is in the photo."""
+    (dims,) = (out.type.tensor_type.shape.dim for out in program.graph.output if out.name == "found")
+    if len(dims) == 3:
+        return _part(in_photo, "after/", FLOAT["B", "N", 4])
+    classes = one_class(about["threshold"]) if dims[1].dim_value == 1 else best_class
+    return _part(classes, "after/", INT64["B", "H", "W"])
+
+
+def _part(function: OnnxFunction, prefix: str, *outputs: TensorType) -> ModelProto:
+    """A function as a model of one graph, whose own names have a prefix."""
+    model = inliner.inline_local_functions(function.to_model_proto(output_types=outputs))
+    del model.opset_import[1:]  # the domain of functions
+    del model.graph.value_info[:]  # has no types
+    return compose.add_prefix(model, prefix, rename_inputs=False, rename_outputs=False)
+
+
+def _rename(graph: GraphProto, old: str, new: str) -> None:
+    """Rename a tensor of a graph without branches."""
+    for node in graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        node.output[:] = [new if name == old else name for name in node.output]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        value.name = new if value.name == old else value.name

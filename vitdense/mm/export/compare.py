@@ -1,0 +1,97 @@
+"""Comparison of an exported program with its model."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.ops import box_iou
+
+from vitdense.inspect.export import largest_error
+from vitdense.runtime import Output
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """By how much a program may differ from its model in float32; otherwise nothing is written.
+
+    Attributes:
+        error: Of maps and logits, relative.
+        classes: Share of an image's pixels with the model's class, at least. Where two classes are a hair apart, either
+            is right.
+        score: Of the model's objects that count, more than this.
+        objects: Share of them that must be found as follows.
+        iou: Overlap of a box with the model's, at least.
+        difference: Of scores.
+        mask_iou: Overlap of a mask with the model's, at least.
+    """
+
+    error: float
+    classes: float
+    score: float
+    objects: float
+    iou: float
+    difference: float
+    mask_iou: float
+
+
+# Half precision and int8 change scores, and thereby what suppression keeps.
+BOUNDS = {
+    "float32": Bounds(error=1e-4, classes=0.999, score=0.05, objects=1, iou=0.999, difference=1e-3, mask_iou=0.99),
+    "float16": Bounds(error=1e-2, classes=0.99, score=0.05, objects=1, iou=0.98, difference=2e-2, mask_iou=0.95),
+    "int8": Bounds(error=0, classes=0.9, score=0.3, objects=0.9, iou=0.5, difference=0.2, mask_iou=0.5),
+}
+
+
+def compare_maps(got: Mapping, want: Mapping[str, Tensor], bounds: Bounds) -> tuple[bool, str]:
+    """Whether a program gives what the model gives, and the error."""
+    error = largest_error(got, want)
+    fits = error <= bounds.error  # NaN is not
+    return fits, f"relative error {error:.1e}" + ("" if fits else f" to the model, expected at most {bounds.error:.0e}")
+
+
+def compare_classes(got: Sequence[np.ndarray], want: Sequence[np.ndarray], bounds: Bounds) -> tuple[bool, str]:
+    """Whether pixels have the classes that the model gives them; and how many of an image, at least."""
+    equal = min((of_file == of_model).mean() for of_file, of_model in zip(got, want))
+    fits = bool(equal >= bounds.classes)
+    return fits, f"{equal:.2%} of the pixels with the model's class" + (
+        "" if fits else f", expected at least {bounds.classes:.1%}"
+    )
+
+
+def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
+    """Whether a program finds what the model finds in the same images, and the largest differences.
+
+    Args:
+        pairs: Of the program and of the model, for every image.
+        bounds: Of the differences.
+    """
+    rows = []  # of each object of the model: IoU of boxes, difference of scores, IoU of masks
+    for got, want in pairs:
+        overlaps = box_iou(*(torch.from_numpy(one.boxes) for one in (want, got))).numpy()
+        overlaps *= want.labels[:, None] == got.labels  # [wanted, found]
+        differences = np.abs(want.scores[:, None] - got.scores)
+        for i in np.flatnonzero(want.scores > bounds.score):
+            if not len(got.boxes):
+                rows.append((0.0, 1.0, 0.0))
+                continue
+            k, of_masks = (overlaps[i] - differences[i]).argmax(), 1.0
+            if want.masks is not None:
+                union = (got.masks[k] | want.masks[i]).sum()
+                of_masks = (got.masks[k] & want.masks[i]).sum() / union if union else 1.0
+            rows.append((overlaps[i, k], differences[i, k], of_masks))
+    if not rows:
+        return (
+            False,
+            f"nothing to compare, for the model finds no object with a score above {bounds.score}; give other --images",
+        )
+    of_boxes, of_scores, of_masks = np.array(rows).T  # a NaN stays one in their least and largest, and fits nothing
+    same = (of_boxes >= bounds.iou) & (of_scores <= bounds.difference) & (of_masks >= bounds.mask_iou)
+    found = (
+        f"{same.sum()} of {len(rows)} objects: boxes with IoU {of_boxes.min():.4f}, scores within "
+        f"{of_scores.max():.1e}, masks with IoU {of_masks.min():.4f}"
+    )
+    fits = bool(same.mean() >= bounds.objects)
+    expected = f"{bounds.objects:.0%} with {bounds.iou}, {bounds.difference} and {bounds.mask_iou}"
+    return fits, found if fits else f"{found} of the model's, expected {expected}"

@@ -1,0 +1,61 @@
+"""Exported models in the place of the model of a config: evaluated as what they are, files that a runtime runs."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.model import BaseModel
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.registry import MODELS
+from vitdense.runtime import Program
+
+
+@MODELS.register_module()
+class ExportedModel(BaseModel):
+    """A file of ``tools/export.py --to onnx``, run by `vitdense.runtime.Program`.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: See `Program`.
+        ConfigError: The model is panoptic.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.program = Program(path)
+        if self.program.is_panoptic:
+            raise ConfigError(f"{path}: got a panoptic model, expected a detector or a segmentor")
+
+    def forward(self, *args: object, **kwargs: object) -> None:
+        """There is none: `test_step` is all that a file has."""
+        raise NotImplementedError
+
+    def test_step(self, data: dict) -> list[BaseDataElement]:
+        """Predictions of a batch, in the size of the file; masks as `RLEMaskHead` has them.
+
+        Args:
+            data: ``inputs``, images ``[3, H, W]`` BGR as they were loaded, and their ``data_samples``.
+        """
+        for pixels, sample in zip(data["inputs"], data["data_samples"]):
+            found = self.program(pixels.permute(1, 2, 0).flip(2).contiguous().numpy(), score_thr=0.0)
+            if found.semantic is not None:
+                sample.pred_sem_seg = PixelData(data=torch.from_numpy(found.semantic)[None])  # [1, H, W]
+                continue
+            sample.pred_instances = InstanceData(
+                bboxes=torch.from_numpy(found.boxes),
+                scores=torch.from_numpy(found.scores),
+                labels=torch.from_numpy(found.labels),
+            )
+            if found.masks is not None:
+                sample.pred_instances.masks = _encoded(found.masks)
+        return data["data_samples"]
+
+
+def _encoded(masks: np.ndarray) -> list[dict]:
+    from pycocotools import mask as rle
+
+    return [rle.encode(np.asfortranarray(mask, np.uint8)) for mask in masks]
