@@ -250,8 +250,9 @@ def test_an_export_unlike_its_model_is_not_written(tiny, trained, monkeypatch):
     from vitdense.mm.cli import export
     from vitdense.mm.config.load import load_config
     from vitdense.mm.errors import ConfigError
+    from vitdense.mm.export.compare import Bounds
 
-    monkeypatch.setattr(export, "MAX_ERROR", 0.0)
+    monkeypatch.setitem(export.BOUNDS, "float32", Bounds(0, 0, 0, 0, 0, 0, 0))
     out = tiny.parent / "unlike" / "detector.pt2"
     with pytest.raises(ConfigError, match="not written"):
         export.export(load_config(str(tiny)), str(trained / "iter_6.pth"), out, "pt2", static=(64, 64), maps=True)

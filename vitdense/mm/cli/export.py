@@ -334,7 +334,7 @@ def _compare(
     classes = [_classes(out["logits"], sample.size, about) for out, sample in zip(want, samples) if "logits" in out]
     if "semantic" in got[0]:
         return compare_classes([out["semantic"] for out in got], classes, bounds)
-    if not bounds.error:
+    if bounds.error is None:
         found = [_classes(torch.from_numpy(out["logits"]), sample.size, about) for out, sample in zip(got, samples)]
         return compare_classes(found, classes, bounds)
     return compare_maps(got, want, bounds)

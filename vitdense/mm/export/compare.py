@@ -17,7 +17,7 @@ class Bounds:
     """By how much a program may differ from its model in float32; otherwise nothing is written.
 
     Attributes:
-        error: Of maps and logits, relative.
+        error: Of maps and logits, relative; None: by what the logits mean, `classes`.
         classes: Share of an image's pixels with the model's class, at least. Where two classes are a hair apart, either
             is right.
         score: Of the model's objects that count, more than this.
@@ -27,7 +27,7 @@ class Bounds:
         mask_iou: Overlap of a mask with the model's, at least.
     """
 
-    error: float
+    error: float | None
     classes: float
     score: float
     objects: float
@@ -40,7 +40,7 @@ class Bounds:
 BOUNDS = {
     "float32": Bounds(error=1e-4, classes=0.999, score=0.05, objects=1, iou=0.999, difference=1e-3, mask_iou=0.99),
     "float16": Bounds(error=1e-2, classes=0.99, score=0.05, objects=1, iou=0.98, difference=2e-2, mask_iou=0.95),
-    "int8": Bounds(error=0, classes=0.9, score=0.3, objects=0.9, iou=0.5, difference=0.2, mask_iou=0.5),
+    "int8": Bounds(error=None, classes=0.9, score=0.3, objects=0.9, iou=0.5, difference=0.2, mask_iou=0.5),
 }
 
 

@@ -1,0 +1,109 @@
+"""Programs of photos and in int8, as files that are written, read by the runtime and evaluated."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+import onnx
+
+from vitdense.mm.cli.export import export
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.data.shapes import CLASSES
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.export import compare
+from vitdense.mm.predictor import Predictor
+from vitdense.mm.train import launch
+from vitdense.runtime import Program
+
+pytestmark = pytest.mark.long
+HEAD = dict(type="vitdense.LinearHead", in_channels=24, num_classes=9, align_corners=False)
+HEAD["loss_decode"] = dict(type="CrossEntropyLoss")
+TRUNK = dict(type="vitdense.ViT", arch=dict(embed_dims=24, depth=2, num_heads=2), img_size=96, patch_size=8)
+TRUNK.update(out_indices=(1,), out_norm="final")
+
+
+def make(folder):
+    """A linear head on a small ViT, for shapes of 96 pixels that are resized to 128."""
+    cfg = load_config("upernet_swin_nano_shapes", work_dir=str(folder / "work"))
+    cfg.model.backbone, cfg.model.decode_head = TRUNK, HEAD
+    cfg.model.neck = cfg.model.auxiliary_head = None
+    draw = dict(num_train=4, num_val=3, image_size=(96, 80))
+    for loader in (cfg.train_dataloader, cfg.test_dataloader):
+        loader.update(num_workers=0, persistent_workers=False, batch_size=1)
+        loader.dataset.update(data_root=str(folder / "shapes"), draw=draw)
+    cfg.test_dataloader.dataset.pipeline.insert(1, dict(type="Resize", scale=(128, 128), keep_ratio=True))
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint with random weights."""
+    folder = tmp_path_factory.mktemp("exported")
+    torch.manual_seed(0)
+    model = build_model(make(folder))
+    model.init_weights()
+    torch.nn.init.normal_(model.decode_head.conv_seg.weight)
+    meta = {"dataset_meta": {"classes": ("background", *CLASSES)}}
+    torch.save({"meta": meta, "state_dict": model.state_dict()}, folder / "random.pth")
+    return folder
+
+
+def test_a_program_of_photos_is_evaluated_as_its_checkpoint(folder):
+    said = export(make(folder), str(folder / "random.pth"), folder / "photos.onnx", "onnx", preprocessing=True)
+    assert "semantic [1, 96, 80]" in said
+    program = Program(folder / "photos.onnx")
+    predictor = Predictor(make(folder), str(folder / "random.pth"))
+    photo = np.random.default_rng(0).integers(0, 256, (10, 15, 3), np.uint8).repeat(8, 0).repeat(8, 1)
+    assert (program(photo).semantic == predictor(photo).semantic).mean() > 0.98
+    want, got = (launch.test(make(folder), str(folder / name)) for name in ("random.pth", "photos.onnx"))
+    assert got == pytest.approx(want, abs=0.5)  # per cent
+    with pytest.raises(ConfigError, match="expected none with an exported file"):
+        launch.test(make(folder), str(folder / "photos.onnx"), tta=True)
+    model = onnx.load(folder / "photos.onnx")
+    (classes,) = (prop for prop in model.metadata_props if prop.key == "classes")
+    classes.value = json.dumps(json.loads(classes.value)[::-1])
+    onnx.save(model, folder / "others.onnx")
+    with pytest.raises(ConfigError, match="expected those of the test data"):
+        launch.test(make(folder), str(folder / "others.onnx"))
+
+
+def test_int8_is_calibrated_and_compared(folder, monkeypatch):
+    cfg, path = make(folder), folder / "int8.onnx"
+    said = export(cfg, str(folder / "random.pth"), path, "onnx", precision="int8")
+    assert "of the pixels" in said
+    assert "onnxruntime: 100.00%" not in said  # it is another program
+    model = onnx.load(path)
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    dequantised = [node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"]
+    # Of the patches, of four linear layers in each of two blocks, and of the head.
+    assert [kinds.get(name) for name in dequantised].count(onnx.TensorProto.INT8) == 10
+    monkeypatch.setitem(compare.BOUNDS, "int8", compare.Bounds(None, 1.0, 0, 0, 0, 0, 0))
+    with pytest.raises(ConfigError, match="not written; export in float32"):
+        export(cfg, str(folder / "random.pth"), folder / "unlike.onnx", "onnx", precision="int8")
+    assert not (folder / "unlike.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"to": "pt2", "preprocessing": True}, "--with-preprocessing: got --to pt2"),
+        ({"to": "onnx", "preprocessing": True, "maps": True}, "--with-preprocessing: got --to onnx --maps"),
+        ({"to": "pt2", "precision": "int8"}, "--int8: got --to pt2"),
+    ],
+)
+def test_what_does_not_go_together(folder, options, match):
+    with pytest.raises(ConfigError, match=match):
+        export(make(folder), str(folder / "random.pth"), folder / "never", **options)
+
+
+def test_a_pipeline_of_other_steps_has_no_program_of_photos(folder):
+    cfg = make(folder)
+    cfg.test_dataloader.dataset.pipeline.insert(2, dict(type="RandomFlip", prob=0.0))
+    with pytest.raises(ConfigError, match="one Resize at most"):
+        export(cfg, str(folder / "random.pth"), folder / "never.onnx", "onnx", preprocessing=True)
