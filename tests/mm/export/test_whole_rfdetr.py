@@ -10,18 +10,23 @@ pytest.importorskip("mmdet")
 pytest.importorskip("onnxscript")
 import onnx
 from mmdet.structures import DetDataSample
+from PIL import Image
 
 from vitdense.inspect.export import export_program, run_onnx, save_onnx
 from vitdense.layers.deformable import bilinear
+from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.data.shapes_det import ShapesDataset
 from vitdense.mm.export.detectors import Detector
 from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
-from vitdense.runtime import cover
+from vitdense.mm.predictor import Predictor
+from vitdense.runtime import Program, cover
+
+OPTIONS = {"model.bbox_head.num_queries": 40, "model.test_cfg.max_per_img": 9, "model.bbox_head.with_masks": True}
 
 
 def make():
-    options = {"model.bbox_head.num_queries": 40, "model.test_cfg.max_per_img": 9, "model.bbox_head.with_masks": True}
-    model = build_model(load_config("rfdetr_nano_shapes", options)).eval()
+    model = build_model(load_config("rfdetr_nano_shapes", OPTIONS)).eval()
     torch.manual_seed(0)
     for parameter in model.parameters():  # the start predicts one thing everywhere
         torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim < 2 else parameter[0].numel() ** -0.5)
@@ -54,6 +59,23 @@ def test_program_finds_what_predict_finds_in_any_batch_and_size(tmp_path):
             differ = torch.from_numpy(np.stack(covered) > 0) != want.masks
             assert 0.1 < want.masks.float().mean() < 0.9
             assert differ.float().mean() < 1e-4  # logits next to 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", FORMATS)
+def test_mask_recipe_from_its_checkpoint_to_the_runtime(to, tmp_path):
+    cfg, checkpoint, photo = load_config("rfdetr_nano_shapes", OPTIONS), str(tmp_path / "model.pth"), tmp_path / "a.png"
+    classes = ShapesDataset.METAINFO["classes"]
+    torch.save({"state_dict": make().state_dict(), "meta": {"dataset_meta": {"classes": classes}}}, checkpoint)
+    pixels = np.random.default_rng(0).integers(0, 255, (128, 128, 3), np.uint8)
+    Image.fromarray(pixels).save(photo)
+    assert "9 objects" in export(cfg, checkpoint, tmp_path / f"model.{to}", to, images=[str(photo)])
+    if to == "onnx":
+        want, got = Predictor(cfg, checkpoint, score_thr=0)(pixels), Program(tmp_path / "model.onnx")(pixels, 0)
+        assert got.labels.tolist() == want.labels.tolist()
+        np.testing.assert_allclose(got.boxes, want.boxes, atol=0.01)
+        assert (got.masks != want.masks).mean() < 1e-3
+        assert 0.1 < got.masks.mean() < 0.9
 
 
 def test_gathers_read_what_grid_sample_reads():

@@ -302,7 +302,8 @@ def export(
         else:
             save_program(program, scratch, metadata)
         for name, run in _runs(scratch, to).items():
-            got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
+            with torch.no_grad():
+                got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
             fits, compared = _compare(got, samples, found or outputs, about, BOUNDS[precision])
             said.append(f"{name}: {compared}")
             if not fits:
