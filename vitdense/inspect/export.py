@@ -70,6 +70,8 @@ class _AnySize(_Gathers):
         elif func is F.max_pool2d and args[1] == 1:  # the last level of FPN
             step = kwargs["stride"]
             return args[0][..., ::step, ::step]
+        elif func is torch.meshgrid:  # whose views are asked for sizes when they are flattened
+            return tuple(map(copied, func(*args, **kwargs)))
         elif func is F.multi_head_attention_forward and kwargs.get("key_padding_mask") is None:
             return _attention(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)

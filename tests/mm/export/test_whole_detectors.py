@@ -7,8 +7,10 @@ import torch
 from conftest import REPO
 from mmdet.models.layers import multiclass_nms
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+from mmdet.models.task_modules.prior_generators import MlvlPointGenerator
 from torchvision.ops import box_iou
 
+from vitdense.inspect.export import export_program, save_onnx
 from vitdense.mm.cli.export import of_model, of_program, predict
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.errors import ConfigError
@@ -67,7 +69,7 @@ class Steps(torch.nn.Module):
 
     def __init__(self, channels):
         super().__init__()
-        convs = [torch.nn.Conv2d(3, width, 3, 32 >> i, 1) for i, width in enumerate(channels[::-1])]
+        convs = [torch.nn.Conv2d(3, width, 3, 32 >> i, 1) for i, width in enumerate(channels[::-1])]  # the last: 32
         self.convs = torch.nn.ModuleList(convs[::-1])
 
     def forward(self, image):
@@ -78,11 +80,12 @@ def test_a_program_of_all_sizes_has_no_branches(tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
-    from vitdense.inspect.export import export_program, save_onnx
-
     model = detector("atss", score_thr=0.02)
-    model.backbone = Steps(model.neck.in_channels)
-    model.bbox_head.cls_convs, model.bbox_head.reg_convs = model.bbox_head.cls_convs[:1], model.bbox_head.reg_convs[:1]
+    head = model.bbox_head
+    model.backbone, model.neck = Steps([head.in_channels] * 2), torch.nn.Identity()  # maps of strides 16 and 32
+    head.cls_convs, head.reg_convs, head.scales = head.cls_convs[:1], head.reg_convs[:1], head.scales[:2]
+    anchors = head.prior_generator
+    anchors.strides, anchors.base_anchors = anchors.strides[1:3], anchors.base_anchors[1:3]
     model = Detector(model).eval()
     program = export_program(model, torch.zeros(2, 3, 160, 192))
     path = tmp_path / "atss.onnx"
@@ -97,6 +100,20 @@ def test_a_program_of_all_sizes_has_no_branches(tmp_path):
         torch.testing.assert_close(torch.from_numpy(scores), want["scores"], atol=1e-5, rtol=0)
         assert boxes.shape == (3, 100, 4)
         assert (labels >= -1).all()
+
+
+class Points(torch.nn.Module):
+    """mmdet's points of FCOS in a map that may have one row or one column."""
+
+    def forward(self, image):
+        size = tuple(image[..., ::64, ::64].shape[2:])
+        return MlvlPointGenerator([64]).grid_priors([size], device=image.device)[0]
+
+
+def test_points_of_all_sizes():
+    program = export_program(Points().eval(), torch.zeros(2, 3, 160, 192)).module()
+    for image in (torch.zeros(1, 3, 40, 50), torch.zeros(1, 3, 300, 90)):
+        assert torch.equal(program(image), Points()(image))
 
 
 def test_suppression_of_a_batch_is_that_of_mmdet():
@@ -127,7 +144,6 @@ def test_of_equal_scores_the_first(number):
 def test_of_equal_scores_the_first_in_openvino(tmp_path):
     pytest.importorskip("openvino")
     pytest.importorskip("onnxscript")
-    from vitdense.inspect.export import export_program, save_onnx
 
     class Best(torch.nn.Module):
         def forward(self, image):
