@@ -72,7 +72,8 @@ def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> t
         overlaps = box_iou(*(torch.from_numpy(one.boxes) for one in (want, got))).numpy()
         overlaps *= want.labels[:, None] == got.labels  # [wanted, found]
         differences = np.abs(want.scores[:, None] - got.scores)
-        for i in np.flatnonzero(want.scores > bounds.score):
+        has_area = (want.boxes[:, 2:] > want.boxes[:, :2]).all(1)  # of others there is no overlap
+        for i in np.flatnonzero((want.scores > bounds.score) & has_area):
             if not len(got.boxes):
                 rows.append((0.0, 1.0, 0.0))
                 continue
