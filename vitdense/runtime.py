@@ -70,8 +70,8 @@ def open_onnxruntime(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(os.fspath(path), options, providers=list(providers))
-    (image,) = session.get_inputs()
-    dtype = {"tensor(uint8)": np.uint8, "tensor(float16)": np.float16, "tensor(float)": np.float32}[image.type]
+    image = session.get_inputs()[0]
+    dtype = {"tensor(uint8)": np.uint8, "tensor(float16)": np.float16}.get(image.type, np.float32)
     outputs, about = [out.name for out in session.get_outputs()], session.get_modelmeta().custom_metadata_map
     return Engine(lambda batch: session.run(None, {image.name: batch}), outputs, dtype, about)
 
