@@ -1,7 +1,7 @@
 """Export a trained detector, or its maps, or a segmentor to torch.export (pt2) or ONNX.
 
-The result takes normalised images of all sizes and batches, or with --static one image of one size. It is compared
-with the model before it is written.
+The file takes normalised images of all sizes and batches, or with --static one image of one size; --with-preprocessing
+makes them photos. It is compared with the model before it is written.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument(
         "--with-preprocessing",
         action="store_true",
-        help="it takes photos, uint8 RGB: they are resized and normalised inside",
+        help="the file takes photos, uint8 RGB, which it resizes and normalises",
     )
     parser.add_argument("--images", nargs="+", default=[], help="photos to compare at (default: test data)")
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")

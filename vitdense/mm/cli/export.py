@@ -304,7 +304,7 @@ def export(
         for name, run in _runs(scratch, to).items():
             with torch.no_grad():
                 got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
-            fits, compared = _compare(got, samples, found or outputs, about, BOUNDS[precision])
+            fits, compared = _compare(got, samples, found if whole else outputs, about, BOUNDS[precision])
             said.append(f"{name}: {compared}")
             if not fits:
                 hint = "" if precision == "float32" else "; export in float32"
