@@ -13,6 +13,7 @@ import test_export
 import torch
 import torch.nn.functional as F
 from conftest import add_row, relative_error
+from contract_rows import Row
 from torch import nn
 from torch._dynamo import config as dynamo
 
@@ -35,9 +36,8 @@ NO_TOKENS = TRUNK | {"class_token": False}
 ADAPTER = {"conv_inplane": 8, "deform_num_heads": 4, "drop_path_rate": 0.0}
 
 
-def adapter(trunk=TRUNK, **options):
-    """A small one. New injectors are the identity, and new offsets and weights of samples the same for all queries."""
-    model = ViTAdapter(trunk, **ADAPTER | options)
+def with_random_interactions(model):
+    """New injectors are the identity, and new offsets and weights of samples the same for all queries."""
     for module in model.modules():
         if isinstance(module, nn.SyncBatchNorm):
             nn.init.normal_(module.running_mean, 0, 0.2)
@@ -50,6 +50,15 @@ def adapter(trunk=TRUNK, **options):
     return model
 
 
+def row(trunk):
+    return Row(ViTAdapter, trunk, ADAPTER, prepare=with_random_interactions)
+
+
+def adapter(trunk=TRUNK, **options):
+    """A small one."""
+    return row(trunk)(**options)
+
+
 every = pytest.mark.parametrize("trunk", TRUNKS.values(), ids=TRUNKS.keys())
 
 
@@ -59,7 +68,7 @@ every = pytest.mark.parametrize("trunk", TRUNKS.values(), ids=TRUNKS.keys())
 @every
 @pytest.mark.parametrize("size", [(64, 64), (72, 104), (97, 61), (31, 33)])
 def test_declared_channels_and_strides(trunk, size):
-    test_contract.test_declared_channels_and_strides(lambda: adapter(trunk), size)
+    test_contract.test_declared_channels_and_strides(row(trunk), size)
 
 
 @every
@@ -75,13 +84,13 @@ def test_declared_channels_and_strides(trunk, size):
     ids=lambda check: check.__name__.removeprefix("test_"),
 )
 def test_contract_of_all_backbones(trunk, check):
-    check(lambda: adapter(trunk))
+    check(row(trunk))
 
 
 @pytest.mark.slow
 @every
 def test_one_exported_program_serves_all_sizes(trunk):
-    test_export.test_one_program_serves_all_sizes_and_batches(lambda: adapter(trunk))
+    test_export.test_one_program_serves_all_sizes_and_batches(row(trunk))
 
 
 @pytest.mark.slow
@@ -89,7 +98,7 @@ def test_one_exported_program_serves_all_sizes(trunk):
 def test_compiled_without_graph_breaks(trunk):
     torch._dynamo.reset()
     with dynamo.patch(specialize_float=True):
-        test_compile.test_forward(lambda: adapter(trunk))
+        test_compile.test_forward(row(trunk))
 
 
 # The authors' model
