@@ -1,6 +1,7 @@
 """The forms in which a model runs on a CPU, timed in turn: eager, compiled, in onnxruntime, in OpenVINO."""
 
 import platform
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from vitdense.inspect.cpu import OneDnnLinear, has_onednn, is_glibc, keep_memory
 from vitdense.inspect.export import export_program, largest_error, save_onnx
+from vitdense.inspect.int8 import quantise
 from vitdense.mm.precision import cpu_has_bfloat16
 
 Run = Callable[[Tensor], object]
-BOUNDS = {"float32": 1e-4, "bfloat16": 0.05}  # relative error of maps, against eager float32
+BOUNDS = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.2}  # relative error of maps, against eager float32
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,29 @@ def _onnx(model: nn.Module, run: Run, x: Tensor, folder: Path) -> Path:
     return path
 
 
-def _onnxruntime(model: nn.Module, run: Run, x: Tensor, folder: Path) -> Run:
+def _onnx_int8(model: nn.Module, run: Run, x: Tensor, folder: Path) -> Path:
+    """The same in int8, its activations as those of this image."""
+    path = folder / f"{id(model)}.int8.onnx"
+    if not path.exists():
+        shutil.copy(_onnx(model, run, x, folder), path)
+        quantise(path, [x.numpy()])
+    return path
+
+
+def _onnxruntime(model: nn.Module, run: Run, x: Tensor, folder: Path, file: Callable = _onnx) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(_onnx(model, run, x, folder), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(file(model, run, x, folder), options, providers=["CPUExecutionProvider"])
     return lambda x: session.run(None, {"image": x.numpy()})
 
 
-def _openvino(model: nn.Module, run: Run, x: Tensor, folder: Path, precision: str) -> Run:
+def _openvino(model: nn.Module, run: Run, x: Tensor, folder: Path, precision: str, file: Callable = _onnx) -> Run:
     import openvino
 
     options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    compiled = openvino.Core().compile_model(_onnx(model, run, x, folder), "CPU", options)
+    compiled = openvino.Core().compile_model(file(model, run, x, folder), "CPU", options)
     return lambda x: [*compiled([x.numpy()]).values()]
 
 
@@ -97,10 +108,12 @@ def forms() -> list[Form]:
         found += [Form("eager bfloat16, memory kept", _bfloat16, "bfloat16", tuned)]
     # torch 2.11 makes C++ of mmdet's Swin that no compiler takes.
     found += [Form("compiled", _compiled, of_peer=False), Form("onnxruntime", _onnxruntime)]
+    found += [Form("onnxruntime int8", partial(_onnxruntime, file=_onnx_int8), "int8")]
     if find_spec("openvino"):
         found += [Form("OpenVINO", partial(_openvino, precision="f32"))]
         if cpu_has_bfloat16():
             found += [Form("OpenVINO bfloat16", partial(_openvino, precision="bf16"), "bfloat16")]
+        found += [Form("OpenVINO int8", partial(_openvino, precision="f32", file=_onnx_int8), "int8")]
     return found
 
 
