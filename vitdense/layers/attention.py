@@ -82,7 +82,7 @@ def masked_bias(bias: Tensor | None, windows: Windows) -> Tensor:
 
 def _heads(qkv: Tensor) -> list[Tensor]:
     """``[n, N, 3, heads, d]`` to queries, keys and values ``[n, heads, N, d]`` each."""
-    return [*qkv.permute(2, 0, 3, 1, 4)]
+    return [x.transpose(1, 2) for x in qkv.unbind(2)]
 
 
 def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Tensor:
