@@ -1,4 +1,5 @@
-"""Make the golden files of RF-DETR, of the authors' wheel and of transformers: tests/data/golden/rfdetr_*.
+"""Make the golden files of RF-DETR, of the authors' wheel and of transformers, and of transformers' LW-DETR:
+tests/data/golden/{rfdetr,lwdetr}_*.
 
 Both need transformers 5, which cannot be imported next to mmpretrain, so they are in an environment of their own:
 
@@ -113,6 +114,28 @@ def of_transformers(masks: bool) -> tuple[dict[str, Tensor], dict[str, tuple[int
     return kept(f"{side}x{side}", found), {key: tuple(x.shape) for key, x in model.state_dict().items()}
 
 
+@torch.no_grad()
+def of_lwdetr() -> tuple[dict[str, Tensor], dict[str, tuple[int, ...]]]:
+    """Outputs of transformers' LW-DETR tiny, the boxes of its first stage, and its names and shapes."""
+    cfg = transformers.LwDetrConfig(
+        backbone_config={
+            **{"model_type": "lw_detr_vit", "image_size": 1024, "hidden_size": 192, "num_hidden_layers": 6},
+            "window_block_indices": [0, 2, 4],
+            "out_indices": [2, 4, 6],  # 0 is the stem
+        },
+        num_labels=91,
+        projector_scale_factors=[1.0],
+        num_queries=100,
+        decoder_n_points=2,
+    )
+    model, out = transformers.LwDetrForObjectDetection(cfg).eval(), {}
+    fill(model)
+    for h, w in ((640, 640), (512, 704)):
+        found = model(normal("image", 1, 3, h, w))
+        out |= kept(f"{h}x{w}", found) | {f"{h}x{w}/selected": found.enc_outputs_coord_logits}
+    return out, {key: tuple(x.shape) for key, x in model.state_dict().items()}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -126,6 +149,7 @@ if __name__ == "__main__":
     shapes: dict[str, dict] = {}
     for name, masks in (("rfdetr_transformers_n", False), ("rfdetr_transformers_seg_n", True)):
         files[name], shapes[name] = of_transformers(masks)
+    files["lwdetr_t"], shapes["lwdetr_t"] = of_lwdetr()
     for size in SIZES:
         with torch.device("meta"):
             cfg = getattr(variants, f"RFDETR{size}Config")(pretrain_weights=None, device="meta")

@@ -19,6 +19,8 @@ def normal(name: str, *shape: int) -> Tensor:
 
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
     """A parameter of the authors' or transformers' model."""
+    if name.endswith("num_batches_tracked"):
+        return torch.tensor(0)
     x = normal(name, *shape)
     if any(part in name for part in EMBEDDINGS):
         return x * 0.3

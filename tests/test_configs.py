@@ -25,7 +25,7 @@ def build_on_meta(cfg):
 
 
 TINY = {re.sub("_t_", "_[sbl]_", path.stem) for path in CONFIGS if "_t_" in path.stem}  # their larger sizes are slow
-TINY.add("rfdetr_(seg_)?[sml]_coco")  # of N
+TINY |= {"rfdetr_(seg_)?[sml]_coco", "lwdetr_[sm]_coco"}  # of N and T
 LARGER = [path for path in CONFIGS if any(re.fullmatch(pattern, path.stem) for pattern in TINY)]
 
 

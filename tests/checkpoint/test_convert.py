@@ -227,6 +227,7 @@ VIT_KEEPS = {  # what every form of every scheme keeps of it
     "dinov3": [],
     "eomt_dinov3": [],
     "transformers_eomt": [],
+    "transformers_lwdetr": [],
     "transformers_rfdetr": [],
     "transformers": [
         {"class token", "layer scale", "norm", "mask token", "registers", "swiglu"},

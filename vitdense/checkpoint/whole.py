@@ -1,4 +1,4 @@
-"""Whole files of EoMT, PMT and RF-DETR, and of a PMT's head alone: which keys are of the trunk, which of the head."""
+"""Whole files of EoMT, PMT, RF-DETR and LW-DETR, and of a PMT's head alone: of which part of the model a key is."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,14 +19,14 @@ _MASKS_TRANSFORMERS: Table = {
 }
 _RFDETR_AUTHORS: Table = {
     r".+\.mask_token|_kp_active_mask": None,  # of DINOv2's pretraining; of a model with keypoints
-    r"backbone\.0\.encoder\.encoder\.(?P<tail>.+)": "backbone.",
+    r"backbone\.0\.encoder\.(encoder\.)?(?P<tail>.+)": "backbone.",
     r"backbone\.0\.projector\.(?P<tail>.+)": "neck.",
     r"(?P<tail>(transformer|refpoint_embed|query_feat|class_embed|bbox_embed|segmentation_head)\..+)": "bbox_head.",
 }
 _RFDETR_TRANSFORMERS: Table = {
     r".+\.mask_token": None,
     r"(model\.)?model\.backbone\.backbone\.(?P<tail>.+)": "backbone.",
-    r"(model\.)?model\.backbone\.projector\.(?P<tail>.+)": "neck.",
+    r"(model\.)?model\.backbone\.projector\.(scale_layers\.0\.)?(?P<tail>.+)": "neck.",
     r"(model\.){0,2}(?P<tail>(reference_point_embed|query_feat|decoder|enc_\w+|class_embed|bbox_embed)\..+)": (
         "bbox_head."
     ),

@@ -23,10 +23,19 @@ from vitdense.mm.predictor import Predictor
 from vitdense.runtime import Program, cover
 
 OPTIONS = {"model.bbox_head.num_queries": 40, "model.test_cfg.max_per_img": 9, "model.bbox_head.with_masks": True}
+LWDETR = {
+    "model.backbone.arch.class_token": False,
+    "model.backbone.arch.layer_scale": 0.1,
+    "model.backbone.arch.qkv_bias": "no_key",
+    "model.backbone.num_windows": 4,
+    "model.backbone.out_norm": "none",
+    "model.neck.norm": "batch",
+    "model.data_preprocessor.pad_size_divisor": 32,
+}
 
 
-def make():
-    model = build_model(load_config("rfdetr_nano_shapes", OPTIONS)).eval()
+def make(options=OPTIONS):
+    model = build_model(load_config("rfdetr_nano_shapes", options)).eval()
     torch.manual_seed(0)
     for parameter in model.parameters():  # the start predicts one thing everywhere
         torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim < 2 else parameter[0].numel() ** -0.5)
@@ -36,9 +45,10 @@ def make():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("options", "step"), [({}, 16), (LWDETR, 32)], ids=["rfdetr", "lwdetr"])
 @torch.no_grad()
-def test_program_finds_what_predict_finds_in_any_batch_and_size(tmp_path):
-    model = make()
+def test_program_finds_what_predict_finds_in_any_batch_and_size(options, step, tmp_path):
+    model = make({**OPTIONS, **options})
     program = export_program(Detector(model).eval(), torch.zeros(2, 3, 96, 128))
     outputs = ["boxes", "scores", "labels", "masks"]
     save_onnx(program, tmp_path / "model.onnx", outputs)
@@ -47,7 +57,7 @@ def test_program_finds_what_predict_finds_in_any_batch_and_size(tmp_path):
     for batch, h, w in ((1, 128, 128), (3, 90, 150)):
         image = torch.randn(batch, 3, h, w)
         found = dict(zip(outputs, map(torch.as_tensor, run_onnx(tmp_path / "model.onnx", image))))
-        padded = F.pad(image, (0, -w % 16, 0, -h % 16))
+        padded = F.pad(image, (0, -w % step, 0, -h % step))
         shapes = {"img_shape": (h, w), "ori_shape": (h, w), "scale_factor": (1.0, 1.0)}
         wanted = model.predict(padded, [DetDataSample(metainfo=shapes) for _ in range(batch)], rescale=False)
         for i, sample in enumerate(wanted):

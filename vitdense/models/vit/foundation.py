@@ -143,8 +143,9 @@ _EVA = (*PATCH, CLASS_TOKEN, *_HEAD)
 _EVA_BIAS = {("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
 _EVA_JOINED = {**_JOINED, **_EVA_BIAS}
 _EVA_APART = {**_NORMS, **_named("attn.proj.*"), **_apart("attn.{}_proj", "weight")}
+_GAMMAS = _named("gamma_1", "gamma_2")
 _EVA_GATED = _gated("mlp.fc1_g", "mlp.fc1_x", "mlp.fc2")
-_TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *block_of({**_EVA_JOINED, **_named("gamma_1", "gamma_2")}))
+_TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *block_of({**_EVA_JOINED, **_GAMMAS}))
 _TIMM_EVA02 = (*_EVA, CLASS_POSITION)
 # The detector's copies of the tables of rotary positions are rebuilt.
 TABLES = same(
@@ -159,7 +160,7 @@ _DETECTRON2_EVA02 = (
 # Perception Encoder: timm's names, and its authors'.
 _TIMM_PE = (
     *(patch_bias_optional("patch_embed.proj"), CLASS_TOKEN, CLASS_POSITION, *same("norm_pre.*")),
-    *block_of({**_PLAIN, **_named("gamma_1", "gamma_2")}),
+    *block_of({**_PLAIN, **_GAMMAS}),
 )
 _VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
 _ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
@@ -207,6 +208,25 @@ _TRANSFORMERS_RFDETR = (
         "encoder.layer.{i}.",
     ),
 )
+# Attention without biases of keys.
+_NO_KEY = {
+    **{**_apart("attention.{}_proj", "weight"), "attention.o_proj.*": "attn.proj.*"},
+    ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
+}
+# The trunk of LW-DETR: `_NO_KEY` is in memory, the rest in files. The authors' names are those of timm's Eva.
+_TRANSFORMERS_LWDETR = (
+    *(Rule("embeddings.projection.*", "patch_embed.proj.*"), _position("embeddings.position_embeddings")),
+    *block_of(
+        {
+            **{"layernorm_before.*": "norm1.*", "layernorm_after.*": "norm2.*", **_GAMMAS, **_NO_KEY},
+            **{"intermediate.fc1.*": "mlp.fc1.*", "intermediate.fc2.*": "mlp.fc2.*"},
+            **_apart("attention.attention.{}", "weight", names=("query", "key", "value")),
+            ("attention.attention.query.bias", "attention.attention.value.bias"): "attn.qkv.qv_bias",
+            "attention.output.*": "attn.proj.*",
+        },
+        "encoder.layer.{i}.",
+    ),
+)
 _TRANSFORMERS_SIGLIP = (
     Rule("embeddings.patch_embedding.*", "patch_embed.proj.*"),
     Rule("embeddings.position_embedding.weight", _POSITIONS[0], _ROWS),
@@ -223,11 +243,7 @@ _TRANSFORMERS_SIGLIP = (
 
 
 # Of attention, norms and scales in a block of transformers' DINOv3, and of an MLP.
-_DINOV3_ATTENTION = {
-    **{**_NORMS, **_TRANSFORMERS_SCALES, "attention.o_proj.*": "attn.proj.*"},
-    **_apart("attention.{}_proj", "weight"),
-    ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
-}
+_DINOV3_ATTENTION = {**_NORMS, **_TRANSFORMERS_SCALES, **_NO_KEY}
 _DINOV3_MLP = {"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}
 DINOV3_LAYERS = {**_DINOV3_ATTENTION, **_DINOV3_MLP}
 _MASK_TOKEN = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
@@ -276,7 +292,7 @@ SCHEMES = (
     Scheme("timm", (*_TIMM_DINOV3, *block_of(_MLP)), "reg_token"),
     Scheme("timm", (*_TIMM_DINOV3, *block_of(_EVA_GATED)), "reg_token"),
     Scheme("timm", _TIMM_DINOV2, "reg_token", layout=PACKED),
-    Scheme("timm", (*_TIMM_EVA02, *block_of({**_EVA_JOINED, **_MLP})), r".+\.q_bias", layout=PACKED),
+    Scheme("timm", (*_TIMM_EVA02, *block_of({**_EVA_JOINED, **_MLP, **_GAMMAS})), r".+\.q_bias", layout=PACKED),
     Scheme(
         "timm",
         (
@@ -290,6 +306,7 @@ SCHEMES = (
     Scheme("perception", _PERCEPTION, r"ln_pre\.weight"),
     Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),
     Scheme("transformers", _TRANSFORMERS_DINOV2),
+    Scheme("transformers_lwdetr", read_only(*_TRANSFORMERS_LWDETR), r"encoder\.layer\.0\.layernorm_before\.weight"),
     Scheme("transformers_rfdetr", read_only(*_TRANSFORMERS_RFDETR), r"encoder\.layer\.0\.attention\.o_proj\.weight"),
     _transformers_dinov3(_DINOV3_MLP),
     _transformers_dinov3(_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), r".+\.gate_proj\.weight"),

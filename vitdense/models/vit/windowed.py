@@ -1,4 +1,4 @@
-"""A plain ViT whose windows are parts of the image, with a class token in each: the trunk of RF-DETR."""
+"""A plain ViT whose windows are parts of the image, with a class token in each: the trunk of RF-DETR and LW-DETR."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +16,12 @@ from vitdense.models.base import check_image, maybe_checkpoint
 from vitdense.models.vit.model import ViT, ViTBlock
 from vitdense.models.vit.sizes import VIT, ViTArch
 
+# LW-DETR Table 1 and the authors' code; all have heads of a twelfth of the channels.
+_lwdetr = partial(ViTArch, num_heads=12, layer_scale=0.1, class_token=False, qkv_bias="no_key")
+
 
 class WindowedViT(ViT):
-    """A `ViT` on `num_windows` x `num_windows` windows of the image (RF-DETR, arXiv 2511.09554; LW-DETR).
+    """A `ViT` on `num_windows` x `num_windows` windows of the image (RF-DETR, arXiv 2511.09554; LW-DETR, 2406.03459).
 
     A window is a part of the image, not a number of tokens: a larger image has larger windows. Class token and
     registers, with their positions, are in every window. Blocks attend inside of windows but those of `global_indices`,
@@ -30,7 +33,8 @@ class WindowedViT(ViT):
     tokens, relative positions and `output_cls_token` are refused.
 
     Args:
-        arch: See `ViT`; also ``'rfdetr_small'``.
+        arch: See `ViT`; also ``'rfdetr_small'`` and, without class token, ``'lwdetr_tiny'``, ``'lwdetr_small'``,
+            ``'lwdetr_medium'``.
         num_windows: Windows along a side; 1 for none.
         global_indices: Blocks without windows; None for those after each output: 3, 6 and 9 of 12 blocks with outputs
             2, 5, 8 and 11, as RF-DETR has it.
@@ -43,6 +47,9 @@ class WindowedViT(ViT):
         **VIT,
         # DINOv2's, whose learned positions are resized by another rule.
         "rfdetr_small": replace(VIT["dinov2_small"], patch_size=16, position_rule="antialias"),
+        "lwdetr_tiny": _lwdetr(192, 6, taps=(1, 3, 5)),
+        "lwdetr_small": _lwdetr(192, 10, taps=(2, 4, 5, 9)),
+        "lwdetr_medium": _lwdetr(384, 10, taps=(2, 4, 5, 9)),
     }
     refused: ClassVar = {"window_size": None, "relative_position": False, "output_cls_token": False}
 

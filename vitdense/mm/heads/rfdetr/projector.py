@@ -1,4 +1,4 @@
-"""The neck of RF-DETR: maps of one stride to one map."""
+"""The neck of RF-DETR and LW-DETR: maps of one stride to one map."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,19 @@ import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from vitdense.errors import OptionError
 from vitdense.mm.registry import MODELS
+
+NORMS = {"layer": LayerNorm2d, "batch": nn.BatchNorm2d}
 
 
 class ConvNorm(nn.Module):
-    """Convolution without a bias, LayerNorm over channels, SiLU."""
+    """Convolution without a bias, a norm of `NORMS`, SiLU."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, norm: str) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False)
-        self.norm = LayerNorm2d(out_channels)
+        self.norm = NORMS[norm](out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, h, w]`` to ``[B, out_channels, h, w]``."""
@@ -31,6 +34,10 @@ class C2fProjector(nn.Module):
         in_channels: Of the maps.
         out_channels: Of the result.
         num_blocks: Pairs of 3x3 convolutions, on half of the channels.
+        norm: After convolutions: ``'layer'``, over channels, as RF-DETR; ``'batch'``, as LW-DETR.
+
+    Raises:
+        ValueError: An unknown norm.
 
     Attributes:
         out_channels: Of every map, as a backbone has it.
@@ -38,15 +45,19 @@ class C2fProjector(nn.Module):
 
     family = "rfdetr_projector"
 
-    def __init__(self, in_channels: Sequence[int], out_channels: int = 256, num_blocks: int = 3) -> None:
+    def __init__(
+        self, in_channels: Sequence[int], out_channels: int = 256, num_blocks: int = 3, norm: str = "layer"
+    ) -> None:
         super().__init__()
+        if norm not in NORMS:
+            raise OptionError(f"norm: got {norm!r}, expected one of {', '.join(map(repr, NORMS))}")
         self.out_channels = (out_channels,)
         half = out_channels // 2
-        self.first = ConvNorm(sum(in_channels), 2 * half, 1)
+        self.first = ConvNorm(sum(in_channels), 2 * half, 1, norm)
         self.blocks = nn.ModuleList(
-            nn.Sequential(ConvNorm(half, half, 3), ConvNorm(half, half, 3)) for _ in range(num_blocks)
+            nn.Sequential(*(ConvNorm(half, half, 3, norm) for _ in range(2))) for _ in range(num_blocks)
         )
-        self.last = ConvNorm((2 + num_blocks) * half, out_channels, 1)
+        self.last = ConvNorm((2 + num_blocks) * half, out_channels, 1, norm)
         self.norm = LayerNorm2d(out_channels)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor]:
