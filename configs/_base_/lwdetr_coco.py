@@ -25,8 +25,9 @@ model = dict(
 sync_bn = "torch"
 train_cfg = dict(max_epochs=60)
 trunk = 1.5 * 0.7**2
-stay = ("absolute_pos_embed", "patch_embed.proj.bias", "norm1", "norm2", "gamma")
-stay += ("qkv.qv_bias", "attn.proj.bias", "fc1.bias", "fc2.bias")
+# The longest name that is in a parameter's name counts, of equally long ones the first: the dots make them longer.
+stay = ("absolute_pos_embed", "patch_embed.proj.bias", ".gamma_1", ".gamma_2", "norm1.weight", "norm2.weight")
+stay += ("norm1.bias", "norm2.bias", "qkv.qv_bias", "attn.proj.bias", "mlp.fc1.bias", "mlp.fc2.bias")
 custom_keys = dict(
     _delete_=True,
     backbone=dict(lr_mult=trunk),

@@ -9,6 +9,7 @@ from rfdetr_drawn import normal, targets, weights
 from safetensors.torch import load_file
 
 pytest.importorskip("mmdet")
+from mmengine.optim import build_optim_wrapper
 from test_rfdetr import load, samples, shapes_of
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
@@ -134,6 +135,22 @@ def test_a_training_step_with_an_image_without_objects():
     sum(losses.values()).backward()
     assert not [key for key, p in model.named_parameters() if p.grad is None]
     assert model.neck.first.norm.running_mean.any()
+
+
+@pytest.mark.parametrize(("size", "depth", "rate"), [("t", 6, 0.8), ("s", 10, 0.8), ("m", 10, 0.7)])
+def test_learning_rates_and_weight_decay_are_the_authors(size, depth, rate):
+    model, cfg = make(size), load_config(f"lwdetr_{size}_coco")
+    groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
+    found = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        lr, decay = 1e-4, 1e-4
+        if name.startswith("backbone."):
+            block = re.match(r"backbone\.blocks\.(\d+)", name)
+            lr = 1.5e-4 * 0.7**2 * rate ** (depth - int(block[1]) if block else depth + 1)
+            decay = 0 if re.search("gamma|pos_embed|bias|norm", name) else decay
+        elif name.startswith("bbox_head.decoder."):
+            lr = 0.7e-4
+        assert found[id(parameter)] == (pytest.approx(lr), decay), name
 
 
 def test_an_unknown_norm():
