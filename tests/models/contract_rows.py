@@ -166,6 +166,13 @@ MODELS = {
         eps=1e-6,
         multiple=3,
     ),
+    "vit, 4x4 windows of the image, no class token": Row(
+        WindowedViT,
+        {**VIT, "class_token": False, "layer_scale": 0.1, "qkv_bias": "no_key"},
+        {"num_windows": 4, "pretrain_img_size": 64, "out_norm": "none", "global_indices": (2,)},
+        eps=1e-6,
+        multiple=4,
+    ),
     "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, has_attention=False),
 }
 

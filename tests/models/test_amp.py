@@ -49,6 +49,7 @@ CASTS = {
     "vit, windows, rotary of the map, DINOv2's positions": 9,
     "vit, windows of the image": 9,
     "vit, 3x3 windows of the image, registers, rotary": 9,
+    "vit, 4x4 windows of the image, no class token": 9,
     "vit, conv stem": 9,
     "resnet, non-local": 1,
     "resnet, SAGAN": 1,
