@@ -53,12 +53,15 @@ def tuned() -> Iterator[None]:
             keep_memory(False)
 
 
+@contextmanager
+def tuned_bfloat16() -> Iterator[None]:
+    """As `tools/test.py --amp bfloat16` runs a model: weights are cast once, for the context lasts."""
+    with tuned(), torch.autocast("cpu", torch.bfloat16):
+        yield
+
+
 def _eager(model: nn.Module, run: Run, x: Tensor, folder: Path) -> Run:
     return run
-
-
-def _bfloat16(model: nn.Module, run: Run, x: Tensor, folder: Path) -> Run:
-    return torch.autocast("cpu", torch.bfloat16)(run)
 
 
 def _compiled(model: nn.Module, run: Run, x: Tensor, folder: Path) -> Run:
@@ -105,7 +108,7 @@ def forms() -> list[Form]:
     if has_onednn() and is_glibc():
         found += [Form("eager, oneDNN, memory kept", _eager, context=tuned)]
     if cpu_has_bfloat16():
-        found += [Form("eager bfloat16, memory kept", _bfloat16, "bfloat16", tuned)]
+        found += [Form("eager bfloat16, memory kept", _eager, "bfloat16", tuned_bfloat16)]
     # torch 2.11 makes C++ of mmdet's Swin that no compiler takes.
     found += [Form("compiled", _compiled, of_peer=False), Form("onnxruntime", _onnxruntime)]
     found += [Form("onnxruntime int8", partial(_onnxruntime, file=_onnx_int8), "int8")]
