@@ -67,8 +67,9 @@ def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> t
         pairs: Of the program and of the model, for every image.
         bounds: Of the differences.
     """
-    rows = []  # of each object of the model: IoU of boxes, difference of scores, IoU of masks
+    rows, has_masks = [], False  # of each object of the model: IoU of boxes, difference of scores, IoU of masks
     for got, want in pairs:
+        has_masks = want.masks is not None
         overlaps = box_iou(*(torch.from_numpy(one.boxes) for one in (want, got))).numpy()
         overlaps *= want.labels[:, None] == got.labels  # [wanted, found]
         differences = np.abs(want.scores[:, None] - got.scores)
@@ -78,7 +79,7 @@ def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> t
                 rows.append((0.0, 1.0, 0.0))
                 continue
             k, of_masks = (overlaps[i] - differences[i]).argmax(), 1.0
-            if want.masks is not None:
+            if has_masks:
                 union = (got.masks[k] | want.masks[i]).sum()
                 of_masks = (got.masks[k] & want.masks[i]).sum() / union if union else 1.0
             rows.append((overlaps[i, k], differences[i, k], of_masks))
@@ -91,7 +92,7 @@ def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> t
     same = (of_boxes >= bounds.iou) & (of_scores <= bounds.difference) & (of_masks >= bounds.mask_iou)
     found = (
         f"{same.sum()} of {len(rows)} objects: boxes with IoU {of_boxes.min():.4f}, scores within "
-        f"{of_scores.max():.1e}, masks with IoU {of_masks.min():.4f}"
+        f"{of_scores.max():.1e}" + f", masks with IoU {of_masks.min():.4f}" * has_masks
     )
     fits = bool(same.mean() >= bounds.objects)
     expected = f"{bounds.objects:.0%} with {bounds.iou}, {bounds.difference} and {bounds.mask_iou}"
