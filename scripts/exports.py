@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from zoo import REPO, filled, table
 
 PAGE = REPO / "docs/export.md"
 HEADING = "Compared"
-HEAD = "| model | trained as | sizes | onnxruntime | OpenVINO | command | nodes |"
+HEAD = "| model | trained as | onnxruntime | OpenVINO | command | nodes |"
 ITERATIONS = 100
 
 
@@ -37,14 +36,12 @@ class Row(NamedTuple):
     Attributes:
         name: Of the kind of model.
         config: Of `configs/demo`; or a config of mmdet, whose ResNet-50 becomes a nano Swin.
-        static: Whether the program is for one size.
-        options: Of the config.
+        static: Size (h, w) of the images of the program, if it is for one.
     """
 
     name: str
     config: str
     static: tuple[int, int] | None = None
-    options: Mapping[str, object] | None = None
 
 
 ROWS = (
@@ -56,10 +53,9 @@ ROWS = (
     Row("Cascade R-CNN", "cascade_rcnn_swin_nano_shapes"),
     Row("Cascade Mask R-CNN", "cascade_swin_nano_shapes"),
     Row("HTC", "htc_swin_nano_shapes"),
-    Row("Sparse R-CNN", "sparse_rcnn_swin_nano_shapes", static=(256, 320)),
+    Row("Sparse R-CNN, `--static`", "sparse_rcnn_swin_nano_shapes", static=(256, 320)),
     Row("DINO", "dino_swin_nano_shapes"),
     Row("RF-DETR", "rfdetr_nano_shapes"),
-    Row("RF-DETR, masks", "rfdetr_nano_shapes", options={"model.bbox_head.with_masks": True}),
     Row("Mask2Former, queries", "mask2former_swin_nano_shapes"),
     Row("EoMT, queries", "eomt_nano_shapes"),
     Row("UPerNet", "upernet_swin_nano_shapes"),
@@ -68,7 +64,7 @@ ROWS = (
 
 def recipe(row: Row, folder: Path) -> Path:
     """The config of a row, written into its folder."""
-    cfg = load_config(row.config if "::" in row.config else REPO / f"configs/demo/{row.config}.py", row.options)
+    cfg = load_config(row.config if "::" in row.config else REPO / f"configs/demo/{row.config}.py")
     if "::" in row.config:
         data = "cascade_swin" if "mask" in row.config else "cascade_rcnn_swin"
         nano, model = load_config(REPO / f"configs/demo/{data}_nano_shapes.py"), cfg.model
@@ -95,9 +91,8 @@ def measure(row: Row, folder: Path) -> tuple[str, ...]:
     said = export(load_config(path), (folder / "last_checkpoint").read_text(), file, "onnx", row.static)
     seconds = time.perf_counter() - start
     engines = (re.search(rf"(?m)^{engine}: (.*)$", said)[1] for engine in ("onnxruntime", "openvino"))
-    size = "one" if row.static else "any"
     kind = f"`{row.config.rpartition('/')[2]}`"
-    return row.name, kind, size, *engines, f"{seconds:.0f} s", str(len(onnx.load(file).graph.node))
+    return row.name, kind, *engines, f"{seconds:.0f} s", str(len(onnx.load(file).graph.node))
 
 
 def main() -> None:

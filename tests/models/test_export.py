@@ -156,3 +156,18 @@ def test_refused():
         export_program(model, torch.zeros(EXAMPLE))
     with pytest.raises(ValueError, match=f"at least {MIN_SIDE}"):
         export_program(model.eval(), torch.zeros(1, 3, 64, MIN_SIDE - 1))
+
+
+def test_norms_of_maps_are_norms_of_tokens(tmp_path):
+    """Also one whose result is reshaped at once, as for windows."""
+    model = nn.Sequential(
+        nn.LayerNorm(40), nn.Unflatten(2, (20, 2)), nn.Flatten(2, 3), nn.LayerNorm(40), nn.ReLU()
+    ).eval()
+    nn.init.normal_(model[0].weight)
+    image = torch.randn(2, 3, 40, 40)
+    save_onnx(export_program(model, image, dynamic=False), tmp_path / "model.onnx")
+    assert largest_error(run_onnx(tmp_path / "model.onnx", image), model(image)) < 1e-6
+    graph = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "model.onnx")).graph
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
+    norms = [node for node in graph.node if node.op_type == "LayerNormalization"]
+    assert [ranks[node.input[0]] for node in norms] == [3, 3]
