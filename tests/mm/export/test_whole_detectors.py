@@ -11,12 +11,12 @@ from mmdet.models.task_modules.prior_generators import MlvlPointGenerator
 from torchvision.ops import box_iou
 
 from vitdense.inspect.export import export_program, save_onnx
-from vitdense.mm.cli.export import of_model, of_program, predict
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.compare import BOUNDS, compare_objects
-from vitdense.mm.export.detectors import Detector, FixedRoIExtractor
+from vitdense.mm.export.detectors import FixedRoIExtractor, fix
 from vitdense.mm.export.select import Found, best, highest, suppress
+from vitdense.mm.export.tasks import Detector, of_model, of_program, predict
 from vitdense.runtime import ENGINES, paste
 
 
@@ -47,6 +47,7 @@ def test_as_predict(name):
     images = torch.randn(2, 3, 129, 171, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         wanted = [predict(model, image[None]) for image in images]
+        fix(model)
         got = Detector(model).eval()(images)
     for i, want in enumerate(wanted):
         assert len(want) > 20

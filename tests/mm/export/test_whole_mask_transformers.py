@@ -14,9 +14,10 @@ from mmdet.models.seg_heads import MaskFormerFusionHead
 from mmseg.structures import SegDataSample
 
 from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx
-from vitdense.mm.cli.export import MaskTransformer, Segmentor, export
+from vitdense.mm.cli.export import export
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.data.shapes import CLASSES
+from vitdense.mm.export.tasks import MaskTransformer, Segmentor
 from vitdense.mm.heads.mask_transformer.heads import PMTHead
 from vitdense.models.vit.tokens import TokenViT
 from vitdense.runtime import instances, panoptic, resize

@@ -17,7 +17,7 @@ from vitdense.layers.deformable import bilinear
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.data.shapes_det import ShapesDataset
-from vitdense.mm.export.detectors import Detector
+from vitdense.mm.export.tasks import Detector
 from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
 from vitdense.mm.predictor import Predictor
 from vitdense.runtime import Program, cover

@@ -6,9 +6,9 @@ from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
 from vitdense.inspect.export import _AnySize, export_program, largest_error, run_onnx, save_onnx
-from vitdense.mm.cli.export import MaskTransformer
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.mm.export.detectors import Detector, fix
+from vitdense.mm.export.detectors import fix
+from vitdense.mm.export.tasks import Detector, MaskTransformer
 
 NOT_IN_PROGRAMS = {"If", "Loop", "Scan", "GridSample", "NonZero"}
 

@@ -1,4 +1,4 @@
-"""Detectors of mmdet as one module from images to a fixed number of objects.
+"""Maps of mmdet's detectors to a fixed number of objects.
 
 The steps of `predict` whose shapes depend on what an image shows are made again here, for a batch at once; all others
 are mmdet's own. B images, N objects, K RoIs (image, x1, y1, x2, y2) in pixels of the input.
@@ -28,35 +28,6 @@ from vitdense.mm.heads.rfdetr.head import RFDETRHead
 CANDIDATES = 2000
 
 
-class Detector(nn.Module):
-    """Images ``[B, 3, H, W]``, normalised, to ``boxes`` ``[B, N, 4]`` (x1, y1, x2, y2) in pixels of the input,
-    ``scores`` ``[B, N]``, best first, and ``labels`` ``[B, N]``; of a detector with masks also ``masks``
-    ``[B, N, 28, 28]``, the probabilities inside of each box, of RF-DETR ``[B, N, h, w]``, logits of the whole image.
-
-    N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32.
-
-    Args:
-        model: A detector of mmdet with a dense head, a RoI head, or the head of Sparse R-CNN, DINO or RF-DETR. Some of
-            its modules are replaced: see `fix`.
-
-    Raises:
-        ConfigError: It has a head whose prediction this does not know.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.find = _finder(model)
-        self.any_size = self.find is not _of_sparse  # whose layers of its own torch exports for one batch
-        fix(model)
-
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
-        maps = self.model.extract_feat(pad_as(self.model, image))
-        found, masks = self.find(self.model, maps, tuple(image.shape[2:]))
-        outs = found._asdict()
-        return outs if masks is None else {**outs, "masks": masks}
-
-
 def fix(model: nn.Module) -> None:
     """Replace modules of mm whose shapes depend on values of tensors; those that were replaced before stay."""
     for module in list(model.modules()):
@@ -80,8 +51,12 @@ def pad(image: Tensor, divisor: int, value: float) -> Tensor:
 Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], tuple[Found, Tensor | None]]
 
 
-def _finder(model: nn.Module) -> Finder:
-    """How the objects of a model are found: (model, its maps, size of the image) to them and their masks."""
+def finder(model: nn.Module) -> Finder:
+    """How the objects of a model are found: (model, its maps, size of the image) to them and their masks.
+
+    Raises:
+        ConfigError: It has a head whose prediction this does not know.
+    """
     if type(model) is DINO and model.bbox_head.loss_cls.use_sigmoid and model.data_preprocessor.pad_size_divisor == 1:
         return of_dino
     roi_head, dense = getattr(model, "roi_head", None), getattr(model, "bbox_head", None)
