@@ -95,6 +95,7 @@ def test_int8_is_calibrated_and_compared(folder, monkeypatch):
         ({"to": "pt2", "preprocessing": True}, "--with-preprocessing: got --to pt2"),
         ({"to": "onnx", "preprocessing": True, "maps": True}, "--with-preprocessing: got --to onnx --maps"),
         ({"to": "pt2", "precision": "int8"}, "--int8: got --to pt2"),
+        ({"to": "pt2", "maps": True}, "--maps: got EncoderDecoder, expected a detector"),
     ],
 )
 def test_what_does_not_go_together(folder, options, match):

@@ -103,6 +103,31 @@ def test_a_program_of_all_sizes_has_no_branches(tmp_path):
         assert (labels >= -1).all()
 
 
+@pytest.mark.long
+def test_a_program_of_sparse_rcnn(tmp_path):
+    """Of one size, two of six stages: once constants of it were lost, and no runtime opened the file."""
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    model = detector("sparse_rcnn")
+    head = model.roi_head
+    head.bbox_head, head.bbox_roi_extractor = head.bbox_head[:2], head.bbox_roi_extractor[:2]
+    model.backbone, model.neck = Steps([head.bbox_roi_extractor[0].out_channels] * 4), torch.nn.Identity()
+    torch.nn.init.uniform_(model.rpn_head.init_proposal_bboxes.weight, 0.2, 0.8)
+    fix(model)
+    model = Detector(model).eval()
+    assert not model.any_size
+    image = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = model(image)
+    path = tmp_path / "sparse.onnx"
+    save_onnx(export_program(model, image, dynamic=False), path, [*want])
+    for engine in filter(find_spec, ENGINES):
+        boxes, scores, labels = ENGINES[engine](path, threads=1).run(image.numpy())
+        torch.testing.assert_close(torch.from_numpy(scores), want["scores"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.from_numpy(boxes), want["boxes"], atol=1e-3, rtol=0)
+        assert (labels == want["labels"].numpy()).all()
+
+
 class Points(torch.nn.Module):
     """mmdet's points of FCOS in a map that may have one row or one column."""
 
@@ -173,8 +198,32 @@ def test_roi_features_without_shapes_of_the_boxes(ratio):
     torch.manual_seed(0)
     corner = torch.rand(80, 2) * 20
     rois = torch.cat([torch.arange(80)[:, None] % 2, corner, corner + torch.rand(80, 1) * 300], 1)
+    rois[::9, 3] = rois[::9, 1]  # without area
     assert len(extractor.map_roi_levels(rois, 3).unique()) == 3
     assert torch.equal(FixedRoIExtractor(extractor)(maps, rois), extractor(maps, rois))
+
+
+class Read(torch.nn.Module):
+    """Features of a box and of two without area."""
+
+    def __init__(self):
+        super().__init__()
+        layer = {"type": "RoIAlign", "output_size": 2, "sampling_ratio": 0}
+        self.extractor = FixedRoIExtractor(SingleRoIExtractor(layer, out_channels=3, featmap_strides=[4, 8]))
+
+    def forward(self, image):
+        rois = torch.tensor([[0.0, 3, 4, 20, 30], [0, 9, 5, 9, 20], [0, 32, 40, 32, 40]])
+        return self.extractor([image[..., ::4, ::4], image[..., ::8, ::8]], rois)
+
+
+def test_boxes_without_area_in_programs(tmp_path):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    image = torch.randn(1, 3, 32, 40)
+    save_onnx(export_program(Read().eval(), image, dynamic=False), tmp_path / "read.onnx")
+    for engine in filter(find_spec, ENGINES):
+        got = torch.from_numpy(ENGINES[engine](tmp_path / "read.onnx").run(image.numpy())[0])
+        torch.testing.assert_close(got, Read()(image), atol=1e-6, rtol=0)
 
 
 def test_heads_that_cannot_be_exported_are_named():

@@ -236,9 +236,12 @@ class FixedRoIExtractor(nn.Module):
         """Maps and RoIs [K, 5] to features ``[K, C, p, q]``."""
         rois = rois.float()  # in half precision places would be whole pixels
         level_of = self.map_roi_levels(rois, len(maps))[:, None]  # [K, 1]
+        has_area = (rois[:, 3:] > rois[:, 1:3]).all(1, keepdim=True)  # [K, 1]
         total = None
         for level, (layer, x) in enumerate(zip(self.layers, maps)):
             here = level_of == level
+            if layer.aligned and not layer.sampling_ratio:  # without area there are no samples: 0, in OpenVINO NaN
+                here = here & has_area
             own = torch.cat([rois[:, :1], torch.where(here, rois[:, 1:], 0.0)], 1)  # [K, 5]
             part = torch.ops.torchvision.roi_align(
                 x.float(), own, layer.spatial_scale, *layer.output_size, layer.sampling_ratio, layer.aligned
