@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import torch
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.predict import predict
@@ -52,8 +53,9 @@ def main() -> None:
     add_amp(parser)
     add_onednn(parser)
     args = parser.parse_args()
-    if args.checkpoint is not None and Path(args.config).is_dir():
-        args.images.insert(0, args.checkpoint)
+    # A work folder and a published model need no checkpoint: what is taken for it is the first image.
+    if Path(args.config).is_dir() or Path(args.checkpoint or "").suffix.lower() in IMG_EXTENSIONS:
+        args.images = [*filter(None, [args.checkpoint]), *args.images]
         args.checkpoint = None
     if not 0 <= args.score_thr <= 1:
         parser.error(f"--score-thr: got {args.score_thr}, expected 0 to 1")

@@ -12,18 +12,17 @@ _base_ = [
 
 width, queries = 128, 200  # channels of the trunk and of the head; of 256 positions: with 40 it did not learn
 model = dict(
-    data_preprocessor=dict(pad_size_divisor=16, batch_augments=None),
+    data_preprocessor=dict(batch_augments=None),
     backbone=dict(
         _delete_=True,
         type="vitdense.WindowedViT",
-        arch=dict(embed_dims=width, depth=6, num_heads=4, patch_size=8),
-        pretrain_img_size=128,
+        arch=dict(embed_dims=width, depth=6, num_heads=4),
+        pretrain_img_size=256,
         out_indices=(1, 3, 5),
     ),
     neck=dict(in_channels=[width] * 3, out_channels=width, num_blocks=2),
     bbox_head=dict(
         in_channels=width,
-        stride=8,
         num_queries=queries,
         num_groups=2,
         num_layers=2,
@@ -32,12 +31,5 @@ model = dict(
     ),
     test_cfg=dict(max_per_img=100),
 )
-# Half as large: shapes of 10 to 75 pixels.
-train_pipeline, test_pipeline = (
-    [dict(step, scale=(128, 128), keep_ratio=False) if step.type == "Resize" else step for step in pipeline]
-    for pipeline in (_base_.train_pipeline, _base_.test_pipeline)
-)
-train_dataloader = dict(batch_size=8, dataset=dict(pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
-test_dataloader = val_dataloader
+train_dataloader = dict(batch_size=8)
 optim_wrapper = dict(optimizer=dict(lr=5e-4), clip_grad=dict(max_norm=1.0))

@@ -17,6 +17,8 @@ from conftest import REPO
 from PIL import Image
 
 pytest.importorskip("mmdet")
+from mmengine.logging import MMLogger
+
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 # The demos' configs, made tiny: 12 + 4 images of 96 pixels, six iterations.
@@ -64,6 +66,7 @@ def tool_here(monkeypatch, capsys):
 
     def run(name, *args):
         monkeypatch.chdir(REPO)
+        monkeypatch.setattr(MMLogger, "_instance_dict", {})  # a logger writes into what pytest closes after a test
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, args)])
         try:
             runpy.run_path(str(REPO / "tools" / f"{name}.py"), run_name="__main__")
@@ -295,9 +298,10 @@ def test_predict_continues_after_an_unreadable_image_and_fails_at_the_end(tiny, 
         (["test", "{tiny}", "nothing.pth"], "nothing.pth"),
         (["test", "{tiny}", "{trained}", "--tta"], "--tta: "),
         (["predict", "{tiny}", "{trained}", "nothing.jpg"], "nothing.jpg"),
+        (["predict", "{tiny}", "one.jpg", "two.jpg"], "alone, which is no published model"),
         (["test", "configs/nothing.py", "x.pth"], "nothing.py"),
     ],
-    ids=["classes", "data", "resume", "checkpoint", "tta", "image", "config"],
+    ids=["classes", "data", "resume", "checkpoint", "tta", "image", "no_checkpoint", "config"],
 )
 def test_user_errors_are_one_message(tiny, trained, tool_here, command, message):
     name, *args = [part.format(tiny=tiny, trained=trained) for part in command]

@@ -30,7 +30,7 @@ LWDETR = {
     "model.backbone.num_windows": 4,
     "model.backbone.out_norm": "none",
     "model.neck.norm": "batch",
-    "model.data_preprocessor.pad_size_divisor": 32,
+    "model.data_preprocessor.pad_size_divisor": 64,
 }
 
 
@@ -45,7 +45,7 @@ def make(options=OPTIONS):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "step"), [({}, 16), (LWDETR, 32)], ids=["rfdetr", "lwdetr"])
+@pytest.mark.parametrize(("options", "step"), [({}, 32), (LWDETR, 64)], ids=["rfdetr", "lwdetr"])
 @torch.no_grad()
 def test_program_finds_what_predict_finds_in_any_batch_and_size(options, step, tmp_path):
     model = make({**OPTIONS, **options})
