@@ -56,6 +56,7 @@ ROWS = (
     Row("Sparse R-CNN, `--static`", "sparse_rcnn_swin_nano_shapes", static=(256, 320)),
     Row("DINO", "dino_swin_nano_shapes"),
     Row("RF-DETR", "rfdetr_nano_shapes"),
+    Row("RF-DETR, masks", "rfdetr_seg_nano_shapes"),
     Row("Mask2Former, queries", "mask2former_swin_nano_shapes"),
     Row("EoMT, queries", "eomt_nano_shapes"),
     Row("UPerNet", "upernet_swin_nano_shapes"),
