@@ -195,5 +195,7 @@ def test_images_of_four_channels_need_an_option(tmp_path, monkeypatch):
 
 def test_the_package_names_what_it_has():
     assert {"create", "list_models", "Swin", "SwinV2", "MViT", "ViT", "DeconvPyramid"} <= set(dir(vitdense))
+    for name in ("JointViT", "TokenViT", "WindowedViT"):
+        assert issubclass(getattr(vitdense, name), vitdense.ViT)
     with pytest.raises(AttributeError, match="Swim"):
         vitdense.Swim  # noqa: B018

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument(
         "--calibrate", nargs="+", default=[], metavar="IMAGE", help="for --int8; default: 100 of the training data"
     )
-    parser.add_argument("--maps", action="store_true", help="of a detector its maps, without boxes")
+    parser.add_argument("--maps", action="store_true", help="of a detector of boxes, its maps alone")
     parser.add_argument(
         "--with-preprocessing",
         action="store_true",

@@ -53,7 +53,7 @@ def main() -> None:
     add_amp(parser)
     add_onednn(parser)
     args = parser.parse_args()
-    # A work folder and a published model need no checkpoint: what is taken for it is the first image.
+    # A work folder or a published model needs no checkpoint: the second argument is then an image.
     if Path(args.config).is_dir() or Path(args.checkpoint or "").suffix.lower() in IMG_EXTENSIONS:
         args.images = [*filter(None, [args.checkpoint]), *args.images]
         args.checkpoint = None

@@ -17,6 +17,8 @@ _LAZY = {  # name: the module that has it, imported when the name is first used
     **dict.fromkeys(("create", "list_models"), "vitdense.hub"),
     "load": "vitdense.mm.predictor",
     **{name: f"{folder}.model" for name, folder in FOLDERS.items()},
+    **dict.fromkeys(("JointViT", "TokenViT"), "vitdense.models.vit.tokens"),
+    "WindowedViT": "vitdense.models.vit.windowed",
     "DeconvPyramid": "vitdense.necks",
     "empty_cache": "vitdense.layers.layout",
 }

@@ -8,6 +8,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -18,6 +19,8 @@ from PIL import Image
 
 pytest.importorskip("mmdet")
 from mmengine.logging import MMLogger
+
+from vitdense.mm.config import published
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 
@@ -287,6 +290,14 @@ def test_predict_continues_after_an_unreadable_image_and_fails_at_the_end(tiny, 
     assert str(truncated) in printed.err.splitlines()[-1]
     assert "Traceback" not in printed.err
     assert sorted(p.name for p in out.iterdir()) == [image.name, "predictions.json"]
+
+
+def test_predict_with_a_published_model_takes_several_images(tiny, trained, tool_here, monkeypatch):
+    row = SimpleNamespace(name="x", address=str(trained / "iter_6.pth"), licence="", figures={}, config=str(tiny))
+    monkeypatch.setattr(published, "find_published", {"of_others": row}.get)
+    out, images = tiny.parent / "published", sorted((tiny.parent / "shapes/val").glob("*.jpg"))[:2]
+    assert tool_here("predict", "of_others", *images, "--out-dir", out)[0] == 0
+    assert all((out / image.name).is_file() for image in images)
 
 
 @pytest.mark.parametrize(

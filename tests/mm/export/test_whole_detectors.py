@@ -105,7 +105,7 @@ def test_a_program_of_all_sizes_has_no_branches(tmp_path):
 
 @pytest.mark.long
 def test_a_program_of_sparse_rcnn(tmp_path):
-    """Of one size, two of six stages: once constants of it were lost, and no runtime opened the file."""
+    """Two of its six stages, for one size. A file without its constants was once written, which no runtime opened."""
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     model = detector("sparse_rcnn")
@@ -204,7 +204,7 @@ def test_roi_features_without_shapes_of_the_boxes(ratio):
 
 
 class Read(torch.nn.Module):
-    """Features of a box and of two without area."""
+    """Features of a box, of two without area, and of one whose width is lost in float32."""
 
     def __init__(self):
         super().__init__()
@@ -212,7 +212,7 @@ class Read(torch.nn.Module):
         self.extractor = FixedRoIExtractor(SingleRoIExtractor(layer, out_channels=3, featmap_strides=[4, 8]))
 
     def forward(self, image):
-        rois = torch.tensor([[0.0, 3, 4, 20, 30], [0, 9, 5, 9, 20], [0, 32, 40, 32, 40]])
+        rois = torch.tensor([[0, 3, 4, 20, 30], [0, 9, 5, 9, 20], [0, 32, 40, 32, 40], [0, 0, 0, 1e-9, 20]])
         return self.extractor([image[..., ::4, ::4], image[..., ::8, ::8]], rois)
 
 

@@ -17,7 +17,7 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.compare import BOUNDS
 from vitdense.mm.export.description import describe
 from vitdense.mm.export.detectors import fix
-from vitdense.mm.export.samples import of_image, of_noise, of_photo, photos
+from vitdense.mm.export.samples import of_image, of_noise, of_photo, paths_of
 from vitdense.mm.export.tasks import task_of
 from vitdense.mm.predictor import Predictor
 from vitdense.runtime import ENGINES
@@ -58,8 +58,9 @@ def export(
         What was written and compared.
 
     Raises:
-        ConfigError: onnx is not installed; the detector is none that can be exported whole; there are no photos; or the
-            result differs from the model by more than `BOUNDS`: nothing is written. See also `load_model`.
+        ConfigError: onnx is not installed; options do not go together, or the model has no such program; there are no
+            photos; or the result differs from the model by more than `BOUNDS`: nothing is written. See also
+            `load_model`.
     """
     if to == "onnx" and not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         raise ConfigError("--to onnx needs onnx, onnxscript and onnxruntime: pip install 'vitdense[export]'")
@@ -79,9 +80,9 @@ def export(
     if not (static or task.any_size):
         raise ConfigError(f"export: {kind} has a program for one size only; add --static H W")
     if preprocessing:
-        samples = [of_photo(file, about) for file in photos(predictor.dataset, images, PHOTOS)]
+        samples = [of_photo(file, about) for file in paths_of(predictor.dataset, images, PHOTOS)]
     elif int8 or task.needs_photos:
-        samples = [of_image(file, predictor, static) for file in photos(predictor.dataset, images, PHOTOS)]
+        samples = [of_image(file, predictor, static) for file in paths_of(predictor.dataset, images, PHOTOS)]
     else:
         samples = [of_noise((1, channels, *static) if static else (UNSEEN[0], channels, *UNSEEN[1:]))]
     dtype = torch.float16 if precision == "float16" else torch.float32
@@ -100,7 +101,7 @@ def export(
             if int8:
                 from vitdense.inspect.int8 import quantise
 
-                files = photos(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
+                files = paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
                 quantise(scratch, (of_image(file, predictor, static).image.numpy() for file in files))
             if preprocessing:
                 import onnx

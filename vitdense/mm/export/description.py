@@ -1,4 +1,4 @@
-"""What a file says of its program: what it expects of an image, and what is made of its outputs."""
+"""What a file says of its program: what it expects of an image, and how its outputs are read."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Maps of mmdet's detectors to a fixed number of objects.
+"""From the maps of mmdet's detectors to a fixed number of objects.
 
 The steps of `predict` whose shapes depend on what an image shows are made again here, for a batch at once; all others
 are mmdet's own. B images, N objects, K RoIs (image, x1, y1, x2, y2) in pixels of the input.
@@ -34,7 +34,7 @@ def fix(model: nn.Module) -> None:
         for name, child in module.named_children():
             for kind, fixed in FIXED.items():
                 if isinstance(child, kind) and not isinstance(module, fixed):
-                    setattr(module, name, fixed(child))
+                    setattr(module, name, fixed(child).train(child.training))
 
 
 def pad_as(model: nn.Module, image: Tensor) -> Tensor:
@@ -236,12 +236,12 @@ class FixedRoIExtractor(nn.Module):
         """Maps and RoIs [K, 5] to features ``[K, C, p, q]``."""
         rois = rois.float()  # in half precision places would be whole pixels
         level_of = self.map_roi_levels(rois, len(maps))[:, None]  # [K, 1]
-        has_area = (rois[:, 3:] > rois[:, 1:3]).all(1, keepdim=True)  # [K, 1]
         total = None
         for level, (layer, x) in enumerate(zip(self.layers, maps)):
             here = level_of == level
             if layer.aligned and not layer.sampling_ratio:  # without area there are no samples: 0, in OpenVINO NaN
-                here = here & has_area
+                edges = rois[:, 1:] * layer.spatial_scale - 0.5  # [K, 4], where a tiny side may be rounded away
+                here = here & (edges[:, 2:] > edges[:, :2]).all(1, keepdim=True)  # [K, 1]
             own = torch.cat([rois[:, :1], torch.where(here, rois[:, 1:], 0.0)], 1)  # [K, 5]
             part = torch.ops.torchvision.roi_align(
                 x.float(), own, layer.spatial_scale, *layer.output_size, layer.sampling_ratio, layer.aligned

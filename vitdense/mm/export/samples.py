@@ -37,7 +37,7 @@ def of_photo(path: str, about: Mapping) -> Sample:
 
 
 def of_image(path: str, predictor: Predictor, static: tuple[int, int] | None) -> Sample:
-    """A file after the test pipeline of a model, then of the size (h, w) of the program's images, if they have one."""
+    """An image file after the test pipeline, then resized to `static` (h, w) if given."""
     data = predictor.read(path)
     padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
     h, w = data["inputs"].shape[1:]
@@ -53,8 +53,12 @@ def of_noise(shape: Sequence[int]) -> Sample:
     return Sample(image, image, tuple(shape[2:]))
 
 
-def photos(dataset: Mapping, given: Sequence[str], number: int) -> Sequence[str]:
-    """The files given, or this many of a data set."""
+def paths_of(dataset: Mapping, given: Sequence[str], number: int) -> Sequence[str]:
+    """The files given, or this many of a data set.
+
+    Raises:
+        ConfigError: No file is given, and the data set cannot be read.
+    """
     if given:
         return given
     try:

@@ -1,4 +1,4 @@
-"""What leaves a model as a program, one class for each kind of model: outputs by name, and how they are compared."""
+"""Models as programs: a class for each kind, with its outputs and how they are compared."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,25 +23,27 @@ from vitdense.runtime import Output, objects
 class Task(nn.Module):
     """A model as a module from images ``[B, C, H, W]``, normalised, to outputs by name.
 
+    What is wanted of it comes first; then `detectors.fix` replaces modules of the model, and the task is exported.
+
     Args:
         model: The model, in eval mode.
 
     Attributes:
         any_size: Whether torch exports it for all sizes and batches.
-        needs_photos: Whether noise tells nothing about it.
-        has_int8: Whether programs in int8 can be compared with it.
+        needs_photos: Whether it is compared on photos; otherwise on noise.
+        has_int8: Whether its programs in int8 can be compared.
     """
 
     any_size = True
     needs_photos = False
-    has_int8 = True
+    has_int8 = False
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def wanted(self, sample: Sample) -> Any:
-        """What the model itself makes of an image, before `detectors.fix` and the export."""
+        """What the model itself makes of an image."""
         return self(sample.image)
 
     def compare(
@@ -88,13 +90,15 @@ class Detector(Task):
     N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32.
 
     Args:
-        model: A detector of mmdet with a dense head, a RoI head, or the head of Sparse R-CNN, DINO or RF-DETR.
+        model: A detector of mmdet with a dense head, a RoI head, or the head of Sparse R-CNN, DINO or RF-DETR. DINO has
+            a forward pass only after `detectors.fix`.
 
     Raises:
         ConfigError: It has a head whose prediction this does not know.
     """
 
     needs_photos = True
+    has_int8 = True
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -167,6 +171,8 @@ class Segmentor(Task):
         ConfigError: Images to test are padded to one size.
     """
 
+    has_int8 = True
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         preprocessor = model.data_preprocessor
@@ -219,8 +225,6 @@ class MaskTransformer(Task):
     Args:
         model: Of mmdet.
     """
-
-    has_int8 = False
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         classes, masks = self.model.panoptic_head(self.model.extract_feat(pad_as(self.model, image)), None)
