@@ -9,6 +9,7 @@ import torch
 from mmengine.logging import print_log
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from vitdense.inspect.cpu import OneDnnLinear, has_onednn, keep_memory
 from vitdense.mm.errors import ConfigError
@@ -61,13 +62,24 @@ def computing(device: str, dtype: str | None = None, onednn: bool = True) -> Abs
 
 
 def predict_float32(model: nn.Module) -> None:
-    """Let a model of mm, which may be wrapped, have float32 in its data samples where it computes in less.
+    """Let a model of mm, which may be wrapped, predict places in float32 where it computes in less.
 
-    Metrics, tiles and results go on with NumPy, which has no bfloat16.
+    Its data samples have float32: metrics, tiles and results go on with NumPy, which has no bfloat16. So have the
+    outputs of its dense heads, under autocast: mmdet makes anchors and points in their data type, and between 512 and
+    1024 pixels bfloat16 has every fourth.
     """
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
     model.register_forward_hook(_as_float32)
+    for part in model.modules():
+        if hasattr(part, "prior_generator"):
+            part.register_forward_hook(_maps_as_float32)
+
+
+def _maps_as_float32(head: nn.Module, args: tuple, outputs: Any) -> Any:
+    if head.training:
+        return outputs
+    return tree_map_only(Tensor, lambda x: x.float() if torch.is_autocast_enabled(x.device.type) else x, outputs)
 
 
 def _as_float32(module: nn.Module, args: tuple, outputs: Any) -> None:
