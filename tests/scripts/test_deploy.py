@@ -40,7 +40,7 @@ def test_a_round_runs_every_form_of_every_model_warm_and_cold(tmp_path, monkeypa
         (form, name): 2 for name in models for form in ("eager", "other")
     }
     assert not any(grad for _, grad in calls)
-    of_checks, of_rounds = 2 * (1 + 2), 2 * 2 * 2 * 2
+    of_checks, of_rounds = 2 * (1 + 2), 2 * 2 * 2 * (deploy.WARM + 1)
     assert len(calls) == of_checks + of_rounds
     assert inside == [True, False] * (2 + 2 * 2)
 
