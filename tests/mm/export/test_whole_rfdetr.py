@@ -77,7 +77,7 @@ def test_mask_recipe_from_its_checkpoint_to_the_runtime(to, tmp_path):
     cfg, checkpoint, photo = load_config("rfdetr_nano_shapes", OPTIONS), str(tmp_path / "model.pth"), tmp_path / "a.png"
     classes = ShapesDataset.METAINFO["classes"]
     torch.save({"state_dict": make().state_dict(), "meta": {"dataset_meta": {"classes": classes}}}, checkpoint)
-    pixels = np.random.default_rng(0).integers(0, 255, (128, 128, 3), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)  # as the config has them
     Image.fromarray(pixels).save(photo)
     assert "9 objects" in export(cfg, checkpoint, tmp_path / f"model.{to}", to, images=[str(photo)])
     if to == "onnx":
