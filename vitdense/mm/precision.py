@@ -62,11 +62,11 @@ def computing(device: str, dtype: str | None = None, onednn: bool = True) -> Abs
 
 
 def predict_float32(model: nn.Module) -> None:
-    """Let a model of mm, which may be wrapped, predict places in float32 where it computes in less.
+    """Let a model of mm, which may be wrapped, predict in float32 what reduced precision would spoil.
 
-    Its data samples have float32: metrics, tiles and results go on with NumPy, which has no bfloat16. So have the
-    outputs of its dense heads, under autocast: mmdet makes anchors and points in their data type, and between 512 and
-    1024 pixels bfloat16 has every fourth.
+    Data samples: metrics, tiles and results go on with NumPy, which has no bfloat16. Under autocast also the outputs of
+    dense heads: mmdet makes anchors and points in their data type, and bfloat16 rounds these to multiples of 4 from 512
+    pixels on.
     """
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
