@@ -19,7 +19,7 @@ from vitdense.checkpoint.family import CLASSIFIER, PERIODS, REBUILT, TOKENS
 from vitdense.checkpoint.fresh import fresh_pattern
 from vitdense.checkpoint.read import read
 from vitdense.checkpoint.rename import rename
-from vitdense.checkpoint.whole import DIFFERENCES, is_whole, split
+from vitdense.checkpoint.whole import DIFFERENCES, is_whole, split, trained_classes, with_named_outputs
 from vitdense.errors import OptionError
 from vitdense.layers.bias import window_of_offsets
 from vitdense.layers.resize import (
@@ -46,6 +46,7 @@ class LoadReport:
         kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
         share: Elements loaded / elements of the model's state dict.
         channels: How the stem was changed for images of other channels; empty if it was not.
+        classes: Which outputs have which classes, where the file numbers them by itself; empty if it does not.
         classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
     """
 
@@ -57,6 +58,7 @@ class LoadReport:
     kept_at_init: list[str] = field(default_factory=list)
     share: float = 0.0
     channels: str = ""
+    classes: str = ""
     classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def count(self, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -69,7 +71,8 @@ class LoadReport:
         return (
             f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
             f"{len(self.ignored)} ignored, {len(self.kept_at_init)} kept at initialisation; "
-            f"{100 * self.share:.2f} % of the parameters loaded{self.channels and f'; {self.channels}'}"
+            f"{100 * self.share:.2f} % of the parameters loaded"
+            + "".join(f"; {what}" for what in (self.channels, self.classes) if what)
         )
 
     def details(self) -> str:
@@ -418,6 +421,7 @@ def fit_whole(
     backbones = ["backbone."]
     is_foreign = is_whole(state)
     if is_foreign:
+        state, report.classes = with_named_outputs(state, trained_classes(checkpoint))
         state = split(state, "decode_head." if hasattr(model, "decode_head") else "panoptic_head.")
     if is_foreign or base is not None:
         state = _with_base(model, state, base, source, report)

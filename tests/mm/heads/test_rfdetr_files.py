@@ -14,7 +14,9 @@ from rfdetr_drawn import weights
 from test_rfdetr import make, shapes_of
 
 import vitdense
+from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole import trained_classes
 from vitdense.mm import predictor
 from vitdense.mm.cli.new import main as new
 from vitdense.mm.config.load import load_config
@@ -67,6 +69,28 @@ def test_rows_of_classes(rows, classes):
     found, _ = fit_whole(make("Nano", num_classes=classes), state)
     kept = found["bbox_head.classes.bias"].tolist()
     assert kept == ([i for i in range(91) if i not in NO_CLASS] if classes == 80 else list(range(classes)))
+
+
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [(["cat", "dog", "bird"], [0, 1, 2]), (["", "cat", "dog", "bird"], [1, 2, 3]), (["cat", "dog"], [0, 1])],
+)
+@pytest.mark.parametrize("kind", [dict, argparse.Namespace])
+def test_outputs_follow_the_names_in_files_of_the_authors_trainer(kind, names, rows):
+    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    state |= {key: value[:5] for key, value in state.items() if "class_embed" in key}
+    saved = {"model": state, "args": kind(class_names=names)}
+    found, report = fit_whole(make("Nano", num_classes=len(rows)), saved)
+    assert found["bbox_head.classes.bias"].equal(state["class_embed.bias"][rows])
+    assert found["bbox_head.selections.3.classes.bias"].equal(state["transformer.enc_out_class_embed.3.bias"][rows])
+    assert list(trained_classes(saved).values()) == [name for name in names if name]
+    assert f"{rows[-1]} {names[-1]}; of no class" in str(report)
+
+
+def test_more_names_than_outputs_are_refused():
+    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    with pytest.raises(CheckpointMismatchError, match="class_names"):
+        fit_whole(make("Nano"), {"model": state, "args": {"class_names": list("ab") * 50}})
 
 
 @pytest.mark.parametrize("number", [100, 400])
