@@ -12,6 +12,7 @@ MM = {"mmengine", "mmcv", "mmdet", "mmseg"}
 TABLES = {"families", "models.rows", "models.table"}  # no torch: names, sizes and addresses
 # Folders and modules of vitdense, and what of vitdense each of them may import. All but the last ones do without mm.
 MAY_IMPORT = {
+    "console.py": set(),
     "errors.py": set(),
     "families.py": set(),
     "files.py": set(),
@@ -34,7 +35,7 @@ TORCH_FLOOR = [*MAY_IMPORT]
 ABOVE = {*MAY_IMPORT} - {"__init__.py"}
 MAY_IMPORT["mm"] = {"mm", *(place.removesuffix(".py") for place in ABOVE)}
 MAY_IMPORT["registry.py"] = {"mm.registry"}
-MAY_IMPORT["__main__.py"] = {"mm"}
+MAY_IMPORT["__main__.py"] = {"console", "mm"}
 if HAS_RESEARCH:
     MAY_IMPORT["research"] = {"research", *MAY_IMPORT["mm"]}
 

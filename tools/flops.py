@@ -36,12 +36,11 @@ def main() -> None:
         with torch.device("meta"):
             model = build_model(cfg).eval()
         rows = count(model, tuple(args.shape))
-    if args.json:
-        print(json.dumps({**as_json(rows), "backbone": as_json(rows[:1])}))
-    else:
-        print(
-            f"one image of {args.shape[0]}x{args.shape[1]} pixels (--shape); 1 MAC = 1 FLOP of papers\n\n{table(rows)}"
-        )
+        if args.json:
+            print(json.dumps({**as_json(rows), "backbone": as_json(rows[:1])}))
+        else:
+            h, w = args.shape
+            print(f"one image of {h}x{w} pixels (--shape); 1 MAC = 1 FLOP of papers\n\n{table(rows)}")
 
 
 if __name__ == "__main__":

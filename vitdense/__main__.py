@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import vitdense
+from vitdense.console import showing
 from vitdense.mm.ops import environment
 from vitdense.mm.ops.finder import BUILD_COMMAND, INSTALL_MM, ops_in_use
 
@@ -74,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args.command, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return switch_ops(args.action) if args.command == "ops" else report()
+    with showing():
+        return switch_ops(args.action) if args.command == "ops" else report()
 
 
 def run(command: str, argv: Sequence[str]) -> int:

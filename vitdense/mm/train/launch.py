@@ -21,6 +21,7 @@ from mmengine.logging import print_log
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointNotFoundError
+from vitdense.console import showing
 from vitdense.errors import OptionError
 from vitdense.files import remove, sha256_of
 from vitdense.mm.checks import check
@@ -57,21 +58,24 @@ TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone,
 def exit_on_user_error() -> Iterator[None]:
     """Exit with status 2 and one message on an error that a user can fix, with 130 and one line on Ctrl-C.
 
-    These errors are `USER_ERRORS`. Inside, mm is `quiet`.
+    These errors are `USER_ERRORS`. Inside, mm is `quiet`, and printing never raises; see `showing`.
     """
-    try:
-        with quiet():
-            yield
-    except KeyboardInterrupt as stop:
-        print(f"\n{stop or 'stopped'}", file=sys.stderr)
-        sys.exit(130)  # as a shell reports SIGINT
-    except StopSignal as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(128 + stop.signum)
-    except USER_ERRORS as error:
-        message = re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[-1]  # without the trace of a data worker
-        print(f"error: {message.strip()}", file=sys.stderr)
-        sys.exit(getattr(error, "status", 2))
+    with showing():
+        try:
+            with quiet():
+                yield
+        except KeyboardInterrupt as stop:
+            print(f"\n{stop or 'stopped'}", file=sys.stderr)
+            sys.exit(130)  # as a shell reports SIGINT
+        except StopSignal as stop:
+            print(stop, file=sys.stderr)
+            sys.exit(128 + stop.signum)
+        except USER_ERRORS as error:
+            message = re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[
+                -1
+            ]  # without the trace of a data worker
+            print(f"error: {message.strip()}", file=sys.stderr)
+            sys.exit(getattr(error, "status", 2))
 
 
 def prepare_training(

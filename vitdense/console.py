@@ -1,0 +1,59 @@
+"""What a tool shows, which never ends its work: the reader may be gone, the disk full, the encoding another."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO
+
+
+@contextmanager
+def showing() -> Iterator[None]:
+    """Inside, neither printing nor flushing `sys.stdout` and `sys.stderr` raises. It may be nested."""
+    with ExitStack() as stack:
+        for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
+            if stream is not None:  # as without a console on Windows
+                shown = _Shown(stream)
+                stack.enter_context(redirect(shown))
+                stack.callback(shown.flush)  # what is left in its buffer would fail at the end of the process
+        yield
+
+
+class _Shown:
+    """A stream whose file, when it cannot be written to any more, becomes the null device.
+
+    Args:
+        stream: Of text.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text. Characters that the encoding does not have are escaped."""
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding
+            self.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        except OSError as error:
+            self._drop(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is in the buffer."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+        self.flush()
+        if not isinstance(error, BrokenPipeError):  # whose reader left on purpose
+            print(f"warning: what is printed is lost ({error.strerror}); the work goes on", file=sys.stderr)
