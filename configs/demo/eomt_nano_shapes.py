@@ -11,7 +11,6 @@ _base_ = [
 ]
 
 num_blocks = 2
-classes = dict(num_things_classes=8, num_stuff_classes=1)
 model = dict(
     data_preprocessor=dict(pad_size_divisor=8),
     backbone=dict(
@@ -19,8 +18,7 @@ model = dict(
         num_joint_blocks=num_blocks,
         pretrain_img_size=128,
     ),
-    panoptic_head=dict(**classes, in_channels=[128], num_queries=20, num_blocks=num_blocks, patch_size=8),
-    panoptic_fusion_head=classes,
+    panoptic_head=dict(in_channels=[128], num_queries=20, num_blocks=num_blocks, patch_size=8),
     train_cfg=dict(num_points=1024),
     test_cfg=dict(object_mask_thr=0.5, iou_thr=0.5),
 )

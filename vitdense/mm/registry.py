@@ -40,7 +40,7 @@ def _child(parent: Registry, **locations: str) -> Registry:
 MODULE2PACKAGE.update(vitdense="vitdense", mmseg="mmseg")
 
 MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.segmentation")
-DATASETS = _child(root.DATASETS, mmdet="data.detection", mmseg="data.shapes_seg")
+DATASETS = _child(root.DATASETS, mmdet="data.detection", mmseg="data.segmentation")
 DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="data.seeded")
 TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms", mmdet="data.panoptic")
 METRICS = _child(root.METRICS, mmdet="train.metrics")

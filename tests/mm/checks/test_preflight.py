@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from vitdense.mm.checks import check
+from vitdense.mm.checks import check, findings
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.data import coco
 
@@ -49,15 +49,36 @@ def test_normalisation_of_other_weights_is_refused_before_training_only(cfg):
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (("cat", "dog", "redfox"), r"cat, dog, red fox\. Not in the file: redfox\..*metainfo"),
-        (("dog", "cat", "red fox"), "in its order.*cat, dog, red fox.*metainfo"),
-        (("cat", "dog"), r"the data set has 2 classes, but model\.roi_head\.bbox_head\.num_classes is 3"),
+        (("cat", "dog", "redfox"), r"train2017\.json has no category redfox.*cat, dog, red fox"),
+        (("cat", "dog"), r"the data have 2 classes, but model\.roi_head\.bbox_head\.num_classes is 3"),
     ],
 )
 def test_mismatching_classes_are_named(cfg, classes, message):
     cfg.train_dataloader.dataset.metainfo.classes = classes
     with pytest.raises(ConfigError, match=message):
         check(cfg, ("train",))
+
+
+def test_order_of_a_file_matters_where_a_data_set_does_not_read_by_name(cfg):
+    cfg.train_dataloader.dataset.metainfo.classes = NAMES[::-1]
+    check(cfg, ("train",))
+    cfg.train_dataloader.dataset.type = "CityscapesDataset"
+    with pytest.raises(ConfigError, match=r"CityscapesDataset numbers labels in the order of .*vitdense\.CocoDataset"):
+        check(cfg, ("train",))
+
+
+def test_validation_without_a_class_is_a_warning_and_one_without_any_an_error(cfg, tmp_path):
+    path = tmp_path / "annotations/instances_val2017.json"
+    content = json.loads(path.read_text())
+    names = [category.pop("name") for category in content["categories"]]
+    for lacking, error in (("dog",), False), (names, True):
+        named = [
+            {**one, "name": "x" * i if n in lacking else n}
+            for i, (one, n) in enumerate(zip(content["categories"], names), 1)
+        ]
+        path.write_text(json.dumps({**content, "categories": named}))
+        found = [one for one in findings(cfg, ("train", "val")) if "has no category" in str(one)]
+        assert [isinstance(one, Exception) for one in found] == [error]
 
 
 def test_num_classes_of_every_cascade_head(repo):
@@ -87,7 +108,7 @@ def test_class_list_in_a_file(cfg, tmp_path):
     cfg.val_dataloader.dataset.metainfo.classes = str(tmp_path / "classes.txt")
     check(cfg, ("val",))
     (tmp_path / "classes.txt").write_text("\n".join(NAMES[::-1]))
-    with pytest.raises(ConfigError, match="metainfo"):
+    with pytest.raises(ConfigError, match="val_dataloader: got the classes"):
         check(cfg, ("val",))
 
 

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import torch
 from mmengine.config import ConfigDict
+from mmengine.registry import DATASETS, METRICS, init_default_scope
 
 from vitdense.mm.checks import check
+from vitdense.mm.config.classes import follow_checkpoint
 from vitdense.mm.config.load import ConfigError, find_config, load_config
 from vitdense.mm.config.walk import class_heads, drop_weights
 
@@ -112,3 +115,74 @@ def test_weights_that_a_checkpoint_replaces_are_dropped_wherever_they_stand():
     assert cfg.neck.init_cfg.type == "Xavier"
     assert cfg.teacher.model.init_cfg.checkpoint == "d"  # it is in no checkpoint
     assert cfg.teacher_config.model.init_cfg.checkpoint == "e"
+
+
+def rename(path, order, names=NAMES):
+    """Put the categories of a file in another order, with ids in that order, and an object of each."""
+    content = json.loads(path.read_text())
+    content["categories"] = [{"id": 20 - i, "name": names[k]} for i, k in enumerate(order)]
+    one = content["annotations"][0]
+    content["annotations"] = [
+        {**one, "id": i, "category_id": 20 - i, "bbox": [3 + 12 * k, 2, 9, 9]} for i, k in enumerate(order)
+    ]  # ids from 0; the place tells the class
+    path.write_text(json.dumps(content))
+
+
+def labels(cfg, split):
+    """Left sides of the boxes in the file -> names of their labels."""
+    init_default_scope("mmdet")
+    dataset = DATASETS.build({**cfg[f"{split}_dataloader"].dataset, "pipeline": [], "test_mode": True})
+    instances = dataset.get_data_info(0)["instances"]
+    return {one["bbox"][0]: dataset.metainfo["classes"][one["bbox_label"]] for one in instances}, instances
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2)])
+@pytest.mark.parametrize("metric", ["CocoMetric", "mmdet.FasterCocoMetric", "vitdense.FasterCocoMetric"])
+def test_labels_and_metrics_of_a_file_in_another_order_meet_by_name(mine, tmp_path, order, metric):
+    rename(tmp_path / "train.json", (0, 1, 2))
+    rename(tmp_path / "val.json", order)
+    cfg = mine(f"val_evaluator = dict(type={metric!r}, metric='bbox', classwise=True)")
+    assert num_classes(cfg) == {3}
+    check(cfg, ("train", "val", "test"))
+    found, instances = labels(cfg, "val")
+    assert found == {3 + 12 * k: NAMES[k] for k in order}
+    evaluator = METRICS.build(cfg.val_evaluator)
+    evaluator.dataset_meta = {"classes": NAMES}
+    of_model = [NAMES.index(found[one["bbox"][0]]) for one in instances]
+    boxes = torch.tensor([one["bbox"] for one in instances], dtype=torch.float32)
+    predicted = {"bboxes": boxes, "scores": torch.ones(len(boxes)), "labels": torch.tensor(of_model)}
+    evaluator.process({}, [{"img_id": 1, "ori_shape": (30, 40), "pred_instances": predicted}])
+    values = evaluator.evaluate(1)
+    assert values["coco/bbox_mAP"] == 1
+    assert {name for name in NAMES if values[f"coco/{name}_precision"] == 1} == {NAMES[k] for k in order}
+
+
+def test_classes_follow_the_order_of_a_checkpoint(mine, tmp_path):
+    rename(tmp_path / "train.json", (0, 1, 2))
+    cfg = mine("model = dict(roi_head=dict(mask_head=dict(loss_mask=dict(class_weight=[1.0, 2.0, 3.0]))))")
+    saved = ("red fox", "cat", "dog")
+    follow_checkpoint(cfg, "a.pth", saved)
+    assert {tuple(cfg[f"{split}_dataloader"].dataset.metainfo["classes"]) for split in ("train", "val")} == {saved}
+    assert labels(cfg, "train")[0] == {3: "cat", 15: "dog", 27: "red fox"}
+    assert cfg.model.roi_head.mask_head.loss_mask.class_weight == [3.0, 1.0, 2.0]
+    check(cfg, ("train", "val"))
+    with pytest.raises(ConfigError, match=r"a\.pth.*bird for red fox"):
+        follow_checkpoint(cfg, "a.pth", ("bird", "cat", "dog"))
+    follow_checkpoint(cfg, "a.pth", ("bird", "cat", "dog"), fresh=True)
+
+
+def test_values_of_label_maps_follow_by_name(mine):
+    pytest.importorskip("mmseg")
+    lines = "train_dataloader['dataset'].update(metainfo=dict(classes=('a', 'b', 'c')))\n"
+    lines += (
+        "val_dataloader['dataset'].update(metainfo=dict(classes=('c', 'a', 'b'), palette=[[3] * 3, [1] * 3, [2] * 3]))"
+    )
+    cfg = mine(lines, "upernet_swin_nano_camvid")
+    assert cfg.val_dataloader.dataset.metainfo["palette"] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
+    init_default_scope("mmseg")
+    dataset = DATASETS.build({**cfg.val_dataloader.dataset, "pipeline": [], "lazy_init": True})
+    assert dataset.metainfo["classes"] == ("a", "b", "c")
+    assert dataset.label_map == {0: 2, 1: 0, 2: 1}
+    follow_checkpoint(cfg, "a.pth", ("b", "c", "a"))
+    dataset = DATASETS.build({**cfg.val_dataloader.dataset, "pipeline": [], "lazy_init": True})
+    assert dataset.label_map == {0: 1, 1: 2, 2: 0}  # c, a, b

@@ -1,16 +1,26 @@
-"""The classes of the training data decide: the other data sets, the heads and the metrics follow."""
+"""The classes of the training data decide: the other data sets, the heads and the metrics follow, by name."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.fileio import list_from_file
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS, METRICS, MODELS
 
 from vitdense.families import arguments
-from vitdense.inspect.draw import distinct_colours
 from vitdense.mm.config.walk import as_list, class_heads, find_class, leaf_datasets, nodes
+from vitdense.mm.data.classes import colours, difference
 from vitdense.mm.data.coco import overview
+from vitdense.mm.errors import ConfigError
+
+# mmdet's types that number labels in the order of a file, or evaluate by its ids -> ours, which do it by name.
+BY_NAME = {
+    "mmdet.datasets.coco.CocoDataset": "vitdense.CocoDataset",
+    "mmdet.evaluation.metrics.coco_metric.CocoMetric": "vitdense.CocoMetric",
+    "mmdet.evaluation.metrics.faster_coco_metric.FasterCocoMetric": "vitdense.FasterCocoMetric",
+}
 
 
 def reads_coco(kind: type) -> bool:
@@ -22,6 +32,16 @@ def reads_coco(kind: type) -> bool:
 def is_panoptic(kind: type) -> bool:
     """Whether a data set has segments of things and of stuff, as mmdet's CocoPanopticDataset."""
     return "thing_classes" in getattr(kind, "METAINFO", {})
+
+
+def numbers_by_file(kind: type) -> bool:
+    """Whether a data set numbers labels in the order of the categories of its file, whatever its `metainfo` says."""
+    return hasattr(kind, "COCOAPI") and not hasattr(kind.COCOAPI, "by_name")
+
+
+def has_raw_labels(kind: type) -> bool:
+    """Whether a data set has label maps whose values have no names but those of its `metainfo`."""
+    return hasattr(kind, "get_label_map") and not kind.METAINFO.get("classes")
 
 
 def annotation_file(dataset: dict) -> str | None:
@@ -53,49 +73,157 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
     return None if known is None else tuple(known)
 
 
-def _set_things(cfg: Config, things: int, stuff: int) -> None:
-    """Set the numbers of classes of panoptic heads that do not state them."""
-    for head in nodes(cfg.get("model")):
-        head_kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
-        if head_kind is not None and {"num_things_classes", "num_stuff_classes"} <= (arguments(head_kind) or {}).keys():
-            head.setdefault("num_things_classes", things)
-            head.setdefault("num_stuff_classes", stuff)
+def _read_by_name(node: dict, kind: type | None) -> None:
+    """Replace a type of `BY_NAME` in a config by ours."""
+    if kind is not None and (ours := BY_NAME.get(f"{kind.__module__}.{kind.__name__}")):
+        node["type"] = ours
 
 
-def follow_classes(cfg: Config) -> None:
+def effective_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
+    """Class names that mm's data set will have: of its `metainfo`, else of its type."""
+    of_type = {"type": dataset["type"], "metainfo": dataset.get("metainfo")}
+    return dataset_classes(of_type, kind)
+
+
+def model_classes(cfg: Config) -> tuple[str, ...] | None:
+    """Class names of the model, in the order of its labels: those of the training data, else of the other data.
+
+    Of several data sets of the type of the first, the first decides that states its classes.
+    """
+    first, kind = _first(cfg)
+    return None if kind is None else dataset_classes(first, kind)
+
+
+def model_things(cfg: Config) -> int | None:
+    """How many of `model_classes` are things; None where the data tell no things from stuff."""
+    first, kind = _first(cfg)
+    if kind is None or not is_panoptic(kind):
+        return None
+    things = (first.get("metainfo") or kind.METAINFO).get("thing_classes")
+    return None if things is None else len(things)
+
+
+def _first(cfg: Config) -> tuple[dict, type | None]:
+    """The data set that decides, and its class."""
+    leaves = _data_sets(cfg)
+    alike = [leaf[1:] for leaf in leaves if leaf[1]["type"] == leaves[0][1]["type"]]
+    # The training file may be on another machine.
+    return next((leaf for leaf in alike if _states_classes(leaf[0])), alike[0] if alike else ({}, None))
+
+
+def _data_sets(cfg: Config) -> list[tuple[str, dict, type | None]]:
+    """The split, the config and the class of every data set, without wrappers."""
+    loaders = {split: cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")}
+    return [
+        (split, dataset, find_class(DATASETS, dataset["type"], cfg))
+        for split, loader in loaders.items()
+        if loader
+        for dataset in leaf_datasets(loader.dataset)
+    ]
+
+
+def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) -> None:
+    """Give a data set the classes of the model, in their order. The checks compare what it cannot follow.
+
+    Args:
+        dataset: Its config, changed in place.
+        kind: Its class.
+        classes: Of the model.
+        decides: It is of the type whose data decide.
+    """
+    given, own = dict(dataset.get("metainfo") or {}), dataset_classes(dataset, kind)
+    if "classes" in given:
+        if own != classes and (set(own) != set(classes) or numbers_by_file(kind)):
+            return
+        if own != classes and has_raw_labels(kind):
+            dataset.setdefault("values", own)
+            dataset["type"] = "vitdense.SegDataset"
+        if own != classes and "palette" in given:
+            given["palette"] = colours(classes, own, given["palette"])
+    elif classes == kind.METAINFO.get("classes"):
+        return  # as mm's data set has them
+    elif not decides and (own is None or numbers_by_file(kind) or not set(own) & set(classes)):
+        return
+    dataset["metainfo"] = {"palette": colours(classes), **given, "classes": classes}
+    if is_panoptic(kind) and (ann_file := annotation_file(dataset)) and Path(ann_file).is_file():
+        things = set(overview(Path(ann_file)).things)
+        parts = {"thing_classes": things & set(classes), "stuff_classes": set(classes) - things}
+        dataset["metainfo"] |= {key: tuple(name for name in classes if name in part) for key, part in parts.items()}
+
+
+def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
     """Complete a config by the classes of its training data, in place.
 
-    Set only where they are missing: `metainfo` of the data sets of the same type, `num_classes` of the heads in
-    `CLASS_HEADS`, and `ann_file` of metrics, which is that of their data set.
+    All data sets get them, in one order, and are read by name. Set only where they are missing are `num_classes` of the
+    heads in `CLASS_HEADS`, and `ann_file` of metrics, which is that of their data set.
+
+    Args:
+        cfg: The config.
+        classes: The same classes in another order, that of a checkpoint.
     """
-    loaders = {split: cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")}
-    datasets = {split: list(leaf_datasets(loader.dataset)) for split, loader in loaders.items() if loader}
-    leaves = [dataset for parts in datasets.values() for dataset in parts]
-    leaves = [dataset for dataset in leaves if dataset["type"] == leaves[0]["type"]]
-    kind = find_class(DATASETS, leaves[0]["type"], cfg) if leaves else None
-    stated = [dataset for dataset in leaves if _states_classes(dataset)]  # the training file may be on another machine
-    classes = dataset_classes((stated or leaves)[0], kind) if kind is not None else None
+    leaves, before = _data_sets(cfg), model_classes(cfg)
+    classes = before if classes is None else tuple(classes)
+    for _, dataset, kind in leaves:
+        if kind is not None and classes is not None:
+            _follow(dataset, kind, classes, decides=dataset["type"] == leaves[0][1]["type"])
+    for _, dataset, kind in leaves:
+        _read_by_name(dataset, kind)
     if classes is not None:
-        if classes != kind.METAINFO.get("classes"):  # with a palette, for the type's may be shorter
-            colours = [tuple(colour) for colour in distinct_colours(len(classes)).tolist()]  # mmdet takes no lists
-            own = {"classes": classes, "palette": colours}
-            if is_panoptic(kind) and (ann_file := annotation_file((stated or leaves)[0])) and Path(ann_file).is_file():
-                things = overview(Path(ann_file)).things
-                own |= {"thing_classes": things, "stuff_classes": tuple(x for x in classes if x not in set(things))}
-                _set_things(cfg, len(things), len(classes) - len(things))
-            for dataset in leaves:
-                given = dataset.get("metainfo") or {}
-                if tuple(given.get("classes", classes)) == classes:
-                    dataset["metainfo"] = own | given
-        for _, head in class_heads(cfg.get("model")):
-            head_kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
-            # A part that states it, as of K-Net, speaks for the whole head.
-            takes = head_kind is not None and "num_classes" in (arguments(head_kind) or ())
-            if takes and all(part.get("num_classes") is None for part in nodes(head)):
-                head["num_classes"] = len(classes)
-    for split in datasets.keys() & {"val", "test"}:
-        ann_file = annotation_file(datasets[split][0]) if len(datasets[split]) == 1 else None
+        _set_heads(cfg, len(classes), model_things(cfg))
+        _order_weights(cfg, before, classes)
+    for split in ("val", "test"):
+        files = [annotation_file(dataset) for of, dataset, _ in leaves if of == split]
         for metric in as_list(cfg.get(f"{split}_evaluator")):
-            metric_kind = find_class(METRICS, metric["type"], cfg)
-            if ann_file is not None and metric_kind is not None and "ann_file" in (arguments(metric_kind) or ()):
-                metric.setdefault("ann_file", ann_file)
+            kind = find_class(METRICS, metric["type"], cfg)
+            _read_by_name(metric, kind)
+            if len(files) == 1 and files[0] is not None and kind and "ann_file" in (arguments(kind) or ()):
+                metric.setdefault("ann_file", files[0])
+
+
+def _set_heads(cfg: Config, number: int, things: int | None) -> None:
+    """Set the numbers of classes of heads that do not state them; of panoptic heads, of things and of stuff."""
+    for _, head in class_heads(cfg.get("model")):
+        # A part that states it, as of K-Net, speaks for the whole head.
+        if {"num_classes"} <= _options(head, cfg) and all(part.get("num_classes") is None for part in nodes(head)):
+            head["num_classes"] = number
+    for head in nodes(cfg.get("model")) if things is not None else ():
+        if {"num_things_classes", "num_stuff_classes"} <= _options(head, cfg):
+            head.setdefault("num_things_classes", things)
+            head.setdefault("num_stuff_classes", number - things)
+
+
+def _options(head: dict, cfg: Config) -> set[str]:
+    """Arguments of the class of a part of the model."""
+    kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
+    return set(arguments(kind) or ()) if kind is not None else set()
+
+
+def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -> None:
+    """Put the weights of classes in losses in another order; those after them are of the background or of no object."""
+    for loss in nodes(cfg.get("model")) if before != classes else ():
+        weights = loss.get("class_weight")
+        if isinstance(weights, (list, tuple)) and len(weights) in (len(classes), len(classes) + 1):
+            loss["class_weight"] = [*(weights[before.index(name)] for name in classes), *weights[len(classes) :]]
+
+
+def follow_checkpoint(cfg: Config, checkpoint: str, classes: Sequence[str] | None, fresh: bool = False) -> None:
+    """Give a config the order of the classes of a checkpoint, whose outputs and optimizer have it.
+
+    Args:
+        cfg: After `follow_classes`; changed in place.
+        checkpoint: Its name in messages.
+        classes: Of the checkpoint; None: it has no names.
+        fresh: The heads keep their initial values: other classes are meant.
+
+    Raises:
+        ConfigError: Its classes are others.
+    """
+    own = model_classes(cfg)
+    if None in (own, classes) or own == tuple(classes):
+        return
+    if sorted(own) == sorted(classes):
+        follow_classes(cfg, classes)
+        print_log(f"the order of the classes is that of {checkpoint}: {', '.join(classes)}", logger="current")
+    # Of another number, the loader's error names the parameters.
+    if not fresh and len(own) == len(classes) and (fault := difference(classes, model_classes(cfg))):
+        raise ConfigError(f"{checkpoint}: {fault}")

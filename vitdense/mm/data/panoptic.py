@@ -4,24 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from mmdet.datasets import CocoPanopticDataset
-from mmdet.datasets.api_wrappers import COCOPanoptic
 from mmdet.datasets.transforms import LoadAnnotations
 from mmdet.datasets.transforms import LoadPanopticAnnotations as _LoadPanopticAnnotations
 
 from vitdense.mm.data.coco import overview
+from vitdense.mm.data.coco_api import NamedPanoptic
 from vitdense.mm.data.on_demand import DrawnOnDemand
 from vitdense.mm.data.panoptic_files import ids_of_colours
 from vitdense.mm.data.shapes import CLASSES, PALETTE
 from vitdense.mm.data.shapes_panoptic import STUFF, draw_panoptic_dataset
 from vitdense.mm.registry import DATASETS, TRANSFORMS
-
-
-class _InOrder(COCOPanoptic):
-    """mmdet's reader, with the ids of categories in the order that is asked for."""
-
-    def get_cat_ids(self, cat_names: Any = (), **others: Any) -> list[int]:
-        ids = {category["name"]: category["id"] for category in self.dataset["categories"]}
-        return [ids[name] for name in cat_names if name in ids]
 
 
 @DATASETS.register_module()
@@ -32,7 +24,7 @@ class PanopticDataset(CocoPanopticDataset):
     The PNG of an image has its name, and ``.png``.
     """
 
-    COCOAPI = _InOrder
+    COCOAPI = NamedPanoptic
 
     def __init__(self, *args: Any, ann_file: str = "", metainfo: dict | None = None, **options: Any) -> None:
         file = Path(options.get("data_root") or "", ann_file)

@@ -1,7 +1,6 @@
 """The embedded data set for mmdet."""
 
-from mmdet.datasets import CocoDataset
-
+from vitdense.mm.data.instances import CocoDataset
 from vitdense.mm.data.on_demand import DrawnOnDemand
 from vitdense.mm.data.shapes import CLASSES, PALETTE
 from vitdense.mm.registry import DATASETS

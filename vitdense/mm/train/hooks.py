@@ -23,6 +23,7 @@ from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole, load_pr
 from vitdense.files import atomic_write
 from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.config.walk import as_list
+from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.anneal import MaskAnnealingHook  # noqa: F401  registers it
@@ -166,12 +167,22 @@ class ExactLoadHook(Hook):
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if isinstance(model, BaseTTAModel):
             model = model.module  # checkpoints are saved without the TTA wrapper
+        self._check_classes(runner, classes_of(checkpoint))
         # After this hook, mmengine loads checkpoint["state_dict"].
         checkpoint["state_dict"], report = fit_whole(
             model, checkpoint, self.fresh, str(runner._load_from or "checkpoint"), self.base
         )
         runner.logger.info(f"{type(model).__name__}: {report}")
         self.reports.append(report)
+
+    def _check_classes(self, runner, saved: Sequence[str] | None) -> None:
+        """Labels are numbers: those of the data and of the checkpoint have the same names."""
+        loop = runner._train_loop if isinstance(runner._train_loop, BaseLoop) else runner._test_loop
+        data = loop.dataloader.dataset.metainfo.get("classes") if isinstance(loop, BaseLoop) else None
+        if None in (saved, data) or self.fresh or len(saved) != len(data):  # the loader compares the numbers
+            return
+        if fault := difference(saved, data):
+            raise CheckpointMismatchError(f"{runner._load_from or 'checkpoint'}: {fault}")
 
     @master_only
     def before_train(self, runner) -> None:

@@ -25,8 +25,10 @@ from vitdense.console import showing
 from vitdense.errors import OptionError
 from vitdense.files import remove, sha256_of
 from vitdense.mm.checks import check
+from vitdense.mm.config.classes import follow_checkpoint, model_classes
 from vitdense.mm.config.load import check_tiles, hook_configs
 from vitdense.mm.config.walk import drop_weights, leaf_datasets, split_pipeline
+from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.precision import check_precision, computing, predict_float32, tune_cpu
@@ -39,6 +41,7 @@ from vitdense.mm.train.checkpoints import (
     install_loader,
     is_checkpoint,
     latest_checkpoint,
+    read_checkpoint,
 )
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
@@ -125,6 +128,7 @@ def prepare_training(
     if resume is not None:
         cfg.resume, cfg.load_from = True, find_checkpoint(resume)
         _load_everything(cfg)
+    _follow_outputs(cfg)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
     if auto_batch_size:
         if resume is not None:
@@ -319,6 +323,7 @@ def test(  # no test of pytest
     if amp:  # mmengine's loop would switch autocast off; so it takes the data type of the context around it
         cfg.test_cfg.fp16 = True
     _load_everything(cfg)
+    _follow_outputs(cfg, exported)
     check(cfg, ("test",))
     drop_weights(cfg.model)
     if tta:
@@ -328,8 +333,6 @@ def test(  # no test of pytest
     if exported:
         _test_exported(cfg, exported)
     runner = _runner(cfg)
-    if exported:
-        _check_exported(runner)
     predict_float32(runner.model)
     if onednn:
         tune_cpu(get_device(), amp)
@@ -342,6 +345,22 @@ def _load_everything(cfg: Config) -> None:
     """`fresh` is for the start of a training."""
     for hook in hook_configs(cfg):
         hook.pop("fresh", None)
+
+
+def _follow_outputs(cfg: Config, exported: str | None = None) -> None:
+    """The order of the classes is that of the checkpoint to load, where it is a file of this machine, or exported."""
+    saved, hooks = Path(cfg.get("load_from") or ""), hook_configs(cfg)
+    if exported:
+        from vitdense.runtime import Program
+
+        names = Program(exported).names
+        follow_checkpoint(cfg, exported, names)
+        if fault := difference(names, model_classes(cfg)):
+            raise ConfigError(f"{exported}: {fault}")
+    elif is_checkpoint(saved):
+        file = str(saved if saved.is_file() else saved / REST)
+        content = read_checkpoint(file, "cpu", any(hook.get("allow_pickle") for hook in hooks))
+        follow_checkpoint(cfg, file, classes_of(content), any(hook.get("fresh") for hook in hooks))
 
 
 def _augment_tests(cfg: Config) -> None:
@@ -374,12 +393,6 @@ def _test_exported(cfg: Config, path: str) -> None:
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline, _ = split_pipeline(dataset.pipeline)
     cfg.model = dict(type="vitdense.ExportedModel", path=path)
-
-
-def _check_exported(runner: Runner) -> None:
-    exported, data = runner.model.program.names, list(runner.test_loop.dataloader.dataset.metainfo["classes"])
-    if exported != data:
-        raise ConfigError(f"exported file: got the classes {exported}, expected those of the test data, {data}")
 
 
 def _runner(cfg: Config) -> Runner:

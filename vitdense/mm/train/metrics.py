@@ -1,19 +1,24 @@
 """COCO metrics that work without predictions and on subsets of a data set; panoptic quality."""
 
 import io
+import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mmcv
 import numpy as np
 from mmdet.evaluation import metrics as mmdet_metrics
 from mmdet.structures import INSTANCE_OFFSET
+from mmengine import fileio
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 
+from vitdense.mm.data.coco_api import Truth
 from vitdense.mm.data.panoptic_files import ids_of_colours
 from vitdense.mm.registry import METRICS
 
@@ -23,11 +28,13 @@ FASTER = getattr(mmdet_metrics, "FasterCocoMetric", None) if find_spec("faster_c
 
 
 class _CocoMixin:
-    """The changes to mmdet's metrics."""
+    """The changes to mmdet's metrics: the truth is a `Truth`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with redirect_stdout(io.StringIO()):  # the data set of the same file has printed these lines
-            super().__init__(*args, **kwargs)
+    def __init__(self, ann_file: str | None = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(None, *args, **kwargs)
+        if ann_file is not None:
+            self._coco_api = Truth(json.loads(fileio.get(ann_file, self.backend_args)))
+        self.converts = ann_file is None
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Metrics over the evaluated images; all zero, with a warning, if nothing was predicted.
@@ -35,7 +42,13 @@ class _CocoMixin:
         mmdet then returns no keys, which stops a training with `save_best`. It also evaluates on all images of the
         annotation file, so that the score of a subset (``dataset.indices=16``) would be too low.
         """
-        self.img_ids = [gt["img_id"] for gt, _ in results]
+        truths = [truth for truth, _ in results]
+        if self.converts:  # from what the pipeline packs
+            with TemporaryDirectory() as folder:
+                self._coco_api = Truth(json.loads(Path(self.gt_to_coco_json(truths, f"{folder}/all")).read_bytes()))
+        self._coco_api.number(self.dataset_meta["classes"])
+        self.cat_ids = list(range(1, len(self._coco_api.classes) + 1))
+        self.img_ids = self._coco_api.number_images([truth["img_id"] for truth in truths])
         average_precision = not self.format_only and set(self.metrics) <= {"bbox", "segm"}
         if not average_precision or any(len(pred["bboxes"]) for _, pred in results):
             with redirect_stdout(io.StringIO()):  # pycocotools prints its steps; the log is another stream
@@ -45,6 +58,14 @@ class _CocoMixin:
             f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
         )
         return {f"{metric}_{item}": 0.0 for metric in self.metrics for item in (self.metric_items or BOX_ITEMS)}
+
+    def results2json(self, results: Sequence[dict], outfile_prefix: str) -> dict[str, str]:
+        """As mmdet's: files have the category ids of the data, the evaluation their numbers."""
+        numbers, self.cat_ids = self.cat_ids, self._coco_api.ids
+        try:
+            return super().results2json(results, outfile_prefix)
+        finally:
+            self.cat_ids = numbers
 
 
 @METRICS.register_module()

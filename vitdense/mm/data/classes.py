@@ -1,0 +1,47 @@
+"""Labels by name: the mapping between the classes of a model and those of data sets, metrics and checkpoints."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from vitdense.inspect.draw import distinct_colours
+from vitdense.mm.errors import join_some
+
+
+def category_ids(classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:
+    """The ids of COCO categories by name, in the order of `classes`; one without a category gets an unused id."""
+    ids = {category["name"]: category["id"] for category in categories}
+    unused = itertools.count(max(ids.values(), default=0) + 1)
+    return [ids[name] if name in ids else next(unused) for name in classes]
+
+
+def label_map(values: Sequence[str], classes: Sequence[str], ignored: int = 255) -> dict[int, int]:
+    """The label in `classes` of every value of label maps, whose names are `values`; `ignored` for other classes."""
+    labels = {name: label for label, name in enumerate(classes)}
+    return {value: labels.get(name, ignored) for value, name in enumerate(values)}
+
+
+def colours(
+    classes: Sequence[str], names: Sequence[str] = (), palette: Sequence[Sequence[int]] = ()
+) -> list[tuple[int, ...]]:
+    """A colour of each class: those of `names` in a palette, where it has all; else distinct ones."""
+    named = dict(zip(names, palette))
+    chosen = [named[name] for name in classes] if set(classes) <= named.keys() else distinct_colours(len(classes))
+    return [tuple(map(int, colour)) for colour in chosen]  # mmdet takes no lists
+
+
+def classes_of(checkpoint: Mapping) -> tuple[str, ...] | None:
+    """The class names in a checkpoint, in the order of its outputs; None where it has none."""
+    meta = checkpoint.get("meta") or {}
+    found = (meta.get("dataset_meta") or {}).get("classes") or meta.get("CLASSES")  # the second before mmdet 3, mmseg 1
+    return None if not found else (found,) if isinstance(found, str) else tuple(found)
+
+
+def difference(checkpoint: Sequence[str], data: Sequence[str]) -> str | None:
+    """What is wrong with the outputs of a checkpoint for the classes of the data; None: nothing."""
+    if tuple(checkpoint) == tuple(data):
+        return None
+    pairs = [f"{a} for {b}" for a, b in itertools.zip_longest(checkpoint, data, fillvalue="none") if a != b]
+    return (
+        f"outputs would be taken for other classes: {join_some(pairs)}. Give classes the same names in the data, or, "
+        f"to train other classes from its weights, name the parameters of the heads in --fresh"
+    )

@@ -1,0 +1,27 @@
+"""Label maps for mmseg, with labels by name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mmseg.datasets import BaseSegDataset
+
+from vitdense.mm.data.classes import label_map
+from vitdense.mm.registry import DATASETS
+
+
+@DATASETS.register_module()
+class SegDataset(BaseSegDataset):
+    """mmseg's `BaseSegDataset` for label maps whose values have other names than `metainfo.classes`, in that order.
+
+    Args:
+        values: Names of the values 0, 1, ...; with `reduce_zero_label` of 1, 2, ...
+        *args, **kwargs: Of `BaseSegDataset`.
+    """
+
+    def __init__(self, *args: Any, values: Sequence[str], **kwargs: Any) -> None:
+        self.values = tuple(values)
+        super().__init__(*args, **kwargs)
+
+    def get_label_map(self, new_classes: Sequence[str]) -> dict[int, int]:
+        """The label of every value."""
+        return label_map(self.values, new_classes, self.ignore_index)
