@@ -28,7 +28,7 @@ from vitdense.mm.config.published import find_trained, is_published
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
 from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels, split_pipeline
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import check_precision, computing, predict_float32
+from vitdense.mm.precision import check_precision, computing
 from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
 
 Images = str | Path | np.ndarray | Image.Image | Tensor
@@ -111,7 +111,6 @@ class Predictor:
         precision = str(dtype).removeprefix("torch.")
         check_precision(f"dtype {dtype}", precision, device)
         self.model = load_model(cfg, checkpoint, device, score_thr)
-        predict_float32(self.model)
         self.score_thr, self._computing = score_thr, partial(computing, device, precision, onednn)
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length

@@ -20,6 +20,7 @@ from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.options import merge_options
 from vitdense.mm.config.walk import nodes
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.precision import keep_places
 from vitdense.mm.train.processes import find_launcher
 
 CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  # the recipes
@@ -132,9 +133,11 @@ def _replace_root(node: Any, old: str, new: str) -> Any:
 
 
 def build_model(cfg: Config) -> nn.Module:
-    """Build the model of a config for one process: weights not initialised, SyncBN replaced by BN."""
+    """Build the model of a config for one process: weights not initialised, BN for SyncBN; see `keep_places`."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
-    return revert_sync_batchnorm(MODELS.build(cfg.model))
+    model = revert_sync_batchnorm(MODELS.build(cfg.model))
+    keep_places(model)
+    return model
 
 
 def hook_configs(cfg: Config) -> list[dict]:

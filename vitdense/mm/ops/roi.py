@@ -27,7 +27,8 @@ def roi_align_forward(
     """
     if pool_mode != 1:
         raise OpNotAvailableError("roi_align with pool_mode='max'")
-    input, rois = widen(input, rois.to(input.dtype))
+    input, rois = widen(input, rois)  # RoIs are not cast to half maps, whose dtype has fewer places than images pixels
+    rois = rois.to(input.dtype)
     bins = (aligned_height, aligned_width)
     output.copy_(torch.ops.torchvision.roi_align(input, rois, spatial_scale, *bins, sampling_ratio, aligned))
 
@@ -50,7 +51,8 @@ def roi_align_backward(
     torchvision's CUDA kernel raises under `torch.use_deterministic_algorithms`; matrix products replace it there. The
     compiled op of mmcv is not deterministic.
     """
-    grad, rois = widen(grad_output, rois.to(grad_output.dtype))
+    grad, rois = widen(grad_output, rois)
+    rois = rois.to(grad.dtype)
     if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
         total = _deterministic_backward(grad, rois, spatial_scale, sampling_ratio, aligned, grad_input.shape)
     else:

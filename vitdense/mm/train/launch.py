@@ -31,7 +31,7 @@ from vitdense.mm.config.walk import drop_weights, leaf_datasets, split_pipeline
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
-from vitdense.mm.precision import check_precision, computing, predict_float32, tune_cpu
+from vitdense.mm.precision import check_precision, computing, tune_cpu
 from vitdense.mm.train.batch_size import set_batch_size
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import (
@@ -333,7 +333,6 @@ def test(  # no test of pytest
     if exported:
         _test_exported(cfg, exported)
     runner = _runner(cfg)
-    predict_float32(runner.model)
     if onednn:
         tune_cpu(get_device(), amp)
     with computing(get_device(), amp, onednn):

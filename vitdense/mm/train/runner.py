@@ -26,6 +26,7 @@ from vitdense.mm.config.walk import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.precision import keep_places
 from vitdense.mm.train.checkpoints import REST, SCRATCH, latest_checkpoint, read_checkpoint
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.processes import mean_of_processes, start_worker
@@ -73,7 +74,7 @@ class Runner(mmengine.runner.Runner):
 
     def build_model(self, model: nn.Module | dict) -> nn.Module:
         """As in mmengine. Where metrics take them, masks are run-length codes, and those of annotations are not loaded:
-        memory does not grow with their number."""
+        memory does not grow with their number. See `keep_places`."""
         if isinstance(model, dict) and find_spec("mmdet") and self.cfg.get("default_scope") != "mmseg":
             from vitdense.mm.heads.rle_masks import takes_rle, use_rle
 
@@ -81,7 +82,9 @@ class Runner(mmengine.runner.Runner):
                 use_rle(model)  # copies of what is in `self.cfg`, which stays as it is
                 for step in filter(loads_labels, nodes([self._val_dataloader, self._test_dataloader])):
                     step["with_mask"] = False  # [N, H, W] of a file's size
-        return super().build_model(model)
+        built = super().build_model(model)
+        keep_places(built)
+        return built
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """As in mmengine, also where there is no GPU: without SyncBN, which torch has for GPUs only.
