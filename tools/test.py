@@ -34,13 +34,13 @@ def main() -> None:
     with exit_on_user_error():
         options = {name: getattr(args, name) for name in ("tta", "report", "tiles", "overlap", "amp", "onednn")}
         metrics = test(*trained_of(args), **options)
-    if not is_main_process():
-        return
-    if args.out:
-        with atomic_write(args.out) as scratch:
-            scratch.write_text(json.dumps(metrics, indent=2) + "\n")
-    for name, value in metrics.items():
-        print(f"{name:24} {value:.4f}")
+        if not is_main_process():
+            return
+        if args.out:
+            with atomic_write(args.out) as scratch:
+                scratch.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+        for name, value in metrics.items():
+            print(f"{name:24} {value:.4f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What a training must not lose: finite weights, checkpoints, its work folder, its place in the data."""
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.hooks import Hook
+from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.registry import HOOKS
 
 pytest.importorskip("mmseg")
@@ -19,8 +20,8 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
 from vitdense.mm.train.checkpoints import AtomicLocalBackend, read_checkpoint
 from vitdense.mm.train.hooks import check_whole
-from vitdense.mm.train.processes import find_launcher
-from vitdense.mm.train.runner import StepError, StopSignal
+from vitdense.mm.train.processes import StopSignal, find_launcher
+from vitdense.mm.train.runner import StepError
 
 pytestmark = pytest.mark.long
 LENGTH = 6
@@ -28,16 +29,28 @@ LENGTH = 6
 
 @HOOKS.register_module(name="GuardsAt", force=True)
 class At(Hook):
-    """Does something after an iteration, counted from 1."""
+    """Does something after an iteration, counted from 1, or in the validation after it."""
 
     action = None
 
-    def __init__(self, iteration):
-        self.iteration = iteration
+    def __init__(self, iteration, stage="train"):
+        self.iteration, self.stage = iteration, stage
+
+    def act(self, runner, stage, made):
+        if (made, stage) == (self.iteration, self.stage):
+            type(self).action(runner)
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if runner.iter + 1 == self.iteration:
-            type(self).action(runner)
+        self.act(runner, "train", runner.iter + 1)
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.act(runner, "images", runner.iter)
+
+    def after_val_epoch(self, runner, metrics=None):
+        self.act(runner, "metrics", runner.iter)
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        self.act(runner, "save", checkpoint["meta"]["iter"])
 
 
 @pytest.fixture
@@ -200,6 +213,69 @@ def test_a_signal_is_the_exit_status(make, monkeypatch, capsys):
         launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=2)]))
     assert end.value.code == 128 + signal.SIGTERM
     assert capsys.readouterr().err.splitlines()[-1].startswith("stopped by SIGTERM after iteration 2")
+
+
+def kill(runner=None, number=signal.SIGTERM):
+    """As `timeout` and batch systems do: all processes, twice."""
+    for _ in range(2):
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, number)
+        os.kill(os.getpid(), number)
+
+
+# What decides over a training: the best checkpoint, the average of the weights, early stopping.
+DECIDING = {
+    "default_hooks.checkpoint.save_best": "mIoU",
+    "default_hooks.checkpoint.interval": 100,
+    "default_hooks.ema": dict(type="EMAHook", momentum=0.3),
+    "default_hooks.stop": dict(type="EarlyStoppingHook", monitor="mIoU", min_delta=1000, patience=9),
+}
+CASES = [(False, 4, "train"), (False, 4, "images"), (False, 2, "metrics"), (True, 12, "train"), (True, 6, "images")]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "stop", "stage"),
+    [(False, 6, "images"), *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES)],
+)
+def test_a_stop_in_a_validation_and_the_resumed_run_makes_that_validation(make, monkeypatch, epochs, stop, stage):
+    def run(folder, hook, **resume):
+        ended = {"validated": []}
+        monkeypatch.setattr(At, "after_val", lambda self, runner: ended["validated"].append(runner.iter))
+        monkeypatch.setattr(At, "after_train", lambda self, runner: ended.update(runner=runner))
+        options = {"train_cfg.val_interval": 1 if epochs else 2, "custom_hooks": [dict(type="GuardsAt", **hook)]}
+        try:
+            launch.train(make(folder, epochs, **DECIDING, **options), **resume)
+        except StopSignal as stop:
+            ended["stop"] = str(stop)
+        return ended
+
+    want = run("whole", {"iteration": 0})
+    monkeypatch.setattr(At, "action", kill)
+    first = run("work", {"iteration": stop, "stage": stage})
+    assert f"SIGTERM after iteration {stop}; --resume goes on from iter_{stop}.pth" in first["stop"]
+    got = run("work", {"iteration": 0}, resume="auto")
+    assert want["validated"] == ([6, 12] if epochs else [2, 4, 6])
+    assert first["validated"] + got["validated"] == want["validated"]
+    for runner in (want["runner"], got["runner"]):
+        assert (
+            next(hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)).wait_count
+            == len(want["validated"]) - 1
+        )
+    values, others = (runner.message_hub.runtime_info["best_score"] for runner in (want["runner"], got["runner"]))
+    assert values == others
+    values, others = (runner.model.state_dict() for runner in (want["runner"], got["runner"]))
+    assert all(torch.equal(x, others[key]) for key, x in values.items())
+    assert [p.name for p in Path("work").glob("best_*")] == [p.name for p in Path("whole").glob("best_*")]
+
+
+def test_signals_to_data_workers_and_in_a_save(make, monkeypatch):
+    """Twice, to all processes: the workers leave it to the main one."""
+    monkeypatch.setattr(At, "action", kill)
+    workers = {"train_dataloader.num_workers": 1}
+    with pytest.raises(StopSignal, match="SIGTERM after iteration 2"):
+        launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=2, stage="save")], **workers))
+    assert checkpoints() == ["iter_1.pth", "iter_2.pth"]
+    assert is_finite("work/iter_2.pth")
 
 
 def test_checkpoints_and_stops_wait_for_the_step_of_an_accumulation(make, monkeypatch):

@@ -44,9 +44,16 @@ from vitdense.mm.train.checkpoints import (
     read_checkpoint,
 )
 from vitdense.mm.train.hooks import FirstNotFinite
-from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
+from vitdense.mm.train.processes import (
+    StopSignal,
+    agree,
+    end_with_parent,
+    handling_stops,
+    start_on_cpu,
+    stop_at_once,
+)
 from vitdense.mm.train.quiet import quiet
-from vitdense.mm.train.runner import Runner, StepError, StopSignal
+from vitdense.mm.train.runner import Runner, StepError
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
@@ -61,11 +68,12 @@ TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone,
 def exit_on_user_error() -> Iterator[None]:
     """Exit with status 2 and one message on an error that a user can fix, with 130 and one line on Ctrl-C.
 
-    These errors are `USER_ERRORS`. Inside, mm is `quiet`, and printing never raises; see `showing`.
+    These errors are `USER_ERRORS`. Inside, mm is `quiet`, printing never raises, see `showing`, and the signals `STOPS`
+    end with one line and their status.
     """
     with showing():
         try:
-            with quiet():
+            with quiet(), handling_stops(stop_at_once):
                 yield
         except KeyboardInterrupt as stop:
             print(f"\n{stop or 'stopped'}", file=sys.stderr)
@@ -74,10 +82,8 @@ def exit_on_user_error() -> Iterator[None]:
             print(stop, file=sys.stderr)
             sys.exit(128 + stop.signum)
         except USER_ERRORS as error:
-            message = re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[
-                -1
-            ]  # without the trace of a data worker
-            print(f"error: {message.strip()}", file=sys.stderr)
+            without_trace = re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[-1]  # of a data worker
+            print(f"error: {without_trace.strip()}", file=sys.stderr)
             sys.exit(getattr(error, "status", 2))
 
 

@@ -4,7 +4,10 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from mmengine.device import get_device
@@ -13,6 +16,12 @@ from mmengine.dist import all_gather_object, all_reduce, get_rank, is_distribute
 from vitdense.mm.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+# What schedulers, `timeout`, a closed terminal and a lost connection send before they end a process.
+STOPS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+    if hasattr(signal, name)  # Windows has the first
+)
 # What each launcher tells its processes, and the command that does.
 LAUNCHERS = {
     "pytorch": ("RANK", "torchrun --nproc-per-node N tools/train.py ..."),
@@ -35,6 +44,37 @@ def find_launcher(given: str) -> str:
     return given
 
 
+class StopSignal(BaseException):
+    """The process was asked to end by `signum`. Like KeyboardInterrupt, it is no error."""
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+def stop_at_once(signum: int, frame: Any = None) -> None:
+    """A handler of signals, where nothing has to be saved."""
+    raise StopSignal(f"stopped by {signal.Signals(signum).name}", signum)
+
+
+@contextmanager
+def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Inside, `handler` gets the signals `STOPS`, but for those that who started the process has switched off (nohup).
+
+    Other threads than the main one cannot handle signals: there, this changes nothing.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in STOPS if is_main}
+    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 def end_with_parent() -> None:
     """End this process as soon as the one that started it is killed (on Linux).
 
@@ -46,10 +86,25 @@ def end_with_parent() -> None:
 
 
 def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
-    """Begin a data worker, and go on with the function that its loader has for this."""
+    """Begin a data worker, and go on with the function that its loader has for this.
+
+    A signal to all processes is for the main one, which may have to load images before it stops; a worker that ended
+    first would look like one that the system killed for memory. It obeys its parent alone.
+    """
     end_with_parent()
+    for number in STOPS[1:]:
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey_parent, daemon=True).start()
     if then is not None:
         then(worker)
+
+
+def _obey_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def start_on_cpu(launcher: str) -> None:

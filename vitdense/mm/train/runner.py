@@ -2,7 +2,11 @@
 
 import logging
 import math
+import os
 import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +17,7 @@ import torch
 from mmengine.device import get_device
 from mmengine.dist import all_reduce, barrier, get_rank, is_distributed, is_main_process
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import CheckpointHook, EMAHook
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook
 from mmengine.logging.logger import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
@@ -29,11 +33,10 @@ from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.precision import keep_places
 from vitdense.mm.train.checkpoints import REST, SCRATCH, latest_checkpoint, read_checkpoint
 from vitdense.mm.train.hooks import seed_everything
-from vitdense.mm.train.processes import mean_of_processes, start_worker
+from vitdense.mm.train.processes import StopSignal, handling_stops, mean_of_processes, start_worker
 from vitdense.mm.train.quiet import for_console
 from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # of schedulers, before they end a job
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
 
 
@@ -41,12 +44,11 @@ class StepError(ConfigError):
     """A step of a training that would have made the weights NaN or infinite. It was not made."""
 
 
-class StopSignal(Exception):
-    """A training was asked to stop by `signum`, and saved a checkpoint."""
-
-    def __init__(self, message: str, signum: int) -> None:
-        super().__init__(message)
-        self.signum = signum
+def state_of(hook: Hook) -> dict[str, Any]:
+    """The state of a hook that decides over a training. mmengine's early stopping has no `state_dict`."""
+    if hasattr(hook, "state_dict"):
+        return hook.state_dict()
+    return {name: getattr(hook, name) for name in ("wait_count", "best_score")}
 
 
 class Runner(mmengine.runner.Runner):
@@ -54,15 +56,21 @@ class Runner(mmengine.runner.Runner):
 
     - no optimizer step is made from gradients that are not finite, and no checkpoint is saved, or lets an older one go,
       with weights or a loss that are not: `StepError`;
-    - SIGTERM and SIGUSR1 save a checkpoint after the iteration: `StopSignal`;
-    - resuming goes on within an epoch;
+    - the signals `STOPS` save a checkpoint after the iteration, or within a validation: `StopSignal`;
+    - resuming goes on within an epoch, or with the validation that was left out;
+    - the state of early stopping, and of every hook with `state_dict` and `load_state_dict`, is saved and resumed;
     - several processes need no GPU;
     - masks of an evaluation are run-length codes;
     - records that users cannot act on go to the log file, and not to the console.
     """
 
     batch: Any = None  # of the iteration that runs
+    in_step: bool = False  # between the hooks before and after an iteration
+    in_validation: bool = False  # of a training: its images or its metrics
+    validated: int | None = None  # iterations before the last validation
+    shared_steps: int = 0  # of a validation, in all processes
     received: int = 0  # signal
+    handlers: ExitStack  # of signals
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """As in mmengine."""
@@ -142,11 +150,33 @@ class Runner(mmengine.runner.Runner):
                     of = average.module.state_dict() if average.update_buffers else average.module.named_parameters()
                     average.avg_parameters = dict(of)
 
+    def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: dict | None = None) -> None:
+        """As in mmengine, and the rate that is logged as ``base_lr`` too."""
+        groups = optim_wrapper.optimizer.param_groups
+        before = max(group["lr"] for group in groups)
+        super().scale_lr(optim_wrapper, auto_scale_lr)
+        if before and (logged := getattr(optim_wrapper, "base_param_settings", None)):
+            logged["lr"] *= max(group["lr"] for group in groups) / before
+
     def _check_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Refuse the step of gradients that are not finite. After DDP's mean, all processes find the same."""
+        """Refuse the step of gradients that are not finite. After DDP's mean, all processes find the same.
+
+        The norm is that of clipping, which has just been computed and logged, or is computed here.
+        """
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         gradients = [x.grad for x in parameters if x.grad is not None]
-        if gradients and not is_finite(torch.nn.utils.get_total_norm(gradients)):
+        wrapper = self.optim_wrapper
+        if not gradients:
+            return
+        if (
+            wrapper.clip_grad_kwargs
+            and wrapper.clip_func is torch.nn.utils.clip_grad_norm_
+            and not self.cfg.get("shard")
+        ):
+            finite = math.isfinite(self.message_hub.get_scalar(f"train/{wrapper.grad_name}").current())
+        else:
+            finite = is_finite(torch.nn.utils.get_total_norm(gradients))
+        if not finite:
             self._refuse("the gradients are not finite")
 
     @property
@@ -156,7 +186,7 @@ class Runner(mmengine.runner.Runner):
 
     def _refuse(self, reason: str) -> None:
         """Raise after a look at the losses of the iteration once more, and with a file to run it again."""
-        path = Path(self.work_dir, f"refused_iter_{self.iter + 1}.pth")
+        path = Path(self.work_dir, f"refused_iter_{self.made}.pth")
         model = self.model.module if is_model_wrapper(self.model) else self.model
         seed_everything(self.seed, get_rank(), self.iter)  # as ReproducibleHook
         with torch.no_grad():
@@ -180,26 +210,88 @@ class Runner(mmengine.runner.Runner):
             again = "The weights were not finite before it. "
         names = [getattr(sample, "img_path", "?") for sample in self.batch.get("data_samples") or ()]
         raise StepError(
-            f"iteration {self.iter + 1}: {reason}, so the step is not made; checkpoints are as they were. Losses: "
+            f"iteration {self.made}: {reason}, so the step is not made; checkpoints are as they were. Losses: "
             f"{', '.join(f'{name} {float(value):.4g}' for name, value in values.items())}. Images: {join_some(names)}. "
             f"{again}Most often the learning rate is too high, or gradients are not clipped "
             f"(optim_wrapper.clip_grad.max_norm)"
         )
 
+    @property
+    def made(self) -> int:
+        """Iterations that were made. mmengine counts one after its hooks."""
+        return self.iter + self.in_step
+
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        """As in mmengine, with the guards around an iteration."""
+        """As in mmengine, with the guards around an iteration and a validation."""
         if fn_name == "before_train_iter":
-            self.batch = kwargs.get("data_batch")
+            self.batch, self.in_step = kwargs.get("data_batch"), True
         elif fn_name == "after_train_iter" and is_distributed():
             kwargs["outputs"] = mean_of_processes(kwargs["outputs"])
+        elif fn_name == "before_val":
+            self._stop_if_asked()
+        elif fn_name == "after_val_epoch":
+            self.in_validation, self.validated = False, self.iter
+        elif fn_name == "after_load_checkpoint" and self._resume:
+            self._load_states(kwargs["checkpoint"])
+        elif fn_name == "before_save_checkpoint":
+            kwargs["checkpoint"]["meta"]["validated"] = self.validated
+            kwargs["checkpoint"]["hooks"] = {name: state_of(hook) for name, hook in self._deciding()}
         if fn_name in AFTER and self._saves(fn_name):
             self._check_finite()
         super().call_hook(fn_name, **kwargs)
-        if fn_name == "before_save_checkpoint" and self.cfg.get("shard"):
+        if fn_name == "before_train":
+            self.handlers.enter_context(handling_stops(self._receive))  # before it, nothing is to be saved
+            if self._resume and self._must_validate():
+                self.logger.info(f"the validation after iteration {self.iter}, which the checkpoint precedes")
+                self.val_loop.run()
+        elif fn_name == "before_save_checkpoint" and self.cfg.get("shard"):
             saved = kwargs["checkpoint"]  # with what hooks added, such as an average of the weights
             saved.update(save_parts(saved, self.parts))
-        if fn_name == "after_train_iter" and self._must_stop():
-            self._stop()
+        elif fn_name == "after_train_iter":
+            if self.made % self.accumulated == 0:  # else a step is not complete, and its gradients would be lost
+                self._stop_if_asked()
+            self.in_step = False
+        elif fn_name == "before_val_epoch":
+            self.in_validation = True
+        elif fn_name == "after_train_epoch" and isinstance(loader := self.train_dataloader, ContinuedLoader):
+            self.train_loop.dataloader = loader.loader  # whose workers hooks restart, to switch the pipeline
+        elif fn_name == "after_val_iter":
+            if (
+                kwargs["batch_idx"] % 10 == 0 and kwargs["batch_idx"] < self.shared_steps
+            ):  # processes wait for each other
+                self._stop_if_asked()
+        elif fn_name == "after_val":
+            self._stop_if_asked()
+
+    def _deciding(self) -> Iterator[tuple[str, Hook]]:
+        """Hooks that have a state, with a name that a checkpoint gives it: class and number."""
+        counts: Counter[str] = Counter()
+        for hook in self.hooks:
+            if hasattr(hook, "state_dict") or isinstance(hook, EarlyStoppingHook):
+                kind = type(hook).__name__
+                yield f"{kind}_{counts[kind]}", hook
+                counts[kind] += 1
+
+    def _load_states(self, checkpoint: dict) -> None:
+        self.validated = checkpoint["meta"].get("validated", checkpoint["meta"]["iter"])  # of an older version
+        states = checkpoint.get("hooks", {})
+        for name, hook in self._deciding():
+            if name in states and hasattr(hook, "load_state_dict"):
+                hook.load_state_dict(states[name])
+            elif name in states:
+                vars(hook).update(states[name])
+
+    def _must_validate(self) -> bool:
+        """Whether a training that resumes begins with a validation, by mmengine's own rule after a step or an epoch."""
+        loop = self.train_loop
+        by_epoch = isinstance(loop, EpochBasedTrainLoop)
+        if self._val_loop is None or not self.iter or self.validated == self.iter:
+            return False
+        if by_epoch and isinstance(loop.dataloader, ContinuedLoader):
+            return False
+        loop._decide_current_val_interval()
+        now, end = (loop.epoch, loop.max_epochs) if by_epoch else (loop.iter, loop.max_iters)
+        return now >= loop.val_begin and (now % loop.val_interval == 0 or now == end)
 
     def _saves(self, fn_name: str) -> bool:
         """Whether a CheckpointHook saves in this call, or may."""
@@ -215,41 +307,43 @@ class Runner(mmengine.runner.Runner):
         loss = self.message_hub.log_scalars.get("train/loss")
         if wrong or (loss is not None and not math.isfinite(loss.current())):
             raise StepError(
-                f"iteration {self.iter + 1}: not finite: {join_some(wrong or ['the loss'])}; so no checkpoint is "
+                f"iteration {self.made}: not finite: {join_some(wrong or ['the loss'])}; so no checkpoint is "
                 f"saved, and the older ones stay. Resume from one of them, with a smaller learning rate"
             )
 
-    def _must_stop(self) -> bool:
-        if (self.iter + 1) % self.accumulated:  # a step is not complete, and its gradients would be lost
-            return False
-        if not is_distributed():
-            return bool(self.received)
-        flag = torch.tensor(self.received, device=get_device())
-        all_reduce(flag, "max")  # signals reach processes in different iterations
-        self.received = int(flag)
-        return bool(self.received)
+    def _stop_if_asked(self) -> None:
+        """End after a signal to any of the processes, which it reaches in different iterations."""
+        if is_distributed():
+            steps = len(self.val_dataloader) if self._val_loop else 0
+            flags = torch.tensor([self.received, -steps], device=get_device())
+            all_reduce(flags, "max")
+            self.received, self.shared_steps = int(flags[0]), -int(flags[1])
+        if self.received and self._train_loop is not None:
+            self._stop()
 
     def _stop(self) -> None:
         """Save, as mmengine's CheckpointHook would, and end."""
-        name = f"iter_{self.iter + 1}.pth"
-        self.save_checkpoint(self.work_dir, name, by_epoch=False, backend_args={"backend": "vitdense.atomic"})
+        if self.in_validation:
+            self.in_validation = False
+            for hook in self.hooks:
+                if isinstance(hook, EMAHook):
+                    hook.after_val_epoch(self)  # the model has its own weights again
+        name = f"iter_{self.made}.pth"
+        meta = {"epoch": self.epoch, "iter": self.made}
+        self.save_checkpoint(self.work_dir, name, meta=meta, backend_args={"backend": "vitdense.atomic"})
         if get_rank() == 0:
             with atomic_write(Path(self.work_dir, "last_checkpoint")) as scratch:
-                scratch.write_text(str(Path(self.work_dir, name)))
-        text = f"stopped by {signal.Signals(self.received).name} after iteration {self.iter + 1}"
+                scratch.write_bytes(os.fsencode(Path(self.work_dir, name)))
+        text = f"stopped by {signal.Signals(self.received).name} after iteration {self.made}"
         raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
 
     def train(self) -> nn.Module:
         """As in mmengine."""
-        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
-        try:
+        with ExitStack() as self.handlers:
             trained = super().train()
             if self.cfg.get("shard"):
                 self._save_whole()
             return trained
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _save_whole(self) -> None:
         """The weights of the last checkpoint, which is in parts, in one ordinary file."""
@@ -263,10 +357,12 @@ class Runner(mmengine.runner.Runner):
 
     def _receive(self, number: int, frame: Any) -> None:
         self.received = number
+        if self.in_validation and not is_distributed():  # else others would wait for this one
+            self._stop()
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """As in mmengine."""
-        if part := (self.iter + 1) % self.accumulated:  # at the end of an epoch
+        if part := self.made % self.accumulated:  # at the end of an epoch
             self.logger.warning(
                 f"the gradients of {part} of {self.accumulated} accumulated iterations are not in the checkpoint: a "
                 f"run that resumes from it differs by them"
