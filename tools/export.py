@@ -8,6 +8,7 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.mm.cli.export import FORMATS, export
+from vitdense.mm.config.arguments import whole_number
 from vitdense.mm.config.load import add_checkpoint, make_parser
 from vitdense.mm.config.published import trained_of
 from vitdense.mm.train.launch import exit_on_user_error
@@ -17,7 +18,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     add_checkpoint(parser)
     parser.add_argument("--to", choices=FORMATS, required=True)
-    parser.add_argument("--static", nargs=2, type=int, metavar=("H", "W"), help="image size in pixels, for one image")
+    parser.add_argument(
+        "--static", nargs=2, type=whole_number, metavar=("H", "W"), help="image size in pixels, for one image"
+    )
     precision = parser.add_mutually_exclusive_group()
     precision.add_argument("--half", action="store_true", help="weights and maps in half precision")
     precision.add_argument("--int8", action="store_true", help="convolutions and linear layers in int8")
@@ -32,9 +35,8 @@ def main() -> None:
     )
     parser.add_argument("--images", nargs="+", default=[], help="photos to compare at (default: test data)")
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
+    parser.need("--calibrate", "--int8")
     args = parser.parse_args()
-    if args.static and min(args.static) < 1:
-        parser.error(f"--static: got {args.static}, expected pixels above 0")
     with exit_on_user_error():
         path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
         static = tuple(args.static) if args.static else None

@@ -6,6 +6,7 @@ import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.inspect.flops import Row, count, table
+from vitdense.mm.config.arguments import whole_number
 from vitdense.mm.config.load import build_model, config_of, make_parser
 from vitdense.mm.train.launch import exit_on_user_error
 
@@ -21,7 +22,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
         "--shape",
-        type=int,
+        type=whole_number,
         nargs=2,
         default=(800, 1280),
         metavar=("H", "W"),
@@ -29,8 +30,6 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
     args = parser.parse_args()
-    if min(args.shape) < 1:
-        parser.error(f"--shape: got {args.shape[0]} {args.shape[1]}, expected a height and width of at least 1 pixel")
     with exit_on_user_error():
         cfg = config_of(args)
         with torch.device("meta"):

@@ -1,15 +1,15 @@
 """Draw loss, learning rate and validation metrics of one or more training runs as one picture."""
 
-import argparse
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.mm.config.arguments import Parser
 from vitdense.mm.train.curves import draw_curves
 from vitdense.mm.train.launch import exit_on_user_error
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("work_dirs", nargs="+", type=Path, help="work folders of runs to compare")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), metavar="FILE.png", help="default: curves.png")
     parser.add_argument(

@@ -52,6 +52,7 @@ def main() -> None:
     add_tiles(parser)
     add_amp(parser)
     add_onednn(parser)
+    parser.apart("--as-dataset", "--out-dir", "--format", "--indices")
     args = parser.parse_args()
     # A work folder or a published model needs no checkpoint: the second argument is then an image.
     if Path(args.config).is_dir() or Path(args.checkpoint or "").suffix.lower() in IMG_EXTENSIONS:
@@ -59,8 +60,6 @@ def main() -> None:
         args.checkpoint = None
     if not 0 <= args.score_thr <= 1:
         parser.error(f"--score-thr: got {args.score_thr}, expected 0 to 1")
-    if args.as_dataset and (args.out_dir or args.format == "dataset"):
-        parser.error("--as-dataset: got --out-dir or --format too, expected it alone")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is written
     with exit_on_user_error():
         start_processes()

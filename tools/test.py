@@ -28,9 +28,8 @@ def main() -> None:
     add_tiles(parser)
     add_amp(parser)
     add_onednn(parser)
+    parser.apart("--tta", "--tiles")
     args = parser.parse_args()
-    if args.tta and args.tiles:
-        parser.error("--tta: got --tiles too, expected one of the two")
     with exit_on_user_error():
         options = {name: getattr(args, name) for name in ("tta", "report", "tiles", "overlap", "amp", "onednn")}
         metrics = test(*trained_of(args), **options)

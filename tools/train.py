@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.mm.config.arguments import whole_number
 from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
 from vitdense.mm.config.settings import LOGGERS
 from vitdense.mm.precision import add_amp
@@ -10,30 +11,38 @@ from vitdense.mm.train.launch import exit_on_user_error, prepare_training, repla
 
 
 class Shortcut(NamedTuple):
-    key: str  # of --cfg-options
+    keys: tuple[str, ...]  # of --cfg-options: what it sets, and other names of the same
     help: str
 
 
 SHORTCUTS = {
-    "epochs": Shortcut("settings.max_epochs", "length of the run, if the config counts epochs; its schedule follows"),
-    "iters": Shortcut("settings.max_iters", "length of the run, if the config counts iterations; its schedule follows"),
-    "batch-size": Shortcut("train_dataloader.batch_size", "images per GPU and step, see --auto-scale-lr; or auto"),
+    "epochs": Shortcut(
+        ("settings.max_epochs", "train_cfg.max_epochs"),
+        "length of the run, if the config counts epochs; its schedule follows",
+    ),
+    "iters": Shortcut(
+        ("settings.max_iters", "train_cfg.max_iters"),
+        "length of the run, if the config counts iterations; its schedule follows",
+    ),
+    "batch-size": Shortcut(("train_dataloader.batch_size",), "images per GPU and step, see --auto-scale-lr; or auto"),
     "image-size": Shortcut(
-        "settings.image_size",
+        ("settings.image_size",),
         "short side of a detector's images or of a segmentor's crops, in pixels; all sizes of the pipelines follow",
     ),
 }
 
 
 def _size(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    return text if text == "auto" else whole_number(text)
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     add_run_arguments(parser)
     for name, what in SHORTCUTS.items():
-        parser.add_argument(f"--{name}", type=_size if name == "batch-size" else int, metavar="N", help=what.help)
+        kind = _size if name == "batch-size" else whole_number
+        parser.add_argument(f"--{name}", type=kind, metavar="N", help=what.help)
+        parser.sets(f"--{name}", *what.keys)
     add_amp(parser)
     parser.add_argument(
         "--resume",
@@ -59,8 +68,16 @@ def main() -> None:
         help="regular expressions of the parameters of load_from that keep their initial values",
     )
     parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
+    parser.apart("--epochs", "--iters")
+    parser.apart("--resume", "--overwrite", "--fresh")
+    # The config that a training saved has what these said.
+    parser.apart(
+        "--replay", "--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr", "--shard", "--print-config"
+    )
+    parser.sets("--resume", "resume", "load_from")
+    parser.sets("--log-to", "settings.log_to")
     args = parser.parse_args()
-    given = {option.key: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
+    given = {option.keys[0]: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value not in (None, "auto")}
     options = {name: getattr(args, name) for name in ("amp", "resume", "auto_scale_lr", "fresh", "shard")}

@@ -3,9 +3,14 @@
 import pytest
 
 from vitdense.mm.config.load import ConfigError, load_config
-from vitdense.mm.config.settings import apply_settings
+from vitdense.mm.config.passes import LOADING, Asked, run_passes
 
 pytest.importorskip("mmdet")
+
+
+def apply_settings(cfg):
+    cfg.given.clear()  # as of a file
+    run_passes([step for step in LOADING if step.name.startswith("settings")], cfg, Asked())
 
 
 def steps(cfg, split="train"):

@@ -131,7 +131,7 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, amp):
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py")
     cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype="float32")
     monkeypatch.setattr(launch, "_runner", MagicMock())
-    monkeypatch.setattr(launch, "get_device", lambda: "cuda")
+    monkeypatch.setattr("vitdense.mm.config.passes.get_device", lambda: "cuda")
     launch.train(cfg, amp=amp)
     layer = torch.nn.Linear(2, 2)
     options = dict(cfg.optim_wrapper, optimizer=torch.optim.SGD(layer.parameters(), lr=0.1))
@@ -171,8 +171,8 @@ def test_an_interrupt_is_one_line_that_says_where_to_go_on(repo, tmp_path, monke
 
 @pytest.mark.parametrize(("length", "interval"), [(6, 1), (500, 50)])
 def test_a_run_shorter_than_the_interval_of_the_log_logs_every_iteration(repo, monkeypatch, length, interval):
-    options = {"settings.max_iters": length, "default_hooks.logger.interval": 50}
-    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", options)
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", {"settings.max_iters": length})
+    cfg.default_hooks.logger.interval = 50
     monkeypatch.setattr(launch, "check", lambda cfg, splits: None)
     launch.prepare_training(cfg)
     assert cfg.default_hooks.logger.interval == interval

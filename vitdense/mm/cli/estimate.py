@@ -15,6 +15,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.runner import Runner
 
 from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.passes import in_process
 from vitdense.mm.config.walk import drop_weights
 
 WARM_UP, MEASURED = 1, 2  # iterations
@@ -70,8 +71,7 @@ def measure(config: Path) -> Estimate:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = build_model(cfg).to(device).train()
         optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
-        in_process = {"num_workers": 0, "persistent_workers": False}
-        loader = Runner.build_dataloader({**cfg.train_dataloader, **in_process}, seed=0)
+        loader = Runner.build_dataloader(in_process(cfg.train_dataloader), seed=0)
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
         seconds = 0.0
         for i, batch in enumerate(itertools.islice(batches, WARM_UP + MEASURED)):

@@ -21,6 +21,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from vitdense.files import atomic_write
 from vitdense.mm.cli.check import report
 from vitdense.mm.cli.estimate import estimate
+from vitdense.mm.config.arguments import Parser, whole_number
 from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.code import Name, check_new_file, code, docstring
 from vitdense.mm.config.dense import as_options, raised_limits
@@ -114,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m vitdense new", description=__doc__)
+    parser = Parser("python -m vitdense new", description=__doc__)
     tasks = parser.add_subparsers(title="tasks", dest="task", required=True)
     detection = tasks.add_parser("detection", help="annotations in COCO format, or a YOLO data set")
     detection.add_argument("--train", type=Path, metavar="FILE.json", help="training annotations")
@@ -175,18 +176,11 @@ def _parser() -> argparse.ArgumentParser:
             help=f"start from this config, whatever its model: {SMALL[name]} is small",
         )
         length = task.add_mutually_exclusive_group()
-        length.add_argument("--epochs", type=_positive, metavar="N", help=f"default for detection: {EPOCHS}")
-        length.add_argument("--iters", type=_positive, metavar="N", help=f"default for others: {ITERS}")
+        length.add_argument("--epochs", type=whole_number, metavar="N", help=f"default for detection: {EPOCHS}")
+        length.add_argument("--iters", type=whole_number, metavar="N", help=f"default for others: {ITERS}")
         task.add_argument("--force", action="store_true", help="overwrite NAME.py")
         task.add_argument("--no-estimate", action="store_true", help="do not measure memory and time")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected a positive int")
-    return value
 
 
 def _method(args: argparse.Namespace) -> str | None:

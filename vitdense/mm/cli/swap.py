@@ -3,7 +3,6 @@
 It prints the lines to change, or writes a config that inherits from yours, after the new model made a forward pass.
 """
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from mmengine.config import Config
 from mmengine.structures import BaseDataElement
 
 from vitdense.files import atomic_write
+from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.backbone import model_changes
 from vitdense.mm.config.code import check_new_file, code
 from vitdense.mm.config.load import build_model, find_config, load_config
@@ -50,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m vitdense swap", description=__doc__)
+def _parser() -> Parser:
+    parser = Parser("python -m vitdense swap", description=__doc__)
     parser.add_argument("config", metavar="CONFIG", help="of mmdet or mmseg; its own ones by mmdet::FOLDER/NAME.py")
     parser.add_argument(
         "--backbone",

@@ -40,7 +40,14 @@ def _escaped(text: str) -> str:
 
 
 class ReadableConfig(Config):
-    """A config whose text is `code`. mmengine's, by a formatter, takes most of a second, for every checkpoint anew."""
+    """A config whose text is `code`. mmengine's, by a formatter, takes most of a second, for every checkpoint anew.
+
+    `given` has what the user's own ``--cfg-options`` say, by dotted keys.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        object.__setattr__(self, "given", {})
 
     @property
     def pretty_text(self) -> str:

@@ -1,24 +1,27 @@
 """Configs from a file and the command line; building their models."""
 
 import argparse
+import ast
 import difflib
-import os
+import sys
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 import vitdense.mm.registry
-from vitdense.mm.config.classes import follow_classes
+from vitdense.mm.config.arguments import CfgOptions, Parser, whole_number
 from vitdense.mm.config.code import ReadableConfig
-from vitdense.mm.config.options import merge_options
-from vitdense.mm.config.walk import nodes
+from vitdense.mm.config.passes import Asked, Change, completed
+from vitdense.mm.config.walk import as_list, hooks, nodes
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import keep_places
 from vitdense.mm.train.processes import find_launcher
@@ -27,39 +30,25 @@ CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  #
 
 
 def load_config(
-    path: str | Path, options: Mapping[str, Any] | None = None, work_dir: str | None = None, launcher: str = "none"
+    path: str | Path,
+    options: Mapping[str, Any] | None = None,
+    work_dir: str | None = None,
+    launcher: str = "none",
+    changes: list[Change] | None = None,
 ) -> Config:
-    """Read a config, override options, apply its settings, and complete it by the classes of its data.
-
-    See `merge_options` and `follow_classes`. A new ``data_root`` replaces the old one in every path
-    of the config. mmengine would change the variable ``data_root`` only, after all paths have been made from it.
+    """Read a config, and make of it what every command takes; see `vitdense.mm.config.passes`.
 
     Args:
         path: See `find_config`.
         options: ``--cfg-options``: dotted keys and values.
         work_dir: Output folder; default: the config's, or ``work_dirs/<name of the config>``.
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
+        changes: Gets what each pass changed.
 
     Raises:
-        ConfigError: There is no such file; it merges a dict into a list; or see the functions above.
+        ConfigError: There is no such file, Python cannot read it, or a pass refuses what is asked.
     """
-    path = find_config(path)
-    cfg = _read(path)
-    old_root = cfg.get("data_root")
-    merge_options(cfg, options or {})
-    new_root = cfg.get("data_root")
-    if new_root != old_root:
-        moved = _replace_root(cfg._cfg_dict, str(old_root).rstrip("/"), os.path.expanduser(new_root).rstrip("/"))
-        if moved == cfg._cfg_dict:
-            raise ConfigError(
-                f"--cfg-options data_root: no path of {path} begins with the data_root {old_root!r}; set the paths "
-                f"themselves, such as train_dataloader.dataset.data_root"
-            )
-        cfg = ReadableConfig(moved, filename=cfg.filename)
-    follow_classes(cfg)
-    cfg.launcher = launcher
-    cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / path.stem)
-    return cfg
+    return completed(_read(find_config(path)), Asked(options or {}, work_dir, launcher), changes)
 
 
 def shipped(name: str) -> Config:
@@ -100,19 +89,24 @@ def find_config(name: str | Path) -> Path:
 def _read(path: Path) -> Config:
     if path.suffix != ".py":  # mmengine's reader of YAML runs code from it
         raise ConfigError(f"config {path}: got {path.suffix or 'no suffix'}, expected .py; write its entries as Python")
+    files = config_files(path)
+    sys.path += [folder for folder in dict.fromkeys(str(file.parent) for file in files) if folder not in sys.path]
     try:
         cfg = Config.fromfile(path)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: a base config is missing ({error}); _base_ is relative to the file") from error
-    except TypeError as error:  # mmengine's advice, `_delete_=True`, would drop all entries of the list but this
-        if "cannot inherit from base" not in str(error) or "<class 'list'>" not in str(error):
-            raise
-        key = str(error).partition("=")[0]
-        raise ConfigError(
-            f"{path}: {key} is a list in the base config, got a dict; change every entry: {key}=[dict(entry, ...) for "
-            f"entry in _base_....{key}]. The number of classes needs no such line: it follows the data where no head "
-            f"states it"
-        ) from error
+    except Exception as error:  # it is a program, which may raise anything
+        text = str(error)
+        if isinstance(error, TypeError) and "cannot inherit from base" in text and "<class 'list'>" in text:
+            # mmengine's advice, `_delete_=True`, would drop all entries of the list but this
+            key = text.partition("=")[0]
+            raise ConfigError(
+                f"{path}: {key} is a list in the base config, got a dict; change every entry: {key}=[dict(entry, ...) "
+                f"for entry in _base_....{key}]. The number of classes needs no such line: it follows the data where "
+                f"no head states it"
+            ) from error
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) in files]
+        where = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else str(path)
+        cause = error.__cause__ or error  # of an import
+        raise ConfigError(f"{where}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
     for node in nodes(cfg._cfg_dict):
         # mmengine has the scope of the package for all that a base `vitdense::...` builds. Our configs name the classes
         # of their default_scope, as mmengine builds them from a base of any other path.
@@ -121,15 +115,37 @@ def _read(path: Path) -> Config:
     return ReadableConfig(cfg._cfg_dict, filename=cfg.filename)
 
 
-def _replace_root(node: Any, old: str, new: str) -> Any:
-    """`node` with the folder `old` replaced by `new` in every path."""
-    if isinstance(node, dict):
-        return ConfigDict({key: _replace_root(value, old, new) for key, value in node.items()})
-    if isinstance(node, (list, tuple)):
-        return type(node)(_replace_root(value, old, new) for value in node)
-    if isinstance(node, str) and (node == old or node.startswith(old + "/")):
-        return new + node[len(old) :]
-    return node
+def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    """The file of a config, and those of its bases, each once.
+
+    Args:
+        path: The file.
+        above: Files that inherit from it.
+
+    Raises:
+        ConfigError: A file is no Python, has a byte-order mark, does not exist, or inherits from itself.
+    """
+    path = path.resolve()
+    if path in above:
+        raise ConfigError(f"{above[-1]}: _base_ leads back to {path}; a config cannot inherit from itself")
+    try:
+        text = path.read_bytes().decode("utf-8")
+        if text.startswith("\ufeff"):
+            raise ConfigError(f"{path}:1: the file begins with a byte-order mark; save it as UTF-8 without BOM")
+        tree = ast.parse(text)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{above[-1]}: a base config is missing ({path}); _base_ is relative to the file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: got bytes that are not UTF-8 ({error}); save it as UTF-8") from error
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
+    bases = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_base_":
+            with suppress(ValueError):  # made by code, as mmengine reads it
+                bases = as_list(ast.literal_eval(node.value))
+    found = [find_config(base) if "::" in base else path.parent / base for base in bases]
+    return list(dict.fromkeys([path, *(file for base in found for file in config_files(base, (*above, path)))]))
 
 
 def build_model(cfg: Config) -> nn.Module:
@@ -142,21 +158,21 @@ def build_model(cfg: Config) -> nn.Module:
 
 def hook_configs(cfg: Config) -> list[dict]:
     """The configs of all hooks."""
-    found = [*(cfg.get("default_hooks") or {}).values(), *(cfg.get("custom_hooks") or [])]
-    return [hook for hook in found if hook]
+    return [hook for _, hook in hooks(cfg)]
 
 
-def make_parser(description: str) -> argparse.ArgumentParser:
+def make_parser(description: str) -> Parser:
     """A parser with the arguments of all tools, named as in mmdet and mmseg: the config and its overrides."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = Parser(description=description)
     parser.add_argument("config", help="config file")
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=DictAction,
+        action=CfgOptions,
         default={},
         metavar="KEY=VALUE",
-        help="override the config, e.g. data_root=/data/coco train_dataloader.batch_size=4 key='[a,b]'",
+        help="override the config, e.g. data_root=/data/coco train_dataloader.batch_size=4 key='[a,b]'; a hook: "
+        "default_hooks.ema.type=EMAHook",
     )
     return parser
 
@@ -189,15 +205,16 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_tiles(parser: argparse.ArgumentParser) -> None:
+def add_tiles(parser: Parser) -> None:
     """Add the arguments of detection in tiles."""
     parser.add_argument(
         "--tiles",
-        type=int,
+        type=whole_number,
         metavar="SIDE",
         help="detectors: predict in tiles of this side in pixels of the image, and merge",
     )
     parser.add_argument("--overlap", type=float, default=0.2, help="of tiles, as a share of their side; default 0.2")
+    parser.need("--overlap", "--tiles")
 
 
 def check_tiles(cfg: Config) -> None:
@@ -209,8 +226,7 @@ def check_tiles(cfg: Config) -> None:
         )
 
 
-def config_of(args: argparse.Namespace) -> Config:
-    """Load the config of parsed arguments."""
-    if "launcher" not in args:
-        return load_config(args.config, args.cfg_options)
-    return load_config(args.config, args.cfg_options, args.work_dir, find_launcher(args.launcher))
+def config_of(args: argparse.Namespace, changes: list[Change] | None = None) -> Config:
+    """Load the config of parsed arguments; `changes`: see `load_config`."""
+    run = (args.work_dir, find_launcher(args.launcher)) if "launcher" in args else (None, "none")
+    return load_config(args.config, args.cfg_options, *run, changes)

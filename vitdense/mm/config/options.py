@@ -11,7 +11,7 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from vitdense.families import arguments
-from vitdense.mm.config.settings import LENGTHS, SETTINGS, apply_settings
+from vitdense.mm.config.settings import LENGTHS, SETTINGS
 from vitdense.mm.config.walk import find_class
 from vitdense.mm.errors import ConfigError
 
@@ -34,34 +34,50 @@ REGISTRIES = (
 )
 
 
-def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
-    """Override values of a config, and apply its settings, in place.
+def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a config takes, of those that a user gave.
 
-    ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. Settings are
-    applied before other options, which may then change what followed. Where the test data or metric of a config equal
-    those of validation, options of validation apply to both.
+    ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. Where the test
+    data or metric of a config equal those of validation, options of validation apply to both; a validation that is left
+    out (None) leaves the test as it is.
 
     Args:
-        cfg: The config.
+        cfg: The config, as its file has it.
         options: Dotted keys and values.
 
     Raises:
-        ConfigError: A key is unknown, or names a variable that other values were computed from; or see
-            `apply_settings`.
+        ConfigError: Two options set the same key.
     """
     lengths = {f"train_cfg.{name}": f"settings.{name}" for name in LENGTHS}
-    options = {lengths.get(key, key): value for key, value in options.items()}
+    whole = options.get("train_cfg")
+    parts = {f"train_cfg.{key}": value for key, value in whole.items()} if isinstance(whole, Mapping) else {}
+    resolved: dict[str, Any] = {}
+    others = [(key, value) for key, value in options.items() if key != "train_cfg" or not parts]
+    for key, value in [*others, *parts.items()]:
+        if (name := lengths.get(key, key)) in resolved:
+            raise ConfigError(f"--cfg-options {key}: got {name} too, which sets the same; give one of the two")
+        resolved[name] = value
     for name in ("dataloader", "evaluator"):
         if cfg.get(f"val_{name}") == cfg.get(f"test_{name}"):
-            mine = {key: value for key, value in options.items() if key.partition(".")[0] == f"val_{name}"}
-            options = {key.replace("val_", "test_", 1): value for key, value in mine.items()} | options
-    settings = {key: value for key, value in options.items() if key.startswith("settings")}
-    for key, value in settings.items():
-        _check_key(cfg, key, value)
-        cfg.merge_from_dict({key: value})
-    apply_settings(cfg)
+            mine = {key: value for key, value in resolved.items() if key.partition(".")[0] == f"val_{name}"}
+            of_test = {key.replace("val_", "test_", 1): value for key, value in mine.items()}
+            resolved = {key: value for key, value in of_test.items() if "." in key or value is not None} | resolved
+    return resolved
+
+
+def is_setting(key: str) -> bool:
+    """Whether a dotted key is one of ``settings``, which apply before all other options."""
+    return key.partition(".")[0] == "settings"
+
+
+def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
+    """Override values of a config, in place.
+
+    Raises:
+        ConfigError: A key is unknown, or names a variable that other values were computed from.
+    """
     # A new type first: it decides which other keys there are.
-    for key in sorted(options.keys() - settings.keys(), key=lambda key: not key.endswith(".type")):
+    for key in sorted(options, key=lambda key: not key.endswith(".type")):
         _check_key(cfg, key, options[key])
         cfg.merge_from_dict({key: options[key]})
 

@@ -7,67 +7,117 @@ dict(normalisation="own")`` changes nothing: it says that images are normalised 
 expect on purpose, which is refused without it.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.registry import HOOKS
 
-from vitdense.mm.config.walk import as_list, nodes
+from vitdense.mm.config.walk import as_list, find_class, hooks, nodes
 from vitdense.mm.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
 LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "vitdense.WandbVisBackend"}
 SETTINGS = (*LENGTHS, "image_size", "log_to", "normalisation")
+# What is a time in a loop, a scheduler, a hook or a model, and the least that means something; ``end`` needs its
+# ``begin``, and is scaled apart. Keys of our hooks and of mm's are here; others that look like times are refused.
+TIMES = {
+    **{"begin": 0, "T_max": 0, "milestones": 0, "warmups": 1, "step_size": 1, "periods": 1, "total_steps": 1},
+    **{"val_begin": 1, "dynamic_intervals": 0},
+    **{"switch_epoch": 0, "num_last_epochs": 0, "begin_epoch": 0, "begin_iter": 0, "save_begin": 0},
+    **{"starts": 0, "ends": 1, "initial_epoch": 0},
+}
+KNOWN_PACKAGES = ("mmengine", "mmdet", "mmseg", "vitdense")
+TIME = re.compile(
+    r"(^|_)(epochs?|iters?|iterations?|steps?|begin|starts?|ends?|stop|until|after|milestones?|switch|warm_?ups?)(_|$)"
+)
 # Of transforms, the data preprocessor and test_cfg.
 SIZES = ("scale", "scales", "crop_size", "size", "img_scale", "img_scales", "stride")
 FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # of YOLOX and RTMDet, which repeat them in code
 
 
-def apply_settings(cfg: Config) -> None:
-    """Apply ``cfg.settings``, in place. Applying them again changes nothing.
+def check_settings(cfg: Config) -> None:
+    """Raise unless ``cfg.settings`` are known, and of the right kind.
 
     Raises:
-        ConfigError: A length or size is not a positive int, a logger is unknown, or a setting does not apply to this
-            config.
+        ConfigError: A name or a logger is unknown, or a length or size is not a positive int.
     """
     for name, value in cfg.get("settings", {}).items():
         if name not in SETTINGS:
             raise ConfigError(f"settings: got {name}, expected one of {', '.join(SETTINGS)}")
         if name == "log_to":
-            _set_loggers(cfg, as_list(value))
-            continue
-        if name == "normalisation":
+            if unknown := [logger for logger in as_list(value) if logger not in LOGGERS]:
+                raise ConfigError(f"settings.log_to: got {unknown}, expected some of {', '.join(LOGGERS)}")
+        elif name == "normalisation":
             if value != "own":
                 raise ConfigError(f"settings.normalisation: got {value!r}, expected 'own'")
-            continue
-        if not isinstance(value, int) or value < 1:
+        elif not isinstance(value, int) or value < 1:
             raise ConfigError(f"settings.{name}: got {value!r}, expected a positive int")
-        if name in LENGTHS:
-            _set_length(cfg, name, value)
-        else:
-            _set_image_size(cfg, value)
 
 
-def _set_loggers(cfg: Config, names: list[str]) -> None:
-    """Of `LOGGERS`, use exactly these. What the config says of one stays, and so do its other backends."""
-    if unknown := [name for name in names if name not in LOGGERS]:
-        raise ConfigError(f"settings.log_to: got {unknown}, expected some of {', '.join(LOGGERS)}")
+def check_kept(cfg: Config) -> None:
+    """Raise unless every setting still holds, after the user's own options.
+
+    Raises:
+        ConfigError: An option undid one.
+    """
+    settings = cfg.get("settings", {})
+    for name in LENGTHS:
+        if name in settings and cfg.get("train_cfg") and cfg.train_cfg.get(name) != settings[name]:
+            raise ConfigError(f"settings.{name}: got {settings[name]}, but train_cfg.{name}={cfg.train_cfg.get(name)}")
+    if "image_size" in settings and (size := image_size(cfg)) != settings.image_size:
+        raise ConfigError(f"settings.image_size: got {settings.image_size}, but the pipelines were set to {size}")
+    used = {_class_name(backend) for backend in as_list((cfg.get("visualizer") or {}).get("vis_backends"))}
+    if absent := [x for x in as_list(settings.get("log_to")) if LOGGERS[x].rpartition(".")[2] not in used]:
+        raise ConfigError(
+            f"settings.log_to (--log-to): got {', '.join(absent)}, but visualizer={cfg.get('visualizer')} logs nothing "
+            f"there; leave one of the two out"
+        )
+
+
+def set_loggers(cfg: Config) -> None:
+    """Of `LOGGERS`, use exactly those of ``settings.log_to``. What the config says of one stays, and so do its other
+    backends."""
+    if "log_to" not in cfg.get("settings", {}):
+        return
+    names = as_list(cfg.settings.log_to)
     if not cfg.get("visualizer"):
         cfg.visualizer = dict(type="Visualizer", vis_backends=[dict(type="LocalVisBackend")])
-    if logger := cfg.get("default_hooks", {}).get("logger"):
+    if logger := (cfg.get("default_hooks") or {}).get("logger"):
         logger.log_metric_by_epoch = False  # or metrics and losses would not be over the same steps
-    kept = {str(backend["type"]).rpartition(".")[2]: backend for backend in as_list(cfg.visualizer.get("vis_backends"))}
+    kept = {_class_name(backend): backend for backend in as_list(cfg.visualizer.get("vis_backends"))}
     classes = {name: kind.rpartition(".")[2] for name, kind in LOGGERS.items()}
     others = [backend for kind, backend in kept.items() if kind not in classes.values()]
     cfg.visualizer.vis_backends = others + [kept.get(classes[name], dict(type=LOGGERS[name])) for name in names]
 
 
-def _set_length(cfg: Config, name: str, length: int) -> None:
-    """Set the length of a run. Times of the schedule that have its unit keep their share of the run.
+def _class_name(part: dict) -> str:
+    return str(getattr(part["type"], "__name__", part["type"])).rpartition(".")[2]
 
-    A schedule that already ends with the run is left as it is.
+
+def set_length(cfg: Config, given: Collection[str] = ()) -> None:
+    """Set the length of a run, in place. `TIMES` that have its unit keep their share of the run.
+
+    A schedule that already ends with the run is left as it is, and so are the other times then.
+
+    Args:
+        cfg: The config.
+        given: Dotted keys of the user's own options, which apply later.
+
+    Raises:
+        ConfigError: The config counts in the other unit, its schedule ends elsewhere, or a hook that is not known has
+            what may be a time.
     """
-    loop = cfg.train_cfg
+    for name in LENGTHS:
+        if name in cfg.get("settings", {}):
+            _set_length(cfg, name, cfg.settings[name], given)
+
+
+def _set_length(cfg: Config, name: str, length: int, given: Collection[str]) -> None:
+    loop = cfg.get("train_cfg")
+    if not loop:
+        raise ConfigError(f"settings.{name}: got {length}, but train_cfg is {loop}; the config does not train")
     old = loop.get(name)
     if old is None:
         unit, other = ("iterations", "max_iters") if name == "max_epochs" else ("epochs", "max_epochs")
@@ -78,7 +128,7 @@ def _set_length(cfg: Config, name: str, length: int) -> None:
     by_epoch = name == "max_epochs"
     schedulers = [step for step in as_list(cfg.get("param_scheduler")) if step.get("by_epoch", True) == by_epoch]
     end = max((step["end"] for step in schedulers if "end" in step), default=old)
-    if end == max(length, 2):  # the schedule of one step ends at 2, see below
+    if end == length:
         return
     if end != old:
         raise ConfigError(
@@ -86,17 +136,46 @@ def _set_length(cfg: Config, name: str, length: int) -> None:
             f"both to be equal, or the schedule to end at {length}"
         )
     for step in schedulers:
-        for key in {"begin", "T_max", "milestones", "warmups"} & step.keys():
-            step[key] = _scale(step[key], length, old)
-            if key == "milestones":  # mmengine would apply one at 0 before the first step
-                step[key] = [time for time in step[key] if time > 0]
-            elif key == "warmups":
-                step[key] = [max(time, 1) for time in step[key]]
+        _scale_times(step, length, old)
         if "end" in step:  # a warm-up of one step would never leave its first factor
-            step["end"] = max(-(-step["end"] * length // old), step.get("begin", 0) + 2)
-    for hook in as_list(cfg.get("custom_hooks")):  # of masked attention, which ends before the training does
-        for key in {"starts", "ends"} & hook.keys():
-            hook[key] = _scale(hook[key], length, old)
+            whole = max(-(-step["end"] * length // old), int(step.get("begin", 0)) + 2)
+            step["end"] = min(whole, length)
+    _scale_times(loop, length, old)
+    for where, hook in hooks(cfg):
+        kind = find_class(HOOKS, hook["type"], cfg)
+        if kind is not None and kind.__module__.partition(".")[0] not in KNOWN_PACKAGES:
+            for key in (key for key in hook.keys() - TIMES if TIME.search(key) and _is_time(hook[key])):
+                if f"{where}.{key}" not in given:
+                    raise ConfigError(
+                        f"settings.{name}: {where}.{key}={hook[key]!r} of {kind.__name__} may be a time, which does "
+                        f"not follow from {old} to {length}; state it: --cfg-options {where}.{key}=..."
+                    )
+        _scale_times(hook, length, old)
+    for node in nodes(cfg.get("model")):
+        if "initial_epoch" in node:  # of TOOD
+            _scale_times(node, length, old)
+
+
+def _is_time(value: Any) -> bool:
+    return any(isinstance(part, int) and not isinstance(part, bool) and part > 0 for part in as_list(value))
+
+
+def _scale_times(node: dict, new: int, old: int) -> None:
+    """Scale `TIMES` of a part of a config, in place."""
+    for key, least in TIMES.items():
+        if node.get(key) is None:
+            continue
+        if key == "dynamic_intervals":
+            node[key] = [(_scale(time, new, old), interval) for time, interval in node[key]]
+            continue
+        value = _scale(node[key], new, old)
+        if isinstance(value, (list, tuple)):
+            value = type(value)(max(time, least) for time in value)
+        node[key] = max(value, least) if isinstance(value, (int, float)) else value
+        if key == "milestones":  # mmengine would apply one at 0 before the first step, and two at one time at once
+            node[key] = sorted({time for time in node[key] if time > 0})
+        elif key == "ends":
+            node[key] = [max(end, start + 1) for start, end in zip(node["starts"], node[key])]
 
 
 def _scale(value: Any, new: int, old: int) -> Any:
@@ -106,10 +185,10 @@ def _scale(value: Any, new: int, old: int) -> Any:
     return value * new // old if isinstance(value, int) else value * new / old
 
 
-def _set_image_size(cfg: Config, size: int) -> None:
-    """Multiply all sizes, so that `image_size` becomes `size`."""
-    old = image_size(cfg)
-    if old == size:
+def set_image_size(cfg: Config) -> None:
+    """Multiply all sizes, in place, so that `image_size` becomes ``settings.image_size``."""
+    size = cfg.get("settings", {}).get("image_size")
+    if size is None or (old := image_size(cfg)) == size:
         return
     pipelines = [*nodes([cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")])]
     fixed = {key for step in (*pipelines, *nodes(cfg.get("custom_hooks"))) for key in FIXED_SIZES if key in step}
@@ -132,17 +211,22 @@ def _set_image_size(cfg: Config, size: int) -> None:
 
 
 def image_size(cfg: Config) -> int:
-    """What ``settings.image_size`` sets: the short side of a detector's images at validation; of a segmentor's crops in
-    training.
+    """What ``settings.image_size`` sets: the short side of a detector's images at validation, or test where there is no
+    validation; of a segmentor's crops in training.
 
     Raises:
         ConfigError: The pipelines have no such size.
     """
-    loader, key = ("train", "crop_size") if cfg.get("default_scope") == "mmseg" else ("val", "scale")
-    for node in nodes(cfg.get(f"{loader}_dataloader")):
+    splits, key = (("train",), "crop_size") if cfg.get("default_scope") == "mmseg" else (("val", "test"), "scale")
+    loader = f"{next((split for split in splits if cfg.get(f'{split}_dataloader')), splits[0])}_dataloader"
+    for node in nodes(cfg.get(loader)):
         if sides := list(_sides(node.get(key))):
             return min(sides)
-    raise ConfigError(f"settings.image_size: no step of the pipeline of {loader}_dataloader has a {key}")
+    step = "Resize, scale=(1333, 800)" if key == "scale" else "RandomCrop, crop_size=(512, 512)"
+    raise ConfigError(
+        f"settings.image_size (--image-size): no step of the pipeline of {loader} has a {key}, which it sets; "
+        f"add one, such as {step}, or set the sizes of the steps themselves"
+    )
 
 
 def _sides(value: Any) -> Iterator[int]:

@@ -24,6 +24,24 @@ def nodes(node: Any) -> Iterator[dict]:
             yield from nodes(value)
 
 
+def flat(node: Any, key: str = "") -> dict[str, Any]:
+    """The values in a part of a config by dotted keys; an empty dict or list is a value."""
+    if not node or not isinstance(node, (dict, list, tuple)):
+        return {key: node}
+    parts = node.items() if isinstance(node, dict) else enumerate(node)
+    return {
+        name: value for part, inner in parts for name, value in flat(inner, f"{key}.{part}" if key else part).items()
+    }
+
+
+def hooks(cfg: Config) -> Iterator[tuple[str, dict]]:
+    """The configs of all hooks that are not left out (None), by their dotted keys."""
+    default, custom = cfg.get("default_hooks") or {}, cfg.get("custom_hooks") or []
+    named = [(f"default_hooks.{name}", hook) for name, hook in default.items()]
+    numbered = [(f"custom_hooks.{i}", hook) for i, hook in enumerate(custom)]
+    yield from ((where, hook) for where, hook in named + numbered if hook)
+
+
 def drop_weights(model: Any) -> None:
     """Take every `init_cfg` that names weights out of a model's config, wherever in it.
 

@@ -8,6 +8,7 @@ from mmengine.registry import VISUALIZERS, init_default_scope
 from mmengine.runner import Runner
 
 from vitdense.files import atomic_write
+from vitdense.mm.config.passes import in_process
 
 
 def draw_batch(cfg: Config, folder: Path) -> list[Path]:
@@ -21,7 +22,7 @@ def draw_batch(cfg: Config, folder: Path) -> list[Path]:
         Their paths.
     """
     init_default_scope(cfg.get("default_scope", "mmdet"))
-    loader = Runner.build_dataloader({**cfg.train_dataloader, "num_workers": 0, "persistent_workers": False}, seed=0)
+    loader = Runner.build_dataloader(in_process(cfg.train_dataloader), seed=0)
     visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
     visualizer.dataset_meta = loader.dataset.metainfo
     batch = next(iter(loader))

@@ -17,6 +17,7 @@ from mmengine.registry import DefaultScope
 
 from vitdense.mm.checks import batch_size
 from vitdense.mm.config.load import build_model
+from vitdense.mm.config.passes import in_process
 from vitdense.mm.config.walk import drop_weights
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.runner import Runner
@@ -28,8 +29,9 @@ SHARE = 0.8  # of the memory that is left, for that of the workers and of larger
 def set_batch_size(cfg: Config) -> None:
     """Set the batch size of a training on one device to the largest that its memory holds, in place.
 
-    The learning rate follows linearly, as by ``auto_scale_lr``. The most is ``auto_scale_lr.base_batch_size``, for
-    which the recipe's learning rate was found: beyond it the rule would be a guess.
+    The learning rate follows linearly, as by ``auto_scale_lr``, with the images of a step of the optimizer. The most
+    is ``auto_scale_lr.base_batch_size``, for which the recipe's learning rate was found: beyond it the rule would be a
+    guess.
 
     Raises:
         ConfigError: There are several processes, or the config has no ``base_batch_size``; or one image is too much.
@@ -41,18 +43,20 @@ def set_batch_size(cfg: Config) -> None:
         )
     if not base:
         raise ConfigError("--batch-size auto: the config has no auto_scale_lr.base_batch_size, by which it scales")
+    counts = cfg.optim_wrapper.get("accumulative_counts", 1)
     # A process of its own gives the memory back, and may be ended for want of it.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
-            found = pool.submit(_try_sizes, copy.deepcopy(cfg), base).result()
+            found = pool.submit(_try_sizes, copy.deepcopy(cfg), max(base // counts, 1)).result()
         except BrokenProcessPool as error:
             raise ConfigError("--batch-size auto: memory ran out while trying; give a number") from error
     cfg.train_dataloader.batch_size = found
     cfg.merge_from_dict({"auto_scale_lr.enable": True})
     rate = cfg.optim_wrapper.optimizer.lr
     print_log(
-        f"--batch-size auto: {found} images a step fit into memory ({get_device()}; at most {base}, as in the recipe); "
-        f"learning rate {rate} * {found} / {base} = {rate * found / base:.3g}",
+        f"--batch-size auto: {found} images fit into memory ({get_device()}), {found * counts} a step of the optimizer "
+        f"(at most {base}, as in the recipe); learning rate {rate} * {found * counts} / {base} = "
+        f"{rate * found * counts / base:.3g}",
         logger="current",
     )
 
@@ -82,12 +86,11 @@ def _try_sizes(cfg: Config, most: int) -> int:
     DefaultScope.get_instance("batch_size", scope_name=cfg.get("default_scope", "mmdet"))
     cfg.train_dataloader.batch_size = 1
     least = 2 if any(batch_size.find(cfg, ("train",))) else 1  # statistics need two
-    in_process = {"num_workers": 0, "persistent_workers": False}
-    loader = Runner.build_dataloader({**cfg.train_dataloader, **in_process}, seed=0)
+    loader = Runner.build_dataloader(in_process(cfg.train_dataloader), seed=0)
     sample = max(itertools.islice(loader, SAMPLES), key=lambda batch: batch["inputs"][0].numel())
     drop_weights(cfg.model)
     model = build_model(cfg).to(get_device()).train()
-    optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+    optim_wrapper = build_optim_wrapper(model, {**cfg.optim_wrapper, "accumulative_counts": 1})  # state, at once
     for group in optim_wrapper.param_groups:
         group["lr"] = 0.0  # random weights stay finite
 

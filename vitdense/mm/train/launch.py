@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
@@ -27,6 +26,7 @@ from vitdense.files import remove, sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
 from vitdense.mm.config.load import check_tiles, hook_configs
+from vitdense.mm.config.passes import TRAINING, Asked, load_everything, run_passes
 from vitdense.mm.config.walk import drop_weights, leaf_datasets, split_pipeline
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
@@ -112,28 +112,14 @@ def prepare_training(
         ConfigError: See `check` and `set_batch_size`; or `amp` on a CPU that has it not, see `check_precision`.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
-    if amp:
-        check_precision(f"--amp {amp}", amp, get_device())
-        _train_in(cfg.optim_wrapper, amp)
-    if auto_scale_lr:
-        cfg.merge_from_dict({"auto_scale_lr.enable": True})  # mmengine checks the rest
-    cfg.pop("shard", None)  # of the run whose config this is
-    if shard:
-        if cfg.launcher == "none":
-            raise ConfigError("--shard: got one process, expected several: torchrun --nproc-per-node N tools/train.py")
-        cfg.shard = True
-    _log_short_runs(cfg)
-    _save_whole_steps(cfg)
-    if resume is None and fresh:
-        hooks = cfg.setdefault("default_hooks", ConfigDict())
-        hooks.exact_load = {"type": "vitdense.ExactLoadHook", **hooks.get("exact_load", {}), "fresh": list(fresh)}
     if resume == "auto":
         resume = latest_checkpoint(Path(cfg.work_dir))
         if resume is None:
             print_log(f"no checkpoint to resume from in {cfg.work_dir}: training from scratch", level=logging.WARNING)
     if resume is not None:
-        cfg.resume, cfg.load_from = True, find_checkpoint(resume)
-        _load_everything(cfg)
+        resume = find_checkpoint(resume)
+    asked = Asked(amp=amp, auto_scale_lr=auto_scale_lr, shard=shard, fresh=fresh, resume=resume)
+    run_passes(TRAINING, cfg, asked)
     _follow_outputs(cfg)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
     if auto_batch_size:
@@ -142,33 +128,6 @@ def prepare_training(
         set_batch_size(cfg)
     if cfg.get("load_from"):
         drop_weights(cfg.model)
-
-
-def _train_in(optim_wrapper: ConfigDict, amp: str) -> None:
-    """Automatic mixed precision in a data type, with mmengine's scaling of the loss in float16."""
-    if amp == "float16":
-        optim_wrapper.update(type="AmpOptimWrapper", dtype=amp)
-        optim_wrapper.setdefault("loss_scale", "dynamic")
-        return
-    for option in ("dtype", "loss_scale"):  # of a config with mmengine's
-        optim_wrapper.pop(option, None)
-    optim_wrapper.type = "vitdense.Bfloat16OptimWrapper"
-
-
-def _log_short_runs(cfg: Config) -> None:
-    """Every iteration of a run that is shorter than the interval of the log, and the last one of every epoch."""
-    if logger := (cfg.get("default_hooks") or {}).get("logger"):
-        logger.setdefault("ignore_last", False)
-        if cfg.train_cfg.get("max_iters", math.inf) < logger.get("interval", 10):
-            logger.interval = 1
-
-
-def _save_whole_steps(cfg: Config) -> None:
-    """A checkpoint waits for the step whose gradients accumulate."""
-    saves, counts = (cfg.get("default_hooks") or {}).get("checkpoint"), cfg.optim_wrapper.get("accumulative_counts", 1)
-    if saves and not saves.get("by_epoch", True) and (rest := saves.get("interval", 1) % counts):
-        saves.interval += counts - rest
-        print_log(f"checkpoints every {saves.interval} iterations, for {counts} make a step", logger="current")
 
 
 def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
@@ -328,7 +287,7 @@ def test(  # no test of pytest
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
     if amp:  # mmengine's loop would switch autocast off; so it takes the data type of the context around it
         cfg.test_cfg.fp16 = True
-    _load_everything(cfg)
+    load_everything(cfg)
     _follow_outputs(cfg, exported)
     check(cfg, ("test",))
     drop_weights(cfg.model)
@@ -344,12 +303,6 @@ def test(  # no test of pytest
     with computing(get_device(), amp, onednn):
         metrics = runner.test() if report is None else report_test(runner, report)
     return {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
-
-
-def _load_everything(cfg: Config) -> None:
-    """`fresh` is for the start of a training."""
-    for hook in hook_configs(cfg):
-        hook.pop("fresh", None)
 
 
 def _follow_outputs(cfg: Config, exported: str | None = None) -> None:

@@ -1,0 +1,173 @@
+"""The command line of the tools: options that contradict each other are refused, values of ``--cfg-options`` parsed."""
+
+import argparse
+import ast
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn
+
+from vitdense.mm.config.walk import flat
+
+PAIRS = {"(": ")", "[": "]", "{": "}"}
+WORDS = {"true": True, "false": False}  # as mmengine reads them; True, False and None are Python's
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and that knows which options contradict each other."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rules: list[Callable[[set[str], Collection[str]], str | None]] = []  # of options and keys that are given
+
+    def apart(self, option: str, *others: str) -> None:
+        """Refuse `option` together with any of `others`."""
+        for other in others:
+            text = f"{option}: got {other} too; give one of the two"
+            self.rules.append(lambda given, keys, pair={option, other}, text=text: text if pair <= given else None)
+
+    def need(self, option: str, other: str) -> None:
+        """Refuse `option` without `other`."""
+        text = f"{option}: does nothing without {other}; give both, or none"
+        self.rules.append(lambda given, keys: text if option in given and other not in given else None)
+
+    def sets(self, option: str, *names: str) -> None:
+        """Refuse `option` together with a ``--cfg-options`` of these dotted keys."""
+
+        def rule(given: set[str], keys: Collection[str]) -> str | None:
+            same = [key for key in keys if any(f"{name}.".startswith(f"{key}.") for name in names)]
+            return (
+                f"{option}: got --cfg-options {same[0]} too; give one of the two" if option in given and same else None
+            )
+
+        self.rules.append(rule)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
+        """As argparse's, with the rules."""
+        parsed = super().parse_args(args, namespace)
+        given = {
+            action.option_strings[-1]
+            for action in self._actions
+            if action.option_strings and getattr(parsed, action.dest, action.default) != action.default
+        }
+        keys = flat(getattr(parsed, "cfg_options", {}))
+        for rule in self.rules:
+            if text := rule(given, keys):
+                self.error(text)
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and one line."""
+        self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
+
+
+def whole_number(text: str) -> int:
+    """A whole number above 0 on the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
+    return int(text)
+
+
+class CfgOptions(argparse.Action):
+    """``--cfg-options KEY=VALUE ...``, given once or several times, each key once; see `parse_value`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
+        """Add the options to those before."""
+        found = dict(getattr(namespace, self.dest))
+        for text in values:
+            key, is_pair, value = text.partition("=")
+            key = key.strip()
+            if not is_pair or not key:
+                parser.error(f"{option}: got {text!r}, expected KEY=VALUE; quote a value that has spaces: 'key=[a, b]'")
+            if key in found:
+                parser.error(f"{option} {key}: got it twice, {found[key]!r} and {value!r}; give one of the two")
+            try:
+                found[key] = parse_value(value)
+            except ValueError as error:
+                parser.error(f"{option} {key}: got {value!r}, {error}; quote it: '{key}=[dict(type=\"EMAHook\")]'")
+        setattr(namespace, self.dest, found)
+
+
+def parse_value(text: str) -> Any:
+    """A value of ``--cfg-options``: Python's literals and ``dict(key=value)``, nested; other words are text.
+
+    ``a,b`` is a list as ``[a,b]``. Quotes around a word may be left out: ``[coco/bbox_mAP,coco/segm_mAP]``.
+
+    Raises:
+        ValueError: Brackets or quotes do not match, or an entry of a dict has no key.
+    """
+    text = text.strip()
+    try:
+        node = ast.parse(text, mode="eval").body if text else None
+    except (SyntaxError, ValueError):  # such as a path, a pattern, or a list of them
+        node = None
+    if node is not None:
+        value = _from_node(node, text)
+        return list(value) if isinstance(node, ast.Tuple) and not _is_bracketed(text) else value
+    if _is_bracketed(text):
+        parts = [parse_value(part) for part in _split(text[1:-1])]
+        if text[0] == "{":
+            raise ValueError("expected {'key': value}")
+        return tuple(parts) if text[0] == "(" else parts
+    if text[:1] in PAIRS or text.startswith("dict("):
+        raise ValueError("expected brackets that match, and quotes around text in dict(...)")
+    parts = _split(text) if "," in text else [text]
+    return [parse_value(part) for part in parts] if len(parts) > 1 else _word(text)
+
+
+def _is_bracketed(text: str) -> bool:
+    """Whether a text is one pair of brackets with its content."""
+    return text[:1] in PAIRS and text.endswith(PAIRS[text[0]]) and len(_split(f"{text},")) == 1
+
+
+def _word(text: str) -> Any:
+    try:
+        return int(text)  # 007
+    except ValueError:
+        pass
+    try:
+        return float(text)  # inf
+    except ValueError:
+        return WORDS.get(text.lower(), text)
+
+
+def _split(text: str) -> list[str]:
+    """The parts between the commas that are in no brackets and no quotes.
+
+    Raises:
+        ValueError: A bracket or quote is left open.
+    """
+    parts, open_, quote = [""], [], ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and not parts[-1].strip(" ([{,:="):  # an apostrophe within a word is none
+            quote = letter
+        elif letter in PAIRS:
+            open_.append(PAIRS[letter])
+        elif open_ and letter == open_[-1]:
+            open_.pop()
+        if letter == "," and not open_ and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if open_ or quote:
+        raise ValueError(f"expected a closing {quote or open_[-1]}")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _from_node(node: ast.expr, text: str) -> Any:
+    if isinstance(node, (ast.List, ast.Tuple)):
+        parts = [_from_node(part, text) for part in node.elts]
+        return parts if isinstance(node, ast.List) else tuple(parts)
+    if isinstance(node, ast.Dict):
+        if None in node.keys:
+            raise ValueError("expected {'key': value}")
+        return {_from_node(key, text): _from_node(value, text) for key, value in zip(node.keys, node.values)}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        if node.args or any(word.arg is None for word in node.keywords):
+            raise ValueError("expected dict(key=value)")
+        return {word.arg: _from_node(word.value, text) for word in node.keywords}
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:  # a word
+        return _word(ast.get_source_segment(text, node))
+    return value if value is None or isinstance(value, (bool, int, float, str)) else ast.get_source_segment(text, node)
