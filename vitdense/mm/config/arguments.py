@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from vitdense.mm.config.walk import flat
 
-PAIRS = {"(": ")", "[": "]", "{": "}"}
+BRACKETS = {"(": ")", "[": "]", "{": "}"}
 WORDS = {"true": True, "false": False}  # as mmengine reads them; True, False and None are Python's
 
 
@@ -107,7 +107,7 @@ def parse_value(text: str) -> Any:
         if text[0] == "{":
             raise ValueError("expected {'key': value}")
         return tuple(parts) if text[0] == "(" else parts
-    if text[:1] in PAIRS or text.startswith("dict("):
+    if text[:1] in BRACKETS or text.startswith("dict("):
         raise ValueError("expected brackets that match, and quotes around text in dict(...)")
     parts = _split(text) if "," in text else [text]
     return [parse_value(part) for part in parts] if len(parts) > 1 else _word(text)
@@ -115,7 +115,7 @@ def parse_value(text: str) -> Any:
 
 def _is_bracketed(text: str) -> bool:
     """Whether a text is one pair of brackets with its content."""
-    return text[:1] in PAIRS and text.endswith(PAIRS[text[0]]) and len(_split(f"{text},")) == 1
+    return text[:1] in BRACKETS and text.endswith(BRACKETS[text[0]]) and len(_split(f"{text},")) == 1
 
 
 def _word(text: str) -> Any:
@@ -141,8 +141,8 @@ def _split(text: str) -> list[str]:
             quote = "" if letter == quote else quote
         elif letter in "\"'" and not parts[-1].strip(" ([{,:="):  # an apostrophe within a word is none
             quote = letter
-        elif letter in PAIRS:
-            open_.append(PAIRS[letter])
+        elif letter in BRACKETS:
+            open_.append(BRACKETS[letter])
         elif open_ and letter == open_[-1]:
             open_.pop()
         if letter == "," and not open_ and not quote:

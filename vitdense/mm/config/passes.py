@@ -292,13 +292,8 @@ LOADING = (
     Pass(
         "the classes of the training data",
         (
-            *(
-                "*_dataloader.*.metainfo*",
-                "model.*num_classes",
-                "model.*num_things_classes",
-                "model.*num_stuff_classes",
-            ),
-            *("*_evaluator.ann_file", "*_evaluator.*.ann_file"),
+            *("*_dataloader.*.metainfo*", "*_dataloader.*.type", "*_evaluator.ann_file", "*_evaluator.*.ann_file"),
+            *("model.*num_classes", "model.*num_things_classes", "model.*num_stuff_classes", "model.*class_weight*"),
         ),
         lambda cfg, asked: follow_classes(cfg),
     ),
