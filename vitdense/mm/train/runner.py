@@ -151,7 +151,10 @@ class Runner(mmengine.runner.Runner):
                     average.avg_parameters = dict(of)
 
     def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: dict | None = None) -> None:
-        """As in mmengine, and the rate that is logged as ``base_lr`` too."""
+        """As in mmengine, by the images of a step of the optimizer, which are those of all iterations that accumulate;
+        and the rate that is logged as ``base_lr`` too."""
+        if auto_scale_lr and "base_batch_size" in auto_scale_lr:
+            auto_scale_lr = {**auto_scale_lr, "base_batch_size": auto_scale_lr["base_batch_size"] / self.accumulated}
         groups = optim_wrapper.optimizer.param_groups
         before = max(group["lr"] for group in groups)
         super().scale_lr(optim_wrapper, auto_scale_lr)
@@ -183,12 +186,6 @@ class Runner(mmengine.runner.Runner):
     def accumulated(self) -> int:
         """Iterations of a step of the optimizer."""
         return getattr(self.optim_wrapper, "_accumulative_counts", 1)
-
-    def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: dict | None = None) -> None:
-        """As in mmengine, by the images of a step of the optimizer: those of all iterations that accumulate."""
-        if auto_scale_lr and "base_batch_size" in auto_scale_lr:
-            auto_scale_lr = {**auto_scale_lr, "base_batch_size": auto_scale_lr["base_batch_size"] / self.accumulated}
-        super().scale_lr(optim_wrapper, auto_scale_lr)
 
     def _refuse(self, reason: str) -> None:
         """Raise after a look at the losses of the iteration once more, and with a file to run it again."""
