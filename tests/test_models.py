@@ -11,15 +11,15 @@ from torch import nn
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.checkpoint.load import load_pretrained
 from vitdense.hub import create, list_models
+from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights
 from vitdense.models.mvit.sizes import MVIT
 from vitdense.models.nat.sizes import NAT
 from vitdense.models.resnet.sizes import RESNET
-from vitdense.models.rows import Model
+from vitdense.models.rows import HALF, Model
 from vitdense.models.swin.sizes import SWIN
 from vitdense.models.swin_v2.sizes import SWIN_V2
-from vitdense.models.table import DEFAULTS, MODELS, SHORT, find_model, near_names
+from vitdense.models.table import DEFAULTS, MODELS, SHORT, find_model, near_names, row_of
 from vitdense.models.vit.sizes import VIT
 
 
@@ -68,7 +68,7 @@ def test_every_row_builds(name):
     with torch.device("meta"):
         model = create(name)
     assert type(model).__name__ == MODELS[name].family
-    assert model.cfg is MODELS[name]
+    assert model.cfg == MODELS[name].without_weights()
     assert len(model.out_channels) == 4
 
 
@@ -163,7 +163,9 @@ def test_options_override_those_of_the_row():
         ("swinv2_giant", {"pretrained": True}, ValueError, "swinv2_large"),
         ("swin_tiny", {"window": 7}, TypeError, "window"),
         ("swin_tiny", {"out_indices": (4,)}, ValueError, "out_indices"),
-        ("swin_tiny", {"pretrained": "none.pth"}, CheckpointNotFoundError, "none.pth"),
+        ("swin_tiny", {"pretrained": "none.pth"}, CheckpointNotFoundError, r"none.pth.*pretrained=FILE"),
+        ("swin_tiny", {"in_chans": 4, "in_channels": 3}, ValueError, "in_chans and in_channels"),
+        ("swin_tiny", {"prefix": "model."}, ValueError, "pretrained"),
     ],
 )
 def test_what_cannot_be_created_is_refused(name, options, error, named):
@@ -189,8 +191,42 @@ def test_images_of_four_channels_need_an_option(tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, row.name, row)
     with pytest.raises(CheckpointMismatchError, match=r"the model 4: .*channels='mean', 'repeat' or a list"):
         create("nano.ours", in_channels=4, pretrained=True)
-    model = create("nano.ours", in_channels=4)
-    assert "3 -> 4" in load_pretrained(model, "nano.ours", channels="mean").channels
+    model = create("nano.ours", in_channels=4, pretrained=True, channels="mean")
+    assert "3 -> 4" in model.load_report.channels
+
+
+def test_cfg_is_the_row_of_the_weights(tmp_path, monkeypatch):
+    file = tmp_path / "deit.pth"
+    torch.save(vitdense.ViT("deit_tiny").state_dict(), file)
+    weights = Model("nano.ours", "nano", "ViT", "deit_tiny", str(file), "MIT", mean=HALF[0], std=HALF[1])
+    monkeypatch.setitem(MODELS, weights.name, weights)
+    assert create("deit_tiny", pretrained="nano.ours").cfg is weights
+    assert create("nano.ours", pretrained=True).cfg is weights
+    for pretrained in (False, file):  # a file says nothing of its licence
+        cfg = create("nano.ours", pretrained=pretrained).cfg
+        assert (cfg.name, cfg.mean, cfg.std) == ("nano", *HALF)
+        assert (cfg.weights, cfg.licence, cfg.sha256, cfg.gate) == (None, None, None, None)
+    assert expected_preprocessor(row_of_weights({"init_cfg": {"type": "Pretrained", "checkpoint": "nano.ours"}})) == {
+        "mean": [127.5] * 3, "std": [127.5] * 3, "bgr_to_rgb": True
+    }  # fmt: skip
+
+
+def test_a_file_with_the_name_of_a_row_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(vitdense.ViT("deit_tiny").state_dict(), "deit_tiny.fb_in1k")
+    assert row_of("deit_tiny.fb_in1k") is None
+    assert create("deit_tiny", pretrained="deit_tiny.fb_in1k").cfg.licence is None
+    assert row_of("deit_small.fb_in1k") is MODELS["deit_small.fb_in1k"]
+    row = MODELS["swin_tiny.ms_in1k"]
+    name = row.weights.removeprefix("timm://")
+    assert row_of(row.weights) is row_of(f"hf://timm/{name}/model.safetensors") is row
+
+
+def test_channels_and_strides_as_users_of_timm_read_them():
+    info = create("swin_tiny", features_only=True, out_indices=(1, 3)).feature_info
+    assert info.channels() == [192, 768]
+    assert info.reduction() == [8, 32]
+    assert info[0] == {"num_chs": 192, "reduction": 8, "module": "norm1", "index": 0}
 
 
 def test_the_package_names_what_it_has():

@@ -9,7 +9,7 @@ from vitdense.checkpoint.convert import SUFFIXES, convert, save
 from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.read import read
 from vitdense.mm.train.launch import exit_on_user_error
-from vitdense.models.table import gated_row, row_of
+from vitdense.models.table import row_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # what --verify compares with
 NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
@@ -21,7 +21,7 @@ LICENCES = {"dinov3": "DINOv3-License"}
 
 def licence_of(src: str, scheme: str) -> str | None:
     """Of weights by name or address, or else by the naming scheme of their file; None if unknown."""
-    row = None if Path(src).expanduser().is_file() else row_of(src) or gated_row(src)
+    row = row_of(src)
     return row.licence if row else LICENCES.get(scheme)
 
 

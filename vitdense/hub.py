@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitdense.checkpoint.errors import naming_option
 from vitdense.errors import OptionError
 from vitdense.families import arguments, backbone_class
 from vitdense.models.table import MODELS, find_model, near_names
@@ -46,14 +47,17 @@ def create(
         pretrained: True for the weights of the row, False for random ones; or a file, an address or another name, in
             any naming scheme that is known. They load exactly or raise.
         out_indices: Stages (of a ViT: blocks) to return; None for the class's default.
-        **options: Other arguments of the class, such as ``drop_path_rate=0.1`` or ``frozen_stages=2``. Those of
-            timm's `create_model` that mean the same, such as ``in_chans`` or ``features_only=True``, are accepted.
+        **options: Other arguments of the class, such as ``drop_path_rate=0.1`` or ``frozen_stages=2``; and, with
+            weights, those of `load_pretrained`, such as ``prefix='model.'``. Those of timm's `create_model` that mean
+            the same, such as ``in_chans`` or ``features_only=True``, are accepted.
 
     Returns:
-        The backbone. Its `cfg` is the `Model` row.
+        The backbone. Its `cfg` is the `Model` row of the weights. Without weights, or with those of a file, it is the
+        row of `name` with no facts of weights: `mean` and `std` are then those that the model is usually given.
 
     Raises:
-        ValueError: The name is not in the table, the row has no weights, or an option has an unknown value.
+        ValueError: The name is not in the table, the row has no weights, an option has an unknown value, or two options
+            mean the same.
         TypeError: The class has no such option.
         CheckpointNotFoundError: The weights cannot be found or fetched.
         CheckpointMismatchError: They are not, key by key, those of this model.
@@ -73,10 +77,16 @@ def create(
     if out_indices is not None:
         options["out_indices"] = out_indices
     kind = backbone_class(row.family)
+    from vitdense.models.base import LOADING  # which imports torch
+
+    loading = {key: options.pop(key) for key in LOADING if key in options}
+    if loading and not checkpoint:
+        raise OptionError(f"create: got {', '.join(loading)} without weights to load; give pretrained")
     model = kind(row.arch, **{**row.options, **_our_names(options, kind)})
     if checkpoint:
-        model.load_weights(checkpoint, sha256=row.sha256 if pretrained is True else None)
-    model.cfg = row
+        with naming_option("pretrained=FILE of create"):
+            model.load_weights(checkpoint, **{"sha256": row.sha256 if pretrained is True else None, **loading})
+    model.cfg = row if pretrained is True else model.cfg or row.without_weights()
     return model.eval()
 
 
@@ -87,6 +97,9 @@ def _our_names(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
         TypeError: The class has no such option.
     """
     known = arguments(kind)
+    for theirs, ours in TIMM_NAMES.items():
+        if theirs in options and ours in options:
+            raise OptionError(f"create: {theirs} and {ours} are the same option; give one of them")
     renamed = {TIMM_NAMES.get(name, name): value for name, value in options.items()}
     found = {name: value for name, value in renamed.items() if TIMM_CONSTANTS.get(name, kind) != value}
     for name in found.keys() - known.keys():

@@ -9,6 +9,7 @@ from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import fit_whole, load_pretrained, match_exactly
+from vitdense.errors import OptionError
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
 
 NANO = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
@@ -102,15 +103,19 @@ def test_init_cfg_may_be_a_list_with_pretrained_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("init_cfg", "message"),
     [
-        ({"checkpoint": "x.pth", "strict": False}, "strict"),
-        ({"prefix": "backbone."}, "checkpoint"),
+        ({"type": "Pretrained", "checkpoint": "x.pth", "strict": False}, "strict"),
+        ({"type": "Pretrained", "chekpoint": "x.pth"}, "did you mean checkpoint"),
+        ({"type": "Pretrained", "prefix": "backbone."}, "checkpoint"),
+        ({"type": "Pretrained", "checkpoint": None}, "checkpoint"),
+        ({"checkpoint": "x.pth"}, "type"),
+        ([{"type": "Pretrained"}], "checkpoint"),
     ],
 )
-def test_unknown_option_of_init_cfg_is_refused(options, message):
-    with pytest.raises(TypeError, match=message):
-        make(init_cfg={"type": "Pretrained", **options}).init_weights()
+def test_init_cfg_is_checked_when_a_model_is_made(init_cfg, message):
+    with pytest.raises(OptionError, match=message):
+        make(init_cfg=init_cfg)
 
 
 def test_norms_of_other_outputs_are_ignored_but_a_missing_one_is_an_error():

@@ -13,6 +13,8 @@ from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import load_pretrained
+from vitdense.errors import OptionError
+from vitdense.families import FOLDERS, arguments, backbone_class
 from vitdense.hub import create
 
 ARCH = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
@@ -192,3 +194,35 @@ def test_batch_norms_without_parameters_train():
 def test_what_is_no_batch_of_images_is_refused(name, x):
     with pytest.raises(ValueError, match=r"image: got .*, expected a float tensor \[B, 3, H, W\]"):
         create(name)(x)
+
+
+WRONG = {  # by argument: what no constructor takes
+    "in_channels": (0, -1, 2.5, True, "3", float("nan"), (3,), None),
+    "patch_size": (0, -4, 4.0, True, "4"),
+    "kernel_size": (0, 7.0),
+    "mlp_ratio": (0.0, -1.0, float("nan"), float("inf"), True, "4", None),
+    "drop_path_rate": (-0.1, 1.0, 1.5, float("nan"), True, "0.1", None),
+    "out_indices": (3, "0", (), (-1,), (True,), (0.0,), (1, 0), (99,)),
+    "frozen_stages": (True, False, -2, 99, 1.0, "none", None),
+    "with_cp": (1, "True", None),
+    "window_size": (0, True, 7.5, "7", (7,), (7, 0), (True, 7)),
+    "pretrain_img_size": (0, True, 224.0, "224", (224,)),
+    "absolute_position": (1, "yes"),
+    "class_token": (0, None),
+    "deform_ratio": (0, "1"),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_wrong_value_of_an_argument_is_refused_by_its_name(kind):
+    kind = backbone_class(kind)
+    known = arguments(kind)
+    first = {"arch": next(iter(getattr(kind, "archs", [known.get("arch")])))}
+    options = {"trunk": {"arch": "deit_tiny"}} if "trunk" in known else first
+    options |= {"absolute_position": True} if known.get("absolute_position") is False else {}
+    for name in WRONG.keys() & known.keys():
+        for value in WRONG[name]:
+            with torch.device("meta"), pytest.raises(OptionError, match=name):
+                kind(**{**options, name: value})
+    with pytest.raises(OptionError, match=[*known][1]):  # by its place
+        kind(next(iter(options.values())), 0)

@@ -18,7 +18,7 @@ from vitdense.checkpoint.detect import detect, readings
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.rename import reverse
-from vitdense.models.vit.mask_heads import HEADS
+from vitdense.models.vit.checkpoint import HEADS
 
 MAKERS = dict(BACKBONES)
 MAKERS |= {"vit, pre-norm": lambda: ViT({**VIT, "pre_norm": True}, pretrain_img_size=64)}

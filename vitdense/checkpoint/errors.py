@@ -1,5 +1,8 @@
 """Errors about checkpoints."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from vitdense.errors import OptionError
 
 
@@ -9,3 +12,12 @@ class CheckpointNotFoundError(FileNotFoundError):
 
 class CheckpointMismatchError(OptionError):
     """The checkpoint does not fit exactly, cannot be read, or is not the file that was asked for."""
+
+
+@contextmanager
+def naming_option(option: str) -> Iterator[None]:
+    """Add to the error for weights that cannot be found by which option another file is given."""
+    try:
+        yield
+    except CheckpointNotFoundError as error:
+        raise CheckpointNotFoundError(f"{error}; the option for it is {option}") from error

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitdense.checkpoint.detect import OMITTED, Match, detect, is_finite, refuse_omitted, unwrap
 from vitdense.checkpoint.detectron2 import DETECTOR
-from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, naming_option
 from vitdense.checkpoint.families import FAMILIES
 from vitdense.checkpoint.family import CLASSIFIER, PERIODS, REBUILT, TOKENS
 from vitdense.checkpoint.fresh import fresh_pattern
@@ -29,6 +29,7 @@ from vitdense.layers.resize import (
     resize_relative_position,
     resize_window_linear,
 )
+from vitdense.models.rows import is_whole as is_whole_number
 
 NAMED = 10  # tensors in a message
 
@@ -124,7 +125,7 @@ def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) ->
     if channels == "repeat":
         return weight.float()[:, [c % given for c in range(number)]] * (given / number)  # [D, C, h, w]
     is_list = isinstance(channels, (list, tuple)) and len(channels) == number
-    if not is_list or not all(c in range(given) for c in channels):
+    if not is_list or not all(is_whole_number(c, 0) and c < given for c in channels):
         raise OptionError(
             f"channels: got {channels!r}, expected 'mean', 'repeat', or for each of the {number} channels of the model "
             f"one of the file, 0 to {given - 1}"
@@ -369,7 +370,7 @@ def load_pretrained(
         elif theirs != ours:
             advice += (
                 f"Its images have {theirs} channels, those of the model {ours}: say how the stem gets its weights by "
-                f"channels='mean', 'repeat' or a list, in init_cfg or as an argument of load_pretrained. "
+                f"channels='mean', 'repeat' or a list, in init_cfg or as an argument of create. "
             )
     state = match_exactly(targets, state, missing, lambda *names: advice)
     report.count(targets, state)
@@ -478,7 +479,8 @@ def _with_base(
             f"{source} has {has}: give the trunk's weights as base, a file or a name, in a "
             f"config default_hooks=dict(exact_load=dict(base=...))"
         )
-    of_base = load_pretrained(trunk, base)
+    with naming_option("default_hooks.exact_load.base"):
+        of_base = load_pretrained(trunk, base)
     values = {f"backbone.{key}": value for key, value in trunk.state_dict().items()}
     differences = {} if match is None else _transfer(match, trunk, LoadReport(source, match.scheme.name), is_whole=True)
     for key, value in differences.items():

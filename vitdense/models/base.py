@@ -1,24 +1,31 @@
 """What all backbones share: outputs, freezing, activation checkpointing, loading."""
 
+import difflib
+import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from vitdense.checkpoint.errors import naming_option
 from vitdense.checkpoint.load import LoadReport, load_pretrained, remap_keys_in_place
 from vitdense.errors import OptionError
+from vitdense.families import arguments
 from vitdense.layers.blocks import LayerNorm
 from vitdense.layers.lora import LoRA, add_lora
-from vitdense.models.rows import Model
-from vitdense.models.table import find_model
+from vitdense.models.rows import Model, is_number, is_whole
+from vitdense.models.table import row_of
 from vitdense.module import Module
+
+if TYPE_CHECKING:
+    from timm.models import FeatureInfo
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +39,58 @@ _ALWAYS = r"absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"
 FINETUNE = {kind: rf".+\.{name}\d*\..+|{_ALWAYS}" for kind, name in (("attention", "attn"), ("mlp", "mlp"))}
 FINETUNE["lora"] = r".+\.lora\.[AB]|norm\d+\..+"
 
+# Of `load_pretrained`, by `create` and `init_cfg`.
+LOADING = tuple(name for name in inspect.signature(load_pretrained).parameters if name not in ("model", "checkpoint"))
+_COUNT = (is_whole, "a whole number above 0")
+_RATIO = (lambda x: is_number(x) and x > 0, "a number above 0")
+# Arguments of constructors by their names: whether a value is one, and what is.
+ARGUMENTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("in_channels", "patch_size", "kernel_size", "conv_inplane", "deform_num_heads"), _COUNT),
+    **dict.fromkeys(("mlp_ratio", "deform_ratio"), _RATIO),
+    "drop_path_rate": (lambda x: is_number(x) and 0 <= x < 1, "a number from 0 to below 1"),
+    **dict.fromkeys(
+        ("out_indices", "global_indices"),
+        (lambda x: isinstance(x, Sequence | range) and all(is_whole(i, 0) for i in x), "a list of whole numbers"),
+    ),
+    "frozen_stages": (lambda x: x == "all" or is_whole(x, -1), "-1 (none), a number of stages, or 'all'"),
+}
+
+
+def check_arguments(kind: type, given: Mapping[str, Any]) -> None:
+    """Check the arguments of a constructor by `ARGUMENTS`; those that are True or False by default are that.
+
+    Raises:
+        ValueError: A value is of another kind, or out of range.
+    """
+    defaults = arguments(kind) or {}
+    for name, value in given.items():
+        default = defaults.get(name, inspect.Parameter.empty)
+        is_right, expected = ARGUMENTS.get(name, (lambda x: True, ""))
+        if isinstance(default, bool):
+            is_right, expected = (lambda x: isinstance(x, bool)), "True or False"
+        if not is_right(value) and not (value is None and default is None):
+            raise OptionError(f"{name}: got {value!r}, expected {expected}")
+
+
+def check_init_cfg(init_cfg: InitCfg) -> None:
+    """Check an `init_cfg` that loads weights.
+
+    Raises:
+        ValueError: It has no `type`, no `checkpoint`, or a key that is no argument of `load_pretrained`.
+    """
+    for cfg in init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg] if init_cfg else []:
+        example = "expected such as dict(type='Pretrained', checkpoint='swin_tiny')"
+        if not isinstance(cfg, Mapping) or "type" not in cfg:
+            raise OptionError(f"init_cfg: got {cfg!r}, without type; {example}")
+        if cfg["type"] != "Pretrained":
+            continue
+        for key in cfg.keys() - {"type", "checkpoint", *LOADING}:
+            near = difflib.get_close_matches(key, ["checkpoint", *LOADING], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected some of checkpoint, {', '.join(LOADING)}"
+            raise OptionError(f"init_cfg: got {key}={cfg[key]!r}, which is no option of Pretrained; {hint}")
+        if not isinstance(cfg.get("checkpoint"), (str, Path)):
+            raise OptionError(f"init_cfg: got checkpoint={cfg.get('checkpoint')!r}; {example}")
+
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
     """A size given as one int or as (h, w), as a tuple (h, w).
@@ -39,8 +98,8 @@ def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
     Raises:
         ValueError: Anything else, or a size below 1.
     """
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+    pair = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(pair) != 2 or not all(map(is_whole, pair)):
         raise OptionError(f"{name}: got {value!r}, expected a positive int or a pair (h, w) of them")
     return pair
 
@@ -117,7 +176,9 @@ class Backbone(Module):
         out_strides: Stride of each output in pixels.
         load_report: What loading `init_cfg` did; None when nothing was loaded.
         unloaded_warning: Handle of the hook that warns at a forward pass with the weights of `init_cfg` not loaded.
-        cfg: Row of the model table that the weights are from, or None: what they expect of an image.
+        cfg: Row of the model table that the weights are from: what they expect of an image, their licence. None for
+            other weights; of a model of `create` then its own row, with no facts of weights.
+        place: Where the backbone is in a config, for error messages.
     """
 
     family: str
@@ -125,10 +186,17 @@ class Backbone(Module):
     out_strides: tuple[int, ...]
     load_report: LoadReport | None = None
     cfg: Model | None = None
+    place: str = "model.backbone"
+
+    def __new__(cls, *args: Any, **options: Any) -> "Backbone":
+        """Check the arguments, whatever class they are of, before anything is built of them."""
+        check_arguments(cls, {**dict(zip(arguments(cls) or (), args)), **options})
+        return super().__new__(cls)
 
     def __init__(self, init_cfg: InitCfg = None) -> None:
         if isinstance(init_cfg, (str, Path)):
             init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
+        check_init_cfg(init_cfg)
         super().__init__(init_cfg)
         self.unloaded_warning = self.register_forward_pre_hook(_warn_unloaded)
         if not self._names_weights():
@@ -163,11 +231,11 @@ class Backbone(Module):
         """
         n = len(dims)
         indices = tuple(out_indices)
-        if not indices or list(indices) != sorted(set(indices)) or indices[0] < 0 or indices[-1] >= n:
+        if not indices or list(indices) != sorted(set(indices)) or indices[-1] >= n:
             raise OptionError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
         if frozen_stages == "all":
             frozen_stages = n
-        if not (isinstance(frozen_stages, int) and -1 <= frozen_stages <= n):
+        if not (is_whole(frozen_stages, -1) and frozen_stages <= n):
             raise OptionError(f"frozen_stages: got {frozen_stages!r}, expected -1 (none) to {n}, or 'all'")
         options = dict(finetune) if isinstance(finetune, Mapping) else {"type": finetune}
         kind = options.pop("type", None)
@@ -191,9 +259,21 @@ class Backbone(Module):
         if kind == "lora":
             fixed = {part for module in (*self.frozen_modules(), *self.unused_modules()) for part in module.modules()}
             add_lora([item for item in self.named_modules() if item[1] not in fixed], LoRA(**options))
+        part = {"attention": "attn"}.get(kind, kind)
+        if kind and not any(re.fullmatch(rf".+\.{part}\d*\..+", name) for name, _ in self.named_parameters()):
+            raise OptionError(f"finetune: got {kind!r}, of which a {type(self).__name__} has none; leave it None")
         for name, parameter in self.named_parameters():
             if kind and not re.fullmatch(FINETUNE[kind], name):
                 parameter.requires_grad_(False)
+
+    @property
+    def feature_info(self) -> "FeatureInfo":
+        """Channels and strides of the outputs as timm's users read them: ``.channels()``, ``.reduction()``."""
+        from timm.models import FeatureInfo
+
+        outputs = zip(self.out_channels, self.out_strides, self.out_indices)
+        rows = [{"num_chs": c, "reduction": stride, "module": f"norm{i}"} for c, stride, i in outputs]
+        return FeatureInfo(rows, out_indices=tuple(range(len(rows))))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
@@ -275,7 +355,7 @@ class Backbone(Module):
         Raises:
             CheckpointNotFoundError: There is no such file.
             CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
-            TypeError: `init_cfg` has no `checkpoint`, or an argument that `load_pretrained` has not.
+            ValueError: Of a list, others than these initialise weights too.
         """
         if not self._names_weights():
             super().init_weights()
@@ -284,11 +364,12 @@ class Backbone(Module):
         if len(cfgs) > 1:
             raise OptionError(f"init_cfg: got Pretrained with others ({cfgs}); it fills everything, so give it alone")
         options = {key: value for key, value in cfgs[0].items() if key != "type"}
-        self.load_weights(**options)
+        with naming_option(f"--cfg-options {self.place}.init_cfg.checkpoint=FILE"):
+            self.load_weights(**options)
 
     def load_weights(self, checkpoint: str | Path, **options: Any) -> None:
         """Load weights exactly, and say what happened in the log and in `load_report`; see `load_pretrained`."""
         self.load_report = load_pretrained(self, checkpoint, **options)
         logger.info("%s: %s", type(self).__name__, self.load_report)
-        self.cfg = find_model(str(checkpoint))
+        self.cfg = row_of(checkpoint)
         self.is_init = True

@@ -1,8 +1,10 @@
 """A row of the table of models, and what the families' tables of sizes share. It imports no torch."""
 
 import difflib
+import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from vitdense.errors import OptionError
@@ -50,19 +52,33 @@ class Model:
     gate: str | None = None
     patch_size: int | None = None
 
+    def without_weights(self) -> "Model":
+        """The same model with no facts of weights: only mean and standard deviation, which it is usually given."""
+        return replace(self, name=self.model, weights=None, licence=None, sha256=None, gate=None)
+
+
+def is_whole(x: object, least: int = 1) -> bool:
+    """Whether this is a whole number from `least` on; True and False are none."""
+    return isinstance(x, Integral) and not isinstance(x, bool) and x >= least
+
+
+def is_number(x: object) -> bool:
+    """Whether this is a finite real number; True and False are none."""
+    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
+
 
 def check_positive(arch: object, *names: str) -> None:
     """Raise a ValueError unless these sizes of `arch` are ints above 0."""
     for name in names:
-        if not isinstance(value := getattr(arch, name), int) or value < 1:
+        if not is_whole(value := getattr(arch, name)):
             raise OptionError(f"arch: {name} is {value!r}, expected a number above 0")
 
 
 def check_sizes(embed_dims: int, depths: tuple[int, ...]) -> None:
     """Raise a ValueError unless the channels of the first stage and the blocks of every stage are numbers above 0."""
-    if not isinstance(embed_dims, int) or embed_dims < 1:
+    if not is_whole(embed_dims):
         raise OptionError(f"arch: embed_dims is {embed_dims!r}, expected a number of channels")
-    if not isinstance(depths, tuple) or not depths or not all(isinstance(n, int) and n > 0 for n in depths):
+    if not isinstance(depths, tuple) or not depths or not all(map(is_whole, depths)):
         raise OptionError(
             f"arch: depths is {depths!r}, expected a number of blocks for every stage, such as (2, 2, 6, 2)"
         )

@@ -6,6 +6,7 @@ in ``sizes.py`` of every family.
 
 import difflib
 import re
+from pathlib import Path
 
 from vitdense.families import modules
 from vitdense.models.rows import Model
@@ -31,19 +32,27 @@ def find_model(name: str) -> Model | None:
     return MODELS.get(name) or DEFAULTS.get(name) or SHORT.get(name) or TIMM.get(name)
 
 
-def row_of(checkpoint: str) -> Model | None:
-    """The row with these weights, by its name or its address, or None."""
-    return find_model(checkpoint) or next((row for row in MODELS.values() if row.weights == checkpoint), None)
+def row_of(checkpoint: str | Path) -> Model | None:
+    """The row of weights, by its name or its address, or by the authors' address of DINOv3; None for other weights.
 
-
-def gated_row(address: str) -> Model | None:
-    """The row of weights behind a gate, by timm's address or by the authors' names of DINOv3's files, or None."""
-    row = row_of(re.sub(r"^hf://timm/([^/@]+).*", r"timm://\1", address))
+    A file on this machine has no row, whatever its name.
+    """
+    address = str(checkpoint)
+    if Path(address).expanduser().is_file():
+        return None
+    address = re.sub(r"^hf://timm/([^/@]+).*", r"timm://\1", address)
+    row = find_model(address) or next((row for row in MODELS.values() if row.weights == address), None)
     found = re.search(r"dinov3[-_]vit(s|b|l|h|7b)16(plus)?[-_]pretrain[-_](lvd1689m|sat493m)", address)
     if row is None and found:
         size, plus, data = found.groups()
         size = {"s": "small", "b": "base", "l": "large", "h": "huge"}.get(size, size) + ("_plus" if plus else "")
         row = find_model(f"dinov3_{size}.fb_{data}")
+    return row
+
+
+def gated_row(address: str) -> Model | None:
+    """The row of weights behind a gate, see `row_of`, or None."""
+    row = row_of(address)
     return row if row and row.gate else None
 
 

@@ -10,7 +10,7 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 
-from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, naming_option
 from vitdense.checkpoint.read import read
 from vitdense.files import atomic_write
 from vitdense.models.table import find_model
@@ -53,7 +53,8 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
 
         return read_parts(Path(filename), read_checkpoint(str(rest), map_location, allow_pickle))
     try:
-        return read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)
+        with naming_option("load_from of the config, CHECKPOINT of a tool, checkpoint of vitdense.load"):
+            return read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)
     except CheckpointMismatchError as error:
         if "allow_pickle" not in str(error):
             raise

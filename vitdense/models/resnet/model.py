@@ -9,7 +9,6 @@ from timm.models.resnet import BasicBlock, Bottleneck, downsample_conv
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitdense.errors import OptionError
 from vitdense.layers.blocks import init_conv, max_pool
 from vitdense.models.base import Backbone, Finetune, InitCfg, check_image, maybe_checkpoint
 from vitdense.models.resnet.sizes import RESNET, ResNetArch
@@ -94,7 +93,6 @@ class ResNet(Backbone):
 
     family = "resnet"
     archs: Mapping[str, ResNetArch] = RESNET
-    has_attention = False  # that could train alone
 
     def __init__(
         self,
@@ -111,8 +109,6 @@ class ResNet(Backbone):
         super().__init__(init_cfg=init_cfg)
         self.arch = find_arch(arch, self.archs)
         self.norm_eval = norm_eval
-        if finetune == "mlp" or (finetune == "attention" and not self.has_attention):
-            raise OptionError(f"finetune: got {finetune!r} for a ResNet without it; leave it None")
         self.conv1 = nn.Conv2d(in_channels, self.arch.embed_dims, 7, stride=2, padding=3, bias=False)
         self.conv1.apply(init_conv)
         self.bn1 = nn.BatchNorm2d(self.arch.embed_dims)

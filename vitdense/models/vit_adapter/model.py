@@ -140,6 +140,7 @@ class ViTAdapter(Backbone):
     ) -> None:
         super().__init__(init_cfg=init_cfg)
         self.trunk = make_trunk(trunk)
+        self.trunk.place = f"{self.place}.trunk"
         self.arch, self.with_cp, self.vit_feature = self.trunk.arch, with_cp, vit_feature
         dim, lasts = self.arch.embed_dims, self.trunk.out_indices
         if vit_feature not in ("last", "each") or (vit_feature == "each" and len(lasts) != len(STRIDES)):

@@ -68,11 +68,11 @@ class NonLocalResNet(ResNet):
     """
 
     def __init__(self, *args: Any, attention: Mapping | None = None, **options: Any) -> None:
-        self.attention, self.has_attention = attention, attention is not None
+        self.attention = attention
         super().__init__(*args, **options)
 
     def make_stage(self, stage: int, blocks: Sequence[nn.Module], with_cp: bool) -> ResNetStage:
-        layers = layers_after(self.attention, self.arch) if self.has_attention else {}
+        layers = layers_after(self.attention, self.arch) if self.attention is not None else {}
         return NonLocalStage(blocks, with_cp, {i: layer for (of, i), layer in layers.items() if of == stage})
 
     def init_weights(self) -> None:

@@ -48,7 +48,7 @@ class SASA(ResNet):
     Arguments: see `ResNet`; `arch` is ``'sasa26'``, ``'sasa38'``, ``'sasa50'`` or a dict of the fields of `SASAArch`.
     """
 
-    family, archs, has_attention = "sasa", SIZES, True
+    family, archs = "sasa", SIZES
 
     def make_block(self, spec: BlockSpec) -> nn.Module:
         block = super().make_block(spec)

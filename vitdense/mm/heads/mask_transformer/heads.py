@@ -13,6 +13,7 @@ from mmengine.logging import MMLogger
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from vitdense.checkpoint.errors import naming_option
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.layers.blocks import LayerNorm, SyncBatchNorm, init_transformer
 from vitdense.layers.layout import without_autocast
@@ -94,7 +95,9 @@ class MaskTransformerHead(Mask2FormerHead):
         """
         if self.init_cfg and not self.is_init:
             options = {key: value for key, value in self.init_cfg.items() if key != "type"}
-            MMLogger.get_current_instance().info(f"{type(self).__name__}: {load_pretrained(self, **options)}")
+            with naming_option("init_cfg.checkpoint of the head"):
+                report = load_pretrained(self, **options)
+            MMLogger.get_current_instance().info(f"{type(self).__name__}: {report}")
         self._is_init = True
 
     def forward(
