@@ -5,13 +5,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import cv2
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import REPO
 
-from vitdense.runtime import ENGINES, Program, cover, fitted, paste, resize
+from vitdense.runtime import BLOCK, ENGINES, Program, cover, fitted, normalised, paste, resize, resize_photo
 
 ALONE = """
 import sys
@@ -32,6 +33,33 @@ def test_resize_is_torchs(size):
     image = np.random.default_rng(0).uniform(0, 255, (50, 70, 3)).astype(np.float32)
     want = F.interpolate(torch.from_numpy(image).permute(2, 0, 1)[None], size, mode="bilinear")[0].permute(1, 2, 0)
     np.testing.assert_allclose(resize(image, size), want.numpy(), atol=1e-3)
+
+
+def sizes_to_resize():
+    """Pairs (h, w, height, width): random ones, small and large, exact halves, one side as it was, a single pixel."""
+    rng = np.random.default_rng(0)
+    for i in range(200):
+        h, w, height, width = rng.integers(1, (6, 60, 300)[i % 3], 4)
+        yield from ((h, w, height, width), (2 * height, 2 * width, height, width), (h, w, h, width), (h, w, height, w))
+    yield from ((1, 1, 7, 5), (7, 5, 1, 1), (1, 2000, 3, 1333), (2000, 1, 800, 2), (427, 640, 800, 1199))
+    yield from ((1500, 2000, 799, 1333), (2000, 1333, 1000, 667), (480, 640, 2000, 1999), (BLOCK // 50, 50, 1999, 51))
+
+
+def test_photos_are_resized_as_by_opencv_to_the_bit():
+    rng = np.random.default_rng(1)
+    for i, (h, w, height, width) in enumerate(sizes_to_resize()):
+        image = rng.integers(0, 256, (h, w, 3 if i % 2 else 1), np.uint8)
+        want = cv2.resize(image, (int(width), int(height))).reshape(height, width, -1)
+        np.testing.assert_array_equal(resize_photo(image, (height, width)), want, str((h, w, height, width)))
+
+
+def test_photos_are_normalised_after_their_resize():
+    image = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
+    about = {"channels": "RGB", "mean": [1, 2, 3], "std": [4, 5, 6]}
+    want = (cv2.resize(image, (5, 4)) - np.float32([1, 2, 3])) / np.float32([4, 5, 6])
+    np.testing.assert_array_equal(normalised(image, (4, 5), about), want.transpose(2, 0, 1)[None])
+    got = normalised(image, (9, 7), {"channels": "BGR", "mean": None})
+    np.testing.assert_array_equal(got, np.float32(image[..., ::-1]).transpose(2, 0, 1)[None])
 
 
 @pytest.mark.parametrize("box", [(10.2, 5.7, 60.1, 44.3), (-8, -3, 30, 20), (50, 30, 95, 70), (20, 20, 20.5, 20.4)])
@@ -79,5 +107,19 @@ def test_other_files_and_images_are_refused(tmp_path):
         np.testing.assert_array_equal(program(pixels).semantic, pixels.argmax(-1))
     with pytest.raises(ValueError, match="got 'torch', expected one of"):
         Program(tmp_path / "segmentor.onnx", "torch")
-    with pytest.raises(ValueError, match=r"got float64 \[20, 30, 3\], expected a uint8 RGB array"):
-        program(pixels / 255)
+    for image in (pixels / 255, pixels[..., :1], pixels[0], pixels[:0], None):
+        with pytest.raises(ValueError, match=r"image: got .*, expected a uint8 RGB array"):
+            program(image)
+    for score_thr in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="score_thr: got"):
+            program(pixels, score_thr)
+    assert program(pixels[:1]).semantic.shape == (1, 30)
+
+
+def test_an_image_whose_resize_leaves_no_pixel(tmp_path):
+    about = {"resize": {"scale": [1333, 800], "keep_ratio": True}}
+    assert fitted((1, 5000), about["resize"]) == (0, 1333)
+    program = object.__new__(Program)
+    program._about = about
+    with pytest.raises(ValueError, match=r"image: got \[1, 5000\] pixels"):
+        program(np.zeros((1, 5000, 3), np.uint8))

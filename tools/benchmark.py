@@ -44,6 +44,7 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.hub import create
 from vitdense.inspect.cost import DEVICES
+from vitdense.mm.precision import check_device
 
 # ViTDet-B as in configs/cascade_vit_b_coco.py: the table of models has its weights under another name.
 VITDET = {
@@ -112,6 +113,7 @@ def main() -> None:
     torch.manual_seed(0)
     models = {}
     try:
+        check_device("--device", args.device)
         for peer in args.peer:
             models |= pair(args.model, peer, tuple(args.shape), 0.0 if args.count else DROP_PATH)
     except ValueError as error:

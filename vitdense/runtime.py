@@ -18,6 +18,7 @@ import numpy as np
 
 # Of `metadata_props`.
 KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
+BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, in the cache of a CPU
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 
 
@@ -145,13 +146,18 @@ class Program:
             score_thr: Minimum score of objects, 0 to 1.
 
         Raises:
-            ValueError: The image is none.
+            ValueError: The image is none, or has no pixel after its resize; or the score is out of range.
         """
-        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        is_photo = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+        if not is_photo or not image.size:
             got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3]")
+            raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3] of at least one pixel")
+        if not 0 <= score_thr <= 1:
+            raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
         size = image.shape[:2]
         seen = fitted(size, self._about["resize"])  # (h, w)
+        if not min(seen):
+            raise ValueError(f"image: got {list(size)} pixels, which the resize of the program makes {list(seen)}")
         batch = image[None] if self._of_photos else normalised(image, seen, self._about).astype(self._engine.dtype)
         found = dict(zip(self._engine.outputs, (out[0] for out in self._engine.run(np.ascontiguousarray(batch)))))
         scale = seen[0] / size[0], seen[1] / size[1]
@@ -196,10 +202,10 @@ def normalised(image: np.ndarray, size: Sequence[int], about: Mapping[str, Any])
 
     Args:
         image: The photo.
-        size: To resize it to. Colours are whole numbers afterwards, as those of OpenCV are.
+        size: To resize it to.
         about: ``channels``, ``mean`` and ``std`` of the program.
     """
-    pixels = np.rint(resize(image.astype(np.float32), size))
+    pixels = resize_photo(image, size).astype(np.float32)
     if about["channels"] == "BGR":
         pixels = pixels[..., ::-1]
     if about["mean"] is not None:
@@ -217,6 +223,41 @@ def fitted(size: Sequence[int], rule: Mapping[str, Any] | None) -> tuple[int, in
     most, least = max(size), min(size)
     # In whole numbers, halves up. The smaller of two factors gives the smaller size.
     return tuple(min((2 * x * long + most) // (2 * most), (2 * x * short + least) // (2 * least)) for x in size)
+
+
+def resize_photo(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """As OpenCV's `resize` of 8 bits, to the bit: uint8 ``[h, w, C]`` to ``[*size, C]``.
+
+    OpenCV weighs the two nearest pixels of each axis by whole numbers of 2048ths, first along rows, and drops bits of
+    the sums.
+    """
+    (h, w), (height, width) = image.shape[:2], size
+    if (h, w) == (height, width):
+        return image
+    (x, of_x), (y, of_y) = nearest(w, width), nearest(h, height)
+    of_x[(x < 0) | (x >= w - 1)] = 0  # only along rows; along columns both are then the same pixel
+    x, y = ((np.clip(at, 0, n - 1), np.clip(at + 1, 0, n - 1)) for at, n in ((x, w), (y, h)))
+    left, right, upper, lower = (np.rint(2048 * share).astype(np.int32) for share in (1 - of_x, of_x, 1 - of_y, of_y))
+    out = np.empty((height, width, image.shape[2]), np.uint8)
+    step = max(1, BLOCK // width)
+    for channel in range(image.shape[2]):
+        plane = np.ascontiguousarray(image[..., channel])  # [h, w]
+        for rows in (slice(start, start + step) for start in range(0, height, step)):
+            needed, places = np.unique([y[0][rows], y[1][rows]], return_inverse=True)
+            part = plane[needed]  # [n, w]
+            sums = (part.take(x[0], 1) * left + part.take(x[1], 1) * right) >> 4  # [n, width]
+            above, below = sums[places.reshape(2, -1)]  # [step, width] each
+            parts = (above * upper[rows, None] >> 16) + (below * lower[rows, None] >> 16)
+            out[rows, :, channel] = (parts + 2) >> 2
+    return out
+
+
+def nearest(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each new pixel, whose centre lies between two old ones: the first of them, [new], which may be -1, and the
+    share of the second one, [new] float32."""
+    place = ((np.arange(new) + 0.5) * (1 / (new / old)) - 0.5).astype(np.float32)
+    first = np.floor(place)
+    return first.astype(np.int64), place - first
 
 
 def resize(image: np.ndarray, size: Sequence[int]) -> np.ndarray:

@@ -27,6 +27,27 @@ def has_bfloat16(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture
+def _two_gpus(monkeypatch):
+    monkeypatch.setattr(precision, "_number_of", lambda kind: {"cpu": 1, "cuda": 2}.get(kind, 0))
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_devices_of_this_machine():
+    for device in ("cpu", "cuda", "cuda:1", torch.device("cuda", 1)):
+        precision.check_device("--device", device)
+    for device in ("cuda:2", "mps", "xpu", "meta", "cpu:1", "nonsense", "", None):
+        with pytest.raises(ConfigError, match=r"--device: got .*cuda:0, cuda:1"):
+            precision.check_device("--device", device)
+
+
+def test_other_data_types_are_refused():
+    for dtype in ("float64", "int8"):
+        with pytest.raises(ConfigError, match="expected float32"):
+            check_precision(f"dtype {dtype}", dtype, "cpu")
+
+
+@pytest.mark.usefixtures("_two_gpus")
 def test_bfloat16_on_a_cpu_that_has_it_only(has_bfloat16):
     check_precision("--amp bfloat16", "bfloat16", "cuda:1")
     if has_bfloat16:
@@ -36,6 +57,7 @@ def test_bfloat16_on_a_cpu_that_has_it_only(has_bfloat16):
         check_precision("--amp bfloat16", "bfloat16", "cpu")
 
 
+@pytest.mark.usefixtures("_two_gpus")
 def test_float16_needs_a_gpu_and_float32_nothing(has_bfloat16):
     check_precision("--amp float16", "float16", "cuda")
     check_precision("dtype", "float32", "cpu")

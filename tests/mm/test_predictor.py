@@ -1,20 +1,25 @@
 """`vitdense.load`: a trained model in three lines of Python."""
 
+import contextlib
+import copy
 import pickle
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import mmcv
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 import vitdense
 from vitdense.mm import precision
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.predictor import Predictor
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -72,8 +77,98 @@ def test_the_kinds_of_images(model, photos):
     assert len(want) > 1
     pixels = np.array(Image.open(photos[0]))
     kinds = (str(photos[0]), pixels, Image.open(photos[0]), torch.from_numpy(pixels).permute(2, 0, 1))
-    for image in kinds:
+    for image in (*kinds, photos[0].read_bytes()):
         assert_same(model(image), want)
+        np.testing.assert_array_equal(model(image).image, pixels)
+
+
+def test_a_file_is_decoded_once(model, photos, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(
+        mmcv, "imfrombytes", lambda *args, read=mmcv.imfrombytes, **kw: decoded.append(1) or read(*args, **kw)
+    )
+    monkeypatch.delattr(ImageFile.ImageFile, "load")
+    model(photos)
+    assert len(decoded) == len(photos)
+
+
+def test_the_reader_of_the_config_counts(folders, photos, tmp_path):
+    """Its orientation for all kinds of images; a reader that is another, for files alone."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(photos[0]).save(tmp_path / "turned.png", exif=exif)
+    cfg = load_config(folders["segmentor"])
+    for options, shape in (
+        ({}, (128, 96)),
+        ({"color_type": "color_ignore_orientation", "to_float32": True}, (96, 128)),
+    ):
+        cfg.test_dataloader.dataset.pipeline[0].update(options)
+        model = Predictor(cfg, str(folders["segmentor"] / "iter_1.pth"))
+        for image in (tmp_path / "turned.png", Image.open(tmp_path / "turned.png")):
+            assert model(image).semantic.shape == shape
+    assert model.read(photos[0])["inputs"].dtype == torch.float32
+    cfg.test_dataloader.dataset.pipeline[0] = dict(type="LoadImageFromFile", color_type="unchanged")
+    model = Predictor(cfg, str(folders["segmentor"] / "iter_1.pth"))
+    assert model(photos[0]).semantic.shape == (96, 128)
+    with pytest.raises(ConfigError, match="expected a path"):
+        model(Image.open(photos[0]))
+
+
+def test_the_config_stays_as_it_is(folders):
+    cfg = load_config(folders["detector"])
+    cfg.model.backbone.init_cfg = dict(type="Pretrained", checkpoint="some.pth")
+    before = copy.deepcopy(cfg.to_dict())
+    Predictor(cfg, str(folders["detector"] / "iter_1.pth"))
+    assert cfg.to_dict() == before
+
+
+def test_a_stream_keeps_no_image(model):
+    """Neither those that are predicted nor those to come are in memory together."""
+    alive = []
+
+    def images():
+        for i in range(7):
+            image = np.full((32, 32, 3), i, np.uint8)
+            alive.append(weakref.ref(image))
+            yield image
+
+    seen = 0
+    for result in model.stream(images(), batch_size=2):
+        assert (result.image == seen).all()
+        del result
+        assert sum(ref() is not None for ref in alive) <= 1  # the other one of the batch
+        seen += 1
+    assert seen == 7
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, None])
+def test_wrong_sizes_of_batches(model, photos, batch_size):
+    for call in (model, model.stream):  # before the first image is asked for
+        with pytest.raises(ConfigError, match="batch_size: got"):
+            call(photos, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("score_thr", [1.5, -1, float("nan")])
+def test_wrong_scores(folders, model, photos, score_thr):
+    for call in (model, model.stream):
+        with pytest.raises(ConfigError, match="score_thr: got"):
+            call(photos, score_thr=score_thr)
+    with pytest.raises(ConfigError, match="score_thr: got"):
+        vitdense.load(folders["detector"], score_thr=score_thr)
+
+
+def test_images_that_are_none(model, photos):
+    for images in (None, 3):
+        with pytest.raises(ConfigError, match="images: got"):
+            model(images)
+    with pytest.raises(ConfigError, match="images: got"):
+        model.stream(photos[0])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (500, 1), (2, 3)])
+def test_images_of_few_pixels_have_a_result_or_one_line(model, size):
+    with contextlib.suppress(ConfigError):
+        assert model(np.zeros((*size, 3), np.uint8)).image.shape == (*size, 3)
 
 
 def test_several_images_of_any_sizes(model, photos):
@@ -167,7 +262,7 @@ def test_a_higher_threshold(folders, photos):
     assert_same(
         model(photos[0], score_thr=threshold), vitdense.load(folders["detector"], score_thr=threshold)(photos[0])
     )
-    with pytest.raises(ConfigError, match=r"score_thr: got 0\.05, expected at least"):
+    with pytest.raises(ConfigError, match=r"score_thr: got 0\.05, expected a score from 0\.1"):
         model(photos[0], score_thr=0.05)
 
 
@@ -190,7 +285,10 @@ def test_threads_and_copies(model, photos):
 
 FORKED = """
 import multiprocessing, sys, torch, vitdense
+from vitdense.mm import predictor
 torch.set_num_threads(2)
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    assert pool.apply_async(torch.get_num_threads).get(120) == 2  # the user's own forks keep their threads
 model = vitdense.load(sys.argv[1])
 want = model(sys.argv[2])
 with multiprocessing.get_context("fork").Pool(1) as pool:

@@ -131,18 +131,49 @@ def _results_as_float32(module: nn.Module, args: tuple, outputs: Any) -> None:
                 setattr(part, name, value.float())
 
 
+def check_device(option: str, device: str) -> None:
+    """Raise if torch does not find a device on this machine.
+
+    Args:
+        option: For the message.
+        device: ``cpu``, ``cuda`` or ``cuda:N``; or another kind that this torch has, such as ``mps``.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
+    kinds = {kind: _number_of(kind) for kind in ("cpu", "cuda", "mps", "xpu")}
+    try:
+        found = torch.device(device)
+        is_there = (found.index or 0) < kinds.get(found.type, 0)
+    except (RuntimeError, TypeError):  # torch's, for a kind that it does not know
+        is_there = False
+    if not is_there:
+        having = [f"{kind}:{i}" if count > 1 else kind for kind, count in kinds.items() for i in range(count)]
+        raise ConfigError(
+            f"{option}: got {device!r}, expected one that torch finds on this machine: {', '.join(having)}"
+        )
+
+
+def _number_of(kind: str) -> int:
+    module = getattr(torch, kind, None)
+    return module.device_count() if module is not None else 0
+
+
 def check_precision(option: str, dtype: str | None, device: str) -> None:
-    """Raise if a device is a CPU that does not compute in a data type.
+    """Raise if a device does not compute in a data type.
 
     Args:
         option: For the message.
         dtype: One of `AMP_DTYPES`; ``float32`` or None.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: See `check_device`.
 
     Raises:
-        ConfigError: It is float16, or this CPU has no instructions for bfloat16: torch would emulate them, in several
-            times the time of float32.
+        ConfigError: It is another data type; or float16 on a CPU; or this CPU has no instructions for bfloat16: torch
+            would emulate them, in several times the time of float32. See also `check_device`.
     """
+    check_device("device", device)
+    if dtype not in (None, "float32", *AMP_DTYPES):
+        raise ConfigError(f"{option}: expected float32, {' or '.join(AMP_DTYPES)}")
     if torch.device(device).type != "cpu" or dtype in (None, "float32"):
         return
     if dtype != "bfloat16":

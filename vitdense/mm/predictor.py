@@ -2,21 +2,20 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import mmcv
+import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
-from PIL import Image
 from torch import Tensor, nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
@@ -26,16 +25,21 @@ from vitdense.inspect.result import Result
 from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load_config
 from vitdense.mm.config.published import find_trained, is_published
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
-from vitdense.mm.config.walk import class_heads, drop_weights, find_class, leaf_datasets, loads_labels, split_pipeline
+from vitdense.mm.config.walk import (
+    class_heads,
+    drop_weights,
+    find_class,
+    leaf_datasets,
+    loads_labels,
+    split_pipeline,
+    type_name,
+)
+from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import check_precision, computing
+from vitdense.mm.precision import check_device, check_precision, computing
 from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
 
-Images = str | Path | np.ndarray | Image.Image | Tensor
-
-# A fork inherits the pool of OpenMP without its threads, and would wait for them for ever.
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+_process = os.getpid()  # whose threads the pool of OpenMP has
 
 
 def load(
@@ -92,6 +96,8 @@ class Predictor:
         ConfigError: The config is not one of mmdet or mmseg. See also `load_model`.
     """
 
+    _reads: Mapping[str, str] = {}  # options of the config's reader, for `read_pixels`
+
     def __init__(
         self,
         cfg: Config,
@@ -106,8 +112,7 @@ class Predictor:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
             raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
-        if not 0 <= score_thr <= 1:
-            raise ConfigError(f"score_thr: got {score_thr}, expected 0 to 1")
+        _check_score(score_thr, 0)
         precision = str(dtype).removeprefix("torch.")
         check_precision(f"dtype {dtype}", precision, device)
         self.model = load_model(cfg, checkpoint, device, score_thr)
@@ -116,13 +121,20 @@ class Predictor:
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.names))
-        self.dataset = next(leaf_datasets(cfg.test_dataloader.dataset))
+        self.dataset = next(leaf_datasets(self.model.cfg.test_dataloader.dataset))
         steps = [step for step in self.dataset.pipeline if not loads_labels(step)]
         self._step = self.model.test_step
         if tiles is not None:
             self._step, steps = self._tiled(tiles, overlap, steps)
-        self._of_files = Compose(steps)
-        self._of_pixels = Compose(steps[1:])  # the first reads the file
+        reader = steps[0]
+        self._reads = {
+            "color_type": reader.get("color_type", "color"),
+            "backend": reader.get("imdecode_backend", "cv2"),
+        }
+        self._dtype = np.float32 if reader.get("to_float32") else np.uint8
+        is_known = type_name(reader) in ("LoadImageFromFile", "LoadImage") and "color" in self._reads["color_type"]
+        self._own_reader = None if is_known else type_name(reader)
+        self._steps = Compose(steps[1:] if is_known else steps)
 
     def _tiled(self, side: int, overlap: float, steps: Sequence[dict]) -> tuple[Callable, list[dict]]:
         check_tiles(self.model.cfg)
@@ -137,41 +149,67 @@ class Predictor:
         """Predict.
 
         Args:
-            images: One image, or several: paths; Pillow's images; arrays [H, W, 3] of uint8, RGB; tensors [3, H, W] of
-                uint8, RGB. Any sizes.
-            score_thr: Minimum score of detections, not below that of the constructor, which is the default.
+            images: One image, or several: paths; the bytes of files; Pillow's images; arrays [H, W, 3] of uint8, RGB;
+                tensors [3, H, W] of uint8, RGB. Any sizes. The same pixels have the same result, whatever they come as.
+            score_thr: Minimum score of detections, 0 to 1, not below that of the constructor, which is the default.
             batch_size: Images of one size are predicted together, this many at a time. Each has the result that it has
                 alone, up to rounding.
 
         Returns:
-            The result of the image, or a list of one per image.
+            The result of the image, or a list of one per image; see `stream` for many.
 
         Raises:
-            ConfigError: An image cannot be read, or is none of the above; or the score is below that of the model.
+            ConfigError: An image cannot be read, or is none of the above; the score is below that of the model; or the
+                batch has no image.
+        """
+        if isinstance(images, Images):
+            return next(self.stream([images], score_thr, batch_size))
+        return list(self.stream(images, score_thr, batch_size))
+
+    def stream(self, images: Iterable[Images], score_thr: float | None = None, batch_size: int = 8) -> Iterator[Result]:
+        """Predict on any number of images: ``for result in model.stream(paths)``.
+
+        No more than `batch_size` images are read ahead, and none is kept after its result was taken.
+
+        Args:
+            images: Any iterable, such as a generator.
+            score_thr, batch_size: See `__call__`.
+
+        Raises:
+            ConfigError: See `__call__`.
         """
         threshold = self.score_thr if score_thr is None else score_thr
-        if threshold < self.score_thr:
-            raise ConfigError(f"score_thr: got {threshold}, expected at least that of the model, {self.score_thr}")
-        if isinstance(images, Images):
-            return self._results([images], threshold)[0]
-        found, rest = [], iter(images)
-        while batch := list(islice(rest, batch_size)):
-            found += self._results(batch, threshold)
-        return found
+        _check_score(threshold, self.score_thr)
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(f"batch_size: got {batch_size!r}, expected a number of images, at least 1")
+        if isinstance(images, Images) or not isinstance(images, Iterable):
+            raise ConfigError(f"images: got {type(images).__name__}, expected several images, such as a list of paths")
+        return self._stream(iter(images), threshold, batch_size)
 
-    def _results(self, images: Sequence[Images], threshold: float) -> list[Result]:
-        pixels = [read_pixels(image) for image in images]
-        samples = self.samples(images, pixels)
-        return [self.result(sample, image, threshold) for sample, image in zip(samples, pixels)]
+    def _stream(self, images: Iterator[Images], threshold: float, batch_size: int) -> Iterator[Result]:
+        while batch := list(islice(images, batch_size)):
+            pixels = [self.pixels(image) for image in batch]
+            found = self.samples(batch, pixels)
+            del batch
+            while found:
+                yield self.result(found.pop(0), pixels.pop(0), threshold)
+
+    def pixels(self, image: Images) -> np.ndarray:
+        """The pixels of an image, [H, W, 3] uint8 RGB, as the config's reader gives them; see `read_pixels`."""
+        return read_pixels(image, **self._reads)
 
     @torch.no_grad()
     def samples(self, images: Sequence[Images], pixels: Sequence[np.ndarray]) -> list[BaseDataElement]:
         """Predictions as data samples of mmdet or mmseg.
 
         Args:
-            images: See `__call__`. Paths are read by the pipeline of the config.
-            pixels: Of each image, see `read_pixels`.
+            images: See `__call__`.
+            pixels: Of each image, see `pixels`.
         """
+        global _process
+        if os.getpid() != _process:  # a fork has the pool of OpenMP without its threads, and would wait for them
+            torch.set_num_threads(1)
+            _process = os.getpid()
         data = [self.read(image, of_image) for image, of_image in zip(images, pixels)]
         found: list = [None] * len(data)
         groups: dict[tuple, list[int]] = {}
@@ -184,14 +222,23 @@ class Predictor:
         return found
 
     def read(self, image: Images, pixels: np.ndarray | None = None) -> Mapping[str, Any]:
-        """An image through the pipeline of the config: ``inputs`` ``[3, h, w]`` and ``data_samples``; `pixels` of one
-        that is no path."""
-        if isinstance(image, (str, Path)):
-            return self._of_files({"img_path": str(image), "img_id": 0})
-        size = pixels.shape[:2]
-        return self._of_pixels(
-            {"img": pixels[..., ::-1].copy(), "img_shape": size, "ori_shape": size, "img_path": "", "img_id": 0}
-        )
+        """An image through the pipeline of the config: ``inputs`` ``[3, h, w]`` and ``data_samples``. A file is decoded
+        once, unless the pipeline begins with a reader of its own.
+
+        Args:
+            image: See `__call__`.
+            pixels: Of the image, see `pixels`; None: they are read.
+        """
+        path = str(image) if isinstance(image, (str, Path)) else ""
+        if self._own_reader is None:
+            pixels = self.pixels(image) if pixels is None else pixels
+            return run_steps(self._steps, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR).astype(self._dtype, copy=False), path)
+        if not path:
+            raise ConfigError(
+                f"image: got {type(image).__name__}, expected a path: the test pipeline begins with "
+                f"{self._own_reader}, which reads files"
+            )
+        return self._steps({"img_path": path, "img_id": 0})
 
     def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: float) -> Result:
         """A data sample of mm as a result.
@@ -236,30 +283,10 @@ class Predictor:
         return {"panoptic": ids[places].reshape(codes.shape).astype(np.int64), "segments": segments}
 
 
-def read_pixels(image: Images) -> np.ndarray:
-    """The pixels of an image: [H, W, 3] uint8 RGB. Of a file, turned by its EXIF orientation.
-
-    Raises:
-        ConfigError: A file does not exist, or the image is none of `Images`.
-        Exception: That of the decoder, for a file that it cannot read.
-    """
-    if isinstance(image, (str, Path)):
-        if not Path(image).is_file():  # a pipe would wait for ever
-            raise ConfigError(f"image {image} does not exist, or is no file")
-        with Image.open(image) as opened:
-            opened.load()  # raises for a truncated file; OpenCV would fill the rest with grey
-        return mmcv.imread(str(image), channel_order="rgb")
-    if isinstance(image, Image.Image):
-        image = np.array(image.convert("RGB"))
-    if isinstance(image, Tensor):
-        image = image.cpu().permute(1, 2, 0).contiguous().numpy() if image.ndim == 3 else image.cpu().numpy()
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise ConfigError(
-            f"image: got {got}, expected a path, an image of Pillow, or uint8 RGB as an array [H, W, 3] or a tensor "
-            f"[3, H, W]"
-        )
-    return image
+def _check_score(score_thr: float, least: float) -> None:
+    if not least <= score_thr <= 1:  # of NaN neither is true
+        of_model = " of the model" if least else ""
+        raise ConfigError(f"score_thr: got {score_thr}, expected a score from {least}{of_model} to 1")
 
 
 def _as_text(mask: dict | Tensor) -> dict:
@@ -283,13 +310,15 @@ def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float 
         mask_score_thr: Masks of detections from this score on are RLE, see `use_rle`; None: all, as mmdet has them.
 
     Raises:
-        ConfigError: The checkpoint has no class names.
+        ConfigError: The checkpoint has no class names, or there is no such device.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: The checkpoint does not fit the model.
     """
+    check_device("device", device)
     allow_pickle = any(hook.get("allow_pickle", False) for hook in hook_configs(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     log_differences(saved, cfg, OF_RESULTS)
+    cfg = copy.deepcopy(cfg)  # the caller's stays as it is
     drop_weights(cfg.model)
     built = cfg
     if mask_score_thr is not None and find_spec("mmdet"):

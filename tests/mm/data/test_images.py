@@ -1,9 +1,119 @@
+import io
+
+import cv2
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageFile
 
-from vitdense.mm.data.images import describe_images, evenly_spaced, image_faults, read_image_file
-from vitdense.mm.errors import join_some
+from vitdense.mm.data.images import (
+    describe_images,
+    evenly_spaced,
+    header_size,
+    image_faults,
+    read_image_file,
+    read_pixels,
+    run_steps,
+)
+from vitdense.mm.errors import ConfigError, join_some
+
+DRAWN = cv2.resize(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8), (32, 24))  # [24, 32, 4]
+DEEP = np.random.default_rng(0).integers(0, 1 << 16, (24, 32, 3), np.uint16)
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP")
+MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "I;16", "RGB16")
+
+
+def encoded(kind, mode, orientation=1):
+    """A file of DRAWN; None where the format has no such mode."""
+    if mode in ("RGB16", "I;16"):
+        if kind not in ("PNG", "TIFF"):
+            return None
+        return cv2.imencode(f".{kind.lower()}", DEEP if mode == "RGB16" else DEEP[..., 0])[1].tobytes()
+    image, file = Image.fromarray(DRAWN, "RGBA").convert(mode), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    try:
+        image.save(file, kind, exif=exif)
+    except OSError:
+        return None
+    return file.getvalue()
+
+
+def turned(pixels, orientation):
+    """As the EXIF standard has it, by the numbers of the first row and the first column."""
+    pixels = pixels.swapaxes(0, 1) if orientation >= 5 else pixels
+    flips = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
+    return np.flip(pixels, flips.get(orientation, ()))
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(x, y) for x in FORMATS for y in MODES if encoded(x, y)])
+def test_the_same_pixels_whatever_an_image_comes_as(kind, mode, tmp_path):
+    content = encoded(kind, mode)
+    (tmp_path / "file").write_bytes(content)
+    want = read_pixels(tmp_path / "file")
+    assert (want.dtype, want.shape) == (np.uint8, (24, 32, 3))
+    opened = Image.open(io.BytesIO(content))
+    tensor = torch.from_numpy(want).permute(2, 0, 1)
+    for image in (str(tmp_path / "file"), content, opened, opened.copy(), want, tensor):
+        np.testing.assert_array_equal(read_pixels(image), want)
+    if mode == "I;16":
+        np.testing.assert_array_equal(want, np.repeat(DEEP[..., :1] >> 8, 3, -1))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_header_and_pixels_of_every_orientation(kind, orientation, tmp_path):
+    (tmp_path / "file").write_bytes(encoded(kind, "RGB", orientation))
+    want = turned(read_pixels(encoded(kind, "RGB")), orientation)
+    for image in (tmp_path / "file", Image.open(tmp_path / "file")):
+        np.testing.assert_array_equal(read_pixels(image), want)
+    assert header_size(str(tmp_path / "file"), stored=False) == want.shape[1::-1]
+    stored = read_pixels(tmp_path / "file", "color_ignore_orientation")
+    assert header_size(str(tmp_path / "file"), stored=True) == stored.shape[1::-1]
+    np.testing.assert_array_equal(read_pixels(Image.open(tmp_path / "file"), "color_ignore_orientation"), stored)
+    if kind != "TIFF":  # which decoders turn
+        np.testing.assert_array_equal(stored, read_pixels(encoded(kind, "RGB")))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_is_decoded_once(kind, monkeypatch):
+    monkeypatch.delattr(ImageFile.ImageFile, "load")
+    assert read_pixels(encoded(kind, "RGB")).shape == (24, 32, 3)
+
+
+NO_IMAGES = {
+    "four channels": DRAWN,
+    "one channel": DRAWN[..., :1],
+    "grey": DRAWN[..., 0],
+    "no row": np.zeros((0, 5, 3), np.uint8),
+    "no column": torch.zeros(3, 5, 0, dtype=torch.uint8),
+    "floats": DRAWN[..., :3] / 255,
+    "a batch": DRAWN[None, ..., :3],
+    "four colours": Image.fromarray(DRAWN, "CMYK"),
+    "32 bits": Image.fromarray(DRAWN[..., 0].astype(np.int32)),
+    "an empty picture": Image.new("RGB", (0, 5)),
+    "text": b"no image",
+    "half a file": encoded("JPEG", "RGB")[:-300],
+    "a number": 3,
+}
+
+
+@pytest.mark.parametrize("what", NO_IMAGES)
+def test_what_is_no_image_is_refused(what):
+    with pytest.raises(ConfigError, match="image"):
+        read_pixels(NO_IMAGES[what])
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "a.jpg").write_text("no image")
+    for name in ("a.jpg", "gone.jpg", ""):
+        with pytest.raises(ConfigError, match=f"image .*{name}"):
+            read_pixels(tmp_path / name)
+
+
+def test_a_step_that_fails_names_the_image():
+    with pytest.raises(ConfigError, match=r"image a\.png of 5000x1 pixels.*ZeroDivisionError"):
+        run_steps(lambda data: data["img"] / (1 // 0), np.zeros((1, 5000, 3), np.uint8), "a.png")
 
 
 @pytest.fixture

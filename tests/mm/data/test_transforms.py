@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mmcv.transforms import LoadImageFromFile
 from mmengine.dataset import BaseDataset
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import DataLoader
 
 from vitdense.mm.data import transforms
@@ -57,7 +57,7 @@ def test_intact_files_give_the_pixels_of_mmcv(kind, after, options, write):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_complete_files_are_decoded_once(kind, write, monkeypatch):
-    monkeypatch.delattr(transforms.Image, "open")
+    monkeypatch.delattr(ImageFile.ImageFile, "load")
     assert LoadImage().transform(write(encoded(kind)))["img"].shape == (64, 128, 3)
 
 

@@ -26,7 +26,7 @@ from vitdense.mm.config.walk import find_class
 from vitdense.mm.data.coco import CocoPredictions
 from vitdense.mm.data.panoptic_files import colours_of_ids
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.predictor import Predictor, read_pixels
+from vitdense.mm.predictor import Predictor
 
 RESULTS, TRAINING = "predictions.json", "annotations.json"
 
@@ -72,7 +72,7 @@ class Detection(Task):
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture."""
-        pixels = read_pixels(image)
+        pixels = self.model.pixels(image)
         (sample,) = self.model.samples([image], [pixels])
         scores = sample.pred_instances.scores.tolist()
         self.num_found += len(scores)

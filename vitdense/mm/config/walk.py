@@ -58,11 +58,15 @@ def drop_weights(model: Any) -> None:
             drop_weights(part)
 
 
+def type_name(step: object) -> str:
+    """The name of the class of a step of a pipeline, without its scope."""
+    kind = step.get("type") if isinstance(step, dict) else None
+    return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+
+
 def loads_labels(step: object) -> bool:
     """Whether a step of a pipeline is a loader of annotations: of mmdet's, mmseg's, or mmdet's panoptic ones."""
-    kind = step.get("type") if isinstance(step, dict) else None
-    name = str(getattr(kind, "__name__", kind)).rpartition(".")[2]
-    return name in ("LoadAnnotations", "LoadPanopticAnnotations")
+    return type_name(step) in ("LoadAnnotations", "LoadPanopticAnnotations")
 
 
 def leaf_datasets(dataset: dict) -> Iterator[dict]:

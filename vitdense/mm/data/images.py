@@ -1,20 +1,31 @@
-"""Image files of a data set: which can be read, their modes and sizes."""
+"""Images: the reader of all pixels, whatever they come as, and the files of a data set, their modes and sizes."""
 
+import io
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import cv2
 import mmcv
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
+from torch import Tensor
 
-from vitdense.mm.errors import join_some
+from vitdense.errors import OptionError
+from vitdense.mm.errors import ConfigError, join_some
 
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
-DEEP_MODES = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of more than 8 bits
+# Pillow's modes of 16 bits, and those of more than 8; those whose pixels are a file's, however it is decoded.
+OF_16_BITS = ("I;16", "I;16B", "I;16L")
+DEEP_MODES = ("I", *OF_16_BITS)
+OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")
+# First and last bytes of complete files.
+MARKERS = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"))
 
 Item = TypeVar("Item")
+Images = str | Path | bytes | np.ndarray | Image.Image | Tensor
 
 
 class ImageFile(NamedTuple):
@@ -49,10 +60,125 @@ def header_size(path: str, stored: bool) -> tuple[int, int] | None:
     """Width and height of an image, as stored or as loaded, from its first bytes; None: it cannot be read."""
     try:
         with Image.open(path) as image:
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-            return image.size[::-1] if turned and not stored else image.size
+            return image.size[::-1] if _orientation(image) >= 5 and not stored else image.size
     except (OSError, Image.DecompressionBombError):
         return None
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8. Of a TIFF file 1: Pillow and OpenCV turn it themselves."""
+    value = 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
+    return value if value in range(1, 9) else 1
+
+
+def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> np.ndarray:
+    """The pixels of an image file, as mmcv's loader has them: by OpenCV, BGR ``[H, W, 3]`` uint8.
+
+    Two things are Pillow's: the orientation in every format, which OpenCV does not know of WebP, so that pixels are as
+    `header_size` says; and TIFF files with alpha or 16 bits, to whose colours OpenCV does what it does to no others.
+
+    Args:
+        content: Of the file.
+        color_type, backend: See mmcv's `LoadImageFromFile`.
+
+    Raises:
+        OSError, ValueError: It is no image, or it is truncated, which OpenCV before 4.12 fills with grey.
+    """
+    flag, orientation = color_type, 1
+    is_ours = backend == "cv2" and color_type != "unchanged"
+    may_be_cut = any(content.startswith(start) and not content.endswith(end) for start, end in MARKERS)
+    if is_ours or may_be_cut:
+        with Image.open(io.BytesIO(content)) as image:
+            if may_be_cut:
+                image.load()  # intact, with other bytes after the end, or it raises
+            if (
+                is_ours
+                and image.format == "TIFF"
+                and "color" in flag
+                and (image.mode == "RGBA" or max(image.tag_v2.get(258, (8,))) > 8)
+            ):
+                return cv2.cvtColor(_of_pillow(image, stored=True), cv2.COLOR_RGB2BGR)
+            if is_ours and color_type in ("color", "grayscale"):
+                flag, orientation = f"{color_type}_ignore_orientation", _orientation(image)
+    pixels = mmcv.imfrombytes(content, flag=flag, backend=backend)
+    if pixels is None:
+        raise OptionError(f"{backend} cannot decode it")
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)  # [W, H, 3]
+    pixels = pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
+    pixels = pixels[::-1] if orientation in (3, 4, 7, 8) else pixels
+    return np.ascontiguousarray(pixels)
+
+
+def _of_pillow(image: Image.Image, stored: bool) -> np.ndarray:
+    """The pixels of an image of Pillow as those of its file: [H, W, 3] uint8 RGB."""
+    image = image if stored else ImageOps.exif_transpose(image)
+    if image.mode in OF_16_BITS:
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as OpenCV
+    if image.mode not in OF_8_BITS:
+        raise OptionError(f"got mode {image.mode} of Pillow, expected one of {', '.join(OF_8_BITS + OF_16_BITS)}")
+    return np.array(image.convert("RGB"))
+
+
+def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") -> np.ndarray:
+    """The pixels of an image, the same for all that it may come as: [H, W, 3] uint8 RGB.
+
+    Of 16 bits they are the upper 8; alpha is left out; the EXIF orientation of files and of Pillow's images is applied.
+
+    Args:
+        image: See `vitdense.mm.predictor.Predictor`.
+        color_type: Of mmcv's `LoadImageFromFile`: ``color``, or ``color_ignore_orientation``.
+        backend: Of the same, for files.
+
+    Raises:
+        ConfigError: A file does not exist, or cannot be read; or the image has no pixel, or is none of `Images`.
+    """
+    name = f"image {image}" if isinstance(image, (str, Path)) else "image"
+    if isinstance(image, (str, Path)) and not Path(image).is_file():  # a pipe would wait for ever
+        raise ConfigError(f"{name} does not exist, or is no file")
+    try:
+        if isinstance(image, (str, Path)):
+            image = Path(image).read_bytes()
+        if isinstance(image, bytes):
+            image = cv2.cvtColor(decode(image, color_type, backend), cv2.COLOR_BGR2RGB)
+        if isinstance(image, Image.Image):
+            image = _of_pillow(image, stored="ignore_orientation" in color_type)
+    except Exception as error:  # decoders have no error in common
+        kind = "" if isinstance(error, OptionError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{name} cannot be read ({kind}{str(error).strip()})") from error
+    if isinstance(image, Tensor):
+        image = image.cpu().permute(1, 2, 0).contiguous().numpy() if image.ndim == 3 else image.cpu().numpy()
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise ConfigError(
+            f"image: got {got}, expected a path, the bytes of a file, an image of Pillow, or uint8 RGB as an array "
+            f"[H, W, 3] or a tensor [3, H, W]"
+        )
+    if not image.size:
+        raise ConfigError(f"{name}: got {by(image.shape[1::-1])} pixels, expected at least one")
+    return image
+
+
+def run_steps(steps: Callable[[dict], Any], pixels: np.ndarray, path: str | Path = "") -> Any:
+    """Steps of a test pipeline after the one that loads the image, on its pixels.
+
+    Args:
+        steps: The pipeline.
+        pixels: ``[H, W, 3]`` BGR, as mm loads them.
+        path: Of the file, if there is one.
+
+    Raises:
+        ConfigError: A step fails, as a resize that leaves no pixel of an image one pixel high.
+    """
+    size = pixels.shape[:2]
+    try:
+        return steps({"img": pixels, "img_shape": size, "ori_shape": size, "img_path": str(path), "img_id": 0})
+    except Exception as error:  # OpenCV's, mm's, and those of a user's own steps
+        raise ConfigError(
+            f"{f'image {path}'.strip()} of {by(size[::-1])} pixels: a step of the test pipeline fails "
+            f"({type(error).__name__}: {' '.join(str(error).split())}); keep_ratio=True of Resize leaves no pixel of a "
+            f"side that is far shorter than the other"
+        ) from error
 
 
 def evenly_spaced(items: Sequence[Item], number: int | None) -> list[Item]:
@@ -63,12 +189,12 @@ def evenly_spaced(items: Sequence[Item], number: int | None) -> list[Item]:
 
 
 def read_image_file(path: str) -> ImageFile:
-    """Decode an image file by Pillow, which finds truncated ones, and by mm's loader."""
+    """Decode an image file as in training and prediction."""
     try:
-        with Image.open(path) as image:
-            image.load()
-        height, width = mmcv.imread(path).shape[:2]
-        return ImageFile(path, image.mode, image.size, (width, height))
+        content = Path(path).read_bytes()
+        height, width = decode(content).shape[:2]
+        with Image.open(io.BytesIO(content)) as image:
+            return ImageFile(path, image.mode, image.size, (width, height))
     except Exception as error:  # decoders have no error in common
         return ImageFile(path, error=f"{type(error).__name__}: {error}")
 

@@ -1,25 +1,19 @@
 """Transforms of pipelines: the seed of a sample, and images that are read whole or refused."""
 
-import io
 import logging
 from functools import partial
 from typing import Any
 
-import mmcv
 from mmcv.transforms import BaseTransform, LoadImageFromFile, Pad
 from mmengine import fileio
 from mmengine.logging import print_log
-from PIL import Image
 
 from vitdense.errors import OptionError
-from vitdense.mm.data.images import by
+from vitdense.mm.data.images import by, decode
 from vitdense.mm.data.seeded import SeededIndex
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import TRANSFORMS
 from vitdense.mm.train.hooks import seed_everything
-
-# First and last bytes of complete files.
-MARKERS = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"))
 
 
 @TRANSFORMS.register_module()
@@ -42,7 +36,7 @@ class SeedFromSample(BaseTransform):
 class LoadImage(LoadImageFromFile):
     """mmcv's `LoadImageFromFile` for training, which refuses or skips unreadable and truncated images.
 
-    OpenCV before 4.12 fills the missing part of a truncated JPEG with grey. The pixels of intact files are mmcv's.
+    The pixels of intact files are mmcv's; see `vitdense.mm.data.images.decode`.
 
     Args:
         skip_unreadable: Skip such an image with a warning: mmengine draws another sample instead. For training only.
@@ -69,10 +63,7 @@ class LoadImage(LoadImageFromFile):
         path = results["img_path"]
         try:
             content = fileio.get(path, backend_args=self.backend_args)
-            check_complete(content)
-            image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
-            if image is None:
-                raise OptionError(f"{self.imdecode_backend} cannot decode it")
+            image = decode(content, self.color_type, self.imdecode_backend)
             annotated = results.get("width"), results.get("height")  # of COCO files
             if None not in annotated and annotated != (loaded := image.shape[1::-1]):
                 raise OptionError(f"it is {by(loaded)}, but annotated as {by(annotated)}: its objects are elsewhere")
@@ -125,16 +116,3 @@ def _load_labels(load: BaseTransform, results: dict) -> dict:
             raise
         reason = f"label map {results['seg_map_path']} cannot be read ({type(error).__name__}: {str(error).strip()})"
         raise ConfigError(reason) from error
-
-
-def check_complete(content: bytes) -> None:
-    """Raise if a JPEG or PNG file is truncated.
-
-    Only a file without its end marker is decoded here; it may be intact, with other bytes after the end.
-
-    Raises:
-        OSError: The file is truncated.
-    """
-    if any(content.startswith(start) and not content.endswith(end) for start, end in MARKERS):
-        with Image.open(io.BytesIO(content)) as image:
-            image.load()

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.predictor import Predictor, read_pixels
+from vitdense.mm.predictor import Predictor
 from vitdense.mm.registry import DATASETS
 from vitdense.runtime import fitted, normalised
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from vitdense.errors import OptionError
 from vitdense.inspect.tiles import Found, cut, merge, place
+from vitdense.mm.data.images import run_steps
 from vitdense.mm.registry import MODELS
 
 BATCH = 4  # tiles
@@ -64,8 +65,7 @@ class TiledDetector(BaseTTAModel):
         return self.merge_preds(samples, tiles, image.shape[:2])
 
     def _prepare(self, pixels: np.ndarray) -> dict[str, Any]:
-        size = pixels.shape[:2]
-        return self.pipeline({"img": pixels, "img_shape": size, "ori_shape": size, "img_path": "", "img_id": 0})
+        return run_steps(self.pipeline, pixels)
 
     def merge_preds(self, data_samples_list: SampleList, tiles: np.ndarray, size: Sequence[int]) -> InstanceData:
         """Make one list of the detections of all tiles. Those whose score is too low for a mask are in it as they are.
