@@ -13,6 +13,7 @@ from vitdense.models.table import row_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # what --verify compares with
 NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
+WRITTEN = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes if scheme.is_written))
 
 
 # Of names that one project's files alone have, the licence if it binds whatever is derived from these files.
@@ -36,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("src", help="file, URL or name of the model table, as for the checkpoint of init_cfg")
     parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}")
-    parser.add_argument("--to", required=True, choices=NAMES, help="naming scheme of the result")
+    parser.add_argument("--to", required=True, choices=WRITTEN, help="naming scheme of the result")
     parser.add_argument(
         "--verify",
         nargs="?",

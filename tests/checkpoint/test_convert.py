@@ -500,8 +500,8 @@ class TestDetection:
         with pytest.raises(CheckpointMismatchError, match=r"scheme=\.\.\., prefix=\.\.\.") as error:
             detect(headless)
         assert all(f"scheme='{name}' with prefix='backbone.'" in str(error.value) for name in names)
-        assert "norm.weight" in detect(headless, prefix="").ours()
-        assert "norm3.weight" in detect(headless, prefix="backbone.").ours()
+        assert "norm.weight" in detect(headless, prefix="").ours
+        assert "norm3.weight" in detect(headless, prefix="backbone.").ours
 
     def test_official_positions_are_read_flat_and_as_a_map(self):
         """The authors' dense code and their classifier have the same key for them."""
@@ -513,7 +513,7 @@ class TestDetection:
         assert dense["absolute_pos_embed"].shape == (1, 8, 8, 8)
         for theirs in (flat, dense):
             bare = {key: value for key, value in theirs.items() if not key.startswith("norm")}
-            assert torch.equal(detect(bare).ours()["absolute_pos_embed.table"], state["absolute_pos_embed.table"])
+            assert torch.equal(detect(bare).ours["absolute_pos_embed.table"], state["absolute_pos_embed.table"])
 
     def test_single_stage_without_merging_is_detected(self):
         state = Swin({"embed_dims": 8, "depths": (2,), "num_heads": (1,)}, out_indices=(0,), window_size=4).state_dict()
@@ -541,6 +541,11 @@ class TestDetection:
             detect(classifier("swin"), scheme="keras")
         with pytest.raises(CheckpointMismatchError, match=r"--to: got 'mmdet', expected one of .* swin_v2 family"):
             convert(classifier("swin_v2"), "mmdet")
+
+    @pytest.mark.parametrize("to", ["transformers_eomt", "transformers_lwdetr", "transformers_rfdetr"])
+    def test_names_that_are_only_read_are_not_offered(self, to):
+        with pytest.raises(CheckpointMismatchError, match=rf"--to: got '{to}', expected one of (?!.*{to}.* for)"):
+            convert(vit_state({"class token", "layer scale", "norm"}), to)
 
     def test_checkpoint_without_a_backbone_is_refused(self):
         with pytest.raises(CheckpointMismatchError, match=r"swin or swin_v2 or mvit or vit or .*family.*conv0\.weight"):

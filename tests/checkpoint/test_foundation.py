@@ -1,5 +1,6 @@
 """DINOv2, DINOv3 and EVA-02: golden files of the authors' code (DINOv3: of transformers and timm), and refusals."""
 
+import re
 from dataclasses import asdict
 
 import pytest
@@ -401,3 +402,19 @@ def test_patches_alone_have_the_norm_before_the_blocks_too():
         x = model.patch_embed(torch.randn(1, 3, 56, 84))  # [1, 4, 6, C]
         tokens = model.forward_tokens(model.absolute_pos_embed(x).flatten(1, 2))[:, 3:]  # [1, 24, C]
         torch.testing.assert_close(tokens, model.forward_patches(x)[-1].flatten(2).mT)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("names", ["transformers_eomt", "eomt_dinov3"])
+def test_trunks_of_eomt_with_either_mlp(names, gated):
+    """By its authors' names and transformers', which are those of transformers' DINOv3 in other places."""
+    ffn = {"ffn": "swiglu" if gated else "mlp", "ffn_dims": 40}
+    model = ViT({**DINOV3_NANO, **ffn}, out_norm="shared")
+    state = convert(model.state_dict(), "transformers").state
+    moved = {"transformers_eomt": (r"layers.\1", "layernorm."), "eomt_dinov3": (r"blocks.\1", "norm.")}[names]
+    state = {re.sub(r"^norm\.", moved[1], re.sub(r"^layer\.(\d)", moved[0], key)): x for key, x in state.items()}
+    if names == "eomt_dinov3":
+        state = {key.replace("embeddings.", "patch_embed.", 1): x for key, x in state.items()}
+    report = load_pretrained(ViT({**DINOV3_NANO, **ffn}, out_norm="shared"), state)
+    assert report.scheme == names
+    assert set(report.kept_at_init) <= {"rope.periods"}

@@ -9,6 +9,7 @@ from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import fit_whole, load_pretrained, match_exactly
+from vitdense.checkpoint.rename import Scheme
 from vitdense.errors import OptionError
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
 
@@ -733,3 +734,55 @@ def test_stem_of_a_file_that_is_no_convolution_is_a_size_mismatch():
         load_pretrained(make(), state)
     with pytest.raises(CheckpointMismatchError, match="size mismatch"):
         load_pretrained(make(), state, channels="mean")
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.backbone.", "teacher.backbone.", "_orig_mod.net.", "module.net."])
+def test_keys_under_one_prefix_load_by_the_option_that_the_error_names(prefix, tmp_path):
+    state = make().state_dict()
+    file = tmp_path / "last.ckpt"
+    other = {"loss.weight": torch.ones(3)} if prefix.startswith("teacher") else {}
+    torch.save({"state_dict": {prefix + key: x for key, x in state.items()} | other, "epoch": 3}, file)
+    prefix = prefix.removeprefix("_orig_mod.").removeprefix("module.")
+    with pytest.raises(CheckpointMismatchError, match=re.escape(f"prefix={prefix!r}")):
+        make(init_cfg=str(file)).init_weights()
+    loaded = make(init_cfg={"type": "Pretrained", "checkpoint": str(file), "prefix": prefix})
+    loaded.init_weights()
+    assert all(torch.equal(loaded.state_dict()[key], x) for key, x in state.items())
+
+
+def test_every_prefix_of_equal_trunks_is_named():
+    state = make().state_dict()
+    both = {f"{who}.net.{key}": x for who in ("student", "ema") for key, x in state.items()}
+    with pytest.raises(CheckpointMismatchError, match=r"'student\.net\.' or 'ema\.net\.'"):
+        load_pretrained(make(), both)
+
+
+@pytest.mark.parametrize(
+    ("main", "average"),
+    [
+        ("model", "model_ema"),
+        ("state_dict", "ema_state_dict"),
+        ("state_dict", "state_dict_ema"),
+        ("model", "ema_model"),
+    ],
+)
+def test_an_average_in_a_file_is_named_and_loads_by_its_entry(main, average):
+    raw, mean = make().state_dict(), {f"module.{key}": x + 1 for key, x in make().state_dict().items()}
+    file = {main: raw, average: mean, "optimizer": {"state": {0: torch.ones(3)}}, "epoch": 3}
+    model = make()
+    assert f"entry={average!r}" in str(load_pretrained(model, file))
+    assert torch.equal(model.state_dict()["patch_embed.proj.bias"], raw["patch_embed.proj.bias"])
+    report = load_pretrained(model, file, entry=average)
+    assert report.others == f"not loaded: {main}, with weights too (entry={main!r} loads them)"
+    assert torch.equal(model.state_dict()["patch_embed.proj.bias"], mean["module.patch_embed.proj.bias"])
+    assert "entry" not in str(load_pretrained(model, {main: raw, "meta": {}}))
+    with pytest.raises(CheckpointMismatchError, match=average):
+        load_pretrained(model, file, entry="ema")
+
+
+def test_tensors_are_renamed_once_by_a_scheme(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Scheme, "to_ours", lambda self, state, of=Scheme.to_ours: calls.append(self) or of(self, state))
+    load_pretrained(make(), official(make()))
+    assert calls
+    assert len(calls) == len({id(scheme) for scheme in calls})

@@ -1,10 +1,13 @@
+import re
+
 import pytest
 import torch
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.family import NO_BIAS, TOKEN_POSITION
-from vitdense.checkpoint.rename import Rule, Transform, find_rule, rename, reverse
+from vitdense.checkpoint.rename import Rule, Scheme, Transform, find_rule, rename, reverse
+from vitdense.errors import OptionError
 from vitdense.models.swin.checkpoint import from_unfold, to_unfold
 from vitdense.models.swin_v2.checkpoint import NO_KEY_BIAS
 
@@ -136,3 +139,18 @@ def test_every_key_matches_at_most_one_rule_in_both_directions(family, scheme):
     for rule in read_only:
         key = rule.sources[0].fill({"c": 0, "i": 1, "j": 2, "k": 3, "*": "weight"}.items())
         assert find_rule(key, scheme.rules)[0] is rule
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [("norm.*", "norm.*"), ("norm.weight", "norm.scale")],
+        [("blocks.{i}.*", "blocks.{i}.*"), ("blocks.0.norm.*", "norm.*")],
+        [("a.{2i}.*", "a.{i}.*"), ("a.{i}.bias", "b.{i}")],
+        [("a", "a"), ("a", "b")],
+    ],
+)
+def test_a_table_with_two_rules_for_a_key_is_refused_where_it_is_built(rules):
+    with pytest.raises(OptionError, match=r"'nano'.*" + re.escape(rules[1][0].split("{")[0].split("*")[0])):
+        Scheme("nano", tuple(Rule(*names) for names in rules))
+    Scheme("nano", (Rule("a.{2i}.*", "a.{i}.*"), Rule("a.{2i+1}.*", "b.{i}.*")))

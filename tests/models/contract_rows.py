@@ -39,7 +39,7 @@ class Row:
         options: Other arguments.
         eps: Epsilon of every LayerNorm.
         prepare: What a new one needs to be a fair example.
-        has_attention: Whether there is attention, which can train alone.
+        parts: What can train alone, by `finetune`.
         multiple: What the sides of maps are multiples of.
     """
 
@@ -48,7 +48,7 @@ class Row:
     options: dict = field(default_factory=dict)
     eps: float = 1e-5
     prepare: Callable = lambda model: model
-    has_attention: bool = True
+    parts: tuple[str, ...] = ("attention", "mlp", "lora")
     multiple: int = 1
 
     def __call__(self, **options):
@@ -173,7 +173,7 @@ MODELS = {
         eps=1e-6,
         multiple=4,
     ),
-    "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, has_attention=False),
+    "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, parts=()),
 }
 
 

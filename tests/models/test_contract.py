@@ -12,7 +12,6 @@ from torch import nn
 
 from peers import PEERS, comparable, raw_maps
 from verify import fill
-from vitdense import ResNet
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
@@ -104,8 +103,8 @@ def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_sta
 @pytest.mark.parametrize(("finetune", "frozen_stages"), [("attention", -1), ("attention", 1), ("mlp", 1)])
 def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
     """One of them, positions and output norms train, of what is not frozen anyway; drop path and checkpoints work.
-    Mixers, and ResNets without MLPs, refuse."""
-    if not make.has_attention or (issubclass(make.kind, ResNet) and finetune == "mlp"):
+    Families without that part refuse."""
+    if finetune not in make.parts:
         with pytest.raises((TypeError, ValueError), match="finetune"):
             make(finetune=finetune, frozen_stages=frozen_stages)
         return
@@ -124,7 +123,7 @@ def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
 @every
 def test_low_rank_updates_train_alone(make):
     """With output norms, of what is not frozen anyway; the start is the same model. Others refuse."""
-    if not make.has_attention or issubclass(make.kind, ResNet):
+    if "lora" not in make.parts:
         with pytest.raises((ValueError, TypeError), match="finetune"):
             make(finetune="lora")
         return

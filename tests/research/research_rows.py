@@ -62,39 +62,40 @@ RESEARCH = {
     ),
     "vit, conv stem": Row(StemViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
-    "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, has_attention=False),
-    "swin_mixer, window 4x6": Row(SwinMixer, NANO, {"window_size": (4, 6)}, has_attention=False),
+    "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, parts=()),
+    "swin_mixer, window 4x6": Row(SwinMixer, NANO, {"window_size": (4, 6)}, parts=()),
     # Their grid is 4x6 tokens of 16 pixels, so that 72x104 pixels pad to four windows.
-    "mixer, windows": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
-    "mixer, resize": Row(
-        Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, has_attention=False
-    ),
-    "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, has_attention=False),
+    "mixer, windows": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96)}, eps=1e-6, parts=()),
+    "mixer, resize": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, parts=()),
+    "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, parts=()),
     "mixer, gMLP": Row(
         Mixer,
         {**MIXER, "block": "gmlp"},
         {"pretrain_img_size": (64, 96)},
         eps=1e-6,
         prepare=with_drawn_gates,
-        has_attention=False,
+        parts=(),
     ),
     "resnet, non-local": Row(
         NonLocalResNet,
         RESNET,
         {"attention": {"kind": "nonlocal", "after": ((1, 0), (2, 0)), "pool": "after"}, "norm_eval": False},
         prepare=with_random_batch_norms,
+        parts=("attention",),
     ),
     "resnet, SAGAN": Row(
         NonLocalResNet,
         {**RESNET, "bottleneck": False},
         {"attention": {"kind": "sagan", "after": ((2, 1), (3, 0))}, "norm_eval": False},
         prepare=with_random_batch_norms,
+        parts=("attention",),
     ),
     "sasa resnet": Row(
         SASA,
         {**RESNET, "depths": (1, 1, 1, 1), "local_stages": (0, 2), "num_heads": 4, "kernel": 5},
         {"norm_eval": False},
         prepare=with_random_batch_norms,
+        parts=("attention",),
     ),
 }
 PRECISION = {

@@ -101,7 +101,7 @@ def convert(
     """
     refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint), (family,) if family else tuple(SCHEMES), prefix, scheme)
-    ours = match.ours()
+    ours = match.ours
     if drop_output_norms:
         ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
     has_updates = any(re.fullmatch(LORA, key) for key in ours)
@@ -118,9 +118,9 @@ def convert(
         raise CheckpointMismatchError(
             f"{len(wrong)} weights are not real numbers: {wrong[0]} is {ours[wrong[0]].dtype}; save floats"
         )
-    forms = [row for row in SCHEMES[match.family] if row.name == to]
+    forms = [row for row in SCHEMES[match.family] if row.name == to and row.is_written]
     if not forms:
-        names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[match.family]))
+        names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[match.family] if row.is_written))
         raise CheckpointMismatchError(f"--to: got {to!r}, expected one of {names} for the {match.family} family")
 
     def nameless(form: Scheme) -> list[str]:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class Match:
     def __str__(self) -> str:
         return f"family={self.family!r} by scheme={self.scheme.name!r} with prefix={self.prefix!r}"
 
+    @cached_property
     def ours(self) -> dict[str, Tensor]:
         """The backbone's tensors with our names; see `Scheme.to_ours`."""
         return self.scheme.to_ours(self.state)
@@ -63,13 +65,32 @@ class Match:
         return [marker for marker, keys in wanted if not any(re.fullmatch(marker, key) for key in keys)]
 
 
-def unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
+def entries(checkpoint: Mapping) -> dict[str, Mapping]:
+    """The entries of a file that hold weights by name, such as ``model`` and an average of it in ``model_ema``."""
+    number = {
+        key: sum(isinstance(value, Tensor) and isinstance(name, str) for name, value in entry.items())
+        for key, entry in checkpoint.items()
+        if isinstance(entry, Mapping)
+    }
+    return {key: checkpoint[key] for key, n in number.items() if n and 2 * n >= max(number.values())}
+
+
+def unwrap(checkpoint: Mapping, entry: str | None = None) -> dict[str, Tensor]:
     """The tensors of a checkpoint, without wrappers: entries such as ``state_dict``; in keys, ``module.`` of DDP and
     what `torch.compile`, FSDP and activation checkpointing add.
 
+    Args:
+        checkpoint: Content of a file.
+        entry: Of the file, with the tensors; None tries the usual ones, see `WRAPPERS`.
+
     Raises:
-        CheckpointMismatchError: There are no tensors, or two keys become the same.
+        CheckpointMismatchError: There are no tensors or no such entry, or two keys become the same.
     """
+    if entry is not None:
+        if not isinstance(checkpoint.get(entry), Mapping):
+            found = ", ".join(entries(checkpoint)) or "none with weights"
+            raise CheckpointMismatchError(f"entry: got {entry!r}, expected an entry of the file: {found}")
+        checkpoint = checkpoint[entry]
     for wrapper in WRAPPERS:
         if isinstance(checkpoint.get(wrapper), Mapping):
             checkpoint = checkpoint[wrapper]
@@ -164,13 +185,20 @@ def detect(
     if scheme is not None and scheme not in names:
         raise CheckpointMismatchError(f"scheme: got {scheme!r}, expected one of {', '.join(names)}")
     if fits := readings(state, families, prefix, scheme):
-        if len({_reading(match) for match in fits}) > 1:
+        if len(fits) > 1 and len({_reading(match) for match in fits}) > 1:
             raise CheckpointMismatchError(
                 f"the keys fit several readings: {', '.join(map(str, fits))}; choose one, in a config in "
                 f"init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...), which reads the model's "
                 f"family; of tools/convert.py by --family, --scheme and --prefix"
             )
         return fits[0]
+    if prefix is None and (starts := _prefixes(state, families, scheme)):
+        example = f"prefix={starts[0]!r}"
+        raise CheckpointMismatchError(
+            f"keys of the {' or '.join(families)} family begin with {' or '.join(map(repr, starts))}: give {example}, "
+            f"as an argument of create or in a config in init_cfg=dict(type='Pretrained', checkpoint=..., {example}); "
+            f"of tools/convert.py --prefix {starts[0]}"
+        )
     # With equal shares, `min` takes the first, which is of a requested family.
     near = [(match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *SCHEMES)), prefix, scheme)]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
@@ -203,7 +231,15 @@ def _matches(
 def _reading(match: Match) -> tuple:
     """What a match makes of the checkpoint: the family, our names, and how every tensor is transformed."""
     transforms = (find_rule(key, match.scheme.rules)[0].transform for key in match.state)
-    return match.family, tuple(match.ours()), tuple(transform and transform.forward for transform in transforms)
+    return match.family, tuple(match.ours), tuple(transform and transform.forward for transform in transforms)
+
+
+def _prefixes(state: Mapping[str, Tensor], families: Iterable[str], scheme: str | None) -> list[str]:
+    """Prefixes after which the keys are a whole backbone: those with the most keys."""
+    starts = dict.fromkeys(key[: dot.end()] for key in state for dot in re.finditer(r"\.", key))
+    found = {start: len(fits[0].state) for start in starts if (fits := readings(state, families, start, scheme))}
+    most = max(found.values(), default=0)
+    return [start for start, number in found.items() if number == most and 4 * number > len(state)]
 
 
 def _faults(match: Match) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdense.checkpoint.detect import OMITTED, Match, detect, is_finite, refuse_omitted, unwrap
+from vitdense.checkpoint.detect import OMITTED, WRAPPERS, Match, detect, entries, is_finite, refuse_omitted, unwrap
 from vitdense.checkpoint.detectron2 import DETECTOR
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, naming_option
 from vitdense.checkpoint.families import FAMILIES
@@ -32,6 +32,7 @@ from vitdense.layers.resize import (
 from vitdense.models.rows import is_whole as is_whole_number
 
 NAMED = 10  # tensors in a message
+NEAR_ZERO = 0.1  # mean size of a norm's weight in a file of differences
 
 
 @dataclass
@@ -47,6 +48,7 @@ class LoadReport:
         kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
         share: Elements loaded / elements of the model's state dict.
         channels: How the stem was changed for images of other channels; empty if it was not.
+        others: Entries of the file that hold weights too and were not loaded, such as an average in ``model_ema``.
         classes: Which outputs have which classes, where the file numbers them by itself; empty if it does not.
         classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
     """
@@ -59,6 +61,7 @@ class LoadReport:
     kept_at_init: list[str] = field(default_factory=list)
     share: float = 0.0
     channels: str = ""
+    others: str = ""
     classes: str = ""
     classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
@@ -73,7 +76,7 @@ class LoadReport:
             f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
             f"{len(self.ignored)} ignored, {len(self.kept_at_init)} kept at initialisation; "
             f"{100 * self.share:.2f} % of the parameters loaded"
-            + "".join(f"; {what}" for what in (self.channels, self.classes) if what)
+            + "".join(f"; {what}" for what in (self.channels, self.others, self.classes) if what)
         )
 
     def details(self) -> str:
@@ -211,7 +214,7 @@ def _transfer(
 
     What is resized and ignored is added to the report. For `is_whole` see `_ignored`.
     """
-    renamed, targets = match.ours(), model.state_dict()
+    renamed, targets = match.ours, model.state_dict()
     _check_pretraining_windows(model, renamed)
     _check_rotary_windows(model, renamed)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
@@ -313,6 +316,7 @@ def load_pretrained(
     checkpoint: str | Path | Mapping,
     prefix: str | None = None,
     scheme: str | None = None,
+    entry: str | None = None,
     resize: str = "bicubic",
     sha256: str | None = None,
     allow_pickle: bool = False,
@@ -327,6 +331,7 @@ def load_pretrained(
         model: Its `family` is a key of `vitdense.checkpoint.families.SCHEMES`. Changed only if everything fits.
         checkpoint: A path, an address, a name of the model table, or the content of such a file.
         prefix, scheme: See `detect`.
+        entry: Of the file, with the weights, such as ``'model_ema'`` for an average; see `unwrap`.
         resize: Rule for bias tables and absolute positions of another resolution; see `vitdense.layers.resize`.
         sha256, allow_pickle, allow, map_location: See `read`.
         keep_classifier: Keep the ignored tensors of the classifier in the report.
@@ -345,7 +350,7 @@ def load_pretrained(
         source = str(checkpoint)
         checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
     refuse_omitted(checkpoint)
-    match = detect(unwrap(checkpoint), (model.family,), prefix, scheme)
+    match = detect(unwrap(checkpoint, entry), (model.family,), prefix, scheme)
     for name, theirs in checkpoint.get("parts_in_timm", {}).items():
         if (ours := getattr(model.arch, name)) != theirs:
             raise CheckpointMismatchError(
@@ -353,6 +358,9 @@ def load_pretrained(
                 f"{ours!r}: choose another arch, or set it in a dict of sizes"
             )
     report, targets = LoadReport(source, match.scheme.name), model.state_dict()
+    loaded = entry or next((wrapper for wrapper in WRAPPERS if wrapper in checkpoint), None)
+    if others := [name for name in entries(checkpoint) if name != loaded]:
+        report.others = f"not loaded: {', '.join(others)}, with weights too (entry={others[0]!r} loads them)"
     state = _transfer(match, model, report, resize)
     if not keep_classifier:
         report.classifier.clear()
@@ -420,12 +428,13 @@ def fit_whole(
     targets = model.state_dict()
     report = LoadReport(source, "own")
     backbones = ["backbone."]
+    trunk = None  # what was found in the file, or our names already
     is_foreign = is_whole(state)
     if is_foreign:
         state, report.classes = with_named_outputs(state, trained_classes(checkpoint))
         state = split(state, "decode_head." if hasattr(model, "decode_head") else "panoptic_head.")
     if is_foreign or base is not None:
-        state = _with_base(model, state, base, source, report)
+        state, trunk = _with_base(model, state, base, source, report)
     for name, module in model.named_modules():
         start = f"{name}." if name else ""
         is_inner = start.startswith(tuple(backbones[1:]))  # the trunk of a ViT-Adapter
@@ -433,11 +442,12 @@ def fit_whole(
             continue
         if hasattr(module, "stem_modules"):
             backbones.append(start)
-        match = detect(state, (module.family,), prefix=start)
+        match = trunk if start == "backbone." and trunk else detect(state, (module.family,), prefix=start)
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
         part = LoadReport(source, report.scheme)
         ours = _transfer(match, module, part, is_whole=True)
-        state = {**match.rest, **{start + key: value for key, value in ours.items()}}
+        state = {key: value for key, value in state.items() if not key.startswith(start)}
+        state |= {start + key: value for key, value in ours.items()}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.ignored += [start + key for key in part.ignored]
 
@@ -464,15 +474,16 @@ def fit_whole(
 
 def _with_base(
     model: nn.Module, state: dict[str, Tensor], base: str | Path | None, source: str, report: LoadReport
-) -> dict[str, Tensor]:
-    """A mask transformer's file with the trunk as it is: as it was, of `base`, or the sum of both."""
+) -> tuple[dict[str, Tensor], Match | None]:
+    """A mask transformer's file with the trunk as it is: as it was, of `base`, or the sum of both; and what is known of
+    the names of the trunk in it."""
     trunk = model.backbone
     own = {key: value for key, value in state.items() if key.startswith("backbone.")}
     match = detect(own, (trunk.family,), prefix="backbone.") if own else None
-    if match is not None and match.scheme.name != DIFFERENCES:
+    if match is not None and not _are_differences(match, source):
         if base is not None:
             raise CheckpointMismatchError(f"base: got {base}, but {source} has the whole trunk; leave it out")
-        return state
+        return state, match
     has = "differences to the weights of the trunk" if own else "no trunk"
     if base is None:
         raise CheckpointMismatchError(
@@ -486,7 +497,29 @@ def _with_base(
     for key, value in differences.items():
         values[f"backbone.{key}"] = values[f"backbone.{key}"] + value
     report.scheme = f"{match.scheme.name if match else 'the head alone'}, with the trunk of {of_base.source}"
-    return values | {key: value for key, value in state.items() if key not in own}
+    return values | {key: value for key, value in state.items() if key not in own}, None
+
+
+def _are_differences(trunk: Match, source: str) -> bool:
+    """Whether a trunk, as the authors of EoMT name DINOv3's, holds differences to the weights of DINOv3.
+
+    So they publish it; what their code saves holds weights. Those of norms are near 1, differences near 0.
+
+    Raises:
+        CheckpointMismatchError: They are neither.
+    """
+    if trunk.scheme.name != DIFFERENCES:
+        return False
+    sizes = sorted(x.float().abs().mean().item() for key, x in trunk.ours.items() if re.search(r"norm\d*\.weight", key))
+    if sizes and sizes[-1] < NEAR_ZERO:
+        return True
+    if not sizes or sizes[0] < NEAR_ZERO or not 0.5 < sizes[len(sizes) // 2] < 2:
+        found = f"from {sizes[0]:.3g} to {sizes[-1]:.3g}" if sizes else "missing"
+        raise CheckpointMismatchError(
+            f"{source}: the trunk's norms are {found}, expected near 1, of weights, or near 0, of differences to those "
+            f"of DINOv3; give the file as its training or its authors saved it"
+        )
+    return False
 
 
 def fingerprint(backbone: nn.Module, report: LoadReport) -> str:

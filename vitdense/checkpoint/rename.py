@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,17 @@ class Pattern:
         self.text = text
         self.indices = [(name, int(a or 1), int(b or 0)) for a, name, b in self.INDEX.findall(text)]
         literals = self.INDEX.split(text)[::4]  # the text between the indices
-        literals = [re.escape(part).replace(r"\*", "(.+)") for part in literals]
-        self.regex = re.compile(r"(0|[1-9]\d*)".join(literals))
+        self.longest = max(re.split(r"\*", "*".join(literals)), key=len)  # of the texts that each key of this form has
+        self.literals = literals
+
+    @cached_property
+    def regex(self) -> re.Pattern:
+        literals = [re.escape(part).replace(r"\*", "(.+)") for part in self.literals]
+        return re.compile(r"(0|[1-9]\d*)".join(literals))
 
     def match(self, key: str) -> tuple[tuple[str, int | str], ...] | None:
         """Values of the indices and of the tail by name, sorted, if `key` has this form."""
-        found = self.regex.fullmatch(key)
+        found = self.regex.fullmatch(key) if self.longest in key else None
         if found is None:
             return None
         tail = found.groups()[len(self.indices) :]
@@ -98,6 +104,11 @@ class Pattern:
                 return None
             values[name] = value
         return tuple(sorted(values.items()))
+
+    def examples(self) -> Iterator[str]:
+        """Keys of this form: with small indices, and a tail."""
+        for number in range(2):
+            yield self.fill({"*": "weight", **{name: number for name, _, _ in self.indices}}.items())
 
     def fill(self, values: Iterable[tuple[str, int | str]]) -> str:
         """The key of this form with these values."""
@@ -202,6 +213,24 @@ class Scheme:
     prefix: str = ""
     wrapper: str | None = None
     layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a table in which a key has two rules: found later, it would be an error about a user's file.
+
+        Raises:
+            ValueError: There is such a key.
+        """
+        patterns = [pattern for rule in self.rules for pattern in rule.sources]
+        for one in patterns:
+            others = [other for other in patterns if other is not one]
+            twice = [(key, other.text) for key in one.examples() for other in others if other.match(key) is not None]
+            if twice:
+                raise OptionError(f"scheme {self.name!r}: {twice[0][0]} has the rules of {one.text} and {twice[0][1]}")
+
+    @property
+    def is_written(self) -> bool:
+        """Whether files with these names are written, not only read."""
+        return bool(reverse(self.rules))
 
     def to_ours(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state dict of this scheme with our names; for errors see `rename`."""

@@ -87,9 +87,13 @@ def load_golden(model, state, base=None):
 
 
 def as_difference(state, tmp_path):
-    """The file with the trunk of another, random one subtracted, and that one."""
+    """The file with the trunk of another, random one subtracted, whose norms are nearly the same, and that one."""
     start = "network.encoder.backbone."
-    base = {key.removeprefix(start): torch.randn_like(x) for key, x in state.items() if key.startswith(start)}
+    base = {
+        key.removeprefix(start): x - 0.01 * torch.randn_like(x) if "norm" in key else torch.randn_like(x)
+        for key, x in state.items()
+        if key.startswith(start)
+    }
     found = {key: x - base[key.removeprefix(start)] if key.startswith(start) else x for key, x in state.items()}
     torch.save(base, tmp_path / "base.pth")
     return found, tmp_path / "base.pth"
@@ -130,12 +134,28 @@ def test_outputs_and_gradients_of_the_authors(kind, trunk, golden, tmp_path):
 TRUNK = "network.encoder.backbone."
 
 
-@pytest.mark.parametrize(("drop", "base"), [("", None), (TRUNK, None)])
-def test_files_without_a_whole_trunk_need_a_base(drop, base, golden):
-    state, _ = golden("pmt_dinov3")
-    state = {key: x for key, x in state.items() if not (drop and key.startswith(drop))}
+@pytest.mark.parametrize("drop", [True, False])
+def test_files_without_a_whole_trunk_need_a_base(drop, golden, tmp_path):
+    state, _ = as_difference(golden("pmt_dinov3")[0], tmp_path)
+    state = {key: x for key, x in state.items() if not (drop and key.startswith(TRUNK))}
     with pytest.raises(CheckpointMismatchError, match="base"):
-        fit_whole(make("pmt", "dinov3"), state, base=base)
+        fit_whole(make("pmt", "dinov3"), state)
+
+
+@pytest.mark.parametrize("kind", ["eomt", "pmt"])
+def test_whole_files_on_dinov3_are_told_from_differences_by_their_norms(kind, golden):
+    state, tensors = golden(f"{kind}_dinov3")
+    model = make(kind, "dinov3")
+    load_golden(model, state)
+    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
+    found = model.requires_grad_(False).predictions(image, False)[0]
+    assert relative_error(found.masks, tensors["output/plain/mask/0"]) < 1e-5
+    with pytest.raises(CheckpointMismatchError, match="base"):
+        load_golden(model, state, base="dinov3_small")
+    norms = [key for key in state if key.startswith(TRUNK) and "norm" in key and key.endswith("weight")]
+    for scaled, factor in ((norms, 0.3), (norms[:1], 0.01), (norms[1:], 0.01), (norms, 5.0)):
+        with pytest.raises(CheckpointMismatchError, match="norms"):
+            load_golden(model, state | {key: factor * state[key] for key in scaled})
 
 
 def test_head_alone_of_pmt_with_the_trunk_of_another_file(golden, tmp_path):
@@ -272,7 +292,7 @@ def test_the_hook_of_a_run_adds_a_difference_to_its_base(golden, tmp_path):
     model, (difference, base) = make("eomt", "dinov3"), as_difference(state, tmp_path)
     hook, checkpoint = ExactLoadHook(base=str(base)), {"state_dict": difference}
     runner = SimpleNamespace(
-        _resume=False, _test_loop=None, _load_from="eomt.bin", model=model, logger=logging.getLogger()
+        _resume=False, _train_loop=None, _test_loop=None, _load_from="eomt.bin", model=model, logger=logging.getLogger()
     )
     hook.after_load_checkpoint(runner, checkpoint)
     model.load_state_dict(checkpoint["state_dict"], strict=True)

@@ -185,5 +185,5 @@ def test_keys_and_parameters(size):
     for name, part in model.named_children():
         if hasattr(part, "family"):
             match = detect(state, (part.family,), prefix=f"{name}.")
-            ours |= {f"{name}.{key}": x for key, x in match.ours().items()}
+            ours |= {f"{name}.{key}": x for key, x in match.ours.items()}
     assert {key: x.shape for key, x in ours.items()} == {key: x.shape for key, x in found.items()}

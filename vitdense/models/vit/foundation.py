@@ -246,6 +246,7 @@ _TRANSFORMERS_SIGLIP = (
 _DINOV3_ATTENTION = {**_NORMS, **_TRANSFORMERS_SCALES, **_NO_KEY}
 _DINOV3_MLP = {"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}
 DINOV3_LAYERS = {**_DINOV3_ATTENTION, **_DINOV3_MLP}
+_DINOV3_GATED = _gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _MASK_TOKEN = Transform(lambda token: token[0], lambda token: token[None])  # [1, 1, C] and [1, C]
 
 
@@ -265,7 +266,6 @@ _EOMT_DINOV3 = (
     *(Rule(f"patch_embed.{name}", f"tokens.{name}") for name in ("cls_token", "register_tokens")),
     Rule("patch_embed.mask_token", "mask_token", _MASK_TOKEN),
     *(Rule("patch_embed.patch_embeddings.*", "patch_embed.proj.*"), *same("norm.*")),
-    *block_of(DINOV3_LAYERS),
 )
 _TRANSFORMERS_EOMT = (
     Rule("embeddings.cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED),
@@ -283,7 +283,6 @@ _TRANSFORMERS_EOMT = (
 )
 _TRANSFORMERS_EOMT_DINOV3 = (
     *(*_EMBEDDINGS, Rule("embeddings.patch_embeddings.*", "patch_embed.proj.*"), Rule("layernorm.*", "norm.*")),
-    *block_of(DINOV3_LAYERS, "layers.{i}."),
 )
 SCHEMES = (
     # A file of timm without registers has these names, too.
@@ -309,9 +308,16 @@ SCHEMES = (
     Scheme("transformers_lwdetr", read_only(*_TRANSFORMERS_LWDETR), r"encoder\.layer\.0\.layernorm_before\.weight"),
     Scheme("transformers_rfdetr", read_only(*_TRANSFORMERS_RFDETR), r"encoder\.layer\.0\.attention\.o_proj\.weight"),
     _transformers_dinov3(_DINOV3_MLP),
-    _transformers_dinov3(_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), r".+\.gate_proj\.weight"),
-    Scheme("eomt_dinov3", _EOMT_DINOV3, r"patch_embed\.cls_token"),
+    _transformers_dinov3(_DINOV3_GATED, r".+\.gate_proj\.weight"),
+    Scheme("eomt_dinov3", (*_EOMT_DINOV3, *block_of(DINOV3_LAYERS)), r"patch_embed\.cls_token"),
+    Scheme("eomt_dinov3", (*_EOMT_DINOV3, *block_of({**_DINOV3_ATTENTION, **_DINOV3_GATED})), r".+\.gate_proj\.weight"),
     # Never written: what transformers calls an EoMT is a whole model.
     Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT), r"embeddings\.position_embeddings\.weight"),
-    Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT_DINOV3), r"layers\.0\.attention\.o_proj\.weight"),
+    *(
+        Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT_DINOV3, *block_of(block, "layers.{i}.")), marker)
+        for block, marker in (
+            (DINOV3_LAYERS, r"layers\.0\.attention\.o_proj\.weight"),
+            ({**_DINOV3_ATTENTION, **_DINOV3_GATED}, r"layers\.0\.mlp\.gate_proj\.weight"),
+        )
+    ),
 )
