@@ -5,7 +5,7 @@ import pytest
 from pycocotools import mask as rle
 
 from vitdense.errors import OptionError
-from vitdense.inspect.tiles import Found, cut, merge, place
+from vitdense.inspect.tiles import Found, _Comparison, cut, merge, place
 
 SIZE, SIDE, OVERLAP = (120, 230), 100, 0.2
 
@@ -27,7 +27,9 @@ def test_tiles_cover_the_image_and_overlap(size, overlap):
 
 
 def test_wrong_sizes_are_refused():
-    for side, overlap in ((0, 0.2), (100, 0), (100, 1)):
+    assert len(cut(SIZE, 20, 0.2)) == 8 * 15
+    wrong = ((0, 0.2), (1, 0.2), (7, 0.2), (19, 0.2), (-100, 0.2), (64.5, 0.2), ("64", 0.2), (None, 0.2))
+    for side, overlap in (*wrong, (100, 0), (100, 1), (100, 0.99), (100, -0.5), (100, float("nan"))):
         with pytest.raises(OptionError, match="tiles: got"):
             cut(SIZE, side, overlap)
 
@@ -107,6 +109,77 @@ def test_the_best_detection_that_sees_an_object_whole_counts():
     got = merge(found, np.array([0, 1, 1]), np.array([left, right]), size)
     np.testing.assert_array_equal(got.boxes[0], boxes[0])
     assert got.scores.tolist() == [0.9]
+
+
+LEFT_AND_RIGHT, HALVES = cut((100, 180), 100, 0.2), (100, 180)  # x 0 to 100 and 80 to 180
+
+
+@pytest.mark.parametrize(
+    ("box", "tile", "whole"),
+    [
+        ((10, 10, 98, 40), 0, False),  # 2 of 100 pixels from the border of the tiles
+        ((10, 10, 97.9, 40), 0, True),
+        ((10, 10, 102, 40), 0, False),
+        ((10, 10, 102.1, 40), 0, True),
+        ((82, 10, 120, 40), 1, False),
+        ((82.1, 10, 120, 40), 1, True),
+        ((0, 0, 20, 100), 0, True),  # at the edges of the image
+        ((160, 0, 180, 100), 1, True),
+        ((0, 10, 100, 40), 0, False),
+    ],
+)
+def test_what_a_tile_sees_whole(box, tile, whole):
+    found = Found(np.array([box], np.float32), np.array([0.9]), np.array([0]))
+    assert _Comparison(found, np.array([tile]), LEFT_AND_RIGHT, HALVES).whole.tolist() == [whole]
+
+
+def test_the_margin_is_a_share_of_the_longer_side_of_tiles():
+    tiles = cut((40, 180), 100, 0.2)
+    for right, whole in ((98, False), (97.9, True)):
+        found = Found(np.array([(10, 10, right, 30)], np.float32), np.array([0.9]), np.array([0]))
+        assert _Comparison(found, np.array([0]), tiles, (40, 180)).whole[0] == whole
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        # Both whole, in what both tiles see: IoU.
+        ((84, 10, 96, 30), (84, 10, 96, 20), True),  # 0.5
+        ((84, 10, 96, 30), (84, 10, 96, 19), False),  # 0.45
+        ((84, 10, 96, 30), (84, 12, 96, 32), True),  # 18 / 22
+        # The left one whole: what of the right one, which is cut, lies in it.
+        ((60, 10, 96, 30), (80, 10, 96, 30), True),  # all, though the IoU is 0.44
+        ((60, 10, 96, 30), (80, 20, 96, 40), True),  # half
+        ((60, 10, 96, 30), (80, 22, 96, 42), False),  # 0.4
+        ((88, 10, 96, 30), (80, 10, 120, 30), False),  # 0.2, though it lies in the other one, and IoU 0.4 by tiles
+        # The right one whole.
+        ((84, 10, 100, 30), (84, 10, 120, 30), True),
+        ((84, 20, 100, 40), (84, 10, 120, 30), True),
+        ((40, 10, 100, 30), (84, 10, 96, 30), False),
+        # Both cut: IoU in what both tiles see.
+        ((10, 10, 100, 30), (80, 10, 170, 30), True),  # 1 there, 0.125 else
+        ((10, 10, 100, 30), (80, 20, 170, 40), False),  # 0.33 there
+        ((10, 10, 100, 30), (80, 16, 170, 36), True),  # 14 / 26
+        # Side by side.
+        ((10, 10, 100, 30), (80, 30, 170, 50), False),
+    ],
+)
+def test_which_detections_are_the_same_object(left, right, same, masks):
+    boxes = np.array([left, right], np.float32)
+    codes = [place(np.ones((y2 - y1, x2 - x1), bool), (x1, y1), HALVES) for x1, y1, x2, y2 in (left, right)]
+    found = Found(boxes, np.array([0.9, 0.8]), np.array([0, 0]), codes if masks else None)
+    compare = _Comparison(found, np.array([0, 1]), LEFT_AND_RIGHT, HALVES)
+    assert [compare.same(i, np.array([1 - i])).tolist() for i in range(2)] == [[same]] * 2
+    # Of one tile two detections are two objects.
+    assert not _Comparison(found, np.array([0, 0]), LEFT_AND_RIGHT, HALVES).same(0, np.array([1])).any()
+
+
+def test_a_mask_may_be_as_high_as_its_tile():
+    """A column that is full to the lower edge, and the next one from the upper edge on: one run."""
+    mask = np.zeros((4, 3), bool)
+    mask[2:, 0] = mask[:, 1] = mask[0, 2] = True
+    np.testing.assert_array_equal(rle.decode(place(mask, (0, 0), (4, 3))), mask)
 
 
 def test_nothing_found():

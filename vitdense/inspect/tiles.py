@@ -23,6 +23,7 @@ import numpy as np
 from vitdense.errors import OptionError
 
 SAME = 0.5
+STEP = 16  # pixels from one tile to the next, at least: smaller ones see no object, and a photo has a million of them
 MARGIN = 0.02  # of the side of a tile: how near a box comes to an edge that cuts it
 
 
@@ -52,7 +53,7 @@ def cut(size: Sequence[int], side: int, overlap: float) -> np.ndarray:
     Args:
         size: Of the image, height and width in pixels.
         side: Of a tile, in pixels.
-        overlap: Of neighbours, as a share of `side`, over 0 and below 1.
+        overlap: Of neighbours, as a share of `side`, over 0. The rest of the side has `STEP` pixels at least.
 
     Returns:
         [tiles, 4] int64: left, upper, right and lower edge.
@@ -60,8 +61,11 @@ def cut(size: Sequence[int], side: int, overlap: float) -> np.ndarray:
     Raises:
         ValueError: An argument is out of range.
     """
-    if side < 1 or not 0 < overlap < 1:
-        raise OptionError(f"tiles: got {side} and overlap {overlap}, expected pixels and a share over 0 and below 1")
+    if not isinstance(side, (int, np.integer)) or not overlap > 0 or not side * (1 - overlap) >= STEP:
+        raise OptionError(
+            f"tiles: got {side!r} and overlap {overlap}, expected a number of pixels and a share over 0, which leave "
+            f"{STEP} pixels from a tile to the next"
+        )
     tops, lefts = (_starts(length, side, overlap) for length in size)
     height, width = size
     return np.array([(x, y, min(x + side, width), min(y + side, height)) for y in tops for x in lefts], np.int64)
@@ -144,7 +148,7 @@ class _Comparison:
         self.boxes, self.rle, self.size = found.boxes, found.rle, size
         self.tile_of, self.tiles = tile_of, tiles[tile_of]  # [N, 4]
         height, width = size
-        margin = MARGIN * (tiles[:, 2:] - tiles[:, :2]).max(initial=1)
+        margin = MARGIN * (tiles[:, 2:] - tiles[:, :2]).max(initial=0)
         inside = self.tiles != (0, 0, width, height)  # edges of tiles that are not of the image
         self.whole = ~(inside & (abs(self.tiles - found.boxes) <= margin)).any(1)
 
