@@ -14,7 +14,7 @@ default_hooks = dict(
     # Here and not in custom_hooks, so that a config that sets custom_hooks keeps them.
     reproducible=dict(type="vitdense.ReproducibleHook"),
     exact_load=dict(type="vitdense.ExactLoadHook"),
-    places=dict(type="vitdense.KeepPlacesHook"),
+    guard=dict(type="vitdense.GuardModelHook"),
     curves=dict(type="vitdense.CurvesHook"),
 )
 env_cfg = dict(

@@ -48,7 +48,8 @@ def ops(function):
     ids=lambda x: f"{list(x.shape)} {x.stride()}",
 )
 def test_any_shape_and_memory(x, bias):
-    for weight in (torch.linspace(-1, 2, 9 * 64).view(9, 64), torch.linspace(-1, 2, 9 * 64).view(64, 9).T):
+    weights = [torch.linspace(-1, 2, 9 * 64).view(9, 64), torch.linspace(-1, 2, 9 * 64).view(64, 9).T]
+    for weight in weights if bias else [*weights, weights[0][0]]:
         of_layer = (weight, torch.linspace(0, 1, 9) if bias else None)
         with OneDnnLinear():
             y = F.linear(x, *of_layer)

@@ -39,10 +39,14 @@ class OneDnnLinear(TorchFunctionMode):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` by oneDNN, where torch would take MKL: ``[..., C]`` to ``[..., C']``."""
+    """`torch.nn.functional.linear` by oneDNN, where torch would take MKL: ``[..., C]`` to ``[..., C']``.
+
+    A weight ``[C]``, to ``[...]``, is torch's.
+    """
     applies = (
         input.device.type == "cpu"
         and input.dtype == weight.dtype == torch.float32
+        and weight.ndim == 2
         and input.numel() * len(weight) >= SMALLEST_PRODUCT
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")

@@ -3,19 +3,14 @@
 import argparse
 import platform
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from mmengine.logging import print_log
-from mmengine.structures import BaseDataElement
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from vitdense.inspect.cpu import OneDnnLinear, has_onednn, keep_memory
 from vitdense.mm.errors import ConfigError
 
 AMP_DTYPES = ("float16", "bfloat16")
-HALF = tuple(getattr(torch, name) for name in AMP_DTYPES)
 
 
 def add_amp(parser: argparse.ArgumentParser) -> None:
@@ -60,75 +55,6 @@ def computing(device: str, dtype: str | None = None, onednn: bool = True) -> Abs
     if dtype in AMP_DTYPES:
         return torch.autocast(kind, getattr(torch, dtype))
     return OneDnnLinear() if kind == "cpu" and onednn and has_onednn() else nullcontext()
-
-
-def keep_places(model: nn.Module) -> None:
-    """Let a model of mm, which may be wrapped, compute places in float32 under autocast: anchors, points, proposals,
-    RoIs, reference points and boxes.
-
-    Half types have fewer places than images pixels: of bfloat16 every 4th from 512 on. mmdet makes or casts places in
-    the data type of what lies next to them, so hooks of its modules widen that:
-
-    - outputs of dense heads and box heads: anchors and points get their type, and boxes are decoded in it;
-    - maps that RoIs are cast to, and values that the sampling locations of deformable attention are cast to;
-    - maps that give learned proposals the size of the image;
-    - outputs of layers that predict a point or a box, 2 or 4 numbers: heads of queries add references to them in place.
-
-    Layers compute in half precision as before. Results are in float32 as well: metrics, tiles and pictures go on with
-    NumPy, which has no bfloat16.
-
-    `build_model` and our `Runner` call this for every model; `KeepPlacesHook` where another runner runs a recipe. mmdet
-    casts RoIs before it calls an op and leaves no seam in ``init_detector``: who runs that model under an autocast of
-    his own, or a config without the hook in mmdet's tools, calls this.
-    """
-    while isinstance(inner := getattr(model, "module", None), nn.Module):
-        model = inner
-    if _results_as_float32 in model._forward_hooks.values():
-        return
-    model.register_forward_hook(_results_as_float32)
-    for part in model.modules():
-        children = dict(part.named_children())
-        if hasattr(part, "prior_generator") or hasattr(part, "bbox_coder"):
-            part.register_forward_hook(_widen_outputs)
-        if hasattr(part, "roi_layers"):
-            part.register_forward_pre_hook(_widen_inputs_under_autocast)
-        if hasattr(part, "im2col_step") and "value_proj" in children:  # mmcv's multi-scale deformable attention
-            part.value_proj.register_forward_hook(_widen_under_autocast)
-        if hasattr(children.get("rpn_head"), "init_proposal_bboxes") and "neck" in children:
-            part.neck.register_forward_hook(_widen_under_autocast)
-        if "bbox_head" in children:
-            part.bbox_head.register_forward_hook(_widen_outputs)
-            for name, layer in part.named_modules():
-                size = getattr(layer, "out_features", getattr(layer, "out_channels", None))
-                if isinstance(layer, nn.Linear | nn.Conv2d) and size in (2, 4) and "backbone" not in name.split("."):
-                    layer.register_forward_hook(_widen_under_autocast)
-
-
-def _widen_outputs(head: nn.Module, args: tuple, outputs: Any) -> Any:
-    return tree_map_only(Tensor, lambda x: x.float() if x.dtype in HALF else x, outputs)
-
-
-# Under autocast only: in a model that is in half precision itself, the next layer takes nothing else.
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALF and torch.is_autocast_enabled(x.device.type) else x
-
-
-def _widen_under_autocast(module: nn.Module, args: tuple, outputs: Any) -> Any:
-    return tree_map_only(Tensor, _wide, outputs)
-
-
-def _widen_inputs_under_autocast(module: nn.Module, args: tuple) -> tuple:
-    return tree_map_only(Tensor, _wide, args)
-
-
-def _results_as_float32(module: nn.Module, args: tuple, outputs: Any) -> None:
-    samples = outputs if isinstance(outputs, list) else []  # otherwise losses or maps
-    for part in (part for sample in samples if isinstance(sample, BaseDataElement) for part in sample.values()):
-        for name, value in part.items() if isinstance(part, BaseDataElement) else ():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                setattr(part, name, value.float())
 
 
 def check_device(option: str, device: str) -> None:

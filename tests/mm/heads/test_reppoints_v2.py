@@ -481,10 +481,10 @@ def test_trap_11_best_points_keep_all_their_classes():
     assert found.bboxes.tolist() == [[24.0, 16.0, 40.0, 32.0]] * 2
 
 
-def test_trap_12_boxes_without_an_area_are_kept():
-    outs = outputs_with([1.0, 1.0, -1.0, -1.0], [3.0, -9.0, -9.0])
-    (found,) = make_head().predict_by_feat(*outs, batch_img_metas=[meta()])
-    assert found.bboxes.tolist() == [[40.0, 32.0, 24.0, 16.0]]
+@pytest.mark.parametrize("points", [[1.0, 1.0, -1.0, -1.0], [-1.0, 1.0, 1.0, -1.0], [1.0, 1.0, 1.0, 1.0]])
+def test_trap_12_boxes_without_an_area_are_dropped(points):
+    (found,) = make_head().predict_by_feat(*outputs_with(points, [3.0, -9.0, -9.0]), batch_img_metas=[meta()])
+    assert len(found) == 0
 
 
 def test_trap_13_the_same_six_outputs_in_training_and_evaluation():

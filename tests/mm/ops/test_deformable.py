@@ -94,6 +94,37 @@ def test_modulated_deform_conv2d(settings, with_bias):
         assert gradcheck(lambda *t: mm.modulated_deform_conv2d(*t, None, *settings), tensors, fast_mode=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("modulated", [False, True])
+@pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
+def test_gradient_of_offsets_at_whole_positions(settings, modulated, dtype):
+    """It is the slope to the right and below. Samples at -1 have none: to the compiled op they are outside."""
+    x, offset, mask, weight, _, pair = conv_inputs(*settings)
+    x, mask, weight = x.to(dtype), mask.to(dtype), weight.to(dtype)
+    offset = torch.randint(-3, 4, offset.shape).to(dtype)
+
+    def gradient(offset):
+        offset = offset.clone().requires_grad_()
+        if modulated:
+            out = mm.modulated_deform_conv2d(x, offset, mask, weight, None, *settings)
+        else:
+            out = mm.deform_conv2d(x, offset, weight, *settings)
+        return torch.autograd.grad(out.sum(), offset)[0]
+
+    want = gradient(offset + 1e-4).unflatten(1, (-1, 3, 2, 2))  # [B, G, kh, kw, 2, h, w]
+    own, num_outside = offset.unflatten(1, (-1, 3, 2, 2)), 0
+    for u, v, i, j in itertools.product(range(3), range(2), *map(range, offset.shape[2:])):
+        steps = zip(*pair, (i, j), (u, v))
+        places = own[:, :, u, v, :, i, j] + torch.tensor(
+            [n * s - p + tap * d for s, p, d, n, tap in steps]
+        )  # [B, G, 2]
+        outside = (places <= -1).any(-1)
+        want[:, :, u, v, :, i, j][outside] = 0
+        num_outside += (places == -1).any(-1).sum()
+    assert num_outside > 10
+    torch.testing.assert_close(gradient(offset), want.flatten(1, 4), atol=1e-2, rtol=1e-2)
+
+
 def first_values(tensor: torch.Tensor, channels: int, h: int, w: int) -> torch.Tensor:
     """What the compiled op reads: the first values of each image, as if its map were h x w."""
     out = torch.zeros(len(tensor), channels, h, w, dtype=tensor.dtype)

@@ -113,6 +113,25 @@ def test_a_step_that_is_not_finite_is_not_made_and_can_be_repeated(make, capsys)
     assert "the first output that is not finite is that of backbone." in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("name", ["eomt", "rfdetr", "dino_swin", "sparse_rcnn_swin", "mask2former_swin"])
+def test_a_matching_without_finite_costs_is_refused_as_gradients_are(name, repo, tmp_path, monkeypatch):
+    """Weights that an overflow made NaN. SciPy, which matches, would be the first to say so."""
+    monkeypatch.chdir(tmp_path)
+    cfg = load_config(repo / f"configs/demo/{name}_nano_shapes.py", work_dir="work")
+    loader = cfg.train_dataloader
+    loader.update(batch_size=1, num_workers=0, persistent_workers=False)
+    loader.dataset.update(data_root=f"{tmp_path}/shapes/", draw=dict(num_train=4, num_val=1, image_size=(64, 64)))
+    cfg.update(val_cfg=None, val_dataloader=None, val_evaluator=None)
+    cfg.update(test_cfg=None, test_dataloader=None, test_evaluator=None)
+    cfg.train_cfg = dict(type="IterBasedTrainLoop", max_iters=4)
+    cfg.optim_wrapper.optimizer.lr = 1e12
+    with pytest.raises(StepError, match=r"iteration \d: the (costs of matching|gradients).* are not finite") as error:
+        launch.train(cfg)
+    assert "shapes/train/0000" in str(error.value)
+    (file,) = Path("work").glob("refused_iter_*.pth")
+    assert is_finite(str(file))
+
+
 def test_weights_that_are_not_finite_cost_no_checkpoint(make, monkeypatch):
     monkeypatch.setattr(At, "action", poison)
     with pytest.raises(StepError, match=r"not finite: backbone\."):

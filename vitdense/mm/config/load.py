@@ -23,7 +23,7 @@ from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.passes import Asked, Change, completed
 from vitdense.mm.config.walk import as_list, hooks, nodes
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import keep_places
+from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.processes import find_launcher
 
 CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  # the recipes
@@ -149,11 +149,9 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
 
 
 def build_model(cfg: Config) -> nn.Module:
-    """Build the model of a config for one process: weights not initialised, BN for SyncBN; see `keep_places`."""
+    """Build the model of a config for one process: weights not initialised, BN for SyncBN; see `guard_model`."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
-    model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    keep_places(model)
-    return model
+    return guard_model(revert_sync_batchnorm(MODELS.build(cfg.model)))
 
 
 def hook_configs(cfg: Config) -> list[dict]:

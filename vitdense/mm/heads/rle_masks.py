@@ -102,7 +102,8 @@ class RLEMaskFormerFusionHead(MaskFormerFusionHead):
     def _instances(self, classes: Tensor, masks: Tensor, size: Sequence[int]) -> InstanceData:
         """As mmdet's `instance_postprocess`, mask after mask; a query with several classes has one."""
         scores = classes.softmax(-1)[:, :-1].flatten()  # [Q * classes]
-        scores, index = scores.topk(self.test_cfg.get("max_per_image", 100), sorted=False)  # [N]
+        number = min(self.test_cfg.get("max_per_image", 100), len(scores))
+        scores, index = scores.topk(number, sorted=False)  # [N]
         labels = index % self.num_classes
         of_thing = labels < self.num_things_classes
         scores, labels, queries = scores[of_thing], labels[of_thing], (index // self.num_classes)[of_thing]

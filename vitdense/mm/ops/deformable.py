@@ -25,6 +25,23 @@ def _deform_conv(
     return widen(input, weight, offset, mask, bias)
 
 
+def _none_at_the_border(grad: Tensor, offset: Tensor, kernel: Sequence[int], geometry: Sequence) -> Tensor:
+    """The gradient of offsets [B, 2 * G * kh * kw, h, w], 0 for samples in row or column -1, as in the compiled op.
+
+    torchvision's has there the slope on the side of the map. Offsets of 0, with which training starts, put the samples
+    of the padding there.
+    """
+    outside = []
+    for axis, (size, taps) in enumerate(zip(offset.shape[2:], kernel)):
+        stride, padding, dilation = geometry[axis], geometry[2 + axis], geometry[4 + axis]
+        cells = torch.arange(size, device=offset.device) * stride - padding  # [h] or [w]
+        place = cells + torch.arange(taps, device=offset.device)[:, None] * dilation  # [kh, h] or [kw, w]
+        place = place[:, None, :, None] if axis == 0 else place[None, :, None]  # [kh or 1, kw or 1, h or 1, w or 1]
+        own = offset.unflatten(1, (-1, *kernel, 2))[..., axis, :, :]  # [B, G, kh, kw, h, w]
+        outside.append(place + own.to(grad.dtype) == -1)
+    return grad.masked_fill(torch.stack(outside, 4).flatten(1, 4), 0)  # [B, 2 * G * kh * kw, h, w]
+
+
 def deform_conv_forward(
     input: Tensor,
     weight: Tensor,
@@ -74,7 +91,7 @@ def deform_conv_backward_input(
     tensors = _deform_conv(input, weight, offset)
     grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *tensors, *geometry)
     gradInput.add_(grads[0])
-    gradOffset.add_(grads[2])
+    gradOffset.add_(_none_at_the_border(grads[2], offset, weight.shape[2:], geometry))
 
 
 def deform_conv_backward_parameters(
@@ -171,7 +188,7 @@ def modulated_deform_conv_backward(
     grads = torch.ops.torchvision._deform_conv2d_backward(*widen(grad_output), *tensors, *geometry)
     grad_input.add_(grads[0])
     grad_weight.add_(grads[1])
-    _add_to_first_values(grad_offset, grads[2])
+    _add_to_first_values(grad_offset, _none_at_the_border(grads[2], offset, (kernel_h, kernel_w), geometry))
     _add_to_first_values(grad_mask, grads[3])
     if with_bias:
         grad_bias.add_(grads[4])

@@ -25,7 +25,7 @@ from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.config.walk import as_list
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.precision import keep_places
+from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.anneal import MaskAnnealingHook  # noqa: F401  registers it
 from vitdense.mm.train.checkpoints import install_loader
@@ -246,12 +246,11 @@ class OmitFrozenBackboneHook(Hook):
 
 
 @HOOKS.register_module()
-class KeepPlacesHook(Hook):
-    """Keep places in float32 under autocast in the runner of mm's own tools; ours does so without it. See
-    `keep_places`."""
+class GuardModelHook(Hook):
+    """`guard_model` in the runner of mm's own tools; ours calls it without this hook."""
 
     def before_run(self, runner) -> None:
-        keep_places(runner.model)
+        guard_model(runner.model)
 
 
 @HOOKS.register_module()

@@ -30,7 +30,7 @@ from vitdense.mm.config.walk import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.precision import keep_places
+from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.checkpoints import REST, SCRATCH, latest_checkpoint, read_checkpoint
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.processes import StopSignal, handling_stops, mean_of_processes, start_worker
@@ -38,6 +38,8 @@ from vitdense.mm.train.quiet import for_console
 from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard
 
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
+# Of SciPy, to which mmdet and we give the costs of queries and objects.
+COSTS_NOT_FINITE = ("matrix contains invalid numeric entries", "cost matrix is infeasible")
 
 
 class StepError(ConfigError):
@@ -54,8 +56,8 @@ def state_of(hook: Hook) -> dict[str, Any]:
 class Runner(mmengine.runner.Runner):
     """As mmengine's, and:
 
-    - no optimizer step is made from gradients that are not finite, and no checkpoint is saved, or lets an older one go,
-      with weights or a loss that are not: `StepError`;
+    - no optimizer step is made from gradients, or costs of matching, that are not finite, and no checkpoint is saved,
+      or lets an older one go, with weights or a loss that are not: `StepError`;
     - the signals `STOPS` save a checkpoint after the iteration, or within a validation: `StopSignal`;
     - resuming goes on within an epoch, or with the validation that was left out;
     - the state of early stopping, and of every hook with `state_dict` and `load_state_dict`, is saved and resumed;
@@ -82,7 +84,7 @@ class Runner(mmengine.runner.Runner):
 
     def build_model(self, model: nn.Module | dict) -> nn.Module:
         """As in mmengine. Where metrics take them, masks are run-length codes, and those of annotations are not loaded:
-        memory does not grow with their number. See `keep_places`."""
+        memory does not grow with their number. See `guard_model`."""
         if isinstance(model, dict) and find_spec("mmdet") and self.cfg.get("default_scope") != "mmseg":
             from vitdense.mm.heads.rle_masks import takes_rle, use_rle
 
@@ -90,9 +92,7 @@ class Runner(mmengine.runner.Runner):
                 use_rle(model)  # copies of what is in `self.cfg`, which stays as it is
                 for step in filter(loads_labels, nodes([self._val_dataloader, self._test_dataloader])):
                     step["with_mask"] = False  # [N, H, W] of a file's size
-        built = super().build_model(model)
-        keep_places(built)
-        return built
+        return guard_model(super().build_model(model))
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """As in mmengine, also where there is no GPU: without SyncBN, which torch has for GPUs only.
@@ -187,13 +187,13 @@ class Runner(mmengine.runner.Runner):
         """Iterations of a step of the optimizer."""
         return getattr(self.optim_wrapper, "_accumulative_counts", 1)
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, has_losses: bool = True) -> None:
         """Raise after a look at the losses of the iteration once more, and with a file to run it again."""
         path = Path(self.work_dir, f"refused_iter_{self.made}.pth")
         model = self.model.module if is_model_wrapper(self.model) else self.model
         seed_everything(self.seed, get_rank(), self.iter)  # as ReproducibleHook
         with torch.no_grad():
-            losses = model(**model.data_preprocessor(self.batch, True), mode="loss")
+            losses = model(**model.data_preprocessor(self.batch, True), mode="loss") if has_losses else {}
             values = {
                 name: sum(map(torch.mean, value if isinstance(value, (list, tuple)) else [value]))
                 for name, value in losses.items()
@@ -212,11 +212,11 @@ class Runner(mmengine.runner.Runner):
         else:
             again = "The weights were not finite before it. "
         names = [getattr(sample, "img_path", "?") for sample in self.batch.get("data_samples") or ()]
+        listed = ", ".join(f"{name} {float(value):.4g}" for name, value in values.items())
         raise StepError(
-            f"iteration {self.made}: {reason}, so the step is not made; checkpoints are as they were. Losses: "
-            f"{', '.join(f'{name} {float(value):.4g}' for name, value in values.items())}. Images: {join_some(names)}. "
-            f"{again}Most often the learning rate is too high, or gradients are not clipped "
-            f"(optim_wrapper.clip_grad.max_norm)"
+            f"iteration {self.made}: {reason}, so the step is not made; checkpoints are as they were. "
+            f"Losses: {listed or 'none, they need a matching'}. Images: {join_some(names)}. {again}Most often the "
+            f"learning rate is too high, or gradients are not clipped (optim_wrapper.clip_grad.max_norm)"
         )
 
     @property
@@ -343,7 +343,12 @@ class Runner(mmengine.runner.Runner):
     def train(self) -> nn.Module:
         """As in mmengine."""
         with ExitStack() as self.handlers:
-            trained = super().train()
+            try:
+                trained = super().train()
+            except ValueError as error:
+                if not self.in_step or str(error) not in COSTS_NOT_FINITE:
+                    raise
+                self._refuse("the costs of matching predictions and objects are not finite", has_losses=False)
             if self.cfg.get("shard"):
                 self._save_whole()
             return trained

@@ -304,8 +304,9 @@ class RepPointsV2Head(BaseDenseHead):
     ) -> list[InstanceData]:
         """Boxes, scores and labels of every image after NMS.
 
-        As the authors, and unlike mmdet's other heads: the best points of a level keep all their classes, and no box is
-        too small. Except on the finest level, corners move to those that the heatmap of a finer level has found.
+        As the authors, and unlike mmdet's other heads: the best points of a level keep all their classes. Except on the
+        finest level, corners move to those that the heatmap of a finer level has found. Points may come in the wrong
+        order: boxes without width or height are dropped, as in mmdet's other heads.
 
         Args:
             cfg: Replaces `test_cfg`.
@@ -327,6 +328,8 @@ class RepPointsV2Head(BaseDenseHead):
                     boxes = _clamp(boxes, meta["img_shape"])
                 found.append((boxes, scores[i, best]))
             boxes, scores = map(torch.cat, zip(*found))  # [n, 4], [n, num_classes]
+            large = (boxes[:, 2:] - boxes[:, :2] > cfg.get("min_bbox_size", 0)).all(1)  # [n]
+            boxes, scores = boxes[large], scores[large]
             if rescale:
                 boxes = scale_boxes(boxes, [1 / factor for factor in meta["scale_factor"]])
             no_background = F.pad(scores, (0, 1))  # [n, num_classes + 1]

@@ -40,11 +40,11 @@ class RFDETRHead(BaseModule):
         ffn_dims: Hidden channels of the decoder's MLPs.
         with_masks: Whether there is a mask branch.
         train_cfg: mmdet passes it on; not used.
-        test_cfg: ``max_per_img``: pairs of a query and a class that are kept, Q when absent.
+        test_cfg: ``max_per_img``: pairs of a query and a class that are kept, Q when absent, all where fewer.
         init_cfg: Not used: a detector is loaded as a whole.
 
     Raises:
-        ValueError: Heads that do not divide the channels, or more results than pairs.
+        ValueError: Heads that do not divide the channels, or no results.
     """
 
     family = "rfdetr"
@@ -67,11 +67,10 @@ class RFDETRHead(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         self.num_classes, self.num_queries, self.num_groups, self.stride = num_classes, num_queries, num_groups, stride
-        self.max_per_img = (test_cfg or {}).get("max_per_img", num_queries)
-        if not 0 < self.max_per_img <= num_queries * num_classes:
-            raise OptionError(
-                f"max_per_img: got {self.max_per_img}, expected 1 to {num_queries} queries x {num_classes} classes"
-            )
+        number = (test_cfg or {}).get("max_per_img", num_queries)
+        if number < 1:
+            raise OptionError(f"max_per_img: got {number}, expected 1 or more")
+        self.max_per_img = min(number, num_queries * num_classes)
         self.decoder = Decoder(in_channels, num_layers, tuple(num_heads), num_points, ffn_dims)
         self.selections = nn.ModuleList(Selection(in_channels, num_classes) for _ in range(num_groups))
         self.queries = nn.Embedding(num_groups * num_queries, in_channels)
