@@ -1,6 +1,7 @@
 """Evaluate a checkpoint of a detector or a segmentor."""
 
 import json
+import math
 from pathlib import Path
 
 from mmengine.dist import is_main_process
@@ -37,7 +38,8 @@ def main() -> None:
             return
         if args.out:
             with atomic_write(args.out) as scratch:
-                scratch.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+                known = {name: None if math.isnan(x) else x for name, x in metrics.items()}  # JSON has no NaN
+                scratch.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
         for name, value in metrics.items():
             print(f"{name:24} {value:.4f}")
 

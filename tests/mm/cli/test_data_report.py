@@ -9,7 +9,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from vitdense.__main__ import main
-from vitdense.mm.checks import batch_size, build
+from vitdense.mm.checks import batch_size, build, dry_step
 from vitdense.mm.cli.check import report
 from vitdense.mm.config.load import load_config
 
@@ -22,7 +22,8 @@ NAMES = ("red fox", "owl")
 def without_models(monkeypatch, request):
     """These configs have no model that can be built."""
     if "detection" in request.fixturenames or "segmentation" in request.fixturenames:
-        monkeypatch.setattr(build, "find", lambda cfg, splits: ())
+        for module in (build, dry_step):
+            monkeypatch.setattr(module, "find", lambda cfg, splits: ())
 
 
 @pytest.mark.long

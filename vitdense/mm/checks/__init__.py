@@ -1,10 +1,12 @@
 """Checks of a config before the first iteration, for what would fail late, or silently train a wrong model.
 
-Every check is a function `find(cfg, splits)` in a file that says what it checks, and a row of `CHECKS`.
+Every check is a function `find(cfg, splits)` in a file that says what it checks, and an entry of `CHECKS`. The dry step
+follows: in `vitdense check` on a model with random weights, in a training on that of the runner.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 from mmengine.config import Config
 from mmengine.logging import print_log
@@ -12,6 +14,7 @@ from mmengine.logging import print_log
 from vitdense.mm.checks import (
     annotations,
     batch_size,
+    build,
     channels,
     classes,
     evaluators,
@@ -26,12 +29,9 @@ from vitdense.mm.checks import (
 )
 from vitdense.mm.checks.base import Finding
 
-CHECKS: tuple[Callable[[Config, Sequence[str]], Iterator[Finding]], ...] = tuple(
-    module.find
-    for module in (
-        *(loaders, files, classes, annotations, masks, label_maps, evaluators, monitors),
-        *(channels, batch_size, normalisation, padding, schedule),
-    )
+CHECKS: tuple[ModuleType, ...] = (
+    *(loaders, files, classes, annotations, masks, label_maps, evaluators, monitors),
+    *(channels, build, batch_size, normalisation, padding, schedule),
 )
 
 
@@ -42,8 +42,8 @@ def findings(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
         cfg: The config.
         splits: Among ``train``, ``val`` and ``test``.
     """
-    for find in CHECKS:
-        yield from find(cfg, splits)
+    for module in CHECKS:
+        yield from module.find(cfg, splits)
 
 
 def check(cfg: Config, splits: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Build: what a config names exists and takes its options. For `vitdense check` alone: a training builds all of it."""
+"""Build: what a config names exists and takes its options."""
 
 import copy
 import logging

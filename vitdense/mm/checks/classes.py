@@ -86,6 +86,14 @@ def _check_heads(cfg: Config) -> None:
                 f"the data have {len(classes)} classes, but {path}.num_classes is {head['num_classes']}; set it to "
                 f"{len(classes)}, or leave it out of your config: heads follow the data"
             )
+        number = head.get("num_classes") or len(classes)
+        for loss in nodes(head):
+            weights = loss.get("class_weight")
+            if isinstance(weights, (list, tuple)) and len(weights) not in (number, number + 1):
+                raise ConfigError(
+                    f"class_weight of {loss.get('type', 'a loss')} in {path}: got {len(weights)} weights, expected one "
+                    f"for each of {number} classes, and one more for the background of a softmax"
+                )
     expected = {"num_things_classes": len(classes) if things is None else things}
     expected["num_stuff_classes"] = len(classes) - expected["num_things_classes"]
     for head in nodes(cfg.model):  # Mask2Former's

@@ -50,7 +50,10 @@ def check_label_maps(where: str, dataset: dict, kind: type, cfg: Config, number:
     outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # a sigmoid has 0 and 1
     labels = {raw: maps.label(raw) for raw in sorted(maps.pixels)}
     outside = [raw for raw, label in labels.items() if label != ignored and not 0 <= label < outputs]
-    if outside:
+    if set(labels.values()) <= {ignored} and where.startswith(("train", "val")):
+        fault = f"have no pixel of a class: there is nothing to {'learn' if where.startswith('train') else 'evaluate'}"
+        fix = "set ignore_index, label_map or reduce_zero_label, or label the images"
+    elif outside:
         fault = f"hold {', '.join(map(str, outside[:10]))} (first in {maps.first_in[outside[0]]}), which have no class"
         fix = "set num_classes and classes, reduce_zero_label (True: 0 means unlabelled) or ignore_index accordingly"
     elif maps.label_map:

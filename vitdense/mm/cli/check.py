@@ -1,16 +1,17 @@
 """`python -m vitdense check`: what training checks before its start, and a report of the data."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.registry import DATASETS
 
 from vitdense.files import atomic_write
-from vitdense.mm.checks import build, findings
+from vitdense.mm.checks import dry_step, findings
+from vitdense.mm.checks.base import Finding
 from vitdense.mm.checks.label_maps import check_label_maps, check_sizes
 from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic, reads_coco
@@ -78,6 +79,11 @@ class Report:
         except USER_ERRORS as error:
             self.errors.append(str(error))
 
+    def add(self, found: Iterable[Finding]) -> None:
+        """Add errors and warnings."""
+        for one in found:
+            (self.errors if isinstance(one, Exception) else self.warnings).append(str(one))
+
     def finish(self) -> int:
         """Print the faults, each once, also where the test set is the validation set; the exit status."""
         errors, warnings = (
@@ -104,8 +110,7 @@ def report(cfg: Config, all_files: bool = False) -> int:
     given = {split: cfg.get(f"{split}_cfg") is not None for split in ("train", "val", "test")}
     splits = tuple(split for split in given if given[split] and cfg.get(f"{split}_dataloader"))
     with result.collect():
-        for found in chain(findings(cfg, splits), build.find(cfg, splits)):
-            (result.errors if isinstance(found, Exception) else result.warnings).append(str(found))
+        result.add(findings(cfg, splits))
     for split in splits:
         for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
             files = str([dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")])
@@ -116,6 +121,9 @@ def report(cfg: Config, all_files: bool = False) -> int:
             with result.collect():
                 _describe(result, split, dataset, cfg, number)
     result.warnings += warm_up_warnings(cfg, result.num_train)
+    if not result.errors and "train" in splits:
+        result.row("dry step", f"losses and gradients of a small batch, and its validation, on {get_device()} ...")
+        result.add(dry_step.find(cfg, splits))
     return result.finish()
 
 

@@ -16,7 +16,7 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 
 from vitdense.mm.config import settings
-from vitdense.mm.config.classes import follow_classes
+from vitdense.mm.config.classes import BY_NAME, follow_classes
 from vitdense.mm.config.options import is_setting, merge_options, resolve_options
 from vitdense.mm.config.walk import flat, hooks
 from vitdense.mm.errors import ConfigError
@@ -98,7 +98,8 @@ def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[
             pairs = ((key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in {**before, **after})
             changes += [Change(step.name, *pair) for pair in pairs if repr(pair[1]) != repr(pair[2])]
         for key, value in getattr(cfg, "given", {}).items():
-            if (now := _find(cfg, key)) not in (value, ABSENT if value is None else value):
+            now = _find(cfg, key)
+            if now not in (value, ABSENT if value is None else value, *BY_NAME.values()):  # the same, read by name
                 raise ConfigError(
                     f"--cfg-options {key}: got {value!r}, but {step.name} sets it to {now!r}; give one of the two"
                 )
@@ -292,7 +293,8 @@ LOADING = (
     Pass(
         "the classes of the training data",
         (
-            *("*_dataloader.*.metainfo*", "*_dataloader.*.type", "*_evaluator.ann_file", "*_evaluator.*.ann_file"),
+            *("*_dataloader.*.metainfo*", "*_dataloader.*.type", "*_dataloader.*.values*"),
+            *(f"*_evaluator{of}.{key}" for of in ("", ".*") for key in ("ann_file", "type")),
             *("model.*num_classes", "model.*num_things_classes", "model.*num_stuff_classes", "model.*class_weight*"),
         ),
         lambda cfg, asked: follow_classes(cfg),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import cv2
 import mmcv
 import numpy as np
 
@@ -123,7 +124,11 @@ def examine_panoptic(content: Mapping[str, list[dict]], folder: Path, number: in
         if not png.is_file():
             add("PNGs do not exist:", png)
             continue
-        ids = ids_of_colours(mmcv.imread(str(png), channel_order="rgb"))
+        try:
+            ids = ids_of_colours(mmcv.imread(str(png), channel_order="rgb"))
+        except (OSError, cv2.error) as error:
+            add(f"PNGs cannot be read ({type(error).__name__}):", png)
+            continue
         if ids.shape != (image["height"], image["width"]):
             add("PNGs have another size than their image in the file:", png.name)
         values, counts = np.unique(ids, return_counts=True)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -61,6 +62,7 @@ USER_ERRORS = (
     CheckpointNotFoundError,
     OSError,  # of a path or a disk
 )
+NOTHING = -1  # COCO's AP of what the truth does not have
 TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone, or copies in an installed package
 
 
@@ -270,6 +272,9 @@ def test(  # no test of pytest
         amp: See `prepare_training`.
         onednn: See `computing`; also, keep memory between layers.
 
+    Returns:
+        The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
+
     Raises:
         ConfigError: See `check` and `check_precision`; or the config has no ``tta_pipeline`` or no ``tta_model`` for
             `tta`, or no metric for `report`, or is not one of a detector for `tiles`; or an exported file is to be
@@ -302,7 +307,12 @@ def test(  # no test of pytest
         tune_cpu(get_device(), amp)
     with computing(get_device(), amp, onednn):
         metrics = runner.test() if report is None else report_test(runner, report)
-    return {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
+    metrics = {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
+    if nothing := [name for name, value in metrics.items() if value == NOTHING or math.isnan(value)]:
+        print_log(
+            f"no value, for the test data have nothing of it to find: {', '.join(nothing)}", "current", logging.WARNING
+        )
+    return {name: math.nan if name in nothing else value for name, value in metrics.items()}
 
 
 def _follow_outputs(cfg: Config, exported: str | None = None) -> None:

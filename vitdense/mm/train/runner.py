@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vitdense.files import atomic_write, remove
+from vitdense.mm.checks import dry_step
 from vitdense.mm.config.walk import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
@@ -61,6 +62,7 @@ class Runner(mmengine.runner.Runner):
     - the signals `STOPS` save a checkpoint after the iteration, or within a validation: `StopSignal`;
     - resuming goes on within an epoch, or with the validation that was left out;
     - the state of early stopping, and of every hook with `state_dict` and `load_state_dict`, is saved and resumed;
+    - a dry step precedes the first iteration;
     - several processes need no GPU;
     - masks of an evaluation are run-length codes;
     - records that users cannot act on go to the log file, and not to the console.
@@ -226,7 +228,9 @@ class Runner(mmengine.runner.Runner):
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """As in mmengine, with the guards around an iteration and a validation."""
-        if fn_name == "before_train_iter":
+        if fn_name == "before_train":
+            self._dry_step()
+        elif fn_name == "before_train_iter":
             self.batch, self.in_step = kwargs.get("data_batch"), True
         elif fn_name == "after_train_iter" and is_distributed():
             kwargs["outputs"] = mean_of_processes(kwargs["outputs"])
@@ -295,6 +299,16 @@ class Runner(mmengine.runner.Runner):
         loop._decide_current_val_interval()
         now, end = (loop.epoch, loop.max_epochs) if by_epoch else (loop.iter, loop.max_iters)
         return now >= loop.val_begin and (now % loop.val_interval == 0 or now == end)
+
+    def _dry_step(self) -> None:
+        """See `vitdense.mm.checks.dry_step`."""
+        try:
+            dry_step.train(self.model, self.train_dataloader, self.optim_wrapper)
+            if self.val_loop is not None:
+                dry_step.validate(self.model, self.val_dataloader, self.val_evaluator, self.val_loop.fp16)
+        except ConfigError as error:
+            self.logger.debug("the dry step failed", exc_info=error.__cause__)
+            raise
 
     def _saves(self, fn_name: str) -> bool:
         """Whether a CheckpointHook saves in this call, or may."""

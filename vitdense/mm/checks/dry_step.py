@@ -1,0 +1,256 @@
+"""Dry step: losses with their gradients, and a validation, of one or two images before the first iteration.
+
+It finds what parts of a config make of each other: a loss with weights of another number of classes, a step of a
+pipeline that takes no masks, a metric without what it reads. Before a training it runs on the model of the training, on
+its device: a second one may find no room. It leaves nothing behind: see `_kept`. `vitdense check` builds a model with
+random weights.
+"""
+
+import copy
+import logging
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.evaluator import Evaluator
+from mmengine.model import is_model_wrapper
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DATASETS, init_default_scope
+from mmengine.runner import autocast
+from torch import nn
+from torch.utils.data import DataLoader
+
+from vitdense.errors import OptionError
+from vitdense.mm.checks.base import Finding
+from vitdense.mm.config.classes import annotation_file
+from vitdense.mm.config.load import build_model
+from vitdense.mm.config.passes import in_process
+from vitdense.mm.config.walk import as_list, drop_weights, find_class, leaf_datasets
+from vitdense.mm.errors import ConfigError
+
+IMAGES = 2  # of a step, if the batch has as many: norms may need them
+WRITES = ("format_only", "outfile_prefix", "out_file_path", "output_dir")  # options of metrics that write files
+BYTES = 12  # of a parameter: its value and gradient, and about as much for what the layers keep
+
+
+def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
+    """See the module; for `vitdense check`. Too large a model for the memory is a warning."""
+    if "train" not in splits:
+        return
+    with TemporaryDirectory() as folder, _quiet():
+        try:
+            cfg = _own_copy(cfg, Path(folder))
+            _check_memory(cfg)
+            with _parts({}, "train_dataloader"):
+                loaders = {split: _loader(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
+            model = build_model(cfg)
+            model.init_weights()
+            model = model.to(get_device()).train()
+            wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+            train(model, loaders["train"], wrapper)
+            if "val" in loaders:
+                evaluator = Evaluator(as_list(cfg.val_evaluator))
+                evaluator.dataset_meta = loaders["val"].dataset.metainfo
+                validate(model, loaders["val"], evaluator, cfg.val_cfg.get("fp16", False))
+        except torch.OutOfMemoryError as error:
+            yield f"dry step: not made, {get_device()} is short of memory ({str(error).splitlines()[0]})"
+        except OptionError as error:
+            yield error
+
+
+def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> None:
+    """The losses and gradients of the first images of a training.
+
+    Args:
+        model: On its device, also wrapped for several processes, which then all call this.
+        loader: Of the training.
+        wrapper: The optimizer's, for its data type. No step is made.
+
+    Raises:
+        ConfigError: Names the part of the config that failed.
+    """
+    model = model.module if is_model_wrapper(model) else model
+    parts = {id(module): f"model.{name}".rstrip(".") for name, module in model.named_modules()}
+    with _kept(model):
+        batch = _batch(loader, "train_dataloader")
+        with _parts(parts, "the losses"):
+            with getattr(wrapper, "optim_context", nullcontext)(model):
+                data = model.data_preprocessor(batch, True)
+                losses, _ = model.parse_losses(model(**data, mode="loss"))
+            losses.backward()
+
+
+def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: bool) -> None:
+    """The prediction of an image of the validation, and its metrics.
+
+    Args:
+        model: See `train`.
+        loader: Of the validation.
+        evaluator: Of the validation.
+        half: Under mmengine's autocast.
+
+    Raises:
+        ConfigError: Names the part of the config that failed.
+    """
+    model = model.module if is_model_wrapper(model) else model
+    parts = {id(module): f"model.{name}".rstrip(".") for name, module in model.named_modules()}
+    parts |= {id(metric): f"val_evaluator ({type(metric).__name__})" for metric in evaluator.metrics}
+    with _kept(model), torch.no_grad():
+        batch = _batch(loader, "val_dataloader", images=1)
+        model.eval()
+        with _parts(parts, "the validation"):
+            with autocast(enabled=half):
+                found = model.val_step(batch)
+            for metric in evaluator.metrics:
+                if not any(getattr(metric, name, None) for name in WRITES):
+                    _evaluate(metric, batch, [sample.to_dict() for sample in found])
+
+
+def _evaluate(metric: Any, batch: Mapping, samples: Sequence[dict]) -> None:
+    """Process and compute a metric, which then is as it was."""
+    before = dict(vars(metric))
+    with _quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # means of nothing
+        metric.process(batch, samples)
+        metric.evaluate(len(samples))
+    vars(metric).clear()
+    vars(metric).update(before)
+
+
+def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
+    """The first images of a loader, through a copy of its pipeline: steps such as `CachedMosaic` keep images."""
+    arrays = [x for part in _leaves(loader.dataset) for x in (part.data_bytes, part.data_address) if x is not None]
+    dataset = copy.deepcopy(loader.dataset, {id(x): x for x in arrays})
+    size = getattr(loader.batch_sampler, "batch_size", None) or 1
+    with _parts(_steps(dataset, f"{where}.dataset"), where):
+        return loader.collate_fn([dataset[i] for i in range(min(images, size, len(dataset)))])
+
+
+def _leaves(dataset: Any) -> Iterator[Any]:
+    inside = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    if inside == [None]:
+        yield dataset
+    for part in inside:
+        if part is not None:
+            yield from _leaves(part)
+
+
+def _steps(dataset: Any, path: str) -> dict[int, str]:
+    """The places of the steps of a built data set's pipelines in the config."""
+    steps = getattr(dataset, "pipeline", None)
+    steps = getattr(steps, "transforms", steps) or []
+    of_step = [step.args[0] if isinstance(step, partial) else step for step in steps]
+    found = {id(step): f"{path}.pipeline.{i} ({type(step).__name__})" for i, step in enumerate(of_step)}
+    for i, part in enumerate(getattr(dataset, "datasets", ())):
+        found |= _steps(part, f"{path}.datasets.{i}")
+    return found | (_steps(dataset.dataset, f"{path}.dataset") if hasattr(dataset, "dataset") else {})
+
+
+@contextmanager
+def _parts(parts: Mapping[int, str], where: str) -> Iterator[None]:
+    """An error inside names the innermost of `parts` that it went through; `where`, if it is none."""
+    try:
+        yield
+    except (OptionError, torch.OutOfMemoryError):  # they say themselves what it is about
+        raise
+    except Exception as error:  # of any part, of any package
+        trace = error.__traceback__
+        while trace is not None:
+            where = parts.get(id(trace.tb_frame.f_locals.get("self")), where)
+            trace = trace.tb_next
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"dry step: {where}: {type(error).__name__}: {reason}") from error
+
+
+@contextmanager
+def _kept(model: nn.Module) -> Iterator[None]:
+    """A model, and the generators of random numbers, are afterwards as before: buffers such as the statistics of norms,
+    numbers and lists of modules, modes and gradients."""
+    numbers, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 -- mm's transforms draw from it
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    kept = [(module, module.training, dict(module._buffers), _plain(module)) for module in model.modules()]
+    values = [(x, x.detach().clone()) for _, _, buffers, _ in kept for x in buffers.values() if x is not None]
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(numbers)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            with torch.no_grad():
+                for x, value in values:
+                    x.copy_(value)
+            for module, training, buffers, plain in kept:
+                module.training = training
+                module._buffers.update(buffers)
+                for name, (value, content) in plain.items():
+                    if isinstance(value, list):
+                        value[:] = content
+                    vars(module)[name] = value
+            for parameter in model.parameters():
+                parameter.grad = None
+
+
+def _plain(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Numbers and lists of a module, as the history of a dynamic threshold, and the content of the lists."""
+    return {name: (x, list(x) if type(x) is list else x) for name, x in vars(module).items() if _is_plain(name, x)}
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    return type(value) in (bool, int, float, list) and not name.startswith("_") and name != "training"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _own_copy(cfg: Config, folder: Path) -> Config:
+    """A config whose data sets that are drawn on demand are small ones in `folder`, if they are not drawn yet."""
+    init_default_scope(cfg.get("default_scope", "mmdet"))
+    cfg = copy.deepcopy(cfg)
+    drop_weights(cfg.model)
+    for split in ("train", "val"):
+        for dataset in leaf_datasets((cfg.get(f"{split}_dataloader") or {}).get("dataset", {"type": None})):
+            kind = find_class(DATASETS, dataset["type"], cfg)
+            if getattr(kind, "drawn_on_demand", False) and not Path(dataset["data_root"]).exists():
+                file = annotation_file(dataset)
+                dataset.data_root = str(folder / "drawn")
+                dataset.draw = {**dataset.get("draw", {}), "num_train": IMAGES, "num_val": 1}
+                for metric in as_list(cfg.get("val_evaluator")) if split == "val" else ():
+                    if metric.get("ann_file") == file:
+                        metric.ann_file = annotation_file(dataset)
+    return cfg
+
+
+def _check_memory(cfg: Config) -> None:
+    """Raise if the memory of a CPU is certainly too small for the model."""
+    from vitdense.mm.train.batch_size import available_memory
+
+    if get_device() != "cpu" or not Path("/proc/meminfo").exists():
+        return
+    with torch.device("meta"):
+        need = BYTES * sum(x.numel() for x in build_model(copy.deepcopy(cfg)).parameters())
+    if need > (room := available_memory()):
+        raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {room / 2**30:.1f} GiB are free")
+
+
+def _loader(cfg: Mapping) -> DataLoader:
+    """A loader in this process."""
+    from vitdense.mm.train.runner import Runner
+
+    return Runner.build_dataloader(in_process(cfg), seed=0)
