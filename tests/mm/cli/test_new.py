@@ -24,6 +24,7 @@ from vitdense.mm.cli import new
 from vitdense.mm.cli.estimate import Estimate, estimate
 from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.published import fetched
 from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")
@@ -567,3 +568,25 @@ def test_a_dense_image_raises_the_limits(boxes, capsys):
     assert cfg.test_evaluator.type == "vitdense.FasterCocoMetric"
     assert run("check", "mine.py", "--cfg-options", "model.test_cfg.rcnn.max_per_img=100") == 0
     assert "--cfg-options model.test_cfg.rcnn.max_per_img=2200\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "weights"),
+    [
+        ("cascade", "model.backbone.init_cfg.checkpoint", "swin_tiny"),
+        ("rfdetr", "load_from", "https://storage.googleapis.com"),
+    ],
+)
+def test_downloads_of_the_training_are_named_with_their_option(boxes, capsys, method, option, weights):
+    boxes()
+    options = [*DETECTION, "a.py", "--method", method, "--no-estimate"]
+    main(options)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "downloads" in line]
+    assert len(lines) == 1
+    assert f"{option}=FILE" in lines[0]
+    assert weights in lines[0]
+    Path("w.pth").touch()
+    cfg = load_config("a.py")
+    assert [*fetched(cfg)] == [option]
+    cfg.merge_from_dict({option: "w.pth"})
+    assert not fetched(cfg)

@@ -26,7 +26,7 @@ from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.code import Name, check_new_file, code, docstring
 from vitdense.mm.config.dense import as_options, raised_limits
 from vitdense.mm.config.load import CONFIGS, find_config, load_config
-from vitdense.mm.config.published import find_published
+from vitdense.mm.config.published import fetched, find_published
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.annotations import examine, read_annotations
 from vitdense.mm.data.coco import overview
@@ -103,7 +103,10 @@ def main(argv: Sequence[str]) -> int:
         with atomic_write(args.out) as scratch:
             scratch.write_text(text, encoding="utf-8")  # as mmengine reads it
         print(f"wrote {args.out}\n\n{text}", flush=True)
-        status = report(load_config(args.out))
+        cfg = load_config(args.out)
+        for option, weights in fetched(cfg).items():
+            print(f"the training downloads {weights} once; without a network, give its file: {option}=FILE")
+        status = report(cfg)
         if status:
             print(f"\nThe errors stop a training. After mending: python -m vitdense check {args.out}")
             return status

@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from vitdense.mm.config.load import CONFIGS, config_of
-from vitdense.mm.config.walk import as_list
+from vitdense.mm.config.walk import as_list, flat
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.checkpoints import find_checkpoint
 
@@ -97,6 +97,15 @@ def trained_of(args: argparse.Namespace) -> tuple[Config, str]:
     """The config and the checkpoint of the parsed arguments of a tool; see `find_trained`."""
     config, checkpoint = find_trained(args.config, args.checkpoint)
     return config_of(argparse.Namespace(**{**vars(args), "config": config})), find_checkpoint(checkpoint)
+
+
+def fetched(cfg: Config) -> dict[str, str]:
+    """Weights that a training downloads, if they are not in a cache yet: names or addresses, by their options."""
+    values = {"load_from": cfg.get("load_from"), **flat(cfg.get("default_hooks"), "default_hooks")}
+    values |= {} if values["load_from"] else flat(cfg.model, "model")  # which replaces those of parts
+    ends = ("load_from", "exact_load.base", "init_cfg", "init_cfg.checkpoint")
+    found = {key: value for key, value in values.items() if key.endswith(ends) and value and isinstance(value, str)}
+    return {key: value for key, value in found.items() if not Path(value).expanduser().exists()}
 
 
 def list_published() -> list[str]:
