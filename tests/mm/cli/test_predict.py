@@ -1,11 +1,12 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.structures import PixelData
 from mmseg.datasets import ADE20KDataset, BaseSegDataset
 from mmseg.structures import SegDataSample
@@ -13,7 +14,8 @@ from PIL import Image
 
 from vitdense.__main__ import main
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.mm.cli.predict import Detection, Segmentation, list_images, predict, raw_values
+from vitdense.inspect.result import Result
+from vitdense.mm.cli.predict import Detection, Panoptic, Segmentation, list_images, predict, raw_values
 from vitdense.mm.config.load import ConfigError, build_model
 from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
 from vitdense.mm.predictor import Predictor, load_model, read_pixels
@@ -137,11 +139,49 @@ def test_label_maps_have_the_values_of_the_data_set():
     assert list(raw_values(("a", "b"), BaseSegDataset, {"reduce_zero_label": True})) == [1, 2]
 
 
-def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_path):
+def test_images_of_one_stem(cfg, checkpoint, images, tmp_path):
+    """Both label maps are written; not as a training set, whose labels are found by the stem."""
     images.append(images[0].with_suffix(".bmp"))
     Image.open(images[0]).save(images[2])
+    path, out = checkpoint(dataset_meta=dict(classes=NAMES)), tmp_path / "out"
+    predict(cfg, path, images, out)
+    maps = {path.name: np.array(Image.open(path)) for path in (out / "labels").iterdir()}
+    assert maps.keys() == {"wide.png.png", "wide.bmp.png", "tall.png"}
+    np.testing.assert_array_equal(maps["wide.png.png"], maps["wide.bmp.png"])
+    with pytest.raises(ConfigError, match=r"several images.*wide"):
+        predict(cfg, path, images, tmp_path.parent / "set", as_training=True)
+
+
+@pytest.mark.parametrize(("options", "values"), [({}, [0, 1]), ({"reduce_zero_label": True}, [1, 2])])
+@pytest.mark.parametrize("raw", [(), ("sky", "wall", "cat", "dog")])
+def test_label_maps_of_a_training_set_have_the_values_of_the_data(
+    options, values, raw, cfg, checkpoint, tmp_path, capsys
+):
+    model = Predictor(cfg, checkpoint(dataset_meta=dict(classes=NAMES)))
+    model.names, model.palette = ["cat", "dog"], np.zeros((2, 3), np.uint8)
+    model.dataset = ConfigDict(type=BaseSegDataset, values=raw, **options)
+    photo = tmp_path / "my photos/a.png"
+    photo.parent.mkdir()
+    Image.new("RGB", (2, 1)).save(photo)
+    task = Segmentation(model, tmp_path / "set", as_indices=False, root=photo.parent)
+    model.samples = lambda *_: [SegDataSample(pred_sem_seg=PixelData(data=torch.tensor([[[0, 1]]])))]
+    task.add(photo)
+    task.finish()
+    written = np.array(Image.open(tmp_path / "set/labels/a.png"))[0].tolist()
+    names = (tmp_path / "set/classes.txt").read_text().split()
+    assert [names[value - values[0]] for value in written] == model.names
+    assert written == [value + raw.index("cat") if raw else value for value in values]
+    said = capsys.readouterr().out
+    assert ("--reduce-zero-label" in said) == bool(options)
+    assert f"--images '{photo.parent}'" in said
+
+
+def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_path):
+    other = tmp_path / "other/wide.png"
+    other.parent.mkdir()
+    Image.open(images[0]).save(other)
     for wrong, out, named in (
-        (images, "out", "several images.*wide"),
+        ([*images, other], "out", "several images.*wide"),
         (images[:2], ".", "--out-dir.*overwrite the images"),
         (images[:2], "../" + tmp_path.name, "--out-dir.*overwrite the images"),
         ([tmp_path / "none.jpg"], "out", r"none\.jpg"),
@@ -218,6 +258,20 @@ def test_list_images_of_folders(images, tmp_path):
         list_images([tmp_path / "gone"])
 
 
+def test_folders_in_folders_are_said_and_videos_are_refused(images, tmp_path, capsys):
+    list_images([tmp_path])
+    assert "not searched" not in capsys.readouterr().out
+    (tmp_path / "deep/er").mkdir(parents=True)
+    assert list_images([tmp_path]) == sorted(images)
+    said = capsys.readouterr().out
+    assert "1 folders" in said
+    assert "deep" in said
+    for name in ("v.mp4", "v.MOV", "v.avi"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(ConfigError, match=r"is a video.*results\.md"):
+            list_images([tmp_path / name])
+
+
 def test_list_images_of_patterns(images, tmp_path):
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "sub").mkdir()
@@ -269,6 +323,34 @@ def test_label_maps_as_a_training_set(cfg, checkpoint, images, tmp_path, monkeyp
     assert main([*line.split(), "--val-labels", "set/labels/val", "--classes", "set/classes.txt", "mine.py"]) == 0
 
 
+class OneResult(Predictor):
+    def __call__(self, *_):
+        return self.result
+
+
+def test_segments_have_the_ids_of_the_data(images, tmp_path):
+    (tmp_path / "truth.json").write_text(
+        json.dumps({"categories": [{"id": i, "name": n} for i, n in ((40, "b"), (10, "a"))]})
+    )
+    model = object.__new__(OneResult)
+    model.names, model.dataset = ["a", "b"], {"ann_file": str(tmp_path / "truth.json")}
+    model.model = SimpleNamespace(panoptic_fusion_head=SimpleNamespace(num_things_classes=1))
+    segments = [{"id": 1, "label": 1, "score": None, "is_thing": False}]
+    result = Result(
+        np.zeros((2, 3, 3), np.uint8),
+        ["a", "b"],
+        np.zeros((2, 3), np.uint8),
+        panoptic=np.ones((2, 3), int),
+        segments=segments,
+    )
+    model.result = result
+    task = Panoptic(model, tmp_path / "out")
+    task.add(images[0])
+    written = json.loads(task.finish().read_text())
+    assert [one["category_id"] for one in written["annotations"][0]["segments_info"]] == [40]
+    assert written["categories"] == [{"id": 10, "name": "a", "isthing": 1}, {"id": 40, "name": "b", "isthing": 0}]
+
+
 @pytest.mark.parametrize("with_masks", [True, False])
 def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch):
     pytest.importorskip("mmdet")
@@ -281,6 +363,10 @@ def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch)
         Image.open(images[0]).save(photo)
     model = object.__new__(Predictor)
     model.names, model.palette, model.score_thr = ["a", "b"], np.zeros((2, 3), np.uint8), 0.5
+    categories = [{"id": 20, "name": "b"}, {"id": 10, "name": "a"}]
+    truth = {"images": [{"id": 7, "file_name": "wide.png"}], "annotations": [], "categories": categories}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    model.dataset = {"ann_file": str(tmp_path / "truth.json"), "data_prefix": {"img": str(tmp_path / "photos")}}
     found = InstanceData(
         bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
         scores=torch.tensor([0.9, 0.5, 0.4]),
@@ -295,7 +381,9 @@ def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch)
         task.add(photo)
     content = json.loads(task.finish().read_text())
     assert [image["file_name"] for image in content["images"]] == ["wide.png", "sub/wide.png"]
-    assert [(one["image_id"], one["category_id"]) for one in content["annotations"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [(one["image_id"], one["category_id"]) for one in content["annotations"]] == [
+        (image, category) for image in (1, 2) for category in (10, 20)
+    ]
     assert [path.name for path in (tmp_path / "set").iterdir()] == ["annotations.json"]
     monkeypatch.chdir(tmp_path)
     line = "new detection --no-estimate --train set/annotations.json --val set/annotations.json --images photos mine.py"

@@ -3,12 +3,14 @@
 import glob
 import inspect
 import json
+import mimetypes
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
@@ -44,10 +46,22 @@ class Task:
         model: The model.
         out_dir: Output folder.
         root: Folder of the images, whose predictions become a training set without pictures; None: no such set.
+        label_maps: Names of files of label maps, by image; by default those of `label_map_names`.
     """
 
-    def __init__(self, model: Predictor, out_dir: Path, root: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Predictor,
+        out_dir: Path,
+        root: Path | None = None,
+        label_maps: Mapping[Path, str] | None = None,
+    ) -> None:
         self.model, self.out_dir, self.root = model, out_dir, root
+        self.label_maps = label_maps or {}
+
+    def label_map(self, image: Path) -> str:
+        """The name of the label map of an image."""
+        return self.label_maps.get(image) or label_map_names([image], self.root)[image]
 
     def draw(self, image: Path, result: Result) -> None:
         """Write the picture of an image."""
@@ -67,7 +81,7 @@ class Detection(Task):
         self.out_file = out_dir / (RESULTS if root is None else TRAINING)
         # Processes that share the images have files of their own until the end.
         self.part = out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
-        self.predictions = CocoPredictions(model.names, model.dataset if root is None else {}, root)
+        self.predictions = CocoPredictions(model.names, model.dataset, root)
         self.num_found, self.highest = 0, 0.0
 
     def add(self, image: Path) -> None:
@@ -105,7 +119,8 @@ class Detection(Task):
         )
         if self.root is not None:
             boxes = "" if all("segmentation" in one for one in kept) else "--boxes "
-            print_log(f"as training data: vitdense new detection {boxes}--train {self.out_file} --images {self.root}")
+            options = f"{boxes}--train {quote(str(self.out_file))} --images {quote(str(self.root))}"
+            print_log(f"as training data: vitdense new detection {options}")
         return self.out_file
 
 
@@ -113,8 +128,9 @@ class Panoptic(Task):
     """Per image, a picture with its segments and a legend, and COCO's PNG of their ids under ``labels/``; one JSON file
     in COCO's panoptic format."""
 
-    def __init__(self, model: Predictor, out_dir: Path) -> None:
-        super().__init__(model, out_dir)
+    def __init__(self, model: Predictor, out_dir: Path, label_maps: Mapping[Path, str] | None = None) -> None:
+        super().__init__(model, out_dir, label_maps=label_maps)
+        self.ids = CocoPredictions(model.names, model.dataset).category_ids
         # Processes that share the images have files of their own until the end.
         self.part = out_dir / (f".predictions.{get_rank()}.json" if is_distributed() else RESULTS)
         self.annotations: list[dict] = []
@@ -123,10 +139,10 @@ class Panoptic(Task):
         """Predict on an image file, and write its picture and ids."""
         result = self.model(image)
         result.save(self.out_dir / image.name)
-        name = f"{image.stem}.png"
+        name = self.label_map(image)
         write_picture(self.out_dir / "labels" / name, Image.fromarray(colours_of_ids(result.panoptic)))
         segments = [
-            {"id": one["id"], "category_id": one["label"], "area": int((result.panoptic == one["id"]).sum())}
+            {"id": one["id"], "category_id": self.ids[one["label"]], "area": int((result.panoptic == one["id"]).sum())}
             for one in result.segments
         ]
         self.annotations.append({"image": image.name, "file_name": name, "segments_info": segments})
@@ -134,7 +150,8 @@ class Panoptic(Task):
     def save(self) -> None:
         """Write the segments so far."""
         things = self.model.model.panoptic_fusion_head.num_things_classes
-        categories = [{"id": i, "name": name, "isthing": int(i < things)} for i, name in enumerate(self.model.names)]
+        named = enumerate(zip(self.ids, self.model.names))
+        categories = [{"id": i, "name": name, "isthing": int(label < things)} for label, (i, name) in named]
         with atomic_write(self.part) as scratch:
             scratch.write_text(json.dumps({"annotations": self.annotations, "categories": categories}))
 
@@ -153,10 +170,18 @@ class Panoptic(Task):
 class Segmentation(Task):
     """Per image, a picture with its classes and a legend, and a label map under ``labels/``."""
 
-    def __init__(self, model: Predictor, out_dir: Path, as_indices: bool, root: Path | None = None) -> None:
-        super().__init__(model, out_dir, root)
-        as_indices |= root is not None
+    def __init__(
+        self,
+        model: Predictor,
+        out_dir: Path,
+        as_indices: bool,
+        root: Path | None = None,
+        label_maps: Mapping[Path, str] | None = None,
+    ) -> None:
+        super().__init__(model, out_dir, root, label_maps)
         kind = find_class(DATASETS, model.dataset.type, model.model.cfg)
+        self.raw_names, self.first = raw_names(model.names, kind, model.dataset)
+        self.as_indices = as_indices
         self.values = np.arange(len(model.names)) if as_indices else raw_values(model.names, kind, model.dataset)
 
     def add(self, image: Path) -> None:
@@ -165,39 +190,43 @@ class Segmentation(Task):
         self.draw(image, result)
         dtype = np.uint8 if self.values.max() < 256 else np.uint16
         labels = Image.fromarray(self.values[result.semantic].astype(dtype))
-        name = image.name if self.root is None else os.path.relpath(image, self.root)
-        write_picture(self.out_dir / "labels" / Path(name).with_suffix(".png"), labels)
+        write_picture(self.out_dir / "labels" / self.label_map(image), labels)
 
     def finish(self) -> Path:
         """The output folder."""
         if self.root is not None:
             classes = self.out_dir / "classes.txt"
             with atomic_write(classes) as scratch:
-                scratch.write_text("".join(f"{name}\n" for name in self.model.names), encoding="utf-8")
-            print_log(
-                f"as training data: vitdense new segmentation --images {self.root} --labels {self.out_dir / 'labels'} "
-                f"--classes {classes}"
-            )
-        first = self.model.names[0]
-        print_log(f"values in label maps: {self.values[0]} for {first!r}, as in the data set's own (--indices)")
+                scratch.write_text("".join(f"{name}\n" for name in self.raw_names), encoding="utf-8")
+            options = f"--images {quote(str(self.root))} --labels {quote(str(self.out_dir / 'labels'))}"
+            options += f" --classes {quote(str(classes))}{' --reduce-zero-label' * self.first}"
+            print_log(f"as training data: vitdense new segmentation {options}")
+        whose = "indices of classes" if self.as_indices else "as in the data set's own (--indices)"
+        print_log(f"values in label maps: {self.values[0]} for {self.model.names[0]!r}, {whose}")
         return self.out_dir
 
 
-def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> np.ndarray:
-    """The values that a segmentation data set's own label maps have for the classes of a model, ``[num_classes]``.
+def raw_names(classes: Sequence[str], kind: type, dataset: Mapping) -> tuple[list[str], int]:
+    """The names of all values that a segmentation data set's own label maps have, in order, and the first value.
 
-    With ``reduce_zero_label`` they begin at 1; where its config chooses some of its classes, they are those of all.
+    With ``reduce_zero_label`` they begin at 1.
 
     Args:
         classes: Of the model.
         kind: Class of the data set.
         dataset: Its config.
     """
-    names = list(kind.METAINFO.get("classes", ()))
-    known = names if set(classes) <= set(names) else list(classes)
+    names = list(dataset.get("values") or kind.METAINFO.get("classes", ()))
     default = inspect.signature(kind).parameters.get("reduce_zero_label")
     reduced = dataset.get("reduce_zero_label", default is not None and default.default)
-    return np.array([known.index(name) for name in classes]) + bool(reduced)
+    return names if set(classes) <= set(names) else list(classes), int(bool(reduced))
+
+
+def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> np.ndarray:
+    """The values that a segmentation data set's own label maps have for the classes of a model, ``[num_classes]``; see
+    `raw_names`."""
+    names, first = raw_names(classes, kind, dataset)
+    return np.array([names.index(name) for name in classes]) + first
 
 
 def predict(
@@ -225,8 +254,8 @@ def predict(
             A detector also writes ``predictions.json``: COCO results, ``[{image_id, category_id, bbox, score,
             segmentation}, ...]``, which ``COCO(ann_file).loadRes`` takes; see `CocoPredictions` for the ids.
             A segmentor also writes ``labels/<stem>.png`` per image, with the values of the data set's own label maps,
-            uint8 (uint16 above 255); see `raw_values`. A panoptic model writes ids there, and segments in the JSON
-            file; see `Panoptic`.
+            uint8 (uint16 above 255); see `raw_values` and `label_map_names`. A panoptic model writes ids there, and
+            segments in the JSON file; see `Panoptic`.
         score_thr: Minimum score of detections, 0 to 1, in pictures and in the JSON file. AP needs 0.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
@@ -234,8 +263,9 @@ def predict(
         as_indices: Label maps have the indices of the classes instead, from 0.
         tiles, overlap, dtype, onednn: See `vitdense.load`.
         as_training: Write what `vitdense new` takes, and no pictures. A detector: ``annotations.json``, a COCO data set
-            with ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps of indices in
-            the folders of the images, and ``classes.txt``. Images are named by their place in their common folder.
+            with image ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps in the
+            folders of the images, and ``classes.txt``, the names of their values. Images are named by their place in
+            their common folder.
 
     Returns:
         The JSON file of a detector or panoptic model, the folder of a segmentor.
@@ -252,20 +282,22 @@ def predict(
         raise ConfigError("--as-dataset: got a panoptic model, expected a detector or a segmentor")
     root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
     _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic, root=root)
+    label_maps = label_map_names(images, root)
     images = images[get_rank() :: get_world_size()]
     model = Predictor(cfg, checkpoint, device, dtype, score_thr, tiles, overlap, onednn)
     task: Task
     if is_segmentor:
-        task = Segmentation(model, out_dir, as_indices, root)
+        task = Segmentation(model, out_dir, as_indices, root, label_maps)
     else:
-        task = Panoptic(model, out_dir) if is_panoptic else Detection(model, out_dir, as_dataset, root)
+        task = Panoptic(model, out_dir, label_maps) if is_panoptic else Detection(model, out_dir, as_dataset, root)
     failed, next_save = [], 10
     try:
         for i, image in enumerate(track_iter_progress(images, file=sys.stdout)):
             try:
                 task.add(image)
             except Exception as error:  # one image, or the disk for its picture; models and decoders can raise anything
-                failed.append(f"{image} ({type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')})")
+                reason = next(iter(str(error).strip().splitlines()), "")
+                failed.append(f"{image} ({type(error).__name__}: {reason.removeprefix(f'image {image} ')})")
             if i == next_save:  # the work of writing again stays in proportion
                 task.save()
                 next_save = i * 5 // 4
@@ -281,22 +313,30 @@ def predict(
 
 
 def list_images(paths: Sequence[str | Path]) -> list[Path]:
-    """Image files. Folders are replaced by the image files in them, sorted; sub-folders are not searched. Patterns such
-    as ``photos/**/*.jpg`` are replaced by the image files that match, sorted.
+    """Image files. Folders are replaced by the image files in them, sorted; sub-folders are not searched, which is
+    logged. Patterns such as ``photos/**/*.jpg`` are replaced by the image files that match, sorted.
 
     Raises:
-        ConfigError: A path does not exist, or a folder or pattern has no image.
+        ConfigError: A path does not exist, or is a video, or a folder or pattern has no image.
     """
     images: list[Path] = []
     for path in paths:
         if Path(path).is_dir():
-            images += _image_files(Path(path).iterdir(), f"folder {path}")
+            inside = list(Path(path).iterdir())
+            if folders := sorted(entry.name for entry in inside if entry.is_dir()):
+                print_log(
+                    f"folder {path}: {len(folders)} folders in it are not searched: {join_some(folders)}; name them, "
+                    f"or give a quoted pattern, {str(Path(path, '**/*'))!r}"
+                )
+            images += _image_files(inside, f"folder {path}")
         elif glob.has_magic(str(path)) and not Path(path).exists():
             images += _image_files(map(Path, glob.iglob(str(path), recursive=True)), f"pattern {path}")
-        elif Path(path).is_file():
-            images.append(Path(path))
-        else:
+        elif not Path(path).is_file():
             raise ConfigError(f"image {path} does not exist, or is no file")
+        elif (mimetypes.guess_type(Path(path).name)[0] or "").startswith("video/"):
+            raise ConfigError(f"image {path} is a video; docs/results.md shows how to predict on its frames")
+        else:
+            images.append(Path(path))
     return list(dict.fromkeys(images))
 
 
@@ -307,8 +347,19 @@ def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
     return found
 
 
+def label_map_names(images: Sequence[Path], root: Path | None) -> dict[Path, str]:
+    """Names of the files of label maps: the stem of the image and ``.png``; for images of one stem, their whole names
+    and ``.png``. Of a training set, paths in `root`, the folder of the images."""
+    names = {image: image.name if root is None else os.path.relpath(image, root) for image in images}
+    stems = Counter(str(Path(name).with_suffix("")) for name in names.values())
+    return {
+        image: f"{name}.png" if stems[str(Path(name).with_suffix(""))] > 1 else str(Path(name).with_suffix(".png"))
+        for image, name in names.items()
+    }
+
+
 def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool, root: Path | None) -> None:
-    """No output may overwrite an image or another output; a label map has the stem of its image, in `root` its path."""
+    """No output may overwrite an image or another output; the label map of a training set has the stem of its image."""
     if (results := out_dir / RESULTS).is_dir():
         raise ConfigError(f"--out-dir: {results} is a folder, expected a file or nothing")
     if with_label_maps and root is not None and out_dir.resolve().is_relative_to(root.resolve()):
@@ -319,7 +370,8 @@ def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool,
     if any(image.parent.resolve() in folders for image in images):
         raise ConfigError(f"--out-dir: the outputs would overwrite the images in {out_dir}; choose another folder")
     names = [image.name if root is None else os.path.relpath(image, root) for image in images]
-    counts = Counter(str(Path(name).with_suffix("")) if with_label_maps else name for name in names)
+    by_stem = with_label_maps and root is not None  # as `vitdense new` finds them
+    counts = Counter(str(Path(name).with_suffix("")) if by_stem else name for name in names)
     if repeated := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(
             f"several images would be written to the same file; predict them separately: {', '.join(repeated[:10])}"

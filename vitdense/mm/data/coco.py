@@ -87,7 +87,8 @@ class CocoPredictions:
     Args:
         classes: Names in the order of the model's labels.
         dataset: Config of the data set: `data_root`, `ann_file`, ``data_prefix['img']``.
-        base: Folder to which names of other images are relative; None: names alone.
+        base: Folder of the images of a data set of its own, to which their names are relative; they have ids of their
+            own. None: names alone.
     """
 
     def __init__(self, classes: Sequence[str], dataset: Mapping, base: Path | None = None) -> None:
@@ -97,7 +98,8 @@ class CocoPredictions:
         self.ann_file = root / (dataset.get("ann_file") or "")
         exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
         truth = json.loads(self.ann_file.read_text(encoding="utf-8")) if exists else {}
-        self.known_images = {_locate(folder / _file_name(image)): image for image in truth.get("images", [])}
+        images = truth.get("images", []) if base is None else []
+        self.known_images = {_locate(folder / _file_name(image)): image for image in images}
         self.used_ids = {image["id"] for image in self.known_images.values()}
         self.category_ids = self._category_ids(classes, truth.get("categories", []))
         self.categories = [{"id": i, "name": name} for i, name in zip(self.category_ids, classes)]
@@ -110,10 +112,12 @@ class CocoPredictions:
         coco_names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]  # index = id; unused ids are "N/A"
         if set(classes) == set(coco_names) - {"__background__", "N/A"}:
             return [coco_names.index(name) for name in classes]
-        print_log(
-            f"category ids are numbered from 1 in the order of the classes: {self.ann_file} (ann_file of "
-            f"test_dataloader) is not an annotation file with these classes"
+        reason = (
+            f"{self.ann_file} (ann_file of test_dataloader) is not an annotation file with these classes"
+            if self.ann_file.suffix
+            else "the data set of test_dataloader has no annotation file"
         )
+        print_log(f"category ids are numbered from 1 in the order of the classes: {reason}")
         return list(range(1, len(classes) + 1))
 
     def add(self, image: Path, result: Result) -> None:
