@@ -1,12 +1,14 @@
 import pickle
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("mmcv")
-from mmengine.dataset import BaseDataset, ConcatDataset, RepeatDataset
+from mmcv.transforms import RandomApply
+from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 
 from vitdense.mm.data.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler
 from vitdense.mm.data.transforms import SeedFromSample
@@ -65,6 +67,49 @@ def test_seed_reaches_data_sets_inside_wrappers(wrap):
     a, b, again = (wrapped[SeededIndex(last, (0, k))] for k in (1, 2, 1))
     assert a["n"] == 3
     assert a["draw"] == again["draw"] != b["draw"]
+
+
+class OwnGenerators:
+    """A transform as of albumentations: generators of its own, here and in what it calls."""
+
+    def __init__(self):
+        self.own = np.random.default_rng(), random.Random()
+        self.inner = {"old": np.random.RandomState(), "steps": [partial(OwnGenerators.draw, torch.Generator())]}
+
+    @staticmethod
+    def draw(generator):
+        return float(torch.rand((), generator=generator))
+
+    def __call__(self, results):
+        new, python = self.own
+        drawn = new.random(), python.random(), self.inner["old"].rand(), self.inner["steps"][0]()
+        return {**results, "drawn": [*results.get("drawn", []), *drawn]}
+
+
+@pytest.mark.parametrize("place", ["pipeline", "nested", "wrapper"])
+def test_generators_of_transforms_are_seeded(place):
+    def build():
+        steps = [OwnGenerators(), OwnGenerators()]
+        if place == "pipeline":
+            return Compose([SeedFromSample(), *steps])
+        if place == "nested":
+            return Compose([SeedFromSample(), RandomApply(steps, prob=1.0)])
+        return lambda results: mixed[results["sample_idx"]]
+
+    class Numbers(BaseDataset):
+        METAINFO = {"classes": ("a",)}  # noqa: RUF012
+
+        def load_data_list(self):
+            return [{"n": i} for i in range(4)]
+
+    if place == "wrapper":
+        from mmdet.datasets import MultiImageMixDataset
+
+        mixed = MultiImageMixDataset(Numbers(pipeline=[SeedFromSample()]), pipeline=[])
+        mixed.pipeline, mixed.pipeline_types = [OwnGenerators(), OwnGenerators()], ["own", "own"]
+    of_seed = [build()({"sample_idx": SeededIndex(0, (1, k))})["drawn"] for k in (2, 3, 2)]
+    assert of_seed[0] == of_seed[2]
+    assert len({*of_seed[0], *of_seed[1]}) == 16
 
 
 def test_seed_everything_separates_keys():

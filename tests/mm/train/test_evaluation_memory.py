@@ -1,6 +1,7 @@
 """Evaluation of many masks: what is found is what mmdet finds, and memory does not grow with the number of masks."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,24 @@ import torch
 pytest.importorskip("mmdet")
 import cv2
 import numpy as np
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.structures import InstanceData
 
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.heads import rle_masks
 from vitdense.mm.train import launch
 
+CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
 DETECTORS = ("cascade_swin_nano_shapes", "mask2former_swin_nano_shapes")
+
+
+@HOOKS.register_module(force=True)
+class LooksAtPredictions(Hook):
+    """Of a user, for whom masks are what mmdet says."""
+
+    def after_test_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        outputs[0].pred_instances.masks.cpu()
 
 
 def dense(name, folder, side, number):
@@ -33,7 +46,7 @@ def dense(name, folder, side, number):
         for i, (x, y, w, h) in enumerate(boxes)
     ]
     images = [{"id": image, "file_name": f"{image}.png", "width": side, "height": side} for image in range(2)]
-    categories = [{"id": i + 1, "name": f"class {i}"} for i in range(8)]
+    categories = [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)]
     (folder / "dense.json").write_text(
         json.dumps({"images": images, "annotations": annotations, "categories": categories})
     )
@@ -45,7 +58,7 @@ def dense(name, folder, side, number):
     cfg.test_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
     pipeline = cfg.test_dataloader.dataset.pipeline
     data = {"ann_file": str(folder / "dense.json"), "data_prefix": {"img": str(folder)}}
-    data |= {"metainfo": {"classes": [category["name"] for category in categories]}, "test_mode": True}
+    data |= {"metainfo": {"classes": CLASSES}, "test_mode": True}
     cfg.test_dataloader.dataset = dict(type="CocoDataset", pipeline=pipeline, **data)
     cfg.test_evaluator.update(ann_file=str(folder / "dense.json"), outfile_prefix=str(folder / "found"))
     test_cfg = cfg.model.test_cfg
@@ -89,6 +102,9 @@ def test_results_are_those_of_mmdet(name, tmp_path, monkeypatch):
     [
         ({}, True),
         ({"default_hooks.visualization.draw": True}, False),
+        ({"default_hooks.pictures.type": "vitdense.ValidationPicturesHook"}, False),
+        ({"custom_hooks": [{"type": "LooksAtPredictions"}]}, False),
+        ({"custom_hooks": [{"type": "EMAHook"}, {"type": "vitdense.CurvesHook"}]}, True),
         ({"test_evaluator.ann_file": None}, False),
         ({"val_evaluator": [{"type": "CocoMetric", "ann_file": "a.json"}, {"type": "DumpDetResults"}]}, False),
         ({"val_evaluator": None, "test_evaluator": None}, False),
@@ -98,6 +114,36 @@ def test_masks_are_codes_where_all_takes_them(change, takes):
     cfg = load_config(DETECTORS[0])
     cfg.merge_from_dict(change)
     assert rle_masks.takes_rle(cfg) is takes
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("hook", ["vitdense.ValidationPicturesHook", "DetVisualizationHook", "tiles"])
+def test_pictures_show_the_masks(name, hook, tmp_path):
+    cfg, checkpoint = dense(name, tmp_path, side=96, number=12)
+    cfg.visualizer.name = str(tmp_path)  # mmengine keeps one of each name
+    if hook == "vitdense.ValidationPicturesHook":
+        cfg.val_dataloader, cfg.val_evaluator, cfg.val_cfg = cfg.test_dataloader, cfg.test_evaluator, {}
+        cfg.default_hooks.pictures = dict(type=hook, images=1)
+        cfg.load_from = checkpoint
+        runner = launch._runner(cfg)
+        runner.visualizer.alpha = 1.0
+        runner.val()
+    else:
+        cfg.default_hooks.visualization.update(draw=True, interval=1, score_thr=0.0)
+        launch.test(cfg, checkpoint, tiles=64 if hook == "tiles" else None)
+    (picture, *_) = sorted(tmp_path.rglob("vis_image/*.png"))
+    assert cv2.imread(str(picture)).shape == (96, 192, 3)  # ground truth to the left
+
+
+def test_codes_become_arrays():
+    masks = np.zeros((3, 4, 5), bool)
+    masks[0, 1:3, 2:] = masks[2, 0] = True
+    codes = rle_masks.Codes([rle_masks._encode(torch.from_numpy(mask)) for mask in masks], (4, 5))
+    found = InstanceData(masks=codes, scores=torch.tensor([0.1, 0.2, 0.9]))
+    assert np.array_equal(found.masks.astype(bool), masks)
+    assert np.array_equal(np.asarray(found[found.scores > 0.15].masks), masks[1:])
+    assert found[found.scores > 1].masks.astype(bool).shape == (0, 4, 5)
+    assert np.array_equal(pickle.loads(pickle.dumps(codes)).astype(int), masks)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from mmengine.logging import print_log
 
 from vitdense.errors import OptionError
 from vitdense.mm.data.images import by, decode
-from vitdense.mm.data.seeded import SeededIndex
+from vitdense.mm.data.seeded import SeededIndex, calling_pipelines, seed_generators
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import TRANSFORMS
 from vitdense.mm.train.hooks import seed_everything
@@ -18,7 +18,8 @@ from vitdense.mm.train.hooks import seed_everything
 
 @TRANSFORMS.register_module()
 class SeedFromSample(BaseTransform):
-    """First transform of a pipeline: seeds Python, numpy and torch with the seed of the index.
+    """First transform of a pipeline: seeds Python, numpy and torch with the seed of the index, and the generators that
+    other transforms have of their own.
 
     An index without a seed leaves the generators unchanged. mmengine draws such an index when a sample cannot be used;
     the run stays reproducible, because the first index of that draw set the seed. With a sampler or wrapper that drops
@@ -29,6 +30,7 @@ class SeedFromSample(BaseTransform):
         index = results["sample_idx"]
         if isinstance(index, SeededIndex):
             seed_everything(*index.key)
+            seed_generators(calling_pipelines(), index.key)
         return results
 
 

@@ -35,7 +35,7 @@ class ExportedModel(BaseModel):
         raise NotImplementedError
 
     def test_step(self, data: dict) -> list[BaseDataElement]:
-        """Predictions of a batch, in the size of the file; masks as `RLEMaskHead` has them.
+        """Predictions of a batch, in the size of the file; masks as `Codes`.
 
         Args:
             data: ``inputs``, images ``[3, H, W]`` BGR as they were loaded, and their ``data_samples``.
@@ -52,10 +52,20 @@ class ExportedModel(BaseModel):
             )
             if found.masks is not None:
                 sample.pred_instances.masks = _encoded(found.masks)
+            _plain_boxes([sample])
         return data["data_samples"]
 
 
 def _encoded(masks: np.ndarray) -> list[dict]:
     from pycocotools import mask as rle
 
-    return [rle.encode(np.asfortranarray(mask, np.uint8)) for mask in masks]
+    from vitdense.mm.heads.rle_masks import Codes  # here, for segmentors do without mmdet
+
+    return Codes([rle.encode(np.asfortranarray(mask, np.uint8)) for mask in masks], masks.shape[1:])
+
+
+def _plain_boxes(samples: list[BaseDataElement]) -> None:
+    """Of annotations, as mmdet's preprocessor makes them, for what draws them."""
+    from mmdet.models.utils.misc import samplelist_boxtype2tensor
+
+    samplelist_boxtype2tensor(samples)

@@ -1,6 +1,7 @@
 """Masks as run-length codes: those of an image never lie in memory all at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import cv2
@@ -12,7 +13,8 @@ from mmdet.models.roi_heads.mask_heads import FCNMaskHead, HTCMaskHead
 from mmdet.models.seg_heads import MaskFormerFusionHead
 from mmdet.structures import SampleList
 from mmengine.config import Config
-from mmengine.registry import METRICS
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, METRICS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
@@ -20,12 +22,48 @@ from vitdense.mm.config.load import hook_configs
 from vitdense.mm.config.walk import as_list, find_class, nodes
 from vitdense.mm.registry import MODELS
 
+AFTER_PREDICTION = ("after_val_iter", "after_test_iter", "_after_iter")  # what mmengine calls with them
+
+
+class Codes(list):
+    """Masks of an image as a list of COCO's RLE, ``{"size": [H, W], "counts": bytes}``, or None for no mask.
+
+    They become an array ``[N, H, W]`` where one is asked for, as by mm's visualizers.
+
+    Args:
+        codes: One of each object.
+        size: Height and width of the image in pixels.
+    """
+
+    def __init__(self, codes: Iterable[dict | None], size: Sequence[int]) -> None:
+        super().__init__(codes)
+        self.size = tuple(size)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        found = super().__getitem__(index)
+        return Codes(found, self.size) if isinstance(index, slice) else found
+
+    def __add__(self, other: list) -> "Codes":
+        return Codes([*self, *other], self.size)
+
+    def __array__(self, dtype: Any = bool, copy: bool | None = None) -> np.ndarray:
+        from pycocotools import mask as rle
+
+        masks = np.zeros((len(self), *self.size), dtype or bool)
+        for mask, code in zip(masks, self):
+            if code is not None:
+                mask[:] = rle.decode(code)
+        return masks
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        """As of an array."""
+        return self.__array__(dtype)
+
 
 class _RLEMasks:
-    """A mask head of mmdet whose results have ``masks`` as a list of COCO's RLE, ``{"size": [H, W], "counts": bytes}``.
+    """A mask head of mmdet whose results have ``masks`` as `Codes`.
 
-    mmdet pastes the masks of all detections into ``[N, H, W]``: 10 GB for 100 of a photo of 100 million pixels. Its
-    metrics take either form, its visualizers this one not.
+    mmdet pastes the masks of all detections into ``[N, H, W]``: 10 GB for 100 of a photo of 100 million pixels.
 
     ``test_cfg.rcnn.mask_score_thr`` (default 0): detections of a lower score have the mask None.
     """
@@ -52,7 +90,7 @@ class _RLEMasks:
                 found[i] = _encode(one.masks[0])
             if rescale:
                 results.bboxes[~counts] /= results.bboxes.new_tensor(meta["scale_factor"]).repeat(2)
-            results.masks = found
+            results.masks = Codes(found, meta["ori_shape" if rescale else "img_shape"][:2])
         return results_list
 
 
@@ -113,7 +151,7 @@ class RLEMaskFormerFusionHead(MaskFormerFusionHead):
             bboxes=scores.new_tensor(boxes, dtype=torch.float32).reshape(-1, 4),
             labels=labels,
             scores=scores * scores.new_tensor(quality),
-            masks=list(codes),
+            masks=Codes(codes, size),
         )
 
 
@@ -148,10 +186,18 @@ def use_rle(model: dict, score_thr: float = 0.0) -> None:
 def takes_rle(cfg: Config) -> bool:
     """Whether masks of validation and test may be RLE, and those of annotations need not be loaded.
 
-    So it is for mmdet's COCO metrics with an annotation file, and where mmdet's hook does not draw.
+    So it is for mmdet's COCO metrics with an annotation file, and where no hook looks at predictions.
     """
     metrics = [one for split in ("val", "test") for one in as_list(cfg.get(f"{split}_evaluator"))]
     kinds = [find_class(METRICS, metric["type"], cfg) for metric in metrics if metric.get("ann_file")]
-    draws = any("VisualizationHook" in str(hook["type"]) and hook.get("draw") for hook in hook_configs(cfg))
     of_coco = all(kind and issubclass(kind, CocoMetric) for kind in kinds)
-    return 0 < len(kinds) == len(metrics) and of_coco and not draws
+    return 0 < len(kinds) == len(metrics) and of_coco and not any(_looks(hook, cfg) for hook in hook_configs(cfg))
+
+
+def _looks(hook: dict, cfg: Config) -> bool:
+    """Whether a hook is called with predictions. mmengine's own do not look at them, mm's drawing ones if they draw."""
+    kind = find_class(HOOKS, hook["type"], cfg)
+    if kind is None or kind.__module__.startswith("mmengine."):
+        return False
+    draws = hook.get("draw", getattr(signature(kind).parameters.get("draw"), "default", True))
+    return bool(draws) and any(getattr(kind, name) is not getattr(Hook, name) for name in AFTER_PREDICTION)

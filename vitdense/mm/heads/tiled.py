@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmdet.models.utils.misc import samplelist_boxtype2tensor
 from mmdet.structures import SampleList
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import BaseTTAModel
@@ -14,6 +15,7 @@ from torch import nn
 from vitdense.errors import OptionError
 from vitdense.inspect.tiles import Found, cut, merge, place
 from vitdense.mm.data.images import run_steps
+from vitdense.mm.heads.rle_masks import Codes
 from vitdense.mm.registry import MODELS
 
 BATCH = 4  # tiles
@@ -46,13 +48,14 @@ class TiledDetector(BaseTTAModel):
 
     @torch.no_grad()
     def test_step(self, data: dict) -> SampleList:
-        """Detections of a batch, in the size of the file; masks as `RLEMaskHead` has them.
+        """Detections of a batch, in the size of the file; masks as `Codes`.
 
         Args:
             data: ``inputs``, images ``[3, H, W]`` as they were loaded, and their ``data_samples``.
         """
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
             sample.pred_instances = self._detect(pixels.permute(1, 2, 0).contiguous().numpy())
+        samplelist_boxtype2tensor(data["data_samples"])  # as mmdet's preprocessor, for what draws the annotations
         return data["data_samples"]
 
     def _detect(self, image: np.ndarray) -> InstanceData:
@@ -90,7 +93,10 @@ class TiledDetector(BaseTTAModel):
         )
         if masks is not None:
             result.masks = merged.rle
-        return InstanceData.cat([result, rest])
+        result = InstanceData.cat([result, rest])
+        if masks is not None:
+            result.masks = Codes(result.masks, size)
+        return result
 
 
 def _placed(found: InstanceData, tile: Sequence[int], size: Sequence[int]) -> InstanceData:
