@@ -22,6 +22,7 @@ from vitdense.files import atomic_write
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.walk import nodes
+from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint
 from zoo import REPO, filled, table
 
 PAGE = REPO / "docs/export.md"
@@ -84,12 +85,12 @@ def recipe(row: Row, folder: Path) -> Path:
 def measure(row: Row, folder: Path) -> tuple[str, ...]:
     """The cells of a row."""
     path = recipe(row, folder)
-    if not (folder / "last_checkpoint").exists():
+    if not WorkFolder(folder).latest:
         options = (f"train_cfg.max_iters={ITERATIONS}", f"train_cfg.val_interval={ITERATIONS}")
         command = [sys.executable, REPO / "tools/train.py", path, "--work-dir", folder, "--cfg-options", *options]
         subprocess.run(command, check=True)
     file, start = folder / "model.onnx", time.perf_counter()
-    said = export(load_config(path), (folder / "last_checkpoint").read_text(), file, "onnx", row.static)
+    said = export(load_config(path), find_checkpoint(folder), file, "onnx", row.static)
     seconds = time.perf_counter() - start
     engines = (re.search(rf"(?m)^{engine}: (.*)$", said)[1] for engine in ("onnxruntime", "openvino"))
     kind = f"`{row.config.rpartition('/')[2]}`"

@@ -23,8 +23,8 @@ from vitdense.inspect.flops import macs, num_params
 from vitdense.mm.cli.show import sheet_rows
 from vitdense.mm.config.load import load_config
 from vitdense.mm.predictor import load_model
-from vitdense.mm.train.checkpoints import find_checkpoint
 from vitdense.mm.train.launch import exit_on_user_error, test
+from vitdense.mm.train.work_folder import find_checkpoint
 
 REPO = Path(__file__).parents[1]
 DEMO, CAMVID = "cascade_swin_nano_shapes", "upernet_deit_t_camvid"  # models to train

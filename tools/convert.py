@@ -8,7 +8,9 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.checkpoint.convert import SUFFIXES, convert, save
 from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.read import read
+from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.mm.train.launch import exit_on_user_error
+from vitdense.mm.train.work_folder import find_checkpoint
 from vitdense.models.table import row_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # what --verify compares with
@@ -35,7 +37,7 @@ def tokens(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("src", help="file, URL or name of the model table, as for the checkpoint of init_cfg")
+    parser.add_argument("src", help="file, work folder, URL, or name of the model table")
     parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--to", required=True, choices=WRITTEN, help="naming scheme of the result")
     parser.add_argument(
@@ -101,7 +103,11 @@ def main() -> None:
             parser.error(f"{error}; name the model that SRC is a checkpoint of: --verify MODEL")
         windows, trained = windows or [spec.window], trained or spec.pretrained
     with exit_on_user_error():
-        source = read(args.src, sha256=args.sha256, allow_pickle=args.allow_pickle)
+        file = find_checkpoint(args.src)
+        if Path(file).is_dir():
+            source = read_checkpoint(file, "cpu", args.allow_pickle)  # in parts, with a digest of each
+        else:
+            source = read(file, sha256=args.sha256, allow_pickle=args.allow_pickle)
         converted = convert(
             source,
             args.to,

@@ -7,7 +7,7 @@ from pathlib import Path
 from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.load import add_checkpoint, add_run_arguments, add_tiles, make_parser
 from vitdense.mm.config.published import trained_of
 from vitdense.mm.precision import add_amp, add_onednn
@@ -32,16 +32,18 @@ def main() -> None:
     parser.apart("--tta", "--tiles")
     args = parser.parse_args()
     with exit_on_user_error():
+        for path in filter(None, (args.out, args.report and args.report / "report")):
+            check_writable(path)
         options = {name: getattr(args, name) for name in ("tta", "report", "tiles", "overlap", "amp", "onednn")}
         metrics = test(*trained_of(args), **options)
         if not is_main_process():
             return
+        for name, value in metrics.items():
+            print(f"{name:24} {value:.4f}")
         if args.out:
             with atomic_write(args.out) as scratch:
                 known = {name: None if math.isnan(x) else x for name, x in metrics.items()}  # JSON has no NaN
                 scratch.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
-        for name, value in metrics.items():
-            print(f"{name:24} {value:.4f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Files that appear under their name only when they are complete, and their digests."""
 
+import difflib
+import errno
 import hashlib
 import os
 import shutil
@@ -7,6 +9,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a disk, while a file is written: they name none
 
 
 @contextmanager
@@ -19,8 +24,26 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     try:
         yield scratch
         os.replace(scratch, path)
+    except OSError as error:
+        if error.filename == str(scratch) or error.errno in FULL:
+            error.filename = str(path)
+        raise
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise the `OSError` of writing a file, before the work whose result it is to hold."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    try:
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def sha256_of(path: str | Path) -> str:
@@ -38,3 +61,15 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def describe_missing(path: str | Path) -> str:
+    """Why there is no file of this path, and which names are near: of the outermost folder that does not exist."""
+    absent = Path(path)
+    if absent.exists():
+        return f"{path} is a folder"
+    while absent != absent.parent and not absent.parent.exists():
+        absent = absent.parent
+    beside = [each.name for each in absent.parent.iterdir()] if absent.parent.is_dir() else []
+    near = [str(absent.parent / name) for name in difflib.get_close_matches(absent.name, beside)]
+    return f"there is no {absent}" + (f"; did you mean {', '.join(near)}?" if near else "")

@@ -84,7 +84,7 @@ def create(
         raise OptionError(f"create: got {', '.join(loading)} without weights to load; give pretrained")
     model = kind(row.arch, **{**row.options, **_our_names(options, kind)})
     if checkpoint:
-        with naming_option("pretrained=FILE of create"):
+        with naming_option("pretrained=FILE of create, or pretrained=False without weights"):
             model.load_weights(checkpoint, **{"sha256": row.sha256 if pretrained is True else None, **loading})
     model.cfg = row if pretrained is True else model.cfg or row.without_weights()
     return model.eval()

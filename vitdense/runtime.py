@@ -123,12 +123,20 @@ class Program:
     ) -> None:
         if engine not in ENGINES:
             raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
-        self._engine = ENGINES[engine](path, threads, **options)
+        try:
+            self._engine = ENGINES[engine](path, threads, **options)
+        except ImportError:
+            raise
+        except Exception as error:  # engines have no error in common
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{path}: {engine} cannot read it: it is cut, or no file of tools/export.py ({reason})"
+            ) from error
         outputs, about = self._engine.outputs, self._engine.about
         needed = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
         forms = [name for name in needed if name in outputs]
         about = self._about = {key: json.loads(about[key]) for key in KEYS if key in about}
-        if not forms or not {"mean", "classes", "resize", needed[forms[0]]} <= about.keys():
+        if not forms or not {"mean", "std", "channels", "classes", "resize", needed[forms[0]]} <= about.keys():
             raise ValueError(
                 f"{path}: got outputs {outputs} and metadata {sorted(about)}, expected a file of tools/export.py "
                 f"with one of {[*needed]}, exported without --maps from a config that resizes images in one step at "

@@ -22,7 +22,7 @@ import torch
 from conftest import REPO, run_ranks
 from safetensors.torch import save_file
 
-from vitdense import Swin, ViT
+from vitdense import Swin, ViT, create
 from vitdense.checkpoint import read as read_module
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import load_pretrained
@@ -229,8 +229,12 @@ def test_file_without_a_dict_is_refused(tmp_path):
 
 
 def test_missing_file_or_unknown_name_is_not_found(tmp_path, monkeypatch):
-    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth.*init_cfg=None"):
-        read(tmp_path / "nowhere.pth")
+    with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth.*pretrained=False"):
+        create("swin_tiny", pretrained=tmp_path / "nowhere.pth")
+    (tmp_path / "mine.pth").touch()
+    with pytest.raises(CheckpointNotFoundError, match=r"did you mean .*mine\.pth") as error:
+        read(tmp_path / "mime.pth")
+    assert "init_cfg" not in str(error.value)  # of commands without one
     with pytest.raises(CheckpointNotFoundError, match=str(tmp_path)):
         read(tmp_path)
     with pytest.raises(CheckpointNotFoundError, match=r"got ftp://, expected one of https://.*timm://"):

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, refuse_omitted, unwrap
@@ -215,8 +216,16 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
         raise OptionError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     # Clone views: torch saves the whole storage of a view.
     state = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+    if path.suffix == ".safetensors":
+        with atomic_write(path) as scratch:
+            scratch.write_bytes(to_bytes(state))
+    else:
+        write_torch({wrapper: state, **(extra or {})} if wrapper else state, path)
+
+
+def write_torch(content: Mapping, path: Path) -> None:
+    """Write a torch file, atomically. A disk that is full is an OSError, which torch's own writer hides."""
+    buffer = BytesIO()
+    torch.save(content, buffer)
     with atomic_write(path) as scratch:
-        if path.suffix == ".safetensors":
-            save_file(state, scratch)
-        else:
-            torch.save({wrapper: state, **(extra or {})} if wrapper else state, scratch)
+        scratch.write_bytes(buffer.getbuffer())

@@ -26,7 +26,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFou
 from vitdense.checkpoint.families import FAMILIES
 from vitdense.checkpoint.formats import one_line, place, read_file
 from vitdense.errors import OptionError
-from vitdense.files import atomic_write, sha256_of
+from vitdense.files import atomic_write, describe_missing, sha256_of
 from vitdense.models.table import find_model, gated_row, near_names, ungated_twin
 
 logger = logging.getLogger(__name__)
@@ -210,8 +210,8 @@ def _local_file(name: str) -> Path:
     near = near_names(name)
     hint = f" (did you mean {', '.join(near)}?)" if near else ""
     raise CheckpointNotFoundError(
-        f"checkpoint {path} is neither a file nor a name of vitdense.list_models(){hint}; give a path, a name or an "
-        f"address ({', '.join(ADDRESSES)}), or do without: pretrained=False, in a config init_cfg=None"
+        f"checkpoint {path} is neither a file nor a name of vitdense.list_models(){hint}: {describe_missing(path)}; "
+        f"give a path, a name or an address ({', '.join(ADDRESSES)})"
     )
 
 

@@ -7,6 +7,7 @@ and mmseg: `vitdense.mm.cli.export`.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,10 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
 
 def save_program(program: ExportedProgram, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a program as a ``.pt2`` file, for `torch.export.load`, whose `extra_files` are the metadata."""
+    buffer = BytesIO()  # torch's own writer hides that a disk is full
+    torch.export.save(program, buffer, extra_files=dict(metadata or {}))
     with atomic_write(path) as scratch:
-        torch.export.save(program, scratch, extra_files=dict(metadata or {}))
+        scratch.write_bytes(buffer.getbuffer())
 
 
 def save_onnx(

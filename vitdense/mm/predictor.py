@@ -37,7 +37,8 @@ from vitdense.mm.config.walk import (
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_device, check_precision, computing
-from vitdense.mm.train.checkpoints import find_checkpoint, read_checkpoint
+from vitdense.mm.train.checkpoints import read_checkpoint
+from vitdense.mm.train.work_folder import find_checkpoint
 
 _process = os.getpid()  # whose threads the pool of OpenMP has
 

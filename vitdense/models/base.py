@@ -364,7 +364,9 @@ class Backbone(Module):
         if len(cfgs) > 1:
             raise OptionError(f"init_cfg: got Pretrained with others ({cfgs}); it fills everything, so give it alone")
         options = {key: value for key, value in cfgs[0].items() if key != "type"}
-        with naming_option(f"--cfg-options {self.place}.init_cfg.checkpoint=FILE"):
+        with naming_option(
+            f"--cfg-options {self.place}.init_cfg.checkpoint=FILE, or {self.place}.init_cfg=None without weights"
+        ):
             self.load_weights(**options)
 
     def load_weights(self, checkpoint: str | Path, **options: Any) -> None:

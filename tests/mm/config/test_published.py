@@ -93,6 +93,9 @@ def test_what_is_refused(tmp_path, monkeypatch):
         vitdense.load("no_such_model")
     with pytest.raises(ConfigError, match="rfdetr_s_coco"):
         vitdense.load("rfdetr_s_coc")
+    (tmp_path / "pets").mkdir()
+    with pytest.raises(ConfigError, match=r"no .*pest; did you mean .*pets\?"):
+        vitdense.load(tmp_path / "pest")
     index = tmp_path / "metafile.yml"
     index.write_text(
         "Models:\n  - {Name: plain, Config: configs/a/b.py, Weights: 'http://host/a.pth', Results: []}\n"

@@ -2,14 +2,16 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from mmengine.evaluator import BaseMetric
 from mmengine.hooks import EarlyStoppingHook, Hook
-from mmengine.registry import HOOKS
+from mmengine.registry import HOOKS, METRICS
 
 pytest.importorskip("mmseg")
 from filelock import FileLock
@@ -22,6 +24,7 @@ from vitdense.mm.train.checkpoints import AtomicLocalBackend, read_checkpoint
 from vitdense.mm.train.hooks import check_whole
 from vitdense.mm.train.processes import StopSignal, find_launcher
 from vitdense.mm.train.runner import StepError
+from vitdense.mm.train.work_folder import WorkFolder
 
 pytestmark = pytest.mark.long
 LENGTH = 6
@@ -51,6 +54,35 @@ class At(Hook):
 
     def before_save_checkpoint(self, runner, checkpoint):
         self.act(runner, "save", checkpoint["meta"]["iter"])
+
+
+@HOOKS.register_module(name="GuardsFails", force=True)
+class Fails(Hook):
+    """Before the first step."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        raise ConfigError("does not start")
+
+
+@HOOKS.register_module(name="GuardsSeen", force=True)
+class Seen(Hook):
+    """Names of the images, in order."""
+
+    names = ()
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        Seen.names += tuple(Path(sample.img_path).name for sample in data_batch["data_samples"])
+
+
+@METRICS.register_module(name="GuardsMetric", force=True)
+class Metric(BaseMetric):
+    """Perfect."""
+
+    def process(self, data_batch, data_samples):
+        self.results.append(0)
+
+    def compute_metrics(self, results):
+        return {"mIoU": 100.0}
 
 
 @pytest.fixture
@@ -83,6 +115,10 @@ def make(repo, tmp_path, monkeypatch):
 
 def checkpoints(folder="work"):
     return sorted(path.name for path in Path(folder).glob("iter_*.pth"))
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def is_finite(name):
@@ -159,10 +195,40 @@ def test_a_work_folder_is_used_once(make):
     Path("other").mkdir()
     with FileLock("other/.lock"), pytest.raises(ConfigError, match="other is in use by another training"):
         launch.train(make("other"))
+    with pytest.raises(ConfigError, match=r"--overwrite.*--resume"):
+        launch.train(make(), overwrite=True, resume="auto")
+    Path("work/mine.pth").write_bytes(b"of the user")
     Path("work/iter_100.pth").write_bytes(b"of a longer run")
     Path(f"work/.{'a1' * 16}.pth").write_bytes(b"of a killed save")
-    launch.train(make(), overwrite=True)
-    assert sorted(path.name for path in Path("work").glob("*.pth")) == checkpoints() == ["iter_5.pth", "iter_6.pth"]
+    before = files("work")
+    with pytest.raises(ConfigError, match="does not start"):
+        launch.train(make(custom_hooks=[dict(type="GuardsFails")], randomness=dict(seed=5)), overwrite=True)
+    assert before - files("work") == {f".{'a1' * 16}.pth"}
+    assert "seed=5" not in Path("work/upernet_swin_nano_shapes.py").read_text()
+    launch.train(make(randomness=dict(seed=5)), overwrite=True)
+    assert checkpoints() == ["iter_5.pth", "iter_6.pth"]
+    assert Path("work/mine.pth").exists()
+    assert checkpoints("work/replaced_1") == ["iter_100.pth", "iter_5.pth", "iter_6.pth"]
+    assert "seed=5" not in Path("work/replaced_1/upernet_swin_nano_shapes.py").read_text()
+    assert {each.removeprefix("replaced_1/") for each in files("work")} >= before & files("work/replaced_1")
+
+
+def test_a_copy_of_a_work_folder_leaves_the_original_alone(make):
+    """Also the best checkpoint, which mmengine removes by its path."""
+    options = {"train_cfg.val_interval": 1, "default_hooks.checkpoint.save_best": "mIoU"}
+    launch.train(make(**options))
+    shutil.copytree("work", "copy")
+    for folder in ("work", "copy"):
+        for name in ("iter_6.pth", "last_checkpoint"):
+            Path(folder, name).unlink()
+    before = files("work")
+    cfg = make("copy", **options)
+    cfg.val_evaluator = dict(type="GuardsMetric")  # better than any
+    launch.train(cfg, resume="auto")
+    assert files("work") == before
+    assert len(list(Path("copy").glob("best_*.pth"))) == 1
+    assert load_config("copy").work_dir == "copy"
+    assert load_config("copy").get("load_from") is None  # a new training from it begins as this one
 
 
 @pytest.fixture
@@ -224,6 +290,33 @@ def test_a_signal_saves_and_the_resumed_run_is_equal(make, monkeypatch, epochs, 
     want, got = (read_checkpoint(f"{folder}/{name}") for folder in ("whole", "work"))
     assert all(torch.equal(x, got["state_dict"][key]) for key, x in want["state_dict"].items())
     assert got["meta"]["iter"] == want["meta"]["iter"]
+
+
+def test_an_epoch_goes_on_with_the_images_that_were_not_seen(make, monkeypatch):
+    monkeypatch.setattr(Seen, "names", ())
+    launch.train(make("whole", epochs=True, custom_hooks=[dict(type="GuardsSeen")]))
+    want, Seen.names = Seen.names, ()
+    monkeypatch.setattr(At, "action", lambda runner: os.kill(os.getpid(), signal.SIGUSR1))
+    hooks = [dict(type="GuardsSeen"), dict(type="GuardsAt", iteration=8)]
+    with pytest.raises(StopSignal):
+        launch.train(make("work", epochs=True, custom_hooks=hooks))
+    options = {"train_dataloader.batch_size": 4, "custom_hooks": hooks[:1]}
+    launch.train(make("work", epochs=True, **options), resume="auto")
+    assert Seen.names == want
+    assert read_checkpoint("work/epoch_2.pth")["meta"]["epoch"] == 2
+    options["train_dataloader.batch_size"] = 3
+    with pytest.raises(ConfigError, match="3 images a step"):
+        launch.train(make("work", epochs=True, **options), resume="work/iter_8.pth")
+
+
+def test_without_the_average_a_run_goes_on_from_what_was_averaged(make):
+    average = dict(type="EMAHook", momentum=0.5)
+    launch.train(make("whole"))
+    launch.train(make(custom_hooks=[average]))
+    Path("work/last_checkpoint").write_text("iter_5.pth")
+    launch.train(make(), resume="auto")
+    want, got = (read_checkpoint(f"{folder}/iter_6.pth")["state_dict"] for folder in ("whole", "work"))
+    assert all(torch.equal(x, got[key]) for key, x in want.items())
 
 
 def test_a_signal_is_the_exit_status(make, monkeypatch, capsys):
@@ -343,7 +436,6 @@ def test_torchrun_is_understood(monkeypatch):
 def test_class_names_like_templates_are_read_back_from_the_work_folder(make, monkeypatch):
     names = ("{{$HOME:x}}", "{{ fileBasename }}", "{{_base_.model}}", *"abcdef")
     cfg = make(**{"train_dataloader.dataset.metainfo": {"classes": names}})
-    runner = launch._runner(cfg)
-    runner.dump_config()
+    WorkFolder("work").write_config(cfg)
     again = load_config("work")
     assert tuple(again.train_dataloader.dataset.metainfo.classes) == names

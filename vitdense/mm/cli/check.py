@@ -33,7 +33,7 @@ from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, 
 from vitdense.mm.data.panoptic_files import examine_panoptic, read_panoptic
 from vitdense.mm.data.pictures import draw_batch
 from vitdense.mm.errors import join_some
-from vitdense.mm.train.launch import USER_ERRORS, exit_on_user_error
+from vitdense.mm.train.launch import USER_ERRORS, exit_on_user_error, explain
 
 CLASSES_SHOWN = 40
 BAR = 40  # characters
@@ -77,7 +77,7 @@ class Report:
         try:
             yield
         except USER_ERRORS as error:
-            self.errors.append(str(error))
+            self.errors.append(explain(error))
 
     def add(self, found: Iterable[Finding]) -> None:
         """Add errors and warnings."""

@@ -23,7 +23,7 @@ def check_new_file(path: Path, force: bool) -> None:
     if path.suffix != ".py":
         raise ConfigError(f"NAME.py: got {path}, expected a name that ends with .py")
     if path.exists() and not force:
-        raise FileExistsError(f"{path} exists; choose another name, or give --force to overwrite it")
+        raise ConfigError(f"{path} exists; choose another name, or give --force to overwrite it")
 
 
 def docstring(first: str, rest: Sequence[str]) -> str:

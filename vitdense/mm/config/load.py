@@ -18,6 +18,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 import vitdense.mm.registry
+from vitdense.files import describe_missing
 from vitdense.mm.config.arguments import CfgOptions, Parser, whole_number
 from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.passes import Asked, Change, completed
@@ -25,6 +26,7 @@ from vitdense.mm.config.walk import as_list, hooks, nodes
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.processes import find_launcher
+from vitdense.mm.train.work_folder import WorkFolder
 
 CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  # the recipes
 
@@ -41,7 +43,8 @@ def load_config(
     Args:
         path: See `find_config`.
         options: ``--cfg-options``: dotted keys and values.
-        work_dir: Output folder; default: the config's, or ``work_dirs/<name of the config>``.
+        work_dir: Output folder; default: the work folder whose config it is, the config's, or
+            ``work_dirs/<name of the config>``.
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
         changes: Gets what each pass changed.
 
@@ -73,16 +76,13 @@ def find_config(name: str | Path) -> Path:
     if not spec and not path.suffix and path.name == str(path) and not path.exists():
         path = next(CONFIGS.rglob(f"{path}.py"), path)
     if path.is_dir():
-        found = sorted(path.glob("*.py"))
-        if len(found) != 1:
-            raise ConfigError(
-                f"config {path}: got a folder with {len(found)} configs, expected a work folder, with one"
-            )
-        return found[0]
+        return WorkFolder(path).config
     if not path.is_file():
         near = difflib.get_close_matches(path.stem, [recipe.stem for recipe in CONFIGS.rglob("*.py")], n=1)
-        hint = f"did you mean {near[0]}?" if near else "expected one, or a name such as mmdet::FOLDER/NAME.py"
-        raise ConfigError(f"config {path} is not a file; {hint}")
+        hint = (
+            f"did you mean the recipe {near[0]}?" if near else "expected one, or a name such as mmdet::FOLDER/NAME.py"
+        )
+        raise ConfigError(f"config {name}: {describe_missing(path)}; {hint}")
     return path
 
 

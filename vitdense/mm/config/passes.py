@@ -21,6 +21,7 @@ from vitdense.mm.config.options import is_setting, merge_options, resolve_option
 from vitdense.mm.config.walk import flat, hooks
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision
+from vitdense.mm.train.work_folder import WorkFolder
 
 SPLITS = ("train", "val", "test")
 # Of a data loader, what only worker processes need; torch refuses most of it without any.
@@ -35,7 +36,8 @@ class Asked:
 
     Attributes:
         options: ``--cfg-options``: dotted keys and values.
-        work_dir: Output folder; default: the config's, or ``work_dirs/<name of the config>``.
+        work_dir: Output folder; default: the work folder whose config it is, the config's, or
+            ``work_dirs/<name of the config>``.
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
         amp: Data type of automatic mixed precision; None: float32.
         auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the others.
@@ -181,7 +183,10 @@ def _drop_worker_keys(cfg: Config, asked: Asked) -> None:
 
 def _name_run(cfg: Config, asked: Asked) -> None:
     cfg.launcher = asked.launcher
-    cfg.work_dir = asked.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(cfg.filename).stem)
+    file = Path(cfg.filename)
+    if WorkFolder(file.parent).is_of(file) and "work_dir" not in cfg.given:  # it may be a copy, with another's name
+        cfg.work_dir = str(file.parent)
+    cfg.work_dir = asked.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / file.stem)
 
 
 def _train_in(cfg: Config, asked: Asked) -> None:
@@ -311,9 +316,6 @@ TRAINING = (
     ),
     Pass("optim_wrapper.accumulative_counts", ("default_hooks.checkpoint.interval",), _save_whole_steps),
     Pass("--fresh", ("default_hooks.exact_load*",), _keep_fresh),
-    Pass(
-        "--resume",
-        ("resume", "load_from", "default_hooks.*.fresh*", "custom_hooks.*.fresh*"),
-        _resume,
-    ),
+    # The last: the config without it starts the same training anew.
+    Pass("--resume", ("resume", "load_from", "default_hooks.*.fresh*", "custom_hooks.*.fresh*"), _resume),
 )

@@ -16,10 +16,11 @@ import yaml
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.mm.config.load import CONFIGS, config_of
+from vitdense.files import describe_missing
+from vitdense.mm.config.load import CONFIGS, config_of, find_config
 from vitdense.mm.config.walk import as_list, flat
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.checkpoints import find_checkpoint
+from vitdense.mm.train.work_folder import find_checkpoint
 
 LICENCE = "Apache-2.0"  # of mmdet and mmseg
 DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name
@@ -84,10 +85,13 @@ def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
         row = find_published(config)
         if row is None:
             near = difflib.get_close_matches(config, list_published())
-            raise ConfigError(
-                f"got {config} alone, which is no published model; expected a checkpoint or a work folder too"
-                + (f". Published models of like names: {', '.join(near)}" if near else "")
-            )
+            models = f". Published models of like names: {', '.join(near)}" if near else ""
+            try:
+                find_config(config)
+                lack = "expected a checkpoint or a work folder too"
+            except ConfigError:
+                lack = describe_missing(config)
+            raise ConfigError(f"got {config} alone, which is no published model; {lack}{models}")
         print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
         return row.config, row.address
     return config, checkpoint or config

@@ -1,10 +1,14 @@
 """The rest of an epoch, for a training that resumes within it."""
 
 from collections.abc import Iterable, Iterator
+from inspect import signature
 from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader
+
+# All other options of a loader stay. Workers that persist would wait for a second pass, which is not of this loader.
+GIVEN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "persistent_workers")
 
 
 class ContinuedLoader:
@@ -28,8 +32,7 @@ class ContinuedLoader:
         if not self.seen:
             return iter(self.loader)
         batches, self.seen = _Rest(self.loader.batch_sampler, self.seen), 0
-        names = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "timeout", "multiprocessing_context")
-        options = {name: getattr(self.loader, name) for name in names}
+        options = {name: getattr(self.loader, name) for name in signature(DataLoader).parameters if name not in GIVEN}
         return iter(DataLoader(self.loader.dataset, batch_sampler=batches, **options))
 
 

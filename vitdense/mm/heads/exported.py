@@ -20,13 +20,15 @@ class ExportedModel(BaseModel):
         path: The file.
 
     Raises:
-        ValueError: See `Program`.
-        ConfigError: The model is panoptic.
+        ConfigError: See `Program`; or the model is panoptic.
     """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
-        self.program = Program(path)
+        try:
+            self.program = Program(path)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         if self.program.is_panoptic:
             raise ConfigError(f"{path}: got a panoptic model, expected a detector or a segmentor")
 

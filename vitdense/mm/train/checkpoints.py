@@ -10,10 +10,9 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 
-from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, naming_option
+from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
 from vitdense.checkpoint.read import read
 from vitdense.files import atomic_write
-from vitdense.models.table import find_model
 
 REST = "rest.pth"  # of a checkpoint in parts, which is a folder: all else, and the digests of the parts
 SCRATCH = ".parts"  # folder of a checkpoint that is not complete
@@ -104,34 +103,3 @@ register_backend("vitdense.nowhere", NowhereBackend)
 def is_checkpoint(path: Path) -> bool:
     """Whether there is a file, or a folder of `save_parts`."""
     return path.is_file() or Path(path, REST).is_file()
-
-
-def latest_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint of a work folder, or None. A kill can truncate mmengine's ``last_checkpoint``."""
-    last = folder / "last_checkpoint"
-    if last.is_file() and is_checkpoint(Path(path := last.read_text().strip())):
-        return path
-    saved = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
-    return str(max(saved, key=lambda path: path.stat().st_mtime)) if saved else None
-
-
-def find_checkpoint(checkpoint: str) -> str:
-    """The path of a checkpoint.
-
-    Args:
-        checkpoint: A file, or a folder of `save_parts`; a work folder, for its latest checkpoint; or a URL or name of
-            weights, returned unchanged.
-
-    Raises:
-        CheckpointNotFoundError: There is no such file, or no checkpoint in the folder.
-    """
-    path = Path(checkpoint)
-    if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()):
-        return checkpoint
-    latest = checkpoint if is_checkpoint(path) or not path.is_dir() else latest_checkpoint(path)
-    if latest is None or not is_checkpoint(Path(latest)):
-        raise CheckpointNotFoundError(
-            f"checkpoint {latest or checkpoint} does not exist; train one with tools/train.py, or give the path of a "
-            f"checkpoint or of a work folder with one"
-        )
-    return latest

@@ -30,6 +30,7 @@ from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.anneal import MaskAnnealingHook  # noqa: F401  registers it
 from vitdense.mm.train.checkpoints import install_loader
 from vitdense.mm.train.curves import draw_curves, read_scalars
+from vitdense.mm.train.work_folder import WorkFolder
 from vitdense.models.base import Backbone
 
 PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state_dict")
@@ -262,7 +263,7 @@ class CurvesHook(Hook):
     @master_only
     def after_train(self, runner) -> None:
         if read_scalars(Path(runner.work_dir)):  # else shorter than the interval of the log
-            runner.logger.info(f"curves: {draw_curves([runner.work_dir], Path(runner.work_dir) / 'curves.png')}")
+            runner.logger.info(f"curves: {draw_curves([runner.work_dir], WorkFolder(runner.work_dir).curves)}")
 
 
 @HOOKS.register_module()

@@ -1,5 +1,7 @@
 """Training and testing from a config, as `tools/` call them."""
 
+import copy
+import errno
 import json
 import logging
 import math
@@ -7,23 +9,22 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.console import showing
 from vitdense.errors import OptionError
-from vitdense.files import remove, sha256_of
+from vitdense.files import FULL, sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
 from vitdense.mm.config.load import check_tiles, hook_configs
@@ -35,15 +36,7 @@ from vitdense.mm.ops import ops_in_use
 from vitdense.mm.precision import check_precision, computing, tune_cpu
 from vitdense.mm.train.batch_size import set_batch_size
 from vitdense.mm.train.breakdown import report_test
-from vitdense.mm.train.checkpoints import (
-    REST,
-    SCRATCH,
-    find_checkpoint,
-    install_loader,
-    is_checkpoint,
-    latest_checkpoint,
-    read_checkpoint,
-)
+from vitdense.mm.train.checkpoints import REST, install_loader, is_checkpoint, read_checkpoint
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import (
     StopSignal,
@@ -55,14 +48,16 @@ from vitdense.mm.train.processes import (
 )
 from vitdense.mm.train.quiet import quiet
 from vitdense.mm.train.runner import Runner, StepError
+from vitdense.mm.train.work_folder import WorkFolder, check_saves, find_checkpoint
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
     OptionError,  # its stack trace may be that of a data worker
     CheckpointNotFoundError,
-    OSError,  # of a path or a disk
+    OSError,  # of a file, or a limit of the machine; see `explain`
 )
 NOTHING = -1  # COCO's AP of what the truth does not have
+LIMITS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine
 TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone, or copies in an installed package
 
 
@@ -84,9 +79,22 @@ def exit_on_user_error() -> Iterator[None]:
             print(stop, file=sys.stderr)
             sys.exit(128 + stop.signum)
         except USER_ERRORS as error:
-            without_trace = re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[-1]  # of a data worker
-            print(f"error: {without_trace.strip()}", file=sys.stderr)
+            print(f"error: {explain(error)}", file=sys.stderr)
             sys.exit(getattr(error, "status", 2))
+
+
+def explain(error: Exception) -> str:
+    """One of `USER_ERRORS` in words.
+
+    Raises:
+        OSError: `error`, if it names no file and is of no limit of the machine: the fault is ours.
+    """
+    if isinstance(error, OSError) and not isinstance(error, CheckpointNotFoundError):
+        if error.strerror is None or (error.filename is None and error.errno not in LIMITS):
+            raise error
+        return f"{error.filename or 'this machine'}: {error.strerror}"
+    # Without the trace of a data worker.
+    return re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[-1].strip()
 
 
 def prepare_training(
@@ -97,7 +105,7 @@ def prepare_training(
     fresh: Sequence[str] = (),
     shard: bool = False,
     auto_batch_size: bool = False,
-) -> None:
+) -> Config:
     """Write the options of a training into its config, which then is what runs, and check it.
 
     Args:
@@ -110,18 +118,28 @@ def prepare_training(
             `vitdense.mm.train.shard`.
         auto_batch_size: See `set_batch_size`. Not for `resume`.
 
+    Returns:
+        The config for the work folder: what starts the training anew, also where this one resumes.
+
     Raises:
         ConfigError: See `check` and `set_batch_size`; or `amp` on a CPU that has it not, see `check_precision`.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
     if resume == "auto":
-        resume = latest_checkpoint(Path(cfg.work_dir))
+        folder = WorkFolder(cfg.work_dir)
+        resume = folder.latest
+        if resume is None and folder.checkpoints:
+            raise ConfigError(f"--resume {folder.path}: {folder.lack}; --overwrite starts anew")
         if resume is None:
             print_log(f"no checkpoint to resume from in {cfg.work_dir}: training from scratch", level=logging.WARNING)
     if resume is not None:
         resume = find_checkpoint(resume)
     asked = Asked(amp=amp, auto_scale_lr=auto_scale_lr, shard=shard, fresh=fresh, resume=resume)
-    run_passes(TRAINING, cfg, asked)
+    *starting, resuming = TRAINING
+    run_passes(starting, cfg, asked)
+    check_saves(cfg)
+    kept = cfg if resume is None else copy.deepcopy(cfg)
+    run_passes([resuming], cfg, asked)
     _follow_outputs(cfg)
     check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
     if auto_batch_size:
@@ -130,6 +148,7 @@ def prepare_training(
         set_batch_size(cfg)
     if cfg.get("load_from"):
         drop_weights(cfg.model)
+    return kept
 
 
 def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
@@ -137,33 +156,36 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
 
     Args:
         cfg: From `load_config`.
-        overwrite: Start anew in a work folder that has checkpoints: they are removed.
+        overwrite: Start anew in a work folder that has checkpoints. After the first step, the training that was in it
+            is moved into a folder in it; what our commands did not write, and what the config names, stays.
         options: See `prepare_training`.
 
     Raises:
-        ConfigError: The work folder is in use, or has checkpoints of a training that neither goes on nor is to be
-            overwritten; the processes do not agree; or see `prepare_training`.
+        ConfigError: The work folder is in use, cannot be written, or has checkpoints of a training that neither goes
+            on nor is to be overwritten, or does both; the processes do not agree; or see `prepare_training`.
         StepError: A step or checkpoint was refused, see `Runner`.
         StopSignal: See `Runner`.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
     start_on_cpu(cfg.launcher)
-    work_dir = Path(cfg.work_dir)
-    if (latest := latest_checkpoint(work_dir)) and options.get("resume") is None and not overwrite:
+    folder = WorkFolder(cfg.work_dir)
+    if cfg.pop("resume", False) and options.get("resume") is None:  # mmengine's way to say it
+        options["resume"] = cfg.get("load_from") or "auto"
+    if overwrite and options.get("resume") is not None:
+        raise ConfigError("--overwrite: got --resume too; one starts anew, the other goes on")
+    if folder.checkpoints and options.get("resume") is None and not overwrite:
         raise ConfigError(
-            f"{work_dir} has checkpoints of a training, up to {Path(latest).name}; --resume goes on with it, "
-            f"--overwrite starts anew, --work-dir names another folder"
+            f"{folder.path} has checkpoints of a training, up to {(folder.latest or folder.checkpoints[-1]).name}; "
+            f"--resume goes on with it, --overwrite starts anew, --work-dir names another folder"
         )
-    prepare_training(cfg, **options)
-    with _only_training_in(work_dir):
+    kept = prepare_training(cfg, **options)
+    if overwrite:
+        folder.check_replaceable(cfg)
+    with folder.hold():
         agree(_facts(cfg))
         runner = _runner(cfg)
-        if overwrite and is_main_process():
-            kept = Path(cfg.get("load_from") or "").resolve()  # the new training starts from it
-            for old in (*work_dir.glob("*.pth"), work_dir / "last_checkpoint"):
-                if old.resolve() != kept:
-                    remove(old)
+        runner.begin = partial(_begin, runner, folder, kept, overwrite)
         try:
             runner.train()
         except KeyboardInterrupt as stop:
@@ -189,19 +211,11 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
         print_log(f"next:{lines}", logger="current")
 
 
-@contextmanager
-def _only_training_in(work_dir: Path) -> Iterator[None]:
-    """Hold the work folder for one training, without what a killed save left there."""
-    with ExitStack() as stack:
-        if is_main_process():
-            work_dir.mkdir(parents=True, exist_ok=True)
-            try:
-                stack.enter_context(FileLock(work_dir / ".lock", timeout=0))
-            except Timeout as error:
-                raise ConfigError(f"{work_dir} is in use by another training; name another --work-dir") from error
-            for scratch in (*work_dir.glob(f".{'[0-9a-f]' * 32}.pth"), *work_dir.glob(f"{SCRATCH}*")):  # `atomic_write`
-                remove(scratch)
-        yield
+def _begin(runner: Runner, folder: WorkFolder, cfg: Config, overwrite: bool) -> None:
+    """Make the work folder that of a training, whose first step is made; until then it has its log alone."""
+    if overwrite and (aside := folder.move_aside(cfg, runner.log_dir)):
+        runner.logger.info(f"--overwrite: the training that was in {folder.path} is now in {aside}")
+    folder.write_config(cfg)
 
 
 def replay(cfg: Config, file: str) -> None:
@@ -236,8 +250,8 @@ def _facts(cfg: Config) -> dict[str, str]:
 
 def _further(cfg: Config) -> str:
     """How to go on after a training that did not end."""
-    latest = latest_checkpoint(Path(cfg.work_dir))
-    return f"--resume goes on from {Path(latest).name}" if latest else "no checkpoint was saved yet"
+    latest = WorkFolder(cfg.work_dir).latest
+    return f"--resume goes on from {latest.name}" if latest else "no checkpoint was saved yet"
 
 
 def command_line(tool: str) -> str:
@@ -289,7 +303,9 @@ def test(  # no test of pytest
     if exported and (tta or tiles or amp):
         raise ConfigError(f"{checkpoint}: got --tta, --tiles or --amp too, expected none with an exported file")
     cfg.load_from = None if exported else find_checkpoint(checkpoint)
+    cfg.resume = False
     cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
+    WorkFolder(cfg.work_dir).make()
     if amp:  # mmengine's loop would switch autocast off; so it takes the data type of the context around it
         cfg.test_cfg.fp16 = True
     load_everything(cfg)

@@ -2,10 +2,9 @@
 
 import logging
 import math
-import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -22,21 +21,25 @@ from mmengine.logging.logger import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop
+from mmengine.visualization import Visualizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from vitdense.files import atomic_write, remove
+from vitdense.checkpoint.convert import write_torch
+from vitdense.files import remove
 from vitdense.mm.checks import dry_step
 from vitdense.mm.config.walk import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.heads.guard import guard_model
-from vitdense.mm.train.checkpoints import REST, SCRATCH, latest_checkpoint, read_checkpoint
+from vitdense.mm.train.checkpoints import REST, SCRATCH, read_checkpoint
 from vitdense.mm.train.hooks import seed_everything
 from vitdense.mm.train.processes import StopSignal, handling_stops, mean_of_processes, start_worker
 from vitdense.mm.train.quiet import for_console
+from vitdense.mm.train.resume import check_steps, go_on, place_in, stay_in, take_raw_weights
 from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard
+from vitdense.mm.train.work_folder import WorkFolder
 
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
 # Of SciPy, to which mmdet and we give the costs of queries and objects.
@@ -75,6 +78,17 @@ class Runner(mmengine.runner.Runner):
     shared_steps: int = 0  # of a validation, in all processes
     received: int = 0  # signal
     handlers: ExitStack  # of signals
+    place: dict | None = None  # of the checkpoint that a training resumes from, see `Place`
+    epoch_begin: tuple[int, int] = 0, 0  # the epoch that runs, and its first iteration
+    begin: Callable[[], None] | None = None  # of the main process, once: after the first step, before the first save
+
+    def dump_config(self) -> None:
+        """Nothing: mmengine's constructor calls it, and the work folder may be that of another training still."""
+
+    def _begin(self) -> None:
+        if self.begin is not None and is_main_process():
+            self.begin()
+        self.begin = None
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """As in mmengine."""
@@ -83,6 +97,13 @@ class Runner(mmengine.runner.Runner):
             if type(handler) is logging.StreamHandler:  # the log file is a subclass
                 handler.addFilter(for_console)
         return logger
+
+    def build_visualizer(self, visualizer: Visualizer | dict | None = None) -> Visualizer:
+        """As in mmengine, of this run: by its name in a config, mmengine finds that of an earlier run in the process,
+        which writes into the folder of that."""
+        return super().build_visualizer(
+            {**visualizer, "name": self.log_dir} if isinstance(visualizer, dict) else visualizer
+        )
 
     def build_model(self, model: nn.Module | dict) -> nn.Module:
         """As in mmengine. Where metrics take them, masks are run-length codes, and those of annotations are not loaded:
@@ -191,7 +212,7 @@ class Runner(mmengine.runner.Runner):
 
     def _refuse(self, reason: str, has_losses: bool = True) -> None:
         """Raise after a look at the losses of the iteration once more, and with a file to run it again."""
-        path = Path(self.work_dir, f"refused_iter_{self.made}.pth")
+        path = WorkFolder(self.work_dir).refused(self.made)
         model = self.model.module if is_model_wrapper(self.model) else self.model
         seed_everything(self.seed, get_rank(), self.iter)  # as ReproducibleHook
         with torch.no_grad():
@@ -238,13 +259,18 @@ class Runner(mmengine.runner.Runner):
             self._stop_if_asked()
         elif fn_name == "after_val_epoch":
             self.in_validation, self.validated = False, self.iter
+        elif fn_name == "before_train_epoch":
+            self.epoch_begin = self.epoch, self.iter - getattr(self.train_loop.dataloader, "seen", 0)
         elif fn_name == "after_load_checkpoint" and self._resume:
             self._load_states(kwargs["checkpoint"])
         elif fn_name == "before_save_checkpoint":
             kwargs["checkpoint"]["meta"]["validated"] = self.validated
+            self._add_place(kwargs["checkpoint"]["meta"])
             kwargs["checkpoint"]["hooks"] = {name: state_of(hook) for name, hook in self._deciding()}
         if fn_name in AFTER and self._saves(fn_name):
             self._check_finite()
+        if fn_name == "after_train_iter" and self.made % self.accumulated == 0:
+            self._begin()
         super().call_hook(fn_name, **kwargs)
         if fn_name == "before_train":
             self.handlers.enter_context(handling_stops(self._receive))  # before it, nothing is to be saved
@@ -279,7 +305,17 @@ class Runner(mmengine.runner.Runner):
                 yield f"{kind}_{counts[kind]}", hook
                 counts[kind] += 1
 
+    def _add_place(self, meta: dict) -> None:
+        """Where in its epoch the training is."""
+        if isinstance(self.train_loop, EpochBasedTrainLoop):
+            epoch, begin = self.epoch_begin
+            meta["place"] = place_in(self.train_loop, meta["iter"] - begin if meta["epoch"] == epoch else 0)._asdict()
+
     def _load_states(self, checkpoint: dict) -> None:
+        check_steps(self, checkpoint)
+        if take_raw_weights(self, checkpoint):
+            self.logger.warning("resume: without EMAHook, so from the weights that it averaged, not their average")
+        self.place = checkpoint["meta"].get("place")
         self.validated = checkpoint["meta"].get("validated", checkpoint["meta"]["iter"])  # of an older version
         states = checkpoint.get("hooks", {})
         for name, hook in self._deciding():
@@ -349,8 +385,7 @@ class Runner(mmengine.runner.Runner):
         meta = {"epoch": self.epoch, "iter": self.made}
         self.save_checkpoint(self.work_dir, name, meta=meta, backend_args={"backend": "vitdense.atomic"})
         if get_rank() == 0:
-            with atomic_write(Path(self.work_dir, "last_checkpoint")) as scratch:
-                scratch.write_bytes(os.fsencode(Path(self.work_dir, name)))
+            WorkFolder(self.work_dir).note(name)
         text = f"stopped by {signal.Signals(self.received).name} after iteration {self.made}"
         raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
 
@@ -370,12 +405,11 @@ class Runner(mmengine.runner.Runner):
     def _save_whole(self) -> None:
         """The weights of the last checkpoint, which is in parts, in one ordinary file."""
         if is_main_process():
-            folder = Path(latest_checkpoint(Path(self.work_dir)))
-            rest = read_checkpoint(str(folder / REST))
-            saved = read_parts(folder, {key: rest[key] for key in ("meta", "state_dict", "parts")})
-            with atomic_write(Path(self.work_dir, "weights.pth")) as scratch:
-                torch.save(saved, scratch)
-            self.logger.info(f"the weights, in one file: {Path(self.work_dir, 'weights.pth')}")
+            folder = WorkFolder(self.work_dir)
+            rest = read_checkpoint(str(folder.latest / REST))
+            needed = {key: rest[key] for key in ("meta", "state_dict", "parts")}
+            write_torch(read_parts(folder.latest, needed), folder.weights)
+            self.logger.info(f"the weights, in one file: {folder.weights}")
 
     def _receive(self, number: int, frame: Any) -> None:
         self.received = number
@@ -389,6 +423,7 @@ class Runner(mmengine.runner.Runner):
                 f"the gradients of {part} of {self.accumulated} accumulated iterations are not in the checkpoint: a "
                 f"run that resumes from it differs by them"
             )
+        self._begin()
         self._save(*args, **kwargs)
 
     def _save(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
@@ -412,23 +447,15 @@ class Runner(mmengine.runner.Runner):
         barrier()
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
-        """As in mmengine; within an epoch, without the batches that it has seen.
+        """As in mmengine; within an epoch, without the images that it has seen.
 
         Raises:
-            ConfigError: The optimizer of the checkpoint is for other parameters.
+            ConfigError: See `check_steps` and `go_on`.
         """
         if self.cfg.get("shard"):
             kwargs["map_location"] = "cpu"  # no device has room for all
-        try:
-            super().resume(*args, **kwargs)
-        except ValueError as error:
-            if "loaded state dict" not in str(error):
-                raise
-            raise ConfigError(
-                "resume: the optimizer of the checkpoint is for other parameters than those that train now; resume "
-                "with the frozen parts and the optimizer of that run, or start a new one from its weights: "
-                "--cfg-options load_from=CHECKPOINT"
-            ) from error
-        loop = self.train_loop
-        if isinstance(loop, EpochBasedTrainLoop) and (seen := loop.iter - loop.epoch * len(loop.dataloader)):
-            loop.dataloader = ContinuedLoader(loop.dataloader, seen)
+        super().resume(*args, **kwargs)
+        stay_in(Path(self.work_dir), self.message_hub)
+        if isinstance(self.train_loop, EpochBasedTrainLoop):
+            go_on(self.train_loop, self.place)
+            self.epoch_begin = self.epoch, self.iter - getattr(self.train_loop.dataloader, "seen", 0)

@@ -1,0 +1,146 @@
+"""What a training goes on from: its steps, its weights, its place in the data."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmengine.dist import get_world_size
+from mmengine.hooks import EMAHook
+from mmengine.optim import OptimWrapper
+from mmengine.runner import EpochBasedTrainLoop
+from torch.utils.data import BatchSampler
+
+from vitdense.mm.config.saved import read_saved
+from vitdense.mm.data.continued import ContinuedLoader
+from vitdense.mm.errors import ConfigError
+
+AS_IT_WAS = "resume as that run was, or start a new one from its weights: --cfg-options load_from=CHECKPOINT"
+PATHS = re.compile(r"last_ckpt|best_ckpt.*")  # of mmengine's CheckpointHook, in the message hub
+
+
+class Place(NamedTuple):
+    """Where a training is in its data, as a checkpoint of epochs says it.
+
+    Attributes:
+        images: Of the epoch that were seen.
+        of: Images of an epoch.
+        batches: Iterations that were made of the epoch.
+        per_step: Images of an iteration, in all processes.
+    """
+
+    images: int
+    of: int
+    batches: int
+    per_step: int
+
+
+def place_in(loop: EpochBasedTrainLoop, batches: int) -> Place:
+    """The place after so many iterations of an epoch."""
+    of, per_step = len(loop.dataloader.dataset), loop.dataloader.batch_sampler.batch_size * get_world_size()
+    return Place(min(batches * per_step, of), of, batches, per_step)
+
+
+def go_on(loop: EpochBasedTrainLoop, saved: Mapping[str, int] | None) -> None:
+    """Continue the epoch of a checkpoint where it was, also by other batches; the number of epochs stays.
+
+    Args:
+        loop: With the epoch and the iteration of the checkpoint.
+        saved: A `Place`, by name; None of files that have none.
+
+    Raises:
+        ConfigError: The images are others, or cannot be divided as the batches are now.
+    """
+    loader = loop.dataloader
+    if saved is None:
+        batches = loop.iter - loop.epoch * len(loader)
+        if not 0 <= batches <= len(loader):
+            raise _within(f"{loop.iter} iterations are not in epoch {loop.epoch + 1} of {len(loader)} now")
+    else:
+        place, now = Place(**saved), place_in(loop, 0)
+        batches = place.batches
+        if batches and place.of != now.of:
+            raise _within(f"got a data set of {now.of} images, expected the {place.of} of that run")
+        if batches and place.per_step != now.per_step:
+            if place.images % now.per_step or type(loader.batch_sampler) is not BatchSampler:
+                raise _within(
+                    f"got {now.per_step} images a step, expected {place.per_step} as in that run: the {place.images} "
+                    f"images that were seen are no whole batches now"
+                )
+            batches = place.images // now.per_step
+    if batches:
+        loop.dataloader = ContinuedLoader(loader, batches)
+    loop._max_iters = loop.iter - batches + (loop.max_epochs - loop.epoch) * len(loader)
+
+
+def _within(reason: str) -> ConfigError:
+    return ConfigError(
+        f"resume: the checkpoint is from within an epoch, and {reason}. Resume with data, batch and processes of that "
+        f"run, or from the end of an epoch: --resume epoch_N.pth"
+    )
+
+
+def check_steps(runner: Any, checkpoint: Mapping) -> None:
+    """Compare optimizer and schedules with those of a checkpoint, whose states mm would load into any.
+
+    Raises:
+        ConfigError: They are others.
+    """
+    saved, now = checkpoint.get("optimizer"), runner.optim_wrapper
+    if not isinstance(saved, Mapping) or not isinstance(now, OptimWrapper):
+        return  # without an optimizer, `check_whole` says so; several are a project's own
+    given = now.optimizer.state_dict()["param_groups"]
+    kinds = [_optimizer(config) for config in (read_saved(checkpoint) or {}, runner.cfg.to_dict())]
+    if (None not in kinds and kinds[0] != kinds[1]) or not _alike(saved["param_groups"], given):
+        raise ConfigError(
+            f"resume: got the optimizer {kinds[1] or type(now.optimizer).__name__}, but the checkpoint is of a run "
+            f"with {kinds[0] or 'another one'}; {AS_IT_WAS}"
+        )
+    if [len(group["params"]) for group in saved["param_groups"]] != [len(group["params"]) for group in given]:
+        raise ConfigError(
+            f"resume: the optimizer of the checkpoint is for other parameters than those that train now; {AS_IT_WAS}"
+        )
+    if ("loss_scaler" in saved) != hasattr(now, "loss_scaler"):
+        got, had = ("with" if has else "without" for has in (hasattr(now, "loss_scaler"), "loss_scaler" in saved))
+        raise ConfigError(
+            f"resume: got a training {got} a scaled loss (--amp float16), but the checkpoint is of a run {had} it; "
+            f"{AS_IT_WAS}"
+        )
+    schedules = checkpoint.get("param_schedulers"), [each.state_dict() for each in runner.param_schedulers or ()]
+    if len(schedules[0] or ()) != len(schedules[1]) or any(old.keys() != new.keys() for old, new in zip(*schedules)):
+        raise ConfigError(f"resume: param_scheduler has other schedules than the run of the checkpoint; {AS_IT_WAS}")
+
+
+def _optimizer(config: Mapping) -> str | None:
+    """The name of the optimizer in a config."""
+    kind = ((config.get("optim_wrapper") or {}).get("optimizer") or {}).get("type")
+    return kind.rpartition(".")[2] if isinstance(kind, str) else None
+
+
+def _alike(saved: Iterable[Mapping], given: Iterable[Mapping]) -> bool:
+    """Whether groups are of one optimizer. Another version of torch may know more options, or fewer."""
+    old, new = (set().union(*groups) for groups in (saved, given))
+    return old <= new or new <= old
+
+
+def take_raw_weights(runner: Any, checkpoint: dict) -> bool:
+    """For a run without an average: the weights that the optimizer changed, not the average that is tested.
+
+    mmengine's EMAHook exchanges the two when it saves, and back when it resumes.
+
+    Returns:
+        Whether the checkpoint had an average.
+    """
+    average = checkpoint.get("ema_state_dict")
+    if average is None or any(isinstance(hook, EMAHook) for hook in runner.hooks):
+        return False
+    raw = {name.removeprefix("module."): value for name, value in average.items() if name.startswith("module.")}
+    checkpoint["state_dict"].update({name: raw[name] for name in checkpoint["state_dict"] if name in raw})
+    return True
+
+
+def stay_in(folder: Path, hub: Any) -> None:
+    """Let paths of checkpoints in the message hub be of this folder: a copy removes no files of the original."""
+    for key, path in list(hub.runtime_info.items()):
+        if PATHS.fullmatch(key) and path:
+            hub.update_info(key, str(folder / re.split(r"[\\/]", str(path))[-1]))

@@ -1,0 +1,298 @@
+"""The folder of a training. Only this module knows its files by name: nobody else lists, names or moves them."""
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from zipfile import is_zipfile
+
+from filelock import FileLock, Timeout
+from mmengine.config import Config
+from mmengine.dist import is_main_process
+from safetensors import SafetensorError, safe_open
+
+from vitdense.checkpoint.errors import CheckpointNotFoundError
+from vitdense.files import atomic_write, check_writable, describe_missing, remove
+from vitdense.mm.config.walk import flat
+from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.train.checkpoints import REST, SCRATCH, is_checkpoint, read_checkpoint
+from vitdense.models.table import find_model, near_names
+
+CHECKPOINT = re.compile(r"(iter|epoch)_(\d+)\.pth")  # from which a training goes on
+WEIGHTS = "weights.pth"  # of a checkpoint in parts, in one file
+CURVES = "curves.png"
+LAST = "last_checkpoint"  # mmengine writes a path, of which the name alone is used: the folder may be a copy
+LOCK = ".lock"
+ASIDE = "replaced"  # folders of runs that others replaced, with a number
+INNER = ("test", "replay")  # folders of the same kind in it
+# What a training, a test and a replay write, in addition to their config: files, and folders of logs.
+WRITTEN = re.compile(rf"((best_.+|refused)_)?(iter|epoch)_(\d+)(-[0-9a-f]{{8}})?\.pth|{re.escape(CURVES)}|{LAST}")
+LOGS = re.compile(r"\d{8}_\d{6}")  # the time of a start
+
+
+class WorkFolder:
+    """The folder of a training, wherever it was copied or moved, whatever it is called now.
+
+    Args:
+        path: It need not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def latest(self) -> Path | None:
+        """The whole checkpoint from which a training goes on: the last that was noted, else the one of most iterations.
+
+        None, if there is no whole one.
+        """
+        if (noted := self._noted()) and is_whole(noted):
+            return noted
+        newest = [next(filter(is_whole, reversed(paths)), None) for paths in self._numbered().values()]
+        newest = [path for path in newest if path]
+        return max(newest, key=_iterations) if len(newest) > 1 else next(iter(newest), None)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """All from which a training could go on, whole or not."""
+        return [path for paths in self._numbered().values() for path in paths]
+
+    @property
+    def config(self) -> Path:
+        """The config of the training.
+
+        Raises:
+            ConfigError: There is none, or several.
+        """
+        found = sorted(self.path.glob("*.py"))
+        found = found if len(found) < 2 else list(filter(is_saved_config, found))
+        if len(found) != 1:
+            raise ConfigError(
+                f"config {self.path}: got a folder with {len(found)} configs, expected a work folder, with one"
+            )
+        return found[0]
+
+    @property
+    def lack(self) -> str:
+        """Why there is no latest checkpoint."""
+        if cut := self.checkpoints:
+            return f"the folder has no whole checkpoint: {join_some(path.name for path in cut)} cut short"
+        return "the folder has no checkpoint; train one with tools/train.py, or name a file or another folder"
+
+    def is_of(self, config: Path) -> bool:
+        """Whether a file is the config of the training in this folder."""
+        return is_saved_config(config) and (bool(self.checkpoints) or any(map(_is_log, self.path.iterdir())))
+
+    def refused(self, iteration: int) -> Path:
+        """Where to save what a step started from that was not made."""
+        return self.path / f"refused_iter_{iteration}.pth"
+
+    @property
+    def weights(self) -> Path:
+        """Of a checkpoint in parts, in one file."""
+        return self.path / WEIGHTS
+
+    @property
+    def curves(self) -> Path:
+        """The picture of the losses."""
+        return self.path / CURVES
+
+    def note(self, name: str) -> None:
+        """Note the checkpoint from which the training goes on."""
+        with atomic_write(self.path / LAST) as scratch:
+            scratch.write_text(name)
+
+    def write_config(self, cfg: Config) -> None:
+        """Write the config of the training."""
+        with atomic_write(self.path / Path(cfg.filename or "config.py").name) as scratch:
+            scratch.write_text(cfg.pretty_text, encoding="utf-8")
+
+    def make(self) -> None:
+        """Make the folder, and see that it can be written.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        try:
+            for name in (LAST, WEIGHTS, CURVES):
+                check_writable(self.path / name)
+        except OSError as error:
+            raise ConfigError(
+                f"work folder {self.path} cannot be written ({error.filename}: {error.strerror}); name another one: "
+                f"--work-dir"
+            ) from error
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the folder for one training, without what a killed save left there. All processes may call it.
+
+        Raises:
+            ConfigError: Another training holds it, or it cannot be written.
+        """
+        with ExitStack() as stack:
+            if is_main_process():
+                self.make()
+                try:
+                    stack.enter_context(FileLock(self.path / LOCK, timeout=0))
+                except Timeout as error:
+                    raise ConfigError(f"{self.path} is in use by another training; name another --work-dir") from error
+                for scratch in (*self.path.glob(f".{'[0-9a-f]' * 32}.*"), *self.path.glob(f"{SCRATCH}*")):
+                    remove(scratch)  # of `atomic_write`
+            yield
+
+    def check_replaceable(self, cfg: Config) -> None:
+        """Raise if a training that replaces the one in the folder may write what its own config names.
+
+        Raises:
+            ConfigError: It may.
+        """
+        named = _named_files(cfg)
+        for path in filter(lambda path: _has_any(path, named), self._written()):
+            if (match := WRITTEN.fullmatch(path.name)) and match[4]:
+                limit = cfg.train_cfg.get(f"max_{match[3]}s")
+                if limit is not None and int(match[4]) > limit:
+                    continue
+            raise ConfigError(
+                f"--overwrite: the config names {path}, which the new training may write too; copy it to another "
+                f"folder and name the copy, or name another --work-dir"
+            )
+
+    def move_aside(self, cfg: Config, current: str | Path) -> Path | None:
+        """Move the run that is in the folder to a folder in it, which is a work folder then.
+
+        Args:
+            cfg: Of the training that replaces it. What it names stays.
+            current: The log folder of that training, which stays.
+
+        Returns:
+            Where it is now; None, if there was none.
+        """
+        kept = {*_named_files(cfg), Path(os.path.realpath(current))}
+        found = [path for path in self._written() if not _has_any(path, kept)]
+        if not found:
+            return None
+        aside = next(path for i in count(1) if not os.path.lexists(path := self.path / f"{ASIDE}_{i}"))
+        for path in found:
+            to = aside / path.relative_to(self.path)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(to)
+        return aside
+
+    def _noted(self) -> Path | None:
+        path = self.path / LAST
+        text = path.read_bytes().strip(b"\0\r\n ") if path.is_file() else b""  # a kill or a copy may have left nothing
+        name = os.fsdecode(re.split(rb"[\\/\0]", text)[-1])
+        return self.path / name if name else None
+
+    def _numbered(self) -> dict[str, list[Path]]:
+        """Checkpoints by what their names count, in order."""
+        found: dict[str, list[tuple[int, Path]]] = {}
+        for path in self.path.glob("*.pth"):
+            if match := CHECKPOINT.fullmatch(path.name):
+                found.setdefault(match[1], []).append((int(match[2]), path))
+        return {kind: [path for _, path in sorted(paths)] for kind, paths in found.items()}
+
+    def _written(self) -> Iterator[Path]:
+        """What our commands wrote, and nothing else."""
+        has_parts = any(path.is_dir() for path in self.checkpoints)  # else a user's file has the name of our weights
+        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
+            if path.name in INNER and path.is_dir():
+                yield from WorkFolder(path)._written()
+            elif (
+                WRITTEN.fullmatch(path.name)
+                or _is_log(path)
+                or (path.name == WEIGHTS and has_parts)
+                or is_saved_config(path)
+            ):
+                yield path
+
+
+def is_saved_config(path: Path) -> bool:
+    """Whether a training wrote this config: those that people write leave out what commands set."""
+    if path.suffix != ".py" or not path.is_file():
+        return False
+    text = path.read_text("utf-8", errors="replace")
+    return all(re.search(rf"^{key} = ", text, re.MULTILINE) for key in ("launcher", "work_dir"))
+
+
+def _is_log(path: Path) -> bool:
+    return bool(LOGS.fullmatch(path.name)) and path.is_dir()
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint, a file or a folder of `save_parts`, ends where it should; who reads it compares digests."""
+    if path.is_file():
+        return is_zipfile(path)  # whose directory is its end
+    if not is_zipfile(path / REST):
+        return False
+    return all(_is_whole_part(path / name) for name in read_checkpoint(str(path / REST))["parts"])
+
+
+def _is_whole_part(path: Path) -> bool:
+    try:
+        with safe_open(path, "pt"):  # which compares the sizes
+            return True
+    except (OSError, SafetensorError):
+        return False
+
+
+def _iterations(path: Path) -> int:
+    """That a checkpoint was saved after."""
+    kind, number = CHECKPOINT.fullmatch(path.name).groups()
+    return int(number) if kind == "iter" else read_checkpoint(str(path))["meta"]["iter"]
+
+
+def _named_files(cfg: Config) -> set[Path]:
+    """Paths of all texts in a config, some of which are files: weights to start from, of a teacher, of a base."""
+    found = (text for text in flat(cfg._cfg_dict).values() if isinstance(text, str) and "\0" not in text)
+    return {Path(os.path.realpath(os.path.expanduser(text))) for text in found}
+
+
+def _has_any(path: Path, files: Collection[Path]) -> bool:
+    """Whether a path is one of these files, or a folder with one of them."""
+    whole = Path(os.path.realpath(path))
+    return any(file.is_relative_to(whole) for file in files)
+
+
+def check_saves(cfg: Config) -> None:
+    """See that a training saves its checkpoints where, and by the names by which, they are found.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    saves = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    if saves.get("out_dir"):
+        raise ConfigError(
+            f"default_hooks.checkpoint.out_dir: got {saves['out_dir']}, expected none: a work folder has its own "
+            f"checkpoints; --work-dir names another one"
+        )
+    if not CHECKPOINT.fullmatch(str(saves.get("filename_tmpl") or "iter_{}.pth").format(1)):
+        raise ConfigError(
+            f"default_hooks.checkpoint.filename_tmpl: got {saves['filename_tmpl']!r}, expected 'iter_{{}}.pth' or "
+            f"'epoch_{{}}.pth', by which checkpoints are found"
+        )
+
+
+def find_checkpoint(checkpoint: str | Path) -> str:
+    """The path of a checkpoint.
+
+    Args:
+        checkpoint: A file, or a folder of `save_parts`; a work folder, for its latest checkpoint; or a URL or name of
+            weights, returned unchanged.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file, or no whole checkpoint in the folder.
+    """
+    checkpoint = os.path.expanduser(str(checkpoint))
+    path = Path(checkpoint)
+    if "://" in checkpoint or (find_model(checkpoint) is not None and not path.exists()) or is_checkpoint(path):
+        return checkpoint
+    if not path.is_dir():
+        models = "".join(f"; or the model {name}" for name in near_names(checkpoint)[:1])
+        raise CheckpointNotFoundError(f"checkpoint {checkpoint}: {describe_missing(path)}{models}")
+    folder = WorkFolder(path)
+    if (latest := folder.latest) is None:
+        raise CheckpointNotFoundError(f"checkpoint {checkpoint}: {folder.lack}")
+    return str(latest)
