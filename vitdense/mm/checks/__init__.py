@@ -26,11 +26,13 @@ from vitdense.mm.checks import (
     normalisation,
     padding,
     schedule,
+    types,
+    values,
 )
 from vitdense.mm.checks.base import Finding
 
 CHECKS: tuple[ModuleType, ...] = (
-    *(loaders, files, classes, annotations, masks, label_maps, evaluators, monitors),
+    *(loaders, types, values, files, classes, annotations, masks, label_maps, evaluators, monitors),
     *(channels, build, batch_size, normalisation, padding, schedule),
 )
 

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import HOOKS, METRICS, OPTIMIZERS, PARAM_SCHEDULERS
+from mmengine.registry import PARAM_SCHEDULERS
 
 from vitdense.mm.checks.base import Finding
-from vitdense.mm.config.load import build_model, hook_configs
-from vitdense.mm.config.walk import as_list, drop_weights, find_class
+from vitdense.mm.config.load import build_model
+from vitdense.mm.config.walk import as_list, drop_weights
 from vitdense.mm.errors import ConfigError
 
 
@@ -33,17 +33,6 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
             step.pop("convert_to_iter_based", None)  # which needs the length of an epoch
             build = partial(PARAM_SCHEDULERS.build, step, default_args={"optimizer": made[1]})
             yield from _built(f"param_scheduler.{i}", build)
-    named = [("hook", HOOKS, hook.get("type")) for hook in hook_configs(cfg)]  # some need a runner
-    named += [  # whose constructors read annotations
-        (f"{split}_evaluator", METRICS, metric.get("type"))
-        for split in splits
-        for metric in as_list(cfg.get(f"{split}_evaluator"))
-    ]
-    if optimizer := (cfg.get("optim_wrapper") or {}).get("optimizer"):
-        named.append(("optimizer", OPTIMIZERS, optimizer.get("type")))
-    for what, registry, name in named:
-        if find_class(registry, name, cfg) is None:
-            yield ConfigError(f"{what} {name}: the registry has no class of this name")
 
 
 def _built(where: str, build: Callable[[], object]) -> Iterator[Finding]:

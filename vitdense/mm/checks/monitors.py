@@ -1,4 +1,4 @@
-"""Monitors: the metric by which the best checkpoint is kept has a name that the evaluation gives."""
+"""Monitors: what a validation decides has one, and a metric of that name."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding
-from vitdense.mm.config.load import hook_configs
-from vitdense.mm.config.walk import as_list
+from vitdense.mm.config.walk import as_list, hooks
 from vitdense.mm.errors import ConfigError
 
 COCO = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
+OF_VALIDATION = ("EarlyStoppingHook", "ValidationPicturesHook", "ReduceOnPlateauLR", "ReduceOnPlateauMomentum")
 OF_IOU = {
     "mIoU": ("aAcc", "mIoU", "mAcc"),
     "mDice": ("aAcc", "mDice", "mAcc"),
@@ -20,18 +20,24 @@ OF_IOU = {
 
 def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
     """See the module. Only of metrics whose names are known: mmdet's for COCO and mmseg's IoU."""
-    for hook in hook_configs(cfg):
+    for _, hook in hooks(cfg):
         if "train" in splits and "EarlyStoppingHook" in str(hook["type"]) and "min_delta" not in hook:
             yield ConfigError(
                 f"min_delta of {hook['type']}: not set, and mmengine's 0.1 is ten points of an AP; set the smallest "
                 f"gain that counts, in the unit of {hook.get('monitor')}: 0.001 of an AP from 0 to 1, 0.1 of an mIoU "
                 f"in per cent"
             )
+    schedulers = [(f"param_scheduler.{i}", step) for i, step in enumerate(as_list(cfg.get("param_scheduler")))]
+    if "train" in splits and all(cfg.get(f"val_{part}") is None for part in ("cfg", "dataloader", "evaluator")):
+        for where, part in (*hooks(cfg), *schedulers):
+            if part.get("save_best") or str(part.get("type")).rpartition(".")[2] in OF_VALIDATION:
+                key = f"{where}.save_best" if part.get("save_best") else where
+                yield ConfigError(f"{key}: never acts, for there is no validation; leave it out: {key}=None")
     metrics = [names(metric) for metric in as_list(cfg.get("val_evaluator"))]
     if "train" not in splits or not metrics or None in metrics:
         return
     known = [name for found in metrics for name in found]
-    for hook in hook_configs(cfg):
+    for _, hook in hooks(cfg):
         for key in ("save_best", "monitor"):
             for name in as_list(hook.get(key)):
                 if isinstance(name, str) and name != "auto" and name not in known:

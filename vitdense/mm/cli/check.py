@@ -1,5 +1,6 @@
 """`python -m vitdense check`: what training checks before its start, and a report of the data."""
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic, reads_coco
 from vitdense.mm.config.dense import as_options, raised_limits
 from vitdense.mm.config.load import config_of, make_parser
+from vitdense.mm.config.passes import TRAINING, Asked, run_passes
 from vitdense.mm.config.walk import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
 from vitdense.mm.data.images import (
@@ -46,9 +48,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help=f"read every image file, not only {FILES_READ} per data set")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw a batch as the model will see it")
     parser.add_argument("--write", type=Path, metavar="FILE.py", help="write the config with everything resolved")
-    args = parser.parse_args(argv)
+    parser.add_argument("--passes", action="store_true", help="print what changes the config before a training")
+    args, changes = parser.parse_args(argv), []
     with exit_on_user_error():
-        cfg = config_of(args)
+        cfg = config_of(args, changes)
+        if args.passes:
+            run_passes(TRAINING, copy.deepcopy(cfg), Asked(), changes)
+            print(*(f"{change.by}: {change.key}: {change.old} -> {change.new}" for change in changes), "", sep="\n")
         status = report(cfg, args.all)
         if args.pictures and status == 0:
             print("drew", *draw_batch(cfg, args.pictures))

@@ -8,6 +8,7 @@ import argparse
 import glob
 import json
 import os
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"the training downloads {weights} once; without a network, give its file: {option}=FILE")
         status = report(cfg)
         if status:
-            print(f"\nThe errors stop a training. After mending: python -m vitdense check {args.out}")
+            print(f"\nThe errors stop a training. After mending: python -m vitdense check {shlex.quote(str(args.out))}")
             return status
         if not args.no_estimate:
             print("measuring memory and time on three iterations, minutes on a CPU; --no-estimate does not", flush=True)
@@ -496,5 +497,5 @@ def _base_path(base: Path, out: Path) -> str:
 
 def commands(config: Path) -> list[str]:
     """The commands for training, evaluation and prediction."""
-    training = f"{command_line('train')} {config} --auto-scale-lr"
+    training = f"{command_line('train')} {shlex.quote(str(config))} --auto-scale-lr"
     return [training, *result_commands(str(config), f"work_dirs/{config.stem}")]

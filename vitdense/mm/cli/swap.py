@@ -36,9 +36,7 @@ def main(argv: Sequence[str]) -> int:
         scratch.write_text(f"_base_ = {code(path.as_posix())}\n{lines}", encoding="utf-8")
         kind = try_model(scratch, args.config)
         if args.out:
-            base = Path(os.path.relpath(path, args.out.resolve().parent))
-            if "::" in args.config:  # mmengine finds mmdet's configs by this name, but not mmseg's
-                base = Path(args.config) if args.config.startswith("mmdet::") else path
+            base = Path(args.config if "::" in args.config else os.path.relpath(path, args.out.resolve().parent))
             with atomic_write(args.out) as file:
                 file.write_text(f"_base_ = {code(base.as_posix())}\n\n{lines}", encoding="utf-8")
             print(f"# wrote {args.out}")

@@ -3,10 +3,12 @@
 import argparse
 import ast
 import difflib
+import re
 import sys
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,16 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, Registry, init_default_scope
 from torch import nn
 
 import vitdense.mm.registry
 from vitdense.files import describe_missing
 from vitdense.mm.config.arguments import CfgOptions, Parser, whole_number
 from vitdense.mm.config.code import ReadableConfig
+from vitdense.mm.config.options import REGISTRIES
 from vitdense.mm.config.passes import Asked, Change, completed
-from vitdense.mm.config.walk import as_list, hooks, nodes
+from vitdense.mm.config.walk import as_list, flat, hooks, nodes
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.processes import find_launcher
@@ -51,7 +54,10 @@ def load_config(
     Raises:
         ConfigError: There is no such file, Python cannot read it, or a pass refuses what is asked.
     """
-    return completed(_read(find_config(path)), Asked(options or {}, work_dir, launcher), changes)
+    cfg = _read(find_config(path))
+    if not cfg.get("model"):
+        raise ConfigError(f"{cfg.filename}: got no model; expected a config of mmdet or mmseg, with model = dict(...)")
+    return completed(cfg, Asked(options or {}, work_dir, launcher), changes)
 
 
 def shipped(name: str) -> Config:
@@ -86,6 +92,48 @@ def find_config(name: str | Path) -> Path:
     return path
 
 
+class _FindMmseg:
+    """mmengine looks for the bases ``mmseg::...`` by the name of a distribution, `mmsegmentation`; onedl's has another.
+
+    Appended to the meta path, it answers where no module has this name: mmengine falls back on modules.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        found = find_spec("mmseg") if name == "mmsegmentation" else None
+        return found and ModuleSpec(name, None, origin=found.origin)
+
+
+sys.meta_path.append(_FindMmseg)
+
+
+def own_modules(cfg: Config) -> list[Path]:
+    """The files and packages beside those of a config that its ``custom_imports`` brought in: they belong to it."""
+    folders = {file.parent for file in config_files(Path(cfg.filename))} if cfg.filename else set()
+    asked = {name.partition(".")[0] for name in as_list((cfg.get("custom_imports") or {}).get("imports"))}
+    beside = {name: path for name in sys.modules if "." not in name and (path := _module_path(name)).parent in folders}
+    return sorted(set(beside.values())) if asked & beside.keys() - {"vitdense"} else []
+
+
+def _module_path(name: str) -> Path:
+    """The file of a module that is imported, or the folder of a package."""
+    file = Path(getattr(sys.modules[name], "__file__", None) or "/").resolve()
+    return file.parent if file.name == "__init__.py" else file
+
+
+def _check_imports(cfg: Config, files: Sequence[Path]) -> None:
+    """Raise if a module beside a config is not the one that this process imported under its name."""
+    for name in as_list((cfg.get("custom_imports") or {}).get("imports")):
+        top = name.partition(".")[0]
+        for folder in {file.parent for file in files}:
+            beside, used = folder / f"{top}.py", _module_path(top)
+            if beside.is_file() and used.is_file() and beside.read_bytes() != used.read_bytes():
+                raise ConfigError(
+                    f"custom_imports: got {beside}, but this process has imported {top} from {used}; rename one of them"
+                )
+
+
 def _read(path: Path) -> Config:
     if path.suffix != ".py":  # mmengine's reader of YAML runs code from it
         raise ConfigError(f"config {path}: got {path.suffix or 'no suffix'}, expected .py; write its entries as Python")
@@ -107,6 +155,7 @@ def _read(path: Path) -> Config:
         where = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else str(path)
         cause = error.__cause__ or error  # of an import
         raise ConfigError(f"{where}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
+    _check_imports(cfg, files)
     for node in nodes(cfg._cfg_dict):
         # mmengine has the scope of the package for all that a base `vitdense::...` builds. Our configs name the classes
         # of their default_scope, as mmengine builds them from a base of any other path.
@@ -151,7 +200,51 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
 def build_model(cfg: Config) -> nn.Module:
     """Build the model of a config for one process: weights not initialised, BN for SyncBN; see `guard_model`."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
-    return guard_model(revert_sync_batchnorm(MODELS.build(cfg.model)))
+    with explained(cfg):
+        return guard_model(revert_sync_batchnorm(MODELS.build(cfg.model)))
+
+
+@contextmanager
+def explained(cfg: Config) -> Iterator[None]:
+    """Errors of mm's builders as one line: no class has the name of a `type`, or it does not take its arguments.
+
+    The builders have no errors of their own for it, so that their text tells.
+
+    Raises:
+        ConfigError: Such an error.
+    """
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        text = " ".join(str(error.args[0] if error.args else error).split())
+        absent = re.match(r"(\S+) is not in the \w+::(.+?) registry", text)
+        taken = re.match(r"(\w+)\.__init__\(\) (got an unexpected|got multiple|missing)", text)
+        name = (absent or taken or [None, None])[1]
+        keys = [
+            key.rpartition(".type")[0] or key
+            for key, value in flat(cfg.to_dict()).items()
+            if name and key.endswith("type") and str(value).split(".")[-1] == name.split(".")[-1]
+        ]
+        if not keys:
+            raise
+        if not absent:
+            raise ConfigError(f"{', '.join(keys)}: {text}") from error
+        raise unknown_type(", ".join(keys), name, cfg) from error
+
+
+def unknown_type(where: str, name: str, cfg: Config, roots: Sequence[Registry] = REGISTRIES) -> ConfigError:
+    """The error that no class has the name of a `type`, with the nearest name of the registries `roots`."""
+    near = difflib.get_close_matches(str(name), _type_names(cfg, roots), n=1)
+    hint = f"did you mean {near[0]}?" if near else "a class of one's own is registered by custom_imports"
+    return ConfigError(f"{where}: no class is registered as {name!r}; {hint}")
+
+
+def _type_names(cfg: Config, roots: Sequence[Registry]) -> Iterator[str]:
+    """Every name that a `type` of a config may have."""
+    for root in roots:
+        with root.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as scoped:
+            yield from {**root.module_dict, **scoped.module_dict}
+        yield from (f"{scope}.{name}" for scope, child in root.children.items() for name in child.module_dict)
 
 
 def hook_configs(cfg: Config) -> list[dict]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dist import get_rank, get_world_size, master_only
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, LoggerHook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
@@ -33,6 +33,7 @@ from vitdense.mm.train.curves import draw_curves, read_scalars
 from vitdense.mm.train.work_folder import WorkFolder
 from vitdense.models.base import Backbone
 
+FIRST_ITERATIONS = 3  # of a process, are logged whatever the interval
 PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state_dict")
 
 
@@ -294,6 +295,25 @@ class ValidationPicturesHook(Hook):
                 name = f"val_{i}_{Path(sample.img_path).stem}"
                 image = mmcv.imread(sample.img_path, channel_order="rgb")
                 runner.visualizer.add_datasample(name, image, sample, step=runner.iter)
+
+
+class FirstIterationsHook(Hook):
+    """Log the first iterations of a training that `logger` leaves out, so that it does not look as if it hung.
+
+    Args:
+        logger: The hook that logs the others.
+    """
+
+    priority = "BELOW_NORMAL"  # as LoggerHook
+
+    def __init__(self, logger: LoggerHook) -> None:
+        self.logger, self.left = logger, FIRST_ITERATIONS
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        ends = self.end_of_epoch(runner.train_dataloader, batch_idx)
+        if self.left and not ends and not self.every_n_inner_iters(batch_idx, self.logger.interval):
+            runner.logger.info(runner.log_processor.get_log_after_iter(runner, batch_idx, "train")[1])
+        self.left = max(self.left - 1, 0)
 
 
 class FirstNotFinite(Hook):

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from vitdense.errors import OptionError
 from vitdense.files import FULL, sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
-from vitdense.mm.config.load import check_tiles, hook_configs
+from vitdense.mm.config.load import check_tiles, hook_configs, own_modules
 from vitdense.mm.config.passes import TRAINING, Asked, load_everything, run_passes
 from vitdense.mm.config.walk import drop_weights, leaf_datasets, split_pipeline
 from vitdense.mm.data.classes import classes_of, difference
@@ -141,7 +142,7 @@ def prepare_training(
     kept = cfg if resume is None else copy.deepcopy(cfg)
     run_passes([resuming], cfg, asked)
     _follow_outputs(cfg)
-    check(cfg, ("train", "val") if cfg.get("val_cfg") else ("train",))
+    check(cfg, ("train",) if cfg.get("val_cfg") is None else ("train", "val"))
     if auto_batch_size:
         if resume is not None:
             raise ConfigError("--batch-size auto: got --resume too, which goes on with the batch size of the run")
@@ -215,7 +216,7 @@ def _begin(runner: Runner, folder: WorkFolder, cfg: Config, overwrite: bool) -> 
     """Make the work folder that of a training, whose first step is made; until then it has its log alone."""
     if overwrite and (aside := folder.move_aside(cfg, runner.log_dir)):
         runner.logger.info(f"--overwrite: the training that was in {folder.path} is now in {aside}")
-    folder.write_config(cfg)
+    folder.write_config(cfg, own_modules(cfg))
 
 
 def replay(cfg: Config, file: str) -> None:
@@ -261,7 +262,8 @@ def command_line(tool: str) -> str:
 
 
 def result_commands(config: str, work_dir: str) -> list[str]:
-    """The commands that evaluate a trained model and predict with it."""
+    """The commands that evaluate a trained model and predict with it, as a shell takes them."""
+    config, work_dir = shlex.quote(config), shlex.quote(work_dir)
     return [f"{command_line('test')} {config} {work_dir}", f"{command_line('predict')} {config} {work_dir} IMAGES"]
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import mmengine.runner
 import torch
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import all_reduce, barrier, get_rank, is_distributed, is_main_process
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook, LoggerHook
 from mmengine.logging.logger import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
@@ -28,13 +29,14 @@ from torch.utils.data import DataLoader
 from vitdense.checkpoint.convert import write_torch
 from vitdense.files import remove
 from vitdense.mm.checks import dry_step
+from vitdense.mm.config.load import explained
 from vitdense.mm.config.walk import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.checkpoints import REST, SCRATCH, read_checkpoint
-from vitdense.mm.train.hooks import seed_everything
+from vitdense.mm.train.hooks import FirstIterationsHook, seed_everything
 from vitdense.mm.train.processes import StopSignal, handling_stops, mean_of_processes, start_worker
 from vitdense.mm.train.quiet import for_console
 from vitdense.mm.train.resume import check_steps, go_on, place_in, stay_in, take_raw_weights
@@ -389,9 +391,23 @@ class Runner(mmengine.runner.Runner):
         text = f"stopped by {signal.Signals(self.received).name} after iteration {self.made}"
         raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
 
+    @classmethod
+    def from_cfg(cls, cfg: Config) -> "Runner":
+        """As in mmengine."""
+        with explained(cfg):
+            return super().from_cfg(cfg)
+
+    def test(self) -> dict[str, float]:
+        """As in mmengine."""
+        with explained(self.cfg):
+            return super().test()
+
     def train(self) -> nn.Module:
         """As in mmengine."""
-        with ExitStack() as self.handlers:
+        loggers = [hook for hook in self.hooks if isinstance(hook, LoggerHook)]
+        if loggers:
+            self.register_hook(FirstIterationsHook(loggers[0]))
+        with explained(self.cfg), ExitStack() as self.handlers:
             try:
                 trained = super().train()
             except ValueError as error:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Collection, Iterator
+import shutil
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -104,8 +105,15 @@ class WorkFolder:
         with atomic_write(self.path / LAST) as scratch:
             scratch.write_text(name)
 
-    def write_config(self, cfg: Config) -> None:
-        """Write the config of the training."""
+    def write_config(self, cfg: Config, modules: Sequence[Path] = ()) -> None:
+        """Write the config of the training, and beside it the modules of its own, see `own_modules`."""
+        for path in (path for path in modules if path.parent != self.path.resolve()):
+            if path.is_dir():
+                shutil.copytree(
+                    path, self.path / path.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+                )
+            else:
+                shutil.copyfile(path, self.path / path.name)
         with atomic_write(self.path / Path(cfg.filename or "config.py").name) as scratch:
             scratch.write_text(cfg.pretty_text, encoding="utf-8")
 

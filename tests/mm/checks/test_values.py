@@ -1,0 +1,79 @@
+"""Values of the optimizer and of the run, parts of a config that belong together, and what is never reached."""
+
+import pytest
+
+from vitdense.mm.checks import findings, monitors
+from vitdense.mm.config.load import load_config
+
+pytest.importorskip("mmdet")
+NO_VALIDATION = {"val_cfg": None, "val_dataloader": None, "val_evaluator": None}
+
+
+def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
+    return [str(found) for found in findings(load_config(name, options), splits) if isinstance(found, Exception)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optim_wrapper.clip_grad.max_norm", -1),
+        ("optim_wrapper.clip_grad.max_norm", 0),
+        ("optim_wrapper.clip_grad.max_norm", float("nan")),
+        ("optim_wrapper.optimizer.lr", -1e-4),
+        ("optim_wrapper.optimizer.lr", float("inf")),
+        ("optim_wrapper.optimizer.lr", "fast"),
+        ("optim_wrapper.optimizer.weight_decay", -1),
+        ("optim_wrapper.optimizer.betas", (0.9, 1.5)),
+        ("optim_wrapper.accumulative_counts", 0),
+        ("optim_wrapper.accumulative_counts", True),
+        ("optim_wrapper.paramwise_cfg.custom_keys.neck.decay_mult", "none"),
+        ("randomness.seed", -1),
+        ("train_dataloader.num_workers", -1),
+        ("train_cfg.val_interval", 0),
+        ("train_cfg.val_begin", 10**6),
+        ("train_cfg.dynamic_intervals", [(10**6, 1)]),
+        ("default_hooks.checkpoint.by_epoch", True),
+        ("default_hooks.checkpoint.type", "CheckpointHookk"),
+        ("train_dataloader.sampler.type", "Samplerr"),
+        ("optim_wrapper.optimizer.type", "AdamWW"),
+        ("val_evaluator.type", "CocoMetrik"),
+        ("val_cfg", None),
+        ("val_dataloader", None),
+        ("test_evaluator", None),
+    ],
+)
+def test_a_wrong_value_is_one_error_that_names_it(key, value):
+    found = errors({key: value})
+    assert any(key.removesuffix(".type") in line for line in found), found
+
+
+def test_values_in_their_range_pass():
+    right = {"optim_wrapper.optimizer.lr": 0, "optim_wrapper.clip_grad": None, "randomness.seed": None}
+    assert errors({**right, "optim_wrapper.accumulative_counts": 4}) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"default_hooks.checkpoint.save_best": "auto"},
+        {"default_hooks.early_stopping": {"type": "EarlyStoppingHook", "monitor": "coco/bbox_mAP"}},
+        {"default_hooks.pictures.type": "vitdense.ValidationPicturesHook"},
+        {"param_scheduler": [{"type": "ReduceOnPlateauLR", "monitor": "loss", "by_epoch": False}]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_needs_a_validation_is_refused_without_one(options):
+    key = next(iter(options)).removesuffix(".type")
+    assert errors(NO_VALIDATION, splits=("train",)) == []
+    cfg = load_config("rfdetr_nano_shapes", {**NO_VALIDATION, **options})
+    found = [str(found) for found in monitors.find(cfg, ("train",)) if "there is no validation" in str(found)]
+    assert len(found) == 1
+    assert key in found[0]
+
+
+def test_a_validation_that_is_left_out_leaves_the_test():
+    cfg = load_config("rfdetr_nano_shapes", NO_VALIDATION)
+    assert cfg.test_dataloader.dataset.type == load_config("rfdetr_nano_shapes").test_dataloader.dataset.type
+    assert cfg.test_cfg is not None
+    none = {key.replace("val_", "test_"): None for key in NO_VALIDATION}
+    assert errors({**NO_VALIDATION, **none}, splits=("train",)) == []

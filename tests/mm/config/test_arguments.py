@@ -1,0 +1,112 @@
+"""The command line: values of --cfg-options, options that contradict each other."""
+
+import runpy
+import sys
+
+import pytest
+
+from vitdense.mm.config.arguments import Parser, parse_value, whole_number
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("None", None),
+        ("true", True),
+        ("007", 7),
+        ("a,b", ["a", "b"]),
+        ("640,480", [640, 480]),
+        ("[(a,b),(1,2)]", [("a", "b"), (1, 2)]),
+        ("[coco/bbox_mAP,/data/b]", ["coco/bbox_mAP", "/data/b"]),
+        (
+            "[dict(type='EMAHook', x=[None, True, (1, 2)], y=1e-4)]",
+            [dict(type="EMAHook", x=[None, True, (1, 2)], y=1e-4)],
+        ),
+        ("{'a b': dict(c='d, e')}", {"a b": {"c": "d, e"}}),
+        ("my file.pth", "my file.pth"),
+        ("'my file, too'", "my file, too"),
+        ("it's", "it's"),
+        (r"roi_head\..*(fc_cls|fc_reg)\..*", r"roi_head\..*(fc_cls|fc_reg)\..*"),
+        (r"[roi_head\..*(a|b),c]", [r"roi_head\..*(a|b)", "c"]),
+        ("s3://a/b", "s3://a/b"),
+        ("", ""),
+        ("('a',)", ("a",)),
+    ],
+)
+def test_value_of_cfg_options(text, value):
+    assert repr(parse_value(text)) == repr(value)
+
+
+@pytest.mark.parametrize("text", ["[dict(type='A'", "[a", "dict(a=/x)", "dict(a)", "{a}{", "[1, (2]"])
+def test_value_with_open_brackets_is_refused(text):
+    with pytest.raises(ValueError, match="expected"):
+        parse_value(text)
+
+
+def exits(call, *args):
+    with pytest.raises(SystemExit) as ended:
+        call(*args)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--a", "--b"], "--b"),
+        (["--c"], "--a"),
+        (["--n", "abc"], "abc"),
+        (["--n", "0"], "'0'"),
+        (["--unknown"], "--unknown"),
+    ],
+)
+def test_errors_of_a_parser_are_one_line(argv, named, capsys):
+    parser = Parser()
+    for name in ("a", "b", "c"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--n", type=whole_number)
+    parser.apart("--a", "--b")
+    parser.need("--c", "--a")
+    assert exits(parser.parse_args, argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert named in line
+    assert parser.parse_args(["--a", "--c"]).n is None
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("train x --epochs 2 --iters 3", "--iters"),
+        ("train x --resume --fresh a", "--fresh"),
+        ("train x --resume --overwrite", "--overwrite"),
+        ("train x --replay a.pth --amp bfloat16", "--amp"),
+        ("train x --resume --cfg-options load_from=a.pth", "load_from"),
+        ("train x --iters 3 --cfg-options train_cfg.max_iters=4", "train_cfg.max_iters"),
+        ("train x --iters 3 --cfg-options train_cfg=dict(max_iters=4)", "train_cfg.max_iters"),
+        ("train x --iters 3 --cfg-options train_cfg=None", "train_cfg"),
+        ("train x --batch-size auto --cfg-options train_dataloader.batch_size=4", "train_dataloader.batch_size"),
+        ("train x --cfg-options a=1 a=2", "twice"),
+        ("train x --cfg-options a=1 --cfg-options a=2", "twice"),
+        ("train x --cfg-options custom_hooks=[dict(type='A',  momentum=1)]", "quote"),
+        ("test x y --tta --tiles 64", "--tiles"),
+        ("test x y --overlap 0.5", "--tiles"),
+        ("predict x y z --as-dataset a --out-dir b", "--out-dir"),
+        ("predict x y z --as-dataset a --indices", "--indices"),
+        ("export x y --to onnx --calibrate a", "--int8"),
+    ],
+)
+def test_options_of_the_tools_that_contradict_each_other_are_refused(repo, monkeypatch, capsys, command, named):
+    tool, *argv = command.split(" ")
+    monkeypatch.setattr(sys, "argv", [tool, *filter(None, argv)])
+    assert exits(runpy.run_path(str(repo / "tools" / f"{tool}.py"))["main"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert named in line
+
+
+def test_cfg_options_given_twice_add_up(repo):
+    from vitdense.mm.config.load import make_parser
+
+    args = make_parser("").parse_args(["x", "--cfg-options", "a=1", "--cfg-options", "b=2"])
+    assert args.cfg_options == {"a": 1, "b": 2}
+    assert make_parser("").parse_args(["x"]).cfg_options == {}
