@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitdense.files import read_text
 from vitdense.inspect.cpu import OneDnnLinear, has_onednn, is_glibc, keep_memory
 from vitdense.inspect.export import export_program, largest_error, save_onnx
 from vitdense.inspect.int8 import quantise
@@ -197,6 +198,6 @@ def cpu_name() -> str:
     """What the system calls the CPU, and its vectors."""
     info = Path("/proc/cpuinfo")
     names = (
-        [line.split(": ")[1] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
+        [line.split(": ")[1] for line in read_text(info).splitlines() if "model name" in line] if info.exists() else []
     )
     return f"{next(iter(names), platform.processor())}, {torch.backends.cpu.get_cpu_capability()}"

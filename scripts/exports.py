@@ -18,7 +18,7 @@ from typing import NamedTuple
 import onnx
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, read_text
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.walk import nodes
@@ -111,7 +111,7 @@ def main() -> None:
             print(*lines[-1], sep=" | ", flush=True)
     if not args.only:
         with atomic_write(PAGE) as scratch:
-            scratch.write_text(filled(PAGE.read_text(), {HEADING: table(HEAD, lines)}))
+            scratch.write_text(filled(read_text(PAGE), {HEADING: table(HEAD, lines)}), encoding="utf-8")
 
 
 if __name__ == "__main__":

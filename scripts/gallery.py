@@ -16,7 +16,7 @@ from PIL import Image
 import vitdense  # first: it makes mmcv importable without a compiler
 from attention_cost import attention_costs, plot_attention
 from benchmark import build
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, read_text
 from vitdense.inspect import draw
 from vitdense.inspect.cost import DEVICES, ModelCost, count
 from vitdense.inspect.flops import macs, num_params
@@ -58,7 +58,7 @@ class Published(NamedTuple):
 
 def published() -> Iterator[Published]:
     """The detectors of the README's table whose box AP was published, and their FLOPs."""
-    table = (REPO / "configs/README.md").read_text().partition("\n## Recipes\n")[2]
+    table = read_text(REPO / "configs/README.md").partition("\n## Recipes\n")[2]
     for line in re.findall(r"^\| `.+_coco\.py`.*\|$", table, re.M):
         config, ap, _, flops = (cell.strip() for cell in line.strip("|").split("|"))
         name = re.match(rf"`({'|'.join(METHODS)})_({'|'.join(FAMILIES)})_(\w)_coco\.py`", config)

@@ -161,5 +161,5 @@ if __name__ == "__main__":
     for name, of_model in shapes.items():
         for key, shape in of_model.items():
             rows.setdefault(key, {}).setdefault("x".join(map(str, shape)), []).append(list(shapes).index(name))
-    with open(folder / "rfdetr_keys.json", "w") as file:
+    with open(folder / "rfdetr_keys.json", "w", encoding="utf-8") as file:
         json.dump({"models": list(shapes), "keys": rows}, file, separators=(",", ":"))

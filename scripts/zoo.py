@@ -14,7 +14,7 @@ import yaml
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.families import backbone_class
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, read_text
 from vitdense.inspect.cost import CostCounter
 from vitdense.inspect.flops import count, macs, num_params
 from vitdense.mm.config.load import build_model, load_config
@@ -51,7 +51,7 @@ TRAINING = {  # of weights, by the end of their names
 
 def recipes() -> list[dict[str, Any]]:
     """The recipes in configs/metafile.yml."""
-    return yaml.safe_load((REPO / "configs/metafile.yml").read_text())["Models"]
+    return yaml.safe_load(read_text(REPO / "configs/metafile.yml"))["Models"]
 
 
 def shape_of(recipe: Mapping[str, Any]) -> tuple[int, int]:
@@ -157,7 +157,7 @@ def grouped(rows: Iterable[Model], key: Callable[[Model], Any]) -> dict[Any, lis
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     with atomic_write(PAGE) as scratch:
-        scratch.write_text(filled(PAGE.read_text(), tables(count_backbone, count_recipe)))
+        scratch.write_text(filled(read_text(PAGE), tables(count_backbone, count_recipe)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.checkpoint.convert import SUFFIXES, convert, save
 from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.read import read
+from vitdense.console import in_utf8
 from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.mm.train.launch import exit_on_user_error
 from vitdense.mm.train.work_folder import find_checkpoint
@@ -136,4 +137,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    in_utf8()
     main()

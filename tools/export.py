@@ -7,6 +7,7 @@ makes them photos. It is compared with the model before it is written.
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.console import in_utf8
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.arguments import whole_number
 from vitdense.mm.config.load import add_checkpoint, make_parser
@@ -46,4 +47,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    in_utf8()
     main()

@@ -5,6 +5,7 @@ import json
 import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.console import in_utf8
 from vitdense.inspect.flops import Row, count, table
 from vitdense.mm.config.arguments import whole_number
 from vitdense.mm.config.load import build_model, config_of, make_parser
@@ -43,4 +44,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    in_utf8()
     main()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.train.curves import draw_curves
 from vitdense.mm.train.launch import exit_on_user_error
@@ -25,4 +26,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    in_utf8()
     main()

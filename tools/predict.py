@@ -11,6 +11,7 @@ import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.console import in_utf8
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.load import add_inference_arguments, add_tiles, make_parser
 from vitdense.mm.config.published import trained_of
@@ -84,4 +85,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    in_utf8()
     main()

@@ -7,6 +7,7 @@ biases.
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.console import in_utf8
 from vitdense.mm.cli.show import contact_sheet
 from vitdense.mm.config.load import add_inference_arguments, make_parser
 from vitdense.mm.config.published import trained_of
@@ -41,4 +42,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    in_utf8()
     main()

@@ -7,6 +7,7 @@ from pathlib import Path
 from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.console import in_utf8
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.load import add_checkpoint, add_run_arguments, add_tiles, make_parser
 from vitdense.mm.config.published import trained_of
@@ -47,4 +48,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    in_utf8()
     main()

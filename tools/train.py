@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import whole_number
 from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
 from vitdense.mm.config.settings import LOGGERS
@@ -94,4 +95,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    in_utf8()
     main()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import vitdense
-from vitdense.console import showing
+from vitdense.console import in_utf8, showing
 from vitdense.mm.ops import environment
 from vitdense.mm.ops.finder import BUILD_COMMAND, INSTALL_MM, ops_in_use
 
@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments of the command line; by default those of this process.
     """
+    if argv is None:
+        in_utf8()
     parser = argparse.ArgumentParser("vitdense", description="Without a command: report the environment.")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():

@@ -1,9 +1,12 @@
 """What a tool shows, which never ends its work: the reader may be gone, the disk full, the encoding another."""
 
 import os
+import subprocess
 import sys
+from codecs import lookup
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from locale import getpreferredencoding
 from typing import Any, TextIO
 
 
@@ -57,3 +60,19 @@ class _Shown:
         self.flush()
         if not isinstance(error, BrokenPipeError):  # whose reader left on purpose
             print(f"warning: what is printed is lost ({error.strerror}); the work goes on", file=sys.stderr)
+
+
+def in_utf8() -> None:
+    """Start the process of a command again in Python's UTF-8 mode, where the locale has another encoding.
+
+    Names of files and text files are UTF-8 then, for packages that do not say so too. What is shown stays in the
+    encoding of the terminal.
+    """
+    if sys.flags.utf8_mode or "utf8" in sys._xoptions or lookup(getpreferredencoding(False)).name == "utf-8":
+        return
+    if sys.stdout is not None:
+        os.environ.setdefault("PYTHONIOENCODING", f"{sys.stdout.encoding}:backslashreplace")
+    command = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+    if os.name == "nt":  # where the shell does not wait for a process that takes the place of another
+        sys.exit(subprocess.call(command))
+    os.execv(sys.executable, command)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from vitdense.errors import OptionError
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a disk, while a file is written: they name none
 
 
@@ -30,6 +32,21 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         raise
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark, whatever the locale.
+
+    Raises:
+        OptionError: It is in another encoding.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"{path}: got bytes that are not UTF-8 ({error.object[error.start : error.end]!r} at {error.start}); save "
+            f"the file as UTF-8"
+        ) from error
 
 
 def check_writable(path: str | Path) -> None:

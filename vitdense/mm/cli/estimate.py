@@ -65,7 +65,11 @@ def estimate(config: Path) -> str:
 
 def measure(config: Path) -> Estimate:
     """Run a few training iterations of a config, without their log: the real data, random weights."""
-    with open(os.devnull, "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
         cfg = load_config(config)
         drop_weights(cfg.model)
         device = "cuda" if torch.cuda.is_available() else "cpu"

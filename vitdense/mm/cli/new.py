@@ -19,7 +19,7 @@ import torch
 from mmengine.config import Config
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, read_text
 from vitdense.mm.cli.check import report
 from vitdense.mm.cli.estimate import estimate
 from vitdense.mm.config.arguments import Parser, whole_number
@@ -332,7 +332,7 @@ def _line(task: str, classes: Sequence[str], num_train: int, num_val: int) -> st
 
 
 def _class_names(given: str) -> tuple[str, ...]:
-    names = Path(given).read_text(encoding="utf-8").splitlines() if os.path.isfile(given) else given.split(",")
+    names = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
     names = tuple(name.strip() for name in names if name.strip())
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(f"--classes: got {given!r}, expected a file or two or more different names, a,b,c")

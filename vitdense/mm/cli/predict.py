@@ -153,7 +153,9 @@ class Panoptic(Task):
         named = enumerate(zip(self.ids, self.model.names))
         categories = [{"id": i, "name": name, "isthing": int(label < things)} for label, (i, name) in named]
         with atomic_write(self.part) as scratch:
-            scratch.write_text(json.dumps({"annotations": self.annotations, "categories": categories}))
+            scratch.write_text(
+                json.dumps({"annotations": self.annotations, "categories": categories}), encoding="utf-8"
+            )
 
     def finish(self) -> Path:
         """Write the segments of all images, also of other processes; the path of the file."""

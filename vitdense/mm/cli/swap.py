@@ -12,7 +12,7 @@ import torch
 from mmengine.config import Config
 from mmengine.structures import BaseDataElement
 
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, read_text
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.backbone import model_changes
 from vitdense.mm.config.code import check_new_file, code
@@ -90,6 +90,6 @@ def try_model(path: Path, name: str) -> str:
         reason = next(iter(str(error).strip().splitlines()), "no message")
         raise ConfigError(
             f"{name}: with the new backbone the model does not build or predict ({type(error).__name__}: {reason}); "
-            f"parts that depend on the old one must be written by hand:\n{path.read_text(encoding='utf-8')}"
+            f"parts that depend on the old one must be written by hand:\n{read_text(path)}"
         ) from error
     return type(model).__name__

@@ -16,7 +16,7 @@ import yaml
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.files import describe_missing
+from vitdense.files import describe_missing, read_text
 from vitdense.mm.config.load import CONFIGS, config_of, find_config
 from vitdense.mm.config.walk import as_list, flat
 from vitdense.mm.errors import ConfigError, join_some
@@ -121,7 +121,7 @@ def _read(text: str) -> Iterator[Published]:
     """The models of all indices that have this text."""
     for package, files in _indices():
         for file in files:
-            content = file.read_text(encoding="utf-8")
+            content = read_text(file)
             index = yaml.safe_load(content) if text in content else ()
             for model in index["Models"] if isinstance(index, dict) else index:  # some are lists
                 if "Weights" in model:

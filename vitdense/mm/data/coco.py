@@ -12,7 +12,7 @@ from pathlib import Path
 from mmengine.logging import print_log
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, read_text
 from vitdense.inspect.result import Result
 from vitdense.mm.errors import ConfigError, join_some
 
@@ -57,7 +57,7 @@ def overview(ann_file: Path) -> Overview:
 @lru_cache
 def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
     try:
-        text = ann_file.read_text(encoding="utf-8")
+        text = read_text(ann_file)
         start = text.index("[", text.rindex('"categories"'))
         categories, _ = json.JSONDecoder().raw_decode(text, start)
         names = tuple(category["name"] for category in categories)
@@ -97,7 +97,7 @@ class CocoPredictions:
         folder = root / (dataset.get("data_prefix") or {}).get("img", "")
         self.ann_file = root / (dataset.get("ann_file") or "")
         exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
-        truth = json.loads(self.ann_file.read_text(encoding="utf-8")) if exists else {}
+        truth = json.loads(read_text(self.ann_file)) if exists else {}
         images = truth.get("images", []) if base is None else []
         self.known_images = {_locate(folder / _file_name(image)): image for image in images}
         self.used_ids = {image["id"] for image in self.known_images.values()}
@@ -155,7 +155,7 @@ class CocoPredictions:
         result = self.result
         results = [{key: a[key] for key in RESULT_KEYS if key in a} for a in result["annotations"]]
         with atomic_write(path) as scratch:
-            scratch.write_text(json.dumps(result if as_dataset else results))
+            scratch.write_text(json.dumps(result if as_dataset else results), encoding="utf-8")
 
     def report_new_images(self) -> None:
         """Log which images have ids of their own."""

@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 
 from vitdense.errors import OptionError
+from vitdense.files import read_text
 
 __all__ = ["CLASSES", "PALETTE", "draw_dataset", "draw_image"]
 
@@ -110,7 +111,7 @@ def _is_drawn(root: Path, stamp: dict) -> bool:
     if not root.exists():
         return False
     file = root / STAMP
-    found = json.loads(file.read_text()) if file.exists() else "no such file"
+    found = json.loads(read_text(file)) if file.exists() else "no such file"
     if found != stamp:
         raise OptionError(
             f"{file}: got {found}, expected {stamp}. Choose another data_root, set the arguments it was drawn with, "
@@ -137,8 +138,8 @@ def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
                 "annotations": [{"id": i, **a} for i, a in enumerate((a for each in annotations for a in each), 1)],
                 "categories": [{"id": i, "name": c, "supercategory": "shape"} for i, c in enumerate(CLASSES, 1)],
             }
-            (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
-    (folder / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
+            (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content), encoding="utf-8")
+    (folder / STAMP).write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
 
 
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:

@@ -10,6 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from vitdense.files import read_text
 from vitdense.mm.data.panoptic_files import colours_of_ids
 from vitdense.mm.data.shapes import CLASSES, SPLITS, draw_dataset
 
@@ -34,7 +35,7 @@ def draw_panoptic_dataset(root: str | Path, **options: Any) -> Path:
     try:
         for split in SPLITS:
             (temporary / split).mkdir(parents=True)
-            truth = json.loads((root / f"annotations/instances_{split}.json").read_text())
+            truth = json.loads(read_text(root / f"annotations/instances_{split}.json"))
             of_image: dict[int, list] = {image["id"]: [] for image in truth["images"]}
             for annotation in truth["annotations"]:
                 of_image[annotation["image_id"]].append(annotation)
@@ -46,7 +47,7 @@ def draw_panoptic_dataset(root: str | Path, **options: Any) -> Path:
                     for i, name in enumerate((*CLASSES, *STUFF), 1)
                 ],
             }
-            (temporary / f"panoptic_{split}.json").write_text(json.dumps(content))
+            (temporary / f"panoptic_{split}.json").write_text(json.dumps(content), encoding="utf-8")
         os.rename(temporary, folder)
     except OSError:
         if not folder.exists():  # by another process in the meantime

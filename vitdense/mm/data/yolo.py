@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from vitdense.files import read_text
 from vitdense.mm.data.images import header_size
 from vitdense.mm.errors import ConfigError, join_some
 
@@ -35,7 +36,7 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path]
             a line of one is no object.
     """
     try:
-        data = yaml.safe_load(data_file.read_text(encoding="utf-8"))
+        data = yaml.safe_load(read_text(data_file))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"--yolo: {data_file} is no YAML file ({str(error)[:200]})") from error
     if not isinstance(data, dict) or not {"names", split} <= data.keys():
@@ -102,7 +103,7 @@ def _label_file(image: Path) -> Path:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file with text, by their numbers."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
             yield number, line.strip()
 

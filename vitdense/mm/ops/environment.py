@@ -49,7 +49,7 @@ def enable() -> Path:
     path = ops_file()
     try:
         with atomic_write(path) as scratch:
-            scratch.write_text(f"import sys; exec({_SOURCE!r}, {{}})\n")
+            scratch.write_text(f"import sys; exec({_SOURCE!r}, {{}})\n", encoding="utf-8")
     except OSError as error:
         raise OptionError(f"ops enable: cannot write {path} ({error}); use an environment of your own") from error
     return path

@@ -15,6 +15,7 @@ from mmengine.logging import print_log
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DefaultScope
 
+from vitdense.files import read_text
 from vitdense.mm.checks import batch_size
 from vitdense.mm.config.load import build_model
 from vitdense.mm.config.passes import in_process
@@ -142,8 +143,8 @@ def available_memory() -> int:
     """Bytes that Linux says are available, to this machine or to its container."""
     free = _bytes("/proc/meminfo", "MemAvailable")
     limit, used = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        free = min(free, int(text) - int(used.read_text()))
+    if limit.exists() and (text := read_text(limit).strip()) != "max":
+        free = min(free, int(text) - int(read_text(used)))
     return free
 
 
@@ -155,4 +156,4 @@ def _bytes(file: str, name: str) -> int:
     """
     if not Path(file).exists():
         raise ConfigError("--batch-size auto: needs a GPU or Linux; give a number")
-    return next(1024 * int(line.split()[1]) for line in Path(file).read_text().splitlines() if line.startswith(name))
+    return next(1024 * int(line.split()[1]) for line in read_text(file).splitlines() if line.startswith(name))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, read_text
 from vitdense.mm.errors import ConfigError
 
 SCALARS = "*/vis_data/scalars.json"  # in a work folder; the first part is the time of the start
@@ -27,7 +27,7 @@ def read_scalars(work_dir: Path) -> list[dict]:
     joined: list[dict] = []
     for file in sorted(work_dir.glob(SCALARS)):
         records, last = [], 0
-        for line in file.read_text().split("\n")[:-1]:  # a kill leaves the last line incomplete
+        for line in read_text(file).split("\n")[:-1]:  # a kill leaves the last line incomplete
             record = json.loads(line)
             last = record.get("iter", max(record["step"], last))
             records.append({**record, "iteration": last})

@@ -98,6 +98,8 @@ class Runner(mmengine.runner.Runner):
         for handler in logger.handlers:
             if type(handler) is logging.StreamHandler:  # the log file is a subclass
                 handler.addFilter(for_console)
+            elif isinstance(handler, logging.FileHandler):  # whatever the locale, and names of files are bytes
+                handler.stream.reconfigure(encoding="utf-8", errors="backslashreplace")
         return logger
 
     def build_visualizer(self, visualizer: Visualizer | dict | None = None) -> Visualizer:
@@ -291,9 +293,7 @@ class Runner(mmengine.runner.Runner):
         elif fn_name == "after_train_epoch" and isinstance(loader := self.train_dataloader, ContinuedLoader):
             self.train_loop.dataloader = loader.loader  # whose workers hooks restart, to switch the pipeline
         elif fn_name == "after_val_iter":
-            if (
-                kwargs["batch_idx"] % 10 == 0 and kwargs["batch_idx"] < self.shared_steps
-            ):  # processes wait for each other
+            if kwargs["batch_idx"] in range(0, self.shared_steps, 10):  # processes wait for each other
                 self._stop_if_asked()
         elif fn_name == "after_val":
             self._stop_if_asked()

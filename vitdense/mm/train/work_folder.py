@@ -103,7 +103,7 @@ class WorkFolder:
     def note(self, name: str) -> None:
         """Note the checkpoint from which the training goes on."""
         with atomic_write(self.path / LAST) as scratch:
-            scratch.write_text(name)
+            scratch.write_text(name, encoding="utf-8")
 
     def write_config(self, cfg: Config, modules: Sequence[Path] = ()) -> None:
         """Write the config of the training, and beside it the modules of its own, see `own_modules`."""
@@ -221,7 +221,7 @@ def is_saved_config(path: Path) -> bool:
     """Whether a training wrote this config: those that people write leave out what commands set."""
     if path.suffix != ".py" or not path.is_file():
         return False
-    text = path.read_text("utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8", errors="replace")
     return all(re.search(rf"^{key} = ", text, re.MULTILINE) for key in ("launcher", "work_dir"))
 
 
