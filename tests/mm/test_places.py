@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.config.walk import nodes
+from vitdense.mm.export.detectors import fix
+from vitdense.mm.export.tasks import Detector
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.heads.rle_masks import use_rle
 
@@ -172,6 +174,17 @@ def test_recipes_keep_places_in_the_runner_of_mmengine(tmp_path):
     model = detector(name, tmp_path, build)
     (half,), (full,) = of_both(model, name, lambda x, samples: model(x, samples, mode="predict"))
     torch.testing.assert_close(half.pred_instances.bboxes, full.pred_instances.bboxes, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["cascade_rcnn_swin_nano_shapes", "sparse_rcnn_swin_nano_shapes"])
+@torch.no_grad()
+def test_an_exported_model_in_half_precision_has_boxes_of_float32(name, tmp_path):
+    model = detector(name, tmp_path)
+    model.backbone.maps = [x.half() for x in model.backbone.maps]
+    fix(model)
+    boxes = Detector(model).half()(torch.zeros(1, 3, *PADDED).half())["boxes"]
+    far = boxes[boxes > 1024]
+    assert (far % 1 != 0).any()  # float16 has whole pixels there
 
 
 @pytest.mark.parametrize(

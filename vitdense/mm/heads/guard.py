@@ -41,7 +41,7 @@ def guard_model(model: nn.Module) -> nn.Module:
         children = dict(part.named_children())
         _ask_for_what_there_is(part, children)
         if hasattr(part, "prior_generator") or hasattr(part, "bbox_coder"):
-            part.register_forward_hook(_widen_outputs)
+            part.register_forward_hook(_widen_under_autocast)
         if hasattr(part, "roi_layers"):
             part.register_forward_pre_hook(_widen_inputs_under_autocast)
         if hasattr(part, "im2col_step") and "value_proj" in children:  # mmcv's multi-scale deformable attention
@@ -49,16 +49,16 @@ def guard_model(model: nn.Module) -> nn.Module:
         if hasattr(children.get("rpn_head"), "init_proposal_bboxes") and "neck" in children:
             part.neck.register_forward_hook(_widen_under_autocast)
         if "bbox_head" in children:
-            part.bbox_head.register_forward_hook(_widen_outputs)
+            part.bbox_head.register_forward_hook(_widen_under_autocast)
             for name, layer in part.named_modules():
                 size = getattr(layer, "out_features", getattr(layer, "out_channels", None))
                 if isinstance(layer, nn.Linear | nn.Conv2d) and size in (2, 4) and "backbone" not in name.split("."):
-                    layer.register_forward_hook(_widen_under_autocast)
+                    layer.register_forward_hook(_widen)
     return model
 
 
-def _widen_outputs(head: nn.Module, args: tuple, outputs: Any) -> Any:
-    return tree_map_only(Tensor, lambda x: x.float() if x.dtype in HALF else x, outputs)
+def _widen(layer: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    return output.float() if output.dtype in HALF else output
 
 
 # Under autocast only: in a model that is in half precision itself, the next layer takes nothing else.
