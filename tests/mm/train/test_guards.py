@@ -22,7 +22,7 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
 from vitdense.mm.train.checkpoints import AtomicLocalBackend, read_checkpoint
 from vitdense.mm.train.hooks import check_whole
-from vitdense.mm.train.processes import StopSignal, find_launcher
+from vitdense.mm.train.processes import StopSignal
 from vitdense.mm.train.runner import StepError
 from vitdense.mm.train.work_folder import WorkFolder
 
@@ -414,23 +414,6 @@ def test_a_full_disk_is_one_line_with_what_is_safe(make, monkeypatch):
     monkeypatch.setattr(AtomicLocalBackend, "put", full)
     with pytest.raises(ConfigError, match=r"No space left on device; --resume goes on from iter_2\.pth"):
         launch.train(make())
-
-
-@pytest.mark.parametrize(
-    ("launcher", "variable"), [("pytorch", "RANK"), ("slurm", "SLURM_PROCID"), ("mpi", "OMPI_COMM_WORLD_LOCAL_RANK")]
-)
-def test_launchers_that_did_not_start_this_process(monkeypatch, launcher, variable):
-    monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(ConfigError, match=f"{variable} is not set"):
-        find_launcher(launcher)
-    monkeypatch.setenv(variable, "0")
-    assert find_launcher(launcher) == launcher
-
-
-def test_torchrun_is_understood(monkeypatch):
-    assert find_launcher("none") == "none"
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert find_launcher("none") == "pytorch"
 
 
 def test_class_names_like_templates_are_read_back_from_the_work_folder(make, monkeypatch):

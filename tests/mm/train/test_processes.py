@@ -1,4 +1,4 @@
-"""Signals of several kinds, in one process, without a training."""
+"""How processes start and how they are stopped: environment variables and signals, without a training."""
 
 import os
 import signal
@@ -7,7 +7,15 @@ import threading
 import pytest
 
 pytest.importorskip("mmengine")
-from vitdense.mm.train.processes import STOPS, StopSignal, handling_stops, stop_at_once
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.processes import (
+    LAUNCHERS,
+    STOPS,
+    StopSignal,
+    find_launcher,
+    handling_stops,
+    stop_at_once,
+)
 
 
 @pytest.mark.parametrize("number", STOPS)
@@ -47,3 +55,53 @@ def test_other_threads_leave_signals_alone():
     thread.start()
     thread.join()
     assert done == [before]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Sets what a launcher tells process 1 of 2."""
+
+    def start(name):
+        rank, size, *others = LAUNCHERS[name].numbers
+        values = {rank: "1", size: "2", **dict.fromkeys(others, "0"), **dict.fromkeys(LAUNCHERS[name].texts, "host")}
+        for variable, value in values.items():
+            monkeypatch.setenv(variable, value)
+        return values
+
+    for launcher in LAUNCHERS.values():
+        for variable in (*launcher.numbers, *launcher.texts):
+            monkeypatch.delenv(variable, raising=False)
+    return start
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers_that_did_not_start_this_process_name_the_variable(started, monkeypatch, launcher):
+    variables = started(launcher)
+    assert find_launcher(launcher) == launcher
+    for variable, value in variables.items():
+        monkeypatch.delenv(variable)
+        with pytest.raises(ConfigError, match=rf"{variable} is not set"):
+            find_launcher(launcher)
+        monkeypatch.setenv(variable, "abc" if value != "host" else value)
+        if value != "host":
+            with pytest.raises(ConfigError, match=rf"{variable}: got 'abc'"):
+                find_launcher(launcher)
+        monkeypatch.setenv(variable, value)
+    rank, size = LAUNCHERS[launcher].numbers[:2]
+    monkeypatch.setenv(rank, "2")
+    with pytest.raises(ConfigError, match=rf"{rank}: got 2, expected less than {size}"):
+        find_launcher(launcher)
+
+
+def test_torchrun_is_understood(started, monkeypatch):
+    assert find_launcher("none") == "none"
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    with pytest.raises(ConfigError, match="WORLD_SIZE: got 'abc'"):
+        find_launcher("none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert find_launcher("none") == "none"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="RANK, LOCAL_RANK, MASTER_PORT, MASTER_ADDR is not set"):
+        find_launcher("none")
+    started("pytorch")
+    assert find_launcher("none") == "pytorch"

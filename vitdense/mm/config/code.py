@@ -36,7 +36,8 @@ def docstring(first: str, rest: Sequence[str]) -> str:
 def _escaped(text: str) -> str:
     """Text as it may stand between quotation marks of any config."""
     # Escapes of JSON are Python's. mmengine replaces {{ ... }} in the text of the file, before it is parsed.
-    return json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
+    text = json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
+    return text.encode(errors="backslashreplace").decode()  # names of files whose bytes are not UTF-8
 
 
 class ReadableConfig(Config):

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.device import get_device
@@ -22,11 +22,34 @@ STOPS = tuple(
     for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
     if hasattr(signal, name)  # Windows has the first
 )
-# What each launcher tells its processes, and the command that does.
+
+
+class Launcher(NamedTuple):
+    """What a launcher tells its processes by environment variables, and the command that does.
+
+    Attributes:
+        numbers: The first is the number of the process, the second how many there are.
+        texts: Others.
+        command: As users type it.
+    """
+
+    numbers: tuple[str, ...]
+    texts: tuple[str, ...]
+    command: str
+
+
 LAUNCHERS = {
-    "pytorch": ("RANK", "torchrun --nproc-per-node N tools/train.py ..."),
-    "slurm": ("SLURM_PROCID", "srun python tools/train.py ..."),
-    "mpi": ("OMPI_COMM_WORLD_LOCAL_RANK", "mpirun python tools/train.py ..."),
+    "pytorch": Launcher(
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"),
+        ("MASTER_ADDR",),
+        "torchrun --nproc-per-node N tools/train.py ...",
+    ),
+    "slurm": Launcher(("SLURM_PROCID", "SLURM_NTASKS"), ("SLURM_NODELIST",), "srun python tools/train.py ..."),
+    "mpi": Launcher(
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("MASTER_ADDR",),
+        "mpirun -x MASTER_ADDR=HOST python tools/train.py ...",
+    ),
 }
 
 
@@ -34,14 +57,29 @@ def find_launcher(given: str) -> str:
     """The launcher of this process: the given one, or that of torchrun, which tells how many processes it started.
 
     Raises:
-        ConfigError: The process was not started by the given launcher.
+        ConfigError: What the launcher tells its processes is missing or contradicts itself.
     """
-    if given == "none":
-        return "pytorch" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else "none"
-    variable, command = LAUNCHERS[given]
-    if variable not in os.environ:
-        raise ConfigError(f"--launcher {given}: {variable} is not set; start the processes by {command}")
-    return given
+    inferred = given == "none"
+    if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):
+        return "none"
+    name = "pytorch" if inferred else given
+    launcher = LAUNCHERS[name]
+    if absent := [variable for variable in (*launcher.numbers, *launcher.texts) if not os.environ.get(variable)]:
+        source = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}" if inferred else f"--launcher {given}"
+        raise ConfigError(
+            f"{source}: {', '.join(absent)} is not set; start the processes by {launcher.command}"
+            + ("; or unset WORLD_SIZE for one process" if inferred else "")
+        )
+    rank, size, *_ = map(_number, launcher.numbers)
+    if rank >= size:
+        raise ConfigError(f"{launcher.numbers[0]}: got {rank}, expected less than {launcher.numbers[1]}, {size}")
+    return name
+
+
+def _number(variable: str) -> int:
+    if not (text := os.environ[variable]).isdecimal():
+        raise ConfigError(f"environment variable {variable}: got {text!r}, expected a whole number")
+    return int(text)
 
 
 class StopSignal(BaseException):
