@@ -10,7 +10,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.console import in_utf8
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.arguments import whole_number
-from vitdense.mm.config.load import add_checkpoint, make_parser
+from vitdense.mm.config.load import add_checkpoint, add_classes, make_parser
 from vitdense.mm.config.published import trained_of
 from vitdense.mm.train.launch import exit_on_user_error
 
@@ -18,6 +18,7 @@ from vitdense.mm.train.launch import exit_on_user_error
 def main() -> None:
     parser = make_parser(__doc__)
     add_checkpoint(parser)
+    add_classes(parser)
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument(
         "--static", nargs=2, type=whole_number, metavar=("H", "W"), help="image size in pixels, for one image"
@@ -35,6 +36,9 @@ def main() -> None:
         help="the file takes photos, uint8 RGB, which it resizes and normalises",
     )
     parser.add_argument("--images", nargs="+", default=[], help="photos to compare at (default: test data)")
+    parser.add_argument(
+        "--unchecked", action="store_true", help="write it also where the model finds nothing to compare"
+    )
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
     parser.need("--calibrate", "--int8")
     args = parser.parse_args()
@@ -43,7 +47,7 @@ def main() -> None:
         static = tuple(args.static) if args.static else None
         precision = "int8" if args.int8 else "float16" if args.half else "float32"
         options = (path, args.to, static, precision, args.maps, args.images, args.with_preprocessing, args.calibrate)
-        print(export(*trained_of(args), *options))
+        print(export(*trained_of(args), *options, args.unchecked, args.classes))
 
 
 if __name__ == "__main__":

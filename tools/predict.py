@@ -77,6 +77,7 @@ def main() -> None:
             "as_training": args.as_dataset is not None,
             "dtype": getattr(torch, amp),
             "onednn": args.onednn,
+            "classes": args.classes,
         }
         result = predict(
             cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices, **options

@@ -38,7 +38,8 @@ def main() -> None:
         parser.error(f"--at: got {args.at}, expected two numbers from 0 to below 1")
     with exit_on_user_error():
         out = args.out or Path("show") / f"{Path(args.config).stem}_{args.image.stem}.png"
-        print(contact_sheet(*trained_of(args), args.image, out, args.at[::-1], args.layers, args.device))
+        options = (args.at[::-1], args.layers, args.device, args.classes)
+        print(contact_sheet(*trained_of(args), args.image, out, *options))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Programs of photos against those of normalised images behind `vitdense.runtime`."""
 
 import json
+from importlib.util import find_spec
 
+import cv2
 import numpy as np
 import pytest
 
-from vitdense.runtime import Program, fitted
+from vitdense.runtime import ENGINES, Program, fitted
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -63,6 +65,30 @@ def test_a_segmentor_of_photos_gives_their_classes(rule, more, tmp_path):
         assert (got == want).mean() > 0.999
     (given,) = onnx.load(tmp_path / "photos.onnx").graph.input
     assert (given.name, given.type.tensor_type.elem_type) == ("photo", onnx.TensorProto.UINT8)
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if find_spec(name)])
+def test_pixels_are_opencvs_to_the_bit(engine, tmp_path):
+    """In OpenVINO, which has no float64, as good as all."""
+    from vitdense.inspect.photos import of_photos
+
+    rng = np.random.default_rng(0)
+    for h, w, height, width in (
+        (61, 83, 90, 70),
+        (9, 300, 90, 70),
+        (1, 1, 7, 5),
+        (180, 140, 90, 70),
+        (400, 501, 97, 133),
+    ):
+        about = ABOUT | {"resize": {"scale": [width, height], "keep_ratio": False}, "mean": None, "std": None}
+        node = onnx.helper.make_node("Identity", ["image"], ["maps"])
+        onnx.save(of_photos(program([node], {"maps": ["b", 3, "h", "w"]}, about), about), tmp_path / "photos.onnx")
+        image = rng.integers(0, 256, (h, w, 3), np.uint8)
+        (got,) = ENGINES[engine](tmp_path / "photos.onnx", threads=1).run(image[None])
+        want = cv2.resize(image, (width, height)).transpose(2, 0, 1)
+        differs = np.abs(got[0] - want)
+        assert differs.max() <= (0 if engine == "onnxruntime" else 1)
+        assert (differs > 0).mean() < 1e-3
 
 
 def test_one_class_has_its_threshold(tmp_path):

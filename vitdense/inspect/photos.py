@@ -11,12 +11,20 @@ from onnxscript import opset20 as op
 from onnxscript.onnx_types import TensorType
 
 SIZE = INT64[2]
+# Bits of sums that OpenCV drops, as divisors.
+SIXTEENTH, DROPPED, TWO, FOUR = (numpy_helper.from_array(np.int32(n)) for n in (16, 1 << 16, 2, 4))
 
 
 @script(default_opset=op)
 def same(size, target):
     """The size of an image that is not resized."""
     return op.Identity(size)
+
+
+@script(default_opset=op)
+def as_it_is(planes, size):
+    """Planes that are not resized."""
+    return op.Identity(planes)
 
 
 @script(default_opset=op)
@@ -38,6 +46,53 @@ def resized(maps, size):
     """``[B, C, h, w]`` to ``[B, C, *size]``, bilinear from pixel centre to centre."""
     sides = op.Concat(op.Shape(maps, start=0, end=2), size, axis=0)
     return op.Resize(maps, None, None, sides, mode="linear", coordinate_transformation_mode="half_pixel")
+
+
+@script(default_opset=op)
+def taps(old, new):
+    """As `vitdense.runtime.nearest`: of each of `new` pixels the first one of `old`, and the share of the second one.
+
+    In whole numbers as far as it goes, for OpenVINO has no float64.
+    """
+    ends = (2 * op.Range(0, new, 1) + 1) * old + new  # [new]; 0 or more
+    whole = ends / (2 * new)
+    rest = op.Cast(ends - whole * (2 * new), to=TensorProto.DOUBLE) / op.Cast(2 * new, to=TensorProto.DOUBLE)
+    place = op.Cast(op.Cast(whole - 1, to=TensorProto.DOUBLE) + rest, to=TensorProto.FLOAT)
+    first = op.Floor(place)
+    return op.Cast(first, to=TensorProto.INT64), place - first
+
+
+@script(default_opset=op)
+def weights(shares):
+    """Shares [n] in whole numbers of 2048ths, of the first and of the second pixel."""
+    first = op.Cast(op.Round(2048.0 * (1.0 - shares)), to=TensorProto.INT32)
+    second = op.Cast(op.Round(2048.0 * shares), to=TensorProto.INT32)
+    return first, second
+
+
+@script(default_opset=op)
+def along_rows(planes, x, last, left, right):
+    """Planes ``[B, 3, h, w]`` as sums of two pixels of a row each, ``[B, 3, h, W]``; `last` is w - 1."""
+    here = op.Cast(op.Gather(planes, op.Min(op.Max(x, 0), last), axis=3), to=TensorProto.INT32)
+    after = op.Cast(op.Gather(planes, op.Min(op.Max(x + 1, 0), last), axis=3), to=TensorProto.INT32)
+    return (here * left + after * right) / op.Constant(value=SIXTEENTH)
+
+
+@script(default_opset=op)
+def resized_photo(planes, size):
+    """Planes ``[B, 3, h, w]`` uint8 to ``[B, 3, *size]``, as `vitdense.runtime.resize_photo`."""
+    y, of_y = taps(op.Squeeze(op.Shape(planes, start=2, end=3)), op.Gather(size, 0))
+    x, of_x = taps(op.Squeeze(op.Shape(planes, start=3, end=4)), op.Gather(size, 1))
+    last_y = op.Squeeze(op.Shape(planes, start=2, end=3)) - 1
+    last_x = op.Squeeze(op.Shape(planes, start=3, end=4)) - 1
+    of_x = op.Where(op.Or(x < 0, x >= last_x), 0.0, of_x)
+    left, right = weights(of_x)
+    upper, lower = weights(of_y)
+    above = along_rows(op.Gather(planes, op.Min(op.Max(y, 0), last_y), axis=2), x, last_x, left, right)
+    below = along_rows(op.Gather(planes, op.Min(op.Max(y + 1, 0), last_y), axis=2), x, last_x, left, right)
+    drop = op.Constant(value=DROPPED)
+    parts = above * op.Unsqueeze(upper, [1]) / drop + below * op.Unsqueeze(lower, [1]) / drop
+    return (parts + op.Constant(value=TWO)) / op.Constant(value=FOUR)
 
 
 @script(default_opset=op)
@@ -107,6 +162,7 @@ def _preprocess(about: Mapping[str, Any], dtype: int) -> OnnxFunction:
         seen_of, target = fitted, [max(rule["scale"]), min(rule["scale"])]
     else:
         seen_of, target = fixed, rule["scale"][::-1]
+    resize_of = as_it_is if rule is None else resized_photo
     order = [2, 1, 0] if about["channels"] == "BGR" else [0, 1, 2]
     mean = numpy_helper.from_array(np.float32(about["mean"] or [0] * 3).reshape(3, 1, 1))
     std = numpy_helper.from_array(np.float32(about["std"] or [1] * 3).reshape(3, 1, 1))
@@ -115,8 +171,8 @@ def _preprocess(about: Mapping[str, Any], dtype: int) -> OnnxFunction:
     def before(photo: UINT8["B", "H", "W", 3]):  # noqa: F821
         photo_size = op.Shape(photo, start=1, end=3)
         seen = seen_of(photo_size, op.Constant(value_ints=target))
-        planes = op.Transpose(op.Cast(photo, to=TensorProto.FLOAT), perm=[0, 3, 1, 2])  # [B, 3, H, W]
-        colours = op.Gather(op.Round(resized(planes, seen)), op.Constant(value_ints=order), axis=1)  # [B, 3, h, w]
+        planes = op.Gather(op.Transpose(photo, perm=[0, 3, 1, 2]), op.Constant(value_ints=order), axis=1)
+        colours = op.Cast(resize_of(planes, seen), to=TensorProto.FLOAT)  # [B, 3, h, w]
         pixels = op.Cast((colours - op.Constant(value=mean)) / op.Constant(value=std), to=dtype)
         return pixels, photo_size, seen
 

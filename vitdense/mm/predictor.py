@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole import trained_classes
 from vitdense.inspect import draw
 from vitdense.inspect.result import Result
 from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load_config
@@ -40,6 +42,7 @@ from vitdense.mm.precision import check_device, check_precision, computing
 from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.mm.train.work_folder import find_checkpoint
 
+NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 _process = os.getpid()  # whose threads the pool of OpenMP has
 
 
@@ -52,6 +55,7 @@ def load(
     tiles: int | None = None,
     overlap: float = 0.2,
     onednn: bool = True,
+    classes: Sequence[str] | None = None,
 ) -> "Predictor":
     """A trained model. ``model = vitdense.load("work_dirs/pets_swin"); model("photo.jpg").boxes``.
 
@@ -69,6 +73,7 @@ def load(
             `vitdense.inspect.tiles` for what is one object.
         overlap: Of neighbouring tiles, as a share of their side.
         onednn: On a CPU in float32, large linear layers by oneDNN; see `vitdense.inspect.cpu`.
+        classes: Names by output, for a file of another project that has none; see `load_model`.
 
     Raises:
         ValueError: There is no such config, or it is not one of mmdet or mmseg, or an option has an unknown value.
@@ -77,7 +82,7 @@ def load(
     """
     config, checkpoint = find_trained(str(config), None if checkpoint is None else str(checkpoint))
     cfg = load_config(config)
-    return Predictor(cfg, find_checkpoint(checkpoint), device, dtype, score_thr, tiles, overlap, onednn)
+    return Predictor(cfg, find_checkpoint(checkpoint), device, dtype, score_thr, tiles, overlap, onednn, classes)
 
 
 class Predictor:
@@ -86,12 +91,13 @@ class Predictor:
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`.
-        device, dtype, score_thr, tiles, overlap, onednn: See `load`.
+        device, dtype, score_thr, tiles, overlap, onednn, classes: See `load`.
 
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
         names: Of its classes.
         palette: Their colours, [classes, 3] uint8 RGB.
+        own_reader: The step by which the test pipeline reads files, if it is not one of mmcv's that gives colours.
 
     Raises:
         ConfigError: The config is not one of mmdet or mmseg. See also `load_model`.
@@ -109,6 +115,7 @@ class Predictor:
         tiles: int | None = None,
         overlap: float = 0.2,
         onednn: bool = True,
+        classes: Sequence[str] | None = None,
     ) -> None:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
@@ -116,7 +123,7 @@ class Predictor:
         _check_score(score_thr, 0)
         precision = str(dtype).removeprefix("torch.")
         check_precision(f"dtype {dtype}", precision, device)
-        self.model = load_model(cfg, checkpoint, device, score_thr)
+        self.model = load_model(cfg, checkpoint, device, score_thr, classes)
         self.score_thr, self._computing = score_thr, partial(computing, device, precision, onednn)
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
@@ -134,7 +141,7 @@ class Predictor:
         }
         self._dtype = np.float32 if reader.get("to_float32") else np.uint8
         is_known = type_name(reader) in ("LoadImageFromFile", "LoadImage") and "color" in self._reads["color_type"]
-        self._own_reader = None if is_known else type_name(reader)
+        self.own_reader = None if is_known else type_name(reader)
         self._steps = Compose(steps[1:] if is_known else steps)
 
     def _tiled(self, side: int, overlap: float, steps: Sequence[dict]) -> tuple[Callable, list[dict]]:
@@ -231,13 +238,13 @@ class Predictor:
             pixels: Of the image, see `pixels`; None: they are read.
         """
         path = str(image) if isinstance(image, (str, Path)) else ""
-        if self._own_reader is None:
+        if self.own_reader is None:
             pixels = self.pixels(image) if pixels is None else pixels
             return run_steps(self._steps, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR).astype(self._dtype, copy=False), path)
         if not path:
             raise ConfigError(
                 f"image: got {type(image).__name__}, expected a path: the test pipeline begins with "
-                f"{self._own_reader}, which reads files"
+                f"{self.own_reader}, which reads files"
             )
         return self._steps({"img_path": path, "img_id": 0})
 
@@ -298,20 +305,27 @@ def _as_text(mask: dict | Tensor) -> dict:
     return {"size": list(code["size"]), "counts": code["counts"].decode()}
 
 
-def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float | None = None) -> nn.Module:
+def load_model(
+    cfg: Config,
+    checkpoint: str,
+    device: str,
+    mask_score_thr: float | None = None,
+    classes: Sequence[str] | None = None,
+) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
-    Its `dataset_meta` comes from the checkpoint: `classes`, and `palette` if there is one. Files of other projects have
-    none: at the address of a published model they are those that the test data of the config have by their type.
+    Its `dataset_meta` has `classes`, and `palette` if there is one; see `_names_of`. Where a file of another project
+    names its outputs, or `classes` does, heads have as many as there are names.
 
     Args:
         cfg: Its config.
         checkpoint: A file, or an address.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         mask_score_thr: Masks of detections from this score on are RLE, see `use_rle`; None: all, as mmdet has them.
+        classes: Names by output, for a checkpoint that has none; of an output of no class it is empty.
 
     Raises:
-        ConfigError: The checkpoint has no class names, or there is no such device.
+        ConfigError: Classes have no names, or two different ones; or there is no such device.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: The checkpoint does not fit the model.
     """
@@ -321,6 +335,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float 
     log_differences(saved, cfg, OF_RESULTS)
     cfg = copy.deepcopy(cfg)  # the caller's stays as it is
     drop_weights(cfg.model)
+    meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
     built = cfg
     if mask_score_thr is not None and find_spec("mmdet"):
         from vitdense.mm.heads.rle_masks import use_rle
@@ -328,29 +343,72 @@ def load_model(cfg: Config, checkpoint: str, device: str, mask_score_thr: float 
         built = copy.deepcopy(cfg)  # mm's inferencers and pictures need other masks
         use_rle(built.model, mask_score_thr)
     model = build_model(built)  # which writes into the config
-    meta = saved.get("meta", {})
-    if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
-        meta = {"dataset_meta": {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}}
-    if not meta.get("dataset_meta") and is_published(checkpoint):
-        meta = {
-            "dataset_meta": find_class(DATASETS, next(leaf_datasets(cfg.test_dataloader.dataset)).type, cfg).METAINFO
-        }
-    if not meta.get("dataset_meta"):
-        raise ConfigError(f"{checkpoint} has no class names (meta.dataset_meta); train it with tools/train.py")
-    model.dataset_meta = meta["dataset_meta"]
+    model.dataset_meta = meta
     try:
-        state, _ = fit_whole(model, saved, source=checkpoint)
+        state, report = fit_whole(model, saved, source=checkpoint)
     except CheckpointMismatchError as error:
         trained = len(model.dataset_meta["classes"])
         others = {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, trained}
-        if not others:
+        if not others and is_named:
             raise
+        if not others:
+            raise ConfigError(
+                f"{checkpoint} has no class names, and the {trained} of the config do not fit; {NAME_OUTPUTS}. {error}"
+            ) from error
         raise ConfigError(
             f"{checkpoint} was trained on {trained} classes, but heads of {cfg.filename} have "
             f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder. Or, if the heads follow a "
             f"data set whose annotation file is not on this machine, state metainfo=dict(classes=(...)) of the "
             f"training data"
         ) from error
+    if report.classes:
+        print_log(f"{checkpoint}: {report.classes}")
     model.load_state_dict(state, strict=True)
     model.cfg = cfg
     return model.to(device).eval()
+
+
+def _names_of(
+    saved: Mapping[str, Any], cfg: Config, checkpoint: str, classes: Sequence[str] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any], bool]:
+    """The names of the outputs of a checkpoint, as mm's `dataset_meta`, the checkpoint with names by output, and
+    whether it was named so.
+
+    They are in the checkpoint: mm's, or those of RF-DETR's own trainer. Else they are the given ones; those of the type
+    of the test data at the address of a published model; or those of the test data of the config, which is logged.
+
+    Raises:
+        ConfigError: There are none, or those of the checkpoint are not the given ones.
+    """
+    dataset, meta = next(leaf_datasets(cfg.test_dataloader.dataset)), saved.get("meta") or {}
+    found = meta.get("dataset_meta") or {}
+    if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
+        found = {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}
+    kind = find_class(DATASETS, dataset.type, cfg)
+    if not found and is_published(checkpoint):
+        found = kind.METAINFO
+    own = trained_classes(saved)
+    if classes is not None and (found or own):
+        named = list(found["classes"]) if found else [own.get(i, "") for i in range(max(own) + 1)]
+        if list(classes) != named:
+            raise ConfigError(
+                f"classes: got {list(classes)}, but {checkpoint} names its outputs {named}; leave them out"
+            )
+    if not found and (own or classes is not None):
+        names = [*own.values()] if own else [name for name in classes if name]
+        found, saved = {"classes": tuple(names)}, saved if own else {**saved, "args": {"class_names": list(classes)}}
+        for _, head in class_heads(cfg.model):
+            if "num_classes" in head:
+                head["num_classes"] = len(names)
+    is_named = bool(found.get("classes"))
+    if not is_named:
+        found = next((meta for meta in (dataset.get("metainfo"), kind.METAINFO) if meta and meta.get("classes")), {})
+        names = found.get("classes") or ()
+        if not names or {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, len(names)}:
+            raise ConfigError(
+                f"{checkpoint} has no class names (meta.dataset_meta), and the test data of the config do not have "
+                f"those of its heads; {NAME_OUTPUTS}"
+            )
+        outputs = ", ".join(f"{i} {name}" for i, name in enumerate(names))
+        print_log(f"{checkpoint} has no class names; its outputs are taken for the classes of the config: {outputs}")
+    return found, saved, is_named

@@ -295,9 +295,25 @@ def test_checkpoint_of_other_classes_names_both_numbers(cfg, checkpoint):
         load_model(cfg, path, "cpu")
 
 
-def test_checkpoint_without_classes_is_refused(cfg, checkpoint):
-    with pytest.raises(ConfigError, match=r"meta\.dataset_meta"):
+def test_checkpoint_without_classes(cfg, checkpoint, capsys):
+    """Its names are those of the data of the config, where there are as many as outputs, or the given ones."""
+    number = cfg.model.decode_head.num_classes
+    with pytest.raises(ConfigError, match=r"meta\.dataset_meta.*--classes"):
         load_model(cfg, checkpoint(), "cpu")
+    names = tuple("abcdefghijkl"[:number])
+    for given in (names[1:], (*names, "more")):
+        cfg.test_dataloader.dataset.dataset.metainfo = {"classes": given}
+        with pytest.raises(ConfigError, match="--classes"):
+            load_model(cfg, checkpoint(), "cpu")
+    cfg.test_dataloader.dataset.dataset.metainfo = {"classes": names}
+    assert load_model(cfg, checkpoint(), "cpu").dataset_meta["classes"] == names
+    assert "0 a, 1 b" in capsys.readouterr().out
+    other = [name.upper() for name in names]
+    assert load_model(cfg, checkpoint(), "cpu", classes=other).dataset_meta["classes"] == tuple(other)
+    named = checkpoint(dataset_meta=dict(classes=names))
+    assert load_model(cfg, named, "cpu", classes=list(names)).dataset_meta["classes"] == names
+    with pytest.raises(ConfigError, match="classes: got"):
+        load_model(cfg, named, "cpu", classes=other)
 
 
 def test_import_does_not_import_mmdet_mmseg_pycocotools():

@@ -21,6 +21,7 @@ from vitdense.mm import predictor
 from vitdense.mm.cli.new import main as new
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.published import find_published, list_published, trained_of
+from vitdense.mm.errors import ConfigError
 from vitdense.mm.predictor import Predictor
 from vitdense.models.vit.rfdetr import NO_CLASS
 
@@ -164,3 +165,20 @@ def test_masks_and_other_methods(own):
         own(3, "--masks", "--boxes")
     with pytest.raises(SystemExit):
         own(3, "--backbone", "swin_tiny")
+
+
+@pytest.mark.parametrize("names", [["cat", "dog", "bird"], ["", "cat", "dog", "bird"]])
+@pytest.mark.parametrize("named", ["by the file", "by the option"])
+def test_a_file_of_the_authors_trainer_predicts(names, named, tmp_path, capsys):
+    """Its heads have as many outputs as there are names, whatever the config has."""
+    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    state |= {key: value[:5] for key, value in state.items() if "class_embed" in key}
+    of_file = named == "by the file"
+    torch.save({"model": state, **({"args": {"class_names": names}} if of_file else {})}, tmp_path / "own.pth")
+    model = vitdense.load("rfdetr_n_coco", tmp_path / "own.pth", classes=None if of_file else names)
+    assert list(model.names) == ["cat", "dog", "bird"]
+    first = names.index("cat")
+    assert model.model.bbox_head.classes.bias.equal(state["class_embed.bias"][first : first + 3])
+    assert f"{first} cat" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--classes" if not of_file else "classes: got"):
+        vitdense.load("rfdetr_n_coco", tmp_path / "own.pth", classes=["a"] if of_file else None)

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import torch
 from mmengine.config import Config
+from mmengine.logging import print_log
 from torch import Tensor
 
 from vitdense.files import atomic_write
 from vitdense.inspect.export import export_program, save_onnx, save_program
 from vitdense.mm.config.walk import leaf_datasets
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.compare import BOUNDS
+from vitdense.mm.export.compare import BOUNDS, can_compare
 from vitdense.mm.export.description import describe
 from vitdense.mm.export.detectors import fix
-from vitdense.mm.export.samples import of_image, of_noise, of_photo, paths_of
+from vitdense.mm.export.samples import of_noise, of_photo, paths_of
 from vitdense.mm.export.tasks import task_of
 from vitdense.mm.predictor import Predictor
-from vitdense.runtime import ENGINES
+from vitdense.runtime import ENGINES, Output
 
 FORMATS = ("pt2", "onnx")
 EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
@@ -38,8 +39,10 @@ def export(
     images: Sequence[str] = (),
     preprocessing: bool = False,
     calibration: Sequence[str] = (),
+    unchecked: bool = False,
+    classes: Sequence[str] | None = None,
 ) -> str:
-    """Export a detector or a segmentor, and compare the result with the model.
+    """Export a detector or a segmentor, and compare the result with the model, from the photo to its objects.
 
     Args:
         cfg: Its config.
@@ -53,14 +56,16 @@ def export(
             config's test data when empty.
         preprocessing: The program takes photos; see `vitdense.inspect.photos.of_photos`.
         calibration: Photos for int8; some of the config's training data when empty.
+        unchecked: Write it also where the model finds nothing to compare at.
+        classes: See `vitdense.mm.predictor.load_model`.
 
     Returns:
         What was written and compared.
 
     Raises:
         ConfigError: onnx is not installed; options do not go together, or the model has no such program; there are no
-            photos; or the result differs from the model by more than `BOUNDS`: nothing is written. See also
-            `load_model`.
+            photos, or the model finds nothing in them; or the result differs from the model by more than `BOUNDS`:
+            nothing is written. See also `load_model`.
     """
     if to == "onnx" and not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         raise ConfigError("--to onnx needs onnx, onnxscript and onnxruntime: pip install 'vitdense[export]'")
@@ -68,7 +73,7 @@ def export(
     for option, given in (("--with-preprocessing", preprocessing), ("--int8", int8)):
         if given and (to != "onnx" or maps):
             raise ConfigError(f"{option}: got --to {to}{' --maps' * maps}, expected --to onnx without --maps")
-    predictor = Predictor(cfg, checkpoint, score_thr=0.0)
+    predictor = Predictor(cfg, checkpoint, score_thr=0.0, classes=classes)
     task = task_of(predictor.model, maps).eval()
     metadata = describe(predictor, static)
     about = {key: json.loads(value) for key, value in metadata.items()}
@@ -79,21 +84,29 @@ def export(
         raise ConfigError(f"--int8: got {kind}, expected a detector or a segmentor")
     if not (static or task.any_size):
         raise ConfigError(f"export: {kind} has a program for one size only; add --static H W")
-    if preprocessing:
-        samples = [of_photo(file, about) for file in paths_of(predictor.dataset, images, PHOTOS)]
-    elif int8 or task.needs_photos:
-        samples = [of_image(file, predictor, static) for file in paths_of(predictor.dataset, images, PHOTOS)]
+    if preprocessing or int8 or task.needs_photos:
+        files = paths_of(predictor.dataset, images, PHOTOS)
+        samples = [of_photo(file, predictor, about, static is not None, preprocessing) for file in files]
     else:
         samples = [of_noise((1, channels, *static) if static else (UNSEEN[0], channels, *UNSEEN[1:]))]
     dtype = torch.float16 if precision == "float16" else torch.float32
     with torch.no_grad():
         wanted = [task.wanted(sample) for sample in samples]
+        compares = not isinstance(wanted[0], Output) or can_compare(wanted, BOUNDS[precision])
+        if not compares and not unchecked:
+            raise ConfigError(
+                f"export: the model finds no object with a score above {BOUNDS[precision].score} in "
+                f"{len(samples)} photos, so the program could not be compared with it; give other --images, or "
+                f"--unchecked to write it all the same"
+            )
         fix(predictor.model)
         outputs = [*task(samples[0].image)]
     shape = (1, channels, *static) if static else (EXAMPLE[0], channels, *EXAMPLE[1:])
+    _say("exporting the program, a minute or more")
     program = export_program(task.to(dtype), torch.zeros(shape, dtype=dtype), not static)
     said = []
     with atomic_write(path) as scratch:
+        _say(f"writing {to}")
         if to == "onnx":
             for name in ("onnxscript", "onnx_ir"):  # they name constants that they do not fold
                 logging.getLogger(name).setLevel(logging.ERROR)
@@ -101,8 +114,12 @@ def export(
             if int8:
                 from vitdense.inspect.int8 import quantise
 
+                _say("calibrating int8")
                 files = paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
-                quantise(scratch, (of_image(file, predictor, static).image.numpy() for file in files))
+                calibrate = (
+                    of_photo(file, predictor, about, static is not None, preprocessing=False) for file in files
+                )
+                quantise(scratch, (sample.given.numpy() for sample in calibrate))
             if preprocessing:
                 import onnx
 
@@ -112,8 +129,12 @@ def export(
         else:
             save_program(program, scratch, metadata)
         for name, run in _runs(scratch, to).items():
+            _say(f"comparing in {name}")
             with torch.no_grad():
                 got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
+            if not compares:
+                said.append(f"{name}: runs; not compared, for the model finds nothing")
+                continue
             fits, compared = task.compare(got, samples, wanted, about, BOUNDS[precision])
             said.append(f"{name}: {compared}")
             if not fits:
@@ -122,6 +143,10 @@ def export(
     sizes = " and ".join(str(list(sample.given.shape)) for sample in samples)
     listed = ", ".join(f"{name} {list(out.shape)}" for name, out in got[0].items())
     return "\n".join((f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}", *said, listed))
+
+
+def _say(text: str) -> None:
+    print_log(f"export: {text}", logger="current")
 
 
 def _runs(path: Path, to: str) -> dict[str, Callable[[Tensor], Mapping]]:

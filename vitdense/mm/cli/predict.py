@@ -245,6 +245,7 @@ def predict(
     as_training: bool = False,
     dtype: torch.dtype = torch.float32,
     onednn: bool = True,
+    classes: Sequence[str] | None = None,
 ) -> Path:
     """Predict on images.
 
@@ -263,7 +264,7 @@ def predict(
         as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
             images and categories too, and its ``annotations`` have scores.
         as_indices: Label maps have the indices of the classes instead, from 0.
-        tiles, overlap, dtype, onednn: See `vitdense.load`.
+        tiles, overlap, dtype, onednn, classes: See `vitdense.load`.
         as_training: Write what `vitdense new` takes, and no pictures. A detector: ``annotations.json``, a COCO data set
             with image ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps in the
             folders of the images, and ``classes.txt``, the names of their values. Images are named by their place in
@@ -286,7 +287,7 @@ def predict(
     _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic, root=root)
     label_maps = label_map_names(images, root)
     images = images[get_rank() :: get_world_size()]
-    model = Predictor(cfg, checkpoint, device, dtype, score_thr, tiles, overlap, onednn)
+    model = Predictor(cfg, checkpoint, device, dtype, score_thr, tiles, overlap, onednn, classes)
     task: Task
     if is_segmentor:
         task = Segmentation(model, out_dir, as_indices, root, label_maps)

@@ -31,6 +31,7 @@ def contact_sheet(
     query: tuple[float, float] = (0.5, 0.5),
     layers: Sequence[str] = (),
     device: str = "cpu",
+    classes: Sequence[str] | None = None,
 ) -> Path:
     """Draw the rows of `sheet_rows` as a PNG file.
 
@@ -42,6 +43,7 @@ def contact_sheet(
         query: See `sheet_rows`.
         layers: See `sheet_rows`.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
+        classes: See `load_model`.
 
     Returns:
         `out_file`.
@@ -51,7 +53,7 @@ def contact_sheet(
     """
     if error := read_image_file(str(image)).error:
         raise ConfigError(f"image {image}: {error}")
-    rows = sheet_rows(load_model(cfg, checkpoint, device), image, query, layers)
+    rows = sheet_rows(load_model(cfg, checkpoint, device, classes=classes), image, query, layers)
     with atomic_write(out_file) as scratch:
         Image.fromarray(draw.contact_sheet(rows)).save(scratch, format=None if out_file.suffix else "PNG")
     return out_file

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import difflib
+import os
 import re
 import sys
 import traceback
@@ -286,9 +287,26 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_classes(parser: argparse.ArgumentParser) -> None:
+    """Add the names of the outputs of a checkpoint that has none."""
+    parser.add_argument(
+        "--classes",
+        type=_names,
+        metavar="A,B,C",
+        help="names by output, for a checkpoint of another project that has none: a,b,c (of an output of no class it "
+        "is empty), or a file with a name per line",
+    )
+
+
+def _names(given: str) -> list[str]:
+    names = Path(given).read_text("utf-8-sig").splitlines() if os.path.isfile(given) else given.split(",")
+    return [name.strip() for name in names]
+
+
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of tools that run a trained model on images: the checkpoint and the device."""
+    """Add the arguments of tools that run a trained model on images: the checkpoint, its classes and the device."""
     add_checkpoint(parser)
+    add_classes(parser)
     parser.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",

@@ -60,6 +60,16 @@ def compare_classes(got: Sequence[np.ndarray], want: Sequence[np.ndarray], bound
     )
 
 
+def can_compare(wanted: Sequence[Output], bounds: Bounds) -> bool:
+    """Whether a model finds an object in some image on which a program can be compared with it."""
+    return any(_counts(want, bounds).any() for want in wanted)
+
+
+def _counts(want: Output, bounds: Bounds) -> np.ndarray:
+    """Which objects of a model count, [N] bool; of those without an area there is no overlap."""
+    return (want.scores > bounds.score) & (want.boxes[:, 2:] > want.boxes[:, :2]).all(1)
+
+
 def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
     """Whether a program finds what the model finds in the same images, and the largest differences.
 
@@ -73,8 +83,7 @@ def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> t
         overlaps = box_iou(*(torch.from_numpy(one.boxes) for one in (want, got))).numpy()
         overlaps *= want.labels[:, None] == got.labels  # [wanted, found]
         differences = np.abs(want.scores[:, None] - got.scores)
-        has_area = (want.boxes[:, 2:] > want.boxes[:, :2]).all(1)  # of others there is no overlap
-        for i in np.flatnonzero((want.scores > bounds.score) & has_area):
+        for i in np.flatnonzero(_counts(want, bounds)):
             if not len(got.boxes):
                 rows.append((0.0, 1.0, 0.0))
                 continue
@@ -84,10 +93,7 @@ def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> t
                 of_masks = (got.masks[k] & want.masks[i]).sum() / union if union else 1.0
             rows.append((overlaps[i, k], differences[i, k], of_masks))
     if not rows:
-        return (
-            False,
-            f"nothing to compare, for the model finds no object with a score above {bounds.score}; give other --images",
-        )
+        return False, f"nothing to compare: no object of the model has a score above {bounds.score}"
     of_boxes, of_scores, of_masks = np.array(rows).T  # a NaN stays one in their least and largest, and fits nothing
     same = (of_boxes >= bounds.iou) & (of_scores <= bounds.difference) & (of_masks >= bounds.mask_iou)
     found = (

@@ -5,10 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.predictor import Predictor
 from vitdense.mm.registry import DATASETS
@@ -19,9 +17,10 @@ class Sample(NamedTuple):
     """An image to compare at.
 
     Attributes:
-        given: What the file takes: `image`, or the photo, ``[1, H, W, 3]`` uint8.
-        image: What the model takes, normalised and not padded, ``[1, 3, h, w]``.
-        size: Of the photo, (H, W), or of the image.
+        given: What the file takes: an image ``[1, 3, h, w]``, normalised and not padded, or a photo, ``[1, H, W, 3]``
+            uint8.
+        image: What the model takes, ``[1, 3, h, w]``: after the test pipeline of the config.
+        size: (H, W) in whose pixels objects are: of the photo.
     """
 
     given: Tensor
@@ -29,23 +28,30 @@ class Sample(NamedTuple):
     size: tuple[int, int]
 
 
-def of_photo(path: str, about: Mapping) -> Sample:
-    """A file for a program that takes photos; `about` is its description."""
-    pixels = read_pixels(path)
-    size = pixels.shape[:2]
-    image = normalised(pixels, fitted(size, about["resize"]), about)
-    return Sample(torch.from_numpy(pixels)[None], torch.from_numpy(np.ascontiguousarray(image)), size)
+def of_photo(path: str, predictor: Predictor, about: Mapping, static: bool, preprocessing: bool) -> Sample:
+    """An image file, which the model gets from the test pipeline, and the program from `vitdense.runtime`.
 
-
-def of_image(path: str, predictor: Predictor, static: tuple[int, int] | None) -> Sample:
-    """An image file after the test pipeline, then resized to `static` (h, w) if given."""
-    data = predictor.read(path)
-    padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
-    h, w = data["inputs"].shape[1:]
-    image = padded[..., :h, :w]  # [1, 3, h, w]
-    if static:
-        image = F.interpolate(image, static, mode="bilinear")  # [1, 3, *static]
-    return Sample(image, image, tuple(image.shape[2:]))
+    Args:
+        path: Of the file.
+        predictor: The model.
+        about: The description of the program.
+        static: The program has a size of its own, in place of that of the test pipeline.
+        preprocessing: The program takes photos.
+    """
+    pixels = predictor.pixels(path)
+    is_known = "resize" in about and predictor.own_reader is None
+    if is_known:
+        seen = fitted(pixels.shape[:2], about["resize"])
+        given = torch.from_numpy(np.ascontiguousarray(normalised(pixels, seen, about)))
+    if not static:
+        data = predictor.read(path, pixels)
+        padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
+        h, w = data["inputs"].shape[1:]
+        image = padded[..., :h, :w]  # [1, 3, h, w]
+    if not is_known:  # steps that the runtime does not know
+        return Sample(image, image, (h, w))
+    photo = torch.from_numpy(pixels)[None]
+    return Sample(photo if preprocessing else given, given if static else image, pixels.shape[:2])
 
 
 def of_noise(shape: Sequence[int]) -> Sample:

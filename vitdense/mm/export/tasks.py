@@ -117,7 +117,10 @@ class Detector(Task):
     def compare(
         self, got: Sequence[Mapping], samples: Sequence[Sample], wanted: Sequence, about: Mapping, bounds: Bounds
     ) -> tuple[bool, str]:
-        found = (of_program(out, sample.image.shape[2:], sample.size, about) for out, sample in zip(got, samples))
+        found = (
+            of_program(out, sample.image.shape[2:], sample.size, about, sample.given.dtype == torch.uint8)
+            for out, sample in zip(got, samples)
+        )
         return compare_objects(zip(found, wanted), bounds)
 
 
@@ -147,17 +150,23 @@ def of_model(found: InstanceData, size: tuple[int, int]) -> Output:
     return Output(found.bboxes.numpy(), found.scores.numpy(), found.labels.numpy(), masks)
 
 
-def of_program(outputs: Mapping, image: Sequence[int], size: tuple[int, int], about: Mapping) -> Output:
-    """Outputs of a program.
+def of_program(
+    outputs: Mapping, image: Sequence[int], size: tuple[int, int], about: Mapping, of_photo: bool = False
+) -> Output:
+    """Outputs of a program for an image, as `vitdense.runtime.Program` reads them.
 
     Args:
-        outputs: Of one image.
+        outputs: By name.
         image: Size (h, w) of what the model sees.
-        size: Size (H, W) of the photo, in whose pixels boxes are.
+        size: Size (H, W) of the photo.
         about: The description of the program.
+        of_photo: The program takes photos.
     """
     found = {name: np.asarray(value[0]) for name, value in outputs.items()}
-    return objects(found, about, [seen / side for seen, side in zip(image, size)], size, 0)
+    scale = [seen / side for seen, side in zip(image, size)]
+    if not of_photo:
+        found["boxes"] = found["boxes"] / np.float32([*scale[::-1]] * 2)
+    return objects(found, about, scale, size, 0)
 
 
 class Segmentor(Task):
