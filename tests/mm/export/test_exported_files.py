@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -108,3 +109,21 @@ def test_a_pipeline_of_other_steps_has_no_program_of_photos(folder):
     cfg.test_dataloader.dataset.pipeline.insert(2, dict(type="RandomFlip", prob=0.0))
     with pytest.raises(ConfigError, match="one Resize at most"):
         export(cfg, str(folder / "random.pth"), folder / "never.onnx", "onnx", preprocessing=True)
+
+
+def test_a_model_that_finds_nothing(tmp_path):
+    """It is refused before the program is made; `unchecked` writes it all the same."""
+    cfg = load_config("rfdetr_nano_shapes")
+    model = build_model(cfg)
+    torch.nn.init.constant_(model.bbox_head.classes.bias, -20)
+    torch.nn.init.zeros_(model.bbox_head.classes.weight)
+    meta = {"dataset_meta": {"classes": CLASSES}}
+    torch.save({"meta": meta, "state_dict": model.state_dict()}, tmp_path / "nothing.pth")
+    Image.new("RGB", (90, 70)).save(tmp_path / "photo.png")
+    options = {"to": "pt2", "static": (64, 64), "images": [str(tmp_path / "photo.png")]}
+    with pytest.raises(ConfigError, match=r"no object.*--unchecked"):
+        export(cfg, str(tmp_path / "nothing.pth"), tmp_path / "model.pt2", **options)
+    assert not (tmp_path / "model.pt2").exists()
+    said = export(cfg, str(tmp_path / "nothing.pth"), tmp_path / "model.pt2", **options, unchecked=True)
+    assert "not compared" in said
+    assert (tmp_path / "model.pt2").is_file()
