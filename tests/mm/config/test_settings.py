@@ -1,7 +1,10 @@
 """`settings` of a config: its length and image size."""
 
 import pytest
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 
+from vitdense.mm.checks import schedule
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.passes import LOADING, Asked, run_passes
 
@@ -113,6 +116,81 @@ def test_settings_in_a_config_file_and_applied_again(repo, tmp_path, epochs):
     assert again.param_scheduler == cfg.param_scheduler
     assert again.train_dataloader == cfg.train_dataloader
     assert cfg.param_scheduler[1].milestones == ([9, 11] if epochs == 12 else [])  # 0 would lower the rate at once
+
+
+def config_of_times(tmp_path, lines=""):
+    """A recipe of 300 epochs with every kind of time."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "_base_ = 'mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py'\n"
+        "train_cfg = dict(val_begin=10)\n"
+        "custom_hooks = [dict(type='PipelineSwitchHook', switch_epoch=280, switch_pipeline=[]),"
+        "    dict(type='YOLOXModeSwitchHook', num_last_epochs=30), dict(type='EMAHook', begin_epoch=100)]\n"
+        f"model = dict(bbox_head=dict(initial_epoch=100))\n{lines}"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("epochs", "times"), [(30, (28, 3, 10, 1, 10)), (3, (2, 0, 1, 1, 1)), (300, (280, 30, 100, 10, 100))]
+)
+def test_every_time_follows_the_length(tmp_path, epochs, times):
+    cfg = load_config(config_of_times(tmp_path), {"settings.max_epochs": epochs})
+    hooks = cfg.custom_hooks
+    found = (hooks[0].switch_epoch, hooks[1].num_last_epochs, hooks[2].begin_epoch, cfg.train_cfg.val_begin)
+    assert (*found, cfg.model.bbox_head.initial_epoch) == times
+    assert cfg.train_cfg.dynamic_intervals == [(280 * epochs // 300, 1)]
+    assert max(step.end for step in cfg.param_scheduler if step.by_epoch) == epochs
+    assert list(schedule.find(cfg)) == []  # nothing to say of what we did
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 12])
+@pytest.mark.parametrize("name", ["cascade_swin_t_coco", "cascade_mvitv2_t_coco", "atss_swin_t_coco"])
+def test_a_short_run_of_a_recipe_gives_no_warning(name, epochs):
+    cfg = load_config(name, {"settings.max_epochs": epochs})
+    assert list(schedule.find(cfg)) == []
+    for step in cfg.param_scheduler:
+        times = step.get("milestones", [])
+        assert len({*times}) == len(times)
+        assert all(0 < time < epochs for time in times)
+
+
+def test_a_hook_that_is_not_known_has_no_time_that_is_left(tmp_path):
+    class MyHook(Hook):
+        def __init__(self, warm_epochs=5):
+            self.warm_epochs = warm_epochs
+
+    HOOKS.register_module(module=MyHook, name="MyTimedHook", force=True)
+    path = config_of_times(tmp_path, "default_hooks = dict(mine=dict(type='MyTimedHook', warm_epochs=50))\n")
+    assert load_config(path).default_hooks.mine.warm_epochs == 50
+    with pytest.raises(ConfigError, match=r"default_hooks\.mine\.warm_epochs"):
+        load_config(path, {"settings.max_epochs": 30})
+    options = {"settings.max_epochs": 30, "default_hooks.mine.warm_epochs": 7}
+    assert load_config(path, options).default_hooks.mine.warm_epochs == 7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train_cfg.val_begin": 31},
+        {"train_cfg.dynamic_intervals": [(30, 1)]},
+        {"custom_hooks": [{"type": "PipelineSwitchHook", "switch_epoch": 280, "switch_pipeline": []}]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_time_that_is_never_reached_is_an_error(tmp_path, options):
+    cfg = load_config(config_of_times(tmp_path), {"settings.max_epochs": 30, **options})
+    (error,) = schedule.find(cfg)
+    assert isinstance(error, ConfigError)
+    assert next(iter(options)) in str(error)
+
+
+def test_sizes_without_validation_are_those_of_the_test(repo):
+    none = {f"val_{part}": None for part in ("cfg", "dataloader", "evaluator")}
+    cfg = load_config("cascade_swin_t_coco", {"settings.image_size": 400, **none})
+    assert steps(cfg, "test")["Resize"].scale == (666, 400)
+    with pytest.raises(ConfigError, match="RandomCrop"):
+        load_config("upernet_swin_nano_shapes", {"settings.image_size": 64})
 
 
 def backends(cfg):

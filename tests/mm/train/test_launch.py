@@ -132,12 +132,12 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, amp):
     cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype="float32")
     monkeypatch.setattr(launch, "_runner", MagicMock())
     monkeypatch.setattr("vitdense.mm.config.passes.check_precision", lambda *_: None)  # of another machine
+    monkeypatch.setattr(amp_optimizer_wrapper, "is_cuda_available", lambda: True)
     launch.train(cfg, amp=amp)
     layer = torch.nn.Linear(2, 2)
     options = dict(cfg.optim_wrapper, optimizer=torch.optim.SGD(layer.parameters(), lr=0.1))
     options = {key: value for key, value in options.items() if key in ("type", "dtype", "loss_scale", "optimizer")}
     if amp == "float16":
-        monkeypatch.setattr(amp_optimizer_wrapper, "is_cuda_available", lambda: True)
         wrapper = OPTIM_WRAPPERS.build(options)
         assert wrapper.cast_dtype == torch.float16
         assert options["loss_scale"] == "dynamic"
