@@ -9,6 +9,7 @@ from vitdense.checkpoint.convert import SUFFIXES, convert, save
 from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.read import read
 from vitdense.console import in_utf8
+from vitdense.files import check_writable
 from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.mm.train.launch import exit_on_user_error
 from vitdense.mm.train.work_folder import find_checkpoint
@@ -104,6 +105,7 @@ def main() -> None:
             parser.error(f"{error}; name the model that SRC is a checkpoint of: --verify MODEL")
         windows, trained = windows or [spec.window], trained or spec.pretrained
     with exit_on_user_error():
+        check_writable(args.dst, "DST")
         file = find_checkpoint(args.src)
         if Path(file).is_dir():
             source = read_checkpoint(file, "cpu", args.allow_pickle)  # in parts, with a digest of each

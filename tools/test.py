@@ -33,8 +33,10 @@ def main() -> None:
     parser.apart("--tta", "--tiles")
     args = parser.parse_args()
     with exit_on_user_error():
-        for path in filter(None, (args.out, args.report and args.report / "report")):
-            check_writable(path)
+        if args.out:
+            check_writable(args.out, "--out")
+        if args.report:
+            check_writable(args.report / "report", "--report")
         options = {name: getattr(args, name) for name in ("tta", "report", "tiles", "overlap", "amp", "onednn")}
         metrics = test(*trained_of(args), **options)
         if not is_main_process():

@@ -49,18 +49,25 @@ def read_text(path: str | Path) -> str:
         ) from error
 
 
-def check_writable(path: str | Path) -> None:
-    """Raise the `OSError` of writing a file, before the work whose result it is to hold."""
+def check_writable(path: str | Path, option: str) -> None:
+    """See that a file can be written, before the work whose result it is to hold.
+
+    Args:
+        path: The file; its folder need not exist.
+        option: By which another one is named.
+
+    Raises:
+        OptionError: It cannot.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    folder = next(each for each in (path.absolute()).parents if os.path.lexists(each))
     try:
-        with TemporaryFile(dir=path.parent):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        error.filename = str(path)
-        raise
+        raise OptionError(f"{path} cannot be written ({error.strerror}); name another one: {option}") from error
 
 
 def sha256_of(path: str | Path) -> str:

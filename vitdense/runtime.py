@@ -129,6 +129,7 @@ class Program:
             raise
         except Exception as error:  # engines have no error in common
             reason = str(error).strip().partition("\n")[0]
+            reason = reason if len(reason) < 160 else f"...{reason[-160:]}"  # which says it after its own source lines
             raise ValueError(
                 f"{path}: {engine} cannot read it: it is cut, or no file of tools/export.py ({reason})"
             ) from error

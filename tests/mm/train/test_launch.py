@@ -31,6 +31,19 @@ def test_unwritable_output_is_one_message(capsys, tmp_path):
     assert str(tmp_path) in error_output(lambda: tmp_path.write_text(""), capsys)
 
 
+@pytest.mark.parametrize("fault", [OSError("of a socket"), ConnectionResetError(104, "reset")])
+def test_system_errors_without_a_file_keep_their_traceback(fault):
+    with pytest.raises(type(fault)), exit_on_user_error():
+        raise fault
+
+
+def test_limits_of_the_machine_are_one_message(capsys):
+    def fail():
+        raise OSError(24, "Too many open files")
+
+    assert "Too many open files" in error_output(fail, capsys)
+
+
 def test_an_error_in_nested_blocks_is_one_message(capsys):
     def inner():
         with exit_on_user_error():

@@ -12,6 +12,7 @@ pytest.importorskip("mmengine")
 from safetensors.torch import save_file
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError
+from vitdense.errors import OptionError
 from vitdense.mm.config import passes
 from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.load import find_config, load_config
@@ -86,7 +87,7 @@ def test_what_last_checkpoint_does_not_say_the_numbers_do(folder, noted):
     path = folder.path / "last_checkpoint"
     if noted == "a folder":
         path.mkdir()
-        with pytest.raises(ConfigError, match=r"last_checkpoint.*--work-dir"):
+        with pytest.raises(OptionError, match=r"last_checkpoint.*--work-dir"):
             folder.make()
     elif noted is not None:
         path.write_bytes(noted)
@@ -196,7 +197,7 @@ def test_folders_that_cannot_be_written_name_the_option(tmp_path, kind):
         path.symlink_to(path)
     else:
         path = "/proc/work"
-    with pytest.raises(ConfigError, match="--work-dir"), WorkFolder(path).hold():
+    with pytest.raises(OptionError, match="--work-dir"), WorkFolder(path).hold():
         pass
 
 

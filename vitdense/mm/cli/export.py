@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 from torch import Tensor
 
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, check_writable
 from vitdense.inspect.export import export_program, save_onnx, save_program
 from vitdense.mm.config.walk import leaf_datasets
 from vitdense.mm.errors import ConfigError
@@ -73,6 +73,7 @@ def export(
     for option, given in (("--with-preprocessing", preprocessing), ("--int8", int8)):
         if given and (to != "onnx" or maps):
             raise ConfigError(f"{option}: got --to {to}{' --maps' * maps}, expected --to onnx without --maps")
+    check_writable(path, "--out")
     predictor = Predictor(cfg, checkpoint, score_thr=0.0, classes=classes)
     task = task_of(predictor.model, maps).eval()
     metadata = describe(predictor, static)

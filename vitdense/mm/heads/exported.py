@@ -12,6 +12,18 @@ from vitdense.mm.registry import MODELS
 from vitdense.runtime import Program
 
 
+def open_program(path: str | Path) -> Program:
+    """An exported file.
+
+    Raises:
+        ConfigError: It is none, see `Program`.
+    """
+    try:
+        return Program(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 @MODELS.register_module()
 class ExportedModel(BaseModel):
     """A file of ``tools/export.py --to onnx``, run by `vitdense.runtime.Program`.
@@ -20,15 +32,12 @@ class ExportedModel(BaseModel):
         path: The file.
 
     Raises:
-        ConfigError: See `Program`; or the model is panoptic.
+        ConfigError: See `open_program`; or the model is panoptic.
     """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
-        try:
-            self.program = Program(path)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        self.program = open_program(path)
         if self.program.is_panoptic:
             raise ConfigError(f"{path}: got a panoptic model, expected a detector or a segmentor")
 

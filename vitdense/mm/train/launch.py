@@ -337,9 +337,9 @@ def _follow_outputs(cfg: Config, exported: str | None = None) -> None:
     """The order of the classes is that of the checkpoint to load, where it is a file of this machine, or exported."""
     saved, hooks = Path(cfg.get("load_from") or ""), hook_configs(cfg)
     if exported:
-        from vitdense.runtime import Program
+        from vitdense.mm.heads.exported import open_program
 
-        names = Program(exported).names
+        names = open_program(exported).names
         follow_checkpoint(cfg, exported, names)
         if fault := difference(names, model_classes(cfg)):
             raise ConfigError(f"{exported}: {fault}")

@@ -121,23 +121,18 @@ class WorkFolder:
         """Make the folder, and see that it can be written.
 
         Raises:
-            ConfigError: It cannot.
+            OptionError: It cannot.
         """
-        try:
-            for name in (LAST, WEIGHTS, CURVES):
-                check_writable(self.path / name)
-        except OSError as error:
-            raise ConfigError(
-                f"work folder {self.path} cannot be written ({error.filename}: {error.strerror}); name another one: "
-                f"--work-dir"
-            ) from error
+        for name in (LAST, WEIGHTS, CURVES):
+            check_writable(self.path / name, "--work-dir")
+        self.path.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Hold the folder for one training, without what a killed save left there. All processes may call it.
 
         Raises:
-            ConfigError: Another training holds it, or it cannot be written.
+            OptionError: Another training holds it, or it cannot be written.
         """
         with ExitStack() as stack:
             if is_main_process():
