@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from conftest import REPO
 
-from vitdense.runtime import BLOCK, ENGINES, Program, cover, fitted, normalised, paste, resize, resize_photo
+from vitdense.runtime import BLOCK, ENGINES, Output, Program, cover, fitted, normalised, paste, resize, resize_photo
 
 ALONE = """
 import sys
@@ -75,6 +75,17 @@ def test_cover_is_torchs_in_the_padded_image():
     logits = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)  # of 64 x 96 pixels
     want = F.interpolate(torch.from_numpy(logits)[None, None], (128, 48), mode="bilinear")[0, 0, :117, :41].numpy()
     np.testing.assert_allclose(cover(logits, 4, (0.5, 2), (117, 41)), want, atol=1e-5)
+
+
+def test_outputs_are_equal_by_their_values():
+    def output(score=0.5):
+        return Output(np.zeros((1, 4)), np.array([score]), np.array([1]))
+
+    assert output() == output()
+    assert output() != output(0.6)
+    assert output() != Output()
+    assert Output() != output()
+    assert output() != 1
 
 
 def test_fitted_is_mmcvs():

@@ -22,7 +22,7 @@ BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, in the
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 
 
-@dataclass
+@dataclass(eq=False)
 class Output:
     """What a program found in an image of H x W pixels: the fields that `vitdense.load(...)(image)` has.
 
@@ -43,6 +43,14 @@ class Output:
     semantic: np.ndarray | None = None
     panoptic: np.ndarray | None = None
     segments: list[dict[str, Any]] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields have the same values."""
+        if not isinstance(other, Output):
+            return NotImplemented
+        return all(np.array_equal(value, getattr(other, name)) for name, value in vars(self).items())
+
+    __hash__ = None
 
 
 @dataclass

@@ -1,5 +1,8 @@
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
+from PIL import ImageFont
 
 from vitdense.inspect.draw import (
     DIMMED,
@@ -8,8 +11,10 @@ from vitdense.inspect.draw import (
     class_shares,
     contact_sheet,
     distinct_colours,
+    drawable,
     heat,
     instances,
+    load_font,
     overlay,
     shades,
     with_legend,
@@ -191,3 +196,20 @@ def test_objects_without_masks_and_texts_outside():
     assert drawn.shape == (60, 60, 3)
     assert (drawn == (250, 250, 0)).all(-1)[:18].any(1).all()  # from the upper edge
     assert (instances(drawn, [], [], [], []) == drawn).all()
+
+
+def test_names_that_no_font_has_are_drawn_as_their_index():
+    names = ["cat", "two words", "hündin", "кошка", "猫", "犬 dog"]
+    with_matplotlib = find_spec("matplotlib") is not None
+    assert drawable(names) == [*names[:2], *(names[2:4] if with_matplotlib else ["#2", "#3"]), "#4", "#5"]
+    assert drawable([]) == []
+
+
+def test_fonts_have_the_characters_of_texts():
+    """No two of these are the same empty box."""
+    own = load_font(13, ["cat 0.5"])
+    assert own.getname() == ImageFont.load_default(13).getname()
+    if find_spec("matplotlib"):
+        font = load_font(13, ["cat", "кошка"])
+        assert len({bytes(font.getmask(character)) for character in "кошаü"}) == 5
+    assert load_font(20).size == 20

@@ -4,6 +4,9 @@ import colorsys
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -17,6 +20,37 @@ MIDDLE = 400  # of the three values of a colour: text on a lighter one is dark
 CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
 DIMMED = 0.8  # brightness of an image under measures
 PAPER, INK, FAINT, MARK = (255, 255, 255), (30, 30, 30), (110, 110, 110), (0, 160, 90)
+
+
+def drawable(names: Sequence[str]) -> list[str]:
+    """Names of classes as they are drawn: ``#`` and the index for one with a character that no font here has."""
+    return [name if any(_has_glyphs(name, file) for file in _font_files()) else f"#{i}" for i, name in enumerate(names)]
+
+
+def load_font(size: int, texts: Iterable[str] = ()) -> ImageFont.FreeTypeFont:
+    """Pillow's font, or matplotlib's for texts with characters that it does not have, as all beyond ASCII."""
+    text = "".join(texts)
+    file = next((file for file in _font_files() if _has_glyphs(text, file)), "")
+    return _open_font(file, size)
+
+
+@cache
+def _font_files() -> list[str]:
+    """Of fonts that may be there, the first choice first; Pillow's own is in no file."""
+    spec = find_spec("matplotlib")
+    return ["", *([str(Path(spec.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf")] if spec else [])]
+
+
+def _open_font(file: str, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(file, size) if file else ImageFont.load_default(size)
+
+
+@lru_cache(4096)
+def _has_glyphs(text: str, file: str) -> bool:
+    font = _open_font(file, MIN_TEXT)
+    unknown = font.getmask("\U0010ffff")  # an empty box; no font has this character
+    drawn = (font.getmask(character) for character in set(text) if not character.isspace())
+    return all((mask.size, bytes(mask)) != (unknown.size, bytes(unknown)) for mask in drawn)
 
 
 def distinct_colours(count: int) -> np.ndarray:
@@ -109,7 +143,7 @@ def instances(
         if mask is not None and mask.any():
             _tint(picture, mask.view(np.uint8), colour, alpha, line)
     page = Image.fromarray(picture)
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(text)
+    pen, font = ImageDraw.Draw(page), load_font(text, texts)
     for (x, y, width, height), colour in zip(boxes, colours):
         end = max(x, x + width - 1), max(y, y + height - 1)
         pen.rectangle((x, y, *end), outline=colour, width=line)
@@ -168,7 +202,7 @@ def with_legend(
     if rest:
         rows.append((f"and {len(rest)} more", None, _percent(sum(shares[i] for i in rest))))
 
-    font = ImageFont.load_default(text)
+    font = load_font(text, (name for name, _, _ in rows))
     name_width = math.ceil(max(font.getlength(name) for name, _, _ in rows))
     share_width = math.ceil(max(font.getlength(share) for _, _, share in rows))
     x_name = width + margin + swatch + text // 2

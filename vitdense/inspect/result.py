@@ -1,7 +1,7 @@
 """What a detector or a segmentor found in an image."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.inspect import draw
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import supervision
 
 
-@dataclass
+@dataclass(eq=False)
 class Result:
     """The objects of a detector, the one with the highest score first, the classes of a segmentor's pixels, or the
     segments of a panoptic model, which may have objects too.
@@ -46,6 +47,14 @@ class Result:
     semantic: np.ndarray | None = field(default=None, repr=False)
     panoptic: np.ndarray | None = field(default=None, repr=False)
     segments: list[dict[str, Any]] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields have the same values."""
+        if not isinstance(other, Result):
+            return NotImplemented
+        return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+
+    __hash__ = None
 
     def __len__(self) -> int:
         """Number of objects; of a panoptic model without them, of segments; of a segmentor, of classes that are
@@ -78,14 +87,15 @@ class Result:
             colours = draw.shades(colours[labels], labels.tolist())
             drawn = draw.overlay(self.image, self.panoptic, colours)
             shares = draw.class_shares(labels[self.panoptic], len(self.names) + 1)[:-1]
-            return Image.fromarray(draw.with_legend(drawn, self.names, self.palette, shares))
+            return Image.fromarray(draw.with_legend(drawn, draw.drawable(self.names), self.palette, shares))
         if self.boxes is None:
             drawn = draw.overlay(self.image, self.semantic, self.palette)
             shares = draw.class_shares(self.semantic, len(self.names))
-            return Image.fromarray(draw.with_legend(drawn, self.names, self.palette, shares))
+            return Image.fromarray(draw.with_legend(drawn, draw.drawable(self.names), self.palette, shares))
         order = range(len(self))[::-1]  # the highest score on top
         boxes = [(x1, y1, x2 - x1, y2 - y1) for x1, y1, x2, y2 in self.boxes[::-1].tolist()]
-        texts = [f"{self.names[self.labels[i]]} {self.scores[i]:.2f}" for i in order]
+        names = draw.drawable(self.names)
+        texts = [f"{names[self.labels[i]]} {self.scores[i]:.2f}" for i in order]
         masks = (self.mask(i) for i in order)
         return Image.fromarray(draw.instances(self.image, boxes, texts, self.palette[self.labels[::-1]], masks))
 
@@ -99,7 +109,11 @@ class Result:
         Args:
             image_id: Of the image in the data set.
             category_ids: Of `names`; by default 1 to their number.
+
+        Raises:
+            OptionError: The result has no objects: it is a segmentor's, or a panoptic model's segments.
         """
+        self._check_objects("to_coco")
         ids = range(1, len(self.names) + 1) if category_ids is None else category_ids
         found = []
         for i, (x1, y1, x2, y2) in enumerate(self.boxes.tolist()):
@@ -109,12 +123,30 @@ class Result:
         return found
 
     def to_supervision(self) -> "supervision.Detections":
-        """The objects as `supervision.Detections`; that package is not installed with this one."""
+        """The objects as `supervision.Detections`; that package is not installed with this one.
+
+        Raises:
+            OptionError: See `to_coco`.
+        """
+        self._check_objects("to_supervision")
         import supervision
 
         names = np.array(self.names)[self.labels]
         options = {"mask": self.masks, "confidence": self.scores, "class_id": self.labels}
         return supervision.Detections(self.boxes, data={"class_name": names}, **options)
+
+    def _check_objects(self, method: str) -> None:
+        if self.boxes is None:
+            kind = "semantic" if self.panoptic is None else "panoptic"
+            raise OptionError(
+                f"{method}: got a result without objects, expected a detector's; its pixels are in .{kind}"
+            )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return one == other if one is None or other is None else list(one) == list(other)
 
 
 def write_picture(path: Path, picture: Image.Image) -> None:

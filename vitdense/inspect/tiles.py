@@ -27,7 +27,7 @@ STEP = 16  # pixels from one tile to the next, at least: smaller ones see no obj
 MARGIN = 0.02  # of the side of a tile: how near a box comes to an edge that cuts it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Found:
     """Detections of an image.
 
