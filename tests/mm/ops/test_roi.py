@@ -86,6 +86,21 @@ def test_roi_align_types(dtype):
     torch.testing.assert_close(x.grad.double(), reference.grad, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rois_keep_their_places_beside_maps_of_half_types(dtype):
+    """Far to the right, where the half types have whole pixels or every eighth one."""
+    x = torch.randn(1, 2, 4, 400).to(dtype).requires_grad_()
+    rois = torch.tensor([[0, 1100.3, 1.2, 1289.7, 13.6], [0, 1500.4, 2.3, 1598.7, 15.9]])
+    layer = mm.RoIAlign(7, 0.25, 2)
+    reference = x.detach().float().requires_grad_()
+    out, want = layer(x, rois), layer(reference, rois)
+    for values in (out, want):
+        values.square().sum().backward()
+    torch.testing.assert_close(out, want.to(dtype))
+    tolerance = 16 * torch.finfo(dtype).eps  # of sums of half gradients
+    torch.testing.assert_close(x.grad.float(), reference.grad, atol=tolerance, rtol=tolerance)
+
+
 def test_no_rois():
     x = torch.randn(2, 4, 5, 5, requires_grad=True)
     out = mm.RoIAlign(3)(x, torch.zeros(0, 5))
