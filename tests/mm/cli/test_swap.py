@@ -191,6 +191,15 @@ def test_printed_lines(mine, capsys):
 
 
 @pytest.mark.long
+def test_a_config_of_mmseg_keeps_its_name(mine):
+    name = "mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py"
+    assert run(name, "--backbone", "swin_tiny", "--out", "changed.py") == 0
+    assert Path("changed.py").read_text().startswith(f'_base_ = "{name}"\n')
+    assert load_config("changed.py").model.decode_head.in_channels == SWIN_T
+    assert Config.fromfile("changed.py").model.backbone.type == "vitdense.Swin"  # mmengine's own
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("backbone", ["mvitv2_tiny", "deit_tiny", "resnet50"])
 def test_written_config(mine, capsys, backbone):
     config = mine("mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py")

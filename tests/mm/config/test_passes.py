@@ -4,6 +4,7 @@ import fnmatch
 
 import pytest
 
+from vitdense.__main__ import main
 from vitdense.mm.config.load import CONFIGS, ConfigError, load_config
 from vitdense.mm.config.passes import LOADING, TRAINING, Asked, in_process, run_passes
 
@@ -136,3 +137,15 @@ def test_none_leaves_a_hook_out(options, hooks):
     cfg = load_config("cascade_swin_nano_shapes", options)
     run_passes(TRAINING, cfg, Asked())
     assert hooks(cfg)
+
+
+@pytest.mark.long
+def test_check_prints_what_each_pass_changes(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitdense.mm.cli.check.report", lambda *_: 0)
+    options = ["--cfg-options", "settings.max_iters=5", "train_dataloader.batch_size=2"]
+    assert main(["check", "rfdetr_nano_shapes", "--passes", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "--cfg-options: train_dataloader.batch_size: 8 -> 2" in lines
+    assert any(line.startswith("settings.max_epochs or max_iters: train_cfg.max_iters: ") for line in lines)
+    assert "the log of a short run: default_hooks.logger.ignore_last: absent -> False" in lines

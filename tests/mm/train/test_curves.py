@@ -119,8 +119,8 @@ def test_tool(run, tmp_path, monkeypatch, capsys, repo):
 def test_metrics_by_name(run, tmp_path, figures):
     draw_curves([run], tmp_path / "curves.png", ["lr"])
     assert lines(figures[0].axes[2]) == {"C0": [(n, 0.01) for n in (10, 20, 30, 40)]}
-    with pytest.raises(ConfigError, match=r"got mAp.*mIoU"):
-        draw_curves([run], tmp_path / "curves.png", ["lr", "mAp"])
+    with pytest.raises(ConfigError, match=r"--metrics: got mIou; did you mean mIoU"):
+        draw_curves([run], tmp_path / "curves.png", ["lr", "mIou"])
 
 
 @pytest.mark.parametrize(("step", "labels"), [(22, ["epoch"]), (2, [])])

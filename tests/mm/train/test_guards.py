@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -401,6 +402,16 @@ def test_checkpoints_and_stops_wait_for_the_step_of_an_accumulation(make, monkey
     launch.train(make(**options), resume="auto")
     want, got = (read_checkpoint(f"{folder}/iter_6.pth")["state_dict"] for folder in ("whole", "work"))
     assert all(torch.equal(x, got[key]) for key, x in want.items())
+
+
+def test_the_rate_is_scaled_by_the_images_of_a_step_of_the_optimizer_and_the_first_iterations_are_logged(make):
+    options = {"optim_wrapper.accumulative_counts": 2, "default_hooks.logger.interval": 50}
+    launch.train(make(epochs=True, auto_scale_lr={"base_batch_size": 8}, **options), auto_scale_lr=True)
+    (log,) = Path("work").glob("*/*.log")
+    lines = log.read_text()
+    assert "Scaling the original LR by 0.5." in lines  # two images, twice
+    logged = [int(found) for found in re.findall(r"\(train\)\s+\[ *(\d+)/12\]", lines)]
+    assert logged == [1, 2, 3, 6, 12]
 
 
 def test_a_full_disk_is_one_line_with_what_is_safe(make, monkeypatch):
