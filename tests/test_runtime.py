@@ -1,5 +1,6 @@
 """`vitdense/runtime.py`: the file that is copied into a product."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,21 @@ import torch
 import torch.nn.functional as F
 from conftest import REPO
 
-from vitdense.runtime import BLOCK, ENGINES, Output, Program, cover, fitted, normalised, paste, resize, resize_photo
+from vitdense.runtime import (
+    BLOCK,
+    ENGINES,
+    Output,
+    Program,
+    cover,
+    fitted,
+    instances,
+    normalised,
+    objects,
+    panoptic,
+    paste,
+    resize,
+    resize_photo,
+)
 
 ALONE = """
 import sys
@@ -86,6 +101,132 @@ def test_outputs_are_equal_by_their_values():
     assert output() != Output()
     assert Output() != output()
     assert output() != 1
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_instances_are_the_best_pairs_of_a_query_and_a_class():
+    logits = np.full((3, 6, 8), -1.0)
+    logits[0, 1:3, 2:5], logits[1, 3:6, 0:2] = 2, 1  # the third one has no mask
+    shares = np.array([(0.7, 0.2, 0.05, 0.05), (0.1, 0.6, 0.25, 0.05), (0.9, 0.05, 0.03, 0.02)])
+    found = {(0, 0): 0.7 * sigmoid(2), (1, 1): 0.6 * sigmoid(1), (0, 1): 0.2 * sigmoid(2)}  # query, class: score
+    boxes = [(2, 1, 5, 3), (0, 3, 2, 6)]
+    # The pair of query 1 and class 2 is of stuff, the fourth best; the last score is 0.176.
+    for number, threshold, kept in ((5, 0.15, 3), (4, 0.15, 2), (5, 0.18, 2), (5, 0.5, 1), (5, 0.7, 0), (5, 0.2, 2)):
+        got = instances(shares, lambda query: logits[query], (6, 8), 2, number, threshold)
+        pairs = [*found][:kept]
+        np.testing.assert_array_equal(got[0], np.float32([boxes[query] for query, _ in pairs]).reshape(-1, 4))
+        np.testing.assert_allclose(got[1], [found[pair] for pair in pairs], rtol=1e-6)
+        assert got[2].tolist() == [label for _, label in pairs]
+        np.testing.assert_array_equal(got[3], (logits[[query for query, _ in pairs]] > 0).reshape(-1, 6, 8))
+        assert [x.dtype.kind for x in got] == ["f", "f", "i", "b"]
+
+
+@pytest.mark.parametrize(
+    ("iou", "within", "row"),
+    [
+        (0.5, False, [2, 2, 2, 3, 1, 1]),
+        (0.5, True, [2, 2, 2, 3, 1, 0]),
+        (0.51, False, [2, 2, 2, 0, 1, 1]),  # the second object has half of its mask
+        (0.7, False, [1, 1, 1, 0, 0, 0]),  # stuff has two thirds
+    ],
+)
+def test_segments_go_to_the_query_that_claims_them_most(iou, within, row):
+    """Two things that share the third of six columns, stuff under them, a query of a low score and one of no class."""
+    columns = [(3, 3, 3, -3, -3, -3), (-3, -3, 3, 3, -3, -3), (-3, -3, 2, 2, 2, -1), (9,) * 6, (9,) * 6]
+    shares = np.array([(0.9, 0, 0.1), (0.8, 0.1, 0.1), (0.1, 0.7, 0.2), (0.5, 0.3, 0.2), (0.1, 0, 0.9)])
+    logits = [np.tile(np.float32(column), (4, 1)) for column in columns]
+    ids, segments = panoptic(shares, logits.__getitem__, (4, 6), 1, score=0.5, iou=iou, within=within)
+    np.testing.assert_array_equal(ids, np.tile(row, (4, 1)))
+    labels = [1, 0, 0][-max(row) :] if max(row) != 2 else [1, 0]
+    assert segments == [
+        {"id": i, "label": label, "score": None, "is_thing": label == 0} for i, label in enumerate(labels, 1)
+    ]
+
+
+def test_no_segment():
+    ids, segments = panoptic(np.array([(0.1, 0.9)]), None, (2, 3), 1, score=0.5, iou=0.5, within=True)
+    assert (ids == 0).all()
+    assert segments == []
+
+
+@pytest.mark.parametrize("stride", [None, 4])
+def test_objects_from_a_score_on_and_their_masks(stride):
+    boxes = np.float32([(2, 2, 14, 10), (4, 4, 12, 12), (0, 0, 8, 8)])
+    maps = np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)  # of 16 x 24 pixels
+    found = {"boxes": boxes, "scores": np.float32([0.9, 0.3, 0]), "labels": np.array([1, 0, -1]), "masks": maps}
+    about = {"mask_stride": stride, "mask_thr": 0.2}
+    for threshold, number in ((0.3, 2), (0.31, 1), (0, 2)):  # empty places have score 0
+        got = objects(found, about, (1, 1), (16, 24), threshold)
+        np.testing.assert_array_equal(got.boxes, boxes[:number])
+        assert (got.scores.tolist(), got.labels.tolist()) == (found["scores"][:number].tolist(), [1, 0][:number])
+        for mask, code, box in zip(got.masks, maps, boxes, strict=False):
+            whole = paste(code, box, (16, 24)) if stride is None else cover(code, 4, (1, 1), (16, 24))
+            np.testing.assert_array_equal(mask, whole >= 0.2)
+    del found["masks"]
+    assert objects(found, about, (1, 1), (16, 24), 0.3).masks is None
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if find_spec(name)])
+def test_programs_of_detectors_segmentors_and_queries(engine, tmp_path):
+    """Of constants: what a photo of 40 x 30 pixels is made of, that the program sees at twice the size."""
+    onnx = pytest.importorskip("onnx")
+    boxes = np.float32([(20, 10, 40, 30), (0, 0, 8, 6)])
+    outputs = {"boxes": boxes, "scores": np.float32([0.8, 0.2]), "labels": np.array([1, 0])}
+    program = Program(
+        constants(onnx, tmp_path / "d.onnx", outputs, mask_stride="null", mask_thr="0.5"), engine, threads=1
+    )
+    photo = np.zeros((30, 40, 3), np.uint8)
+    np.testing.assert_allclose(program(photo).boxes, boxes[:1] / 2)
+    np.testing.assert_allclose(program(photo, score_thr=0.1).boxes, boxes / 2)
+    assert program(photo).labels.tolist() == [1]
+    assert program.names == ["a", "b"]
+    assert not program.is_panoptic
+    logit = np.full((1, 60, 80), -0.9, np.float32)
+    logit[:, :30] = 0.9
+    program = Program(constants(onnx, tmp_path / "s.onnx", {"logits": logit}, threshold="0.7"), engine, threads=1)
+    assert program(photo).semantic[:14].all()  # log(0.7 / 0.3) is 0.85
+    assert not program(photo).semantic[16:].any()
+    queries = {"divisor": 32, "things": 1, "instances": 5, "panoptic": {"score": 0.5, "iou": 0.5, "within": True}}
+    masks = np.full((2, 64, 96), -9, np.float32)  # 60 x 80 padded
+    masks[0, :30, :40], masks[1, 30:, :40] = 9, 9
+    outputs = {"classes": np.float32([(9, 0, 0), (0, 9, 0)]), "masks": masks}
+    program = Program(constants(onnx, tmp_path / "q.onnx", outputs, queries=json.dumps(queries)), engine, threads=1)
+    got = program(photo)
+    assert program.is_panoptic
+    assert (got.panoptic[:14, :19] > 0).all()
+    assert (got.panoptic[:, 21:] == 0).all()
+    assert [(one["label"], one["is_thing"]) for one in got.segments] == [(1, False), (0, True)]
+    np.testing.assert_allclose(got.boxes, [(0, 0, 20, 15)])
+    np.testing.assert_allclose(got.scores, 1, atol=1e-3)
+    assert got.masks[0, :15, :20].all()
+
+
+def constants(onnx, path, outputs, **about):
+    """A file whose outputs do not depend on the image."""
+    helper, names = onnx.helper, {np.dtype(np.float32): onnx.TensorProto.FLOAT, np.dtype(int): onnx.TensorProto.INT64}
+    nodes = [
+        helper.make_node("Shape", ["image"], ["shape"]),
+        helper.make_node("ReduceMax", ["shape"], ["n"], keepdims=0),
+    ]
+    infos = []
+    for name, value in outputs.items():
+        value = value[None]
+        nodes.append(helper.make_node("Constant", [], [f"{name}_"], value=onnx.numpy_helper.from_array(value)))
+        nodes.append(helper.make_node("Cast", ["n"], [f"{name}_n"], to=names[value.dtype]))
+        nodes.append(helper.make_node("Sub", [f"{name}_n", f"{name}_n"], [f"{name}_0"]))
+        nodes.append(helper.make_node("Add", [f"{name}_", f"{name}_0"], [name]))
+        infos.append(helper.make_tensor_value_info(name, names[value.dtype], value.shape))
+    image = helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, ["b", 3, "h", "w"])
+    graph = helper.make_graph(nodes, "g", [image], infos)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    resize = json.dumps({"scale": [80, 60], "keep_ratio": True})
+    common = {"mean": "null", "std": "null", "channels": '"RGB"', "classes": '["a", "b"]', "resize": resize}
+    helper.set_model_props(model, {**common, **about})
+    onnx.save(model, path)
+    return path
 
 
 def test_fitted_is_mmcvs():
