@@ -1,0 +1,211 @@
+"""What counts as the same in a model and its program, what a file says of itself, and the photos to compare at."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import ConfigDict
+from PIL import Image
+
+pytest.importorskip("mmdet")
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.export.compare import BOUNDS, can_compare, compare_classes, compare_maps, compare_objects
+from vitdense.mm.export.description import describe
+from vitdense.mm.export.samples import of_noise, of_photo, paths_of
+from vitdense.mm.predictor import Predictor
+from vitdense.runtime import Output, normalised
+
+BOXES = np.float32([(0, 0, 10, 10), (20, 20, 40, 30), (5, 5, 5, 9)])
+MASKS = np.zeros((3, 50, 50), bool)
+MASKS[0, :10, :10] = MASKS[1, 20:30, 20:40] = True
+
+
+def output(boxes=BOXES, scores=(0.9, 0.4, 0.3), labels=(1, 0, 1), masks=None):
+    return Output(np.float32(boxes), np.float32(scores), np.array(labels), masks)
+
+
+def moved(dx, boxes=BOXES):
+    return boxes + np.float32([dx, 0, dx, 0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "got", "fits"),
+    [
+        ("float32", output(), True),
+        ("float32", output(scores=(0.9009, 0.4, 0.3)), True),
+        ("float32", output(scores=(0.9011, 0.4, 0.3)), False),
+        ("float32", output(labels=(0, 0, 1)), False),
+        ("float32", output(moved(0.004)), True),
+        ("float32", output(moved(0.02)), False),
+        ("float32", output(BOXES[:1], (0.9,), (1,)), False),
+        ("float32", output(np.zeros((0, 4)), (), ()), False),
+        ("float32", output(BOXES[[1, 0]], (0.4, 0.9), (0, 1)), True),  # in any order
+        ("float32", output(np.concatenate([BOXES, BOXES]), (0.2, 0.9, 0, 0.9, 0.4, 0), (1, 1, 1, 1, 0, 1)), True),
+        ("float16", output(moved(0.09), (0.919, 0.4, 0.3)), True),
+        ("float16", output(moved(0.09), (0.921, 0.4, 0.3)), False),
+        ("int8", output(moved(3), (0.71, 0.59, 0.3)), True),
+        ("int8", output(moved(3), (0.69, 0.4, 0.3)), False),
+        ("int8", output(moved(4), (0.9, 0.4, 0.3)), False),
+    ],
+)
+def test_objects(precision, got, fits):
+    """The third one, whose box has no area, does not count."""
+    found, said = compare_objects([(got, output())], BOUNDS[precision])
+    assert found == fits
+    assert "of 2 objects" in said
+    assert ("expected" in said) != fits
+
+
+def test_objects_below_the_bound_do_not_count():
+    for score, counts in ((0.05, False), (0.051, True)):
+        want = output(scores=(score, 0.01, 0.9))
+        assert can_compare([want], BOUNDS["float32"]) == counts
+        assert can_compare([output(BOXES[:0], (), ()), want], BOUNDS["float32"]) == counts
+        fits, said = compare_objects([(want, want)], BOUNDS["float32"])
+        assert fits == counts
+        assert ("no object" in said) != counts
+
+
+def test_a_share_of_the_objects_may_differ_in_int8():
+    boxes = np.float32([(30 * i, 0, 30 * i + 20, 20) for i in range(10)])
+    want = output(boxes, (0.9,) * 10, (0,) * 10)
+    for wrong, fits in ((1, True), (2, False)):
+        got = output(boxes, (0.9,) * 10, (1,) * wrong + (0,) * (10 - wrong))
+        found, said = compare_objects([(got, want)], BOUNDS["int8"])
+        assert found == fits
+        assert f"{10 - wrong} of 10" in said
+
+
+def test_masks_of_objects():
+    other = MASKS.copy()
+    other[1, 20, 20:22] = False  # 198 of 200 pixels
+    want = output(masks=MASKS)
+    fits, said = compare_objects([(output(masks=other), want)], BOUNDS["float32"])
+    assert fits
+    assert "masks with IoU 0.9900" in said
+    other[1, 20, 22] = False
+    assert not compare_objects([(output(masks=other), want)], BOUNDS["float32"])[0]
+    empty = output(masks=np.zeros_like(MASKS))
+    assert compare_objects([(empty, empty)], BOUNDS["float32"])[0]
+    assert not compare_objects([(empty, want)], BOUNDS["float32"])[0]
+
+
+def test_classes_of_pixels():
+    want = np.zeros((10, 100), int)
+    got = want.copy()
+    got[0, 0] = 1
+    assert compare_classes([got, want], [want, want], BOUNDS["float32"]) == (
+        True,
+        "99.90% of the pixels with the model's class",
+    )
+    got[0, 1] = 1
+    fits, said = compare_classes([want, got], [want, want], BOUNDS["float32"])
+    assert not fits
+    assert "99.9%" in said
+
+
+def test_maps():
+    want = {"a": torch.ones(4)}
+    for error, fits in ((9e-5, True), (1.1e-4, False), (float("nan"), False)):
+        assert compare_maps({"a": torch.ones(4) + error}, want, BOUNDS["float32"])[0] == fits
+
+
+def predictor(*steps, head=None, **model):
+    """What the description asks of a predictor."""
+    preprocessor = ConfigDict(mean=[1, 2, 3], std=[4, 5, 6], bgr_to_rgb=True)
+    cfg = ConfigDict(model={"data_preprocessor": preprocessor, **model})
+    inner = SimpleNamespace(cfg=cfg, decode_head=head)
+    return SimpleNamespace(
+        model=inner, names=["a", "b"], dataset=ConfigDict(pipeline=[dict(type="LoadImageFromFile"), *steps])
+    )
+
+
+RESIZE = dict(type="Resize", scale=(80, 60), keep_ratio=True)
+
+
+def described(*args, static=None, **options):
+    return {key: json.loads(value) for key, value in describe(predictor(*args, **options), static).items()}
+
+
+def test_descriptions():
+    about = described(RESIZE)
+    assert about["resize"] == {"scale": [80, 60], "keep_ratio": True}
+    assert (about["mean"], about["std"], about["channels"]) == ([1, 2, 3], [4, 5, 6], "RGB")
+    assert (about["classes"], about["mask_thr"], about["mask_stride"]) == (["a", "b"], 0.5, None)
+    assert (about["threshold"], about["queries"]) == (None, None)
+    assert described()["resize"] is None
+    assert described(dict(type="mmseg.Resize", scale=(80, 60)))["resize"] == {"scale": [80, 60], "keep_ratio": False}
+    for steps in ((RESIZE, RESIZE), (dict(type="Pad", size=(9, 9)),), (RESIZE, dict(type="RandomFlip"))):
+        assert "resize" not in described(*steps)
+        assert described(*steps, static=(64, 96))["resize"] == {"scale": [96, 64], "keep_ratio": False}
+    assert described(head=SimpleNamespace(threshold=0.3))["threshold"] == 0.3
+    assert described(test_cfg={"rcnn": {"mask_thr_binary": 0.4}})["mask_thr"] == 0.4
+    assert described(data_preprocessor={})["channels"] == "BGR"
+
+
+class Read(Predictor):
+    """A pipeline that doubles an image, and a preprocessor that pads it."""
+
+    def __init__(self, own_reader=None):
+        self.own_reader, self.model = own_reader, self
+        self.asked = []
+
+    def read(self, image, pixels=None):
+        self.asked.append(pixels)
+        return {"inputs": torch.zeros(3, 60, 80)}
+
+    def data_preprocessor(self, data, training):
+        assert training is False
+        return {"inputs": torch.nn.functional.pad(data["inputs"][0][None] + 7, (0, 16, 0, 4))}
+
+
+def test_photos_as_the_program_and_as_the_model_get_them(tmp_path):
+    photo = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
+    Image.fromarray(photo).save(tmp_path / "a.png")
+    about = described(RESIZE)
+    want = normalised(photo, (60, 80), about)
+    sample = of_photo(str(tmp_path / "a.png"), Read(), about, static=False, preprocessing=False)
+    np.testing.assert_array_equal(sample.given, want)
+    assert sample.image.shape == (1, 3, 60, 80)
+    assert (sample.image == 7).all()
+    assert sample.size == (30, 40)
+    sample = of_photo(str(tmp_path / "a.png"), Read(), about, static=False, preprocessing=True)
+    np.testing.assert_array_equal(sample.given, photo[None])
+    assert (sample.image == 7).all()
+    about = described(RESIZE, static=(64, 96))
+    sample = of_photo(str(tmp_path / "a.png"), Read(), about, static=True, preprocessing=False)
+    assert sample.image is sample.given
+    assert sample.given.shape == (1, 3, 64, 96)
+    unknown = described(RESIZE, RESIZE)
+    for reads, said in ((Read(), unknown), (Read("LoadTiff"), described(RESIZE))):
+        sample = of_photo(str(tmp_path / "a.png"), reads, said, static=False, preprocessing=False)
+        assert sample.given is sample.image
+        assert sample.size == (60, 80)
+
+
+def test_noise_is_the_same_each_time():
+    one, other = of_noise((2, 3, 5, 7)), of_noise((2, 3, 5, 7))
+    assert one.image.equal(other.given)
+    assert one.image.std() > 0.5
+    assert one.size == (5, 7)
+
+
+class Files:
+    def __init__(self, number, pipeline):
+        self.number = number
+
+    def __len__(self):
+        return self.number
+
+    def get_data_info(self, i):
+        return {"img_path": f"{i}.png"}
+
+
+def test_files_of_a_data_set():
+    assert paths_of({"type": Files, "number": 10}, (), 3) == ["0.png", "3.png", "6.png"]
+    assert paths_of({"type": Files, "number": 2}, (), 3) == ["0.png", "1.png"]
+    assert paths_of({}, ["a.png"], 3) == ["a.png"]
+    with pytest.raises(ConfigError, match="--images"):
+        paths_of({"type": "mmdet.CocoDataset", "ann_file": "gone.json"}, (), 3)
