@@ -13,7 +13,7 @@ model = dict(
 # Larger images than in the authors' other recipes, and no crops.
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=False),
     dict(type="RandomFlip", prob=0.5),
     dict(type="RandomChoiceResize", scales=[(short, 1333) for short in range(480, 961, 32)], keep_ratio=True),

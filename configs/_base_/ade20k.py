@@ -7,7 +7,7 @@ scale = (2048, 512)  # short side 512, but no side above 2048
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations"),
     dict(type="RandomResize", scale=scale, ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type="RandomCrop", crop_size=(512, 512), cat_max_ratio=0.75),

@@ -26,7 +26,7 @@ metainfo = dict(
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations"),
     dict(type="RandomResize", scale=(480, 360), ratio_range=(0.75, 1.5), keep_ratio=True),
     dict(type="RandomCrop", crop_size=(288, 288), cat_max_ratio=0.75),

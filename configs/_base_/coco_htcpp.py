@@ -8,7 +8,7 @@ _base_ = "coco_instance.py"
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
     dict(type="RandomFlip", prob=0.5),
     dict(

@@ -5,7 +5,7 @@ train_scales = [(short, 1333) for short in range(480, 801, 32)]
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
     dict(type="RandomFlip", prob=0.5),
     dict(

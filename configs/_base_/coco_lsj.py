@@ -5,7 +5,7 @@ _base_ = "coco_instance.py"
 image_size = (1024, 1024)
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
     dict(type="RandomFlip", prob=0.5),
     dict(type="RandomResize", scale=image_size, ratio_range=(0.1, 2.0), keep_ratio=True),

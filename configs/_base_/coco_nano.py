@@ -4,7 +4,7 @@ _base_ = "coco_instance.py"
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
     dict(type="RandomChoiceResize", scales=[(533, short) for short in range(256, 353, 32)], keep_ratio=True),
     dict(type="RandomFlip", prob=0.5),

@@ -9,7 +9,7 @@ image_size = (640, 640)
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="vitdense.LoadPanopticAnnotations"),
     dict(type="RandomFlip", prob=0.5),
     dict(type="RandomResize", scale=image_size, ratio_range=(0.1, 2.0), keep_ratio=True),

@@ -4,7 +4,7 @@ data_root = "data/shapes/"
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
     dict(type="Resize", scale=(256, 256), keep_ratio=True),
     dict(type="RandomFlip", prob=0.75, direction=["horizontal", "vertical", "diagonal"]),

@@ -6,7 +6,7 @@ data_root = "data/shapes/"
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations"),
     dict(type="RandomFlip", prob=0.75, direction=["horizontal", "vertical", "diagonal"]),
     dict(type="PackSegInputs"),

@@ -7,7 +7,7 @@ _base_ = "cascade_swin_nano_coco.py"
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),
-    dict(type="vitdense.LoadImage"),
+    dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
     dict(type="Resize", scale=(533, 320), keep_ratio=True),  # the evaluation's
     dict(type="PackDetInputs"),

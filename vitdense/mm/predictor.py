@@ -24,6 +24,7 @@ from vitdense.checkpoint.load import fit_whole
 from vitdense.checkpoint.whole import trained_classes
 from vitdense.inspect import draw
 from vitdense.inspect.result import Result
+from vitdense.mm.config.classes import class_counts
 from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load_config
 from vitdense.mm.config.published import find_trained, is_published
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
@@ -361,6 +362,12 @@ def load_model(
             f"data set whose annotation file is not on this machine, state metainfo=dict(classes=(...)) of the "
             f"training data"
         ) from error
+    names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
+    if others := {number for _, number in class_counts(cfg.model)} - {names, things}:
+        raise ConfigError(
+            f"{checkpoint} has the names of {names} classes, but heads of {cfg.filename} have "
+            f"{' and '.join(map(str, sorted(others)))} outputs; which is which is not known"
+        )
     if report.classes:
         print_log(f"{checkpoint}: {report.classes}")
     model.load_state_dict(state, strict=True)

@@ -27,8 +27,9 @@ IMAGES, BOXES = '"images": [{"id": 1, "license": {"id": 9, "name": "x"}}]', '"an
         f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}',
         f'{{"categories"  :\n {json.dumps(CATEGORIES, indent=2)},\n {IMAGES}, {BOXES}}}',
         json.dumps({"categories": [{"name": name} for name in NAMES]}),
+        f'{{"categories": {json.dumps(CATEGORIES)}, {IMAGES}, {BOXES}, "info": {{"categories": ["animals"]}}}}',
     ],
-    ids=["last", "first", "without ids"],
+    ids=["last", "first", "without ids", "also in info"],
 )
 def test_category_names(text, tmp_path):
     path = tmp_path / "truth.json"

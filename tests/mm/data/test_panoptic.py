@@ -12,6 +12,7 @@ pytest.importorskip("mmdet")
 from mmengine.registry import DATASETS, init_default_scope
 
 from vitdense.__main__ import main
+from vitdense.mm.checks import check
 from vitdense.mm.cli import new
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.load import build_model, load_config
@@ -137,19 +138,27 @@ def test_faults_of_files(shapes, tmp_path):
         read_panoptic(tmp_path / "a.json")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", [(), ("--base", "eomt_nano_shapes")])
-def test_new_panoptic(reversed_files, base, capsys):
+def test_new_panoptic_with_classes_that_the_base_does_not_have(reversed_files, base, capsys):
+    for split in ("train", "val"):
+        content = json.loads(Path(f"{split}.json").read_text())
+        content["categories"].append({"id": 99, "name": "cup", "isthing": 1})
+        Path(f"{split}.json").write_text(json.dumps(content))
     line = ["new", "panoptic", "--train", "train.json", "--val", "val.json", "--images", "train", "--val-images", "val"]
     line += ["--segments", "ids_train", "--val-segments", "ids_val", "--iters", "100", "my.py", *base]
     assert main(line) == 0
-    assert "8 classes of things, 1 of stuff" in capsys.readouterr().out
+    assert "9 classes of things, 1 of stuff" in capsys.readouterr().out
     cfg = load_config("my.py")
     for part in (cfg.model.panoptic_head, cfg.model.panoptic_fusion_head):
-        assert (part.num_things_classes, part.num_stuff_classes) == (8, 1)
-    assert cfg.train_dataloader.dataset.metainfo.classes == (*CLASSES[::-1], "background")
+        assert (part.num_things_classes, part.num_stuff_classes) == (9, 1)
+    assert cfg.train_dataloader.dataset.metainfo.classes == (*CLASSES[::-1], "cup", "background")
     (hook,) = cfg.custom_hooks
     assert hook.ends[-1] < cfg.train_cfg.max_iters == 100
     build(cfg, "train")[0]
+    cfg.model.panoptic_head.num_things_classes = 8
+    with pytest.raises(ConfigError, match="9 classes of things, but num_things_classes"):
+        check(cfg, ("train",))
 
 
 def test_predict_writes_ids_and_segments(shapes, tmp_path):

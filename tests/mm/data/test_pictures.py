@@ -12,7 +12,7 @@ from vitdense.mm.data.pictures import draw_batch
 
 @pytest.mark.parametrize("name", ["cascade_swin_nano_shapes", "upernet_swin_nano_shapes"])
 def test_a_picture_per_image_of_the_first_batch(name, tmp_path):
-    """It is the image that the model gets, with something drawn on it where there are objects."""
+    """It is the image that the model gets, padded, with something drawn on it where there are objects."""
     draw = {"num_train": 4, "num_val": 2, "image_size": (96, 128), "workers": 1}
     options = {"data_root": str(tmp_path / "shapes"), "train_dataloader.dataset.draw": draw}
     options |= {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
@@ -23,7 +23,10 @@ def test_a_picture_per_image_of_the_first_batch(name, tmp_path):
     drawn = []
     for path, image, sample in zip(paths, batch["inputs"], batch["data_samples"], strict=True):
         with Image.open(path) as picture:
-            changed = np.asarray(picture) != image.flip(0).permute(1, 2, 0).numpy()  # RGB
+            height, width = image.shape[1:]
+            if name.startswith("upernet"):
+                assert picture.size == (256, 256)
+            changed = np.asarray(picture)[:height, :width] != image.flip(0).permute(1, 2, 0).numpy()  # RGB
         has_objects = len(sample.gt_instances) > 0 if "gt_instances" in sample else True
         assert changed.any() == has_objects
         drawn.append(has_objects)

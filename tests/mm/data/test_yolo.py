@@ -92,6 +92,13 @@ def test_a_line_that_is_no_object_is_named(line, named, write):
         read_yolo(data, "train")
 
 
+def test_shares_that_an_exporter_rounded_are_of_the_image(write):
+    content, _ = read_yolo(write("0 0.2 -0.0000001 1.0000001 0.5 0.3 0.9\n"), "train")
+    x, y, width, _ = content["annotations"][0]["bbox"]
+    assert min(x, y) >= 0
+    assert x + width == content["images"][0]["width"]
+
+
 @pytest.mark.parametrize(
     ("data", "named"),
     [

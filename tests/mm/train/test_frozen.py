@@ -1,5 +1,6 @@
 """Frozen trunks: nothing of them trains or is stored for the backward pass; checkpoints without them."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -189,12 +190,16 @@ def test_a_resumed_run_knows_what_its_checkpoint_omits(trained):
 
 
 @pytest.mark.parametrize("options", [{}, {"frozen_stages": 1}])
-def test_nothing_to_omit_is_an_error(options, weights):
+def test_checkpoints_are_whole_where_nothing_can_be_omitted(options, weights):
     """Random weights, which no file has, and a backbone that trains."""
+    hook, logger = OmitFrozenBackboneHook(), logging.getLogger("test")
     model = Detector(dict(type="Pretrained", checkpoint=str(weights)) if options else None, **options)
     model.backbone.init_weights()
-    with pytest.raises(ConfigError, match="no frozen backbone"):
-        OmitFrozenBackboneHook().before_train(SimpleNamespace(model=model))
+    hook.before_train(SimpleNamespace(model=model, logger=logger))
+    checkpoint = {"state_dict": model.state_dict(), "meta": {}}
+    hook.before_save_checkpoint(None, checkpoint)
+    assert checkpoint["state_dict"].keys() == model.state_dict().keys()
+    assert not checkpoint["meta"]
 
 
 @pytest.mark.parametrize("frozen_stages", ["none", 3, -2, 1.5])

@@ -19,6 +19,7 @@ from vitdense.mm.checks import (
     classes,
     evaluators,
     files,
+    frozen,
     label_maps,
     loaders,
     masks,
@@ -33,7 +34,7 @@ from vitdense.mm.checks.base import Finding
 
 CHECKS: tuple[ModuleType, ...] = (
     *(loaders, types, values, files, classes, annotations, masks, label_maps, evaluators, monitors),
-    *(channels, build, batch_size, normalisation, padding, schedule),
+    *(channels, build, batch_size, normalisation, frozen, padding, schedule),
 )
 
 

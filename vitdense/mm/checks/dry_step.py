@@ -3,7 +3,7 @@
 It finds what parts of a config make of each other: a loss with weights of another number of classes, a step of a
 pipeline that takes no masks, a metric without what it reads. Before a training it runs on the model of the training, on
 its device: a second one may find no room. It leaves nothing behind: see `_kept`. `vitdense check` builds a model with
-random weights.
+random weights, and on a CPU makes images smaller.
 """
 
 import copy
@@ -11,7 +11,7 @@ import logging
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,9 +34,12 @@ from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.config.load import build_model
 from vitdense.mm.config.passes import in_process
+from vitdense.mm.config.settings import image_size, set_image_size
 from vitdense.mm.config.walk import as_list, drop_weights, find_class, leaf_datasets
+from vitdense.mm.data.images import by
 from vitdense.mm.errors import ConfigError
 
+SIDE = 256  # of images on a CPU, where those of a recipe would take minutes
 IMAGES = 2  # of a step, if the batch has as many: norms may need them
 WRITES = ("format_only", "outfile_prefix", "out_file_path", "output_dir")  # options of metrics that write files
 BYTES = 12  # of a parameter: its value and gradient, and about as much for what the layers keep
@@ -50,30 +53,42 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
         try:
             cfg = _own_copy(cfg, Path(folder))
             _check_memory(cfg)
-            with _parts({}, "train_dataloader"):
-                loaders = {split: _loader(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
-            model = build_model(cfg)
-            model.init_weights()
-            model = model.to(get_device()).train()
-            wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
-            train(model, loaders["train"], wrapper)
-            if "val" in loaders:
-                evaluator = Evaluator(as_list(cfg.val_evaluator))
-                evaluator.dataset_meta = loaders["val"].dataset.metainfo
-                validate(model, loaders["val"], evaluator, cfg.val_cfg.get("fp16", False))
+            small, found = _small(cfg), None
+            if small is not None:
+                with suppress(OptionError):  # which may be of the size alone: the whole size tells
+                    found = _make(small, splits)
+            yield from _make(cfg, splits) if found is None else found
         except torch.OutOfMemoryError as error:
             yield f"dry step: not made, {get_device()} is short of memory ({str(error).splitlines()[0]})"
         except OptionError as error:
             yield error
 
 
-def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> None:
+def _make(cfg: Config, splits: Sequence[str]) -> list[str]:
+    """Build what is needed, and make the step; its warnings."""
+    with _parts({}, "train_dataloader"):
+        loaders = {split: _loader(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
+    model = build_model(cfg)
+    model.init_weights()
+    model = model.to(get_device()).train()
+    warnings = train(model, loaders["train"], build_optim_wrapper(model, cfg.optim_wrapper))
+    if "val" in loaders:
+        evaluator = Evaluator(as_list(cfg.val_evaluator))
+        evaluator.dataset_meta = loaders["val"].dataset.metainfo
+        validate(model, loaders["val"], evaluator, cfg.val_cfg.get("fp16", False))
+    return warnings
+
+
+def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[str]:
     """The losses and gradients of the first images of a training.
 
     Args:
         model: On its device, also wrapped for several processes, which then all call this.
         loader: Of the training.
         wrapper: The optimizer's, for its data type. No step is made.
+
+    Returns:
+        Warnings: the model pads the images to twice their area or more.
 
     Raises:
         ConfigError: Names the part of the config that failed.
@@ -84,9 +99,26 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> None:
         batch = _batch(loader, "train_dataloader")
         with _parts(parts, "the losses"):
             with getattr(wrapper, "optim_context", nullcontext)(model):
+                images = [tuple(x.shape[-2:]) for x in batch["inputs"]] if isinstance(batch, dict) else []
                 data = model.data_preprocessor(batch, True)
                 losses, _ = model.parse_losses(model(**data, mode="loss"))
             losses.backward()
+    return list(_padding(images, data.get("inputs")))
+
+
+def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[str]:
+    """A warning of padding that costs more than the images, as to the size of another crop.
+
+    Args:
+        images: Height and width of each.
+        inputs: Of the model, [B, 3, H, W].
+    """
+    height, width = (max(sides) for sides in zip(*images)) if images else (0, 0)
+    if isinstance(inputs, torch.Tensor) and inputs.shape[-1] * inputs.shape[-2] >= 2 * height * width > 0:
+        yield (
+            f"train_dataloader: images are {by((width, height))}, and model.data_preprocessor pads them to "
+            f"{by(tuple(inputs.shape[:-3:-1]))}; set its size, or pad_size_divisor, to that of the crop"
+        )
 
 
 def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: bool) -> None:
@@ -247,6 +279,19 @@ def _check_memory(cfg: Config) -> None:
         need = BYTES * sum(x.numel() for x in build_model(copy.deepcopy(cfg)).parameters())
     if need > (room := available_memory()):
         raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {room / 2**30:.1f} GiB are free")
+
+
+def _small(cfg: Config) -> Config | None:
+    """On a CPU, the config with smaller images; None for one that has small ones, or whose sizes cannot be changed."""
+    cfg = copy.deepcopy(cfg)
+    step = (cfg.model.get("data_preprocessor") or {}).get("pad_size_divisor") or 32
+    side = max(SIDE // step, 1) * step
+    with suppress(ConfigError):
+        if get_device() == "cpu" and image_size(cfg) > side:
+            cfg.settings = {**cfg.get("settings", {}), "image_size": side}
+            set_image_size(cfg)
+            return cfg
+    return None
 
 
 def _loader(cfg: Mapping) -> DataLoader:

@@ -264,7 +264,11 @@ def _describe_label_maps(
 def _describe_images(result: Report, where: str, paths: Sequence[str], number: int | None) -> list[ImageFile]:
     """A row about the image files, and their faults; those that can be read."""
     if absent := [path for path in paths if not os.path.isfile(path)]:
-        result.errors.append(f"{where}: {len(absent)} of {len(paths)} image files do not exist: {join_some(absent)}")
+        hint = (
+            "; a backslash separates folders on Windows alone: write /" if any("\\" in path for path in absent) else ""
+        )
+        fault = f"{len(absent)} of {len(paths)} image files do not exist: {join_some(absent)}{hint}"
+        result.errors.append(f"{where}: {fault}")
     missing = set(absent)
     present = [path for path in paths if path not in missing]
     files = [read_image_file(path) for path in evenly_spaced(present, number)]

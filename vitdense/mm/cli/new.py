@@ -265,6 +265,10 @@ def _check_folder(option: str, folder: Path, name: str) -> None:
     """Raise if an image is not where it should be, but in a folder below."""
     if (folder / name).exists() or Path(name).is_absolute():
         return
+    if "\\" in name:
+        raise ConfigError(
+            f"{option}: {folder} has no {name}; a backslash separates folders on Windows alone: write / in file_name"
+        )
     if below := next(folder.rglob(glob.escape(name)), None):
         right = below.parents[len(Path(name).parts) - 1]
         raise ConfigError(f"{option}: {folder} has no {name}, but {right} has it; give {option} {right}")

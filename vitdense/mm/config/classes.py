@@ -1,7 +1,7 @@
 """The classes of the training data decide: the other data sets, the heads and the metrics follow, by name."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
@@ -196,6 +196,16 @@ def _options(head: dict, cfg: Config) -> set[str]:
     """Arguments of the class of a part of the model."""
     kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
     return set(arguments(kind) or ()) if kind is not None else set()
+
+
+def class_counts(model: dict) -> Iterator[tuple[str, int]]:
+    """The numbers of classes that heads of a model state, of things and stuff together: dotted path and number."""
+    for path, head in class_heads(model):
+        if head.get("num_classes") is not None:
+            yield f"{path}.num_classes", head["num_classes"]
+    for head in nodes(model):
+        if {"num_things_classes", "num_stuff_classes"} <= head.keys():
+            yield f"{head.get('type')}", head["num_things_classes"] + head["num_stuff_classes"]
 
 
 def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -> None:

@@ -58,12 +58,15 @@ def overview(ann_file: Path) -> Overview:
 def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
     try:
         text = read_text(ann_file)
-        start = text.index("[", text.rindex('"categories"'))
-        categories, _ = json.JSONDecoder().raw_decode(text, start)
+        starts = [match.end() for match in re.finditer(r'"categories"\s*:\s*', text)]
+        if len(starts) > 1:  # some are of other things, as of `info`
+            categories = json.loads(text)["categories"]
+        else:
+            categories, _ = json.JSONDecoder().raw_decode(text, starts[0])
         names = tuple(category["name"] for category in categories)
         if not all(isinstance(name, str) for name in names):
             raise TypeError(f"names of categories {names} are no text")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ConfigError(
             f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error}); expected JSON with a list "
             f"'categories' of objects with a 'name'"
@@ -161,8 +164,8 @@ class CocoPredictions:
         """Log which images have ids of their own."""
         if names := [name.encode(errors="backslashreplace").decode() for name in self.new_images]:
             print_log(
-                f"image ids are numbered from 1 for {len(names)} of {len(self.found)} images, which are not in "
-                f"{self.ann_file}: {join_some(names)}; --format dataset writes the names of all"
+                f"{len(names)} of {len(self.found)} images are not in {self.ann_file}, and get ids that it does not "
+                f"use: {join_some(names)}; --format dataset writes the names of all"
             )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.registry import VISUALIZERS, init_default_scope
+from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
 from mmengine.runner import Runner
 
 from vitdense.files import atomic_write
@@ -12,7 +12,8 @@ from vitdense.mm.config.passes import in_process
 
 
 def draw_batch(cfg: Config, folder: Path) -> list[Path]:
-    """Draw the first batch of a training: augmented images with their boxes and masks, or label maps.
+    """Draw the first batch of a training: augmented images with their boxes and masks, or label maps, padded as the
+    model pads them.
 
     Args:
         cfg: From `load_config`.
@@ -26,12 +27,16 @@ def draw_batch(cfg: Config, folder: Path) -> list[Path]:
     visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
     visualizer.dataset_meta = loader.dataset.metainfo
     batch = next(iter(loader))
+    images = batch["inputs"]  # of [3, H, W] BGR each
+    if options := cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor"):
+        plain = {key: value for key, value in options.items() if key not in ("mean", "std", "bgr_to_rgb", "rgb_to_bgr")}
+        images, batch["data_samples"] = MODELS.build(plain)(batch, True).values()
     paths = [folder / f"train_{i}.png" for i in range(len(batch["inputs"]))]
-    for path, image, sample in zip(paths, batch["inputs"], batch["data_samples"]):
+    for path, image, sample in zip(paths, images, batch["data_samples"]):
         instances = sample.get("gt_instances")
         if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer takes no boxes of its own
             instances.bboxes = instances.bboxes.tensor
-        rgb = np.ascontiguousarray(image.permute(1, 2, 0).numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
+        rgb = np.ascontiguousarray(image.permute(1, 2, 0).byte().numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
         with atomic_write(path) as scratch:
             visualizer.add_datasample(path.stem, rgb, sample, draw_pred=False, out_file=str(scratch))
     return paths

@@ -18,6 +18,8 @@ from vitdense.files import read_text
 from vitdense.mm.data.images import header_size
 from vitdense.mm.errors import ConfigError, join_some
 
+ROUNDED = 1e-3  # how far a share may be outside the image: exporters round
+
 
 def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path]:
     """A split as the content of a COCO annotation file; boxes have no `segmentation`.
@@ -117,9 +119,9 @@ def _object(words: Sequence[str], size: Sequence[int], num_classes: int) -> dict
     index, *shares = map(float, words)
     if not index.is_integer() or not 0 <= index < num_classes:
         raise ValueError(f"got class {words[0]}, expected 0 to {num_classes - 1}")
-    if not all(0 <= share <= 1 for share in shares):  # NaN is outside too
+    if not all(-ROUNDED <= share <= 1 + ROUNDED for share in shares):  # NaN is outside too
         raise ValueError(f"got {min(shares)} to {max(shares)}, expected shares of the image, 0 to 1")
-    values = [share * size[i % 2] for i, share in enumerate(shares)]
+    values = [min(max(share, 0.0), 1.0) * size[i % 2] for i, share in enumerate(shares)]
     if len(values) == 4:
         x, y, width, height = values
         return {

@@ -203,10 +203,10 @@ class OmitFrozenBackboneHook(Hook):
 
     In ``meta.omitted_backbones`` a checkpoint names their weights, as `init_cfg` does, with a SHA-256. Our tools
     (`load_from`, resume, test, predict) load them again and compare; mmengine's own tools would leave them random.
+    A backbone that trains, or has no `init_cfg`, is saved.
 
     Raises:
-        ConfigError: Before the training: no frozen backbone has its weights from `init_cfg`, or `load_from` gave it
-            others.
+        ConfigError: Before the training: `load_from` gave a frozen backbone other weights than its `init_cfg`.
     """
 
     priority = "VERY_LOW"  # after hooks that change the checkpoint
@@ -236,15 +236,13 @@ class OmitFrozenBackboneHook(Hook):
                     )
                 self.omitted[name] = (weights, sha256)
         if not self.omitted:
-            raise ConfigError(
-                "vitdense.OmitFrozenBackboneHook: there is no frozen backbone whose weights are from its init_cfg; set "
-                "frozen_stages='all' and init_cfg of the backbone, or remove the hook"
-            )
+            runner.logger.info("checkpoints are whole: no frozen backbone has its weights from init_cfg")
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         starts = tuple(f"{name}." for name in self.omitted)
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(starts)}
-        checkpoint["meta"][OMITTED] = self.omitted
+        if self.omitted:
+            checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(starts)}
+            checkpoint["meta"][OMITTED] = self.omitted
 
 
 @HOOKS.register_module()

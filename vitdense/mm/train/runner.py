@@ -341,7 +341,8 @@ class Runner(mmengine.runner.Runner):
     def _dry_step(self) -> None:
         """See `vitdense.mm.checks.dry_step`."""
         try:
-            dry_step.train(self.model, self.train_dataloader, self.optim_wrapper)
+            for warning in dry_step.train(self.model, self.train_dataloader, self.optim_wrapper):
+                self.logger.warning(warning)
             if self.val_loop is not None:
                 dry_step.validate(self.model, self.val_dataloader, self.val_evaluator, self.val_loop.fp16)
         except ConfigError as error:

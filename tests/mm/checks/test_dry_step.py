@@ -1,0 +1,128 @@
+"""The dry step finds what parts of a config make of each other, names the part, and leaves nothing behind."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from vitdense.mm.checks import dry_step, findings, frozen
+from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.passes import in_process
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train import launch
+from vitdense.mm.train.runner import Runner
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+BOXES, MASKS, MAPS = "cascade_rcnn_swin_nano_shapes", "cascade_swin_nano_shapes", "upernet_swin_nano_shapes"
+
+
+def config(name, folder, **options):
+    """With data sets of a few small images that are drawn in `folder`."""
+    draw = {"num_train": 2, "num_val": 1, "image_size": (64, 96), "workers": 1}
+    options |= {f"{split}_dataloader.dataset.draw": draw for split in ("train", "val")}
+    return load_config(name, {"data_root": f"{folder}/shapes/", **options})
+
+
+def mosaic(cfg):
+    inner = cfg.train_dataloader.dataset
+    inner.pipeline, last = inner.pipeline[:-1], inner.pipeline[-1]
+    steps = [{"type": "Mosaic", "img_scale": (64, 96)}, last]
+    cfg.train_dataloader.dataset = {"type": "MultiImageMixDataset", "dataset": inner, "pipeline": steps}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "options", "part"),
+    [
+        (MAPS, {"model.decode_head.loss_decode.class_weight": [1.0] * 10}, r"model\.decode_head\.loss_decode"),
+        (
+            BOXES,
+            {"model.roi_head.bbox_head.1.loss_cls.class_weight": [1.0] * 8},
+            r"model\.roi_head\.bbox_head\.1\.loss_",
+        ),
+        (BOXES, {"model.neck.out_channels": 16}, r"model\.rpn_head"),
+        (BOXES, {"val_evaluator.metric": ["bbox", "segm"]}, r"val_evaluator"),
+        (BOXES, {"train_dataloader.dataset.pipeline.3.scale": "large"}, r"train_dataloader"),
+        (MASKS, mosaic, ""),
+    ],
+)
+def test_the_part_that_fails_is_named(name, options, part, tmp_path):
+    cfg = config(name, tmp_path, **({} if callable(options) else options))
+    if callable(options):
+        options(cfg)
+    (error,) = dry_step.find(cfg, ("train", "val"))
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("dry step: ")
+    with pytest.raises(ConfigError, match=part):
+        raise error
+
+
+def states():
+    """Of the generators."""
+    of_numpy = np.random.get_state()[1].tolist()  # noqa: NPY002 -- mm's transforms draw from it
+    return random.getstate(), of_numpy, torch.get_rng_state().tolist()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [MASKS, MAPS])
+def test_it_leaves_nothing_behind(name, tmp_path):
+    cfg = config(name, tmp_path)
+    assert list(dry_step.find(cfg, ("train", "val"))) == []
+    assert not (tmp_path / "shapes").exists()  # drawn elsewhere
+    loaders = {
+        split: Runner.build_dataloader(in_process(cfg[f"{split}_dataloader"]), seed=0) for split in ("train", "val")
+    }
+    model = build_model(cfg).train()
+    model.init_weights()
+    cfg.val_evaluator.pop("ann_file", None)
+    if name == MASKS:
+        cfg.val_evaluator.ann_file = f"{tmp_path}/shapes/annotations/instances_val.json"
+    evaluator = dry_step.Evaluator([cfg.val_evaluator])
+    evaluator.dataset_meta = loaders["val"].dataset.metainfo
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    seeds = states()
+    dry_step.train(model, loaders["train"], None)
+    dry_step.validate(model, loaders["val"], evaluator, half=False)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert states() == seeds
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(module.training for module in model.modules())
+    assert evaluator.metrics[0].results == []
+
+
+@pytest.mark.long
+def test_padding_to_the_size_of_another_crop_is_a_warning(tmp_path):
+    (warning,) = dry_step.find(config(MAPS, tmp_path, **{"model.data_preprocessor.size": (512, 512)}), ("train",))
+    assert "pads them to 512x512" in warning
+
+
+@pytest.mark.long
+def test_a_training_is_refused_before_its_first_iteration(tmp_path):
+    cfg = config(BOXES, tmp_path, **{"model.neck.out_channels": 16})
+    cfg.work_dir = str(tmp_path / "work")
+    with pytest.raises(ConfigError, match=r"dry step: model\.rpn_head"):
+        launch.train(cfg)
+    assert not list((tmp_path / "work").glob("*.pth"))
+
+
+def test_what_cannot_be_built_is_found_before_a_training(tmp_path):
+    options = {"optim_wrapper.optimizer": {"_delete_": True, "type": "SGD", "lr": 0.1}}
+    found = [str(one) for one in findings(config(BOXES, tmp_path, **options), ("train",))]
+    assert any(line.startswith("optim_wrapper") and "base_wd" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "warns"),
+    [
+        ({}, False),
+        ({"frozen_stages": "all"}, True),
+        ({"finetune": "lora"}, True),
+        ({"frozen_stages": 2, "init_cfg": {"type": "Pretrained", "checkpoint": "a.pth"}}, False),
+    ],
+)
+def test_frozen_random_weights_are_a_warning(backbone, warns, tmp_path):
+    cfg = config(BOXES, tmp_path)
+    cfg.model.backbone.update(backbone)
+    assert any("never learn" in one for one in frozen.find(cfg, ("train",))) == warns
