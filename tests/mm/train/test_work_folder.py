@@ -17,7 +17,7 @@ from vitdense.mm.config import passes
 from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint, is_whole
+from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint, is_whole, named_files
 
 SAVED = "launcher = 'none'\nwork_dir = 'elsewhere'\nmodel = dict(type='A')\n"
 
@@ -155,7 +155,7 @@ def test_a_run_is_moved_aside_with_all_that_it_wrote_and_nothing_else(full):
     before = names(full.path)
     current = full.path / "20260202_202020"
     current.mkdir()
-    aside = full.move_aside(config(), current)
+    aside = full.move_aside((), current)
     assert aside == full.path / "replaced_1"
     assert {name for name in before if (aside / name).exists()} == {
         name for name in before if any(name == own or name.startswith(f"{own}/") for own in OF_A_RUN)
@@ -164,9 +164,9 @@ def test_a_run_is_moved_aside_with_all_that_it_wrote_and_nothing_else(full):
     assert current.is_dir()
     assert name_of(WorkFolder(aside)) == "iter_100.pth"
     assert find_config(aside) == aside / "pets.py"
-    assert full.move_aside(config(), current) is None
+    assert full.move_aside((), current) is None
     save(full.path / "iter_1.pth", 1)
-    assert full.move_aside(config(), current).name == "replaced_2"
+    assert full.move_aside((), current).name == "replaced_2"
 
 
 @pytest.mark.parametrize("key", ["load_from", "model"])
@@ -174,18 +174,37 @@ def test_what_the_config_names_stays(full, monkeypatch, key):
     monkeypatch.chdir(full.path.parent)
     named = "work/iter_100.pth"
     cfg = config(**{key: named if key == "load_from" else {"neck": [{"init_cfg": {"checkpoint": f"./{named}"}}]}})
-    full.check_replaceable(cfg)  # of 50 iterations
-    aside = full.move_aside(cfg, full.path / "now")
+    files = named_files(cfg, [full.path / "pets.py"])
+    full.check_replaceable(cfg, files)  # of 50 iterations
+    aside = full.move_aside(files, full.path / "now")
+    assert (full.path / "pets.py").exists()
+    assert (aside / "pets.py").read_text() == SAVED
     assert (full.path / "iter_100.pth").exists()
     assert not (aside / "iter_100.pth").exists()
     cfg.train_cfg.max_iters = 100
     with pytest.raises(ConfigError, match=r"--overwrite.*iter_100\.pth"):
-        full.check_replaceable(cfg)
+        full.check_replaceable(cfg, files)
+
+
+def test_modules_of_the_old_training_are_with_it(full):
+    (full.path.parent / "my_module.py").write_text("new")
+    aside = full.move_aside((), "now", [full.path.parent / "my_module.py"])
+    assert (aside / "my_module.py").read_text() == "my_module.py"
+    assert (full.path / "my_module.py").read_text() == "my_module.py"
+
+
+def test_a_config_of_the_user_is_not_replaced(folder):
+    (folder.path / "pets.py").write_text("_base_ = 'other.py'\n")
+    cfg = ReadableConfig({}, filename=str(folder.path / "pets.py"))
+    with pytest.raises(ConfigError, match=r"pets\.py.*--work-dir"):
+        folder.check_config(cfg)
+    (folder.path / "pets.py").write_text(SAVED)
+    folder.check_config(cfg)
 
 
 def test_weights_of_a_checkpoint_in_parts_are_the_runs(full):
     parts(full.path / "iter_300.pth")
-    assert {"weights.pth", "iter_300.pth"} <= {path.name for path in full.move_aside(config(), "now").iterdir()}
+    assert {"weights.pth", "iter_300.pth"} <= {path.name for path in full.move_aside((), "now").iterdir()}
 
 
 @pytest.mark.parametrize("kind", ["a file", "a loop", "no permission"])

@@ -28,7 +28,7 @@ from vitdense.errors import OptionError
 from vitdense.files import FULL, sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
-from vitdense.mm.config.load import check_tiles, hook_configs, own_modules
+from vitdense.mm.config.load import check_tiles, config_files, hook_configs, own_modules
 from vitdense.mm.config.passes import TRAINING, Asked, load_everything, run_passes
 from vitdense.mm.config.walk import drop_weights, leaf_datasets, split_pipeline
 from vitdense.mm.data.classes import classes_of, difference
@@ -49,7 +49,7 @@ from vitdense.mm.train.processes import (
 )
 from vitdense.mm.train.quiet import quiet
 from vitdense.mm.train.runner import Runner, StepError
-from vitdense.mm.train.work_folder import WorkFolder, check_saves, find_checkpoint
+from vitdense.mm.train.work_folder import WorkFolder, check_saves, find_checkpoint, named_files
 
 # Errors that a user can fix; a stack trace would only hide the message.
 USER_ERRORS = (
@@ -180,13 +180,15 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
             f"{folder.path} has checkpoints of a training, up to {(folder.latest or folder.checkpoints[-1]).name}; "
             f"--resume goes on with it, --overwrite starts anew, --work-dir names another folder"
         )
+    folder.check_config(cfg)
     kept = prepare_training(cfg, **options)
     if overwrite:
-        folder.check_replaceable(cfg)
+        named = named_files(cfg, config_files(Path(cfg.filename)))
+        folder.check_replaceable(cfg, named)
     with folder.hold():
         agree(_facts(cfg))
         runner = _runner(cfg)
-        runner.begin = partial(_begin, runner, folder, kept, overwrite)
+        runner.begin = partial(_begin, runner, folder, kept, named if overwrite else None)
         try:
             runner.train()
         except KeyboardInterrupt as stop:
@@ -212,11 +214,12 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
         print_log(f"next:{lines}", logger="current")
 
 
-def _begin(runner: Runner, folder: WorkFolder, cfg: Config, overwrite: bool) -> None:
+def _begin(runner: Runner, folder: WorkFolder, cfg: Config, named: set[Path] | None) -> None:
     """Make the work folder that of a training, whose first step is made; until then it has its log alone."""
-    if overwrite and (aside := folder.move_aside(cfg, runner.log_dir)):
+    modules = own_modules(cfg)
+    if named is not None and (aside := folder.move_aside(named, runner.log_dir, modules)):
         runner.logger.info(f"--overwrite: the training that was in {folder.path} is now in {aside}")
-    folder.write_config(cfg, own_modules(cfg))
+    folder.write_config(cfg, modules)
 
 
 def replay(cfg: Config, file: str) -> None:

@@ -108,14 +108,12 @@ class WorkFolder:
     def write_config(self, cfg: Config, modules: Sequence[Path] = ()) -> None:
         """Write the config of the training, and beside it the modules of its own, see `own_modules`."""
         for path in (path for path in modules if path.parent != self.path.resolve()):
-            if path.is_dir():
-                shutil.copytree(
-                    path, self.path / path.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-                )
-            else:
-                shutil.copyfile(path, self.path / path.name)
-        with atomic_write(self.path / Path(cfg.filename or "config.py").name) as scratch:
+            _copy(path, self.path)
+        with atomic_write(self._config_of(cfg)) as scratch:
             scratch.write_text(cfg.pretty_text, encoding="utf-8")
+
+    def _config_of(self, cfg: Config) -> Path:
+        return self.path / Path(cfg.filename or "config.py").name
 
     def make(self) -> None:
         """Make the folder, and see that it can be written.
@@ -141,18 +139,35 @@ class WorkFolder:
                     stack.enter_context(FileLock(self.path / LOCK, timeout=0))
                 except Timeout as error:
                     raise ConfigError(f"{self.path} is in use by another training; name another --work-dir") from error
-                for scratch in (*self.path.glob(f".{'[0-9a-f]' * 32}.*"), *self.path.glob(f"{SCRATCH}*")):
+                for scratch in (*self.path.glob(f".{'[0-9a-f]' * 32}*"), *self.path.glob(f"{SCRATCH}*")):
                     remove(scratch)  # of `atomic_write`
             yield
 
-    def check_replaceable(self, cfg: Config) -> None:
+    def check_config(self, cfg: Config) -> None:
+        """Raise if the config of a training would replace a file of the user.
+
+        Raises:
+            ConfigError: It would.
+        """
+        if (path := self._config_of(cfg)).exists() and not is_saved_config(path):
+            raise ConfigError(
+                f"{path} is no config that a training wrote, and this training would replace it by its complete one; "
+                f"move it, or name another --work-dir"
+            )
+
+    def check_replaceable(self, cfg: Config, named: Collection[Path]) -> None:
         """Raise if a training that replaces the one in the folder may write what its own config names.
+
+        Args:
+            cfg: Its config.
+            named: See `named_files`.
 
         Raises:
             ConfigError: It may.
         """
-        named = _named_files(cfg)
         for path in filter(lambda path: _has_any(path, named), self._written()):
+            if path.suffix == ".py" and (path != self._config_of(cfg) or path.samefile(cfg.filename)):
+                continue  # a base stays; of itself, the old training has a copy
             if (match := WRITTEN.fullmatch(path.name)) and match[4]:
                 limit = cfg.train_cfg.get(f"max_{match[3]}s")
                 if limit is not None and int(match[4]) > limit:
@@ -162,18 +177,21 @@ class WorkFolder:
                 f"folder and name the copy, or name another --work-dir"
             )
 
-    def move_aside(self, cfg: Config, current: str | Path) -> Path | None:
+    def move_aside(self, named: Collection[Path], current: str | Path, modules: Sequence[Path] = ()) -> Path | None:
         """Move the run that is in the folder to a folder in it, which is a work folder then.
 
         Args:
-            cfg: Of the training that replaces it. What it names stays.
+            named: What the config of the training that replaces it names, which stays; see `named_files`. Of a config
+                there is a copy.
             current: The log folder of that training, which stays.
+            modules: See `write_config`.
 
         Returns:
             Where it is now; None, if there was none.
         """
-        kept = {*_named_files(cfg), Path(os.path.realpath(current))}
-        found = [path for path in self._written() if not _has_any(path, kept)]
+        kept = {*named, Path(os.path.realpath(current))}
+        written = list(self._written())
+        found = [path for path in written if not _has_any(path, kept)]
         if not found:
             return None
         aside = next(path for i in count(1) if not os.path.lexists(path := self.path / f"{ASIDE}_{i}"))
@@ -181,6 +199,10 @@ class WorkFolder:
             to = aside / path.relative_to(self.path)
             to.parent.mkdir(parents=True, exist_ok=True)
             path.rename(to)
+        here = (self.path / path.name for path in modules)
+        for path in (*(path for path in written if path.suffix == ".py"), *here):
+            if path.exists() and path.parent == self.path:
+                _copy(path, aside)
         return aside
 
     def _noted(self) -> Path | None:
@@ -247,10 +269,22 @@ def _iterations(path: Path) -> int:
     return int(number) if kind == "iter" else read_checkpoint(str(path))["meta"]["iter"]
 
 
-def _named_files(cfg: Config) -> set[Path]:
-    """Paths of all texts in a config, some of which are files: weights to start from, of a teacher, of a base."""
+def named_files(cfg: Config, own: Sequence[Path]) -> set[Path]:
+    """What a training needs: files of its config, and paths of all texts in it, such as weights, also of a teacher.
+
+    Args:
+        cfg: The config.
+        own: See `config_files`.
+    """
     found = (text for text in flat(cfg._cfg_dict).values() if isinstance(text, str) and "\0" not in text)
-    return {Path(os.path.realpath(os.path.expanduser(text))) for text in found}
+    return {Path(os.path.realpath(os.path.expanduser(name))) for name in (*found, *own)}
+
+
+def _copy(path: Path, folder: Path) -> None:
+    if path.is_dir():
+        shutil.copytree(path, folder / path.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copyfile(path, folder / path.name)
 
 
 def _has_any(path: Path, files: Collection[Path]) -> bool:
