@@ -135,15 +135,8 @@ class Predictor:
         self._step = self.model.test_step
         if tiles is not None:
             self._step, steps = self._tiled(tiles, overlap, steps)
-        reader = steps[0]
-        self._reads = {
-            "color_type": reader.get("color_type", "color"),
-            "backend": reader.get("imdecode_backend", "cv2"),
-        }
-        self._dtype = np.float32 if reader.get("to_float32") else np.uint8
-        is_known = type_name(reader) in ("LoadImageFromFile", "LoadImage") and "color" in self._reads["color_type"]
-        self.own_reader = None if is_known else type_name(reader)
-        self._steps = Compose(steps[1:] if is_known else steps)
+        self._reads, self._dtype, self.own_reader = reader_of(steps[0])
+        self._steps = Compose(steps if self.own_reader else steps[1:])
 
     def _tiled(self, side: int, overlap: float, steps: Sequence[dict]) -> tuple[Callable, list[dict]]:
         check_tiles(self.model.cfg)
@@ -290,6 +283,14 @@ class Predictor:
             if i
         ]
         return {"panoptic": ids[places].reshape(codes.shape).astype(np.int64), "segments": segments}
+
+
+def reader_of(step: Mapping[str, Any]) -> tuple[dict[str, str], type, str | None]:
+    """How the first step of a test pipeline reads a file: options of `read_pixels`, the type of its values, and the
+    name of the step if it is not one of mmcv's that gives colours."""
+    reads = {"color_type": step.get("color_type", "color"), "backend": step.get("imdecode_backend", "cv2")}
+    is_known = type_name(step) in ("LoadImageFromFile", "LoadImage") and "color" in reads["color_type"]
+    return reads, np.float32 if step.get("to_float32") else np.uint8, None if is_known else type_name(step)
 
 
 def _check_score(score_thr: float, least: float) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
@@ -13,9 +14,9 @@ from torch.nn import functional as F
 from vitdense.files import atomic_write
 from vitdense.inspect import draw, show
 from vitdense.mm.config.walk import leaf_datasets, loads_labels
-from vitdense.mm.data.images import read_image_file
+from vitdense.mm.data.images import read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.predictor import load_model
+from vitdense.mm.predictor import load_model, reader_of
 from vitdense.models.vit.model import default_out_indices
 
 HEADS_SHOWN = 6  # of a layer
@@ -51,8 +52,7 @@ def contact_sheet(
     Raises:
         ConfigError: The image cannot be read, or the model has no such layer; see `load_model`.
     """
-    if error := read_image_file(str(image)).error:
-        raise ConfigError(f"image {image}: {error}")
+    read_pixels(image)  # raises before the model is loaded
     rows = sheet_rows(load_model(cfg, checkpoint, device, classes=classes), image, query, layers)
     with atomic_write(out_file) as scratch:
         Image.fromarray(draw.contact_sheet(rows)).save(scratch, format=None if out_file.suffix else "PNG")
@@ -109,7 +109,13 @@ def sheet_rows(
 def model_inputs(model: nn.Module, image: Path) -> tuple[np.ndarray, Tensor]:
     """An image file as a model gets it: pixels [H, W, 3] uint8 RGB, and normalised, ``[1, 3, H, W]``."""
     pipeline = next(leaf_datasets(model.cfg.test_dataloader.dataset)).pipeline
-    data = Compose([step for step in pipeline if not loads_labels(step)])({"img_path": str(image), "img_id": 0})
+    steps = [step for step in pipeline if not loads_labels(step)]
+    reads, dtype, own_reader = reader_of(steps[0])
+    if own_reader:
+        data = Compose(steps)({"img_path": str(image), "img_id": 0})
+    else:
+        loaded = cv2.cvtColor(read_pixels(image, **reads), cv2.COLOR_RGB2BGR).astype(dtype)
+        data = run_steps(Compose(steps[1:]), loaded, image)
     pre = model.data_preprocessor
     inputs = pre(pseudo_collate([data]), False)["inputs"]  # [1, 3, H, W]
     pixels = inputs[0] * pre.std + pre.mean if hasattr(pre, "mean") else inputs[0]

@@ -282,16 +282,14 @@ class ValidationPicturesHook(Hook):
 
     @master_only
     def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs: Sequence = ()) -> None:
-        import mmcv  # mmengine's hooks alone do not need it
-
-        from vitdense.mm.data.images import evenly_spaced
+        from vitdense.mm.data.images import evenly_spaced, read_pixels  # mmengine's hooks alone do not need mmcv
 
         loader = runner.val_dataloader
         chosen = evenly_spaced(range(len(loader.sampler)), self.images)
         for i, sample in enumerate(outputs, batch_idx * loader.batch_size):
             if i in chosen:
                 name = f"val_{i}_{Path(sample.img_path).stem}"
-                image = mmcv.imread(sample.img_path, channel_order="rgb")
+                image = read_pixels(sample.img_path)
                 runner.visualizer.add_datasample(name, image, sample, step=runner.iter)
 
 
