@@ -80,6 +80,10 @@ class _AnySize(_Gathers):
             return args[0][..., ::step, ::step]
         elif func is torch.meshgrid:  # whose views are asked for sizes when they are flattened
             return tuple(map(copied, func(*args, **kwargs)))
+        elif func is F.scaled_dot_product_attention and kwargs.get("attn_mask") is not None:
+            bias = kwargs["attn_mask"]
+            if type(bias.shape[0]) is int and bias.shape[0] == 1:  # torch 2.14 asks whether there is one image, too
+                kwargs = kwargs | {"attn_mask": bias[0]}
         elif func is F.multi_head_attention_forward and kwargs.get("key_padding_mask") is None:
             return _attention(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
