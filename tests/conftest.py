@@ -66,16 +66,31 @@ def shared_data() -> Path:
     return path
 
 
+def drawn(generators: dict[str, list]) -> dict[str, torch.Tensor]:
+    """Random tensors by name: of every seed, what its generator draws in turn, times a factor, plus an offset."""
+    found = {}
+    for seed, rows in generators.items():
+        generator = torch.Generator().manual_seed(int(seed))
+        for name, kind, shape, factor, offset in rows:
+            found[name] = getattr(torch, kind)(shape, generator=generator) * factor + offset
+    found.pop(None, None)  # what was drawn in between
+    return found
+
+
 @pytest.fixture(scope="session")
-def shared_golden(shared_data) -> Callable[[str], tuple[dict, dict[str, torch.Tensor]]]:
-    """Read a golden file of the shared data by its name: configuration and tensors."""
+def golden_file(request) -> Callable[[str], tuple[dict, dict[str, torch.Tensor]]]:
+    """Read a golden file by its name: configuration and tensors. Those of tests/data/drawn have random weights and
+    inputs as they were drawn; others are next to the checkout."""
 
     def read(name: str) -> tuple[dict, dict[str, torch.Tensor]]:
-        path = shared_data / f"golden/{name}.safetensors"
+        path = REPO / f"tests/data/drawn/{name}.safetensors"
+        if not path.is_file():
+            path = request.getfixturevalue("shared_data") / f"golden/{name}.safetensors"
         if not path.is_file():
             pytest.skip(f"no {path.name}")
         with safe_open(path, "pt") as file:
-            return json.loads(file.metadata()["config"]), load_file(path)
+            meta = file.metadata()
+            return json.loads(meta["config"]), load_file(path) | drawn(json.loads(meta.get("drawn", "{}")))
 
     return read
 

@@ -125,9 +125,9 @@ def outputs_of(model, x, like):
     }
 
 
-def golden_model(name, shared_golden):
+def golden_model(name, golden_file):
     """Our model, the authors' state dict, and the tensors of a golden file."""
-    config, tensors = shared_golden(name)
+    config, tensors = golden_file(name)
     make, scheme = GOLDEN[name]
     state = part(tensors, "weight/")
     options = {"out_norm": "shared", "output_cls_token": True}
@@ -139,8 +139,8 @@ def golden_model(name, shared_golden):
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_outputs_and_weights_equal_the_golden_files(name, shared_golden):
-    model, state, tensors = golden_model(name, shared_golden)
+def test_outputs_and_weights_equal_the_golden_files(name, golden_file):
+    model, state, tensors = golden_model(name, golden_file)
     report, scheme = load_pretrained(model, state), GOLDEN[name][1]
     assert report.scheme == scheme
     assert report.kept_at_init == ["rope.periods"] * name.startswith("dinov3")  # not in these files, and said
@@ -157,10 +157,10 @@ def test_outputs_and_weights_equal_the_golden_files(name, shared_golden):
 
 
 @torch.no_grad()
-def test_pyramid_of_an_eva02_detector_equals_the_golden_file(shared_golden):
+def test_pyramid_of_an_eva02_detector_equals_the_golden_file(golden_file):
     """Trunk and pyramid from one file of a detector, as a config's `load_from` reads it."""
-    config, tensors = shared_golden("eva02_det")
-    trunk, _, _ = golden_model("eva02_det", shared_golden)
+    config, tensors = golden_file("eva02_det")
+    trunk, _, _ = golden_model("eva02_det", golden_file)
     neck = DeconvPyramid(trunk.arch.embed_dims, out_channels=config["pyramid"]["out_channels"], num_outs=5)
     detector = nn.ModuleDict({"backbone": trunk, "neck": neck}).eval()
     file = {f"backbone.{key}": value for key, value in part(tensors, "weight/").items()}
@@ -178,8 +178,8 @@ def test_pyramid_of_an_eva02_detector_equals_the_golden_file(shared_golden):
 
 
 @pytest.mark.parametrize("options", [{"window_size": 5}, {"global_indices": [3]}])
-def test_other_windows_than_those_of_an_eva02_detector_are_refused(options, shared_golden):
-    model, state, _ = golden_model("eva02_det", shared_golden)
+def test_other_windows_than_those_of_an_eva02_detector_are_refused(options, golden_file):
+    model, state, _ = golden_model("eva02_det", golden_file)
     theirs = {"window_size": 4, "global_indices": [1, 3], "pretrain_img_size": 96}
     other = ViT(asdict(model.arch), **{**theirs, **options})
     with pytest.raises(CheckpointMismatchError, match="set window_size and global_indices"):

@@ -121,15 +121,15 @@ def of_golden(config):
 
 
 @pytest.mark.parametrize("name", ["global", "windowed"])
-def test_outputs_and_weights_equal_the_golden_files(name, shared_golden):
-    config, tensors = shared_golden(f"vit_adapter_{name}")
+def test_outputs_and_weights_equal_the_golden_files(name, golden_file):
+    config, tensors = golden_file(f"vit_adapter_{name}")
     state = {key.removeprefix("weight/"): value for key, value in tensors.items() if key.startswith("weight/")}
     model = of_golden(config).eval()
     report = load_pretrained(model, {"state_dict": state})
     assert (report.scheme, report.share, report.resized) == ("official", 1, {})
     assert report.ignored == ["trunk.tokens.cls_position"]
     inputs = {key.removeprefix("input/"): value for key, value in tensors.items() if key.startswith("input/")}
-    assert len(inputs) > 1
+    assert inputs
     errors = [0.0] * 4
     for case, x in inputs.items():
         with torch.no_grad():

@@ -8,8 +8,8 @@ from vitdense.mm.heads.reppoints_v2.bifpn import BiFPN
 
 
 @pytest.mark.parametrize("name", ["reppoints_v2_bifpn", "reppoints_v2_bifpn_identity"])
-def test_outputs_equal_the_golden_files(shared_golden, name):
-    config, tensors = shared_golden(name)
+def test_outputs_equal_the_golden_files(golden_file, name):
+    config, tensors = golden_file(name)
     options = {key: config["constructor"][key] for key in ("in_channels", "out_channels", "num_outs", "num_repeat")}
     neck = BiFPN(**options)
     state = {key.removeprefix("sd."): value for key, value in tensors.items() if key.startswith("sd.")}

@@ -59,9 +59,9 @@ def some_truth():
 
 
 @pytest.fixture(scope="module")
-def golden(shared_golden):
+def golden(golden_file):
     """The authors' head in ours: its tensors, the head, its outputs, and the images."""
-    config, tensors = shared_golden("reppoints_v2_head")
+    config, tensors = golden_file("reppoints_v2_head")
     made = config["constructor"]
     given = ("num_classes", "in_channels", "feat_channels", "point_feat_channels", "corner_dim", "stacked_convs")
     options = {key: made[key] for key in given}

@@ -55,8 +55,8 @@ def model(logits=None, **options):
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("kind", ["none", "soft", "hard"])
-def test_losses_and_gradients_are_those_of_the_authors(shared_golden, base, kind):
-    _, golden = shared_golden("deit_distillation_loss")
+def test_losses_and_gradients_are_those_of_the_authors(golden_file, base, kind):
+    _, golden = golden_file("deit_distillation_loss")
     options, targets = BASES[base]
     targets = golden[targets]
     for tau, alpha in ((1, 0.5), (3, 0.1)):
@@ -259,8 +259,8 @@ def test_checkpoint_initialises_detectors_and_itself(tmp_path):
     assert torch.equal(again.eval()(x), ours.eval()(x))
 
 
-def test_heads_of_published_files_are_loaded_with_keep_classifier(shared_golden, tmp_path):
-    _, golden = shared_golden("deit_distilled")
+def test_heads_of_published_files_are_loaded_with_keep_classifier(golden_file, tmp_path):
+    _, golden = golden_file("deit_distilled")
     state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
     torch.save({"model": state}, tmp_path / "deit.pth")
     init_cfg = {"type": "Pretrained", "checkpoint": str(tmp_path / "deit.pth"), "keep_classifier": True}

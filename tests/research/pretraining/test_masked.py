@@ -43,8 +43,8 @@ def masks(make, count, *args):
     return torch.stack([make(*args) for _ in range(count)])
 
 
-def test_mae_gives_the_authors_latents_predictions_and_losses(shared_golden):
-    _, golden = shared_golden("mae_tiny")
+def test_mae_gives_the_authors_latents_predictions_and_losses(golden_file):
+    _, golden = golden_file("mae_tiny")
     state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
     sizes = {"embed_dims": 16, "depth": 1, "num_heads": 2}
     for norm, name in ((None, "loss.raw"), ("patch", "loss.norm_pix")):
@@ -75,8 +75,8 @@ def test_mae_gives_the_authors_latents_predictions_and_losses(shared_golden):
 
 
 @pytest.mark.parametrize(("norm", "loss"), [(None, "loss.raw"), (47, "loss.norm_target")])
-def test_simmim_gives_the_authors_latents_reconstruction_and_losses(shared_golden, norm, loss):
-    _, golden = shared_golden("simmim_swin")
+def test_simmim_gives_the_authors_latents_reconstruction_and_losses(golden_file, norm, loss):
+    _, golden = golden_file("simmim_swin")
     state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
     model = MaskedImageModel(swin(), {**PIXELS, "loss": "l1", "norm": norm}).eval()
     report = load_pretrained(model.backbone, {"model": state})  # whose backbone has a prefix and a mask token
