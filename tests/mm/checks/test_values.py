@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitdense.mm.checks import findings, monitors
+from vitdense.mm.checks import build, findings, monitors, schedule
 from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")
@@ -77,3 +77,13 @@ def test_a_validation_that_is_left_out_leaves_the_test():
     assert cfg.test_cfg is not None
     none = {key.replace("val_", "test_"): None for key in NO_VALIDATION}
     assert errors({**NO_VALIDATION, **none}, splits=("train",)) == []
+
+
+@pytest.mark.long
+def test_a_model_that_reads_values_in_its_constructor_is_built():
+    assert list(build.find(load_config("mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py"), ("train",))) == []
+
+
+def test_a_time_of_the_file_that_is_not_reached_is_a_warning():
+    cfg = load_config("mmdet::masktrack_rcnn/masktrack-rcnn_mask-rcnn_r50_fpn_8xb1-12e_youtubevis2021.py")
+    assert ["val_begin" in found for found in schedule.find(cfg) if isinstance(found, str)] == [True]

@@ -102,9 +102,8 @@ def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[
         for key, value in getattr(cfg, "given", {}).items():
             now = _find(cfg, key)
             if now not in (value, ABSENT if value is None else value, *BY_NAME.values()):  # the same, read by name
-                raise ConfigError(
-                    f"--cfg-options {key}: got {value!r}, but {step.name} sets it to {now!r}; give one of the two"
-                )
+                done = "leaves it out" if now is ABSENT else f"sets it to {now!r}"
+                raise ConfigError(f"--cfg-options {key}: got {value!r}, but {step.name} {done}; give one of the two")
 
 
 def _find(node: Any, key: str) -> Any:
