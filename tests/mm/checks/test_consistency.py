@@ -239,6 +239,28 @@ def test_a_monitor_has_the_name_of_a_metric(evaluator, name, hint):
 
 
 @pytest.mark.parametrize(
+    "hook", [dict(type="CheckpointHook", save_best="{}"), dict(type="EarlyStoppingHook", monitor="{}", min_delta=0.1)]
+)
+@pytest.mark.parametrize(
+    ("evaluator", "name", "is_known"),
+    [
+        (dict(type="vitdense.PanopticMetric"), "coco_panoptic/PQ", False),
+        (dict(type="vitdense.PanopticMetric"), "auto", False),
+        (dict(type="IoUMetric", iou_metrics=["mFscore"]), "mFscore", False),
+        (dict(type="IoUMetric"), "mIoU", True),
+        (dict(type="SomebodysMetric"), "auto", True),
+    ],
+)
+def test_a_monitor_has_a_direction(hook, evaluator, name, is_known):
+    hook = {key: value.format(name) if value == "{}" else value for key, value in hook.items()}
+    cfg = Config(dict(val_evaluator=evaluator, default_hooks=dict(hook=hook)))
+    found = [str(error) for error in monitors.find(cfg, ("train", "val"))]
+    assert [line.split()[0] for line in found] == ([] if is_known else ["rule"])
+    cfg.default_hooks.hook.rule = "greater"
+    assert not list(monitors.find(cfg, ("train", "val")))
+
+
+@pytest.mark.parametrize(
     ("size", "launcher", "device", "head", "norm", "refused"),
     [
         *((1, "none", "cuda", head, "SyncBN", True) for head in ("UPerHead", "mmseg.PSPHead")),

@@ -1,9 +1,10 @@
-"""Monitors: what a validation decides has one, and a metric of that name."""
+"""Monitors: what a validation decides has one, a metric of that name, and a direction."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 from mmengine.config import Config
+from mmengine.hooks import EarlyStoppingHook
 
 from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.walk import as_list, hooks
@@ -16,6 +17,11 @@ OF_IOU = {
     "mDice": ("aAcc", "mDice", "mAcc"),
     "mFscore": ("aAcc", "mFscore", "mPrecision", "mRecall"),
 }
+
+PANOPTIC = [name + end for end in ("", "_th", "_st") for name in ("PQ", "SQ", "RQ")]
+# Parts of names of which mmengine knows whether more is better, and the options that say so of others.
+DIRECTED = [key.lower() for key in EarlyStoppingHook._default_greater_keys + EarlyStoppingHook._default_less_keys]
+STATED = {"rule", "greater_keys", "less_keys"}
 
 
 def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
@@ -34,17 +40,25 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
                 key = f"{where}.save_best" if part.get("save_best") else where
                 yield ConfigError(f"{key}: never acts, for there is no validation; leave it out: {key}=None")
     metrics = [names(metric) for metric in as_list(cfg.get("val_evaluator"))]
-    if "train" not in splits or not metrics or None in metrics:
+    if "train" not in splits or not metrics:
         return
-    known = [name for found in metrics for name in found]
+    known = [] if None in metrics else [name for found in metrics for name in found]
     for _, hook in hooks(cfg):
         for key in ("save_best", "monitor"):
             for name in as_list(hook.get(key)):
-                if isinstance(name, str) and name != "auto" and name not in known:
+                if not isinstance(name, str):
+                    continue
+                name = known[0] if name == "auto" and known else name
+                if known and name not in known:
                     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
                     hint = f"did you mean {near[0]}? Others: " if near else "expected one of "
                     yield ConfigError(
                         f"{key} of {hook['type']}: got {name!r}, a name that no metric has; {hint}{', '.join(known)}"
+                    )
+                elif name != "auto" and not (STATED & hook.keys() or any(part in name.lower() for part in DIRECTED)):
+                    yield ConfigError(
+                        f"rule of {hook['type']}: not set, and mmengine does not know whether more of {name} is "
+                        f"better; set it to 'greater', or to 'less'"
                     )
 
 
@@ -55,6 +69,8 @@ def names(metric: Mapping) -> list[str] | None:
         kinds = as_list(metric.get("metric", "bbox"))
         has_others = metric.get("classwise") or metric.get("metric_items") or {*kinds} - {"bbox", "segm"}
         return None if has_others else [f"{prefix or 'coco'}/{of}_{name}" for of in kinds for name in COCO]
+    if kind == "PanopticMetric":
+        return [f"{prefix or 'coco_panoptic'}/{name}" for name in PANOPTIC]
     if kind == "IoUMetric":
         found = [name for of in as_list(metric.get("iou_metrics", "mIoU")) for name in OF_IOU.get(of, ())]
         return [f"{prefix}/{name}" if prefix else name for name in dict.fromkeys(found)]
