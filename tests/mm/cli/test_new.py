@@ -26,6 +26,7 @@ from vitdense.mm.cli.estimate import Estimate, estimate
 from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.config.published import fetched
+from vitdense.mm.config.walk import class_heads
 from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")
@@ -355,6 +356,16 @@ def test_base_config_for_detection(boxes, repo, base):
         assert dataset.pipeline == of_base.pipeline
         assert dataset.get("test_mode") == of_base.get("test_mode")
         assert dataset.metainfo.classes == ("red fox", "owl")
+
+
+@pytest.mark.parametrize("base", ["retinanet/retinanet_r50_fpn_1x_coco", "cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco"])
+def test_base_config_of_mmdet_that_states_its_data(boxes, base, monkeypatch):
+    boxes()
+    monkeypatch.setattr(new, "report", lambda cfg: 0)  # of a ResNet-50 at 800 pixels
+    assert run(*DETECTION, "--boxes", "--no-estimate", "--base", f"mmdet::{base}.py", "mine.py") == 0
+    cfg = load_config("mine.py")
+    assert {head.num_classes for _, head in class_heads(cfg.model)} == {2}
+    assert {Path(cfg[f"{split}_evaluator"].ann_file) for split in ("val", "test")} == {Path("val.json")}
 
 
 def test_base_config_of_a_user_with_other_classes(boxes):

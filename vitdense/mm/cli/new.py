@@ -29,6 +29,7 @@ from vitdense.mm.config.dense import as_options, raised_limits
 from vitdense.mm.config.load import CONFIGS, find_config, load_config
 from vitdense.mm.config.published import fetched, find_published
 from vitdense.mm.config.settings import image_size
+from vitdense.mm.config.walk import class_heads
 from vitdense.mm.data.annotations import examine, read_annotations
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
@@ -395,18 +396,16 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         model = {"backbone": {"init_cfg": None}}
     if args.finetune:
         model = {**model, "backbone": {**model.get("backbone", {}), **FINETUNE[args.finetune]}}
-    if args.task == "segmentation":
-        model = _with_classes(model, cfg.model.decode_head, len(data.shared["metainfo"]["classes"]))
     backbone = {**cfg.model.backbone, **model.get("backbone", {})}
     patch = getattr(row_of_weights(backbone), "patch_size", None)
     if args.base is None and patch and 32 % patch:  # whole patches of 14 pixels
         settings["image_size"] = -(-min(side, image_size(cfg)) // patch) * patch
     limits = raised_limits(cfg, data.densest)
-    raised = Config({"model": model})
+    changed = Config({"model": model})
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
-        raised.merge_from_dict(limits)
-        model = raised.model.to_dict()
+    changed.merge_from_dict({**limits, **_of_other_data(cfg, data)})
+    model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
     lines = [
         docstring(data.line, commands(args.out)),
         "",
@@ -434,19 +433,28 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, args.task)}
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", "del dataset"]
-    if "val_evaluator" in raised:
-        lines += [f"val_evaluator = {code(raised.val_evaluator.to_dict())}", "test_evaluator = val_evaluator"]
+    if evaluator:
+        lines += [f"val_evaluator = {code(evaluator)}", "test_evaluator = val_evaluator"]
     return "\n".join(lines) + "\n"
 
 
-def _with_classes(model: dict[str, Any], head: Mapping, number: int) -> dict[str, Any]:
-    """`model`, with the number of classes where the base states it, as that of Mask2Former does."""
-    if head.get("num_classes") is None:
-        return model
-    own = {**model.get("decode_head", {}), "num_classes": number}
-    if "class_weight" in head.get("loss_cls", {}):
-        own["loss_cls"] = {"class_weight": Name(f"[1.0] * {number} + [0.1]")}  # and no object
-    return {**model, "decode_head": own}
+def _of_other_data(cfg: Config, data: Data) -> dict[str, Any]:
+    """What a base states of its own data, as those of mmdet and mmseg do: values of the new data, by dotted keys."""
+    evaluator, changed = cfg.get("val_evaluator"), {}
+    if isinstance(evaluator, Mapping) and "ann_file" in evaluator and "ann_file" in data.val:
+        changed["val_evaluator.ann_file"] = Name(f"data_root + {code(data.val['ann_file'])}")
+    number = len(data.shared.get("metainfo", {}).get("classes", ()))
+    for path, head in class_heads(cfg.model) if number else ():
+        if head.get("num_classes") in (None, number):
+            continue
+        parent, _, last = path.rpartition(".")
+        if last.isdigit():  # a config inherits lists whole
+            changed.setdefault(parent, []).append({**head, "num_classes": number})
+            continue
+        changed[f"{path}.num_classes"] = number
+        if "class_weight" in head.get("loss_cls", {}):  # of Mask2Former
+            changed[f"{path}.loss_cls.class_weight"] = Name(f"[1.0] * {number} + [0.1]")  # and no object
+    return changed
 
 
 def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
