@@ -263,6 +263,25 @@ def test_the_same_images_are_drawn_at_every_validation(tmp_path, images, drawn):
         assert {call.kwargs["step"] for call in calls} <= {iteration}
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_panoptic_map_without_segments_is_drawn(tmp_path, is_empty):
+    from mmdet.structures import DetDataSample
+    from mmdet.visualization import DetLocalVisualizer
+    from mmengine.structures import PixelData
+
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((32, 32, 3), np.uint8))
+    found = PixelData(sem_seg=torch.full((1, 32, 32), 2 if is_empty else 1))
+    sample = DetDataSample(metainfo={"img_path": str(tmp_path / "a.png")}, pred_panoptic_seg=found)
+    visualizer = DetLocalVisualizer(vis_backends=[dict(type="LocalVisBackend")], save_dir=str(tmp_path))
+    visualizer.dataset_meta = {"classes": ("cat", "dog"), "palette": [(0, 0, 0), (9, 9, 9)]}
+    runner = SimpleNamespace(
+        val_dataloader=SimpleNamespace(sampler=range(1), batch_size=1), iter=1, visualizer=visualizer
+    )
+    HOOKS.build({"type": "vitdense.ValidationPicturesHook"}).after_val_iter(runner, 0, None, [sample])
+    assert len([*tmp_path.rglob("val_0_a_*")]) == 1
+    assert "pred_panoptic_seg" in sample  # which the metric reads
+
+
 def test_run_shorter_than_the_interval_of_the_log_has_no_curves(tmp_path):
     HOOKS.build({"type": "vitdense.CurvesHook"}).after_train(MagicMock(work_dir=str(tmp_path)))
     assert not list(tmp_path.iterdir())

@@ -290,6 +290,10 @@ class ValidationPicturesHook(Hook):
             if i in chosen:
                 name = f"val_{i}_{Path(sample.img_path).stem}"
                 image = read_pixels(sample.img_path)
+                found = getattr(sample, "pred_panoptic_seg", None)
+                if found is not None and (found.sem_seg == len(runner.visualizer.dataset_meta["classes"])).all():
+                    sample = sample.new()  # mmdet's visualizer cannot draw a map without segments
+                    del sample.pred_panoptic_seg
                 runner.visualizer.add_datasample(name, image, sample, step=runner.iter)
 
 
