@@ -16,7 +16,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 
-.PHONY: help setup demo test test-docs test-slow test-commands test-fast test-upstream test-faults test-losses test-bands test-gpus check docs gallery zoo clean
+.PHONY: help setup demo test test-docs test-slow test-commands test-fast test-upstream test-pairs test-faults test-losses test-bands test-gpus check docs gallery zoo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
@@ -33,13 +33,16 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 LONGEST := tests/models tests/mm
 OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test_*.py)
 test: $(READY)  ## the tests that need neither a network nor a GPU: some nine minutes on two CPU cores
-	$(PYTEST) $(WATCHED) -m 'not slow and not docs and not commands' $(LONGEST) $(OTHERS)
+	$(PYTEST) $(WATCHED) -m 'not slow and not docs and not commands and not pairs' $(LONGEST) $(OTHERS)
 
 test-commands: $(READY)  ## the commands as users start them, also in several processes: some five minutes
 	$(PYTEST) $(WATCHED) -m 'commands and not slow'
 
 test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
 	$(PYTEST) $(WATCHED) -m 'docs and not slow'
+
+test-pairs: $(READY)  ## options in pairs, each row a training, a test, predictions and an export: some ten minutes
+	$(PYTEST) --dist load $(WATCHED) -m pairs tests/pairs
 
 test-slow: $(READY)  ## what takes minutes, or repeats a proof for other models: an hour
 	$(PYTEST) -m slow
@@ -58,7 +61,7 @@ test-gpus: $(READY)  ## what two GPUs prove: the tools over NCCL, SyncBN, half p
 	$(BIN)/python -m pytest -m 'not docs' tests/tools/test_gpus.py tests/tools/test_processes.py
 
 test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow, docs or long): about four minutes
-	$(PYTEST) -m 'not slow and not long and not docs'
+	$(PYTEST) -m 'not slow and not long and not docs and not pairs'
 
 test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream
 	$(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/mm tests/test_configs.py

@@ -1,0 +1,351 @@
+"""The options that a user combines, what each promises, and which contradict each other."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from timm.layers import DropPath
+
+from vitdense.layers.lora import LowRankUpdate
+from vitdense.mm.precision import cpu_has_bfloat16
+from vitdense.mm.train.checkpoints import read_checkpoint
+
+
+class Option(NamedTuple):
+    """What a user sets.
+
+    A value is a list of what it adds to the command: flags, ``key=value`` of ``--cfg-options``, dicts of dotted keys
+    for the config file; or a function of the row that returns one. Every row that has it keeps `promise(row, value)`,
+    which asserts, or returns what is to be equal: got and expected.
+    """
+
+    name: str
+    command: str
+    values: Mapping[str, Sequence | Callable[[Any], Sequence]]
+    promise: Callable[[Any, str], tuple[Any, Any] | None]
+
+
+class Contradiction(NamedTuple):
+    """Values that are refused together, in one line that has this word."""
+
+    values: Mapping[str, str]
+    word: str
+
+
+EPOCHS = {  # a config that counts epochs in place of iterations, and the contrary
+    "train_cfg": dict(_delete_=True, type="EpochBasedTrainLoop", max_epochs=12, val_interval=12),
+    "param_scheduler": [
+        dict(type="LinearLR", start_factor=0.5, by_epoch=False, begin=0, end=2),
+        dict(type="MultiStepLR", by_epoch=True, begin=0, end=12, milestones=[8, 11], gamma=0.1),
+    ],
+    "train_dataloader.sampler": dict(_delete_=True, type="vitdense.SeededEpochSampler"),
+    "default_hooks.checkpoint.by_epoch": True,
+    "log_processor.by_epoch": True,
+}
+ITERS = {
+    "train_cfg": dict(_delete_=True, type="IterBasedTrainLoop", max_iters=40, val_interval=40),
+    "param_scheduler": [dict(type="LinearLR", start_factor=0.5, by_epoch=False, begin=0, end=40)],
+    "train_dataloader.sampler": dict(_delete_=True, type="vitdense.SeededInfiniteSampler"),
+    "default_hooks.checkpoint.by_epoch": False,
+    "log_processor.by_epoch": False,
+}
+SGD = dict(_delete_=True, type="SGD", lr=0.001, momentum=0.9, weight_decay=1e-4)
+CLASSIFIES = ("cls", "class", "conv_seg")  # parts of the names of layers of classes
+KINDS = {
+    "cascade": "CascadeRCNN", "rfdetr": "SingleStageDetector", "eomt": "Mask2Former", "upernet": "EncoderDecoder",
+    "retinanet": "RetinaNet",
+}  # fmt: skip
+
+
+BFLOAT16 = ["--amp", "bfloat16"] if cpu_has_bfloat16() else []
+
+
+def choice(*names: str) -> dict[str, Sequence]:
+    """Values that steps read by themselves."""
+    return dict.fromkeys(names, ())
+
+
+def switch(*given: str) -> dict[str, Sequence]:
+    return {"off": (), "on": given}
+
+
+def last_of(work: Path) -> Path:
+    """The last checkpoint of a work folder."""
+    return work / Path((work / "last_checkpoint").read_text()).name
+
+
+def holds(pattern: str) -> Callable[[Any, str], tuple[bool, bool]]:
+    """That the work folder has such files where an option is on, and only there."""
+    return lambda row, value: (any(row.work.rglob(pattern)), value not in ("off", "none"))
+
+
+def in_bfloat16(command: str) -> Callable[[Any, str], tuple[bool, bool] | None]:
+    """That linear layers compute in bfloat16."""
+    return lambda row, value: (torch.bfloat16 in row.seen[command].dtypes, value == "bfloat16" and cpu_has_bfloat16())
+
+
+def in_tiles(command: str, images: int) -> Callable[[Any, str], tuple[bool, bool] | None]:
+    """That the backbone sees more than whole images."""
+    return lambda row, value: (
+        sum(one.images for one in row.seen[command].passes) > images * (row.views if command == "test" else 1),
+        value == "48",
+    )
+
+
+def onednn(row: Any, value: str) -> None:
+    assert value == "on" or "by oneDNN" not in row.seen["test"].said
+
+
+def data(row: Any, value: str) -> None:
+    root = str(row.shared.other_data if value == "other" else "data/shapes")
+    assert all(image.startswith(root) for images in row.probe.iterations for image in images), root
+
+
+def image_size(row: Any, value: str) -> None:
+    crops = row.recipe.task == "segmentation"  # images to validate keep their size
+    sides = {one.side for one in row.seen["train"].passes if one.training == crops}
+    assert sides <= {int(value), -(-int(value) // 32) * 32}, sides
+
+
+def due_validations(row: Any) -> list[int]:
+    """Iterations after which there is one."""
+    unit, every, begin = (row.per_epoch, 1, 2) if row.by_epoch else (1, 2, 3)
+    number = row.iterations // unit
+    every, begin = {"interval": (every, 0), "begin": (1, begin)}.get(row["val"], (number, 0))
+    times = (time for time in range(1, number + 1) if time >= begin and (time % every == 0 or time == number))
+    return [] if row["val"] == "none" else [time * unit for time in times]
+
+
+def val(row: Any, value: str) -> tuple[list, list]:
+    parts = [row.seen[name].probe for name in ("first", "train") if name in row.seen]
+    made = {time for part in parts for time in part.validations}
+    return sorted(made | {row.made_before} & {*due_validations(row)}), due_validations(row)
+
+
+def start(row: Any, value: str) -> None:
+    if value == "overwrite":
+        assert not (row.work / "iter_1.pth").exists() or row.by_epoch is False
+    elif value != "empty" and row["recipe"] != "retinanet":  # whose pipeline, mmdet's, has no seed by sample
+        whole = read_checkpoint(str(last_of(row.folder / "whole")))["state_dict"]
+        wrong = [key for key, x in row.checkpoint["state_dict"].items() if not torch.allclose(x, whole[key])]
+        assert not wrong, f"not the weights of an uninterrupted run: {wrong[:5]}"
+
+
+def weights(row: Any, value: str) -> None:
+    if value == "random" or row.made_before:
+        return
+    kept = read_checkpoint(str(row.kept))["state_dict"]
+    kept = {key: x for key, x in kept.items() if x.is_floating_point() and (x.ndim > 1 or "backbone" in key)}
+    heads = {key for key in kept if any(part in key for part in CLASSIFIES)}
+    loaded = {"load_from": {*kept}, "fresh": kept.keys() - heads, "init": {k for k in kept if "backbone." in k}}[value]
+    other = {key for key, x in kept.items() if not row.probe.start[key].equal(x)}
+    assert not loaded & other, sorted(loaded & other)[:5]
+    assert value != "fresh" or heads <= other, sorted(heads - other)[:5]
+
+
+def finetune(row: Any, value: str) -> None:
+    trunk = row.probe.runner.model.backbone
+    trains = {name for name, x in trunk.named_parameters() if x.requires_grad}
+    assert (value == "all") == (len(trains) == len([*trunk.parameters()]))
+    assert (value == "frozen") == (not trains)
+    assert (value == "lora") == any(isinstance(part, LowRankUpdate) for part in trunk.modules())
+    assert value != "attention" or not any("mlp" in name for name in trains)
+
+
+def accumulate(row: Any, value: str) -> None:
+    counts = {int(one["step"]) for one in row.checkpoint["optimizer"]["state"].values() if "step" in one}  # of AdamW
+    assert counts <= {row.iterations // int(value), -(-row.iterations // int(value))}, counts
+
+
+def auto_scale_lr(row: Any, value: str) -> tuple[float, float]:
+    runner = row.probe.runner
+    ratio = row.batch * int(row["accumulate"]) / runner.cfg.auto_scale_lr.base_batch_size if value == "on" else 1
+    highest = max(group["initial_lr"] for group in runner.optim_wrapper.optimizer.param_groups)
+    return round(highest, 9), round(runner.cfg.optim_wrapper.optimizer.lr * ratio, 9)
+
+
+def with_cp(row: Any, value: str) -> tuple[int, int]:
+    trains = any(x.requires_grad for x in row.probe.runner.model.backbone.parameters())
+    return row.probe.linear_calls, len(row.probe.iterations) * (2 if value == "on" and trains else 1)
+
+
+def drop_path(row: Any, value: str) -> tuple[bool, bool]:
+    parts = row.probe.runner.model.backbone.modules()
+    return any(part.drop_prob for part in parts if isinstance(part, DropPath)), value != "0"
+
+
+def pictures(row: Any, value: str) -> tuple[int, int]:
+    made = {path.name for path in row.work.glob("*/vis_data/vis_image/val_*")}
+    return len(made), 2 * len(due_validations(row)) if value == "on" else 0
+
+
+def checkpoints(row: Any) -> set[str]:
+    return {path.name for path in row.work.glob("*.pth") if path.name.startswith(("iter_", "epoch_"))}
+
+
+def interval(row: Any, value: str) -> None:
+    every = int(value) + (0 if row.by_epoch else -int(value) % int(row["accumulate"]))
+    last = 3 if row.by_epoch else row.iterations
+    due = [time for time in range(1, last + 1) if time % every == 0 or time == last][-int(row["keep"]) :]
+    absent = {f"{'epoch' if row.by_epoch else 'iter'}_{time}.pth" for time in due} - checkpoints(row)
+    assert not absent, absent
+
+
+def keep(row: Any, value: str) -> None:
+    assert len(checkpoints(row) - {f"iter_{row.made_before}.pth"}) <= int(value), checkpoints(row)
+
+
+def logger(row: Any, value: str) -> None:
+    files = row.work.glob("*/vis_data/scalars.json")
+    logged = {record["iter"] for file in files for record in map(json.loads, file.open()) if "iter" in record}
+    assert logged == {*range(1, row.iterations + 1)} if value == "1" else logged, logged
+
+
+def report(row: Any, value: str) -> tuple[bool, bool]:
+    table = "per_class.csv" if row.recipe.task == "segmentation" else "ap_bbox.csv"
+    made = value == "folder" and "no boxes were evaluated" not in row.seen["test"].said
+    return (row.folder / "report" / table).exists(), made
+
+
+def out(row: Any, value: str) -> None:
+    assert value == "printed" or json.loads((row.folder / "metrics.json").read_text()).keys() == row.metrics.keys()
+
+
+def loaders(key: str, value: Any) -> Callable[[Any], list[str]]:
+    return lambda row: [f"{split}_dataloader.{key}={value}" for split in row.loaders]
+
+
+# fmt: off
+OPTIONS = [
+    Option("recipe", "train", choice(*KINDS), lambda row, v: (type(row.probe.runner.model).__name__, KINDS[v])),
+    Option("config", "train", choice("file", "new", "written"), lambda row, v: (
+        "_base_ =" in (row.work / row.path.name).read_text(), False)),
+    Option("data_root", "train", {"own": (), "other": lambda row: [f"data_root={row.shared.other_data}"]}, data),
+    Option("work_dir", "train", choice("default", "wörk dir/w 1", "data/shapes/../w"), lambda row, v: (
+        (row.work / row.path.name).exists(), True)),
+    Option("length", "train", {
+        "iters": lambda row: ["--iters", "4", *([ITERS] if row.recipe.unit == "epochs" else [])],
+        "epochs": lambda row: ["--epochs", "3", *([EPOCHS] if row.recipe.unit == "iters" else [])],
+        "option": lambda row: ["train_cfg.max_epochs=3" if row.by_epoch else "train_cfg.max_iters=4"],
+    }, lambda row, v: (len(row.probe.iterations), row.iterations - row.made_before)),
+    Option("image_size", "train", {
+        "64": ["--image-size", "64"], "96": ["settings.image_size=96"], "80": [{"settings.image_size": 80}],
+    }, image_size),
+    Option("batch", "train", {"2": ["--batch-size", "2"], "4": ["train_dataloader.batch_size=4"]}, lambda row, v: (
+        {len(images) for images in row.probe.iterations}, {int(v)})),
+    Option("val", "train", {
+        "recipe": lambda row: ["train_cfg.val_interval=12"] if row.recipe.unit == "epochs" and row.by_epoch else [],
+        "interval": lambda row: [f"train_cfg.val_interval={1 if row.by_epoch else 2}"],
+        "begin": lambda row: ["train_cfg.val_interval=1", f"train_cfg.val_begin={2 if row.by_epoch else 3}"],
+        "none": ["val_cfg=None", "val_dataloader=None", "val_evaluator=None"],
+    }, val),
+    Option("start", "train", choice("empty", "resume", "copy", "overwrite"), start),
+    Option("weights", "train", {
+        "random": (),
+        "load_from": lambda row: [{"load_from": str(row.kept)}],
+        "fresh": lambda row: [{"load_from": str(row.kept)}, "--fresh", *row.fresh],
+        "init": lambda row: [{"model.backbone.init_cfg": row.init_cfg}],
+    }, weights),
+    Option("finetune", "train", {
+        "all": (), "frozen": ["model.backbone.frozen_stages=all"], "lora": ["model.backbone.finetune=lora"],
+        "attention": ["model.backbone.finetune=attention"],
+    }, finetune),
+    Option("optimizer", "train", {"recipe": (), "sgd": [{"optim_wrapper.optimizer": SGD}]}, lambda row, v: (
+        type(row.probe.runner.optim_wrapper.optimizer).__name__,
+        "SGD" if "sgd" in (v, row.recipe.optimizer) else "AdamW")),
+    Option("clip", "train", {
+        "on": ["optim_wrapper.clip_grad.max_norm=1.0"], "off": ["optim_wrapper.clip_grad=None"],
+    }, lambda row, v: (bool(row.probe.runner.optim_wrapper.clip_grad_kwargs), v == "on")),
+    Option("accumulate", "train", {"1": (), "2": ["optim_wrapper.accumulative_counts=2"]}, accumulate),
+    Option("auto_scale_lr", "train", switch("--auto-scale-lr"), auto_scale_lr),
+    Option("amp", "train", {"float32": (), "bfloat16": BFLOAT16}, in_bfloat16("train")),
+    Option("with_cp", "train", switch("model.backbone.with_cp=True"), with_cp),
+    Option("drop_path", "train", {n: [f"model.backbone.drop_path_rate={n}"] for n in ("0", "0.2")}, drop_path),
+    Option("ema", "train", switch("default_hooks.ema.type=EMAHook"), lambda row, v: (
+        "ema_state_dict" in row.checkpoint, v == "on")),
+    Option("stop", "train", {"off": (), "on": lambda row: [
+        "default_hooks.stop.type=EarlyStoppingHook", f"default_hooks.stop.monitor={row.recipe.metric}",
+        "default_hooks.stop.patience=9", "default_hooks.stop.min_delta=0.001", "default_hooks.stop.rule=greater",
+    ]}, lambda row, v: (any("EarlyStopping" in type(h).__name__ for h in row.probe.runner.hooks), v == "on")),
+    Option("pictures", "train", switch(
+        "default_hooks.pictures.type=vitdense.ValidationPicturesHook", "default_hooks.pictures.images=2"), pictures),
+    Option("curves", "train", {
+        "on": ["default_hooks.curves.type=vitdense.CurvesHook"], "off": ["default_hooks.curves=None"],
+    }, holds("curves.png")),
+    Option("log_to", "train", {"none": (), "tensorboard": ["--log-to", "tensorboard"]}, holds("events.out.tfevents*")),
+    Option("workers", "train", {n: loaders("num_workers", n) for n in ("0", "2")}, lambda row, v: (
+        row.probe.runner.train_dataloader.num_workers, int(v))),
+    Option("persistent", "train", {"on": (), "off": loaders("persistent_workers", False)}, lambda row, v: (
+        row.probe.runner.train_dataloader.persistent_workers, v == "on" and row["workers"] != "0")),
+    Option("seed", "train", {
+        "0": ["randomness.seed=0"], "7": ["randomness.seed=7", "randomness.deterministic=True"],
+    }, lambda row, v: (row.probe.runner.seed, int(v))),
+    Option("interval", "train", {n: [f"default_hooks.checkpoint.interval={n}"] for n in ("1", "2")}, interval),
+    Option("keep", "train", {n: [f"default_hooks.checkpoint.max_keep_ckpts={n}"] for n in ("1", "3")}, keep),
+    Option("save_best", "train", {
+        "none": ["default_hooks.checkpoint.save_best=None"],
+        "metric": lambda row: [
+            f"default_hooks.checkpoint.save_best={row.recipe.metric}", "default_hooks.checkpoint.rule=greater"],
+    }, holds("best_*.pth")),
+    Option("logger", "train", {"recipe": (), "1": ["default_hooks.logger.interval=1"]}, logger),
+    Option("moved", "train", choice("stays", "moved"), lambda row, v: (row.before.exists(), v == "stays")),
+    Option("named", "test", choice("folder", "config", "file"), lambda row, v: (bool(row.metrics), True)),
+    Option("tta", "test", switch("--tta"), lambda row, v: (
+        "TTA" in type(row.seen["test"].probe.runner.model).__name__, v == "on")),
+    Option("tiles_test", "test", {"off": (), "48": ["--tiles", "48"]}, in_tiles("test", 4)),
+    Option("amp_test", "test", {"float32": (), "bfloat16": BFLOAT16}, in_bfloat16("test")),
+    Option("onednn_test", "test", {"on": (), "off": ["--no-onednn"]}, onednn),
+    Option("out", "test", {"printed": (), "file": ["--out", "metrics.json"]}, out),
+    Option("report", "test", {"none": (), "folder": ["--report", "report"]}, report),
+    Option("by", "predict", choice("command", "as dataset", "paths", "pillow", "stream"), lambda row, v: (
+        len(row.sizes), len(row.photos))),
+    Option("photos", "predict", choice("plain", "odd"), lambda row, v: (
+        row.sizes, [image.size[::-1] for image in row.photos.values()])),
+    Option("tiles_predict", "predict", {"off": (), "48": ["--tiles", "48"]}, in_tiles("predict", 2)),
+    Option("amp_predict", "predict", {"float32": (), "bfloat16": BFLOAT16}, in_bfloat16("predict")),
+    Option("onednn_predict", "predict", {"on": (), "off": ["--no-onednn"]}, lambda row, v: None),
+    Option("threshold", "predict", {"0": ["--score-thr", "0"], "0.3": ()}, lambda row, v: (
+        [score for score in row.scores if score < float(v)], [])),
+    Option("export", "export", {"none": ()} | {to: ["--to", to, "--unchecked"] for to in ("onnx", "pt2")},
+        lambda row, v: (row.exported is None, v == "none")),
+    *(Option(name, "export", values, lambda row, v, name=name: (row.program.get(name, v), v)) for name, values in {
+        "precision": {"float32": (), "half": ["--half"], "int8": ["--int8"]},
+        "preprocessing": switch("--with-preprocessing"),
+        "static": {"dynamic": (), "static": ["--static", "64", "64"]},
+        "maps": switch("--maps"),
+    }.items()),
+]
+# fmt: on
+# Refused together, by the word that the one line has. The array has none of these pairs; each has a row of its own.
+CONTRADICTIONS = [
+    *(Contradiction({"recipe": name, "tiles_test": "48"}, "tiles") for name in ("upernet", "eomt")),
+    *(Contradiction({"recipe": name, "tiles_predict": "48"}, "tiles") for name in ("upernet", "eomt")),
+    *(Contradiction({"recipe": name, "tta": "on"}, "tta") for name in KINDS if name != "upernet"),
+    Contradiction({"recipe": "upernet", "tta": "on", "tiles_test": "48"}, "tta"),
+    Contradiction({"recipe": "eomt", "report": "folder"}, "report"),
+    Contradiction({"recipe": "eomt", "by": "as dataset"}, "--as-dataset"),
+    Contradiction({"weights": "load_from", "finetune": "lora"}, "--fresh"),
+    *(Contradiction({"start": start, "weights": "fresh"}, "--fresh") for start in ("resume", "copy")),
+    Contradiction({"length": "iters", "interval": "1", "accumulate": "2"}, "interval"),
+    Contradiction({"val": "none", "save_best": "metric"}, "save_best"),
+    Contradiction({"val": "none", "stop": "on"}, "EarlyStopping"),
+    Contradiction({"val": "none", "pictures": "on"}, "pictures"),
+    Contradiction({"export": "pt2", "precision": "int8"}, "--int8"),
+    Contradiction({"export": "pt2", "preprocessing": "on"}, "--with-preprocessing"),
+    Contradiction({"export": "onnx", "maps": "on", "precision": "int8"}, "--int8"),
+    Contradiction({"export": "onnx", "maps": "on", "preprocessing": "on"}, "--with-preprocessing"),
+    *(Contradiction({"recipe": name, "export": "onnx", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
+    *(Contradiction({"recipe": name, "export": "pt2", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
+    Contradiction({"recipe": "eomt", "export": "onnx", "static": "dynamic"}, "static"),
+    Contradiction({"recipe": "eomt", "export": "onnx", "precision": "int8", "static": "static"}, "int8"),
+]
+# Options of an export mean nothing without one; and what is refused with --iters, with a length by --cfg-options.
+MEANINGLESS = [{"length": "option", "interval": "1", "accumulate": "2"}]
+MEANINGLESS += [
+    {"export": "none", option.name: value}
+    for option in OPTIONS
+    if option.command == "export" and option.name != "export"
+    for value in [*option.values][1:]
+]
