@@ -213,3 +213,7 @@ def test_fonts_have_the_characters_of_texts():
         font = load_font(13, ["cat", "кошка"])
         assert len({bytes(font.getmask(character)) for character in "кошаü"}) == 5
     assert load_font(20).size == 20
+
+
+def test_contact_sheet_of_a_picture_one_pixel_high():
+    assert contact_sheet([("row", [("flat", np.zeros((1, 5000, 3), np.uint8))])]).shape[1] > 240

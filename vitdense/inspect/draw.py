@@ -279,7 +279,7 @@ def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, np.ndarray]]]], 
     text, gap = 13, 10
     font, title_font = ImageFont.load_default(text), ImageFont.load_default(text + 4)
     total = gap + max(len(pictures) for _, pictures in rows) * (width + gap)
-    heights = [max(round(x.shape[0] * width / x.shape[1]) for _, x in pictures) for _, pictures in rows]
+    heights = [max(max(1, round(x.shape[0] * width / x.shape[1])) for _, x in pictures) for _, pictures in rows]
     title, caption = 2 * text + gap, 2 * text
     page = Image.new("RGB", (total, gap + sum(title + h + caption for h in heights)), PAPER)
     draw, top = ImageDraw.Draw(page), gap
@@ -287,7 +287,7 @@ def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, np.ndarray]]]], 
         draw.text((gap, top + text), name, fill=INK, font=title_font, anchor="lm")
         top += title
         for i, (below, picture) in enumerate(pictures):
-            size = (width, round(picture.shape[0] * width / picture.shape[1]))
+            size = (width, max(1, round(picture.shape[0] * width / picture.shape[1])))
             is_small = picture.shape[1] < width
             resized = Image.fromarray(picture).resize(
                 size, Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS
