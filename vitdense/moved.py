@@ -33,7 +33,7 @@ class _Finder:
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         if new := MOVED.get(name.removeprefix("vitdense.")) if name.startswith("vitdense.") else None:
-            raise ImportError(f"{name} is vitdense.{new} since version 0.3; CHANGELOG.md lists the names that changed")
+            raise ImportError(f"{name} is vitdense.{new}; CHANGELOG.md lists the names that changed")
 
 
 def install() -> None:
