@@ -136,3 +136,29 @@ def test_faster_metric_falls_back_to_pycocotools_with_one_line(missing, ground_t
     assert evaluate(kind, ground_truth, range(6), noise=4) == evaluate(CocoMetric, ground_truth, range(6), noise=4)
     assert metrics.mmdet_metrics.CocoMetric in kind.__mro__[1:3]
     assert sum("pycocotools" in message for message in messages) == 1
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_ids_of_annotations_do_not_matter(kind, ground_truth):
+    expected = evaluate(kind, ground_truth, range(6), noise=1)
+    path, annotations = ground_truth
+    content = json.loads(path.read_text())
+    for numbers in (range(100), range(-5, 100), [2**60 + i for i in range(100)], [7] * 100):
+        content["annotations"] = [{**one, "id": i} for one, i in zip(annotations, numbers)]
+        path.write_text(json.dumps(content))
+        assert evaluate(kind, ground_truth, range(6), noise=1) == expected
+
+
+def test_written_detections_have_the_ids_of_the_data_in_the_order_of_the_classes(ground_truth, tmp_path):
+    path, annotations = ground_truth
+    content = json.loads(path.read_text())
+    content["categories"] = [{"id": 40, "name": "b"}, {"id": 50, "name": "a"}]
+    content["annotations"] = [{**one, "category_id": {1: 50, 2: 40}[one["category_id"]]} for one in annotations]
+    expected = evaluate(CocoMetric, ground_truth, range(6), noise=0)
+    path.write_text(json.dumps(content))
+    metric = CocoMetric(ann_file=str(path), metric="bbox", outfile_prefix=str(tmp_path / "out"))
+    metric.dataset_meta = {"classes": CLASSES}
+    metric.process({}, [*predictions(annotations, range(6), noise=0)])
+    assert metric.evaluate(6)["coco/bbox_mAP"] == expected["coco/bbox_mAP"]
+    written = json.loads((tmp_path / "out.bbox.json").read_text())
+    assert {one["category_id"] for one in written} == {40, 50}
