@@ -115,7 +115,7 @@ def test_a_command_runs_its_tool_from_any_folder(tmp_path):
     words = [sys.executable, "-m", "vitdense", "train", "cascade_swin_t_coco", "--batch-size", "two"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 2
-    assert "vitdense train: error: argument --batch-size" in done.stderr
+    assert "error: argument --batch-size" in done.stderr
 
 
 def test_without_any_package():
