@@ -41,12 +41,14 @@ from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_device, check_precision, computing
 from vitdense.mm.train.checkpoints import read_checkpoint
+from vitdense.mm.train.quiet import quiet
 from vitdense.mm.train.work_folder import find_checkpoint
 
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 _process = os.getpid()  # whose threads the pool of OpenMP has
 
 
+@quiet()
 def load(
     config: str | Path,
     checkpoint: str | Path | None = None,

@@ -1,5 +1,6 @@
 """What a training must not lose: finite weights, checkpoints, its work folder, its place in the data."""
 
+import functools
 import multiprocessing
 import os
 import re
@@ -22,6 +23,7 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
 from vitdense.mm.train.checkpoints import AtomicLocalBackend, read_checkpoint
+from vitdense.mm.train.curves import read_scalars
 from vitdense.mm.train.hooks import check_whole
 from vitdense.mm.train.processes import StopSignal
 from vitdense.mm.train.runner import StepError
@@ -379,6 +381,32 @@ def test_a_stop_in_a_validation_and_the_resumed_run_makes_that_validation(make, 
     values, others = (runner.model.state_dict() for runner in (want["runner"], got["runner"]))
     assert all(torch.equal(x, others[key]) for key, x in values.items())
     assert [p.name for p in Path("work").glob("best_*")] == [p.name for p in Path("whole").glob("best_*")]
+
+
+def test_the_best_checkpoint_of_accumulated_steps_lacks_no_gradients(make):
+    options = {"optim_wrapper.accumulative_counts": 3, "train_cfg.val_interval": 3}
+    options |= {"default_hooks.checkpoint.save_best": "mIoU", "default_hooks.checkpoint.interval": 3}
+    launch.train(make(**options))
+    (log,) = Path("work").glob("*/*.log")
+    assert "Saving checkpoint" in log.read_text(encoding="utf-8")
+    assert "are not in the checkpoint" not in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("clip", [None, dict(max_norm=1.0), dict(clip_value=1.0, type="value")])
+def test_the_rate_in_the_log_is_the_scaled_one_and_the_norm_is_computed_once(make, monkeypatch, clip):
+    norms = []
+    for name in ("get_total_norm", "clip_grad_norm_"):
+        real = getattr(torch.nn.utils, name)
+        counted = functools.wraps(real)(lambda *args, real=real, **options: norms.append(1) or real(*args, **options))
+        monkeypatch.setattr(torch.nn.utils, name, counted)
+    cfg = make(**{"default_hooks.logger.interval": 1})
+    cfg.optim_wrapper.clip_grad = clip
+    cfg.auto_scale_lr = dict(base_batch_size=4)
+    rate = cfg.optim_wrapper.optimizer.lr
+    launch.train(cfg, auto_scale_lr=True)
+    assert len(norms) == LENGTH
+    records = read_scalars(Path("work"))
+    assert [record["base_lr"] for record in records if "base_lr" in record] == pytest.approx([rate / 2] * LENGTH)
 
 
 def test_signals_to_data_workers_and_in_a_save(make, monkeypatch):

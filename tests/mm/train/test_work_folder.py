@@ -234,3 +234,11 @@ def test_only_this_module_knows_the_names():
     files = [path for part in ("vitdense", "tools", "scripts") for path in (REPO / part).rglob("*.py")]
     found = {path.name for path in files if words.search(re.sub(r'"""[\s\S]*?"""', "", path.read_text("utf-8")))}
     assert found == {"work_folder.py"}
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_the_work(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/f\xe9")
+    with pytest.raises(OptionError, match="--work-dir"):
+        WorkFolder(path).make()
+    assert not os.path.exists(path)
+    WorkFolder(tmp_path / "h\xfcndin").make()

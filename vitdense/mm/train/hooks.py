@@ -192,7 +192,8 @@ class ExactLoadHook(Hook):
         reports = [module.load_report for module in runner.model.modules() if getattr(module, "load_report", None)]
         if reports := [*reports, *self.reports]:
             with atomic_write(Path(runner.log_dir) / "load_report.txt") as scratch:
-                scratch.write_text("\n".join(report.details() for report in reports) + "\n", encoding="utf-8")
+                text = "\n".join(report.details() for report in reports) + "\n"
+                scratch.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files are bytes
 
     before_val = before_test = before_train
 

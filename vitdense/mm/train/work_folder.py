@@ -15,6 +15,7 @@ from mmengine.dist import is_main_process
 from safetensors import SafetensorError, safe_open
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError
+from vitdense.errors import OptionError
 from vitdense.files import atomic_write, check_writable, describe_missing, remove
 from vitdense.mm.config.walk import flat
 from vitdense.mm.errors import ConfigError, join_some
@@ -119,8 +120,11 @@ class WorkFolder:
         """Make the folder, and see that it can be written.
 
         Raises:
-            OptionError: It cannot.
+            OptionError: It cannot, or its path is not UTF-8, which mmengine writes as text.
         """
+        path = str(self.path.absolute())
+        if path != path.encode(errors="replace").decode():
+            raise OptionError(f"work folder {path}: got a name whose bytes are not UTF-8; name another one: --work-dir")
         for name in (LAST, WEIGHTS, CURVES):
             check_writable(self.path / name, "--work-dir")
         self.path.mkdir(parents=True, exist_ok=True)
