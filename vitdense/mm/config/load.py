@@ -21,7 +21,7 @@ from mmengine.registry import MODELS, Registry, init_default_scope
 from torch import nn
 
 import vitdense.mm.registry
-from vitdense.files import describe_missing
+from vitdense.files import describe_missing, read_text
 from vitdense.mm.config.arguments import CfgOptions, Parser, whole_number
 from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.options import REGISTRIES
@@ -299,7 +299,7 @@ def add_classes(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(given: str) -> list[str]:
-    names = Path(given).read_text("utf-8-sig").splitlines() if os.path.isfile(given) else given.split(",")
+    names = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
     return [name.strip() for name in names]
 
 
