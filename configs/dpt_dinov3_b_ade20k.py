@@ -19,6 +19,7 @@ model = dict(
     decode_head=dict(
         _delete_=True,
         type="DPTHead",
+        num_classes=_base_.num_classes,
         in_channels=(768,) * 4,
         in_index=(0, 1, 2, 3),
         input_transform="multiple_select",

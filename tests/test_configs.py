@@ -3,6 +3,8 @@
 import ast
 import copy
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -63,6 +65,41 @@ def test_config_builds_and_its_parts_fit(path):
     assert cfg.custom_imports.imports[0] == "vitdense"  # before anything that imports mmcv.ops
     assert cfg.model.data_preprocessor.bgr_to_rgb
     assert cfg.model.data_preprocessor.mean == [123.675, 116.28, 103.53]
+
+
+BUILD = """
+import sys
+import torch
+import vitdense
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+for path in sys.argv[1:]:
+    cfg = Config.fromfile(path)
+    init_default_scope(cfg.default_scope)
+    with torch.device("meta"):
+        MODELS.build(cfg.model)
+    print(path)
+"""
+
+
+def test_mm_alone_builds_the_recipes():
+    """As mm's own tools do, in a process that imports vitdense and nothing else of ours."""
+    pytest.importorskip("mmseg")
+    paths = [str(path) for path in CONFIGS if path not in LARGER]
+    done = subprocess.run([sys.executable, "-c", BUILD, *paths], capture_output=True, text=True, cwd=REPO)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line for line in done.stdout.splitlines() if line in paths] == paths
+
+
+def test_heads_follow_the_data_from_the_number_of_the_recipe(tmp_path):
+    data = "dict(dataset=dict(type='BaseSegDataset', metainfo=dict(classes=('sky', 'road', 'car'))))"
+    text = f"_base_ = {str(REPO / 'configs/upernet_swin_t_ade20k.py')!r}\n"
+    text += "".join(f"{split}_dataloader = {data}\n" for split in ("train", "val", "test"))
+    (tmp_path / "three.py").write_text(text)
+    heads = load_config(tmp_path / "three.py").model
+    assert (heads.decode_head.num_classes, heads.auxiliary_head.num_classes) == (3, 3)
+    (tmp_path / "three.py").write_text(f"{text}model = dict(decode_head=dict(num_classes=7))\n")
+    assert load_config(tmp_path / "three.py").model.decode_head.num_classes == 7  # which the checks refuse
 
 
 def num_classes(cfg):

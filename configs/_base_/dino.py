@@ -6,4 +6,4 @@ from vitdense.mm.config.load import shipped
 model = shipped("mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py").model
 model.backbone = dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.2, out_indices=(1, 2, 3))
 model.neck.in_channels = [192, 384, 768]
-del model.bbox_head["num_classes"]  # follows the data
+num_classes = model.bbox_head.num_classes  # heads with this number follow the data

@@ -19,6 +19,5 @@ for head in model.roi_head.bbox_head:
         reg_decoded_bbox=True,
     )
     head.loss_bbox = dict(type="GIoULoss", loss_weight=10.0)
-for head in [*model.roi_head.bbox_head, *model.roi_head.mask_head]:
-    del head["num_classes"]  # follows the data
 del head
+num_classes = 80  # heads with this number follow the data

@@ -6,6 +6,7 @@ _base_ = ["upernet.py", "ade20k.py", "schedule_160k.py", "seg_runtime.py"]
 linear_head = dict(
     _delete_=True,
     type="vitdense.LinearHead",
+    num_classes=_base_.num_classes,
     dropout_ratio=0.1,
     align_corners=False,
     loss_decode=_base_.loss,

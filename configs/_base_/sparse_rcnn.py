@@ -7,6 +7,6 @@ model = shipped("mmdet::sparse_rcnn/sparse-rcnn_r50_fpn_300-proposals_crop-ms-48
 model.backbone = dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.2)
 model.neck.in_channels = [96, 192, 384, 768]
 for head in model.roi_head.bbox_head:
-    del head["num_classes"]  # follows the data
     head.loss_cls.type = "vitdense.ClampedFocalLoss"  # batches without objects
 del head
+num_classes = 80  # heads with this number follow the data

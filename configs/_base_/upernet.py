@@ -1,6 +1,7 @@
 """UPerNet for a Swin of 96 channels with an auxiliary head on the map of stride 16, as the Swin authors train it on
 512-pixel crops of ADE20K."""
 
+num_classes = 150  # heads with this number follow the data
 norm = dict(type="SyncBN", requires_grad=True)
 loss = dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0)
 model = dict(
@@ -17,6 +18,7 @@ model = dict(
     backbone=dict(type="vitdense.Swin", arch="tiny", window_size=7, drop_path_rate=0.3),
     decode_head=dict(
         type="UPerHead",
+        num_classes=num_classes,
         in_channels=[96, 192, 384, 768],
         in_index=[0, 1, 2, 3],
         pool_scales=(1, 2, 3, 6),
@@ -28,6 +30,7 @@ model = dict(
     ),
     auxiliary_head=dict(
         type="FCNHead",
+        num_classes=num_classes,
         in_channels=384,
         in_index=2,
         channels=256,

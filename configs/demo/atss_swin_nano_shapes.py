@@ -11,6 +11,7 @@ _base_ = [
     "../_base_/det_runtime_iter.py",
 ]
 
+num_classes = 8
 width = 64  # channels of FPN and head
 model = dict(
     backbone=dict(_delete_=True, **_base_.swin_nano, out_indices=(1, 2, 3)),
@@ -21,6 +22,7 @@ model = dict(
         norm_cfg=dict(type="SyncBN", requires_grad=True),
     ),
     bbox_head=dict(
+        num_classes=num_classes,
         in_channels=width,
         feat_channels=width,
         stacked_convs=2,

@@ -11,6 +11,7 @@ _base_ = [
     "../_base_/det_runtime_iter.py",
 ]
 
+num_classes = 8
 width = 64  # channels of neck and transformer
 attention = dict(embed_dims=width, num_heads=4)
 ffn_cfg = dict(embed_dims=width, feedforward_channels=4 * width)
@@ -21,7 +22,7 @@ model = dict(
     encoder=dict(num_layers=1, layer_cfg=dict(self_attn_cfg=attention, ffn_cfg=ffn_cfg)),
     decoder=dict(num_layers=3, layer_cfg=dict(self_attn_cfg=attention, cross_attn_cfg=attention, ffn_cfg=ffn_cfg)),
     positional_encoding=dict(num_feats=width // 2),
-    bbox_head=dict(embed_dims=width),
+    bbox_head=dict(num_classes=num_classes, embed_dims=width),
     dn_cfg=dict(group_cfg=dict(num_dn_queries=40)),
     test_cfg=dict(max_per_img=100),
 )

@@ -11,11 +11,19 @@ _base_ = [
     "../_base_/det_runtime_iter.py",
 ]
 
+num_classes = 8
 width = 64  # channels of BiFPN and head: two in each group of GroupNorm
 model = dict(
     backbone=dict(_delete_=True, **_base_.swin_nano, out_indices=(1, 2, 3)),
     neck=dict(in_channels=[64, 128, 256], out_channels=width, num_repeat=1),
-    bbox_head=dict(in_channels=width, feat_channels=width, point_feat_channels=width, corner_dim=32, stacked_convs=1),
+    bbox_head=dict(
+        num_classes=num_classes,
+        in_channels=width,
+        feat_channels=width,
+        point_feat_channels=width,
+        corner_dim=32,
+        stacked_convs=1,
+    ),
     test_cfg=dict(nms_pre=200),
 )
 train_cfg = dict(max_iters=1000, val_interval=1000)

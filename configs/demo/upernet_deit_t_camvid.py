@@ -7,6 +7,7 @@ python tools/train.py configs/demo/upernet_deit_t_camvid.py --cfg-options data_r
 
 _base_ = ["../_base_/upernet.py", "../_base_/camvid.py", "../_base_/schedule_nano.py", "../_base_/seg_runtime_short.py"]
 
+num_classes = 11
 width = 64  # channels of both heads
 model = dict(
     # Images to test are padded to whole patches; mmseg cuts the padding off again.
@@ -19,8 +20,8 @@ model = dict(
         init_cfg=dict(type="Pretrained", checkpoint="deit_tiny.fb_in1k"),
     ),
     neck=dict(type="vitdense.DeconvPyramid", in_channels=[192] * 4, design="light"),
-    decode_head=dict(in_channels=[192] * 4, channels=width),
-    auxiliary_head=dict(in_channels=192, channels=width),
+    decode_head=dict(num_classes=num_classes, in_channels=[192] * 4, channels=width),
+    auxiliary_head=dict(num_classes=num_classes, in_channels=192, channels=width),
 )
 train_pipeline = [
     dict(step, crop_size=(256, 256)) if step.type == "RandomCrop" else step for step in _base_.train_pipeline

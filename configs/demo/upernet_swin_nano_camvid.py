@@ -10,4 +10,7 @@ _base_ = [
     "../_base_/seg_runtime_short.py",
 ]
 
-model = dict(data_preprocessor=dict(size=(288, 288)))
+num_classes = 11
+head = dict(num_classes=num_classes)
+model = dict(data_preprocessor=dict(size=(288, 288)), decode_head=head, auxiliary_head=head)
+del head

@@ -9,3 +9,8 @@ _base_ = [
     "../_base_/schedule_nano.py",
     "../_base_/seg_runtime_short.py",
 ]
+
+num_classes = 9  # the background is one
+head = dict(num_classes=num_classes)
+model = dict(decode_head=head, auxiliary_head=head)
+del head

@@ -11,6 +11,8 @@ _base_ = [
     "../_base_/seg_runtime_short.py",
 ]
 
+num_classes = 11
+head = dict(num_classes=num_classes)
 model = dict(
     data_preprocessor=dict(size=(288, 288)),
     backbone=dict(
@@ -20,4 +22,7 @@ model = dict(
         attention=dict(kind="nonlocal", after=((2, 0),)),  # right before the last block of stride 16
         norm_eval=False,  # norms learn their statistics
     ),
+    decode_head=head,
+    auxiliary_head=head,
 )
+del head

@@ -154,8 +154,8 @@ def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) 
 def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
     """Complete a config by the classes of its training data, in place.
 
-    All data sets get them, in one order, and are read by name. Set only where they are missing are `num_classes` of the
-    heads in `CLASS_HEADS`, and `ann_file` of metrics, which is that of their data set.
+    All data sets get them, in one order, and are read by name. So do the heads in `CLASS_HEADS`, see `_set_heads`. Set
+    only where it is missing is the `ann_file` of metrics, which is that of their data set.
 
     Args:
         cfg: The config.
@@ -181,10 +181,15 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
 
 
 def _set_heads(cfg: Config, number: int, things: int | None) -> None:
-    """Set the numbers of classes of heads that do not state them; of panoptic heads, of things and of stuff."""
+    """Set the numbers of classes of heads; of panoptic heads, of things and of stuff.
+
+    A head follows that states none, or the `num_classes` at the top of the config: the number of a recipe's own data,
+    by which mm's tools build it.
+    """
+    follows = (None, cfg.get("num_classes"))
     for _, head in class_heads(cfg.get("model")):
-        # A part that states it, as of K-Net, speaks for the whole head.
-        if {"num_classes"} <= _options(head, cfg) and all(part.get("num_classes") is None for part in nodes(head)):
+        # A part that states another, as of K-Net, speaks for the whole head.
+        if {"num_classes"} <= _options(head, cfg) and all(part.get("num_classes") in follows for part in nodes(head)):
             head["num_classes"] = number
     for head in nodes(cfg.get("model")) if things is not None else ():
         if {"num_things_classes", "num_stuff_classes"} <= _options(head, cfg):
