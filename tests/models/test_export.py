@@ -171,3 +171,12 @@ def test_norms_of_maps_are_norms_of_tokens(tmp_path):
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     norms = [node for node in graph.node if node.op_type == "LayerNormalization"]
     assert [ranks[node.input[0]] for node in norms] == [3, 3]
+
+
+def test_a_program_that_torch_cannot_make_for_all_sizes_names_the_option():
+    class Fixed(torch.nn.Module):
+        def forward(self, x):
+            return x.view(2, 3, x.shape[2], x.shape[3])
+
+    with pytest.raises(ValueError, match="--static"):
+        export_program(Fixed().eval(), torch.zeros(2, 3, 64, 64))

@@ -165,7 +165,8 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
         The program; ``program.module()(image)`` runs it.
 
     Raises:
-        ValueError: The model is in training mode; the image is smaller than `MIN_SIDE`, and `dynamic`.
+        ValueError: The model is in training mode; the image is smaller than `MIN_SIDE`, and `dynamic`; or torch finds
+            no program of all sizes.
     """
     if model.training:
         raise OptionError("model: got training mode, expected eval mode; call model.eval() first")
@@ -177,8 +178,12 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
             f"image: got {tuple(image.shape)}, expected sides of at least {MIN_SIDE} pixels for a program of all sizes"
         )
     shape = {0: Dim("batch"), 2: Dim("height", min=MIN_SIDE), 3: Dim("width", min=MIN_SIDE)}
-    with torch.no_grad(), _one_program():
-        return torch.export.export(_Exportable(model, _AnySize), (image,), dynamic_shapes=(shape,), strict=False)
+    try:
+        with torch.no_grad(), _one_program():
+            return torch.export.export(_Exportable(model, _AnySize), (image,), dynamic_shapes=(shape,), strict=False)
+    except torch._dynamo.exc.UserError as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise OptionError(f"torch finds no program of all sizes ({reason}); export for one (--static H W)") from error
 
 
 def save_program(program: ExportedProgram, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:

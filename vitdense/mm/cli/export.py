@@ -131,8 +131,14 @@ def export(
             save_program(program, scratch, metadata)
         for name, run in _runs(scratch, to).items():
             _say(f"comparing in {name}")
-            with torch.no_grad():
-                got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
+            try:
+                with torch.no_grad():
+                    got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
+            except AssertionError as error:  # a guard of torch's program
+                raise ConfigError(
+                    f"{path}: the program takes no images of {list(samples[0].given.shape)} ({error}); not written; "
+                    f"export for one size (--static H W), or give larger --images"
+                ) from error
             if not compares:
                 said.append(f"{name}: runs; not compared, for the model finds nothing")
                 continue
