@@ -77,8 +77,11 @@ def last_of(work: Path) -> Path:
 
 
 def holds(pattern: str) -> Callable[[Any, str], tuple[bool, bool]]:
-    """That the work folder has such files where an option is on, and only there."""
-    return lambda row, value: (any(row.work.rglob(pattern)), value not in ("off", "none"))
+    """That the work folder has such files, beside those of a training that was overwritten, where an option is on."""
+    return lambda row, value: (
+        any("replaced_" not in str(path.relative_to(row.work)) for path in row.work.rglob(pattern)),
+        value not in ("off", "none"),
+    )
 
 
 def in_bfloat16(command: str) -> Callable[[Any, str], tuple[bool, bool] | None]:
@@ -338,11 +341,19 @@ CONTRADICTIONS = [
     Contradiction({"export": "onnx", "maps": "on", "preprocessing": "on"}, "--with-preprocessing"),
     *(Contradiction({"recipe": name, "export": "onnx", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
     *(Contradiction({"recipe": name, "export": "pt2", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
+    # At 64 to 96 pixels its last map is one pixel, which torch's programs of all sizes do not take.
+    *(
+        Contradiction({"recipe": "retinanet", "export": to, "static": "dynamic", "maps": "off"}, "--static")
+        for to in ("onnx", "pt2")
+    ),
     Contradiction({"recipe": "eomt", "export": "onnx", "static": "dynamic"}, "static"),
     Contradiction({"recipe": "eomt", "export": "onnx", "precision": "int8", "static": "static"}, "int8"),
 ]
 # Options of an export mean nothing without one; and what is refused with --iters, with a length by --cfg-options.
-MEANINGLESS = [{"length": "option", "interval": "1", "accumulate": "2"}]
+# The weight gradient of torch's convolution on a map of one pixel, 3x3 in steps of 2, in bfloat16 on a CPU, has values
+# that nobody wrote (torch 2.11), among them NaN.
+MEANINGLESS: list[dict[str, str]] = [{"recipe": "retinanet", "image_size": "64", "amp": "bfloat16"}]
+MEANINGLESS += [{"length": "option", "interval": "1", "accumulate": "2"}]
 MEANINGLESS += [
     {"export": "none", option.name: value}
     for option in OPTIONS
