@@ -146,6 +146,8 @@ def watched() -> Iterator[Seen]:
     seen = Seen("", [], set())
 
     def look(module: nn.Module, args: tuple, output: Any) -> None:
+        if torch.compiler.is_exporting():  # of which a size that is read becomes part
+            return
         if isinstance(module, Backbone):
             seen.passes.append(Pass(module.training, len(args[0]), max(args[0].shape[-2:])))
         elif isinstance(module, nn.Linear):
