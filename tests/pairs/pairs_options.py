@@ -343,8 +343,7 @@ CONTRADICTIONS = [
     *(Contradiction({"recipe": name, "export": "pt2", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
     # At 64 to 96 pixels its last map is one pixel, which a program of torch for all sizes does not take.
     Contradiction({"recipe": "retinanet", "export": "pt2", "static": "dynamic", "maps": "off"}, "--static"),
-    Contradiction({"recipe": "eomt", "export": "onnx", "static": "dynamic"}, "static"),
-    Contradiction({"recipe": "eomt", "export": "onnx", "precision": "int8", "static": "static"}, "int8"),
+    Contradiction({"recipe": "eomt", "export": "onnx", "precision": "int8"}, "int8"),
 ]
 # Options of an export mean nothing without one; and what is refused with --iters, with a length by --cfg-options.
 # The weight gradient of torch's convolution on a map of one pixel, 3x3 in steps of 2, in bfloat16 on a CPU, has values
