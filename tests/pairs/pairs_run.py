@@ -210,7 +210,7 @@ class Row:
         self.iterations = 3 * self.per_epoch if self.by_epoch else 4
         self.made_before = STOP if values["start"] in ("resume", "copy") else 0  # by the part that was interrupted
         self.loaders = ("train",) if values["val"] == "none" else ("train", "val")
-        self.views = 2 if values["tta"] == "on" else 1
+        self.views = (2 if values["recipe"] == "upernet" else 6) if values["tta"] == "on" else 1  # flips, and scales
         shutil.copytree(shared.data, folder / "data/shapes")
 
     def __getitem__(self, name: str) -> str:
