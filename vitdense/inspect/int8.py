@@ -30,14 +30,19 @@ def quantise(path: str | Path, images: Iterable[np.ndarray]) -> None:
         path: A file of `vitdense.inspect.export.save_onnx`, in float32, which is replaced.
         images: Normalised, ``[1, 3, h, w]`` float32, of any sizes.
     """
+    model = onnx.load(path)
+    axes = {one.name: len(one.dims) for one in model.graph.initializer}
+    # Constants of more axes are no weights, and onnxruntime has no scale for each of their channels.
+    others = [node.name for node in model.graph.node if node.op_type == "MatMul" and axes.get(node.input[1], 2) != 2]
     logging.disable(logging.WARNING)  # it advises what `save_onnx` did
     try:
         quantize_static(
-            onnx.load(path),
+            model,
             path,
             _Batches(images),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["Conv", "MatMul", "Gemm"],
+            nodes_to_exclude=others,
             per_channel=True,
             reduce_range=True,
             activation_type=QuantType.QUInt8,
