@@ -342,6 +342,7 @@ CONTRADICTIONS = [
     *(Contradiction({"recipe": name, "export": "onnx", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
     *(Contradiction({"recipe": name, "export": "pt2", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
     # At 64 to 96 pixels its last map is one pixel, which a program of torch for all sizes does not take.
+    Contradiction({"recipe": "cascade", "image_size": "64", "export": "pt2", "static": "dynamic"}, "--static"),
     Contradiction({"recipe": "retinanet", "export": "pt2", "static": "dynamic", "maps": "off"}, "--static"),
     Contradiction({"recipe": "eomt", "export": "onnx", "precision": "int8"}, "int8"),
 ]
