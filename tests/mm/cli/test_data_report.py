@@ -16,6 +16,8 @@ from vitdense.mm.config.load import load_config
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 NAMES = ("red fox", "owl")
+LOOP = {"train_cfg": {"max_epochs": 1}, "optim_wrapper": {}, "param_scheduler": None}
+LOOP |= {"val_cfg": {}, "val_evaluator": {}}
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +82,8 @@ def detection(tmp_path):
             "metainfo": {"classes": NAMES},
             "pipeline": [{"type": "LoadImageFromFile"}, {"type": "LoadAnnotations", "with_mask": True}],
         }
-        loop = {"train_cfg": {"max_epochs": 1}, "val_cfg": {}, "param_scheduler": None}
-        loaders = {f"{split}_dataloader": {"dataset": dataset} for split in ("train", "val", "test")}
-        return Config({"default_scope": "mmdet", "model": {"type": "MaskRCNN", **(model or {})}, **loop, **loaders})
+        loaders = {f"{split}_dataloader": {"dataset": dataset} for split in ("train", "val")}
+        return Config({"default_scope": "mmdet", "model": {"type": "MaskRCNN", **(model or {})}, **LOOP, **loaders})
 
     return write
 
@@ -189,7 +190,7 @@ def segmentation(tmp_path):
             **dataset,
         }
         model = {"type": "EncoderDecoder", "decode_head": {"num_classes": 2}}
-        loop = {"train_cfg": {"max_iters": 1}, "param_scheduler": None}
+        loop = {"train_cfg": {"max_iters": 1}, "param_scheduler": None, "optim_wrapper": {}}
         return Config({"default_scope": "mmseg", "model": model, "train_dataloader": {"dataset": dataset}, **loop})
 
     return write

@@ -3,8 +3,8 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from vitdense.mm.checks import check
-from vitdense.mm.config.load import ConfigError
+from vitdense.mm.checks import files, label_maps
+from vitdense.mm.errors import ConfigError
 
 
 def segmentation(root, num_classes, prefixes=("images", "maps"), split="train", head=None, **dataset):
@@ -24,6 +24,14 @@ def segmentation(root, num_classes, prefixes=("images", "maps"), split="train", 
             "model": {"decode_head": {"num_classes": num_classes, **(head or {})}},
         }
     )
+
+
+def check(cfg, splits):
+    """The checks of the data alone: the configs here have nothing to train with."""
+    for module in (files, label_maps):
+        for finding in module.find(cfg, splits):
+            if isinstance(finding, ConfigError):
+                raise finding
 
 
 @pytest.fixture
