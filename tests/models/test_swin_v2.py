@@ -306,11 +306,12 @@ def test_extra_norm_acts_after_both_residuals():
 @torch.no_grad()
 def test_drop_path_drops_what_the_norm_made():
     """After the norm, as the authors have it; before it, the norm would undo the drop with its bias."""
-    model = randomise(SwinV2(NANO, drop_path_rate=1.0)).train()
-    stage, x = model.stages[3], torch.randn(4, 8, 8, 128)
+    model = randomise(SwinV2(NANO, drop_path_rate=0.9)).train()
+    stage, x = model.stages[3], torch.randn(8, 8, 8, 128)
     block = stage.blocks[1]
-    assert block.spec.drop_path == 1
-    assert torch.equal(block(x, *block.arguments(x, {})), x)
+    assert block.spec.drop_path == 0.9
+    unchanged = (block(x, *block.arguments(x, {})) == x).flatten(1).all(1)  # [B], where both branches are dropped
+    assert unchanged.any()
 
 
 @torch.no_grad()

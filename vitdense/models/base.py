@@ -52,7 +52,6 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         ("out_indices", "global_indices"),
         (lambda x: isinstance(x, Sequence | range) and all(is_whole(i, 0) for i in x), "a list of whole numbers"),
     ),
-    "frozen_stages": (lambda x: x == "all" or is_whole(x, -1), "-1 (none), a number of stages, or 'all'"),
 }
 
 

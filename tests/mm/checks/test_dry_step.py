@@ -22,6 +22,8 @@ def config(name, folder, **options):
     """With data sets of a few small images that are drawn in `folder`."""
     draw = {"num_train": 2, "num_val": 1, "image_size": (64, 96), "workers": 1}
     options |= {f"{split}_dataloader.dataset.draw": draw for split in ("train", "val")}
+    if name == MAPS:
+        options = {"model.data_preprocessor.size": draw["image_size"], **options}
     return load_config(name, {"data_root": f"{folder}/shapes/", **options})
 
 

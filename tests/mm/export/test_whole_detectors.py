@@ -27,6 +27,8 @@ def detector(name, **test_cfg):
     for part in (getattr(model, "roi_head", None), getattr(model, "bbox_head", None)):
         if part is not None:
             part.test_cfg.update(test_cfg)
+    if name == "sparse_rcnn":
+        model.rpn_head.init_proposal_bboxes.weight.data[::2].abs_()  # most of the others are inverted
     if hasattr(model, "level_embed"):
         torch.nn.init.normal_(model.level_embed)  # until its weights are initialised, mmdet leaves it as memory was
     return model

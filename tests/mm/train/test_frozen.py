@@ -158,10 +158,13 @@ def test_weights_that_a_loaded_checkpoint_replaced_are_not_omitted(trained):
 
 
 def test_a_trunk_that_trains_is_saved_although_the_loaded_checkpoint_omits_it(trained):
-    hook = OmitFrozenBackboneHook()
+    hook, model = OmitFrozenBackboneHook(), Detector(frozen_stages=1)
     hook.after_load_checkpoint(None, saved_without_trunk(trained))
-    with pytest.raises(ConfigError, match="no frozen backbone"):
-        hook.before_train(SimpleNamespace(model=Detector(frozen_stages=1)))
+    hook.before_train(SimpleNamespace(model=model, logger=logging.getLogger("test")))
+    checkpoint = {"state_dict": model.state_dict(), "meta": {}}
+    hook.before_save_checkpoint(None, checkpoint)
+    assert checkpoint["state_dict"].keys() == model.state_dict().keys()
+    assert not checkpoint["meta"]
 
 
 def test_resized_tensors_are_not_in_the_fingerprint(weights):

@@ -188,10 +188,12 @@ def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
         logits, deltas, features, _ = stage(extractor(maps[: extractor.num_inputs], rois), features)
         boxes = _decode(stage.bbox_coder, rois[:, 1:], deltas.float(), size)  # [B, N, 4]
     scores = logits.float().sigmoid() if stage.loss_cls.use_sigmoid else logits.float().softmax(-1)[..., :-1]
-    scores = torch.where((boxes[..., 2:] >= boxes[..., :2]).all(-1, keepdim=True), scores, -1.0)
-    classes = scores.shape[2]
-    scores, pair = best(scores.flatten(1), head.test_cfg.max_per_img)  # [B, max_per_img]
-    return pack(take(boxes, pair // classes), scores, pair % classes), None
+    classes, number = scores.shape[2], head.test_cfg.max_per_img
+    scores, pair = best(scores.flatten(1), number)  # [B, max_per_img]
+    boxes = take(boxes, pair // classes)
+    is_box = (boxes[..., 2:] >= boxes[..., :2]).all(-1)  # `guard_model` leaves the others out, of the best too
+    scores, index = best(torch.where(is_box, scores, -1.0), number)
+    return pack(take(boxes, index), scores, take(pair, index) % classes), None
 
 
 def _of_rfdetr(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, Tensor | None]:

@@ -125,7 +125,7 @@ class Detector(Task):
 
 
 def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None) -> InstanceData:
-    """What a detector itself finds in an image.
+    """What a detector itself finds in an image, as guarded by `guard_model`.
 
     Args:
         model: The detector.
@@ -136,7 +136,7 @@ def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None
     size = size or (h, w)
     shapes = {"img_shape": (h, w), "ori_shape": size, "batch_input_shape": tuple(padded.shape[2:])}
     sample = DetDataSample(metainfo={**shapes, "scale_factor": (w / size[1], h / size[0])})
-    return model.predict(padded, [sample], rescale=True)[0].pred_instances
+    return model(padded, [sample], mode="predict")[0].pred_instances
 
 
 def of_model(found: InstanceData, size: tuple[int, int]) -> Output:
