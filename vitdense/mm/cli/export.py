@@ -134,10 +134,12 @@ def export(
             try:
                 with torch.no_grad():
                     got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
-            except AssertionError as error:  # a guard of torch's program
+            except (AssertionError, RuntimeError) as error:  # a guard of torch's program, or an assertion in it
+                if isinstance(error, RuntimeError) and "Runtime assertion failed" not in str(error):
+                    raise
                 raise ConfigError(
                     f"{path}: the program takes no images of {list(samples[0].given.shape)} ({error}); not written; "
-                    f"export for one size (--static H W), or give larger --images"
+                    f"export for one size (--static H W) or --to onnx, or give larger --images"
                 ) from error
             if not compares:
                 said.append(f"{name}: runs; not compared, for the model finds nothing")
