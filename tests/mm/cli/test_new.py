@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
 from vitdense.__main__ import main
@@ -296,10 +297,22 @@ def test_name_without_py_is_refused(boxes, capsys):
     assert ".py" in capsys.readouterr().err
 
 
-def test_check_of_the_written_config_finds_categories_of_another_order(boxes, capsys):
+def test_categories_of_another_order_are_read_by_name(boxes, capsys):
     boxes(val_names=("owl", "red fox"))
+    assert run(*DETECTION, "mine.py") == 0
+    cfg = load_config("mine.py")
+    init_default_scope("mmdet")
+    dataset = DATASETS.build({**cfg.val_dataloader.dataset, "pipeline": []})
+    truth = {one["id"]: one["name"] for one in json.loads(Path("val.json").read_text())["categories"]}
+    of_ids = {cat: dataset.metainfo["classes"][label] for cat, label in dataset.cat2label.items()}
+    assert dataset.metainfo["classes"] == ("red fox", "owl")
+    assert of_ids == truth == {2: "owl", 7: "red fox"}
+
+
+def test_check_of_the_written_config_finds_other_categories(boxes, capsys):
+    boxes(val_names=("bear", "wolf"))
     assert run(*DETECTION, "mine.py") == 2
-    assert "owl, red fox" in capsys.readouterr().out
+    assert "bear, wolf" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("option", "number"), [("--images", 2), ("--val-images", 1)])

@@ -7,7 +7,7 @@ import torch
 from mmengine.config import ConfigDict
 from mmengine.registry import DATASETS, METRICS, init_default_scope
 
-from vitdense.mm.checks import check
+from vitdense.mm.checks import check, classes
 from vitdense.mm.config.classes import follow_checkpoint
 from vitdense.mm.config.load import ConfigError, find_config, load_config
 from vitdense.mm.config.walk import class_heads, drop_weights
@@ -155,6 +155,23 @@ def test_labels_and_metrics_of_a_file_in_another_order_meet_by_name(mine, tmp_pa
     values = evaluator.evaluate(1)
     assert values["coco/bbox_mAP"] == 1
     assert {name for name in NAMES if values[f"coco/{name}_precision"] == 1} == {NAMES[k] for k in order}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+@pytest.mark.parametrize("kind", ["CocoDataset", "mmdet.CocoDataset", "vitdense.CocoDataset"])
+def test_names_of_a_file_meet_those_of_training_data_of_another_type(mine, tmp_path, kind, order):
+    names = ("disc", "ring", "square")
+    rename(tmp_path / "val.json", order, names)
+    cfg = mine(
+        f"own = dict(data, _delete_=True, type={kind!r}, ann_file='val.json')\n"
+        "val_dataloader = test_dataloader = dict(dataset=own)\ndel own, data, train_dataloader",
+        "cascade_swin_nano_shapes",
+    )
+    assert cfg.train_dataloader.dataset.type == "vitdense.ShapesDataset"
+    assert num_classes(cfg) == {8}
+    findings = [*classes.find(cfg, ("val", "test"))]
+    assert not any(isinstance(found, ConfigError) for found in findings), findings
+    assert labels(cfg, "val")[0] == {3 + 12 * k: names[k] for k in order}
 
 
 def test_classes_follow_the_order_of_a_checkpoint(mine, tmp_path):

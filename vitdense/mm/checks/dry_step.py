@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.config import Config
+from mmengine.dataset import InfiniteSampler
 from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
 from mmengine.model import is_model_wrapper
@@ -164,7 +165,9 @@ def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
     dataset = copy.deepcopy(loader.dataset, {id(x): x for x in arrays})
     size = getattr(loader.batch_sampler, "batch_size", None) or 1
     with _parts(_steps(dataset, f"{where}.dataset"), where):
-        return loader.collate_fn([dataset[i] for i in range(min(images, size, len(dataset)))])
+        repeats = isinstance(loader.sampler, InfiniteSampler)  # fills a batch from fewer images
+        images = min(images, size) if repeats else min(images, size, len(dataset))
+        return loader.collate_fn([dataset[i % len(dataset)] for i in range(images)])
 
 
 def _leaves(dataset: Any) -> Iterator[Any]:

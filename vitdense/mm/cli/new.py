@@ -24,6 +24,7 @@ from vitdense.mm.cli.check import report
 from vitdense.mm.cli.estimate import estimate
 from vitdense.mm.config.arguments import Parser, whole_number
 from vitdense.mm.config.backbone import model_changes, row_of_weights
+from vitdense.mm.config.classes import follows
 from vitdense.mm.config.code import Name, check_new_file, code, docstring
 from vitdense.mm.config.dense import as_options, raised_limits
 from vitdense.mm.config.load import CONFIGS, find_config, load_config
@@ -445,14 +446,15 @@ def _of_other_data(cfg: Config, data: Data) -> dict[str, Any]:
         changed["val_evaluator.ann_file"] = Name(f"data_root + {code(data.val['ann_file'])}")
     number = len(data.shared.get("metainfo", {}).get("classes", ()))
     for path, head in class_heads(cfg.model) if number else ():
-        if head.get("num_classes") in (None, number):
+        weights = "class_weight" in head.get("loss_cls", {})  # of Mask2Former
+        if head.get("num_classes") in (None, number) or (follows(head, cfg) and not weights):
             continue
         parent, _, last = path.rpartition(".")
         if last.isdigit():  # a config inherits lists whole
             changed.setdefault(parent, []).append({**head, "num_classes": number})
             continue
         changed[f"{path}.num_classes"] = number
-        if "class_weight" in head.get("loss_cls", {}):  # of Mask2Former
+        if weights:
             changed[f"{path}.loss_cls.class_weight"] = Name(f"[1.0] * {number} + [0.1]")  # and no object
     return changed
 

@@ -161,13 +161,13 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
         cfg: The config.
         classes: The same classes in another order, that of a checkpoint.
     """
+    for _, dataset, kind in _data_sets(cfg):
+        _read_by_name(dataset, kind)
     leaves, before = _data_sets(cfg), model_classes(cfg)
     classes = before if classes is None else tuple(classes)
     for _, dataset, kind in leaves:
         if kind is not None and classes is not None:
             _follow(dataset, kind, classes, decides=dataset["type"] == leaves[0][1]["type"])
-    for _, dataset, kind in leaves:
-        _read_by_name(dataset, kind)
     if classes is not None:
         _set_heads(cfg, len(classes), model_things(cfg))
         _order_weights(cfg, before, classes)
@@ -180,16 +180,17 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
                 metric.setdefault("ann_file", files[0])
 
 
-def _set_heads(cfg: Config, number: int, things: int | None) -> None:
-    """Set the numbers of classes of heads; of panoptic heads, of things and of stuff.
+def follows(head: dict, cfg: Config) -> bool:
+    """Whether a head has as many classes as the data: it states no number, or the `num_classes` at the top of the
+    config, the number of a recipe's own data, by which mm's tools build it."""
+    # A part that states another, as of K-Net, speaks for the whole head.
+    return all(part.get("num_classes") in (None, cfg.get("num_classes")) for part in nodes(head))
 
-    A head follows that states none, or the `num_classes` at the top of the config: the number of a recipe's own data,
-    by which mm's tools build it.
-    """
-    follows = (None, cfg.get("num_classes"))
+
+def _set_heads(cfg: Config, number: int, things: int | None) -> None:
+    """Set the numbers of classes of heads that follow the data; of panoptic heads, of things and of stuff."""
     for _, head in class_heads(cfg.get("model")):
-        # A part that states another, as of K-Net, speaks for the whole head.
-        if {"num_classes"} <= _options(head, cfg) and all(part.get("num_classes") in follows for part in nodes(head)):
+        if {"num_classes"} <= _options(head, cfg) and follows(head, cfg):
             head["num_classes"] = number
     for head in nodes(cfg.get("model")) if things is not None else ():
         if {"num_things_classes", "num_stuff_classes"} <= _options(head, cfg):
