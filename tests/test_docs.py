@@ -327,8 +327,9 @@ def run_tool(path, args, tmp_path, monkeypatch):
         (tmp_path / "work/config.py").write_text(f"_base_ = {str(REPO / 'configs/cascade_swin_t_coco.py')!r}")
         args = [str(tmp_path / "work"), *args[1:]]
     monkeypatch.chdir(REPO)
-    for variable in ("RANK", "LOCAL_RANK"):  # as torchrun does
-        monkeypatch.setenv(variable, "0")
+    torchrun = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
+    for variable, value in torchrun.items():
+        monkeypatch.setenv(variable, str(value))
     monkeypatch.setattr("vitdense.mm.config.published.find_checkpoint", str)  # a reader has the files
     if name in ("train", "test"):
         stand_in("replay" if "--replay" in args else name, {})
@@ -338,10 +339,12 @@ def run_tool(path, args, tmp_path, monkeypatch):
         stand_in("draw_curves")
     elif name == "convert":
         monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(module, "find_checkpoint", str)
         monkeypatch.setattr(module, "read", lambda source, *args, **kwargs: checkpoint_to_convert(source))
         monkeypatch.setattr("verify.verify", lambda *_: [])
         monkeypatch.setattr("fingerprints.check", lambda *_: None)
     elif name == "benchmark":  # the models are built, but not run
+        monkeypatch.setattr(module, "check_device", lambda *_: None)  # a reader has a GPU
         stand_in("running")
         stand_in("loading")
         stand_in("report")

@@ -100,6 +100,7 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     # Of docs/comfort.md:
     options += " default_hooks.ema.type=EMAHook optim_wrapper.accumulative_counts=2"
     options += " default_hooks.stop.type=EarlyStoppingHook default_hooks.stop.monitor=coco/bbox_mAP"
+    options += " default_hooks.stop.min_delta=0.001"
     succeed(command(f"python tools/train.py mine.py --batch-size 2 {options}"))
     saved = torch.load(tmp_path / "work_dirs/mine/iter_5.pth", weights_only=False)
     assert "ema_state_dict" in saved
