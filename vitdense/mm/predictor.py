@@ -25,13 +25,14 @@ from vitdense.checkpoint.whole import trained_classes
 from vitdense.inspect import draw
 from vitdense.inspect.result import Result
 from vitdense.mm.config.classes import class_counts
-from vitdense.mm.config.load import build_model, check_tiles, hook_configs, load_config
+from vitdense.mm.config.load import build_model, check_tiles, load_config
 from vitdense.mm.config.published import find_trained, is_published
 from vitdense.mm.config.saved import OF_RESULTS, log_differences
 from vitdense.mm.config.walk import (
     class_heads,
     drop_weights,
     find_class,
+    hooks,
     leaf_datasets,
     loads_labels,
     split_pipeline,
@@ -334,7 +335,7 @@ def load_model(
         CheckpointMismatchError: The checkpoint does not fit the model.
     """
     check_device("device", device)
-    allow_pickle = any(hook.get("allow_pickle", False) for hook in hook_configs(cfg))  # of ExactLoadHook
+    allow_pickle = any(hook.get("allow_pickle", False) for _, hook in hooks(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     log_differences(saved, cfg, OF_RESULTS)
     cfg = copy.deepcopy(cfg)  # the caller's stays as it is

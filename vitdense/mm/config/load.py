@@ -26,7 +26,7 @@ from vitdense.mm.config.arguments import CfgOptions, Parser, whole_number
 from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.options import REGISTRIES
 from vitdense.mm.config.passes import Asked, Change, completed
-from vitdense.mm.config.walk import as_list, flat, hooks, nodes
+from vitdense.mm.config.walk import as_list, flat, nodes
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.processes import find_launcher
@@ -246,11 +246,6 @@ def _type_names(cfg: Config, roots: Sequence[Registry]) -> Iterator[str]:
         with root.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as scoped:
             yield from {**root.module_dict, **scoped.module_dict}
         yield from (f"{scope}.{name}" for scope, child in root.children.items() for name in child.module_dict)
-
-
-def hook_configs(cfg: Config) -> list[dict]:
-    """The configs of all hooks."""
-    return [hook for _, hook in hooks(cfg)]
 
 
 def make_parser(description: str) -> Parser:

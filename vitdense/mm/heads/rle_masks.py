@@ -18,8 +18,7 @@ from mmengine.registry import HOOKS, METRICS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
-from vitdense.mm.config.load import hook_configs
-from vitdense.mm.config.walk import as_list, find_class, nodes
+from vitdense.mm.config.walk import as_list, find_class, hooks, nodes
 from vitdense.mm.registry import MODELS
 
 AFTER_PREDICTION = ("after_val_iter", "after_test_iter", "_after_iter")  # what mmengine calls with them
@@ -191,7 +190,7 @@ def takes_rle(cfg: Config) -> bool:
     metrics = [one for split in ("val", "test") for one in as_list(cfg.get(f"{split}_evaluator"))]
     kinds = [find_class(METRICS, metric["type"], cfg) for metric in metrics if metric.get("ann_file")]
     of_coco = all(kind and issubclass(kind, CocoMetric) for kind in kinds)
-    return 0 < len(kinds) == len(metrics) and of_coco and not any(_looks(hook, cfg) for hook in hook_configs(cfg))
+    return 0 < len(kinds) == len(metrics) and of_coco and not any(_looks(hook, cfg) for _, hook in hooks(cfg))
 
 
 def _looks(hook: dict, cfg: Config) -> bool:

@@ -28,9 +28,9 @@ from vitdense.errors import OptionError
 from vitdense.files import FULL, sha256_of
 from vitdense.mm.checks import check
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
-from vitdense.mm.config.load import check_tiles, config_files, hook_configs, own_modules
+from vitdense.mm.config.load import check_tiles, config_files, own_modules
 from vitdense.mm.config.passes import TRAINING, Asked, load_everything, run_passes
-from vitdense.mm.config.walk import drop_weights, leaf_datasets, split_pipeline
+from vitdense.mm.config.walk import drop_weights, hooks, leaf_datasets, split_pipeline
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
@@ -338,7 +338,7 @@ def test(  # no test of pytest
 
 def _follow_outputs(cfg: Config, exported: str | None = None) -> None:
     """The order of the classes is that of the checkpoint to load, where it is a file of this machine, or exported."""
-    saved, hooks = Path(cfg.get("load_from") or ""), hook_configs(cfg)
+    saved, options = Path(cfg.get("load_from") or ""), [hook for _, hook in hooks(cfg)]
     if exported:
         from vitdense.mm.heads.exported import open_program
 
@@ -348,8 +348,8 @@ def _follow_outputs(cfg: Config, exported: str | None = None) -> None:
             raise ConfigError(f"{exported}: {fault}")
     elif is_checkpoint(saved):
         file = str(saved if saved.is_file() else saved / REST)
-        content = read_checkpoint(file, "cpu", any(hook.get("allow_pickle") for hook in hooks))
-        follow_checkpoint(cfg, file, classes_of(content), any(hook.get("fresh") for hook in hooks))
+        content = read_checkpoint(file, "cpu", any(hook.get("allow_pickle") for hook in options))
+        follow_checkpoint(cfg, file, classes_of(content), any(hook.get("fresh") for hook in options))
 
 
 def _augment_tests(cfg: Config) -> None:
