@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitdense.export.int8 import quantise
+from vitdense.export.program import export_program, largest_error, save_onnx
 from vitdense.files import read_text
-from vitdense.inspect.cpu import OneDnnLinear, has_onednn, is_glibc, keep_memory
-from vitdense.inspect.export import export_program, largest_error, save_onnx
-from vitdense.inspect.int8 import quantise
+from vitdense.layers.onednn import OneDnnLinear, has_onednn, is_glibc, keep_memory
 from vitdense.mm.precision import cpu_has_bfloat16
 
 Run = Callable[[Tensor], object]

@@ -21,7 +21,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.files import atomic_write, read_text
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.walk import nodes
+from vitdense.mm.config.query import nodes
 from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint
 from zoo import REPO, filled, table
 

@@ -17,7 +17,6 @@ import vitdense  # first: it makes mmcv importable without a compiler
 from attention_cost import attention_costs, plot_attention
 from benchmark import build
 from vitdense.files import atomic_write, read_text
-from vitdense.inspect import draw
 from vitdense.inspect.cost import DEVICES, ModelCost, count
 from vitdense.inspect.flops import macs, num_params
 from vitdense.mm.cli.show import sheet_rows
@@ -25,6 +24,7 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.predictor import load_model
 from vitdense.mm.train.launch import exit_on_user_error, test
 from vitdense.mm.train.work_folder import find_checkpoint
+from vitdense.results import draw
 
 REPO = Path(__file__).parents[1]
 DEMO, CAMVID = "cascade_swin_nano_shapes", "upernet_deit_t_camvid"  # models to train

@@ -330,7 +330,7 @@ def run_tool(path, args, tmp_path, monkeypatch):
     torchrun = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
     for variable, value in torchrun.items():
         monkeypatch.setenv(variable, str(value))
-    monkeypatch.setattr("vitdense.mm.config.published.find_checkpoint", str)  # a reader has the files
+    monkeypatch.setattr("vitdense.mm.config.model_index.find_checkpoint", str)  # a reader has the files
     if name in ("train", "test"):
         stand_in("replay" if "--replay" in args else name, {})
     elif name in ("predict", "export", "show"):

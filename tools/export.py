@@ -11,7 +11,7 @@ from vitdense.console import in_utf8
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.arguments import whole_number
 from vitdense.mm.config.load import add_checkpoint, add_classes, make_parser
-from vitdense.mm.config.published import trained_of
+from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.train.launch import exit_on_user_error
 
 

@@ -10,7 +10,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.console import in_utf8
 from vitdense.mm.cli.show import contact_sheet
 from vitdense.mm.config.load import add_inference_arguments, make_parser
-from vitdense.mm.config.published import trained_of
+from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.train.launch import exit_on_user_error
 
 

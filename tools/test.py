@@ -10,7 +10,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.console import in_utf8
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.load import add_checkpoint, add_run_arguments, add_tiles, make_parser
-from vitdense.mm.config.published import trained_of
+from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.precision import add_amp, add_onednn
 from vitdense.mm.train.launch import exit_on_user_error, test
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from vitdense.families import FOLDERS
 from vitdense.mm.ops.finder import install as _install_ops
-from vitdense.moved import install as _install_old_names
 
 __version__ = "0.2.0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
@@ -25,7 +24,6 @@ _LAZY = {  # name: the module that has it, imported when the name is first used
 __all__ = [*_LAZY]
 
 _install_ops()
-_install_old_names()
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.mm.config.walk import nodes
+from vitdense.mm.config.query import nodes
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector
 from vitdense.mm.heads.guard import guard_model

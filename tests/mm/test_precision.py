@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vitdense
-from vitdense.inspect.cpu import OneDnnLinear
+from vitdense.layers.onednn import OneDnnLinear
 from vitdense.mm import precision
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.errors import ConfigError

@@ -11,7 +11,7 @@ from test_contract import BACKBONES, every_but_slow, outputs_and_gradients, with
 from torch._dynamo import config as dynamo
 from torch._dynamo.backends.debugging import aot_eager
 
-from vitdense.inspect.export import largest_error
+from vitdense.export.program import largest_error
 
 # Batch, height, width. One image is another program: torch tells size 1 from others, as it does for maps of one window.
 SIZES = [(2, 160, 192), (2, 150, 210), (2, 167, 129), (2, 192, 256), (1, 129, 192)]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdense import Swin
-from vitdense.inspect.export import MIN_SIDE, _AnySize, export_program, largest_error, run_onnx, save_onnx, save_program
+from vitdense.export.program import MIN_SIDE, _AnySize, export_program, largest_error, run_onnx, save_onnx, save_program
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

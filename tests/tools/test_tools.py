@@ -20,7 +20,7 @@ from PIL import Image
 pytest.importorskip("mmdet")
 from mmengine.logging import MMLogger
 
-from vitdense.mm.config import published
+from vitdense.mm.config import model_index as published
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 
@@ -193,7 +193,7 @@ def test_test_reports_zero_ap_without_detections(tiny, trained):
 def test_the_printed_config_is_the_one_that_runs(tiny, trained, tmp_path):
     from mmengine.config import Config
 
-    from vitdense.mm.config.saved import differences, read_saved
+    from vitdense.mm.config.diff import differences, read_saved
     from vitdense.mm.train.checkpoints import read_checkpoint
 
     options = ["--work-dir", str(trained), "--log-to", "tensorboard", "--cfg-options", "train_dataloader.batch_size=1"]
@@ -253,10 +253,10 @@ def test_export_of_the_maps_of_a_detector(tiny, trained):
 
 
 def test_an_export_unlike_its_model_is_not_written(tiny, trained, monkeypatch):
+    from vitdense.export.compare import Bounds
     from vitdense.mm.cli import export
     from vitdense.mm.config.load import load_config
     from vitdense.mm.errors import ConfigError
-    from vitdense.mm.export.compare import Bounds
 
     # Below 0, for a program may have the bits of its model.
     monkeypatch.setitem(export.BOUNDS, "float32", Bounds(-1, 0, 0, 0, 0, 0, 0))

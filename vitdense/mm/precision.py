@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from mmengine.logging import print_log
 
-from vitdense.inspect.cpu import OneDnnLinear, has_onednn, keep_memory
+from vitdense.layers.onednn import OneDnnLinear, has_onednn, keep_memory
 from vitdense.mm.errors import ConfigError
 
 AMP_DTYPES = ("float16", "bfloat16")
@@ -35,7 +35,7 @@ def add_onednn(parser: argparse.ArgumentParser) -> None:
 
 
 def tune_cpu(device: str, dtype: str | None = None) -> None:
-    """Keep memory between layers where the device is a CPU, and log how it computes; see `vitdense.inspect.cpu`."""
+    """Keep memory between layers where the device is a CPU, and log how it computes; see `vitdense.layers.onednn`."""
     if torch.device(device).type != "cpu":
         return
     kept = "memory is kept between layers" if keep_memory() else "memory is not kept between layers, without glibc"

@@ -22,13 +22,11 @@ from torch import Tensor, nn
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.checkpoint.whole import trained_classes
-from vitdense.inspect import draw
-from vitdense.inspect.result import Result
 from vitdense.mm.config.classes import class_counts
+from vitdense.mm.config.diff import OF_RESULTS, log_differences
 from vitdense.mm.config.load import build_model, check_tiles, load_config
-from vitdense.mm.config.published import find_trained, is_published
-from vitdense.mm.config.saved import OF_RESULTS, log_differences
-from vitdense.mm.config.walk import (
+from vitdense.mm.config.model_index import find_trained, is_published
+from vitdense.mm.config.query import (
     class_heads,
     drop_weights,
     find_class,
@@ -42,8 +40,10 @@ from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_device, check_precision, computing
 from vitdense.mm.train.checkpoints import read_checkpoint
-from vitdense.mm.train.quiet import quiet
+from vitdense.mm.train.console import quiet
 from vitdense.mm.train.work_folder import find_checkpoint
+from vitdense.results import draw
+from vitdense.results.result import Result
 
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 _process = os.getpid()  # whose threads the pool of OpenMP has
@@ -74,9 +74,9 @@ def load(
         score_thr: Minimum score of detections, 0 to 1.
         tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None: images
             as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
-            `vitdense.inspect.tiles` for what is one object.
+            `vitdense.results.tiles` for what is one object.
         overlap: Of neighbouring tiles, as a share of their side.
-        onednn: On a CPU in float32, large linear layers by oneDNN; see `vitdense.inspect.cpu`.
+        onednn: On a CPU in float32, large linear layers by oneDNN; see `vitdense.layers.onednn`.
         classes: Names by output, for a file of another project that has none; see `load_model`.
 
     Raises:

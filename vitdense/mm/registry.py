@@ -46,7 +46,7 @@ TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms", mmdet="data.panopti
 METRICS = _child(root.METRICS, mmdet="train.metrics")
 HOOKS = _child(root.HOOKS, mmengine="train.hooks")
 VISBACKENDS = _child(root.VISBACKENDS, mmengine="train.wandb_backend")
-PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.anneal")
+PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.schedules")
 OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, mmengine="train.optim")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 

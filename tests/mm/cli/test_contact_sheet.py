@@ -9,10 +9,11 @@ from conftest import HAS_RESEARCH, needs_research
 from PIL import Image
 
 import vitdense
-from vitdense.inspect import draw, show
+from vitdense.inspect import show
 from vitdense.mm.cli.show import _attention, _marked, _stride, contact_sheet, sheet_rows
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.errors import ConfigError
+from vitdense.results import draw
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")

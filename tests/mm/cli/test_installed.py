@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.hub import get_config
 
 from vitdense.mm.config.load import find_config, load_config
-from vitdense.mm.config.walk import nodes
+from vitdense.mm.config.query import nodes
 
 pytest.importorskip("mmdet")
 

@@ -26,8 +26,8 @@ from vitdense.mm.cli import new
 from vitdense.mm.cli.estimate import Estimate, estimate
 from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config.load import find_config, load_config
-from vitdense.mm.config.published import fetched
-from vitdense.mm.config.walk import class_heads
+from vitdense.mm.config.model_index import fetched
+from vitdense.mm.config.query import class_heads
 from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")

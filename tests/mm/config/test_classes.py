@@ -10,7 +10,7 @@ from mmengine.registry import DATASETS, METRICS, init_default_scope
 from vitdense.mm.checks import check, classes
 from vitdense.mm.config.classes import follow_checkpoint
 from vitdense.mm.config.load import ConfigError, find_config, load_config
-from vitdense.mm.config.walk import class_heads, drop_weights
+from vitdense.mm.config.query import class_heads, drop_weights
 
 pytest.importorskip("mmdet")
 NAMES = ("cat", "dog", "red fox")

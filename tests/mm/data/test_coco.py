@@ -10,11 +10,11 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from vitdense.inspect.draw import distinct_colours
-from vitdense.inspect.result import Result
 from vitdense.mm.config.load import ConfigError
 from vitdense.mm.data import coco
 from vitdense.mm.data.coco import CocoPredictions, overview
+from vitdense.results.draw import distinct_colours
+from vitdense.results.result import Result
 
 CATEGORIES = [{"id": 3, "name": "a"}, {"id": 7, "name": "b"}, {"id": 40, "name": "c"}]
 NAMES = ("a", "b", "c")

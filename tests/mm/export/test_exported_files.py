@@ -13,11 +13,11 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 import onnx
 
+from vitdense.export import compare
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export import compare
 from vitdense.mm.heads.exported import open_program
 from vitdense.mm.predictor import Predictor
 from vitdense.mm.train import launch

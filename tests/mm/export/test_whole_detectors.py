@@ -10,10 +10,10 @@ from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmdet.models.task_modules.prior_generators import MlvlPointGenerator
 from torchvision.ops import box_iou
 
-from vitdense.inspect.export import export_program, save_onnx
+from vitdense.export.compare import BOUNDS, compare_objects
+from vitdense.export.program import export_program, save_onnx
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.compare import BOUNDS, compare_objects
 from vitdense.mm.export.detectors import FixedRoIExtractor, fix
 from vitdense.mm.export.select import Found, best, highest, suppress
 from vitdense.mm.export.tasks import Detector, of_model, of_program, predict

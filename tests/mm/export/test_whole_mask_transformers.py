@@ -13,7 +13,7 @@ pytest.importorskip("onnxscript")
 from mmdet.models.seg_heads import MaskFormerFusionHead
 from mmseg.structures import SegDataSample
 
-from vitdense.inspect.export import export_program, largest_error, run_onnx, save_onnx
+from vitdense.export.program import export_program, largest_error, run_onnx, save_onnx
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.data.shapes import CLASSES

@@ -12,7 +12,7 @@ import onnx
 from mmdet.structures import DetDataSample
 from PIL import Image
 
-from vitdense.inspect.export import export_program, run_onnx, save_onnx
+from vitdense.export.program import export_program, run_onnx, save_onnx
 from vitdense.layers.deformable import bilinear
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.load import build_model, load_config

@@ -5,7 +5,7 @@ import torch
 from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
-from vitdense.inspect.export import _AnySize, export_program, largest_error, run_onnx, save_onnx
+from vitdense.export.program import _AnySize, export_program, largest_error, run_onnx, save_onnx
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector, MaskTransformer

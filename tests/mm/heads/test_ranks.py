@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.mm.config.walk import drop_weights
+from vitdense.mm.config.query import drop_weights
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 # Losses that divide by the mean over the processes, or by pixels: two processes have that of one with both images.

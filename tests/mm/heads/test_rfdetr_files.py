@@ -20,7 +20,7 @@ from vitdense.checkpoint.whole import trained_classes
 from vitdense.mm import predictor
 from vitdense.mm.cli.new import main as new
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.published import find_published, list_published, trained_of
+from vitdense.mm.config.model_index import find_published, list_published, trained_of
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.predictor import Predictor
 from vitdense.models.vit.rfdetr import NO_CLASS

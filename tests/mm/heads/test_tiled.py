@@ -18,7 +18,7 @@ from mmengine.structures import InstanceData
 from pycocotools import mask as rle
 from torch import nn
 
-from vitdense.mm.config.walk import split_pipeline
+from vitdense.mm.config.query import split_pipeline
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.tiled import TiledDetector
 from vitdense.mm.train import launch

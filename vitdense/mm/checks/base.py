@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from vitdense.errors import OptionError
-from vitdense.mm.config.walk import find_class, leaf_datasets
+from vitdense.mm.config.query import find_class, leaf_datasets
 
 Finding = Exception | str  # an error, or the text of a warning
 

@@ -6,7 +6,7 @@ from mmengine.config import Config
 from mmengine.device import get_device
 
 from vitdense.mm.checks.base import Finding
-from vitdense.mm.config.walk import nodes
+from vitdense.mm.config.query import nodes
 from vitdense.mm.errors import ConfigError
 
 POOLING = ("UPerHead", "PSPHead", "ASPPHead", "DepthwiseSeparableASPPHead", "EncHead")

@@ -12,7 +12,7 @@ from mmengine.registry import PARAM_SCHEDULERS
 
 from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.load import build_model
-from vitdense.mm.config.walk import as_list, drop_weights
+from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.errors import ConfigError
 
 

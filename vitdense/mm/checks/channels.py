@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from vitdense.mm.checks.base import Finding, caught
-from vitdense.mm.config.walk import as_list
+from vitdense.mm.config.query import as_list
 from vitdense.mm.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from vitdense.mm.config.classes import (
     model_things,
     numbers_by_file,
 )
-from vitdense.mm.config.walk import class_heads, nodes
+from vitdense.mm.config.query import class_heads, nodes
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError, join_some
 

@@ -7,7 +7,7 @@ from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding, caught
 from vitdense.mm.config.classes import annotation_file
-from vitdense.mm.config.walk import as_list, leaf_datasets
+from vitdense.mm.config.query import as_list, leaf_datasets
 from vitdense.mm.errors import ConfigError
 
 

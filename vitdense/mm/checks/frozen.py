@@ -6,7 +6,7 @@ from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.backbone import trunk_of
-from vitdense.mm.config.walk import as_list
+from vitdense.mm.config.query import as_list
 
 
 def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding, caught, datasets_on_disk
-from vitdense.mm.config.walk import loads_labels
+from vitdense.mm.config.query import loads_labels
 from vitdense.mm.data.images import FILES_READ, keeps_orientation
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, decode_head, read_label_maps
 from vitdense.mm.errors import ConfigError, join_some

@@ -7,7 +7,7 @@ from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding, caught, datasets_on_disk
 from vitdense.mm.config.classes import annotation_file, reads_coco
-from vitdense.mm.config.walk import nodes
+from vitdense.mm.config.query import nodes
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
 

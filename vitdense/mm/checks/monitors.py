@@ -7,7 +7,7 @@ from mmengine.config import Config
 from mmengine.hooks import EarlyStoppingHook
 
 from vitdense.mm.checks.base import Finding
-from vitdense.mm.config.walk import as_list, hooks
+from vitdense.mm.config.query import as_list, hooks
 from vitdense.mm.errors import ConfigError
 
 COCO = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")

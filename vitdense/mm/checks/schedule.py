@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding
-from vitdense.mm.config.walk import as_list, hooks
+from vitdense.mm.config.query import as_list, hooks
 from vitdense.mm.errors import ConfigError
 
 WARM_UP = ("LinearLR", "ConstantLR")  # schedulers that begin at 0 and may end before the run

@@ -7,7 +7,7 @@ from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.load import unknown_type
-from vitdense.mm.config.walk import as_list, find_class, hooks, leaf_datasets
+from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets
 
 
 def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:

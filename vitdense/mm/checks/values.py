@@ -11,7 +11,7 @@ from typing import Any
 from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding
-from vitdense.mm.config.walk import flat
+from vitdense.mm.config.query import flat
 from vitdense.mm.errors import ConfigError
 
 

@@ -16,10 +16,10 @@ from vitdense.mm.checks.base import Finding
 from vitdense.mm.checks.label_maps import check_label_maps, check_sizes
 from vitdense.mm.checks.schedule import warm_up_warnings
 from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic, reads_coco
-from vitdense.mm.config.dense import as_options, raised_limits
+from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.load import config_of, make_parser
 from vitdense.mm.config.passes import TRAINING, Asked, run_passes
-from vitdense.mm.config.walk import find_class, leaf_datasets, loads_labels
+from vitdense.mm.config.query import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
 from vitdense.mm.data.images import (
     FILES_READ,

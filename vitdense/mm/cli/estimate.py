@@ -16,7 +16,7 @@ from mmengine.runner import Runner
 
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.config.passes import in_process
-from vitdense.mm.config.walk import drop_weights
+from vitdense.mm.config.query import drop_weights
 
 WARM_UP, MEASURED = 1, 2  # iterations
 

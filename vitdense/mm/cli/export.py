@@ -11,11 +11,11 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 from torch import Tensor
 
+from vitdense.export.compare import BOUNDS, can_compare
+from vitdense.export.program import export_program, save_onnx, save_program
 from vitdense.files import atomic_write, check_writable
-from vitdense.inspect.export import export_program, save_onnx, save_program
-from vitdense.mm.config.walk import leaf_datasets
+from vitdense.mm.config.query import leaf_datasets
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.compare import BOUNDS, can_compare
 from vitdense.mm.export.description import describe
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.samples import of_noise, of_photo, paths_of
@@ -50,11 +50,11 @@ def export(
         path: File to write.
         to: One of `FORMATS`.
         static: Image (h, w) in pixels, for one image of this size; all sizes and batches when None.
-        precision: ``float32``; ``float16``, of weights and maps; or ``int8``, see `vitdense.inspect.int8`.
+        precision: ``float32``; ``float16``, of weights and maps; or ``int8``, see `vitdense.export.int8`.
         maps: Of a detector of boxes, its maps instead of its objects.
         images: Photos to compare a detector's objects on, or any program in int8 or of photos; the first of the
             config's test data when empty.
-        preprocessing: The program takes photos; see `vitdense.inspect.photos.of_photos`.
+        preprocessing: The program takes photos; see `vitdense.export.preprocessing.of_photos`.
         calibration: Photos for int8; some of the config's training data when empty.
         unchecked: Write it also where the model finds nothing to compare at.
         classes: See `vitdense.mm.predictor.load_model`.
@@ -113,7 +113,7 @@ def export(
                 logging.getLogger(name).setLevel(logging.ERROR)
             save_onnx(program, scratch, outputs, metadata)
             if int8:
-                from vitdense.inspect.int8 import quantise
+                from vitdense.export.int8 import quantise
 
                 _say("calibrating int8")
                 files = paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
@@ -124,7 +124,7 @@ def export(
             if preprocessing:
                 import onnx
 
-                from vitdense.inspect.photos import of_photos
+                from vitdense.export.preprocessing import of_photos
 
                 onnx.save(of_photos(onnx.load(scratch), about), scratch)
         else:

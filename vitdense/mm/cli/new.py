@@ -25,12 +25,12 @@ from vitdense.mm.cli.estimate import estimate
 from vitdense.mm.config.arguments import Parser, whole_number
 from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.classes import follows
-from vitdense.mm.config.code import Name, check_new_file, code, docstring
-from vitdense.mm.config.dense import as_options, raised_limits
+from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.load import CONFIGS, find_config, load_config
-from vitdense.mm.config.published import fetched, find_published
+from vitdense.mm.config.model_index import fetched, find_published
+from vitdense.mm.config.print import Name, check_new_file, code, docstring
+from vitdense.mm.config.query import class_heads
 from vitdense.mm.config.settings import image_size
-from vitdense.mm.config.walk import class_heads
 from vitdense.mm.data.annotations import examine, read_annotations
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file

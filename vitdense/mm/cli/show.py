@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitdense.files import atomic_write
-from vitdense.inspect import draw, show
-from vitdense.mm.config.walk import leaf_datasets, loads_labels
+from vitdense.inspect import show
+from vitdense.mm.config.query import leaf_datasets, loads_labels
 from vitdense.mm.data.images import read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.predictor import load_model, reader_of
 from vitdense.models.vit.model import default_out_indices
+from vitdense.results import draw
 
 HEADS_SHOWN = 6  # of a layer
 FIELD_CELL, BIAS_CELL = 8, 16  # pixels a side

@@ -15,9 +15,9 @@ from mmengine.structures import BaseDataElement
 from vitdense.files import atomic_write, read_text
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.backbone import model_changes
-from vitdense.mm.config.code import check_new_file, code
 from vitdense.mm.config.load import build_model, find_config, load_config
-from vitdense.mm.config.walk import as_list, drop_weights
+from vitdense.mm.config.print import check_new_file, code
+from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.launch import exit_on_user_error
 

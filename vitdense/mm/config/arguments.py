@@ -5,7 +5,7 @@ import ast
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
-from vitdense.mm.config.walk import flat
+from vitdense.mm.config.query import flat
 
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
 WORDS = {"true": True, "false": False}  # as mmengine reads them; True, False and None are Python's

@@ -9,7 +9,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
 from vitdense.families import arguments, backbone_class
-from vitdense.mm.config.walk import as_list, find_class
+from vitdense.mm.config.query import as_list, find_class
 from vitdense.mm.errors import ConfigError
 from vitdense.models.base import Backbone
 from vitdense.models.rows import Model

@@ -10,7 +10,7 @@ from mmengine.logging import print_log
 from mmengine.registry import DATASETS, METRICS, MODELS
 
 from vitdense.families import arguments
-from vitdense.mm.config.walk import as_list, class_heads, find_class, leaf_datasets, nodes
+from vitdense.mm.config.query import as_list, class_heads, find_class, leaf_datasets, nodes
 from vitdense.mm.data.classes import colours, difference
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError

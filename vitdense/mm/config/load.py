@@ -23,10 +23,10 @@ from torch import nn
 import vitdense.mm.registry
 from vitdense.files import describe_missing, read_text
 from vitdense.mm.config.arguments import CfgOptions, Parser, whole_number
-from vitdense.mm.config.code import ReadableConfig
 from vitdense.mm.config.options import REGISTRIES
 from vitdense.mm.config.passes import Asked, Change, completed
-from vitdense.mm.config.walk import as_list, flat, nodes
+from vitdense.mm.config.print import ReadableConfig
+from vitdense.mm.config.query import as_list, flat, nodes
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.processes import find_launcher

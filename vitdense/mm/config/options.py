@@ -11,8 +11,8 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from vitdense.families import arguments
+from vitdense.mm.config.query import find_class
 from vitdense.mm.config.settings import LENGTHS, SETTINGS
-from vitdense.mm.config.walk import find_class
 from vitdense.mm.errors import ConfigError
 
 # What mmengine's runner and this package read at the top level of a config. Anything else is a variable.

@@ -18,7 +18,7 @@ from mmengine.logging import print_log
 from vitdense.mm.config import settings
 from vitdense.mm.config.classes import BY_NAME, follow_classes
 from vitdense.mm.config.options import is_setting, merge_options, resolve_options
-from vitdense.mm.config.walk import flat, hooks
+from vitdense.mm.config.query import flat, hooks
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision
 from vitdense.mm.train.work_folder import WorkFolder

@@ -14,7 +14,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import HOOKS
 
-from vitdense.mm.config.walk import as_list, find_class, hooks, nodes
+from vitdense.mm.config.query import as_list, find_class, hooks, nodes
 from vitdense.mm.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")

@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from vitdense.inspect.draw import distinct_colours
 from vitdense.mm.errors import join_some
+from vitdense.results.draw import distinct_colours
 
 
 def category_ids(classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:

@@ -13,8 +13,8 @@ from mmengine.logging import print_log
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from vitdense.files import atomic_write, read_text
-from vitdense.inspect.result import Result
 from vitdense.mm.errors import ConfigError, join_some
+from vitdense.results.result import Result
 
 # An annotation, and one whose mask is not empty.
 BOX, MASK = r'"bbox"\s*:', r'"segmentation"\s*:(?!\s*(?:null|\[\s*\]))'

@@ -13,8 +13,8 @@ from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
+from vitdense.export.compare import Bounds, compare_classes, compare_maps, compare_objects
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.compare import Bounds, compare_classes, compare_maps, compare_objects
 from vitdense.mm.export.detectors import finder, pad, pad_as
 from vitdense.mm.export.samples import Sample
 from vitdense.runtime import Output, objects

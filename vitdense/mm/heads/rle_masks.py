@@ -18,7 +18,7 @@ from mmengine.registry import HOOKS, METRICS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
-from vitdense.mm.config.walk import as_list, find_class, hooks, nodes
+from vitdense.mm.config.query import as_list, find_class, hooks, nodes
 from vitdense.mm.registry import MODELS
 
 AFTER_PREDICTION = ("after_val_iter", "after_test_iter", "_after_iter")  # what mmengine calls with them

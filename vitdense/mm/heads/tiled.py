@@ -13,17 +13,17 @@ from mmengine.structures import InstanceData
 from torch import nn
 
 from vitdense.errors import OptionError
-from vitdense.inspect.tiles import Found, cut, merge, place
 from vitdense.mm.data.images import run_steps
 from vitdense.mm.heads.rle_masks import Codes
 from vitdense.mm.registry import MODELS
+from vitdense.results.tiles import Found, cut, merge, place
 
 BATCH = 4  # tiles
 
 
 @MODELS.register_module()
 class TiledDetector(BaseTTAModel):
-    """A detector that predicts in tiles of an image, and merges what they have; see `vitdense.inspect.tiles`.
+    """A detector that predicts in tiles of an image, and merges what they have; see `vitdense.results.tiles`.
 
     Args:
         module: The detector or its config.
@@ -32,7 +32,7 @@ class TiledDetector(BaseTTAModel):
         pipeline: Steps that every tile goes through, as an image of its own; see `split_pipeline`.
 
     Raises:
-        OptionError: See `vitdense.inspect.tiles.cut`; or the model is panoptic.
+        OptionError: See `vitdense.results.tiles.cut`; or the model is panoptic.
     """
 
     def __init__(self, module: dict | nn.Module, side: int, overlap: float, pipeline: Sequence[dict]) -> None:

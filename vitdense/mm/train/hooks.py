@@ -21,15 +21,15 @@ from vitdense.checkpoint.detect import OMITTED
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole, load_pretrained
 from vitdense.files import atomic_write
-from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, log_differences
-from vitdense.mm.config.walk import as_list
+from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, log_differences
+from vitdense.mm.config.query import as_list
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.registry import HOOKS
-from vitdense.mm.train.anneal import MaskAnnealingHook  # noqa: F401  registers it
 from vitdense.mm.train.checkpoints import install_loader
 from vitdense.mm.train.curves import draw_curves, read_scalars
+from vitdense.mm.train.schedules import MaskAnnealingHook  # noqa: F401  registers it
 from vitdense.mm.train.work_folder import WorkFolder
 from vitdense.models.base import Backbone
 

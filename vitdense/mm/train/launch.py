@@ -30,7 +30,7 @@ from vitdense.mm.checks import check
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
 from vitdense.mm.config.load import check_tiles, config_files, own_modules
 from vitdense.mm.config.passes import TRAINING, Asked, load_everything, run_passes
-from vitdense.mm.config.walk import drop_weights, hooks, leaf_datasets, split_pipeline
+from vitdense.mm.config.query import drop_weights, hooks, leaf_datasets, split_pipeline
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
@@ -38,6 +38,7 @@ from vitdense.mm.precision import check_precision, computing, tune_cpu
 from vitdense.mm.train.batch_size import set_batch_size
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import REST, install_loader, is_checkpoint, read_checkpoint
+from vitdense.mm.train.console import quiet
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import (
     StopSignal,
@@ -47,7 +48,6 @@ from vitdense.mm.train.processes import (
     start_on_cpu,
     stop_at_once,
 )
-from vitdense.mm.train.quiet import quiet
 from vitdense.mm.train.runner import Runner, StepError
 from vitdense.mm.train.work_folder import WorkFolder, check_saves, find_checkpoint, named_files
 

@@ -11,7 +11,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop
 from torch.utils.data import BatchSampler
 
-from vitdense.mm.config.saved import read_saved
+from vitdense.mm.config.diff import read_saved
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.errors import ConfigError
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write, check_writable, describe_missing, remove
-from vitdense.mm.config.walk import flat
+from vitdense.mm.config.query import flat
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.checkpoints import REST, SCRATCH, is_checkpoint, read_checkpoint
 from vitdense.models.table import find_model, near_names

@@ -8,7 +8,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.mm.config.walk import leaf_datasets
+from vitdense.mm.config.query import leaf_datasets
 
 ABSENT = "absent"
 SHOWN = 12  # differences in a message

@@ -14,8 +14,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import vitdense
-from vitdense.inspect import cpu
-from vitdense.inspect.cpu import OneDnnLinear
+from vitdense.layers import onednn as cpu
+from vitdense.layers.onednn import OneDnnLinear
 
 ONEDNN = "mkldnn::_linear_pointwise"
 pytestmark = pytest.mark.skipif(not cpu.has_onednn(), reason="needs torch with MKL and oneDNN")
@@ -122,7 +122,7 @@ def test_memory_is_kept_until_it_is_given_back():
     """Pages that the system fills for a tensor which comes after a larger one, in a process of its own."""
     code = """
 import resource, torch
-from vitdense.inspect.cpu import keep_memory
+from vitdense.layers.onednn import keep_memory
 def faults():
     torch.ones(3 * 2**23)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

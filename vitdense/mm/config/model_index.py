@@ -18,7 +18,7 @@ from mmengine.logging import print_log
 
 from vitdense.files import describe_missing, read_text
 from vitdense.mm.config.load import CONFIGS, config_of, find_config
-from vitdense.mm.config.walk import as_list, flat
+from vitdense.mm.config.query import as_list, flat
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.work_folder import find_checkpoint
 

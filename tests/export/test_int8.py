@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitdense.inspect.export import export_program, run_onnx, save_onnx
-from vitdense.inspect.int8 import quantise
+from vitdense.export.int8 import quantise
+from vitdense.export.program import export_program, run_onnx, save_onnx
 
 
 class WithConstant(nn.Module):

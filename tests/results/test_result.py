@@ -9,8 +9,8 @@ from PIL import Image
 from pycocotools import mask as rle
 
 from vitdense.errors import OptionError
-from vitdense.inspect import draw
-from vitdense.inspect.result import Result, write_picture
+from vitdense.results import draw
+from vitdense.results.result import Result, write_picture
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
 NAMES = ["cat", "dog", "bird"]

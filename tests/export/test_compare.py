@@ -10,8 +10,8 @@ from mmengine.config import ConfigDict
 from PIL import Image
 
 pytest.importorskip("mmdet")
+from vitdense.export.compare import BOUNDS, can_compare, compare_classes, compare_maps, compare_objects
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.compare import BOUNDS, can_compare, compare_classes, compare_maps, compare_objects
 from vitdense.mm.export.description import describe
 from vitdense.mm.export.samples import of_noise, of_photo, paths_of
 from vitdense.mm.predictor import Predictor

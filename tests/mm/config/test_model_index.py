@@ -5,10 +5,10 @@ import torch
 
 import vitdense
 from vitdense.mm import predictor
-from vitdense.mm.config import published
+from vitdense.mm.config import model_index as published
 from vitdense.mm.config.load import build_model, find_config, load_config
-from vitdense.mm.config.published import find_published, list_published
-from vitdense.mm.config.walk import drop_weights
+from vitdense.mm.config.model_index import find_published, list_published
+from vitdense.mm.config.query import drop_weights
 from vitdense.mm.errors import ConfigError
 
 pytest.importorskip("mmdet")

@@ -5,7 +5,7 @@ import pytest
 from pycocotools import mask as rle
 
 from vitdense.errors import OptionError
-from vitdense.inspect.tiles import Found, _Comparison, cut, merge, place
+from vitdense.results.tiles import Found, _Comparison, cut, merge, place
 
 SIZE, SIDE, OVERLAP = (120, 230), 100, 0.2
 

@@ -1,6 +1,6 @@
 import pytest
 
-from vitdense.mm.config.dense import raised_limits
+from vitdense.mm.config.limits import raised_limits
 from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")

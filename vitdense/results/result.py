@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
-from vitdense.inspect import draw
+from vitdense.results import draw
 
 if TYPE_CHECKING:
     import supervision

@@ -11,7 +11,7 @@ pytest.importorskip("mmdet")
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.mask_transformer.parts import mask_probability, pairs_that_attend
-from vitdense.mm.train.anneal import MaskAnnealingHook, TwoWarmupsLR, two_warmups
+from vitdense.mm.train.schedules import MaskAnnealingHook, TwoWarmupsLR, two_warmups
 from vitdense.models.vit.tokens import JointViT
 
 

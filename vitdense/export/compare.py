@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from vitdense.inspect.export import largest_error
+from vitdense.export.program import largest_error
 from vitdense.runtime import Output
 
 

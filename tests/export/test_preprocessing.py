@@ -37,7 +37,7 @@ def program(nodes, outputs, about, dtype=onnx.TensorProto.FLOAT):
 
 def both(model, about, tmp_path):
     """The program of images and that of photos."""
-    from vitdense.inspect.photos import of_photos
+    from vitdense.export.preprocessing import of_photos
 
     onnx.save(model, tmp_path / "images.onnx")
     onnx.save(of_photos(model, about), tmp_path / "photos.onnx")
@@ -70,7 +70,7 @@ def test_a_segmentor_of_photos_gives_their_classes(rule, more, tmp_path):
 @pytest.mark.parametrize("engine", [name for name in ENGINES if find_spec(name)])
 def test_pixels_are_opencvs_to_the_bit(engine, tmp_path):
     """In OpenVINO, which has no float64, as good as all."""
-    from vitdense.inspect.photos import of_photos
+    from vitdense.export.preprocessing import of_photos
 
     rng = np.random.default_rng(0)
     for h, w, height, width in (
@@ -131,7 +131,7 @@ def test_boxes_are_in_pixels_of_the_photo(dtype, tmp_path):
 
 
 def test_sizes_are_those_of_the_runtime_and_other_outputs_stay():
-    from vitdense.inspect.photos import of_photos
+    from vitdense.export.preprocessing import of_photos
 
     rule = {"scale": [133, 80], "keep_ratio": True}
     about = ABOUT | {"resize": rule}

@@ -3,8 +3,8 @@
 import pytest
 from mmengine.config import Config
 
+from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, SHOWN, differences, read_saved
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.saved import OF_RESULTS, OF_TRAINING, SHOWN, differences, read_saved
 
 
 def saved(cfg):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
-from vitdense.inspect.draw import (
+from vitdense.results.draw import (
     DIMMED,
     PAPER,
     cells,
