@@ -1,4 +1,4 @@
-"""Counted costs of models as tables: see `vitdense.inspect.cost`."""
+"""Counted costs of models as tables: see `cost.py`."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitdense.inspect.cost import Cost, Device, ModelCost, count, count_pass, live_bytes
+from cost import Cost, Device, ModelCost, count, count_pass, live_bytes
 from vitdense.layers.layout import empty_cache
 
 FORWARD, TRAIN = "forward", "forward+backward"

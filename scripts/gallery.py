@@ -16,8 +16,8 @@ from PIL import Image
 import vitdense  # first: it makes mmcv importable without a compiler
 from attention_cost import attention_costs, plot_attention
 from benchmark import build
+from cost import DEVICES, ModelCost, count
 from vitdense.files import atomic_write, read_text
-from vitdense.inspect.cost import DEVICES, ModelCost, count
 from vitdense.inspect.flops import macs, num_params
 from vitdense.mm.cli.show import sheet_rows
 from vitdense.mm.config.load import load_config

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.inspect.cost import count_pass
+from cost import count_pass
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.config.query import drop_weights
 from vitdense.models.base import Backbone

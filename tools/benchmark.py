@@ -35,6 +35,7 @@ if not SCRIPTS.is_dir():
     sys.exit(f"error: the models of other projects are built by {SCRIPTS}, which a clone of vitdense has; run it there")
 sys.path.append(str(SCRIPTS))
 
+from cost import DEVICES
 from counting import as_json, count_draw_rows, count_rows, draw_as_json, draw_table, table, top_table
 from deploy import cpu_name, speeds, time_forms
 from deploy import table as deploy_table
@@ -43,7 +44,6 @@ from timing import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.hub import create
-from vitdense.inspect.cost import DEVICES
 from vitdense.mm.precision import check_device
 
 # ViTDet-B as in configs/cascade_vit_b_coco.py: the table of models has its weights under another name.

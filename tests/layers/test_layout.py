@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import vitdense
+from cost import CostCounter
 from vitdense import MViT, Swin, SwinV2, ViT
-from vitdense.inspect.cost import CostCounter
 from vitdense.layers import layout
 from vitdense.layers.layout import MASK_VALUE, ShiftedWindows, window_layout
 

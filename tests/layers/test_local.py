@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from conftest import relative_error
 from torch.utils.flop_counter import FlopCounterMode
 
+from cost import CostCounter
 from timing import alternate, median_ratio, peak_memory
-from vitdense.inspect.cost import CostCounter
 from vitdense.inspect.flops import macs
 from vitdense.layers import layout, local
 from vitdense.layers.local import BORDERS, POSITIONS, LocalAttention, num_offsets

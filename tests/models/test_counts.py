@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmark import build
+from cost import FILLS, FREE, Cost, count
 from vitdense import ViTAdapter
 from vitdense.hub import create
-from vitdense.inspect.cost import FILLS, FREE, Cost, count
 
 SIZES = [(64, 96), (97, 61)]  # the second pads
 MODELS = {

@@ -12,8 +12,8 @@ from test_contract import BACKBONES, one_per_family
 from test_vit_adapter import adapter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cost import CostCounter
 from vitdense import MViT, Swin, SwinV2
-from vitdense.inspect.cost import CostCounter
 from vitdense.layers import blocks
 from vitdense.models.mvit.model import MViTBlock
 from vitdense.models.swin.model import SwinBlock

@@ -6,9 +6,9 @@ from conftest import relative_error
 from torch import nn
 from torch.nn import functional as F
 
+from cost import CostCounter
 from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.cost import CostCounter
 from vitdense.inspect.flops import macs, num_params
 from vitdense.layers.layout import window_layout
 from vitdense.models.vit.model import BlockSpec, ViTBlock, default_out_indices, plan

@@ -11,7 +11,7 @@ from conftest import REPO, needs_research
 
 import benchmark
 import counting
-from vitdense.inspect.cost import DEVICES, Cost, Device
+from cost import DEVICES, Cost, Device
 from vitdense.models.table import find_model
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]

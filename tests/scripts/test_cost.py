@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from vitdense.inspect.cost import DEVICES, Cost, CostCounter, Device, count, count_pass, live_bytes
+from cost import DEVICES, Cost, CostCounter, Device, count, count_pass, live_bytes
 from vitdense.layers.layout import cached_by_size, empty_cache
 
 
