@@ -11,7 +11,7 @@ from vitdense.checkpoint.read import read
 from vitdense.console import in_utf8
 from vitdense.files import check_writable
 from vitdense.mm.train.checkpoints import read_checkpoint
-from vitdense.mm.train.launch import exit_on_user_error
+from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.work_folder import find_checkpoint
 from vitdense.models.table import row_of
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.mm.cli.export import FORMATS, export
-from vitdense.mm.config.arguments import whole_number
-from vitdense.mm.config.load import add_checkpoint, add_classes, make_parser
+from vitdense.mm.config.arguments import add_checkpoint, add_classes, make_parser, whole_number
 from vitdense.mm.config.model_index import trained_of
-from vitdense.mm.train.launch import exit_on_user_error
+from vitdense.mm.train.console import exit_on_user_error
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ import torch
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.inspect.flops import Row, count, table
-from vitdense.mm.config.arguments import whole_number
-from vitdense.mm.config.load import build_model, config_of, make_parser
-from vitdense.mm.train.launch import exit_on_user_error
+from vitdense.mm.config.arguments import make_parser, whole_number
+from vitdense.mm.config.load import build_model, config_of
+from vitdense.mm.train.console import exit_on_user_error
 
 
 def as_json(rows: list[Row]) -> dict[str, float]:

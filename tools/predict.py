@@ -13,10 +13,10 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.load import add_inference_arguments, add_tiles, make_parser
+from vitdense.mm.config.arguments import add_inference_arguments, add_tiles, make_parser
 from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.precision import add_amp, add_onednn, check_precision, tune_cpu
-from vitdense.mm.train.launch import exit_on_user_error
+from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.processes import start_processes
 
 

@@ -9,10 +9,11 @@ from mmengine.dist import is_main_process
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.files import atomic_write, check_writable
-from vitdense.mm.config.load import add_checkpoint, add_run_arguments, add_tiles, make_parser
+from vitdense.mm.config.arguments import add_checkpoint, add_run_arguments, add_tiles, make_parser
 from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.precision import add_amp, add_onednn
-from vitdense.mm.train.launch import exit_on_user_error, test
+from vitdense.mm.train.console import exit_on_user_error
+from vitdense.mm.train.launch import test
 
 
 def main() -> None:

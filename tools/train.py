@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.config.arguments import whole_number
-from vitdense.mm.config.load import add_run_arguments, config_of, make_parser
+from vitdense.mm.config.arguments import add_run_arguments, make_parser, whole_number
+from vitdense.mm.config.load import config_of
 from vitdense.mm.config.settings import LOGGERS
 from vitdense.mm.precision import add_amp
-from vitdense.mm.train.launch import exit_on_user_error, prepare_training, replay, train
+from vitdense.mm.train.console import exit_on_user_error
+from vitdense.mm.train.launch import prepare_training, replay, train
 
 
 class Shortcut(NamedTuple):

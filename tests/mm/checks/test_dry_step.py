@@ -8,7 +8,7 @@ import torch
 
 from vitdense.mm.checks import dry_step, findings, frozen
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.mm.config.passes import in_process
+from vitdense.mm.config.loaders import in_process
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
 from vitdense.mm.train.runner import Runner

@@ -28,7 +28,7 @@ from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.config.model_index import fetched
 from vitdense.mm.config.query import class_heads
-from vitdense.mm.train import launch
+from vitdense.mm.train import console
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -216,7 +216,7 @@ def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monk
     ruff = Path(sys.executable).with_name("ruff")
     boxes(names=[f"a long name of class {i}" for i in range(9)])
     monkeypatch.setattr(new, "CONFIGS", Path.cwd() / "configs")
-    monkeypatch.setattr(launch, "TOOLS", Path.cwd() / "tools")
+    monkeypatch.setattr(console, "TOOLS", Path.cwd() / "tools")
     shutil.copytree(repo / "configs", "configs")
     assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "configs/mine.py") == 0
     text = Path("configs/mine.py").read_text()

@@ -105,7 +105,7 @@ def test_options_of_the_tools_that_contradict_each_other_are_refused(repo, monke
 
 
 def test_cfg_options_given_twice_add_up(repo):
-    from vitdense.mm.config.load import make_parser
+    from vitdense.mm.config.arguments import make_parser
 
     args = make_parser("").parse_args(["x", "--cfg-options", "a=1", "--cfg-options", "b=2"])
     assert args.cfg_options == {"a": 1, "b": 2}

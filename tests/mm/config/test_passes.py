@@ -5,8 +5,10 @@ import fnmatch
 import pytest
 
 from vitdense.__main__ import main
+from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.load import CONFIGS, ConfigError, load_config
-from vitdense.mm.config.passes import LOADING, TRAINING, Asked, in_process, run_passes
+from vitdense.mm.config.loaders import in_process
+from vitdense.mm.config.passes import LOADING, TRAINING
 
 pytest.importorskip("mmdet")
 

@@ -5,8 +5,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from vitdense.mm.checks import schedule
+from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.load import ConfigError, load_config
-from vitdense.mm.config.passes import LOADING, Asked, run_passes
+from vitdense.mm.config.passes import LOADING
 
 pytest.importorskip("mmdet")
 

@@ -23,6 +23,7 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
 from vitdense.mm.train.checkpoints import AtomicLocalBackend, read_checkpoint
+from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.curves import read_scalars
 from vitdense.mm.train.hooks import check_whole
 from vitdense.mm.train.processes import StopSignal
@@ -324,7 +325,7 @@ def test_without_the_average_a_run_goes_on_from_what_was_averaged(make):
 
 def test_a_signal_is_the_exit_status(make, monkeypatch, capsys):
     monkeypatch.setattr(At, "action", lambda runner: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit) as end, launch.exit_on_user_error():
+    with pytest.raises(SystemExit) as end, exit_on_user_error():
         launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=2)]))
     assert end.value.code == 128 + signal.SIGTERM
     assert capsys.readouterr().err.splitlines()[-1].startswith("stopped by SIGTERM after iteration 2")

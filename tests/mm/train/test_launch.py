@@ -11,7 +11,7 @@ from vitdense import Swin
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm.config.load import ConfigError, build_model, load_config
 from vitdense.mm.train import launch, processes
-from vitdense.mm.train.launch import exit_on_user_error
+from vitdense.mm.train.console import exit_on_user_error
 
 
 def error_output(function, capsys):

@@ -34,7 +34,7 @@ from vitdense.errors import OptionError
 from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.config.load import build_model
-from vitdense.mm.config.passes import in_process
+from vitdense.mm.config.loaders import in_process
 from vitdense.mm.config.query import as_list, drop_weights, find_class, leaf_datasets
 from vitdense.mm.config.settings import image_size, set_image_size
 from vitdense.mm.data.images import by

@@ -15,10 +15,12 @@ from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.base import Finding
 from vitdense.mm.checks.label_maps import check_label_maps, check_sizes
 from vitdense.mm.checks.schedule import warm_up_warnings
+from vitdense.mm.config.arguments import make_parser
+from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
-from vitdense.mm.config.load import config_of, make_parser
-from vitdense.mm.config.passes import TRAINING, Asked, run_passes
+from vitdense.mm.config.load import config_of
+from vitdense.mm.config.passes import TRAINING
 from vitdense.mm.config.query import find_class, leaf_datasets, loads_labels
 from vitdense.mm.data.annotations import count_used, examine, read_annotations
 from vitdense.mm.data.images import (
@@ -35,7 +37,7 @@ from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, 
 from vitdense.mm.data.panoptic_files import examine_panoptic, read_panoptic
 from vitdense.mm.data.pictures import draw_batch
 from vitdense.mm.errors import join_some
-from vitdense.mm.train.launch import USER_ERRORS, exit_on_user_error, explain
+from vitdense.mm.train.console import USER_ERRORS, exit_on_user_error, explain
 
 CLASSES_SHOWN = 40
 BAR = 40  # characters

@@ -15,7 +15,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.runner import Runner
 
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.mm.config.passes import in_process
+from vitdense.mm.config.loaders import in_process
 from vitdense.mm.config.query import drop_weights
 
 WARM_UP, MEASURED = 1, 2  # iterations

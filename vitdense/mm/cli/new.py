@@ -37,7 +37,7 @@ from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
 from vitdense.mm.data.panoptic_files import read_panoptic
 from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.launch import command_line, exit_on_user_error, result_commands
+from vitdense.mm.train.console import command_line, exit_on_user_error, result_commands
 
 DETECTORS = {  # (method, boxes only) -> config
     ("cascade", False): "cascade_swin_t_coco.py",

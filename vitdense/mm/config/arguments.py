@@ -2,9 +2,13 @@
 
 import argparse
 import ast
+import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
+import torch
+
+from vitdense.files import read_text
 from vitdense.mm.config.query import flat
 
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
@@ -171,3 +175,76 @@ def _from_node(node: ast.expr, text: str) -> Any:
     except ValueError:  # a word
         return _word(ast.get_source_segment(text, node))
     return value if value is None or isinstance(value, (bool, int, float, str)) else ast.get_source_segment(text, node)
+
+
+def make_parser(description: str) -> Parser:
+    """A parser with the arguments of all tools, named as in mmdet and mmseg: the config and its overrides."""
+    parser = Parser(description=description)
+    parser.add_argument("config", help="config file")
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=CfgOptions,
+        default={},
+        metavar="KEY=VALUE",
+        help="override the config, e.g. data_root=/data/coco train_dataloader.batch_size=4 key='[a,b]'; a hook: "
+        "default_hooks.ema.type=EMAHook",
+    )
+    return parser
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of training and test: the output folder and the launcher."""
+    parser.add_argument("--work-dir", help="output folder; default work_dirs/<name of the config>")
+    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
+    # `python -m torch.distributed.launch` passes it; mmengine reads the environment variable.
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoint, which a work folder or a published model in the place of the config makes unnecessary."""
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="checkpoint file, or work folder (its latest checkpoint); none after a work folder, or the name of a "
+        "published model, as CONFIG",
+    )
+
+
+def add_classes(parser: argparse.ArgumentParser) -> None:
+    """Add the names of the outputs of a checkpoint that has none."""
+    parser.add_argument(
+        "--classes",
+        type=_names,
+        metavar="A,B,C",
+        help="names by output, for a checkpoint of another project that has none: a,b,c (of an output of no class it "
+        "is empty), or a file with a name per line",
+    )
+
+
+def _names(given: str) -> list[str]:
+    names = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
+    return [name.strip() for name in names]
+
+
+def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of tools that run a trained model on images: the checkpoint, its classes and the device."""
+    add_checkpoint(parser)
+    add_classes(parser)
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda or cuda:N; default: cuda where there is one",
+    )
+
+
+def add_tiles(parser: Parser) -> None:
+    """Add the arguments of detection in tiles."""
+    parser.add_argument(
+        "--tiles",
+        type=whole_number,
+        metavar="SIDE",
+        help="detectors: predict in tiles of this side in pixels of the image, and merge",
+    )
+    parser.add_argument("--overlap", type=float, default=0.2, help="of tiles, as a share of their side; default 0.2")
+    parser.need("--overlap", "--tiles")

@@ -3,7 +3,6 @@
 import argparse
 import ast
 import difflib
-import os
 import re
 import sys
 import traceback
@@ -14,17 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, Registry, init_default_scope
 from torch import nn
 
 import vitdense.mm.registry
-from vitdense.files import describe_missing, read_text
-from vitdense.mm.config.arguments import CfgOptions, Parser, whole_number
+from vitdense.files import describe_missing
+from vitdense.mm.config.base import Asked, Change
 from vitdense.mm.config.options import REGISTRIES
-from vitdense.mm.config.passes import Asked, Change, completed
+from vitdense.mm.config.passes import completed
 from vitdense.mm.config.print import ReadableConfig
 from vitdense.mm.config.query import as_list, flat, nodes
 from vitdense.mm.errors import ConfigError
@@ -246,79 +244,6 @@ def _type_names(cfg: Config, roots: Sequence[Registry]) -> Iterator[str]:
         with root.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as scoped:
             yield from {**root.module_dict, **scoped.module_dict}
         yield from (f"{scope}.{name}" for scope, child in root.children.items() for name in child.module_dict)
-
-
-def make_parser(description: str) -> Parser:
-    """A parser with the arguments of all tools, named as in mmdet and mmseg: the config and its overrides."""
-    parser = Parser(description=description)
-    parser.add_argument("config", help="config file")
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=CfgOptions,
-        default={},
-        metavar="KEY=VALUE",
-        help="override the config, e.g. data_root=/data/coco train_dataloader.batch_size=4 key='[a,b]'; a hook: "
-        "default_hooks.ema.type=EMAHook",
-    )
-    return parser
-
-
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of training and test: the output folder and the launcher."""
-    parser.add_argument("--work-dir", help="output folder; default work_dirs/<name of the config>")
-    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
-    # `python -m torch.distributed.launch` passes it; mmengine reads the environment variable.
-    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
-
-
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint, which a work folder or a published model in the place of the config makes unnecessary."""
-    parser.add_argument(
-        "checkpoint",
-        nargs="?",
-        help="checkpoint file, or work folder (its latest checkpoint); none after a work folder, or the name of a "
-        "published model, as CONFIG",
-    )
-
-
-def add_classes(parser: argparse.ArgumentParser) -> None:
-    """Add the names of the outputs of a checkpoint that has none."""
-    parser.add_argument(
-        "--classes",
-        type=_names,
-        metavar="A,B,C",
-        help="names by output, for a checkpoint of another project that has none: a,b,c (of an output of no class it "
-        "is empty), or a file with a name per line",
-    )
-
-
-def _names(given: str) -> list[str]:
-    names = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
-    return [name.strip() for name in names]
-
-
-def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of tools that run a trained model on images: the checkpoint, its classes and the device."""
-    add_checkpoint(parser)
-    add_classes(parser)
-    parser.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda or cuda:N; default: cuda where there is one",
-    )
-
-
-def add_tiles(parser: Parser) -> None:
-    """Add the arguments of detection in tiles."""
-    parser.add_argument(
-        "--tiles",
-        type=whole_number,
-        metavar="SIDE",
-        help="detectors: predict in tiles of this side in pixels of the image, and merge",
-    )
-    parser.add_argument("--overlap", type=float, default=0.2, help="of tiles, as a share of their side; default 0.2")
-    parser.need("--overlap", "--tiles")
 
 
 def check_tiles(cfg: Config) -> None:

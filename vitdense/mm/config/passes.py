@@ -6,17 +6,17 @@ setting. Later passes complete what they leave open; one that would change what 
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import print_log
 
 from vitdense.mm.config import settings
-from vitdense.mm.config.classes import BY_NAME, follow_classes
+from vitdense.mm.config.base import Asked, Change, Pass, find, run_passes
+from vitdense.mm.config.classes import follow_classes
+from vitdense.mm.config.loaders import OF_WORKERS
 from vitdense.mm.config.options import is_setting, merge_options, resolve_options
 from vitdense.mm.config.query import flat, hooks
 from vitdense.mm.errors import ConfigError
@@ -24,100 +24,8 @@ from vitdense.mm.precision import check_precision
 from vitdense.mm.train.work_folder import WorkFolder
 
 SPLITS = ("train", "val", "test")
-# Of a data loader, what only worker processes need; torch refuses most of it without any.
-OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
 AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrapper")
 OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # of mmengine
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a command asks of a config.
-
-    Attributes:
-        options: ``--cfg-options``: dotted keys and values.
-        work_dir: Output folder; default: the work folder whose config it is, the config's, or
-            ``work_dirs/<name of the config>``.
-        launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
-        amp: Data type of automatic mixed precision; None: float32.
-        auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the others.
-        shard, fresh, resume: Likewise.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    work_dir: str | None = None
-    launcher: str = "none"
-    amp: str | None = None
-    auto_scale_lr: bool = False
-    shard: bool = False
-    fresh: Sequence[str] = ()
-    resume: str | None = None
-
-
-class Pass(NamedTuple):
-    """One writer of a config.
-
-    Attributes:
-        name: What it is, for who asks which pass set a key.
-        writes: The dotted keys that it may write, as patterns of `fnmatch`.
-        apply: Changes the config in place.
-    """
-
-    name: str
-    writes: tuple[str, ...]
-    apply: Callable[[Config, Asked], None]
-
-
-class Change(NamedTuple):
-    """A key that a pass changed; `ABSENT` where there was or is none."""
-
-    by: str
-    key: str
-    old: Any
-    new: Any
-
-
-ABSENT = "absent"
-
-
-def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[Change] | None = None) -> None:
-    """Change a config in place, pass by pass.
-
-    Args:
-        passes: `LOADING` or `TRAINING`.
-        cfg: The config.
-        asked: What for.
-        changes: Gets what each pass changed.
-
-    Raises:
-        ConfigError: What is asked does not fit the config or itself; two of it contradict each other.
-    """
-    for step in passes:
-        before = flat(cfg.to_dict()) if changes is not None else {}
-        step.apply(cfg, asked)
-        if changes is not None:
-            after = flat(cfg.to_dict())
-            pairs = ((key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in {**before, **after})
-            changes += [Change(step.name, *pair) for pair in pairs if repr(pair[1]) != repr(pair[2])]
-        for key, value in getattr(cfg, "given", {}).items():
-            now = _find(cfg, key)
-            if now not in (value, ABSENT if value is None else value, *BY_NAME.values()):  # the same, read by name
-                done = "leaves it out" if now is ABSENT else f"sets it to {now!r}"
-                raise ConfigError(f"--cfg-options {key}: got {value!r}, but {step.name} {done}; give one of the two")
-
-
-def _find(node: Any, key: str) -> Any:
-    for part in key.split("."):
-        if isinstance(node, (list, tuple)):
-            node = node[int(part)] if int(part) < len(node) else ABSENT
-        else:
-            node = node.get(part, ABSENT) if isinstance(node, (Config, dict)) else ABSENT
-    return node
-
-
-def in_process(loader: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a data loader that loads in this process: without workers, and without what needs them."""
-    return {**{key: value for key, value in loader.items() if key not in OF_WORKERS}, "num_workers": 0}
 
 
 def _merge_settings(cfg: Config, asked: Asked) -> None:
@@ -161,7 +69,7 @@ def _merge_given(cfg: Config, asked: Asked) -> None:
     given = {key: value for key, value in asked.options.items() if not is_setting(key)}
     merge_options(cfg, given)
     settings.check_kept(cfg)
-    cfg.given.update((key, value) for key, value in flat(given).items() if _find(cfg, key) == value)
+    cfg.given.update((key, value) for key, value in flat(given).items() if find(cfg, key) == value)
 
 
 def _leave_out(cfg: Config, asked: Asked) -> None:

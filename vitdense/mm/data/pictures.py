@@ -8,7 +8,7 @@ from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
 from mmengine.runner import Runner
 
 from vitdense.files import atomic_write
-from vitdense.mm.config.passes import in_process
+from vitdense.mm.config.loaders import in_process
 
 
 def draw_batch(cfg: Config, folder: Path) -> list[Path]:

@@ -1,16 +1,11 @@
 """Training and testing from a config, as `tools/` call them."""
 
 import copy
-import errno
 import json
 import logging
 import math
 import os
-import re
-import shlex
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
@@ -21,15 +16,13 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
 
-import vitdense
 from vitdense.checkpoint.errors import CheckpointNotFoundError
-from vitdense.console import showing
-from vitdense.errors import OptionError
-from vitdense.files import FULL, sha256_of
+from vitdense.files import sha256_of
 from vitdense.mm.checks import check
+from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
 from vitdense.mm.config.load import check_tiles, config_files, own_modules
-from vitdense.mm.config.passes import TRAINING, Asked, load_everything, run_passes
+from vitdense.mm.config.passes import TRAINING, load_everything
 from vitdense.mm.config.query import drop_weights, hooks, leaf_datasets, split_pipeline
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
@@ -38,64 +31,17 @@ from vitdense.mm.precision import check_precision, computing, tune_cpu
 from vitdense.mm.train.batch_size import set_batch_size
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import REST, install_loader, is_checkpoint, read_checkpoint
-from vitdense.mm.train.console import quiet
+from vitdense.mm.train.console import result_commands
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import (
-    StopSignal,
     agree,
     end_with_parent,
-    handling_stops,
     start_on_cpu,
-    stop_at_once,
 )
 from vitdense.mm.train.runner import Runner, StepError
 from vitdense.mm.train.work_folder import WorkFolder, check_saves, find_checkpoint, named_files
 
-# Errors that a user can fix; a stack trace would only hide the message.
-USER_ERRORS = (
-    OptionError,  # its stack trace may be that of a data worker
-    CheckpointNotFoundError,
-    OSError,  # of a file, or a limit of the machine; see `explain`
-)
 NOTHING = -1  # COCO's AP of what the truth does not have
-LIMITS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine
-TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone, or copies in an installed package
-
-
-@contextmanager
-def exit_on_user_error() -> Iterator[None]:
-    """Exit with status 2 and one message on an error that a user can fix, with 130 and one line on Ctrl-C.
-
-    These errors are `USER_ERRORS`. Inside, mm is `quiet`, printing never raises, see `showing`, and the signals `STOPS`
-    end with one line and their status.
-    """
-    with showing():
-        try:
-            with quiet(), handling_stops(stop_at_once):
-                yield
-        except KeyboardInterrupt as stop:
-            print(f"\n{stop or 'stopped'}", file=sys.stderr)
-            sys.exit(130)  # as a shell reports SIGINT
-        except StopSignal as stop:
-            print(stop, file=sys.stderr)
-            sys.exit(128 + stop.signum)
-        except USER_ERRORS as error:
-            print(f"error: {explain(error)}", file=sys.stderr)
-            sys.exit(getattr(error, "status", 2))
-
-
-def explain(error: Exception) -> str:
-    """One of `USER_ERRORS` in words.
-
-    Raises:
-        OSError: `error`, if it names no file and is of no limit of the machine: the fault is ours.
-    """
-    if isinstance(error, OSError) and not isinstance(error, CheckpointNotFoundError):
-        if error.strerror is None or (error.filename is None and error.errno not in LIMITS):
-            raise error
-        return f"{error.filename or 'this machine'}: {error.strerror}"
-    # Without the trace of a data worker.
-    return re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[-1].strip()
 
 
 def prepare_training(
@@ -256,18 +202,6 @@ def _further(cfg: Config) -> str:
     """How to go on after a training that did not end."""
     latest = WorkFolder(cfg.work_dir).latest
     return f"--resume goes on from {latest.name}" if latest else "no checkpoint was saved yet"
-
-
-def command_line(tool: str) -> str:
-    """How to call one of our tools from the working folder: by its file, in a clone, else as a command."""
-    path = TOOLS / f"{tool}.py"
-    return f"python {path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else f"vitdense {tool}"
-
-
-def result_commands(config: str, work_dir: str) -> list[str]:
-    """The commands that evaluate a trained model and predict with it, as a shell takes them."""
-    config, work_dir = shlex.quote(config), shlex.quote(work_dir)
-    return [f"{command_line('test')} {config} {work_dir}", f"{command_line('predict')} {config} {work_dir} IMAGES"]
 
 
 def test(  # no test of pytest
