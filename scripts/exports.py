@@ -66,7 +66,7 @@ ROWS = (
 
 def recipe(row: Row, folder: Path) -> Path:
     """The config of a row, written into its folder."""
-    cfg = load_config(row.config if "::" in row.config else REPO / f"configs/demo/{row.config}.py")
+    cfg = load_config(row.config)
     if "::" in row.config:
         data = "cascade_swin" if "mask" in row.config else "cascade_rcnn_swin"
         nano, model = load_config(REPO / f"configs/demo/{data}_nano_shapes.py"), cfg.model

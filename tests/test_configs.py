@@ -213,26 +213,6 @@ def test_schedule_and_decay_of_the_coco_configs(name):
             assert decay == (0 if any(key in name for key in exempt) else 0.05), name
 
 
-@pytest.mark.parametrize("name", ["swin_t", "r50"])
-def test_recipe_of_reppoints_v2(name):
-    cfg = load_config(f"reppoints_v2_{name}_coco")
-    assert cfg.model.backbone.out_indices == (1, 2, 3)
-    weights = {"cls": 1.0, "pts_init": 1.0, "pts_refine": 2.0, "heatmap": 0.25, "offset": 1.0, "sem": 0.1}
-    model = build_on_meta(copy.deepcopy(cfg))
-    assert model.bbox_head.loss_weights == weights
-    nms = {"type": "nms", "iou_threshold": 0.6}
-    assert cfg.model.test_cfg == {"nms_pre": 1000, "score_thr": 0.05, "nms": nms, "max_per_img": 100}
-    steps = {step.type: step for step in cfg.train_dataloader.dataset.pipeline}
-    assert "RandomChoice" not in steps  # no crops
-    assert not steps["LoadAnnotations"].with_mask
-    assert steps["RandomChoiceResize"].scales == [(short, 1333) for short in range(480, 961, 32)]
-    assert cfg.val_evaluator.metric == "bbox"
-    assert cfg.param_scheduler[1].milestones == [27, 33]
-    for key, decay in decays(model, cfg).items():
-        exempt = name == "swin_t" and ("norm" in key or "relative_position_bias_table" in key)
-        assert decay == (0 if exempt else 0.05), key  # GroupNorms and weights of fusions decay
-
-
 @needs_research
 def test_swin_mixer_config_has_the_cost_of_the_nano_swin_and_spares_the_biases_of_its_windows_from_decay():
     cost = {}

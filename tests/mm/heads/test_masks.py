@@ -8,7 +8,7 @@ import copy
 
 import pytest
 import torch
-from conftest import REPO
+from conftest import REPO, needs_research
 
 from vitdense.mm.config.load import build_model, load_config
 
@@ -21,7 +21,7 @@ from vitdense.mm.heads.rle_masks import use_rle
 from vitdense.mm.heads.tta import InstanceTTAModel
 
 HEIGHT, WIDTH = 64, 96
-DETECTORS = {"cascade": "cascade_swin_nano_shapes", "htc": "htc_swin_nano_shapes"}
+DETECTORS = {"cascade": "cascade_swin_nano_shapes", "htc": pytest.param("htc_swin_nano_shapes", marks=needs_research)}
 
 
 @pytest.fixture(scope="module", params=DETECTORS.values(), ids=DETECTORS)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import run_ranks
+from conftest import HAS_RESEARCH, run_ranks
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -33,7 +33,7 @@ TURNS = (
     "faster_rcnn_swin_t_coco",
     "mask_rcnn_swin_t_coco",
 )
-TURNS += ("htc_swin_nano_shapes", "reppoints_v2_swin_nano_shapes")
+TURNS += ("htc_swin_nano_shapes", "reppoints_v2_swin_nano_shapes") if HAS_RESEARCH else ()
 CASES = {
     "as it is": {},
     "frozen": {"frozen_stages": 1},

@@ -8,7 +8,7 @@ import json
 import os
 
 import pytest
-from conftest import REPO
+from conftest import RECIPES, REPO
 
 from vitdense.files import atomic_write
 from vitdense.mm.config.load import load_config
@@ -19,10 +19,10 @@ pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 pytestmark = pytest.mark.slow
 STORED, STEPS, TOLERANCE = REPO / "tests/data/losses.json", 50, 1e-4  # relative
-RECIPES = sorted(path.stem for path in (REPO / "configs/demo").glob("*_nano_shapes.py"))
+NANO = sorted(path.stem for path in RECIPES if path.stem.endswith("_nano_shapes"))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NANO)
 def test_losses_of_fifty_steps(recipe, tmp_path):
     cfg = load_config(recipe, {"data_root": f"{tmp_path}/shapes/"}, str(tmp_path / "work"))
     cfg.train_dataloader.update(num_workers=0, persistent_workers=False)

@@ -13,12 +13,9 @@ from mmengine.structures import InstanceData
 from torch import Tensor
 
 from vitdense.errors import OptionError
-from vitdense.mm.heads.cascade import Detectron2CascadeRoIHead
-from vitdense.mm.heads.htc.roi_head import HTCRoIHead
 from vitdense.mm.registry import MODELS
 
-# Not their sub-classes in mmdet, whose masks need more than maps and boxes.
-ROI_HEADS = (StandardRoIHead, CascadeRoIHead, HybridTaskCascadeRoIHead, Detectron2CascadeRoIHead, HTCRoIHead)
+ROI_HEADS = (StandardRoIHead, CascadeRoIHead, HybridTaskCascadeRoIHead)
 FLIPPED_AXES = {"horizontal": [-1], "vertical": [-2], "diagonal": [-2, -1]}
 
 
@@ -41,7 +38,8 @@ class InstanceTTAModel(DetTTAModel):
     def __init__(self, tta_cfg: dict, **kwargs: Any) -> None:
         super().__init__(tta_cfg=ConfigDict(tta_cfg), **kwargs)
         head = getattr(self.module, "roi_head", None)
-        if type(head) not in ROI_HEADS:
+        # Sub-classes of mmdet that predict masks in another way need more than maps and boxes.
+        if getattr(type(head), "predict_mask", None) not in [kind.predict_mask for kind in ROI_HEADS]:
             names = ", ".join(kind.__name__ for kind in ROI_HEADS)
             raise OptionError(f"InstanceTTAModel: got {type(head).__name__} as the roi_head, expected one of {names}")
         self.mask_threshold = head.test_cfg.mask_thr_binary

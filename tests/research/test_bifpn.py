@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitdense.inspect.flops import num_params
-from vitdense.mm.heads.reppoints_v2.bifpn import BiFPN
+from vitdense.research.reppoints_v2.bifpn import BiFPN
 
 
 @pytest.mark.parametrize("name", ["reppoints_v2_bifpn", "reppoints_v2_bifpn_identity"])

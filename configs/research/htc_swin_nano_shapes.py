@@ -1,10 +1,10 @@
 """HTC, small in every part, on a nano Swin and the embedded data set.
 
-python tools/train.py configs/demo/htc_swin_nano_shapes.py
+python tools/train.py configs/research/htc_swin_nano_shapes.py
 """
 
 _base_ = [
-    "../_base_/htc.py",
+    "_base_/htc.py",
     "../_base_/swin_nano.py",
     "../_base_/shapes_instance.py",
     "../_base_/schedule_nano.py",

@@ -4,7 +4,7 @@ The authors' scales for multi-scale tests are not published; these are CBNetV2's
 the images, fails with NumPy 1.24 and later. They get large-scale jitter instead.
 """
 
-_base_ = "coco_instance.py"
+_base_ = "../../_base_/coco_instance.py"
 
 train_pipeline = [
     dict(type="vitdense.SeedFromSample"),

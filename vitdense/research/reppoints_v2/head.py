@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torchvision.ops import DeformConv2d
 
 from vitdense.errors import OptionError
-from vitdense.mm.heads.reppoints_v2.targets import (
+from vitdense.mm.registry import MODELS
+from vitdense.research.reppoints_v2.targets import (
     POINT_SCALE,
     assign_atss,
     assign_init,
@@ -28,7 +29,6 @@ from vitdense.mm.heads.reppoints_v2.targets import (
     gaussian_radius,
     semantic_weights,
 )
-from vitdense.mm.registry import MODELS
 
 NUM_POINTS = 9  # of a set, like the samples of a 3x3 kernel
 GRADIENT_MUL = 0.1  # from the deformable convolutions into the points that they sample

@@ -1,7 +1,7 @@
 """htcpp_swin_b_coco.py without its semantic branch, for data without label maps of stuff (counted: 156.7 M, 997.5 G at
 800x1280)."""
 
-_base_ = ["_base_/htc.py", "_base_/coco_htcpp.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]
+_base_ = ["_base_/htc.py", "_base_/coco_htcpp.py", "../_base_/schedule_3x.py", "../_base_/det_runtime.py"]
 
 channels = [128, 256, 512, 1024]
 model = dict(

@@ -102,3 +102,53 @@ def test_semantic_branch_is_removed_as_a_whole():
     del full.model.roi_head["semantic_head"], full.model.roi_head["semantic_roi_extractor"]
     del full.model.data_preprocessor["pad_seg"]
     assert full.model == without.model
+
+
+@pytest.mark.parametrize("name", ["htcpp_swin_b_coco", "htcpp_swin_l_coco", "htcpp_without_semantic_swin_b_coco"])
+def test_recipe_of_htcpp(name):
+    cfg = load_config(name)
+    for head in cfg.model.roi_head.bbox_head:
+        assert head.reg_class_agnostic
+        assert (head.num_shared_convs, head.num_shared_fcs) == (4, 1)
+    block, fpn = cfg.model.neck
+    assert block.type == "vitdense.GlobalBlock"
+    assert block.in_channels == fpn.in_channels
+    assert block.in_channels[-1] == 32 * block.num_heads
+    rcnn = cfg.model.test_cfg.rcnn
+    assert (rcnn.nms.type, rcnn.nms.iou_threshold, rcnn.score_thr) == ("soft_nms", 0.5, 0.001)
+    assert cfg.model.backbone.with_cp
+    assert cfg.train_dataloader.batch_size == 1
+    assert cfg.auto_scale_lr.base_batch_size == 16
+    epochs = 36 if "_l_" in name else 72
+    assert (cfg.train_cfg.max_epochs, cfg.param_scheduler[1].end) == (epochs, epochs)
+    assert cfg.param_scheduler[1].milestones == ([27, 33] if epochs == 36 else [63, 69])
+
+
+def test_labels_of_the_semantic_branch_are_scaled_once_and_padded(tmp_path):
+    """From a file to what the loss reads, through the pipeline and the data preprocessor."""
+    import mmcv
+    import numpy as np
+    from mmdet.registry import MODELS
+    from mmengine.dataset import Compose
+    from mmengine.registry import init_default_scope
+
+    cfg = load_config("htcpp_swin_b_coco")
+    init_default_scope("mmdet")
+    mmcv.imwrite(np.full((60, 100, 3), 7, np.uint8), str(tmp_path / "image.png"))
+    mmcv.imwrite(np.full((60, 100), 156, np.uint8), str(tmp_path / "labels.png"))
+    polygon = [[10, 10, 90, 10, 90, 50, 10, 50]]
+    sample = {"img_path": str(tmp_path / "image.png"), "seg_map_path": str(tmp_path / "labels.png"), "img_id": 1}
+    sample |= {"sample_idx": 0, "height": 60, "width": 100}
+    sample["instances"] = [{"bbox": [10, 10, 90, 50], "bbox_label": 0, "mask": polygon, "ignore_flag": 0}]
+    packed = Compose(cfg.train_dataloader.dataset.pipeline)(sample)
+    height, width = packed["inputs"].shape[1:]
+    preprocessor = MODELS.build(cfg.model.data_preprocessor)
+    batch = preprocessor({"inputs": [packed["inputs"]], "data_samples": [packed["data_samples"]]}, training=True)
+    labels = batch["data_samples"][0].gt_sem_seg.sem_seg  # [1, H, W]
+    assert labels.shape[1:] == batch["inputs"].shape[2:]
+    assert (labels[:, :height, :width] == 156).all()
+    rest = labels.clone()
+    rest[:, :height, :width] = 255
+    assert (rest == 255).all()
+    assert cfg.model.roi_head.semantic_head.seg_scale_factor == 1 / 8
+    assert cfg.model.roi_head.semantic_head.num_classes == 183

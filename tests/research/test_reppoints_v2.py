@@ -1,11 +1,13 @@
 """RepPoints V2: against golden tensors of the authors' code, and its details one by one (`test_trap_...`)."""
 
+import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import REPO
+from test_configs import build_on_meta, decays
 from torch import nn
 from torchvision.ops import DeformConv2d
 
@@ -21,9 +23,9 @@ from mmdet.structures import DetDataSample
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 
-from vitdense.mm.heads.reppoints_v2 import head as reppoints_v2
-from vitdense.mm.heads.reppoints_v2.head import RepPointsV2Head, giou_loss_plus_one, refine_corners, semantic_focal_loss
-from vitdense.mm.heads.reppoints_v2.targets import assign_atss, assign_init, corner_targets, gaussian_radius
+from vitdense.research.reppoints_v2 import head as reppoints_v2
+from vitdense.research.reppoints_v2.head import RepPointsV2Head, giou_loss_plus_one, refine_corners, semantic_focal_loss
+from vitdense.research.reppoints_v2.targets import assign_atss, assign_init, corner_targets, gaussian_radius
 
 TRAIN = {"topk": 9, "gaussian_iou": 0.7}
 TEST = {"nms_pre": 1000, "score_thr": 0.05, "nms": {"type": "nms", "iou_threshold": 0.6}, "max_per_img": 100}
@@ -647,7 +649,7 @@ def test_values_outside_the_image_do_not_matter():
 @pytest.fixture(scope="module")
 def detector():
     """The detector of the config, narrow, with a backbone of the tiny widths."""
-    cfg = load_config(REPO / "configs/reppoints_v2_swin_t_coco.py")
+    cfg = load_config(REPO / "configs/research/reppoints_v2_swin_t_coco.py")
     cfg.model.backbone.init_cfg = None
     cfg.model.backbone.arch = {"embed_dims": 16, "depths": (1, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
     cfg.model.neck.update(in_channels=[32, 64, 128], out_channels=64)
@@ -656,7 +658,7 @@ def detector():
 
 
 def test_classes_of_the_data_reach_the_head():
-    cfg = load_config(REPO / "configs/reppoints_v2_swin_t_coco.py")
+    cfg = load_config(REPO / "configs/research/reppoints_v2_swin_t_coco.py")
     assert cfg.model.bbox_head.num_classes == 80
     del cfg.model.bbox_head["num_classes"]
     for split in ("train", "val", "test"):
@@ -703,3 +705,23 @@ def test_it_is_registered():
     init_default_scope("mmdet")
     head = MODELS.build({"type": "vitdense.RepPointsV2Head", "num_classes": 2, "in_channels": 32, "feat_channels": 64})
     assert isinstance(head, RepPointsV2Head)
+
+
+@pytest.mark.parametrize("name", ["swin_t", "r50"])
+def test_recipe_of_reppoints_v2(name):
+    cfg = load_config(f"reppoints_v2_{name}_coco")
+    assert cfg.model.backbone.out_indices == (1, 2, 3)
+    weights = {"cls": 1.0, "pts_init": 1.0, "pts_refine": 2.0, "heatmap": 0.25, "offset": 1.0, "sem": 0.1}
+    model = build_on_meta(copy.deepcopy(cfg))
+    assert model.bbox_head.loss_weights == weights
+    nms = {"type": "nms", "iou_threshold": 0.6}
+    assert cfg.model.test_cfg == {"nms_pre": 1000, "score_thr": 0.05, "nms": nms, "max_per_img": 100}
+    steps = {step.type: step for step in cfg.train_dataloader.dataset.pipeline}
+    assert "RandomChoice" not in steps  # no crops
+    assert not steps["LoadAnnotations"].with_mask
+    assert steps["RandomChoiceResize"].scales == [(short, 1333) for short in range(480, 961, 32)]
+    assert cfg.val_evaluator.metric == "bbox"
+    assert cfg.param_scheduler[1].milestones == [27, 33]
+    for key, decay in decays(model, cfg).items():
+        exempt = name == "swin_t" and ("norm" in key or "relative_position_bias_table" in key)
+        assert decay == (0 if exempt else 0.05), key  # GroupNorms and weights of fusions decay

@@ -1,10 +1,10 @@
 """RepPoints V2, small in every part, on a nano Swin and the boxes of the embedded data set.
 
-python tools/train.py configs/demo/reppoints_v2_swin_nano_shapes.py
+python tools/train.py configs/research/reppoints_v2_swin_nano_shapes.py
 """
 
 _base_ = [
-    "../_base_/reppoints_v2.py",
+    "_base_/reppoints_v2.py",
     "../_base_/swin_nano.py",
     "../_base_/shapes_boxes.py",
     "../_base_/schedule_nano.py",

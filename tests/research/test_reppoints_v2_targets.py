@@ -12,7 +12,7 @@ from mmdet.models.utils import gaussian_radius as radius_of_mmdet
 from mmdet.structures.bbox import bbox_overlaps
 from mmengine.structures import InstanceData
 
-from vitdense.mm.heads.reppoints_v2 import targets as targets
+from vitdense.research.reppoints_v2 import targets as targets
 
 STRIDES = (8, 16, 32, 64, 128)
 
