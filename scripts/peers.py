@@ -13,11 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitdense.families import arguments, backbone_class
 from vitdense.models.base import Backbone, as_pair
+from vitdense.models.registry import Model, arguments, backbone_class, find_model, near_names
 from vitdense.models.resnet.sizes import RESNET
-from vitdense.models.rows import Model
-from vitdense.models.table import find_model, near_names
 from vitdense.models.vit.model import default_out_indices
 
 

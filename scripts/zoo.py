@@ -14,12 +14,10 @@ import yaml
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from cost import CostCounter
-from vitdense.families import backbone_class
 from vitdense.files import atomic_write, read_text
 from vitdense.inspect.flops import count, macs, num_params
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.models.rows import Model
-from vitdense.models.table import MODELS
+from vitdense.models.registry import MODELS, Model, backbone_class
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs/model-zoo.md"

@@ -12,7 +12,7 @@ from conftest import RECIPES, REPO, needs_research
 
 from vitdense.inspect.flops import count
 from vitdense.mm.config.load import build_model, load_config
-from vitdense.models.table import MODELS
+from vitdense.models.registry import MODELS
 
 pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long

@@ -31,10 +31,9 @@ from torch.distributed.run import parse_args as torchrun_arguments
 import vitdense
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.mm.data.shapes import CLASSES as SHAPES
-from vitdense.models.table import MODELS, find_model
+from vitdense.models.registry import MODELS, NAMING, find_model
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -469,7 +468,7 @@ def test_naming_schemes_of_the_docs_are_those_of_the_code():
         cells[0].split("`")[1]: re.findall(r"`(\w+)`", cells[1]) for cells in rows("docs/weights.md", "Naming schemes")
     }
     assert {family: {*names} for family, names in table.items()} == {
-        family: {scheme.name for scheme in schemes} for family, schemes in SCHEMES.items()
+        family: {scheme.name for scheme in naming.schemes} for family, naming in NAMING.items()
     }
 
 
@@ -477,7 +476,7 @@ def test_every_scheme_is_in_the_parity_table_or_named_as_absent():
     page = REPO / "docs/parity.md"
     (table,) = (block.text for block in blocks(page) if block.language == "text")
     shown = {tuple(line.split()[:2]) for line in table.splitlines()[1:]}
-    known = {(family, scheme.name) for family, schemes in SCHEMES.items() for scheme in schemes}
+    known = {(family, scheme.name) for family, naming in NAMING.items() for scheme in naming.schemes}
     assert shown < known
     for family, scheme in known - shown:
         assert scheme == "vitdense" or f"`{scheme}` of `{family}`" in page.read_text(), (family, scheme)
@@ -495,7 +494,7 @@ def test_models_named_in_the_docs_are_in_the_model_table():
             r"`((?:swin|swinv2|mvitv2|vit|deit|deit3|cait|dinov2|dinov3|eva02|siglip2|pe_spatial)_[a-z]\w*(?:\.\w+)?)`",
             page.read_text(),
         ):
-            assert name in SCHEMES or name.endswith(".pth") or find_model(name), f"{page.name}: {name}"
+            assert name in NAMING or name.endswith(".pth") or find_model(name), f"{page.name}: {name}"
 
 
 # The toy family

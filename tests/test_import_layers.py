@@ -9,27 +9,22 @@ import pytest
 from conftest import HAS_RESEARCH, REPO
 
 MM = {"mmengine", "mmcv", "mmdet", "mmseg"}
-TABLES = {"families", "models.rows", "models.table"}  # no torch: names, sizes and addresses
 # Folders and modules of vitdense, and what of vitdense each of them may import. All but the last ones do without mm.
 MAY_IMPORT = {
     "console.py": set(),
     "errors.py": set(),
-    "families.py": set(),
     "files.py": {"errors"},
     "module.py": {"errors"},
     "runtime.py": set(),  # is copied into products
     "layers": {"errors", "layers"},
-    "checkpoint": {"checkpoint", "errors", "files", "layers", *TABLES},
-    "models": {"checkpoint", "errors", "families", "layers", "models", "module"},
+    "checkpoint": {"checkpoint", "errors", "files", "layers", "models.registry"},
+    "models": {"checkpoint", "errors", "layers", "models", "module"},
     "necks": {"errors", "layers", "module", "necks"},
     "results": {"errors", "files", "results"},
     "export": {"errors", "export", "files", "layers", "runtime"},
     "inspect": {"errors", "files", "inspect", "layers", "models", "results"},
-    "hub.py": {"checkpoint.errors", "errors", "families", "models"},
-    "__init__.py": {
-        "families",
-        "mm.ops.finder",
-    },  # the finder makes mmcv importable; it imports no mm
+    "hub.py": {"checkpoint.errors", "errors", "models"},
+    "__init__.py": {"models.registry", "mm.ops.finder"},  # the finder makes mmcv importable; it imports no mm
 }
 TORCH_FLOOR = [*MAY_IMPORT]
 ABOVE = {*MAY_IMPORT} - {"__init__.py"}

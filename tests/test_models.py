@@ -15,11 +15,10 @@ from vitdense.hub import create, list_models
 from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights
 from vitdense.models.mvit.sizes import MVIT
 from vitdense.models.nat.sizes import NAT
+from vitdense.models.registry import DEFAULTS, HALF, MODELS, SHORT, Model, find_model, near_names, row_of
 from vitdense.models.resnet.sizes import RESNET
-from vitdense.models.rows import HALF, Model
 from vitdense.models.swin.sizes import SWIN
 from vitdense.models.swin_v2.sizes import SWIN_V2
-from vitdense.models.table import DEFAULTS, MODELS, SHORT, find_model, near_names, row_of
 from vitdense.models.vit.sizes import VIT
 
 

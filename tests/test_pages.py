@@ -32,7 +32,7 @@ import vitdense
 from vitdense.mm import precision
 from vitdense.mm.config.load import build_model, load_config
 from vitdense.mm.config.query import leaf_datasets, nodes
-from vitdense.models.table import find_model
+from vitdense.models.registry import find_model
 
 pytestmark = [pytest.mark.docs, pytest.mark.slow]
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.checkpoint.convert import SUFFIXES, convert, save
-from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.read import read
 from vitdense.console import in_utf8
 from vitdense.files import check_writable
 from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.work_folder import find_checkpoint
-from vitdense.models.table import row_of
+from vitdense.models.registry import NAMING, row_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # what --verify compares with
-NAMES = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes))
-WRITTEN = list(dict.fromkeys(scheme.name for schemes in SCHEMES.values() for scheme in schemes if scheme.is_written))
+SCHEMES = [scheme for family in NAMING.values() for scheme in family.schemes]
+NAMES = list(dict.fromkeys(scheme.name for scheme in SCHEMES))
+WRITTEN = list(dict.fromkeys(scheme.name for scheme in SCHEMES if scheme.is_written))
 
 
 # Of names that one project's files alone have, the licence if it binds whatever is derived from these files.
@@ -56,7 +56,7 @@ def main() -> None:
         help="with --verify: 000000039769.jpg of COCO val2017, to compare DINOv3's published features",
     )
     parser.add_argument("--prefix", help="prefix of the backbone in SRC; detected by default")
-    parser.add_argument("--family", choices=SCHEMES, help="family of the backbone in SRC; detected by default")
+    parser.add_argument("--family", choices=NAMING, help="family of the backbone in SRC; detected by default")
     parser.add_argument("--scheme", choices=NAMES, help="naming scheme of SRC; detected by default")
     for flag, what in (("window-size", "windows"), ("pretrained-window-size", "windows of pretraining")):
         parser.add_argument(

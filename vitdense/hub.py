@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitdense.checkpoint.errors import naming_option
 from vitdense.errors import OptionError
-from vitdense.families import arguments, backbone_class
-from vitdense.models.table import MODELS, find_model, near_names
+from vitdense.models.registry import MODELS, arguments, backbone_class, find_model, near_names
 
 if TYPE_CHECKING:
     from vitdense.models.base import Backbone

@@ -8,9 +8,9 @@ from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import SUFFIXES, convert, save
 from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.read import read
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
+from vitdense.models.registry import NAMING
 
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2), "num_heads": (1, 2, 4)}
 MVIT_ARCH = {"embed_dims": 8, "depths": (1, 3, 2), "num_heads": 1}
@@ -28,7 +28,7 @@ MAKE = {
     "mvit": lambda **arch: MViT({**MVIT_ARCH, **arch}, out_indices=(0, 1, 2), pretrain_img_size=32),
     "vit": lambda **options: ViT({**VIT_ARCH, **options.pop("arch", {})}, pretrain_img_size=64, **options),
 }
-NAMES = {family: list(dict.fromkeys(row.name for row in rows)) for family, rows in SCHEMES.items()}
+NAMES = {family: list(dict.fromkeys(row.name for row in naming.schemes)) for family, naming in NAMING.items()}
 
 
 def classifier(family):
@@ -552,7 +552,7 @@ class TestDetection:
         with pytest.raises(CheckpointMismatchError, match=r"swin or swin_v2 or mvit or vit or .*family.*conv0\.weight"):
             detect({"conv0.weight": torch.ones(1), "linear.bias": torch.ones(1)})
 
-    @pytest.mark.parametrize("family", SCHEMES)
+    @pytest.mark.parametrize("family", NAMING)
     def test_nearest_scheme_is_of_the_wanted_family(self, family):
         with pytest.raises(CheckpointMismatchError, match=rf"nearest scheme is 'vitdense' of {family}\b"):
             detect({"conv0.weight": torch.ones(1), "linear.bias": torch.ones(1)}, [family])

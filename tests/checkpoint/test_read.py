@@ -24,11 +24,11 @@ from safetensors.torch import save_file
 
 from vitdense import Swin, ViT, create
 from vitdense.checkpoint import read as read_module
+from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.read import LogHistory, read
-from vitdense.models.rows import Model
-from vitdense.models.table import MODELS, gated_row, ungated_twin
+from vitdense.models.registry import MODELS, Model, gated_row, ungated_twin
 from vitdense.models.vit.sizes import VIT
 from vitdense.models.vit.timm_parts import parts_in_timm
 
@@ -886,7 +886,9 @@ class TestTimmViTs:
         monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
         monkeypatch.setattr(read_module, "_renamed_by_timm", lambda name, state: (model.state_dict(), model))
         with pytest.raises(CheckpointMismatchError, match=r"timm's model has .*RotaryEmbedding"):
-            read("timm://test_vit")
+            load_pretrained(ours, "timm://test_vit")
+        with pytest.raises(CheckpointMismatchError, match=r"timm's model has .*RotaryEmbedding"):
+            convert(read("timm://test_vit"), "vitdense")
 
     @pytest.mark.parametrize(
         ("options", "unknown"),

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.family import NO_BIAS, TOKEN_POSITION
 from vitdense.checkpoint.rename import Rule, Scheme, Transform, find_rule, rename, reverse
 from vitdense.errors import OptionError
+from vitdense.models.registry import NAMING
 from vitdense.models.swin.checkpoint import from_unfold, to_unfold
 from vitdense.models.swin_v2.checkpoint import NO_KEY_BIAS
 
@@ -126,7 +126,7 @@ def test_unused_key_bias_is_written_as_zero():
 
 
 @pytest.mark.parametrize(
-    ("family", "scheme"), [(f, s) for f, rows in SCHEMES.items() for s in rows], ids=lambda x: getattr(x, "name", x)
+    ("family", "scheme"), [(f, s) for f in NAMING for s in NAMING[f].schemes], ids=lambda x: getattr(x, "name", x)
 )
 def test_every_key_matches_at_most_one_rule_in_both_directions(family, scheme):
     """`find_rule` asserts it; here every pattern of every table is tried on a key made from it."""
@@ -154,3 +154,11 @@ def test_a_table_with_two_rules_for_a_key_is_refused_where_it_is_built(rules):
     with pytest.raises(OptionError, match=r"'nano'.*" + re.escape(rules[1][0].split("{")[0].split("*")[0])):
         Scheme("nano", tuple(Rule(*names) for names in rules))
     Scheme("nano", (Rule("a.{2i}.*", "a.{i}.*"), Rule("a.{2i+1}.*", "b.{i}.*")))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("a.{i}.w", "b.w"), ("a.w", "b.{i}.w"), ("a.*", "b")])
+def test_a_rule_with_other_indices_on_its_sides_is_refused_where_it_is_built(theirs, ours):
+    with pytest.raises(OptionError, match=r"'nano'.*indices"):
+        Scheme("nano", (Rule(theirs, ours),))
+    if theirs != "a.w":  # what is read only may lose an index
+        Scheme("nano", (Rule(theirs, ours, read_only=True),))

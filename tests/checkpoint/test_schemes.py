@@ -18,10 +18,10 @@ from vitdense.checkpoint.load import load_pretrained
 from vitdense.hub import create
 from vitdense.inspect.flops import num_params
 from vitdense.models.mvit.sizes import MVIT, MViTArch
+from vitdense.models.registry import MODELS as TABLE
 from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.swin.sizes import SWIN
 from vitdense.models.swin_v2.sizes import SWIN_V2
-from vitdense.models.table import MODELS as TABLE
 from vitdense.models.vit.sizes import VIT
 
 pytestmark = pytest.mark.long

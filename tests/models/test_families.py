@@ -3,6 +3,7 @@ and as no other, also without its optional parts."""
 
 import itertools
 import re
+import sys
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from vitdense import ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.detect import detect, readings
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.families import SCHEMES
-from vitdense.checkpoint.rename import reverse
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.models.registry import NAMING
 from vitdense.models.vit.checkpoint import HEADS
 
 MAKERS = dict(BACKBONES)
@@ -61,7 +62,7 @@ def own_states(make):
     "family",
     [
         f if f in (*FAMILIES, "vit_adapter") else pytest.param(f, marks=pytest.mark.slow)
-        for f in SCHEMES
+        for f in NAMING
         if f not in HEADS
     ],
 )
@@ -72,7 +73,7 @@ def test_a_file_is_of_one_family(family):
         for i, state in enumerate(both)
         if of_model == family
     }
-    schemes = list(dict.fromkeys(scheme.name for scheme in SCHEMES[family] if reverse(scheme.rules)))  # are written
+    schemes = list(dict.fromkeys(scheme.name for scheme in NAMING[family].schemes if scheme.is_written))
     reduced = {}  # by keys: most backbones lack most parts anyway
     for (name, state), pattern in itertools.product(states.items(), PARTS.values()):
         kept = {key: x for key, x in state.items() if not re.search(pattern, key)}
@@ -103,6 +104,16 @@ def test_what_fits_several_families_is_refused_with_their_names():
     with pytest.raises(CheckpointMismatchError, match=message):
         convert(parts, "vitdense")
     assert convert(parts, "vitdense", family="vit").match.family == "vit"
+
+
+def test_the_schemes_of_a_family_are_read_when_it_is_used(monkeypatch):
+    """What is wrong in the ``checkpoint.py`` of one family shows with that family's weights, and not with others'."""
+    monkeypatch.setitem(sys.modules, "vitdense.models.nat.checkpoint", None)  # as if it could not be imported
+    arch = {"embed_dims": 8, "depths": (1, 1), "num_heads": (1, 1)}
+    swin, nat = vitdense.Swin(arch, out_indices=(0, 1)), vitdense.NAT({**arch, "mlp_ratio": 2.0}, out_indices=(0, 1))
+    assert load_pretrained(swin, swin.state_dict()).share == 1
+    with pytest.raises(ImportError, match=r"vitdense\.models\.nat\.checkpoint"):
+        load_pretrained(nat, nat.state_dict())
 
 
 @needs_research

@@ -12,9 +12,9 @@ from test_vit_adapter import TRUNKS, adapter
 from vitdense import SwinV2
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.families import FAMILIES, SCHEMES
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.rename import find_rule, new_names
+from vitdense.models.registry import NAMING
 
 pytestmark = pytest.mark.long
 
@@ -44,7 +44,7 @@ def drawn(model):
 
 def files(family, state, drops=(False, True)):
     """The file in every scheme that has names for it, with and without output norms."""
-    for to, drop in itertools.product(dict.fromkeys(row.name for row in SCHEMES[family]), drops):
+    for to, drop in itertools.product(dict.fromkeys(row.name for row in NAMING[family].schemes), drops):
         try:
             yield convert(state, to, scheme="vitdense", family=family, windows=[4], drop_output_norms=drop)
         except CheckpointMismatchError:
@@ -73,7 +73,7 @@ def refuses(model, before, file, key, case):
 def test_one_wrong_tensor_is_refused(name, drop):
     model = MAKERS[name]()
     before = {key: x.clone() for key, x in model.state_dict().items()}
-    may_be_missing = re.compile("|".join(FAMILIES[model.family].may_be_missing))
+    may_be_missing = re.compile("|".join(NAMING[model.family].may_be_missing))
     for file in files(model.family, drawn(model), [drop]):
         # One of every form: the numbers of blocks differ.
         for key in {re.sub(r"\d+", "N", key): key for key in file.backbone}.values():

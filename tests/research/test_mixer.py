@@ -10,7 +10,7 @@ from vitdense import Mixer
 from vitdense.inspect.flops import macs, num_params
 from vitdense.layers.layout import Resampling, resampled_window_layout, window_layout
 from vitdense.layers.resize import bicubic_weights, resize_grid, resize_window_linear
-from vitdense.models.table import MODELS
+from vitdense.models.registry import MODELS
 from vitdense.necks import DeconvPyramid
 from vitdense.research.mixer.model import GMlpBlock, MixerBlock, ResMlpBlock, mix_tokens
 from vitdense.research.mixer.sizes import MIXER, MixerArch

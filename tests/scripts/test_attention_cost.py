@@ -12,7 +12,7 @@ import attention_cost as script
 from timing import peak_memory
 from vitdense.layers.attention import attend
 from vitdense.layers.layout import window_layout
-from vitdense.models.rows import find_arch
+from vitdense.models.registry import find_arch
 from vitdense.models.vit.sizes import VIT
 
 PIXELS = [(side, side) for side in (32, 64, 128, 224)]

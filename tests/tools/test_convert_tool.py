@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 import convert
 from vitdense import SwinV2, ViT
 from vitdense.checkpoint.read import read
-from vitdense.models.rows import Model
-from vitdense.models.table import MODELS
+from vitdense.models.registry import MODELS, Model
 from vitdense.models.vit.sizes import VIT
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]

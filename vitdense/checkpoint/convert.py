@@ -12,13 +12,14 @@ from torch import Tensor
 
 from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, refuse_omitted, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.families import SCHEMES
 from vitdense.checkpoint.family import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
+from vitdense.checkpoint.read import parts_in_timm
 from vitdense.checkpoint.rename import Rule, Scheme, find_rule, reverse
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.layers.lora import merge_lora
+from vitdense.models.registry import NAMING
 
 PARAMETERS = (".weight", ".bias")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
@@ -95,13 +96,14 @@ def convert(
         drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and,
             if it has no tokens, of tokens.
         merge: Add LoRA's updates to the weights.
-        family: Of the checkpoint, a key of `SCHEMES`; None detects it.
+        family: Of the checkpoint, a key of `NAMING`; None detects it.
 
     Raises:
         CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
     """
     refuse_omitted(checkpoint)
-    match = detect(unwrap(checkpoint), (family,) if family else tuple(SCHEMES), prefix, scheme)
+    match = detect(unwrap(checkpoint), (family,) if family else None, prefix, scheme)
+    parts_in_timm(checkpoint, match.family)  # refuses what ours would compute otherwise
     ours = match.ours
     if drop_output_norms:
         ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
@@ -119,9 +121,9 @@ def convert(
         raise CheckpointMismatchError(
             f"{len(wrong)} weights are not real numbers: {wrong[0]} is {ours[wrong[0]].dtype}; save floats"
         )
-    forms = [row for row in SCHEMES[match.family] if row.name == to and row.is_written]
+    forms = [row for row in NAMING[match.family].schemes if row.name == to and row.is_written]
     if not forms:
-        names = ", ".join(dict.fromkeys(row.name for row in SCHEMES[match.family] if row.is_written))
+        names = ", ".join(dict.fromkeys(row.name for row in NAMING[match.family].schemes if row.is_written))
         raise CheckpointMismatchError(f"--to: got {to!r}, expected one of {names} for the {match.family} family")
 
     def nameless(form: Scheme) -> list[str]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.families import FAMILIES, SCHEMES
 from vitdense.checkpoint.rename import Scheme, find_rule, new_names
+from vitdense.models.registry import NAMING
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
@@ -27,7 +27,7 @@ class Match:
     """The backbone in a checkpoint, read with one naming scheme.
 
     Attributes:
-        family: A key of `SCHEMES`.
+        family: A key of `NAMING`.
         scheme: The naming scheme.
         prefix: Of the backbone's keys in the checkpoint.
         state: Tensors of the backbone with the scheme's names, without the prefix.
@@ -59,7 +59,7 @@ class Match:
     def missing_markers(self) -> list[str]:
         """The markers of the scheme and of the family that no key matches. A rule must know every key."""
         wanted = [(self.scheme.marker, tuple(self.state))] if self.scheme.marker else []
-        if markers := FAMILIES[self.family].markers:
+        if markers := NAMING[self.family].markers:
             ours = tuple(new_names(self.state, self.scheme.rules))
             wanted += [(marker, ours) for marker in markers]
         return [marker for marker, keys in wanted if not any(re.fullmatch(marker, key) for key in keys)]
@@ -153,19 +153,20 @@ def refuse_omitted(checkpoint: Mapping) -> None:
 
 def readings(
     state: Mapping[str, Tensor],
-    families: Iterable[str] = tuple(SCHEMES),
+    families: Iterable[str] | None = None,
     prefix: str | None = None,
     scheme: str | None = None,
 ) -> list[Match]:
     """All that a state dict may be. For arguments and errors see `detect`."""
-    fits = [match for match in _matches(state, families, prefix, scheme) if match.is_complete()]
+    found = _matches(state, NAMING if families is None else families, prefix, scheme)
+    fits = [match for match in found if match.is_complete()]
     # Prefer matches of every key of the file. The others treat some keys as heads and necks.
     return [match for match in fits if not match.rest] or fits
 
 
 def detect(
     state: Mapping[str, Tensor],
-    families: Iterable[str] = tuple(SCHEMES),
+    families: Iterable[str] | None = None,
     prefix: str | None = None,
     scheme: str | None = None,
 ) -> Match:
@@ -173,15 +174,15 @@ def detect(
 
     Args:
         state: From `unwrap`.
-        families: Families that it may belong to.
+        families: Families that it may belong to; None for all.
         prefix: Of the backbone's keys, such as ``'backbone.'``; None tries the usual ones.
         scheme: Name of the naming scheme; None detects it.
 
     Raises:
         CheckpointMismatchError: No scheme knows every key, or two do, of two families or renaming them differently.
     """
-    families = tuple(families)
-    names = dict.fromkeys(row.name for family in families for row in SCHEMES[family])
+    families = tuple(NAMING if families is None else families)
+    names = dict.fromkeys(row.name for family in families for row in NAMING[family].schemes)
     if scheme is not None and scheme not in names:
         raise CheckpointMismatchError(f"scheme: got {scheme!r}, expected one of {', '.join(names)}")
     if fits := readings(state, families, prefix, scheme):
@@ -200,7 +201,7 @@ def detect(
             f"of tools/convert.py --prefix {starts[0]}"
         )
     # With equal shares, `min` takes the first, which is of a requested family.
-    near = [(match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *SCHEMES)), prefix, scheme)]
+    near = [(match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *NAMING)), prefix, scheme)]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
         raise CheckpointMismatchError(
@@ -222,7 +223,7 @@ def _matches(
     return [
         Match(family, row, start, part, rest)
         for family in families
-        for row in SCHEMES[family]
+        for row in NAMING[family].schemes
         if scheme in (None, row.name)
         for start, part, rest in parts
     ]

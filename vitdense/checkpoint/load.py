@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from vitdense.checkpoint.detect import OMITTED, WRAPPERS, Match, detect, entries, is_finite, refuse_omitted, unwrap
 from vitdense.checkpoint.detectron2 import DETECTOR
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, naming_option
-from vitdense.checkpoint.families import FAMILIES
 from vitdense.checkpoint.family import CLASSIFIER, PERIODS, REBUILT, TOKENS
 from vitdense.checkpoint.fresh import fresh_pattern
-from vitdense.checkpoint.read import read
+from vitdense.checkpoint.read import parts_in_timm, read
 from vitdense.checkpoint.rename import rename
 from vitdense.checkpoint.whole import DIFFERENCES, is_whole, split, trained_classes, with_named_outputs
 from vitdense.errors import OptionError
@@ -29,7 +28,8 @@ from vitdense.layers.resize import (
     resize_relative_position,
     resize_window_linear,
 )
-from vitdense.models.rows import is_whole as is_whole_number
+from vitdense.models.registry import NAMING
+from vitdense.models.registry import is_whole as is_whole_number
 
 NAMED = 10  # tensors in a message
 NEAR_ZERO = 0.1  # mean size of a norm's weight in a file of differences
@@ -218,7 +218,7 @@ def _transfer(
     _check_pretraining_windows(model, renamed)
     _check_rotary_windows(model, renamed)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
-    fit_rows = None if match.scheme.name == "vitdense" else FAMILIES[match.family].fit_rows
+    fit_rows = None if match.scheme.name == "vitdense" else NAMING[match.family].fit_rows
     state = {}
     for key, value in renamed.items():
         if key in targets:
@@ -248,7 +248,7 @@ def _ignored(
     """
     has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
     if not is_whole:
-        return FAMILIES[family].ignored if has_tokens else (*FAMILIES[family].ignored, TOKENS)
+        return NAMING[family].ignored if has_tokens else (*NAMING[family].ignored, TOKENS)
     # detectron2's ViTDet and ViT-Adapter keep the position of a class token that they do not have.
     is_unused = not has_tokens and "tokens.cls_token" not in renamed
     return (REBUILT, r"(trunk\.)?tokens\.cls_position") if is_unused else (REBUILT,)
@@ -328,7 +328,7 @@ def load_pretrained(
     """Fill a backbone exactly from a checkpoint of any known naming scheme.
 
     Args:
-        model: Its `family` is a key of `vitdense.checkpoint.families.SCHEMES`. Changed only if everything fits.
+        model: Its `family` is a key of `vitdense.models.registry.NAMING`. Changed only if everything fits.
         checkpoint: A path, an address, a name of the model table, or the content of such a file.
         prefix, scheme: See `detect`.
         entry: Of the file, with the weights, such as ``'model_ema'`` for an average; see `unwrap`.
@@ -351,7 +351,7 @@ def load_pretrained(
         checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
     refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint, entry), (model.family,), prefix, scheme)
-    for name, theirs in checkpoint.get("parts_in_timm", {}).items():
+    for name, theirs in parts_in_timm(checkpoint, match.family).items():
         if (ours := getattr(model.arch, name)) != theirs:
             raise CheckpointMismatchError(
                 f"{source} was trained with {name}={theirs!r}, which its parameters do not show, the model has "
@@ -366,7 +366,7 @@ def load_pretrained(
         report.classifier.clear()
     given = (*state, *report.ignored)
     # All keys of a pattern may be missing, but not some of them.
-    patterns = FAMILIES[model.family].may_be_missing
+    patterns = NAMING[model.family].may_be_missing
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
     stem = _stem_weight(model)

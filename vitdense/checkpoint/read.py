@@ -8,8 +8,7 @@ import pickle
 import re
 import sys
 import warnings
-from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.checkpoint.families import FAMILIES
 from vitdense.checkpoint.formats import one_line, place, read_file
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write, describe_missing, sha256_of
-from vitdense.models.table import find_model, gated_row, near_names, ungated_twin
+from vitdense.models.registry import NAMING, find_model, gated_row, near_names, ungated_twin
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ def read(
 
     Args:
         checkpoint: Path of a torch file, a ``.safetensors`` file, or a plain pickle of numpy arrays (detectron2's
-            ``.pkl``); an address, see `ADDRESSES`; or a name of `vitdense.models.table`. ``hf://owner/repo@revision/file``
+            ``.pkl``); an address, see `ADDRESSES`; or a name of the table of models. ``hf://owner/repo@revision/file``
             takes a branch, tag or commit, ``torchvision://model.weights`` the name of certain weights. Downloads are
             cached by address. A digest in the name of a downloaded file is checked.
         allow: What a torch file may hold in addition to tensors, numbers and numpy arrays, as for
@@ -80,12 +78,12 @@ def read(
         map_location: As for `torch.load`; other kinds of files take a device only.
 
     Returns:
-        Content of the file; arrays as tensors. Of timm's models ``state_dict`` and what `Family.parts_in_timm` finds.
+        Content of the file; arrays as tensors. Of timm's models ``state_dict``, and the model on
+            the meta device, ``timm_model``; see `parts_in_timm`.
 
     Raises:
         CheckpointNotFoundError: There is no such file, model or name, or it cannot be reached.
-        CheckpointMismatchError: It is not a checkpoint, is damaged, has another digest, would run code, or is a ViT
-            of timm that computes something else than ours.
+        CheckpointMismatchError: It is not a checkpoint, is damaged, has another digest, or would run code.
         ValueError: `sha256` is no such digest.
     """
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", sha256):
@@ -99,9 +97,22 @@ def read(
     load = partial(read_file, allow=MMENGINE_GLOBALS if allow is None else allow, allow_pickle=allow_pickle)
     if name.startswith("timm://"):
         state, built = read_timm(name.removeprefix("timm://"), sha256, load)
-        parts = ChainMap(*(family.parts_in_timm(built) for family in FAMILIES.values() if family.parts_in_timm))
-        return {"state_dict": place(state, map_location), "parts_in_timm": parts}
+        return {"state_dict": place(state, map_location), "timm_model": built}
     return fetch(name, sha256, partial(load, map_location=map_location))
+
+
+def parts_in_timm(checkpoint: Mapping, family: str) -> dict[str, Any]:
+    """What the parameters of a model of timm do not show, see `Family.parts_in_timm`; empty for other checkpoints.
+
+    Args:
+        checkpoint: From `read`.
+        family: Of its weights.
+
+    Raises:
+        CheckpointMismatchError: The model computes something else than ours with the same parameters.
+    """
+    find = NAMING[family].parts_in_timm
+    return find(checkpoint["timm_model"]) if find and "timm_model" in checkpoint else {}
 
 
 def read_timm(

@@ -91,6 +91,11 @@ class Pattern:
         literals = [re.escape(part).replace(r"\*", "(.+)") for part in self.literals]
         return re.compile(r"(0|[1-9]\d*)".join(literals))
 
+    @property
+    def names(self) -> set[str]:
+        """The letters of the indices, and ``*`` for a tail."""
+        return {name for name, *_ in self.indices} | ({"*"} if "*" in self.text else set())
+
     def match(self, key: str) -> tuple[tuple[str, int | str], ...] | None:
         """Values of the indices and of the tail by name, sorted, if `key` has this form."""
         found = self.regex.fullmatch(key) if self.longest in key else None
@@ -215,11 +220,15 @@ class Scheme:
     layout: Layout | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a table in which a key has two rules: found later, it would be an error about a user's file.
+        """Refuse a bad table of rules: found later, it would be an error about a user's file.
 
         Raises:
-            ValueError: There is such a key.
+            ValueError: A key has two rules, or the sides of a rule have other indices or tails.
         """
+        for rule in self.rules:
+            theirs, ours = rule.sources[0].names, rule.targets[0].names
+            if not (ours <= theirs if rule.read_only else ours == theirs):
+                raise OptionError(f"scheme {self.name!r}: {rule.theirs} and {rule.ours} have other indices or tails")
         patterns = [pattern for rule in self.rules for pattern in rule.sources]
         for one in patterns:
             others = [other for other in patterns if other is not one]

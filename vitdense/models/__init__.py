@@ -10,3 +10,5 @@ FAMILIES = {
     "NAT": "nat",
     "ResNet": "resnet",
 }
+# Heads with naming schemes: the folder that has them.
+HEADS = dict.fromkeys(("eomt", "pmt", "rfdetr_projector", "rfdetr"), "vit")

@@ -17,11 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from vitdense.checkpoint.errors import naming_option
 from vitdense.checkpoint.load import LoadReport, load_pretrained, remap_keys_in_place
 from vitdense.errors import OptionError
-from vitdense.families import arguments
 from vitdense.layers.blocks import LayerNorm
 from vitdense.layers.lora import LoRA, add_lora
-from vitdense.models.rows import Model, is_number, is_whole
-from vitdense.models.table import row_of
+from vitdense.models.registry import Model, arguments, is_number, is_whole, row_of
 from vitdense.module import Module
 
 if TYPE_CHECKING:
@@ -169,7 +167,7 @@ class Backbone(Module):
       `init_weights`.
 
     Attributes:
-        family: Name of the family in `vitdense.checkpoint.families`.
+        family: Name of the family in `vitdense.models.registry.NAMING`.
         arch: Its row of `vitdense.models.variants`.
         out_channels: Channels of each output.
         out_strides: Stride of each output in pixels.

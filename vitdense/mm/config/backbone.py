@@ -8,14 +8,12 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
-from vitdense.families import arguments, backbone_class
 from vitdense.mm.config.query import as_list, find_class
 from vitdense.mm.errors import ConfigError
 from vitdense.models.base import Backbone
-from vitdense.models.rows import Model
+from vitdense.models.registry import Model, arguments, backbone_class, find_model, near_names, row_of
 from vitdense.models.swin.model import Swin
 from vitdense.models.swin.sizes import SWIN, SwinArch
-from vitdense.models.table import find_model, near_names, row_of
 
 SIDE = 128  # of an image, in pixels, that tells the strides of a backbone
 PYRAMID = [4, 8, 16, 32]  # strides of a DeconvPyramid, from patches of 16

@@ -9,11 +9,11 @@ from mmengine.fileio import list_from_file
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, METRICS, MODELS
 
-from vitdense.families import arguments
 from vitdense.mm.config.query import as_list, class_heads, find_class, leaf_datasets, nodes
 from vitdense.mm.data.classes import colours, difference
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
+from vitdense.models.registry import arguments
 
 # mmdet's types that number labels in the order of a file, or evaluate by its ids -> ours, which do it by name.
 BY_NAME = {

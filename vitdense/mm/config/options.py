@@ -10,10 +10,10 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from vitdense.families import arguments
 from vitdense.mm.config.query import find_class
 from vitdense.mm.config.settings import LENGTHS, SETTINGS
 from vitdense.mm.errors import ConfigError
+from vitdense.models.registry import arguments
 
 # What mmengine's runner and this package read at the top level of a config. Anything else is a variable.
 TOP_LEVEL = set(arguments(Runner)) - {"cfg", "data_preprocessor"} | {

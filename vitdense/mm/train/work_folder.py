@@ -20,7 +20,7 @@ from vitdense.files import atomic_write, check_writable, describe_missing, remov
 from vitdense.mm.config.query import flat
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.checkpoints import REST, SCRATCH, is_checkpoint, read_checkpoint
-from vitdense.models.table import find_model, near_names
+from vitdense.models.registry import find_model, near_names
 
 CHECKPOINT = re.compile(r"(iter|epoch)_(\d+)\.pth")  # from which a training goes on
 WEIGHTS = "weights.pth"  # of a checkpoint in parts, in one file

@@ -22,7 +22,7 @@ from vitdense.layers.layout import window_layout
 from vitdense.layers.position import AbsolutePosition
 from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
 from vitdense.models.mvit.sizes import MVIT, MViTArch
-from vitdense.models.rows import find_arch
+from vitdense.models.registry import find_arch
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 WINDOWS = ("hybrid", "global", "window")

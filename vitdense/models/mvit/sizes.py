@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from vitdense.errors import OptionError
-from vitdense.models.rows import Model, check_sizes
+from vitdense.models.registry import Model, check_sizes
 
 
 @dataclass(frozen=True)

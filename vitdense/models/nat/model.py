@@ -13,7 +13,7 @@ from vitdense.layers.blocks import ResidualLayerNorm, scaled
 from vitdense.layers.local import LocalAttention, Tiles, num_offsets
 from vitdense.models.base import Finetune, InitCfg
 from vitdense.models.nat.sizes import NAT as SIZES
-from vitdense.models.rows import find_arch
+from vitdense.models.registry import find_arch
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
 
 

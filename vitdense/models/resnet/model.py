@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitdense.layers.blocks import init_conv, max_pool
 from vitdense.models.base import Backbone, Finetune, InitCfg, check_image, maybe_checkpoint
+from vitdense.models.registry import find_arch
 from vitdense.models.resnet.sizes import RESNET, ResNetArch
-from vitdense.models.rows import find_arch
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.local import Tiles
 from vitdense.layers.position import AbsolutePosition
 from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
-from vitdense.models.rows import find_arch
+from vitdense.models.registry import find_arch
 from vitdense.models.swin.sizes import SWIN, SwinArch
 
 

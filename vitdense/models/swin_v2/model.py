@@ -19,7 +19,7 @@ from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PatchEmbed, PostNormMerging, ResidualLayerNorm
 from vitdense.layers.layout import Windows, zero
 from vitdense.models.base import Finetune, InitCfg, as_pair
-from vitdense.models.rows import find_arch
+from vitdense.models.registry import find_arch
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, WindowAttention
 from vitdense.models.swin.model import plan as plan_v1
 from vitdense.models.swin_v2.sizes import SWIN_V2, SwinV2Arch

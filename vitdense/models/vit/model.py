@@ -22,7 +22,7 @@ from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import POSITION_RULES, AbsolutePosition, ExtraTokens
 from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
 from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
-from vitdense.models.rows import find_arch
+from vitdense.models.registry import find_arch
 from vitdense.models.vit.sizes import VIT, ViTArch
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)

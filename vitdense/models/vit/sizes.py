@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from vitdense.errors import OptionError
-from vitdense.models.rows import CLIP, HALF, IMAGENET, SATELLITE, Model, check_positive
+from vitdense.models.registry import CLIP, HALF, IMAGENET, SATELLITE, Model, check_positive
 
 
 @dataclass(frozen=True)

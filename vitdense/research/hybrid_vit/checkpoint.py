@@ -12,4 +12,5 @@ FAMILY = Family(
         Scheme("timm", (*_RESNET, *TIMM, *block_rules({}))),
     ),
     markers=(r"patch_embed\.backbone\.stem\.conv\.weight",),
+    parts_in_timm=VIT.parts_in_timm,
 )

@@ -17,7 +17,7 @@ from vitdense.layers import blocks
 from vitdense.layers.blocks import Mlp, PatchEmbed, init_transformer
 from vitdense.layers.layout import Resampling, Windows, compute_dtype, resampled_window_layout, window_layout
 from vitdense.models.base import Backbone, InitCfg, as_pair, maybe_checkpoint
-from vitdense.models.rows import find_arch
+from vitdense.models.registry import find_arch
 from vitdense.models.vit.model import default_out_indices
 from vitdense.research.mixer.sizes import MIXER, MixerArch
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from vitdense.errors import OptionError
+from vitdense.models.registry import Model
 from vitdense.models.resnet.sizes import ResNetArch
-from vitdense.models.rows import Model
 
 
 @dataclass(frozen=True)

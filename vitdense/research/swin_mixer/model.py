@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitdense.layers.blocks import PatchEmbed, PatchMerging
 from vitdense.layers.layout import compute_dtype, copied, window_layout
 from vitdense.models.base import InitCfg, as_pair
-from vitdense.models.rows import find_arch
+from vitdense.models.registry import find_arch
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
 from vitdense.research.swin_mixer.sizes import SWIN_MIXER
 

@@ -49,4 +49,5 @@ FAMILY = Family(
     ),
     markers=(r"blocks\.\d+\.attn1\.qkv\.weight",),
     may_be_missing=(*VIT.may_be_missing, r".+\.attn\d\.bias\.rel_pos_[hw]", r".+\.attn\d\.qkv\.qv_bias"),
+    parts_in_timm=VIT.parts_in_timm,
 )

@@ -1,0 +1,270 @@
+"""Which families there are, found by their folders, and which models, by their names. It imports no torch.
+
+A family is a folder of `vitdense.models` or, where that is there, of `vitdense.research`: ``model.py`` has its classes,
+``sizes.py`` its sizes and its rows of the table of models, ``checkpoint.py`` the naming schemes of its checkpoints. A
+variant of another family may have the first alone. A file is imported when something of it is asked for: sizes at the
+first look-up of a name, naming schemes of one family when its weights are read.
+
+The name of a model is ``<model>`` or ``<model>.<weights>``: ``swin_tiny.ms_in1k``. A model alone means its first row.
+"""
+
+import difflib
+import inspect
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from vitdense.errors import OptionError
+
+if TYPE_CHECKING:
+    from vitdense.checkpoint.family import Family
+
+FLOORS = tuple(floor for floor in ("models", "research") if find_spec(f"vitdense.{floor}"))
+# Class of a backbone: its folder.
+FOLDERS: dict[str, str] = {
+    name: f"vitdense.{floor}.{folder}"
+    for floor in FLOORS
+    for name, folder in import_module(f"vitdense.{floor}").FAMILIES.items()
+}
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+RELEASES = "https://github.com/SwinTransformer/storage/releases/download"
+Arch = TypeVar("Arch")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row of the table.
+
+    Attributes:
+        name: ``<model>.<weights>``; the model alone where no weights were published.
+        model: The part of the name that says what is built, such as ``swin_tiny``.
+        family: Class, such as ``'Swin'``.
+        arch: Its `arch`, a row of the family's table of sizes.
+        weights: Address of the weights (see `vitdense.checkpoint.read.read`), or None.
+        licence: Of the weights.
+        image_size: Of pretraining, in pixels, square.
+        options: Constructor arguments that the weights need, such as `window_size` in tokens.
+        mean: Of RGB images with values in [0, 1].
+        std: Likewise.
+        sha256: Digest of the file, where it is known. (Names of torchvision's files hold theirs.)
+        patch_size: Side of a patch of a plain ViT in pixels, to whose multiples images are padded; None for others.
+        gate: Page on which the authors ask for consent to the licence before they give their files; None for none.
+    """
+
+    name: str
+    model: str
+    family: str
+    arch: str
+    weights: str | None = None
+    licence: str | None = None
+    image_size: int = 224
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mean: tuple[float, float, float] = IMAGENET[0]
+    std: tuple[float, float, float] = IMAGENET[1]
+    sha256: str | None = None
+    gate: str | None = None
+    patch_size: int | None = None
+
+    def without_weights(self) -> "Model":
+        """The same model with no facts of weights: only mean and standard deviation, which it is usually given."""
+        return replace(self, name=self.model, weights=None, licence=None, sha256=None, gate=None)
+
+
+def backbone_class(name: str) -> type:
+    """The class of a backbone by its name, such as ``'Swin'``."""
+    return getattr(import_module(f"{FOLDERS[name]}.model"), name)
+
+
+def arguments(kind: type) -> dict[str, Any] | None:
+    """Arguments of a constructor and their defaults, with those of its bases that it passes ``**options`` on to.
+
+    None if it takes any name: its ``**options`` go elsewhere.
+    """
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters
+            found = {name: parameter.default for name, parameter in parameters.items()} | found
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+                return {name: default for name, default in found.items() if name not in ("self", "args", "options")}
+    return None
+
+
+def _with_module(part: str) -> dict[str, str]:
+    """The folders that have a module, ``'sizes'`` or ``'checkpoint'``, by the family: the folder's name."""
+    folders = dict.fromkeys(FOLDERS.values())
+    return {folder.rpartition(".")[2]: folder for folder in folders if find_spec(f"{folder}.{part}")}
+
+
+class _Naming(Mapping[str, "Family"]):
+    """Naming schemes of every family: `FAMILY` of its ``checkpoint.py``, imported when the family is asked for.
+
+    Heads with naming schemes are families too: `HEADS` of ``vitdense/models/__init__.py`` names the folder that has
+    them, in `HEADS` of its ``checkpoint.py``.
+    """
+
+    def __init__(self) -> None:
+        self._folders = _with_module("checkpoint")
+        self._heads: dict[str, str] = import_module("vitdense.models").HEADS
+
+    def __getitem__(self, family: str) -> "Family":
+        name = f"{self._folders[self._heads.get(family, family)]}.checkpoint"
+        try:
+            module = import_module(name)
+        except OptionError as error:  # a bad table of rules
+            raise ImportError(f"{name}: {error}", name=name) from error
+        return module.HEADS[family] if family in self._heads else module.FAMILY
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._folders, *self._heads))
+
+    def __len__(self) -> int:
+        return len(self._folders) + len(self._heads)
+
+
+NAMING: Mapping[str, "Family"] = _Naming()
+
+
+class _Tables(NamedTuple):
+    """Every model by its names.
+
+    Attributes:
+        MODELS: By its own name.
+        DEFAULTS: Without the weights' name: the first row of each model.
+        SHORT: Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.
+        TIMM: timm's names of the models whose weights it hosts, with and without the part after the dot.
+    """
+
+    MODELS: dict[str, Model]
+    DEFAULTS: dict[str, Model]
+    SHORT: dict[str, Model]
+    TIMM: dict[str, Model]
+
+
+@cache
+def _tables() -> _Tables:
+    sizes = [import_module(f"{folder}.sizes") for folder in _with_module("sizes").values()]
+    models = {row.name: row for module in sizes for row in module.rows()}
+    short = {
+        new: row
+        for name, row in models.items()
+        if row.weights and row.family in ("Swin", "SwinV2", "MViT", "ViT")
+        if (new := re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1)) != name
+    }
+    hosted = {row.weights.removeprefix("timm://"): row for row in models.values() if "timm://" in (row.weights or "")}
+    timm = {name.partition(".")[0]: row for name, row in reversed(hosted.items())} | hosted
+    return _Tables(models, {row.model: row for row in reversed(models.values())}, short, timm)
+
+
+def __getattr__(name: str) -> dict[str, Model]:
+    """The tables, which need the sizes of all families."""
+    if name not in _Tables._fields:
+        raise AttributeError(f"module 'vitdense.models.registry' has no attribute {name!r}")
+    return getattr(_tables(), name)
+
+
+def find_model(name: str) -> Model | None:
+    """The row of a name, or None. ``swin_tiny`` is the first of its rows; ``swin_t.ms_in1k`` is short for
+    ``swin_tiny.ms_in1k``; timm's ``vit_base_patch16_224.mae`` is ``vit_base.mae``."""
+    return next((table[name] for table in _tables() if name in table), None)
+
+
+def row_of(checkpoint: str | Path) -> Model | None:
+    """The row of weights, by its name or its address, or by the authors' address of DINOv3; None for other weights.
+
+    A file on this machine has no row, whatever its name.
+    """
+    address = str(checkpoint)
+    if Path(address).expanduser().is_file():
+        return None
+    address = re.sub(r"^hf://timm/([^/@]+).*", r"timm://\1", address)
+    rows = _tables().MODELS.values()
+    row = find_model(address) or next((row for row in rows if row.weights == address), None)
+    found = re.search(r"dinov3[-_]vit(s|b|l|h|7b)16(plus)?[-_]pretrain[-_](lvd1689m|sat493m)", address)
+    if row is None and found:
+        size, plus, data = found.groups()
+        size = {"s": "small", "b": "base", "l": "large", "h": "huge"}.get(size, size) + ("_plus" if plus else "")
+        row = find_model(f"dinov3_{size}.fb_{data}")
+    return row
+
+
+def gated_row(address: str) -> Model | None:
+    """The row of weights behind a gate, see `row_of`, or None."""
+    row = row_of(address)
+    return row if row and row.gate else None
+
+
+def ungated_twin(row: Model) -> Model | None:
+    """A row of the same arch whose weights need no consent, or None."""
+    same = [other for other in _tables().MODELS.values() if (other.family, other.arch) == (row.family, row.arch)]
+    return next((other for other in same if other.weights and not other.gate), None)
+
+
+def near_names(name: str) -> list[str]:
+    """Names of the table that look like `name`, for error messages."""
+    models, defaults, short, timm = _tables()
+    return difflib.get_close_matches(name, dict.fromkeys([*defaults, *models, *short, *timm]), n=5)
+
+
+def is_whole(x: object, least: int = 1) -> bool:
+    """Whether this is a whole number from `least` on; True and False are none."""
+    return isinstance(x, Integral) and not isinstance(x, bool) and x >= least
+
+
+def is_number(x: object) -> bool:
+    """Whether this is a finite real number; True and False are none."""
+    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def check_positive(arch: object, *names: str) -> None:
+    """Raise a ValueError unless these sizes of `arch` are ints above 0."""
+    for name in names:
+        if not is_whole(value := getattr(arch, name)):
+            raise OptionError(f"arch: {name} is {value!r}, expected a number above 0")
+
+
+def check_sizes(embed_dims: int, depths: tuple[int, ...]) -> None:
+    """Raise a ValueError unless the channels of the first stage and the blocks of every stage are numbers above 0."""
+    if not is_whole(embed_dims):
+        raise OptionError(f"arch: embed_dims is {embed_dims!r}, expected a number of channels")
+    if not isinstance(depths, tuple) or not depths or not all(map(is_whole, depths)):
+        raise OptionError(
+            f"arch: depths is {depths!r}, expected a number of blocks for every stage, such as (2, 2, 6, 2)"
+        )
+
+
+def find_arch(arch: str | Mapping, table: Mapping[str, Arch]) -> Arch:
+    """The row of `table` named `arch`, or a new row of the same type from a mapping of sizes.
+
+    Raises:
+        ValueError: The name is not in the table, or the mapping does not have exactly the row's fields (those with
+            a default may be left out).
+    """
+    if isinstance(arch, str):
+        if arch not in table:
+            # timm's names contain ours: swin_tiny_patch4_window7_224.
+            contained = sorted((name for name in table if name in arch), key=len)
+            near = contained[-1:] or difflib.get_close_matches(arch, table, n=1)
+            hint = f"; did you mean arch={near[0]!r}?" if near else ""
+            if (row := find_model(arch)) and row.arch not in table:
+                hint = f"; it is one of vitdense.{row.family}"
+            raise OptionError(f"arch: got {arch!r}, expected one of {', '.join(table)} or a dict of sizes{hint}")
+        return table[arch]
+    row = type(next(iter(table.values())))
+    needed = [field.name for field in fields(row) if field.default is MISSING]
+    optional = [field.name for field in fields(row) if field.default is not MISSING]
+    if not set(needed) <= set(arch) <= {*needed, *optional}:
+        either = f" and, if wanted, {', '.join(optional)}" if optional else ""
+        raise OptionError(f"arch: got the sizes {sorted(arch)}, expected exactly {', '.join(needed)}{either}")
+    return row(**{name: tuple(v) if isinstance(v, (list, tuple)) else v for name, v in arch.items()})
