@@ -16,7 +16,8 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from cost import CostCounter
 from vitdense.files import atomic_write, read_text
 from vitdense.inspect.flops import count, macs, num_params
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.models.registry import MODELS, Model, backbone_class
 
 REPO = Path(__file__).resolve().parents[1]

@@ -11,7 +11,8 @@ import torch
 from conftest import RECIPES, REPO, needs_research
 
 from vitdense.inspect.flops import count
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.models.registry import MODELS
 
 pytest.importorskip("mmdet")

@@ -94,7 +94,8 @@ def weights(state, **others):
 
 
 def of_demo():
-    from vitdense.mm.config.load import build_model, load_config
+    from vitdense.mm.config.build import build_model
+    from vitdense.mm.config.load import load_config
 
     return build_model(load_config(REPO / "configs/demo/cascade_swin_nano_shapes.py")).state_dict()
 
@@ -194,7 +195,8 @@ def test_config_blocks_build(block, tmp_path, monkeypatch):
     from mmengine.runner.checkpoint import CheckpointLoader
 
     from vitdense.mm.checks.normalisation import check_normalisation
-    from vitdense.mm.config.load import build_model, load_config
+    from vitdense.mm.config.build import build_model
+    from vitdense.mm.config.load import load_config
 
     path = tmp_path / "config.py"
     path.write_text(re.sub(r'^_base_ = "(?!\w+::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))

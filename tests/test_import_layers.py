@@ -122,7 +122,8 @@ def test_without_research_the_rest_works(tmp_path):
     shutil.copytree(REPO / "vitdense", tmp_path / "vitdense", ignore=shutil.ignore_patterns("research", "__pycache__"))
     code = f"""
 import vitdense, vitdense.registry
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 assert vitdense.__file__.startswith({str(tmp_path)!r})
 assert "SwinMixer" not in vitdense.__all__ and "mixer_base_16" not in vitdense.list_models()
 vitdense.create("swin_tiny"), vitdense.create("mvitv2_tiny")

@@ -30,7 +30,8 @@ from mmengine.registry import DefaultScope
 
 import vitdense
 from vitdense.mm import precision
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import leaf_datasets, nodes
 from vitdense.models.registry import find_model
 

@@ -8,7 +8,8 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.console import in_utf8
 from vitdense.inspect.flops import Row, count, table
 from vitdense.mm.config.arguments import make_parser, whole_number
-from vitdense.mm.config.load import build_model, config_of
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import config_of
 from vitdense.mm.train.console import exit_on_user_error
 
 

@@ -17,7 +17,8 @@ pytest.importorskip("mmdet")
 from test_tools import environment
 
 from vitdense.mm.cli.predict import PredictionError, predict
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError
 

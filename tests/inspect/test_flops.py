@@ -4,7 +4,8 @@ from conftest import needs_research
 from torch import nn
 
 from vitdense.inspect.flops import Row, count, macs, table
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 
 
 def test_macs_of_a_linear_layer_a_convolution_and_attention():

@@ -10,7 +10,8 @@ import torch
 from conftest import HAS_RESEARCH
 from torch import Tensor, nn
 
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector

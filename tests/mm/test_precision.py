@@ -10,7 +10,8 @@ import torch
 import vitdense
 from vitdense.layers.onednn import OneDnnLinear
 from vitdense.mm import precision
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision, computing
 from vitdense.mm.train import launch

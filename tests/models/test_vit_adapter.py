@@ -474,7 +474,8 @@ def test_published_totals(config, size, params_m):
     """Published: 36, 58, 134, 364 M with UPerNet; 86, 158 M with Cascade Mask R-CNN."""
     pytest.importorskip("mmdet")
     pytest.importorskip("mmseg")
-    from vitdense.mm.config.load import build_model, load_config
+    from vitdense.mm.config.build import build_model
+    from vitdense.mm.config.load import load_config
 
     cfg = load_config(config)
     dim, cfg.model.backbone.deform_num_heads, cfg.model.backbone.deform_ratio = HEADS[size]

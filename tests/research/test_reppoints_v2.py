@@ -14,8 +14,9 @@ from torchvision.ops import DeformConv2d
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import fit_whole
 from vitdense.inspect.flops import macs, num_params
+from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import follow_classes
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")
 from mmdet.registry import MODELS

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.checkpoint.whole import trained_classes
+from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts
 from vitdense.mm.config.diff import OF_RESULTS, log_differences
-from vitdense.mm.config.load import build_model, check_tiles, load_config
+from vitdense.mm.config.load import check_tiles, load_config
 from vitdense.mm.config.model_index import find_trained, is_published
 from vitdense.mm.config.query import (
     class_heads,

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from vitdense.mm.checks import dry_step, findings, frozen
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.loaders import in_process
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch

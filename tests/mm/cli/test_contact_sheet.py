@@ -11,7 +11,8 @@ from PIL import Image
 import vitdense
 from vitdense.inspect import show
 from vitdense.mm.cli.show import _attention, _marked, _stride, contact_sheet, sheet_rows
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.results import draw
 

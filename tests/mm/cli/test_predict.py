@@ -15,7 +15,8 @@ from PIL import Image
 from vitdense.__main__ import main
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm.cli.predict import Detection, Panoptic, Segmentation, list_images, predict, raw_values
-from vitdense.mm.config.load import ConfigError, build_model
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import ConfigError
 from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
 from vitdense.mm.predictor import Predictor, load_model, read_pixels
 from vitdense.results.result import Result

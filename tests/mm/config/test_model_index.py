@@ -6,7 +6,8 @@ import torch
 import vitdense
 from vitdense.mm import predictor
 from vitdense.mm.config import model_index as published
-from vitdense.mm.config.load import build_model, find_config, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.config.model_index import find_published, list_published
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.errors import ConfigError

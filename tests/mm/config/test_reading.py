@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from vitdense.mm.config.load import ConfigError, build_model, load_config, own_modules
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import ConfigError, load_config, own_modules
 
 pytest.importorskip("mmdet")
 

@@ -15,7 +15,8 @@ from vitdense.__main__ import main
 from vitdense.mm.checks import check
 from vitdense.mm.cli import new
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.data.panoptic_files import colours_of_ids, examine_panoptic, ids_of_colours, read_panoptic
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.data.shapes_panoptic import draw_panoptic_dataset

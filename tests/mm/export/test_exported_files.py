@@ -15,7 +15,8 @@ import onnx
 
 from vitdense.export import compare
 from vitdense.mm.cli.export import export
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.exported import open_program

@@ -12,7 +12,8 @@ from torchvision.ops import box_iou
 
 from vitdense.export.compare import BOUNDS, compare_objects
 from vitdense.export.program import export_program, save_onnx
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import FixedRoIExtractor, fix
 from vitdense.mm.export.select import Found, best, highest, suppress

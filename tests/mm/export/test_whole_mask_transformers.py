@@ -15,7 +15,8 @@ from mmseg.structures import SegDataSample
 
 from vitdense.export.program import export_program, largest_error, run_onnx, save_onnx
 from vitdense.mm.cli.export import export
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.export.tasks import MaskTransformer, Segmentor
 from vitdense.mm.heads.mask_transformer.heads import PMTHead

@@ -15,7 +15,8 @@ from PIL import Image
 from vitdense.export.program import export_program, run_onnx, save_onnx
 from vitdense.layers.deformable import bilinear
 from vitdense.mm.cli.export import FORMATS, export
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes_det import ShapesDataset
 from vitdense.mm.export.tasks import Detector
 from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE

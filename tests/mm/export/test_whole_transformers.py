@@ -6,7 +6,8 @@ from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
 from vitdense.export.program import _AnySize, export_program, largest_error, run_onnx, save_onnx
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector, MaskTransformer
 

@@ -15,7 +15,8 @@ from test_rfdetr import load, samples, shapes_of
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.errors import OptionError
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.heads.rfdetr.projector import C2fProjector
 
 GOLDEN = REPO / "tests/data/golden"

@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import REPO, needs_research
 
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")
 from mmdet.structures import DetDataSample

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from vitdense.errors import OptionError
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")
 from mmdet.structures import DetDataSample

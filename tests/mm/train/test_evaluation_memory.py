@@ -16,7 +16,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.structures import InstanceData
 
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.heads import rle_masks
 from vitdense.mm.train import launch
 

@@ -15,7 +15,8 @@ from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
-from vitdense.mm.config.load import ConfigError, build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.train.hooks import ExactLoadHook, ReproducibleHook
 
 pytest.importorskip("mmdet")

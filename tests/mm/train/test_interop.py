@@ -15,7 +15,8 @@ from pycocotools.cocoeval import COCOeval
 import vitdense
 import vitdense.mm.train.launch as launch
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.load import build_model, find_config, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import find_config, load_config
 
 pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long

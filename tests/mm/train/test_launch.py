@@ -9,7 +9,8 @@ from mmengine.registry import MODELS, OPTIM_WRAPPERS
 
 from vitdense import Swin
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.mm.config.load import ConfigError, build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.train import launch, processes
 from vitdense.mm.train.console import exit_on_user_error
 

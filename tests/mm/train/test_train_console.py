@@ -16,7 +16,8 @@ from mmengine.logging import print_log
 from PIL import Image
 
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, PALETTE
 from vitdense.mm.train.console import NOT_PRINTED, quiet
 from vitdense.mm.train.runner import Runner

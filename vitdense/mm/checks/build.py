@@ -11,7 +11,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import PARAM_SCHEDULERS
 
 from vitdense.mm.checks.base import Finding
-from vitdense.mm.config.load import build_model
+from vitdense.mm.config.build import build_model
 from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.errors import ConfigError
 

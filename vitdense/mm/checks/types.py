@@ -6,7 +6,7 @@ from mmengine import registry
 from mmengine.config import Config
 
 from vitdense.mm.checks.base import Finding
-from vitdense.mm.config.load import unknown_type
+from vitdense.mm.config.build import unknown_type
 from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets
 
 

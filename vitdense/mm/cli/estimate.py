@@ -14,7 +14,8 @@ import torch
 from mmengine.optim import build_optim_wrapper
 from mmengine.runner import Runner
 
-from vitdense.mm.config.load import build_model, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.loaders import in_process
 from vitdense.mm.config.query import drop_weights
 

@@ -15,7 +15,8 @@ from mmengine.structures import BaseDataElement
 from vitdense.files import atomic_write, read_text
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.backbone import model_changes
-from vitdense.mm.config.load import build_model, find_config, load_config
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.config.print import check_new_file, code
 from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.errors import ConfigError

@@ -1,32 +1,26 @@
-"""Configs from a file and the command line; building their models."""
+"""Configs from a file and the command line."""
 
 import argparse
 import ast
 import difflib
-import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODELS, Registry, init_default_scope
-from torch import nn
 
 import vitdense.mm.registry
 from vitdense.files import describe_missing
 from vitdense.mm.config.base import Asked, Change
-from vitdense.mm.config.options import REGISTRIES
 from vitdense.mm.config.passes import completed
 from vitdense.mm.config.print import ReadableConfig
-from vitdense.mm.config.query import as_list, flat, nodes
+from vitdense.mm.config.query import as_list, nodes
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.processes import find_launcher
 from vitdense.mm.train.work_folder import WorkFolder
 
@@ -194,56 +188,6 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
                 bases = as_list(ast.literal_eval(node.value))
     found = [find_config(base) if "::" in base else path.parent / base for base in bases]
     return list(dict.fromkeys([path, *(file for base in found for file in config_files(base, (*above, path)))]))
-
-
-def build_model(cfg: Config) -> nn.Module:
-    """Build the model of a config for one process: weights not initialised, BN for SyncBN; see `guard_model`."""
-    init_default_scope(cfg.get("default_scope", "mmdet"))
-    with explained(cfg):
-        return guard_model(revert_sync_batchnorm(MODELS.build(cfg.model)))
-
-
-@contextmanager
-def explained(cfg: Config) -> Iterator[None]:
-    """Errors of mm's builders as one line: no class has the name of a `type`, or it does not take its arguments.
-
-    The builders have no errors of their own for it, so that their text tells.
-
-    Raises:
-        ConfigError: Such an error.
-    """
-    try:
-        yield
-    except (KeyError, TypeError) as error:
-        text = " ".join(str(error.args[0] if error.args else error).split())
-        absent = re.match(r"(\S+) is not in the \w+::(.+?) registry", text)
-        taken = re.match(r"(\w+)\.__init__\(\) (got an unexpected|got multiple|missing)", text)
-        name = (absent or taken or [None, None])[1]
-        keys = [
-            key.rpartition(".type")[0] or key
-            for key, value in flat(cfg.to_dict()).items()
-            if name and key.endswith("type") and str(value).split(".")[-1] == name.split(".")[-1]
-        ]
-        if not keys:
-            raise
-        if not absent:
-            raise ConfigError(f"{', '.join(keys)}: {text}") from error
-        raise unknown_type(", ".join(keys), name, cfg) from error
-
-
-def unknown_type(where: str, name: str, cfg: Config, roots: Sequence[Registry] = REGISTRIES) -> ConfigError:
-    """The error that no class has the name of a `type`, with the nearest name of the registries `roots`."""
-    near = difflib.get_close_matches(str(name), _type_names(cfg, roots), n=1)
-    hint = f"did you mean {near[0]}?" if near else "a class of one's own is registered by custom_imports"
-    return ConfigError(f"{where}: no class is registered as {name!r}; {hint}")
-
-
-def _type_names(cfg: Config, roots: Sequence[Registry]) -> Iterator[str]:
-    """Every name that a `type` of a config may have."""
-    for root in roots:
-        with root.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as scoped:
-            yield from {**root.module_dict, **scoped.module_dict}
-        yield from (f"{scope}.{name}" for scope, child in root.children.items() for name in child.module_dict)
 
 
 def check_tiles(cfg: Config) -> None:

@@ -17,7 +17,7 @@ from mmengine.registry import DefaultScope
 
 from vitdense.files import read_text
 from vitdense.mm.checks import batch_size
-from vitdense.mm.config.load import build_model
+from vitdense.mm.config.build import build_model
 from vitdense.mm.config.loaders import in_process
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.errors import ConfigError

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from vitdense.checkpoint.convert import write_torch
 from vitdense.files import remove
 from vitdense.mm.checks import dry_step
-from vitdense.mm.config.load import explained
+from vitdense.mm.config.build import explained
 from vitdense.mm.config.query import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.transforms import name_unreadable
