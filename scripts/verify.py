@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
 from vitdense.checkpoint.convert import Converted
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.family import REBUILT
 from vitdense.checkpoint.load import load_pretrained
+from vitdense.checkpoint.schemes import REBUILT
 from vitdense.models.base import Backbone
 
 HEADS = r"(norm\d*|ln1|head|head_dist|fc|fc_norm)\..+"  # parameters of peers after the last block of a stage

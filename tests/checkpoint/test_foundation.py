@@ -10,10 +10,10 @@ from torch import nn
 
 from vitdense import ViT
 from vitdense.checkpoint.convert import convert
-from vitdense.checkpoint.detectron2 import DETECTOR
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole, load_pretrained
 from vitdense.checkpoint.rename import rename, reverse
+from vitdense.checkpoint.whole_models import DETECTOR
 from vitdense.models.vit.sizes import VIT
 from vitdense.necks import DeconvPyramid
 

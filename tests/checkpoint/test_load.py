@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.checkpoint.load import fit_whole, load_pretrained, match_exactly
+from vitdense.checkpoint.fit import match_exactly
+from vitdense.checkpoint.load import fit_whole, load_pretrained
 from vitdense.checkpoint.rename import Scheme
 from vitdense.errors import OptionError
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.family import NO_BIAS, TOKEN_POSITION
 from vitdense.checkpoint.rename import Rule, Scheme, Transform, find_rule, rename, reverse
+from vitdense.checkpoint.schemes import NO_BIAS, TOKEN_POSITION
 from vitdense.errors import OptionError
 from vitdense.models.registry import NAMING
 from vitdense.models.swin.checkpoint import from_unfold, to_unfold

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, refuse_omitted, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.family import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
 from vitdense.checkpoint.read import parts_in_timm
 from vitdense.checkpoint.rename import Rule, Scheme, find_rule, reverse
+from vitdense.checkpoint.schemes import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index

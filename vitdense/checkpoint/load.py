@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,27 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdense.checkpoint.detect import OMITTED, WRAPPERS, Match, detect, entries, is_finite, refuse_omitted, unwrap
-from vitdense.checkpoint.detectron2 import DETECTOR
+from vitdense.checkpoint.detect import OMITTED, WRAPPERS, Match, detect, entries, refuse_omitted, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, naming_option
-from vitdense.checkpoint.family import CLASSIFIER, PERIODS, REBUILT, TOKENS
-from vitdense.checkpoint.fresh import fresh_pattern
+from vitdense.checkpoint.fit import fit, fresh_pattern, match_exactly, same_kind, with_channels
 from vitdense.checkpoint.read import parts_in_timm, read
 from vitdense.checkpoint.rename import rename
-from vitdense.checkpoint.whole import DIFFERENCES, is_whole, split, trained_classes, with_named_outputs
+from vitdense.checkpoint.schemes import CLASSIFIER, PERIODS, REBUILT, TOKENS
+from vitdense.checkpoint.whole_models import (
+    DETECTOR,
+    DIFFERENCES,
+    is_whole_model,
+    split_parts,
+    trained_classes,
+    with_named_outputs,
+)
 from vitdense.errors import OptionError
 from vitdense.layers.bias import window_of_offsets
-from vitdense.layers.resize import (
-    resize_bias_table,
-    resize_grid,
-    resize_patch,
-    resize_relative_position,
-    resize_window_linear,
-)
 from vitdense.models.registry import NAMING
-from vitdense.models.registry import is_whole as is_whole_number
 
-NAMED = 10  # tensors in a message
 NEAR_ZERO = 0.1  # mean size of a norm's weight in a file of differences
 
 
@@ -87,124 +84,12 @@ class LoadReport:
         return "\n".join([str(self), *(f"  {what} {line}" for what, lines in lists.items() for line in lines)])
 
 
-def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
-    """A tensor of the checkpoint, resized to that of the model if it is a position table of another resolution.
-
-    `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
-    """
-    if not value.numel() or not _same_kind(value, target):
-        return value
-    if key == "patch_embed.proj.weight" and rule == "timm" and value.ndim == target.ndim == 4:
-        return value if value.shape[2:] == target.shape[2:] else resize_patch(value, tuple(target.shape[2:]))
-    if ".spatial_mlp." in key and value.ndim == target.ndim:
-        return resize_window_linear(value, tuple(target.shape[1:3]), rule)
-    if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
-        return value
-    if key.endswith(".relative_position_bias_table"):
-        return resize_bias_table(value, tuple((side + 1) // 2 for side in target.shape[:2]), rule)
-    if "absolute_pos_embed." in key:  # a grid, or the rows or columns of one
-        return resize_grid(value, tuple(target.shape[1:3]), rule)
-    if key.endswith((".bias.rel_pos_h", ".bias.rel_pos_w")):
-        return resize_relative_position(value, target.shape[0])
-    return value
-
-
-def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) -> Tensor:
-    """The weight of a stem's convolution, ``[D, F, h, w]``, for images of `number` channels C: ``[D, C, h, w]``.
-
-    Args:
-        weight: Of the file, for F channels, mostly R, G and B.
-        channels: ``'mean'``: ``new[:, c] = weight.sum(1) / C``, which keeps the sum over all channels. ``'repeat'``:
-            ``new[:, c] = weight[:, c % F] * F / C``. A list, one entry for each channel: ``new[:, c] = weight[:,
-            channels[c]]``.
-        number: C.
-
-    Raises:
-        ValueError: `channels` is something else, or a list of another length or with channels that the file lacks.
-    """
-    given = weight.shape[1]
-    if channels == "mean":
-        return weight.float().sum(1, keepdim=True).expand(-1, number, -1, -1) / number  # [D, C, h, w]
-    if channels == "repeat":
-        return weight.float()[:, [c % given for c in range(number)]] * (given / number)  # [D, C, h, w]
-    is_list = isinstance(channels, (list, tuple)) and len(channels) == number
-    if not is_list or not all(is_whole_number(c, 0) and c < given for c in channels):
-        raise OptionError(
-            f"channels: got {channels!r}, expected 'mean', 'repeat', or for each of the {number} channels of the model "
-            f"one of the file, 0 to {given - 1}"
-        )
-    return weight[:, list(channels)]  # [D, C, h, w]
-
-
 def _stem_weight(model: nn.Module) -> str | None:
     """Name of the weight that meets the image: of the first convolution of the stem. A head has none."""
     if not hasattr(model, "stem_modules"):
         return None
     stem = next(part for module in model.stem_modules() for part in module.modules() if isinstance(part, nn.Conv2d))
     return next(f"{name}.weight" for name, module in model.named_modules() if module is stem)
-
-
-def match_exactly(
-    targets: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    fresh: Sequence[str] = (),
-    advise: Callable[[set[str], set[str]], str] = lambda refused, excused: "",
-) -> dict[str, Tensor]:
-    """The tensors of a state dict that fill a model with the same names.
-
-    Args:
-        targets: The model's state dict.
-        state: Of the checkpoint.
-        fresh: Regular expressions of names that are left out, whether they would fit or not.
-        advise: What to do, for the error message, from the names of the mismatches that are refused and excused.
-
-    Raises:
-        CheckpointMismatchError: Any other key is missing or unexpected, or has another size or dtype, or NaN or
-            infinity; they are counted, and some are listed.
-    """
-    both = [key for key in state if key in targets]
-    mismatches = {
-        "missing keys": [key for key in targets if key not in state],
-        "unexpected keys": [key for key in state if key not in targets],
-        "size mismatch": [key for key in both if targets[key].shape != state[key].shape],
-        "dtype mismatch": [key for key in both if not _same_kind(targets[key], state[key])],
-        "NaN or infinity": [
-            key
-            for key in both
-            if _same_kind(targets[key], state[key]) and not is_finite(state[key].to(targets[key].dtype))
-        ],
-    }
-    found = {key for keys in mismatches.values() for key in keys}
-    left_out = {key for key in (*targets, *state) if any(re.fullmatch(p, key) for p in fresh)}
-    if refused := found - left_out:
-        kinds = {what: [key for key in keys if key in refused] for what, keys in mismatches.items()}
-        kinds = {what: keys for what, keys in kinds.items() if keys}
-        sizes = {key: f" {tuple(state[key].shape)}, expected {tuple(targets[key].shape)}" for key in both}
-        named = NAMED // len(kinds)  # of each kind
-        listed = "; ".join(
-            f"{what} ({len(keys)}): "
-            + ", ".join(key + sizes[key] if what == "size mismatch" else key for key in keys[:named])
-            + (", ..." if len(keys) > named else "")
-            for what, keys in kinds.items()
-        )
-        advice = advise(refused, found & left_out)
-        if any(".lora." in key for key in refused):
-            advice = (
-                "Keys with .lora. are low-rank updates: for a model with finetune='lora' and a file without them, "
-                "tools/train.py --fresh '.+\\.lora\\..+'; for the contrary, tools/convert.py --merge-lora. "
-            )
-        raise CheckpointMismatchError(f"the checkpoint does not fit the model exactly. {advice}{listed}")
-    return {key: value for key, value in state.items() if key not in left_out}
-
-
-def _is_real(x: Tensor) -> bool:
-    return x.dtype.is_floating_point
-
-
-def _same_kind(a: Tensor, b: Tensor) -> bool:
-    """Whether both hold real numbers, or complex ones, truth values or integers."""
-    kinds = [(_is_real(x), x.is_complex(), x.dtype == torch.bool) for x in (a, b)]
-    return kinds[0] == kinds[1]
 
 
 def _transfer(
@@ -277,7 +162,7 @@ def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) 
 
 def _are_offsets(table: Tensor) -> bool:
     """Whether a table may be one of `log_spaced_offsets`: the last offset of an axis of several tokens is above 0."""
-    if table.ndim != 4 or not _is_real(table) or not table.numel() or table.shape[-1] != 2:
+    if table.ndim != 4 or not table.is_floating_point() or not table.numel() or table.shape[-1] != 2:
         return False
     farthest = table[0, -1, -1].tolist()
     return all(side == 1 or 0 < far < math.inf for side, far in zip(table.shape[1:3], farthest))
@@ -370,7 +255,7 @@ def load_pretrained(
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
     stem = _stem_weight(model)
-    if stem in state and state[stem].ndim == 4 and _same_kind(state[stem], targets[stem]):
+    if stem in state and state[stem].ndim == 4 and same_kind(state[stem], targets[stem]):
         theirs, ours = state[stem].shape[1], targets[stem].shape[1]
         if channels is not None:
             state[stem] = with_channels(state[stem], channels, ours)
@@ -429,10 +314,10 @@ def fit_whole(
     report = LoadReport(source, "own")
     backbones = ["backbone."]
     trunk = None  # what was found in the file, or our names already
-    is_foreign = is_whole(state)
+    is_foreign = is_whole_model(state)
     if is_foreign:
         state, report.classes = with_named_outputs(state, trained_classes(checkpoint))
-        state = split(state, "decode_head." if hasattr(model, "decode_head") else "panoptic_head.")
+        state = split_parts(state, "decode_head." if hasattr(model, "decode_head") else "panoptic_head.")
     if is_foreign or base is not None:
         state, trunk = _with_base(model, state, base, source, report)
     for name, module in model.named_modules():

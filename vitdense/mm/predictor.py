@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
-from vitdense.checkpoint.whole import trained_classes
+from vitdense.checkpoint.whole_models import trained_classes
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts
 from vitdense.mm.config.diff import OF_RESULTS, log_differences

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from vitdense.errors import OptionError
 
 if TYPE_CHECKING:
-    from vitdense.checkpoint.family import Family
+    from vitdense.checkpoint.schemes import Family
 
 FLOORS = tuple(floor for floor in ("models", "research") if find_spec(f"vitdense.{floor}"))
 # Class of a backbone: its folder.

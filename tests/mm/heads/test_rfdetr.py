@@ -178,7 +178,7 @@ def test_keys_and_parameters(size):
         part = model.get_submodule(name)
         found |= {f"{name}.{key}": x for key, x in part.state_dict().items()}
     from vitdense.checkpoint.detect import detect
-    from vitdense.checkpoint.whole import split
+    from vitdense.checkpoint.whole_models import split
 
     state = split(wanted, "")
     ours = {}

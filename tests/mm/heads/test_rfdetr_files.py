@@ -16,7 +16,7 @@ from test_rfdetr import make, shapes_of
 import vitdense
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
-from vitdense.checkpoint.whole import trained_classes
+from vitdense.checkpoint.whole_models import trained_classes
 from vitdense.mm import predictor
 from vitdense.mm.cli.new import main as new
 from vitdense.mm.config.load import load_config

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.family import CLASS_POSITION, CLASS_TOKEN, FLAT_POSITION, Family, mmpretrain, own, same
 from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
+from vitdense.checkpoint.schemes import CLASS_POSITION, CLASS_TOKEN, FLAT_POSITION, Family, mmpretrain, own, same
 
 
 def without_time(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Naming schemes of NAT."""
 
-from vitdense.checkpoint.family import Family, own, same
 from vitdense.checkpoint.rename import Rule, Scheme, Transform
+from vitdense.checkpoint.schemes import Family, own, same
 
 # Theirs has the heads first, and offsets of the key from the query: ours are of the query from the key.
 RPB = Transform(

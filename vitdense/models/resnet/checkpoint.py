@@ -1,7 +1,7 @@
 """Naming schemes of ResNet: torchvision's names are everybody's. What differs is the classifier."""
 
-from vitdense.checkpoint.family import CLASSIFIER, Family, prefixed, same
 from vitdense.checkpoint.rename import Rule, Scheme
+from vitdense.checkpoint.schemes import CLASSIFIER, Family, prefixed, same
 
 _BLOCK = ("conv{k}.weight", "bn{k}.*", "downsample.{k}.*")
 TRUNK = same("conv1.weight", "bn1.*", *(f"layer{{i}}.{{j}}.{name}" for name in _BLOCK))

@@ -5,7 +5,8 @@ import re
 
 from torch import Tensor
 
-from vitdense.checkpoint.family import (
+from vitdense.checkpoint.rename import Rule, Scheme, Transform
+from vitdense.checkpoint.schemes import (
     FLAT_POSITION,
     REBUILT,
     SWIN_STEM,
@@ -16,7 +17,6 @@ from vitdense.checkpoint.family import (
     same,
     square,
 )
-from vitdense.checkpoint.rename import Rule, Scheme, Transform
 
 
 def from_unfold(x: Tensor) -> Tensor:

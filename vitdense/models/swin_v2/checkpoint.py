@@ -2,8 +2,8 @@
 
 import torch
 
-from vitdense.checkpoint.family import SWIN_STEM, Family, mmpretrain, own, same
 from vitdense.checkpoint.rename import Rule, Transform
+from vitdense.checkpoint.schemes import SWIN_STEM, Family, mmpretrain, own, same
 from vitdense.models.swin.checkpoint import FLAT_INDEX, UNFOLD, merge, mm_trunk, official, timm, torchvision
 
 # torchvision keeps a bias for keys, but sets it to zero in every forward pass.

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from vitdense.checkpoint.family import (
+from vitdense.checkpoint.rename import Rule, Scheme
+from vitdense.checkpoint.schemes import (
     CLASS_POSITION,
     CLASS_TOKEN,
     LORA,
@@ -16,7 +17,6 @@ from vitdense.checkpoint.family import (
     read_only,
     same,
 )
-from vitdense.checkpoint.rename import Rule, Scheme
 from vitdense.models.vit.foundation import PACKED, TABLES
 from vitdense.models.vit.foundation import SCHEMES as FOUNDATION
 from vitdense.models.vit.mask_heads import HEADS as MASK_HEADS

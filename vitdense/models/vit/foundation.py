@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.family import (
+from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
+from vitdense.checkpoint.schemes import (
     CLASS_POSITION,
     CLASS_TOKEN,
     PATCH,
@@ -16,7 +17,6 @@ from vitdense.checkpoint.family import (
     same,
     split_position,
 )
-from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
 
 
 def _join(parts: int) -> Transform:

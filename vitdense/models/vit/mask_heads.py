@@ -1,7 +1,7 @@
 """Naming schemes of the heads of EoMT and PMT, of which there are files: the authors', transformers' and ours."""
 
-from vitdense.checkpoint.family import PERIODS, Family, same
 from vitdense.checkpoint.rename import Rule, Scheme
+from vitdense.checkpoint.schemes import PERIODS, Family, same
 from vitdense.models.vit.foundation import DINOV3_LAYERS, block_of
 
 _PREDICTOR = ("queries.weight", "class_head.*", "mask_head.{i}.*", "upscale.{i}.*")

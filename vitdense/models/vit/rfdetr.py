@@ -5,8 +5,8 @@ import re
 import torch
 from torch import Tensor, nn
 
-from vitdense.checkpoint.family import Family, same
 from vitdense.checkpoint.rename import Rule, Scheme, Transform
+from vitdense.checkpoint.schemes import Family, same
 
 
 def _layers(theirs: str, ours: str, **names: str) -> tuple[Rule, ...]:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vitdense.checkpoint.family import LORA, TOKEN_POSITION, Family, same
 from vitdense.checkpoint.rename import Rule, Scheme, Transform
+from vitdense.checkpoint.schemes import LORA, TOKEN_POSITION, Family, same
 from vitdense.models.vit.checkpoint import FAMILY as VIT
 
 

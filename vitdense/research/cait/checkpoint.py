@@ -1,7 +1,7 @@
 """Naming schemes of CaiT: ours, and the authors', which are timm's."""
 
-from vitdense.checkpoint.family import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, Family, position, same
 from vitdense.checkpoint.rename import Rule, Scheme
+from vitdense.checkpoint.schemes import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, Family, position, same
 from vitdense.models.vit.checkpoint import FAMILY as VIT
 from vitdense.models.vit.checkpoint import block_rules, layer_scale
 

@@ -1,7 +1,7 @@
 """Naming schemes of hybrid ViTs: those of ViT, and the ResNet's in timm's names."""
 
-from vitdense.checkpoint.family import Family, same
 from vitdense.checkpoint.rename import Scheme
+from vitdense.checkpoint.schemes import Family, same
 from vitdense.models.vit.checkpoint import FAMILY as VIT
 from vitdense.models.vit.checkpoint import TIMM, block_rules
 

@@ -1,7 +1,7 @@
 """Naming schemes of the isotropic mixers: MLP-Mixer, ResMLP and gMLP."""
 
-from vitdense.checkpoint.family import Family, prefixed, same
 from vitdense.checkpoint.rename import Rule, Scheme, Transform
+from vitdense.checkpoint.schemes import Family, prefixed, same
 
 # timm has ResMLP's factors and offsets as [1, 1, C].
 AFFINE = Transform(lambda x: x.squeeze(0).squeeze(0), lambda x: x.view(1, 1, -1))

@@ -1,7 +1,7 @@
 """Our names of a ResNet with local self-attention. Nobody else has such files."""
 
-from vitdense.checkpoint.family import CLASSIFIER, Family, same
 from vitdense.checkpoint.rename import Scheme
+from vitdense.checkpoint.schemes import CLASSIFIER, Family, same
 from vitdense.models.resnet.checkpoint import TRUNK
 
 _ATTENTION = same(*(f"layer{{i}}.{{j}}.conv{{k}}.attn.{name}" for name in ("qkv.weight", "rel_pos_h", "rel_pos_w")))

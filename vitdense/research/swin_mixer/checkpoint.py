@@ -5,8 +5,8 @@ import math
 from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.family import SWIN_STEM, Family, own
 from vitdense.checkpoint.rename import Rule, Transform
+from vitdense.checkpoint.schemes import SWIN_STEM, Family, own
 from vitdense.models.swin.checkpoint import official
 
 

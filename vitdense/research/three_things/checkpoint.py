@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vitdense.checkpoint.family import Family
 from vitdense.checkpoint.rename import Rule, Scheme
+from vitdense.checkpoint.schemes import Family
 from vitdense.models.vit.checkpoint import FAMILY as VIT
 from vitdense.models.vit.checkpoint import TIMM, block_rules, layer_scale
 

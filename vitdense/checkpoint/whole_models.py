@@ -1,4 +1,4 @@
-"""Whole files of EoMT, PMT, RF-DETR and LW-DETR, and of a PMT's head alone: of which part of the model a key is."""
+"""Names in files of whole models of other projects: EoMT, PMT, RF-DETR and LW-DETR, and detectron2's ViTDet."""
 
 import argparse
 import re
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.rename import Rule
 
 Table = Mapping[str, str | None]  # regular expressions of keys, and the part of the model; None: not needed there
 
@@ -41,7 +42,7 @@ COCO = ("person", "toothbrush", 80, 91)  # the first and the last name, names an
 DIFFERENCES = "eomt_dinov3"  # the authors publish files with these names of the trunk as differences to DINOv3's
 
 
-def is_whole(keys: Iterable[str]) -> bool:
+def is_whole_model(keys: Iterable[str]) -> bool:
     """Whether these are the keys of a whole file of the authors of one of these models, or of transformers."""
     return _table(keys) is not None
 
@@ -58,8 +59,8 @@ def _table(keys: Iterable[str]) -> Table | None:
     return _RFDETR_TRANSFORMERS if is_rfdetr else None
 
 
-def split(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
-    """A whole file with the prefixes of mm's models, ``backbone.``, `head`, and RF-DETR's; see `is_whole`.
+def split_parts(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
+    """A whole file with the prefixes of mm's models, ``backbone.``, `head`, and RF-DETR's; see `is_whole_model`.
 
     Keys that the table does not know stay as they are, and are refused as unexpected.
     """
@@ -102,3 +103,38 @@ def with_named_outputs(state: Mapping[str, Tensor], names: Mapping[int, str]) ->
     said = ", ".join(f"{i} {name}" for i, name in names.items())
     said = f"outputs are {said}; of no class: {', '.join(others) or 'none'}"
     return {key: value[rows] if re.fullmatch(CLASSES, key) else value for key, value in state.items()}, said
+
+
+_MASKS, _BOXES, _RPN = "roi_heads.mask_head", "roi_heads.box_head.{k}", "proposal_generator.rpn_head"
+
+
+def _conv(theirs: str, conv: str, norm: str) -> tuple[Rule, Rule]:
+    """A convolution with a LayerNorm, which detectron2 keeps inside of it."""
+    return Rule(f"{theirs}.weight", f"{conv}.weight"), Rule(f"{theirs}.norm.*", f"{norm}.*")
+
+
+# detectron2's detectors with a simple feature pyramid, as of ViTDet and EVA-02, to mmdet's Cascade Mask R-CNN with
+# `DeconvPyramid`. The trunk keeps detectron2's names.
+DETECTOR = (
+    Rule("backbone.net.*", "backbone.*"),
+    *(Rule(f"backbone.simfp_2.{n}.*", f"neck.levels.0.{n}.*") for n in (0, 1, 3)),
+    Rule("backbone.simfp_3.0.*", "neck.levels.1.0.*"),
+    *(
+        rule
+        for level, first in enumerate((4, 1, 0, 1))  # of the two convolutions after those that enlarge
+        for n in (0, 1)
+        for rule in _conv(
+            f"backbone.simfp_{level + 2}.{first + n}", *(f"neck.convs.{level}.{i}" for i in (2 * n, 2 * n + 1))
+        )
+    ),
+    Rule(f"{_RPN}.conv.conv{{i}}.*", "rpn_head.rpn_conv.{i}.conv.*"),
+    Rule(f"{_RPN}.objectness_logits.*", "rpn_head.rpn_cls.*"),
+    Rule(f"{_RPN}.anchor_deltas.*", "rpn_head.rpn_reg.*"),
+    *_conv(f"{_BOXES}.conv{{i+1}}", *(f"roi_head.bbox_head.{{k}}.shared_convs.{{i}}.{x}" for x in ("conv", "ln"))),
+    Rule(f"{_BOXES}.fc{{i+1}}.*", "roi_head.bbox_head.{k}.shared_fcs.{i}.*"),
+    Rule("roi_heads.box_predictor.{k}.cls_score.*", "roi_head.bbox_head.{k}.fc_cls.*"),
+    Rule("roi_heads.box_predictor.{k}.bbox_pred.*", "roi_head.bbox_head.{k}.fc_reg.*"),
+    *_conv(f"{_MASKS}.mask_fcn{{i+1}}", *(f"roi_head.mask_head.convs.{{i}}.{x}" for x in ("conv", "ln"))),
+    Rule(f"{_MASKS}.deconv.*", "roi_head.mask_head.upsample.*"),
+    Rule(f"{_MASKS}.predictor.*", "roi_head.mask_head.conv_logits.*"),
+)

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from vitdense.checkpoint.fresh import fresh_pattern
+from vitdense.checkpoint.fit import fresh_pattern
 
 
 def parameters(*modules):

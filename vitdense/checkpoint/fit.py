@@ -1,0 +1,168 @@
+"""Tensors of a checkpoint against those of a model: resized, compared, and a pattern of those that are left out."""
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vitdense.checkpoint.detect import is_finite
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.errors import OptionError
+from vitdense.layers.resize import (
+    resize_bias_table,
+    resize_grid,
+    resize_patch,
+    resize_relative_position,
+    resize_window_linear,
+)
+from vitdense.models.registry import is_whole as is_whole_number
+
+NAMED = 10  # tensors in a message
+LONGEST = 200  # characters; a longer pattern is no help
+
+
+def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
+    """A tensor of the checkpoint, resized to that of the model if it is a position table of another resolution.
+
+    `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
+    """
+    if not value.numel() or not same_kind(value, target):
+        return value
+    if key == "patch_embed.proj.weight" and rule == "timm" and value.ndim == target.ndim == 4:
+        return value if value.shape[2:] == target.shape[2:] else resize_patch(value, tuple(target.shape[2:]))
+    if ".spatial_mlp." in key and value.ndim == target.ndim:
+        return resize_window_linear(value, tuple(target.shape[1:3]), rule)
+    if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
+        return value
+    if key.endswith(".relative_position_bias_table"):
+        return resize_bias_table(value, tuple((side + 1) // 2 for side in target.shape[:2]), rule)
+    if "absolute_pos_embed." in key:  # a grid, or the rows or columns of one
+        return resize_grid(value, tuple(target.shape[1:3]), rule)
+    if key.endswith((".bias.rel_pos_h", ".bias.rel_pos_w")):
+        return resize_relative_position(value, target.shape[0])
+    return value
+
+
+def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) -> Tensor:
+    """The weight of a stem's convolution, ``[D, F, h, w]``, for images of `number` channels C: ``[D, C, h, w]``.
+
+    Args:
+        weight: Of the file, for F channels, mostly R, G and B.
+        channels: ``'mean'``: ``new[:, c] = weight.sum(1) / C``, which keeps the sum over all channels. ``'repeat'``:
+            ``new[:, c] = weight[:, c % F] * F / C``. A list, one entry for each channel: ``new[:, c] = weight[:,
+            channels[c]]``.
+        number: C.
+
+    Raises:
+        ValueError: `channels` is something else, or a list of another length or with channels that the file lacks.
+    """
+    given = weight.shape[1]
+    if channels == "mean":
+        return weight.float().sum(1, keepdim=True).expand(-1, number, -1, -1) / number  # [D, C, h, w]
+    if channels == "repeat":
+        return weight.float()[:, [c % given for c in range(number)]] * (given / number)  # [D, C, h, w]
+    is_list = isinstance(channels, (list, tuple)) and len(channels) == number
+    if not is_list or not all(is_whole_number(c, 0) and c < given for c in channels):
+        raise OptionError(
+            f"channels: got {channels!r}, expected 'mean', 'repeat', or for each of the {number} channels of the model "
+            f"one of the file, 0 to {given - 1}"
+        )
+    return weight[:, list(channels)]  # [D, C, h, w]
+
+
+def match_exactly(
+    targets: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    fresh: Sequence[str] = (),
+    advise: Callable[[set[str], set[str]], str] = lambda refused, excused: "",
+) -> dict[str, Tensor]:
+    """The tensors of a state dict that fill a model with the same names.
+
+    Args:
+        targets: The model's state dict.
+        state: Of the checkpoint.
+        fresh: Regular expressions of names that are left out, whether they would fit or not.
+        advise: What to do, for the error message, from the names of the mismatches that are refused and excused.
+
+    Raises:
+        CheckpointMismatchError: Any other key is missing or unexpected, or has another size or dtype, or NaN or
+            infinity; they are counted, and some are listed.
+    """
+    both = [key for key in state if key in targets]
+    mismatches = {
+        "missing keys": [key for key in targets if key not in state],
+        "unexpected keys": [key for key in state if key not in targets],
+        "size mismatch": [key for key in both if targets[key].shape != state[key].shape],
+        "dtype mismatch": [key for key in both if not same_kind(targets[key], state[key])],
+        "NaN or infinity": [
+            key
+            for key in both
+            if same_kind(targets[key], state[key]) and not is_finite(state[key].to(targets[key].dtype))
+        ],
+    }
+    found = {key for keys in mismatches.values() for key in keys}
+    left_out = {key for key in (*targets, *state) if any(re.fullmatch(p, key) for p in fresh)}
+    if refused := found - left_out:
+        kinds = {what: [key for key in keys if key in refused] for what, keys in mismatches.items()}
+        kinds = {what: keys for what, keys in kinds.items() if keys}
+        sizes = {key: f" {tuple(state[key].shape)}, expected {tuple(targets[key].shape)}" for key in both}
+        named = NAMED // len(kinds)  # of each kind
+        listed = "; ".join(
+            f"{what} ({len(keys)}): "
+            + ", ".join(key + sizes[key] if what == "size mismatch" else key for key in keys[:named])
+            + (", ..." if len(keys) > named else "")
+            for what, keys in kinds.items()
+        )
+        advice = advise(refused, found & left_out)
+        if any(".lora." in key for key in refused):
+            advice = (
+                "Keys with .lora. are low-rank updates: for a model with finetune='lora' and a file without them, "
+                "tools/train.py --fresh '.+\\.lora\\..+'; for the contrary, tools/convert.py --merge-lora. "
+            )
+        raise CheckpointMismatchError(f"the checkpoint does not fit the model exactly. {advice}{listed}")
+    return {key: value for key, value in state.items() if key not in left_out}
+
+
+def same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether both hold real numbers, or complex ones, truth values or integers."""
+    kinds = [(x.is_floating_point(), x.is_complex(), x.dtype == torch.bool) for x in (a, b)]
+    return kinds[0] == kinds[1]
+
+
+def fresh_pattern(keys: Collection[str], others: Collection[str]) -> str | None:
+    """A short regular expression that fully matches `keys` and none of `others`.
+
+    Args:
+        keys: Names of parameters, such as ``roi_head.bbox_head.0.fc_cls.weight``.
+        others: Names of all other parameters.
+
+    Returns:
+        The shortest of a few forms, such as ``roi_head\\..*(fc_cls|fc_reg)\\..*``; None if it is long.
+    """
+
+    def is_exact(pattern: str) -> bool:
+        fits = re.compile(pattern).fullmatch
+        return all(map(fits, keys)) and not any(map(fits, others))
+
+    exact = [pattern for pattern in _candidates(keys) if len(pattern) <= LONGEST and is_exact(pattern)]
+    return min(exact, key=len, default=None)
+
+
+def _candidates(keys: Collection[str]) -> Iterator[str]:
+    yield _either(map(re.escape, keys))
+    for number in (r"\d+", None):  # of a module in a list: any, or as it is
+        modules = [
+            [number if number and part.isdecimal() else re.escape(part) for part in key.split(".")[:-1]] for key in keys
+        ]
+        for depth in range(1, max(map(len, modules)) + 1):
+            yield _either(r"\.".join(module[:depth]) for module in modules) + r"\..*"
+        shared = [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*modules))]
+        leaves = [next((part for part in module[::-1] if part[0].isalpha()), "") for module in modules]
+        yield "".join(rf"{part}\." for part in shared) + ".*" + _either(leaves) + r"\..*"
+
+
+def _either(patterns: Iterable[str]) -> str:
+    alternatives = sorted(set(patterns))
+    return alternatives[0] if len(alternatives) == 1 else f"({'|'.join(alternatives)})"
