@@ -21,7 +21,7 @@ from vitdense.checkpoint.load import load_pretrained
 from vitdense.errors import OptionError
 from vitdense.mm.checks import findings
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.annotations import examine, read_annotations
+from vitdense.mm.data.coco import examine, read_annotations
 
 pytestmark = pytest.mark.slow
 fuzz = settings(

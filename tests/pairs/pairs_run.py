@@ -27,8 +27,7 @@ from torch import nn
 
 import vitdense
 from vitdense.__main__ import main
-from vitdense.mm.data.shapes import CLASSES
-from vitdense.mm.data.shapes_panoptic import draw_panoptic_dataset
+from vitdense.mm.data.shapes import CLASSES, draw_panoptic_dataset
 from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.models.base import Backbone
 

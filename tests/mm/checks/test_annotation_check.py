@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("mmdet")
 from vitdense.mm.checks import annotations
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.annotations import examine
+from vitdense.mm.data.coco import examine
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from vitdense.mm.checks.masks import check_masks
-from vitdense.mm.data.annotations import count_used, examine, read_annotations
+from vitdense.mm.data.coco import count_used, examine, read_annotations
 from vitdense.mm.errors import ConfigError
 
 

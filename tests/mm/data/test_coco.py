@@ -12,7 +12,8 @@ from pycocotools.cocoeval import COCOeval
 
 from vitdense.mm.config.load import ConfigError
 from vitdense.mm.data import coco
-from vitdense.mm.data.coco import CocoPredictions, overview
+from vitdense.mm.data.coco import overview
+from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.results.draw import distinct_colours
 from vitdense.results.result import Result
 

@@ -17,9 +17,8 @@ from vitdense.mm.cli import new
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.panoptic_files import colours_of_ids, examine_panoptic, ids_of_colours, read_panoptic
-from vitdense.mm.data.shapes import CLASSES
-from vitdense.mm.data.shapes_panoptic import draw_panoptic_dataset
+from vitdense.mm.data.panoptic import colours_of_ids, examine_panoptic, ids_of_colours, read_panoptic
+from vitdense.mm.data.shapes import CLASSES, draw_panoptic_dataset
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.metrics import count_segments
 

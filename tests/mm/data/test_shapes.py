@@ -195,7 +195,7 @@ def test_drawing_imports_neither_torch_nor_mm():
 
 def detection_set(root: Path, **kwargs):
     transforms = pytest.importorskip("mmdet.datasets.transforms", exc_type=ImportError)
-    from vitdense.mm.data.shapes_det import ShapesDataset
+    from vitdense.mm.data.detection import ShapesDataset
 
     pipeline = [
         transforms.LoadAnnotations(with_bbox=True, with_mask=True, with_seg=True),
@@ -267,7 +267,7 @@ def test_loads_through_mmseg(tmp_path, drawn):
     from mmcv.transforms import LoadImageFromFile
     from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs
 
-    from vitdense.mm.data.shapes_seg import ShapesSegDataset
+    from vitdense.mm.data.segmentation import ShapesSegDataset
 
     dataset = ShapesSegDataset(
         data_root=str(tmp_path / "set"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdense.mm.data.annotations import KEYS, examine
+from vitdense.mm.data.coco import KEYS, examine
 from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError
 

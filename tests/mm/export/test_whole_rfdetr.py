@@ -17,7 +17,7 @@ from vitdense.layers.deformable import bilinear
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.shapes_det import ShapesDataset
+from vitdense.mm.data.detection import ShapesDataset
 from vitdense.mm.export.tasks import Detector
 from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
 from vitdense.mm.predictor import Predictor

@@ -11,10 +11,9 @@ from mmengine.config import Config
 from vitdense.files import atomic_write, sha256_of
 from vitdense.mm.checks.base import Finding, datasets_on_disk
 from vitdense.mm.config.classes import annotation_file, is_panoptic, reads_coco
-from vitdense.mm.data.annotations import examine, read_annotations
-from vitdense.mm.data.coco import overview
+from vitdense.mm.data.coco import examine, overview, read_annotations
 from vitdense.mm.data.images import FILES_READ
-from vitdense.mm.data.panoptic_files import examine_panoptic, read_panoptic
+from vitdense.mm.data.panoptic import examine_panoptic, read_panoptic
 from vitdense.mm.errors import ConfigError
 
 VERSION = 3  # of what is examined

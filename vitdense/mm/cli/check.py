@@ -22,7 +22,7 @@ from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.load import config_of
 from vitdense.mm.config.passes import TRAINING
 from vitdense.mm.config.query import find_class, leaf_datasets, loads_labels
-from vitdense.mm.data.annotations import count_used, examine, read_annotations
+from vitdense.mm.data.coco import count_used, examine, read_annotations
 from vitdense.mm.data.images import (
     FILES_READ,
     ImageFile,
@@ -34,7 +34,7 @@ from vitdense.mm.data.images import (
     read_image_file,
 )
 from vitdense.mm.data.label_maps import UNLABELLED, build_dataset, decode_head, read_label_maps
-from vitdense.mm.data.panoptic_files import examine_panoptic, read_panoptic
+from vitdense.mm.data.panoptic import examine_panoptic, read_panoptic
 from vitdense.mm.data.pictures import draw_batch
 from vitdense.mm.errors import join_some
 from vitdense.mm.train.console import USER_ERRORS, exit_on_user_error, explain

@@ -24,8 +24,8 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.files import atomic_write
 from vitdense.mm.config.query import find_class
-from vitdense.mm.data.coco import CocoPredictions
-from vitdense.mm.data.panoptic_files import colours_of_ids
+from vitdense.mm.data.panoptic import colours_of_ids
+from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.predictor import Predictor
 from vitdense.results.result import Result, write_picture

@@ -1,23 +1,224 @@
-"""COCO annotation files: read their categories, write detections with their ids."""
+"""What a COCO annotation file holds, and what is wrong with it."""
 
-import itertools
 import json
-import os
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from mmengine.logging import print_log
-from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
-
-from vitdense.files import atomic_write, read_text
+from vitdense.errors import CONTROL
+from vitdense.files import read_text
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.results.result import Result
 
+NUMBER = (int, float)
+KEYS = {  # that mmdet and the metric read, without a default, and their types
+    "images": {"id": int, "file_name": str, "width": NUMBER, "height": NUMBER},
+    "annotations": {"id": int, "image_id": int, "category_id": int, "bbox": list, "area": NUMBER},
+    "categories": {"id": int, "name": str},
+}
+FAR = 10  # times the longer side of the image
+MOST = 20_000  # annotations of an image: every one is compared with every anchor
+MASK_BYTES = 4 * 2**30  # of an image: mmdet has a byte for every pixel and annotation
+TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
 # An annotation, and one whose mask is not empty.
 BOX, MASK = r'"bbox"\s*:', r'"segmentation"\s*:(?!\s*(?:null|\[\s*\]))'
+
+
+@dataclass
+class Annotations:
+    """Counts of an annotation file.
+
+    Attributes:
+        images: Its images.
+        empty: Images without annotation.
+        annotations: Its annotations.
+        crowd: Annotations of crowds.
+        with_mask: Annotations with a mask.
+        boxes: Annotations per category name.
+        densest: Most annotations of an image, without crowds.
+        errors: What is wrong, a line each.
+        warnings: What may be wrong, a line each.
+    """
+
+    images: Sequence[Mapping]
+    empty: int
+    annotations: int
+    crowd: int
+    with_mask: int
+    boxes: dict[str, int]
+    densest: int
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_annotations(ann_file: Path) -> dict[str, list[dict]]:
+    """Read a whole COCO annotation file.
+
+    Raises:
+        ConfigError: It is not one, or images, annotations or categories lack a key that mmdet reads, or have another
+            type there.
+    """
+    try:
+        content = json.loads(ann_file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{ann_file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
+    if not isinstance(content, dict) or not content.get("images") or not content.get("categories"):
+        raise ConfigError(f"{ann_file} is not a COCO annotation file: expected lists 'images' and 'categories'")
+    content.setdefault("annotations", [])  # absent from files of test images
+    for kind, keys in KEYS.items():
+        items = content[kind]
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ConfigError(f"{ann_file}: got {kind} {json.dumps(items)[:100]}, expected a list of objects")
+        for key, of_type in keys.items():
+            if lacking := [item for item in items if not isinstance(item.get(key), of_type)]:
+                names = " or ".join(one.__name__ for one in (of_type if isinstance(of_type, tuple) else (of_type,)))
+                raise ConfigError(
+                    f"{ann_file}: {len(lacking)} of {len(items)} {kind} have no {key!r} of type {names}, which mmdet "
+                    f"reads; the first is {json.dumps(lacking[0])[:200]}"
+                )
+    return content
+
+
+def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
+    """Count what an annotation file holds, and find its faults.
+
+    Args:
+        content: From `read_annotations`.
+    """
+    images, annotations, categories = (content[kind] for kind in KEYS)
+    image_of, name_of = ({item["id"]: item for item in items} for items in (images, categories))
+    per_category = Counter(item["category_id"] for item in annotations)
+    result = Annotations(
+        images=images,
+        empty=len(image_of.keys() - {item["image_id"] for item in annotations}),
+        annotations=len(annotations),
+        crowd=sum(bool(item.get("iscrowd")) for item in annotations),
+        with_mask=sum(bool(item.get("segmentation")) for item in annotations),
+        boxes={category["name"]: per_category[key] for key, category in name_of.items()},
+        densest=max(Counter(a["image_id"] for a in annotations if not a.get("iscrowd")).values(), default=0),
+    )
+    for kind in KEYS:
+        counts = Counter(item["id"] for item in content[kind])
+        _add(result.errors, f"{kind} have the same id", (key for key, count in counts.items() if count > 1))
+    names = Counter(category["name"] for category in categories)
+    _add(result.errors, "categories have the same name", (name for name, count in names.items() if count > 1))
+    steering = [name for name in (*names, *(image["file_name"] for image in images)) if CONTROL.search(name)]
+    _add(result.errors, "names have control characters, which steer a terminal:", steering)
+    lost = [item["id"] for item in annotations if item["image_id"] not in image_of]
+    _add(result.errors, "annotations are of an image that is not in the file: annotations", lost)
+    unknown = per_category.keys() - name_of.keys()
+    _add(result.errors, "category ids of annotations are not among the categories", unknown)
+
+    sizes = [image["id"] for image in images if not all(0 < image[key] < math.inf for key in ("width", "height"))]
+    _add(result.errors, "images have no width or height above 0: images", sizes)
+    number = Counter(item["image_id"] for item in annotations)
+    crowded = [key for key, count in number.items() if count > MOST]
+    _add(result.errors, f"images have over {MOST} annotations; cut them into tiles: images", crowded)
+    masked = Counter(item["image_id"] for item in annotations if item.get("segmentation"))
+    pixels = {key: image["width"] * image["height"] for key, image in image_of.items()}
+    large = [key for key, count in masked.items() if count * pixels.get(key, 0) > MASK_BYTES]
+    _add(result.warnings, "images have masks of over 4 GiB in training; cut them into tiles: images", large)
+    masks: dict[str, list] = {}  # fault -> annotations
+    malformed, tiny, outside, partly, used = [], [], [], [], 0
+    for item in annotations:
+        box, image = item["bbox"], image_of.get(item["image_id"])
+        if image and item.get("segmentation") and (fault := mask_fault(item["segmentation"], image)):
+            masks.setdefault(fault, []).append(item["id"])
+        if len(box) != 4 or not all(isinstance(v, (int, float)) and abs(v) < 2**31 for v in box):
+            malformed.append(item["id"])
+        elif box[2] < 1 or box[3] < 1 or item["area"] <= 0:
+            tiny.append(item["id"])
+        elif image:
+            used += not item.get("iscrowd") and not item.get("ignore")
+            x, y, width, height = box
+            if min(x + width, image["width"]) <= max(x, 0) or min(y + height, image["height"]) <= max(y, 0):
+                outside.append(item["id"])
+            elif (
+                min(x, y) < -TOLERANCE
+                or x + width > image["width"] + TOLERANCE
+                or y + height > image["height"] + TOLERANCE
+            ):
+                partly.append(item["id"])
+    _add(result.errors, "boxes are not four numbers: annotations", malformed)
+    for fault, ids in masks.items():
+        _add(result.errors, f"masks {fault}: annotations", ids)
+    if annotations and not used and not result.errors:
+        result.errors.append(f"all {len(annotations)} annotations are crowds, ignored or without area: none counts")
+    left_out = "training leaves them out: annotations"
+    _add(result.warnings, f"boxes have no area, or a side below one pixel; {left_out}", tiny)
+    _add(result.warnings, f"boxes are outside their image; {left_out}", outside)
+    _add(
+        result.warnings,
+        "boxes reach over the edge of their image (bbox is [x, y, width, height] in pixels); training clips them: "
+        "annotations",
+        partly,
+    )
+    return result
+
+
+def mask_fault(mask: Any, image: Mapping) -> str | None:
+    """What is wrong with a `segmentation`: training would drop it, or fail, or the process would end; None: nothing.
+
+    Args:
+        mask: Polygons ``[[x, y, x, y, x, y, ...], ...]`` in pixels, or ``{"size": [height, width], "counts": ...}``.
+        image: With `width` and `height`.
+    """
+    if isinstance(mask, list):
+        if not all(isinstance(polygon, list) for polygon in mask):
+            return "are no lists of polygons [[x, y, x, y, ...], ...]"
+        if any(len(polygon) < 6 or len(polygon) % 2 for polygon in mask):
+            return "have polygons with fewer than three points, or half a point"
+        if not all(isinstance(v, NUMBER) and math.isfinite(v) for polygon in mask for v in polygon):
+            return "have coordinates that are no finite numbers"
+        far = FAR * max(image["width"], image["height"])  # pycocotools draws every pixel of the outline
+        return "reach far outside their image" if any(abs(v) > far for polygon in mask for v in polygon) else None
+    if not isinstance(mask, dict) or not {"size", "counts"} <= mask.keys():
+        return "are neither polygons nor RLE with size and counts"
+    if mask["size"] != [image["height"], image["width"]]:
+        return "are RLE of another size than [height, width] of their image"
+    counts = mask["counts"]
+    if isinstance(counts, list):
+        right = all(type(n) is int and n >= 0 for n in counts) and sum(counts) == image["height"] * image["width"]
+    else:
+        right = isinstance(counts, str) and _decodes(mask)
+    return None if right else "have RLE counts that are not those of their size"
+
+
+def _decodes(mask: Mapping) -> bool:
+    from pycocotools import mask as rle
+
+    try:
+        rle.decode(mask)
+    except ValueError:
+        return False
+    return True
+
+
+def count_used(content: Mapping[str, Sequence[Mapping]], classes: Sequence[str], filter_cfg: Mapping) -> int:
+    """Number of images that mmdet keeps for training.
+
+    Args:
+        content: From `read_annotations`.
+        classes: Of the data set.
+        filter_cfg: Of the data set: `filter_empty_gt` and `min_size`, the shortest side in pixels.
+    """
+    ids = {category["id"] for category in content["categories"] if category["name"] in set(classes)}
+    with_box = {item["image_id"] for item in content["annotations"] if item["category_id"] in ids}
+    return sum(
+        min(image["width"], image["height"]) >= filter_cfg.get("min_size", 0)
+        and (image["id"] in with_box or not filter_cfg.get("filter_empty_gt"))
+        for image in content["images"]
+    )
+
+
+def _add(lines: list[str], fault: str, ids: Iterable) -> None:
+    """Add a line about the items with a fault, if there are any."""
+    if ids := list(ids):
+        lines.append(f"{len(ids)} {fault} {join_some(ids)}")
 
 
 @dataclass(frozen=True)
@@ -73,107 +274,3 @@ def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
         ) from error
     things = tuple(category["name"] for category in categories if category.get("isthing", 1))
     return Overview(names, *(sum(1 for _ in re.finditer(pattern, text)) for pattern in (BOX, MASK)), things)
-
-
-# Keys of a COCO result; a detection of a data set has more.
-RESULT_KEYS = ("image_id", "category_id", "bbox", "score", "segmentation")
-
-
-class CocoPredictions:
-    """Detections in COCO format, with the ids of a data set.
-
-    Category ids: those of the annotation file, matched by name. Without such a file: COCO's ids for COCO's 80 classes.
-    Otherwise: 1 to n in the order of the classes, which is logged.
-
-    Image ids: those of the annotation file, matched by path. Other images get unused ids, which is logged.
-
-    Args:
-        classes: Names in the order of the model's labels.
-        dataset: Config of the data set: `data_root`, `ann_file`, ``data_prefix['img']``.
-        base: Folder of the images of a data set of its own, to which their names are relative; they have ids of their
-            own. None: names alone.
-    """
-
-    def __init__(self, classes: Sequence[str], dataset: Mapping, base: Path | None = None) -> None:
-        self.base = base
-        root = Path(dataset.get("data_root") or "")
-        folder = root / (dataset.get("data_prefix") or {}).get("img", "")
-        self.ann_file = root / (dataset.get("ann_file") or "")
-        exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
-        truth = json.loads(read_text(self.ann_file)) if exists else {}
-        images = truth.get("images", []) if base is None else []
-        self.known_images = {_locate(folder / _file_name(image)): image for image in images}
-        self.used_ids = {image["id"] for image in self.known_images.values()}
-        self.category_ids = self._category_ids(classes, truth.get("categories", []))
-        self.categories = [{"id": i, "name": name} for i, name in zip(self.category_ids, classes)]
-        self.found: dict[Path, tuple[tuple[int, int], list[dict]]] = {}  # of an image: height and width, annotations
-
-    def _category_ids(self, classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:
-        ids = {category["name"]: category["id"] for category in categories}
-        if set(classes) <= ids.keys():
-            return [ids[name] for name in classes]
-        coco_names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]  # index = id; unused ids are "N/A"
-        if set(classes) == set(coco_names) - {"__background__", "N/A"}:
-            return [coco_names.index(name) for name in classes]
-        reason = (
-            f"{self.ann_file} (ann_file of test_dataloader) is not an annotation file with these classes"
-            if self.ann_file.suffix
-            else "the data set of test_dataloader has no annotation file"
-        )
-        print_log(f"category ids are numbered from 1 in the order of the classes: {reason}")
-        return list(range(1, len(classes) + 1))
-
-    def add(self, image: Path, result: Result) -> None:
-        """Add the detections of an image."""
-        self.found[image] = result.image.shape[:2], list(self._annotations(result))
-
-    @property
-    def new_images(self) -> list[str]:
-        """Names of images that the annotation file does not have."""
-        return [image.name for image in self.found if _locate(image) not in self.known_images]
-
-    @property
-    def result(self) -> dict[str, list[dict]]:
-        """A COCO data set of all that was found."""
-        images, annotations = [], []
-        new_ids = (i for i in itertools.count(1) if i not in self.used_ids)
-        for image, ((height, width), found) in self.found.items():
-            known = self.known_images.get(_locate(image))
-            new = image.name if self.base is None else Path(os.path.relpath(image, self.base)).as_posix()
-            image_id, name = (known["id"], _file_name(known)) if known else (next(new_ids), new)
-            images.append({"id": image_id, "file_name": name, "height": height, "width": width})
-            annotations += [{"id": len(annotations) + i, **one, "image_id": image_id} for i, one in enumerate(found, 1)]
-        return {"images": images, "annotations": annotations, "categories": self.categories}
-
-    def _annotations(self, result: Result) -> Iterator[dict]:
-        from pycocotools import mask as rle
-
-        for one in result.to_coco(category_ids=self.category_ids):
-            *_, width, height = one["bbox"]
-            area = int(rle.area(one["segmentation"])) if "segmentation" in one else width * height
-            yield {**one, "area": area, "iscrowd": 0}
-
-    def write(self, path: Path, as_dataset: bool = False) -> None:
-        """Write all detections as JSON: the list that `COCO.loadRes` takes, or a data set for `COCO` itself."""
-        result = self.result
-        results = [{key: a[key] for key in RESULT_KEYS if key in a} for a in result["annotations"]]
-        with atomic_write(path) as scratch:
-            scratch.write_text(json.dumps(result if as_dataset else results), encoding="utf-8")
-
-    def report_new_images(self) -> None:
-        """Log which images have ids of their own."""
-        if names := [name.encode(errors="backslashreplace").decode() for name in self.new_images]:
-            print_log(
-                f"{len(names)} of {len(self.found)} images are not in {self.ann_file}, and get ids that it does not "
-                f"use: {join_some(names)}; --format dataset writes the names of all"
-            )
-
-
-def _locate(image: Path) -> Path:
-    """An image in its real folder; the folder may be a link, and so may the image, which keeps its name."""
-    return image.parent.resolve() / image.name
-
-
-def _file_name(image: Mapping) -> str:
-    """Path of an image, relative to the image folder. LVIS has URLs instead: ``.../val2017/000000000139.jpg``."""
-    return image["file_name"] if "file_name" in image else "/".join(image["coco_url"].split("/")[-2:])

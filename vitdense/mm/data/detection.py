@@ -1,7 +1,187 @@
-"""All data sets for mmdet: importing this module registers them."""
+"""For mmdet: data sets with labels by name, panoptic data without panopticapi, and the truth of metrics."""
 
-from vitdense.mm.data.instances import CocoDataset
-from vitdense.mm.data.panoptic import PanopticDataset, ShapesPanopticDataset
-from vitdense.mm.data.shapes_det import ShapesDataset
+import io
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
 
-__all__ = ["CocoDataset", "PanopticDataset", "ShapesDataset", "ShapesPanopticDataset"]
+import mmdet.datasets
+from mmdet.datasets.api_wrappers import COCO, COCOPanoptic
+from mmdet.datasets.transforms import LoadAnnotations
+from mmdet.datasets.transforms import LoadPanopticAnnotations as _LoadPanopticAnnotations
+
+from vitdense.mm.data.classes import category_ids
+from vitdense.mm.data.coco import overview
+from vitdense.mm.data.panoptic import ids_of_colours
+from vitdense.mm.data.shapes import CLASSES, PALETTE, STUFF, DrawnOnDemand, draw_panoptic_dataset
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.registry import DATASETS, TRANSFORMS
+
+
+class ByName:
+    """Mixin for a reader: the ids of categories have the order of the names that are asked for, not of the file."""
+
+    by_name = True  # read by the checks
+
+    def __init__(self, annotation_file: str) -> None:
+        super().__init__()
+        self.index(json.loads(Path(annotation_file).read_bytes()))
+
+    def index(self, content: Mapping) -> None:
+        """Take the content of a file."""
+        self.dataset = content
+        with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
+            self.createIndex()
+        self.img_ann_map, self.cat_img_map = self.imgToAnns, self.catToImgs
+
+    def getCatIds(self, catNms: Sequence[str] = (), supNms: Any = (), catIds: Any = ()) -> list[int]:
+        """As pycocotools', for names: see `category_ids`."""
+        if not len(catNms):
+            return super().getCatIds(catNms, supNms, catIds)
+        return category_ids(catNms, list(self.cats.values()))
+
+
+class NamedCOCO(ByName, COCO):
+    """Boxes and masks."""
+
+
+class NamedPanoptic(ByName, COCOPanoptic):
+    """Segments."""
+
+
+class Truth(ByName, COCO):
+    """Boxes and masks of a metric, numbered for COCO's evaluation.
+
+    The evaluation takes an annotation of id 0 for none, keeps ids as floating point, and gives its results by class in
+    the order of the ids. So annotations and images are numbered from 1, and categories in the order of the classes.
+
+    Args:
+        content: Of an annotation file.
+
+    Attributes:
+        ids: Category ids of the file, in the order of the classes; after `number`.
+        images: The number of every image id of the file.
+    """
+
+    def __init__(self, content: Mapping) -> None:
+        COCO.__init__(self)
+        self.content, self.classes = content, None
+
+    def number(self, classes: Sequence[str]) -> None:
+        """Number the content; once, for the same classes."""
+        if self.classes == tuple(classes):
+            return
+        self.classes, categories = tuple(classes), self.content["categories"]
+        self.ids = category_ids(classes, categories)
+        others = [category for category in categories if category["id"] not in set(self.ids)]
+        self.numbers = {key: i for i, key in enumerate([*self.ids, *(category["id"] for category in others)], 1)}
+        self.images = {key: i for i, key in enumerate(sorted({image["id"] for image in self.content["images"]}), 1)}
+        names = [*classes, *(category["name"] for category in others)]
+        kept = [  # faults that the checks name
+            one
+            for one in self.content.get("annotations", ())
+            if one["image_id"] in self.images and one["category_id"] in self.numbers
+        ]
+        self.index(
+            {
+                "images": [{**image, "id": self.images[image["id"]]} for image in self.content["images"]],
+                "annotations": [{"iscrowd": 0, **self._numbered(one), "id": i} for i, one in enumerate(kept, 1)],
+                "categories": [{"id": i, "name": name} for i, name in enumerate(names, 1)],
+            }
+        )
+
+    def _numbered(self, one: Mapping) -> dict:
+        numbers = {"image_id": self.images[one["image_id"]], "category_id": self.numbers[one["category_id"]]}
+        return {**one, **numbers}
+
+    def number_images(self, ids: Sequence[int]) -> list[int]:
+        """The numbers of images.
+
+        Raises:
+            ConfigError: One is not in the file.
+        """
+        if unknown := [key for key in ids if key not in self.images]:
+            raise ConfigError(
+                f"metric: {len(unknown)} of {len(ids)} images of the data set are not in its annotation file, the "
+                f"first with the id {unknown[0]}; leave ann_file of the metric out, and it follows the data set"
+            )
+        return [self.images[key] for key in ids]
+
+    def loadRes(self, resFile: Sequence[Mapping]) -> COCO:
+        """As pycocotools', of detections with the ids of the file."""
+        return super().loadRes([self._numbered(one) for one in resFile])
+
+
+@DATASETS.register_module()
+class CocoDataset(mmdet.datasets.CocoDataset):
+    """mmdet's, whose labels have the order of `metainfo.classes`, not that of the file."""
+
+    COCOAPI = NamedCOCO
+
+
+@DATASETS.register_module()
+class PanopticDataset(mmdet.datasets.CocoPanopticDataset):
+    """mmdet's `CocoPanopticDataset` for any categories, in any order in the file, and for images of any suffix.
+
+    Labels are the things, then the stuff, as mmdet's heads have them. Without `metainfo` they are those of `ann_file`.
+    The PNG of an image has its name, and ``.png``.
+    """
+
+    COCOAPI = NamedPanoptic
+
+    def __init__(self, *args: Any, ann_file: str = "", metainfo: dict | None = None, **options: Any) -> None:
+        file = Path(options.get("data_root") or "", ann_file)
+        classes = (metainfo or {}).get("classes")
+        if ann_file and file.is_file():
+            things = set(overview(file).things)
+            names = tuple(classes or overview(file).things_first)
+            parts = {"thing_classes": tuple(n for n in names if n in things)}
+            parts |= {"stuff_classes": tuple(n for n in names if n not in things)}
+            metainfo = {"classes": parts["thing_classes"] + parts["stuff_classes"], **parts, **(metainfo or {})}
+        super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
+
+    def parse_data_info(self, raw_data_info: dict) -> dict:
+        """As mmdet's; the path of the PNG of an image of any suffix."""
+        info = super().parse_data_info(raw_data_info)
+        if info["seg_map_path"] is not None:
+            info["seg_map_path"] = str(Path(info["seg_map_path"]).with_suffix(".png"))
+        return info
+
+
+@DATASETS.register_module()
+class ShapesDataset(DrawnOnDemand, CocoDataset):
+    """Boxes and masks of the embedded data set.
+
+    Usual paths under ``data_root``: ``ann_file='annotations/instances_train.json'``,
+    ``data_prefix=dict(img='train/', seg='semantic/train/')``, and the same with ``val``.
+    """
+
+    METAINFO = {"classes": CLASSES, "palette": PALETTE}  # noqa: RUF012
+
+
+@DATASETS.register_module()
+class ShapesPanopticDataset(DrawnOnDemand, PanopticDataset):
+    """Segments of the embedded data set: shapes are things, the background is stuff, a crowd is one segment.
+
+    Usual paths under ``data_root``: ``ann_file='panoptic/panoptic_train.json'``, ``data_prefix=dict(img='train/',
+    seg='panoptic/train/')``, and the same with ``val``.
+    """
+
+    METAINFO = {  # noqa: RUF012
+        "classes": (*CLASSES, *STUFF),
+        "thing_classes": CLASSES,
+        "stuff_classes": STUFF,
+        "palette": [*PALETTE, (90, 90, 90)],
+    }
+    draw_files = staticmethod(draw_panoptic_dataset)
+
+
+@TRANSFORMS.register_module()
+class LoadPanopticAnnotations(_LoadPanopticAnnotations):
+    """mmdet's step of this name, which needs panopticapi for three lines."""
+
+    def __init__(self, with_bbox: bool = True, with_mask: bool = True, with_seg: bool = True) -> None:
+        self.rgb2id = ids_of_colours
+        LoadAnnotations.__init__(self, with_bbox=with_bbox, with_mask=with_mask, with_seg=with_seg)

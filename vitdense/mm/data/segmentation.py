@@ -1,6 +1,39 @@
-"""All data sets for mmseg: importing this module registers them."""
+"""Data sets for mmseg, with labels by name."""
 
-from vitdense.mm.data.maps import SegDataset
-from vitdense.mm.data.shapes_seg import ShapesSegDataset
+from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["SegDataset", "ShapesSegDataset"]
+from mmseg.datasets import BaseSegDataset
+
+from vitdense.mm.data.classes import label_map
+from vitdense.mm.data.shapes import CLASSES, PALETTE, DrawnOnDemand
+from vitdense.mm.registry import DATASETS
+
+
+@DATASETS.register_module()
+class SegDataset(BaseSegDataset):
+    """mmseg's `BaseSegDataset` for label maps whose values have other names than `metainfo.classes`, in that order.
+
+    Args:
+        values: Names of the values 0, 1, ...; with `reduce_zero_label` of 1, 2, ...
+        *args, **kwargs: Of `BaseSegDataset`.
+    """
+
+    def __init__(self, *args: Any, values: Sequence[str], **kwargs: Any) -> None:
+        self.values = tuple(values)
+        super().__init__(*args, **kwargs)
+
+    def get_label_map(self, new_classes: Sequence[str]) -> dict[int, int]:
+        """The label of every value."""
+        return label_map(self.values, new_classes, self.ignore_index)
+
+
+@DATASETS.register_module()
+class ShapesSegDataset(DrawnOnDemand, BaseSegDataset):
+    """Label maps of the embedded data set: class 0 is the background, 255 (pixels of a crowd) is ignored.
+
+    Usual paths under ``data_root``: ``data_prefix=dict(img_path='train', seg_map_path='semantic/train')``, and the same
+    with ``val``.
+    """
+
+    METAINFO = {"classes": ("background", *CLASSES), "palette": [(0, 0, 0), *PALETTE]}  # noqa: RUF012

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -23,11 +24,12 @@ import numpy as np
 from vitdense.errors import OptionError
 from vitdense.files import read_text
 
-__all__ = ["CLASSES", "PALETTE", "draw_dataset", "draw_image"]
+__all__ = ["CLASSES", "PALETTE", "STUFF", "DrawnOnDemand", "draw_dataset", "draw_image", "draw_panoptic_dataset"]
 
 CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
 PALETTE = [(220, 60, 60), (60, 120, 230), (60, 180, 75), (240, 190, 30),
            (150, 70, 200), (60, 200, 210), (240, 120, 190), (150, 110, 60)]  # fmt: skip
+STUFF = ("background",)
 
 VERSION = 2  # increase it if the same arguments give other images: older data sets on disk are then refused
 STAMP = "stamp.json"
@@ -385,3 +387,95 @@ def _class_colour(rng: np.random.Generator, label: int, under: np.ndarray) -> np
         if np.linalg.norm(colour - under) >= MIN_DISTANCE:
             break
     return colour
+
+
+def draw_panoptic_dataset(root: str | Path, **options: Any) -> Path:
+    """Draw the embedded data set unless it exists, and with it ``panoptic/``.
+
+    The folder has ``panoptic_{train,val}.json`` and ``{train,val}/*.png`` in COCO's panoptic format: ids are R + 256 G;
+    1 to n are the instances, from back to front, n + 1 is the background.
+
+    Args:
+        root: See `draw_dataset`.
+        **options: See `draw_dataset`.
+    """
+    root = draw_dataset(root, **options)
+    folder = root / "panoptic"
+    if folder.exists():
+        return root
+    temporary = root / f".panoptic.{uuid.uuid4().hex}"
+    try:
+        for split in SPLITS:
+            (temporary / split).mkdir(parents=True)
+            truth = json.loads(read_text(root / f"annotations/instances_{split}.json"))
+            of_image: dict[int, list] = {image["id"]: [] for image in truth["images"]}
+            for annotation in truth["annotations"]:
+                of_image[annotation["image_id"]].append(annotation)
+            content = {
+                "images": truth["images"],
+                "annotations": [
+                    _write_segments(temporary / split, image, of_image[image["id"]]) for image in truth["images"]
+                ],
+                "categories": [
+                    {"id": i, "name": name, "isthing": int(name in CLASSES)}
+                    for i, name in enumerate((*CLASSES, *STUFF), 1)
+                ],
+            }
+            (temporary / f"panoptic_{split}.json").write_text(json.dumps(content), encoding="utf-8")
+        os.rename(temporary, folder)
+    except OSError:
+        if not folder.exists():  # by another process in the meantime
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return root
+
+
+def _write_segments(folder: Path, image: dict, annotations: list[dict]) -> dict:
+    """Write the ids of an image as a PNG; return its entry."""
+    from pycocotools import mask as rle
+
+    from vitdense.mm.data.panoptic import colours_of_ids
+
+    ids = np.full((image["height"], image["width"]), len(annotations) + 1, np.int32)
+    for i, annotation in enumerate(annotations, 1):
+        ids[rle.decode(annotation["segmentation"]).astype(bool)] = i
+    categories = [annotation["category_id"] for annotation in annotations] + [len(CLASSES) + 1]
+    segments = []
+    for i, category in enumerate(categories, 1):
+        ys, xs = np.nonzero(ids == i)
+        if len(xs):
+            box = [xs.min(), ys.min(), xs.max() - xs.min() + 1, ys.max() - ys.min() + 1]
+            crowd = annotations[i - 1]["iscrowd"] if i <= len(annotations) else 0
+            segments.append(
+                {"id": i, "category_id": category, "iscrowd": crowd, "area": len(xs), "bbox": [int(x) for x in box]}
+            )
+    name = f"{Path(image['file_name']).stem}.png"
+    _write(folder / name, colours_of_ids(ids)[..., ::-1])
+    return {"image_id": image["id"], "file_name": name, "segments_info": segments}
+
+
+class DrawnOnDemand:
+    """Mixin for a data set class of mm (first base class): draws the embedded data set before it is loaded.
+
+    Args:
+        draw: Arguments of `draw_dataset` other than ``root``. Data sets that share a
+            ``data_root`` must have the same.
+        *args, **kwargs: Of the data set class; ``data_root`` is required.
+    """
+
+    drawn_on_demand = True  # read by the checks before training: files may be missing
+    draw_files = staticmethod(draw_dataset)
+
+    def __init__(self, *args, draw: dict | None = None, **kwargs) -> None:
+        self.draw = draw or {}
+        super().__init__(*args, **kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """Draw the data set unless it exists, then load it."""
+        from mmengine.logging import print_log  # here, so that `draw_image` works without it
+
+        if not Path(self.data_root).exists():
+            print_log(f"drawing the data set into {self.data_root}, once, in about a minute", logger="current")
+        self.draw_files(self.data_root, **self.draw)
+        return super().load_data_list()

@@ -18,8 +18,8 @@ from mmengine import fileio
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 
-from vitdense.mm.data.coco_api import Truth
-from vitdense.mm.data.panoptic_files import ids_of_colours
+from vitdense.mm.data.detection import Truth
+from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.registry import METRICS
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")

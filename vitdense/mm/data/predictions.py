@@ -1,0 +1,117 @@
+"""Detections in COCO format, with the ids of a data set."""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mmengine.logging import print_log
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
+
+from vitdense.files import atomic_write, read_text
+from vitdense.mm.errors import join_some
+from vitdense.results.result import Result
+
+# Keys of a COCO result; a detection of a data set has more.
+RESULT_KEYS = ("image_id", "category_id", "bbox", "score", "segmentation")
+
+
+class CocoPredictions:
+    """Detections in COCO format, with the ids of a data set.
+
+    Category ids: those of the annotation file, matched by name. Without such a file: COCO's ids for COCO's 80 classes.
+    Otherwise: 1 to n in the order of the classes, which is logged.
+
+    Image ids: those of the annotation file, matched by path. Other images get unused ids, which is logged.
+
+    Args:
+        classes: Names in the order of the model's labels.
+        dataset: Config of the data set: `data_root`, `ann_file`, ``data_prefix['img']``.
+        base: Folder of the images of a data set of its own, to which their names are relative; they have ids of their
+            own. None: names alone.
+    """
+
+    def __init__(self, classes: Sequence[str], dataset: Mapping, base: Path | None = None) -> None:
+        self.base = base
+        root = Path(dataset.get("data_root") or "")
+        folder = root / (dataset.get("data_prefix") or {}).get("img", "")
+        self.ann_file = root / (dataset.get("ann_file") or "")
+        exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
+        truth = json.loads(read_text(self.ann_file)) if exists else {}
+        images = truth.get("images", []) if base is None else []
+        self.known_images = {_locate(folder / _file_name(image)): image for image in images}
+        self.used_ids = {image["id"] for image in self.known_images.values()}
+        self.category_ids = self._category_ids(classes, truth.get("categories", []))
+        self.categories = [{"id": i, "name": name} for i, name in zip(self.category_ids, classes)]
+        self.found: dict[Path, tuple[tuple[int, int], list[dict]]] = {}  # of an image: height and width, annotations
+
+    def _category_ids(self, classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:
+        ids = {category["name"]: category["id"] for category in categories}
+        if set(classes) <= ids.keys():
+            return [ids[name] for name in classes]
+        coco_names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]  # index = id; unused ids are "N/A"
+        if set(classes) == set(coco_names) - {"__background__", "N/A"}:
+            return [coco_names.index(name) for name in classes]
+        reason = (
+            f"{self.ann_file} (ann_file of test_dataloader) is not an annotation file with these classes"
+            if self.ann_file.suffix
+            else "the data set of test_dataloader has no annotation file"
+        )
+        print_log(f"category ids are numbered from 1 in the order of the classes: {reason}")
+        return list(range(1, len(classes) + 1))
+
+    def add(self, image: Path, result: Result) -> None:
+        """Add the detections of an image."""
+        self.found[image] = result.image.shape[:2], list(self._annotations(result))
+
+    @property
+    def new_images(self) -> list[str]:
+        """Names of images that the annotation file does not have."""
+        return [image.name for image in self.found if _locate(image) not in self.known_images]
+
+    @property
+    def result(self) -> dict[str, list[dict]]:
+        """A COCO data set of all that was found."""
+        images, annotations = [], []
+        new_ids = (i for i in itertools.count(1) if i not in self.used_ids)
+        for image, ((height, width), found) in self.found.items():
+            known = self.known_images.get(_locate(image))
+            new = image.name if self.base is None else Path(os.path.relpath(image, self.base)).as_posix()
+            image_id, name = (known["id"], _file_name(known)) if known else (next(new_ids), new)
+            images.append({"id": image_id, "file_name": name, "height": height, "width": width})
+            annotations += [{"id": len(annotations) + i, **one, "image_id": image_id} for i, one in enumerate(found, 1)]
+        return {"images": images, "annotations": annotations, "categories": self.categories}
+
+    def _annotations(self, result: Result) -> Iterator[dict]:
+        from pycocotools import mask as rle
+
+        for one in result.to_coco(category_ids=self.category_ids):
+            *_, width, height = one["bbox"]
+            area = int(rle.area(one["segmentation"])) if "segmentation" in one else width * height
+            yield {**one, "area": area, "iscrowd": 0}
+
+    def write(self, path: Path, as_dataset: bool = False) -> None:
+        """Write all detections as JSON: the list that `COCO.loadRes` takes, or a data set for `COCO` itself."""
+        result = self.result
+        results = [{key: a[key] for key in RESULT_KEYS if key in a} for a in result["annotations"]]
+        with atomic_write(path) as scratch:
+            scratch.write_text(json.dumps(result if as_dataset else results), encoding="utf-8")
+
+    def report_new_images(self) -> None:
+        """Log which images have ids of their own."""
+        if names := [name.encode(errors="backslashreplace").decode() for name in self.new_images]:
+            print_log(
+                f"{len(names)} of {len(self.found)} images are not in {self.ann_file}, and get ids that it does not "
+                f"use: {join_some(names)}; --format dataset writes the names of all"
+            )
+
+
+def _locate(image: Path) -> Path:
+    """An image in its real folder; the folder may be a link, and so may the image, which keeps its name."""
+    return image.parent.resolve() / image.name
+
+
+def _file_name(image: Mapping) -> str:
+    """Path of an image, relative to the image folder. LVIS has URLs instead: ``.../val2017/000000000139.jpg``."""
+    return image["file_name"] if "file_name" in image else "/".join(image["coco_url"].split("/")[-2:])
