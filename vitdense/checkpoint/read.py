@@ -75,7 +75,8 @@ def read(
             `torch.serialization.safe_globals`; None for `MMENGINE_GLOBALS`, which drop the log history.
         sha256: SHA-256 digest of the file, or its first 8 or more hex digits.
         allow_pickle: Run the code that a pickle asks for. Only for files whose author you trust.
-        map_location: As for `torch.load`; other kinds of files take a device only.
+        map_location: As for `torch.load`; other kinds of files take a device only. ``'meta'`` gives all but the values
+            of the tensors, which torch does not read from the disk.
 
     Returns:
         Content of the file; arrays as tensors. Of timm's models ``state_dict``, and the model on

@@ -282,7 +282,7 @@ def _follow_outputs(cfg: Config, exported: str | None = None) -> None:
             raise ConfigError(f"{exported}: {fault}")
     elif is_checkpoint(saved):
         file = str(saved if saved.is_file() else saved / REST)
-        content = read_checkpoint(file, "cpu", any(hook.get("allow_pickle") for hook in options))
+        content = read_checkpoint(file, "meta", any(hook.get("allow_pickle") for hook in options))  # no tensors
         follow_checkpoint(cfg, file, classes_of(content), any(hook.get("fresh") for hook in options))
 
 

@@ -256,7 +256,7 @@ def is_whole(path: Path) -> bool:
         return is_zipfile(path)  # whose directory is its end
     if not is_zipfile(path / REST):
         return False
-    return all(_is_whole_part(path / name) for name in read_checkpoint(str(path / REST))["parts"])
+    return all(_is_whole_part(path / name) for name in read_checkpoint(str(path / REST), "meta")["parts"])
 
 
 def _is_whole_part(path: Path) -> bool:
@@ -270,7 +270,7 @@ def _is_whole_part(path: Path) -> bool:
 def _iterations(path: Path) -> int:
     """That a checkpoint was saved after."""
     kind, number = CHECKPOINT.fullmatch(path.name).groups()
-    return int(number) if kind == "iter" else read_checkpoint(str(path))["meta"]["iter"]
+    return int(number) if kind == "iter" else read_checkpoint(str(path), "meta")["meta"]["iter"]
 
 
 def named_files(cfg: Config, own: Sequence[Path]) -> set[Path]:
