@@ -287,7 +287,7 @@ def test_periods_of_the_authors_cannot_be_made_up():
         left = {key: x for key, x in ours.items() if key not in ("mask_token", "local_cls_norm.weight")}
         left.pop("local_cls_norm.bias")
         done = convert(left, scheme)
-        assert done.dropped == ["rope.periods"]
+        assert done.ignored == ["rope.periods"]
         report = load_pretrained(model := dinov3_nano(), done.state)
         assert (report.scheme, report.kept_at_init) == (scheme, ["rope.periods"])
         assert torch.equal(model.blocks[0].attn.qkv.qv_bias, ours["blocks.0.attn.qkv.qv_bias"])

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
-from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fit import match_exactly
 from vitdense.checkpoint.load import fit_whole, load_pretrained
 from vitdense.checkpoint.rename import Scheme
@@ -71,14 +71,25 @@ def test_classification_checkpoint_in_any_wrapper(tmp_path, wrapper, prefix):
             assert torch.equal(target.state_dict()[key], value), key
 
 
-def test_own_checkpoints_as_safetensors_through_init_cfg(tmp_path):
+@pytest.mark.parametrize("as_list", [False, True])
+def test_own_checkpoints_as_safetensors_through_init_cfg(tmp_path, as_list):
     source = make()
     torch.nn.init.normal_(source.norm1.weight)
     save_file(source.state_dict(), tmp_path / "own.safetensors")
-    target = make(init_cfg={"type": "Pretrained", "checkpoint": str(tmp_path / "own.safetensors")})
+    pretrained = {"type": "Pretrained", "checkpoint": str(tmp_path / "own.safetensors")}
+    target = make(init_cfg=[pretrained] if as_list else pretrained)
     assert not unchanged(target, source.state_dict())
     target.init_weights()
     assert unchanged(target, source.state_dict())
+    with pytest.raises(ValueError, match="give it alone"):
+        make(init_cfg=[pretrained, {"type": "Xavier", "layer": "Linear"}]).init_weights()
+
+
+def test_initialisers_of_mmengine_are_kept():
+    pytest.importorskip("vitdense.mm.registry")
+    drawn = make(init_cfg={"type": "Constant", "layer": "Linear", "val": 0.5})
+    drawn.init_weights()
+    assert set(drawn.stages[0].blocks[0].mlp.fc1.weight.flatten().tolist()) == {0.5}
 
 
 def test_checkpoint_may_be_a_path_and_map_location_is_an_option(tmp_path):
@@ -87,21 +98,6 @@ def test_checkpoint_may_be_a_path_and_map_location_is_an_option(tmp_path):
     report = load_pretrained(target, path, map_location=lambda storage, where: asked.append(where) or storage)
     assert report.source == str(path)
     assert set(asked) == {"cpu"}
-
-
-def test_init_cfg_may_be_a_list_with_pretrained_alone(tmp_path):
-    source = make()
-    save_file(source.state_dict(), tmp_path / "own.safetensors")
-    pretrained = {"type": "Pretrained", "checkpoint": str(tmp_path / "own.safetensors")}
-    target = make(init_cfg=[pretrained])
-    target.init_weights()
-    assert unchanged(target, source.state_dict())
-    with pytest.raises(ValueError, match="give it alone"):
-        make(init_cfg=[pretrained, {"type": "Xavier", "layer": "Linear"}]).init_weights()
-    pytest.importorskip("vitdense.mm.registry")  # mmengine's initialisers
-    drawn = make(init_cfg={"type": "Constant", "layer": "Linear", "val": 0.5})
-    drawn.init_weights()
-    assert set(drawn.stages[0].blocks[0].mlp.fc1.weight.flatten().tolist()) == {0.5}
 
 
 @pytest.mark.parametrize(
@@ -245,21 +241,6 @@ def test_released_mvit_v1_loads_exactly():
 def test_released_mvit_v1_is_refused_by_other_models(arch, message):
     with pytest.raises(CheckpointMismatchError, match=message):
         load_pretrained(MViT({**V1_NANO, **arch}, pretrain_img_size=64), released_mvit_v1())
-
-
-def test_mvit_with_another_growth_is_refused():
-    state = convert(make_mvit(growth="mlp").state_dict(), "detectron2").state
-    with pytest.raises(CheckpointMismatchError, match=r"check the arch and the options.*size mismatch"):
-        load_pretrained(make_mvit(), state)
-
-
-@pytest.mark.parametrize(
-    ("gone", "message"), [("blocks.1.", r"blocks\.1\."), ("qkv.weight", r"blocks\.0\.attn\.qkv\.weight")]
-)
-def test_incomplete_mvit_is_refused(gone, message):
-    state = convert(make_mvit().state_dict(), "detectron2").state
-    with pytest.raises(CheckpointMismatchError, match=message):
-        load_pretrained(make_mvit(), {key: value for key, value in state.items() if gone not in key})
 
 
 VIT = {"embed_dims": 192, "depth": 1, "num_heads": 3}
@@ -423,35 +404,6 @@ def file_of(state, path):
     return path
 
 
-def truncated(state, path):
-    file_of(state, path)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return path
-
-
-def written(content):
-    def write(state, path):
-        path.write_bytes(content)
-        return path
-
-    return write
-
-
-class Malicious:
-    def __reduce__(self):
-        return (exec, ("raise SystemExit('ran')",))
-
-
-def malicious(state, path):
-    torch.save({"model": state, "x": Malicious()}, path)
-    return path
-
-
-def folder(state, path):
-    path.mkdir()
-    return path
-
-
 def damaged(change):
     def write(state, path):
         change(state)
@@ -464,10 +416,7 @@ BLOCK = "layers.1.blocks.0."
 TABLE = BLOCK + "attn.relative_position_bias_table"
 NAN = torch.tensor([[float("nan")]])
 WRONG = {  # how the file is made, the options it is loaded with, and what the error names
-    "empty file": (written(b""), {}, r"file\.pth \(0 bytes\)"),
-    "truncated file": (truncated, {}, "truncated or damaged"),
-    "not a checkpoint": (written(b"hello world, I am a text"), {}, "b'hello world"),
-    "malicious pickle": (malicious, {}, "without running code.*allow_pickle=True"),
+    "no checkpoint": (lambda s, p: p.write_bytes(b"hello world, I am a text") and p, {}, "b'hello world"),
     "wrong family": (
         lambda s, p: file_of(SwinV2(NANO, out_indices=(0, 1)).state_dict(), p),
         {},
@@ -514,19 +463,16 @@ WRONG = {  # how the file is made, the options it is loaded with, and what the e
         r"relative_position_bias_table has shape \(77, 2\)",
     ),
     "no tensors": (lambda s, p: file_of({}, p), {}, "no tensors by name"),
-    "a folder": (folder, {}, r"file\.pth"),
-    "unreachable host": (lambda s, p: "http://127.0.0.1:9/swin.pth", {}, r"swin\.pth cannot be downloaded"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_file_is_refused_and_the_model_unchanged(what, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "cache"))
+def test_wrong_file_is_refused_and_the_model_unchanged(what, tmp_path):
     make_file, options, message = WRONG[what]
     checkpoint = make_file(official(make()), tmp_path / "file.pth")
     target = make(init_cfg={"type": "Pretrained", "checkpoint": str(checkpoint), **options})
     before = snapshot(target)
-    with pytest.raises((CheckpointMismatchError, CheckpointNotFoundError), match=message) as raised:
+    with pytest.raises(CheckpointMismatchError, match=message) as raised:
         target.init_weights()
     assert len(str(raised.value)) < 3000
     assert unchanged(target, before)

@@ -42,7 +42,7 @@ class Converted:
         ours: The backbone with our names.
         backbone: The backbone with the new names.
         state: All tensors with the new names, prefixes included.
-        dropped: Buffers, by our names, that files of the new scheme do not contain; models rebuild them.
+        ignored: Buffers, by our names, for which the new scheme has no names; models rebuild them.
         left_out: Tensors of a detector or of a classifier for which the new scheme has no names.
     """
 
@@ -51,7 +51,7 @@ class Converted:
     ours: dict[str, Tensor]
     backbone: dict[str, Tensor]
     state: dict[str, Tensor]
-    dropped: list[str]
+    ignored: list[str]
     left_out: list[str]
 
     @property
@@ -62,9 +62,9 @@ class Converted:
     def __str__(self) -> str:
         names = f"{self.match.scheme.name} -> {self.scheme.name} names"
         lines = [f"{self.match.family}: {names}, {len(self.state)} tensors"]
-        for what, keys in (("rebuilt buffers", self.dropped), ("other tensors", self.left_out)):
+        for what, keys in (("buffers ignored", self.ignored), ("other tensors left out", self.left_out)):
             if keys:
-                lines.append(f"  {len(keys)} {what} left out: {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}")
+                lines.append(f"  {len(keys)} {what}: {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}")
         return "\n".join(lines)
 
 
@@ -136,8 +136,8 @@ def convert(
     has_tokens = find_rule("tokens.cls_token", reverse(target.rules)) is not None
     optional = "|".join((CLASSIFIER, PRETRAINING) if has_tokens else (CLASSIFIER, PRETRAINING, TOKENS))
     left_out = [key for key in absent if drop_classifier and re.fullmatch(optional, key)]
-    dropped = [key for key in absent if re.fullmatch(f"{REBUILT}|{PERIODS}", key)]
-    if lost := [key for key in absent if key not in (*left_out, *dropped)]:
+    ignored = [key for key in absent if re.fullmatch(f"{REBUILT}|{PERIODS}", key)]
+    if lost := [key for key in absent if key not in (*left_out, *ignored)]:
         raise CheckpointMismatchError(
             f"the {to} scheme of the {match.family} family has no names for {len(lost)} tensors: "
             f"{', '.join(lost[:LISTED])}; convert to vitdense, or leave out output norms by --drop-output-norms and a "
@@ -154,7 +154,7 @@ def convert(
             f"to vitdense, or convert the authors' file"
         )
     state = {start + key: value for key, value in backbone.items()} | (match.rest if is_whole else {})
-    return Converted(match, target, ours, backbone, state, dropped, [*left_out, *(() if is_whole else match.rest)])
+    return Converted(match, target, ours, backbone, state, ignored, [*left_out, *(() if is_whole else match.rest)])
 
 
 def _of_stage(values: Sequence[int], stage: int) -> int:

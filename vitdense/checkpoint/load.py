@@ -1,7 +1,6 @@
 """Load exactly or raise: read, detect the scheme, rename, resize, check, and only then change the model."""
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from vitdense.checkpoint.whole_models import (
     with_named_outputs,
 )
 from vitdense.errors import OptionError
-from vitdense.layers.bias import window_of_offsets
 from vitdense.models.registry import NAMING
 
 NEAR_ZERO = 0.1  # mean size of a norm's weight in a file of differences
@@ -100,8 +98,8 @@ def _transfer(
     What is resized and ignored is added to the report. For `is_whole` see `_ignored`.
     """
     renamed, targets = match.ours, model.state_dict()
-    _check_pretraining_windows(model, renamed)
-    _check_rotary_windows(model, renamed)
+    if check := NAMING[match.family].check:
+        check(model, renamed)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
     fit_rows = None if match.scheme.name == "vitdense" else NAMING[match.family].fit_rows
     state = {}
@@ -139,60 +137,15 @@ def _ignored(
     return (REBUILT, r"(trunk\.)?tokens\.cls_position") if is_unused else (REBUILT,)
 
 
-def _check_pretraining_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
-    """Swin V2's parameters fit any window. If the checkpoint has window coordinates, they must equal the model's."""
-    buffers = dict(model.named_buffers())
-    for key, table in renamed.items():
-        # Of blocks that the model does not have there are other keys, which are refused with all that do not fit.
-        if not key.endswith(".relative_coords_table") or key not in buffers:
-            continue
-        if not _are_offsets(table):
-            raise CheckpointMismatchError(
-                f"{key}: got {list(table.shape)}, {table.dtype}, expected [1, 2 h - 1, 2 w - 1, 2], offsets in windows "
-                f"of h x w tokens"
-            )
-        theirs, ours = window_of_offsets(table), window_of_offsets(buffers[key])
-        if table.shape[1] > 1 and theirs != ours:
-            raise CheckpointMismatchError(
-                f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
-                f"the model expects {ours[0]}x{ours[1]}: set pretrained_window_sizes, one for each stage, such as "
-                f"(16, 16, 16, 8)"
-            )
-
-
-def _are_offsets(table: Tensor) -> bool:
-    """Whether a table may be one of `log_spaced_offsets`: the last offset of an axis of several tokens is above 0."""
-    if table.ndim != 4 or not table.is_floating_point() or not table.numel() or table.shape[-1] != 2:
-        return False
-    farthest = table[0, -1, -1].tolist()
-    return all(side == 1 or 0 < far < math.inf for side, far in zip(table.shape[1:3], farthest))
-
-
-def _check_rotary_windows(model: nn.Module, renamed: Mapping[str, Tensor]) -> None:
-    """EVA-02's parameters fit any window. Files of its detectors have a table of angles for the tokens of every block,
-    which tells windows and global blocks."""
-    tables = {key: x for key, x in renamed.items() if key.endswith(".freqs_cos")}
-    if wrong := [f"{key} {list(x.shape)}" for key, x in tables.items() if x.ndim != 2]:
-        raise CheckpointMismatchError(f"{', '.join(wrong)}: expected [tokens, channels of a head]")
-    whole = len(tables.get("rope_glb.freqs_cos", ()))
-    for name, block in model.named_modules():
-        table = tables.get(f"{name}.attn.rope.freqs_cos")
-        if table is not None and len(table) != (math.prod(block.spec.window) if block.spec.window else whole):
-            has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
-            raise CheckpointMismatchError(
-                f"the checkpoint has {has} in {name}, the model {block.spec.window or 'no windows'}: set window_size "
-                f"and global_indices as it was trained"
-            )
-
-
-def _check_position_rule(model: nn.Module, table: Tensor, rule: str) -> None:
-    """A model with a rule of its own, as DINOv2, resizes the table of its pretraining, not one that was resized."""
-    own = getattr(model.arch, "position_rule", rule)
-    if rule == "bicubic" != own:
+def _check_position_rule(model: nn.Module, table: Tensor, resize: str) -> None:
+    """A model with a `position_rule`, such as DINOv2, resizes its positions in every pass, from the size of their
+    pretraining. Loading must not resize them before."""
+    rule = getattr(model.arch, "position_rule", resize)
+    if resize == "bicubic" != rule:
         size = tuple(side * model.arch.patch_size for side in table.shape[1:3])
         raise CheckpointMismatchError(
-            f"the checkpoint has positions of images of another size, and the model's position_rule is {own!r}, which "
-            f"resizes them to every map: set pretrain_img_size={size}"
+            f"the checkpoint has positions for images of {size[0]}x{size[1]} pixels. position_rule={rule!r} of the model "
+            f"resizes them in every pass, from this size: set pretrain_img_size={size}"
         )
 
 

@@ -42,19 +42,21 @@ class LogHistory:
         pass
 
 
-def _log_statistic(owner: type, name: str) -> str:
-    """Replaces `getattr` in a checkpoint. mmengine's log buffers refer to their own methods by it; nothing else may."""
-    if owner is not LogHistory:
-        raise pickle.UnpicklingError(f"the checkpoint asks for getattr({owner!r}, {name!r}), which is code")
-    return name
+def run_globals(history: type = LogHistory) -> tuple:
+    """What trainers save in addition to tensors and numbers, for `torch.serialization.safe_globals`.
 
+    Args:
+        history: The class of mmengine's log buffers.
+    """
 
-# What mmengine's runner saves in addition to tensors and numbers, for `torch.serialization.safe_globals`.
-MMENGINE_GLOBALS = (
-    (LogHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
-    (_log_statistic, "builtins.getattr"),
-    argparse.Namespace,  # options in files of RF-DETR
-)
+    def statistic(owner: type, name: str) -> Any:
+        """Replaces `getattr`, by which mmengine's log buffers refer to their own methods; nothing else may."""
+        if owner is not history:
+            raise pickle.UnpicklingError(f"the checkpoint asks for getattr({owner!r}, {name!r}), which is code")
+        return getattr(owner, name, None)
+
+    log_buffer = (history, "mmengine.logging.history_buffer.HistoryBuffer")
+    return log_buffer, (statistic, "builtins.getattr"), argparse.Namespace  # the last of RF-DETR's files
 
 
 def read(
@@ -72,7 +74,7 @@ def read(
             takes a branch, tag or commit, ``torchvision://model.weights`` the name of certain weights. Downloads are
             cached by address. A digest in the name of a downloaded file is checked.
         allow: What a torch file may hold in addition to tensors, numbers and numpy arrays, as for
-            `torch.serialization.safe_globals`; None for `MMENGINE_GLOBALS`, which drop the log history.
+            `torch.serialization.safe_globals`; None for `run_globals`, which drop the log history.
         sha256: SHA-256 digest of the file, or its first 8 or more hex digits.
         allow_pickle: Run the code that a pickle asks for. Only for files whose author you trust.
         map_location: As for `torch.load`; other kinds of files take a device only. ``'meta'`` gives all but the values
@@ -95,7 +97,7 @@ def read(
         if row.weights is None:
             raise CheckpointNotFoundError(f"checkpoint {name}: this model has no published weights; give a file")
         name, sha256 = row.weights, sha256 or row.sha256
-    load = partial(read_file, allow=MMENGINE_GLOBALS if allow is None else allow, allow_pickle=allow_pickle)
+    load = partial(read_file, allow=run_globals() if allow is None else allow, allow_pickle=allow_pickle)
     if name.startswith("timm://"):
         state, built = read_timm(name.removeprefix("timm://"), sha256, load)
         return {"state_dict": place(state, map_location), "timm_model": built}

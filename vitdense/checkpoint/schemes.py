@@ -1,7 +1,7 @@
 """What the families share: allow-lists, helpers for rename tables, and flat position embeddings."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ class Family:
         may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
         parts_in_timm: What a model of timm has that its parameters do not show, as fields of our arch; empty for models
             of other families. It raises a `CheckpointMismatchError` if ours would compute something else.
+        check: Raises a `CheckpointMismatchError` if a checkpoint, with our names, is of a model that computes something
+            else than ours, and its parameters would fit.
         fit_rows: A tensor of other projects, of our key, with as many rows as the model has classes or queries.
     """
 
@@ -47,6 +49,7 @@ class Family:
     ignored: tuple[str, ...] = (CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT)
     may_be_missing: tuple[str, ...] = (OUTPUT_NORMS, LORA)
     parts_in_timm: Callable[[nn.Module], dict[str, Any]] | None = None
+    check: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
     fit_rows: Callable[[str, Tensor, nn.Module], Tensor] | None = None
 
 

@@ -1,9 +1,6 @@
 """Checkpoints of mmengine: loaded without running code from them, saved by an atomic write."""
 
-from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 from mmengine.fileio import LocalBackend, register_backend
@@ -11,7 +8,7 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
 
 from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
-from vitdense.checkpoint.read import read
+from vitdense.checkpoint.read import read, run_globals
 from vitdense.files import atomic_write
 
 REST = "rest.pth"  # of a checkpoint in parts, which is a folder: all else, and the digests of the parts
@@ -20,15 +17,8 @@ SCRATCH = ".parts"  # folder of a checkpoint that is not complete
 PREFIXES = ("", "http://", "https://", "timm://", "hf://", "torchvision://")
 
 
-def _log_statistic(owner: type, name: str) -> Callable:
-    """Replaces `getattr` in a checkpoint: mmengine pickles the methods of its log buffers as calls of `getattr`."""
-    if owner is not HistoryBuffer:
-        raise UnpicklingError(f"the checkpoint calls getattr({owner!r}, {name!r}), allowed for HistoryBuffer only")
-    return getattr(owner, name)
-
-
-# The log history, which mmengine saves in addition to tensors and numbers, and restores on resume.
-RUN_GLOBALS = (HistoryBuffer, (_log_statistic, "builtins.getattr"), Namespace)  # the last of RF-DETR's files
+# The log history, which mmengine saves and restores on resume, is kept.
+RUN_GLOBALS = run_globals(HistoryBuffer)
 
 
 def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool = False) -> dict:

@@ -1,9 +1,15 @@
-"""Naming schemes of Swin V2."""
+"""Naming schemes of Swin V2, and the windows of pretraining."""
+
+import math
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor, nn
 
+from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule, Transform
 from vitdense.checkpoint.schemes import SWIN_STEM, Family, mmpretrain, own, same
+from vitdense.layers.bias import window_of_offsets
 from vitdense.models.swin.checkpoint import FLAT_INDEX, UNFOLD, merge, mm_trunk, official, timm, torchvision
 
 # torchvision keeps a bias for keys, but sets it to zero in every forward pass.
@@ -34,6 +40,37 @@ _MM = (
     *mm_trunk(_attention("stages.{i}.blocks.{j}.attn.w_msa."), merge("stages.{i+1}.downsample.", UNFOLD)),
     *same("stages.{i}.blocks.{j}.norm3.*"),  # huge and giant
 )
+
+
+def check_pretraining_windows(model: nn.Module, ours: Mapping[str, Tensor]) -> None:
+    """The parameters fit any window. If the checkpoint has window coordinates, they must equal the model's."""
+    buffers = dict(model.named_buffers())
+    for key, table in ours.items():
+        # Of blocks that the model does not have there are other keys, which are refused with all that do not fit.
+        if not key.endswith(".relative_coords_table") or key not in buffers:
+            continue
+        if not _are_offsets(table):
+            raise CheckpointMismatchError(
+                f"{key}: got {list(table.shape)}, {table.dtype}, expected [1, 2 h - 1, 2 w - 1, 2], offsets in windows "
+                f"of h x w tokens"
+            )
+        theirs, expected = window_of_offsets(table), window_of_offsets(buffers[key])
+        if table.shape[1] > 1 and theirs != expected:
+            raise CheckpointMismatchError(
+                f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
+                f"the model expects {expected[0]}x{expected[1]}: set pretrained_window_sizes, one for each stage, such "
+                f"as (16, 16, 16, 8)"
+            )
+
+
+def _are_offsets(table: Tensor) -> bool:
+    """Whether a table may be one of `log_spaced_offsets`: the last offset of an axis of several tokens is above 0."""
+    if table.ndim != 4 or not table.is_floating_point() or not table.numel() or table.shape[-1] != 2:
+        return False
+    farthest = table[0, -1, -1].tolist()
+    return all(side == 1 or 0 < far < math.inf for side, far in zip(table.shape[1:3], farthest))
+
+
 FAMILY = Family(
     (
         own("attn.q_bias", "attn.v_bias", "attn.logit_scale", "attn.bias.cpb_mlp.*", "norm3.*"),
@@ -43,4 +80,5 @@ FAMILY = Family(
         *mmpretrain(_MM),
     ),
     markers=(*SWIN_STEM, r".+\.attn\.logit_scale"),
+    check=check_pretraining_windows,
 )

@@ -1,7 +1,11 @@
 """Naming schemes of the plain ViT: ViT, DeiT, DeiT III, MAE, ViTDet; and those of `foundation`."""
 
+import math
 from collections.abc import Mapping
 
+from torch import Tensor, nn
+
+from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule, Scheme
 from vitdense.checkpoint.schemes import (
     CLASS_POSITION,
@@ -66,6 +70,25 @@ _FOUNDATION = same(
     *("tokens.register_tokens", "rope.periods", "local_cls_norm.*", "norm_pre.*", "attn_pool.*"),
     *(f"blocks.{{i}}.{name}" for name in ("attn.qkv.qv_bias", "mlp.w12.*", "mlp.w3.*", "mlp.norm.*")),
 )
+
+
+def check_rotary_windows(model: nn.Module, ours: Mapping[str, Tensor]) -> None:
+    """EVA-02's parameters fit any window. In files of its detectors every block has a table of angles, a row for each
+    token, which shows whether the block has windows."""
+    tables = {key: x for key, x in ours.items() if key.endswith(".freqs_cos")}
+    if wrong := [f"{key} {list(x.shape)}" for key, x in tables.items() if x.ndim != 2]:
+        raise CheckpointMismatchError(f"{', '.join(wrong)}: expected [tokens, channels of a head]")
+    whole = len(tables.get("rope_glb.freqs_cos", ()))
+    for name, block in model.named_modules():
+        table = tables.get(f"{name}.attn.rope.freqs_cos")
+        if table is not None and len(table) != (math.prod(block.spec.window) if block.spec.window else whole):
+            has = f"windows of {math.isqrt(len(table))}" if len(table) != whole else "no windows"
+            raise CheckpointMismatchError(
+                f"the checkpoint has {has} in {name}, the model {block.spec.window or 'no windows'}: set window_size "
+                f"and global_indices as it was trained"
+            )
+
+
 _RELATIVE_POSITIONS = r".+\.attn\.bias\.rel_pos_[hw]"
 FAMILY = Family(
     (
@@ -120,5 +143,6 @@ FAMILY = Family(
     # periods; some of timm's have no biases of queries and values, where these are zero.
     may_be_missing=(OUTPUT_NORMS, LORA, _RELATIVE_POSITIONS, PERIODS, r"blocks\.\d+\.attn\.qkv\.qv_bias"),
     parts_in_timm=parts_in_timm,
+    check=check_rotary_windows,
 )
 HEADS = {**MASK_HEADS, **RFDETR}

@@ -38,4 +38,5 @@ FAMILY = Family(
     markers=(r"spm\.stem\.0\.weight",),  # the other keys may be those of a ViT without class token
     ignored=(r"trunk\.tokens\.cls_position",),
     may_be_missing=(LORA,),
+    check=VIT.check,
 )

@@ -23,4 +23,5 @@ FAMILY = Family(
     ),
     markers=(r"blocks\.\d+\.attn\.proj_l\.weight",),
     ignored=(CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, r"class_blocks\..+"),
+    check=VIT.check,
 )

@@ -13,4 +13,5 @@ FAMILY = Family(
     ),
     markers=(r"patch_embed\.backbone\.stem\.conv\.weight",),
     parts_in_timm=VIT.parts_in_timm,
+    check=VIT.check,
 )

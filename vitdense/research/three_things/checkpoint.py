@@ -48,6 +48,7 @@ FAMILY = Family(
         Scheme("timm", (*TIMM, *(rule for n in BRANCHES for rule in _timm(n)))),
     ),
     markers=(r"blocks\.\d+\.attn1\.qkv\.weight",),
+    check=VIT.check,
     may_be_missing=(*VIT.may_be_missing, r".+\.attn\d\.bias\.rel_pos_[hw]", r".+\.attn\d\.qkv\.qv_bias"),
     parts_in_timm=VIT.parts_in_timm,
 )
