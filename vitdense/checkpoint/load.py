@@ -144,8 +144,8 @@ def _check_position_rule(model: nn.Module, table: Tensor, resize: str) -> None:
     if resize == "bicubic" != rule:
         size = tuple(side * model.arch.patch_size for side in table.shape[1:3])
         raise CheckpointMismatchError(
-            f"the checkpoint has positions for images of {size[0]}x{size[1]} pixels. position_rule={rule!r} of the model "
-            f"resizes them in every pass, from this size: set pretrain_img_size={size}"
+            f"the checkpoint has positions for images of {size[0]}x{size[1]} pixels, and by position_rule={rule!r} the "
+            f"model resizes them itself, in every pass: set pretrain_img_size={size}"
         )
 
 
