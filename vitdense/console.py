@@ -1,4 +1,4 @@
-"""What a tool shows, which never ends its work: the reader may be gone, the disk full, the encoding another."""
+"""Printing that never ends the work: the reader may be gone, the disk full, the encoding too small."""
 
 import os
 import subprocess
@@ -23,11 +23,7 @@ def showing() -> Iterator[None]:
 
 
 class _Shown:
-    """A stream whose file, when it cannot be written to any more, becomes the null device.
-
-    Args:
-        stream: Of text.
-    """
+    """A text stream. Its file becomes the null device when it can no longer be written to."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -36,7 +32,7 @@ class _Shown:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text. Characters that the encoding does not have are escaped."""
+        """Write a text, with escapes for characters that the encoding lacks."""
         try:
             self._stream.write(text)
         except UnicodeEncodeError:

@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 
 from vitdense.errors import OptionError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a disk, while a file is written: they name none
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a full disk, which name no file
 
 
 @contextmanager
@@ -50,14 +50,14 @@ def read_text(path: str | Path) -> str:
 
 
 def check_writable(path: str | Path, option: str) -> None:
-    """See that a file can be written, before the work whose result it is to hold.
+    """Check that a file can be written, before the work whose result it will hold.
 
     Args:
         path: The file; its folder need not exist.
-        option: By which another one is named.
+        option: The option that names another file, for the message.
 
     Raises:
-        OptionError: It cannot.
+        OptionError: The file cannot be written.
     """
     path = Path(path)
     folder = next(each for each in (path.absolute()).parents if os.path.lexists(each))
@@ -80,7 +80,7 @@ def sha256_of(path: str | Path) -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that it has; neither need exist."""
+    """Remove a file, or a folder with its content, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -88,7 +88,7 @@ def remove(path: Path) -> None:
 
 
 def describe_missing(path: str | Path) -> str:
-    """Why there is no file of this path, and which names are near: of the outermost folder that does not exist."""
+    """Why there is no file at a path, with near names for the first part of the path that does not exist."""
     absent = Path(path)
     if absent.exists():
         return f"{path} is a folder"

@@ -14,12 +14,12 @@ from vitdense.checkpoint.rename import Scheme, find_rule, new_names
 from vitdense.models.registry import NAMING
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
-MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # anywhere in a key
+MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # may be anywhere in a key
 # Of whole models: detectron2's two, mm's, SimMIM's, and those of models of images and texts.
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
 LISTED = 20  # keys in a message
 MOST_SHARED = 10**9  # elements of a tensor that may share memory, as an expanded one does
-OMITTED = "omitted_backbones"  # in `meta` of a checkpoint: names of frozen backbones it is without, weights, SHA-256
+OMITTED = "omitted_backbones"  # in `meta`: frozen backbones that were not saved, their weights and SHA-256 by name
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def unwrap(checkpoint: Mapping, entry: str | None = None) -> dict[str, Tensor]:
 
 
 def _unusual(x: Tensor) -> str | None:
-    """What a tensor is that is no dense array in memory; None: it is one."""
+    """Why a tensor is no dense array in memory; None for one that is."""
     kinds = {"quantised": x.is_quantized, "nested": x.is_nested, "on the meta device": x.is_meta}
     kinds |= {"sparse": x.layout != torch.strided}
     found = next((what for what, is_it in kinds.items() if is_it), None)
@@ -136,10 +136,10 @@ def is_finite(x: Tensor) -> bool:
 
 
 def refuse_omitted(checkpoint: Mapping) -> None:
-    """Refuse the checkpoint of a run that was saved without its frozen backbones: alone it has none.
+    """Refuse the checkpoint of a run that was saved without its frozen backbones: none can be loaded from it.
 
     Raises:
-        CheckpointMismatchError: It was.
+        CheckpointMismatchError: The checkpoint was saved so, or its `meta` is no dict.
     """
     meta = checkpoint.get("meta", {})
     if not isinstance(meta, Mapping):
@@ -157,7 +157,7 @@ def readings(
     prefix: str | None = None,
     scheme: str | None = None,
 ) -> list[Match]:
-    """All that a state dict may be. For arguments and errors see `detect`."""
+    """Every match of a state dict. For arguments and errors see `detect`."""
     found = _matches(state, NAMING if families is None else families, prefix, scheme)
     fits = [match for match in found if match.is_complete()]
     # Prefer matches of every key of the file. The others treat some keys as heads and necks.
@@ -230,13 +230,13 @@ def _matches(
 
 
 def _reading(match: Match) -> tuple:
-    """What a match makes of the checkpoint: the family, our names, and how every tensor is transformed."""
+    """The result of a match, to compare: the family, our names, and the transform of every tensor."""
     transforms = (find_rule(key, match.scheme.rules)[0].transform for key in match.state)
     return match.family, tuple(match.ours), tuple(transform and transform.forward for transform in transforms)
 
 
 def _prefixes(state: Mapping[str, Tensor], families: Iterable[str], scheme: str | None) -> list[str]:
-    """Prefixes after which the keys are a whole backbone: those with the most keys."""
+    """The prefixes of whole backbones, if several then those of the largest."""
     starts = dict.fromkeys(key[: dot.end()] for key in state for dot in re.finditer(r"\.", key))
     found = {start: len(fits[0].state) for start in starts if (fits := readings(state, families, start, scheme))}
     most = max(found.values(), default=0)

@@ -125,9 +125,9 @@ def _ignored(
 ) -> tuple[str, ...]:
     """Regular expressions of the keys of a checkpoint that may be ignored.
 
-    A backbone without tokens may start from a model that was pretrained with them. A model with tokens needs exactly
-    those of the checkpoint, otherwise its features are different. The checkpoint of a whole model (`is_whole`) has
-    little that the model does not need.
+    A backbone without tokens may start from a model that was pretrained with tokens. A backbone with tokens needs
+    exactly the tokens of the checkpoint, otherwise its features are different. In the checkpoint of a whole model
+    (`is_whole`) only buffers are not needed.
     """
     has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
     if not is_whole:
@@ -226,7 +226,7 @@ def load_pretrained(
 
 
 def _part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """A tensor of a file that every process reads, as the model holds it: in parts after `fully_shard`."""
+    """A tensor of the file in the form of the model's tensor: after `fully_shard`, the part of this process."""
     if not hasattr(like, "device_mesh"):
         return whole
     from torch.distributed.tensor import distribute_tensor  # here, for builds of torch without processes
@@ -248,17 +248,17 @@ def fit_whole(
     of detectron2.
 
     Args:
-        model: The detector or segmentor. Not changed, but for its trunk, if `base` is loaded into it, and frozen
-            backbones that were left out of the checkpoint: their weights are loaded again from where it says.
+        model: The detector or segmentor. Two parts of it are changed: the trunk, if there is a `base`, and frozen
+            backbones that the checkpoint was saved without, whose weights are loaded from the file that it names.
         checkpoint: Content of the file.
         fresh: See `match_exactly`.
         source: Origin of the checkpoint, for the report.
-        base: Weights of the trunk, a file or a name of the model table, for a file that has none (a PMT's) or
-            differences to them (of an EoMT on DINOv3, as its authors publish it), to which they are added.
+        base: Weights of the trunk, a file or a name of the model table. They are for a checkpoint without a trunk (of
+            PMT), or with differences to these weights, which are added to them (of EoMT on DINOv3, as published).
 
     Raises:
-        CheckpointMismatchError: The checkpoint does not fit exactly; or it needs a `base`, or has no use for it.
-        CheckpointNotFoundError: It was saved without a frozen backbone, whose weights are not there.
+        CheckpointMismatchError: The checkpoint does not fit exactly, needs a `base`, or has no use for it.
+        CheckpointNotFoundError: The weights of a frozen backbone, without which it was saved, are not there.
     """
     state = unwrap(checkpoint) | _omitted_backbones(model, checkpoint, source)
     if any(key.startswith("backbone.simfp_") for key in state):
@@ -313,8 +313,8 @@ def fit_whole(
 def _with_base(
     model: nn.Module, state: dict[str, Tensor], base: str | Path | None, source: str, report: LoadReport
 ) -> tuple[dict[str, Tensor], Match | None]:
-    """A mask transformer's file with the trunk as it is: as it was, of `base`, or the sum of both; and what is known of
-    the names of the trunk in it."""
+    """A mask transformer's state dict with a whole trunk: the file's own, `base`, or the sum of both. With it the match
+    of the file's own trunk; None for the others, which have our names."""
     trunk = model.backbone
     own = {key: value for key, value in state.items() if key.startswith("backbone.")}
     match = detect(own, (trunk.family,), prefix="backbone.") if own else None
@@ -339,12 +339,12 @@ def _with_base(
 
 
 def _are_differences(trunk: Match, source: str) -> bool:
-    """Whether a trunk, as the authors of EoMT name DINOv3's, holds differences to the weights of DINOv3.
+    """Whether a trunk with the names of EoMT's authors holds differences to the weights of DINOv3.
 
-    So they publish it; what their code saves holds weights. Those of norms are near 1, differences near 0.
+    The published files hold differences, those of a training weights. Weights of norms are near 1, differences near 0.
 
     Raises:
-        CheckpointMismatchError: They are neither.
+        CheckpointMismatchError: The values are neither.
     """
     if trunk.scheme.name != DIFFERENCES:
         return False
@@ -361,7 +361,7 @@ def _are_differences(trunk: Match, source: str) -> bool:
 
 
 def fingerprint(backbone: nn.Module, report: LoadReport) -> str:
-    """SHA-256 of what a backbone has from a file, but for resized tensors, which machines round differently."""
+    """SHA-256 of the tensors that a backbone has from a file, but not of resized ones: machines round differently."""
     digest, state = hashlib.sha256(), backbone.state_dict()
     for key in sorted(set(report.loaded) - set(report.resized)):
         value = state[key].cpu().contiguous()

@@ -121,8 +121,8 @@ def parts_in_timm(checkpoint: Mapping, family: str) -> dict[str, Any]:
 def read_timm(
     model: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file
 ) -> tuple[dict[str, Tensor], nn.Module]:
-    """Pretrained weights of a timm model, with the names of the installed timm, and that model on the meta
-    device. For the other arguments and errors see `read`."""
+    """Pretrained weights of a timm model, with the names of the installed timm, and the model on the meta device. For
+    the other arguments and errors see `read`."""
     return _renamed_by_timm(model, fetch(timm_address(model), sha256, load))
 
 
@@ -305,7 +305,7 @@ def _torchvision_address(address: str) -> str:
 
 
 class _Given(TorchFunctionMode):
-    """Remembers what is copied into tensors of the meta device, without memory: both, by the first's id."""
+    """Records copies into meta tensors, which have no memory: target and source, by the id of the target."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,10 +321,10 @@ class _Given(TorchFunctionMode):
 
 
 def _renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tensor], nn.Module]:
-    """These weights with the names of the installed timm, and its model on the meta device.
+    """The weights with the names of the installed timm, and timm's model on the meta device.
 
-    Files of older models have older names, and timm renames only while it builds the model. What it makes up for a file
-    that lacks it, such as the counter of a batch norm, is made there too and has no values: it is left out.
+    Files of older models have older names, and timm renames only while it builds the model. Tensors that timm adds to
+    an old file, such as the counter of a batch norm, are meta tensors then: they are left out.
     """
     import timm
 

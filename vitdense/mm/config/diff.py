@@ -1,4 +1,4 @@
-"""The config in a checkpoint, read as data, and what another config has otherwise."""
+"""The config in a checkpoint, read as data, and its differences to another config."""
 
 import ast
 import logging
@@ -22,9 +22,9 @@ OF_RESULTS = ("model", "test_pipeline")
 
 
 def read_saved(checkpoint: Mapping) -> dict[str, Any] | None:
-    """The config with which mmengine saved a checkpoint, None where it has none or its text is no Python.
+    """The config that mmengine saved in a checkpoint; None if there is none, or its text is no Python.
 
-    No code of it runs: what is not a dict, list, tuple, text or number stays the text of its expression.
+    None of its code runs: an expression other than a dict, list, tuple, text or number stays text.
     """
     text = checkpoint.get("meta", {}).get("cfg")
     if not isinstance(text, str):
@@ -53,7 +53,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def log_differences(checkpoint: Mapping, cfg: Config, keys: Collection[str]) -> None:
-    """Warn of what a config has otherwise than that of a checkpoint; the pipeline of test images is `test_pipeline`."""
+    """Warn of differences between a config and that of a checkpoint. `test_pipeline` is the pipeline of test images."""
     saved = read_saved(checkpoint)
     if saved is None:
         return

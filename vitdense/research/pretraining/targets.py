@@ -69,9 +69,9 @@ class PixelTarget:
     Args:
         side: Of a patch in pixels.
         loss: ``'mse'`` (MAE) or ``'l1'`` (SimMIM).
-        norm: ``'patch'`` normalises every patch by its mean and unbiased variance (MAE); an odd number of pixels above
-            1, by those of the square window around every pixel (47 for Swin V2); None leaves normalised images as they
-            are.
+        norm: ``'patch'`` normalises every patch by its mean and unbiased variance (MAE). An odd number above 1
+            normalises every pixel by the mean and variance of a window of this many pixels around it (47 for Swin V2).
+            None changes nothing.
     """
 
     def __init__(self, side: int, loss: str = "mse", norm: str | int | None = "patch") -> None:
@@ -123,7 +123,7 @@ class MeanColour:
 
 
 class VisualWords:
-    """The word of every patch: the centre next to a teacher's feature of it. In BEiT a tokenizer gives the words.
+    """The word of every patch: the centre nearest to a teacher's feature. In BEiT a tokenizer gives the words.
 
     Args:
         side: Of a patch in pixels.

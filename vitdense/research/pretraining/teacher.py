@@ -16,8 +16,8 @@ from vitdense.models.registry import IMAGENET
 class Teacher(nn.Module):
     """A trained model in eval mode, without gradients, on images of its own size and statistics.
 
-    It never changes, and may be large: a deep copy of it, or of a model that trains with it, is itself. It takes the
-    device and the dtype of the images.
+    A teacher never changes and may be large, so deep copies, also of a model that trains with it, share it. It takes
+    the device and the dtype of the images.
 
     Args:
         model: A name of timm, whose pretrained weights are loaded; the config of a model, such as a `Classifier`; or a
@@ -56,7 +56,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor | tuple[Tensor, ...]:
-        """What the model makes of RGB images ``[B, 3, H, W]`` with values in [0, 1].
+        """The output of the model for RGB images ``[B, 3, H, W]`` with values in [0, 1].
 
         `size` (h, w) in pixels takes the place of `image_size`.
         """
