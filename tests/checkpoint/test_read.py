@@ -82,47 +82,45 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
-class Server:
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        server.asked.append(f"{self.command} {self.path}")
+        found = server.files.get(self.path)
+        self.send_response(server.status if found is None else 200)
+        headers = {"X-Error-Code": "EntryNotFound"} if found is None else server.headers
+        for name, value in {"Content-Length": str(len(found or b"")), **headers}.items():
+            if value is not None:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(found or b"")
+            self.wfile.flush()
+            sleep(server.pause)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *args):
+        pass
+
+
+class Server(ThreadingHTTPServer):
     """Files by path on a local port; counts what was asked for."""
 
     def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.headers, self.asked, self.status = {}, {}, [], 404
         self.pause = 0  # seconds, before the connection is closed
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                server.asked.append(f"{self.command} {self.path}")
-                found = server.files.get(self.path)
-                self.send_response(server.status if found is None else 200)
-                headers = {"Content-Length": str(len(found or b"")), **(server.headers if found is not None else {})}
-                if found is None:
-                    headers["X-Error-Code"] = "EntryNotFound"
-                for name, value in headers.items():
-                    if value is not None:
-                        self.send_header(name, value)
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(found or b"")
-                    self.wfile.flush()
-                    sleep(server.pause)
-
-            do_HEAD = do_GET
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self.http.server_port}"
-        Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        self.host = f"127.0.0.1:{self.server_port}"
+        Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def serve(self, path, content):
         self.files[path] = content
         return f"http://{self.host}{path}"
 
     def stop(self):
-        self.http.shutdown()
-        self.http.server_close()
+        self.shutdown()
+        self.server_close()
 
 
 @pytest.fixture
@@ -223,21 +221,23 @@ def test_file_that_is_no_checkpoint_is_refused(tmp_path, name):
             read(path, allow_pickle=allow_pickle)
 
 
-def test_missing_file_or_unknown_name_is_not_found(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{}/mime.pth", r"did you mean .*mine\.pth"),
+        ("{}", r"is a folder"),
+        ("ftp://host/a.pth", r"got ftp://, expected one of https://.*timm://"),
+        ("swin_t.ms_in1x", r"swin_t\.ms_in1k"),
+        ("swinv2_giant", "swinv2_giant"),
+    ],
+)
+def test_missing_file_or_unknown_name_is_not_found(tmp_path, name, message):
+    (tmp_path / "mine.pth").touch()
+    with pytest.raises(CheckpointNotFoundError, match=message) as error:
+        read(name.format(tmp_path))
+    assert "init_cfg" not in str(error.value)  # of commands without one
     with pytest.raises(CheckpointNotFoundError, match=r"nowhere\.pth.*pretrained=False"):
         create("swin_tiny", pretrained=tmp_path / "nowhere.pth")
-    (tmp_path / "mine.pth").touch()
-    with pytest.raises(CheckpointNotFoundError, match=r"did you mean .*mine\.pth") as error:
-        read(tmp_path / "mime.pth")
-    assert "init_cfg" not in str(error.value)  # of commands without one
-    with pytest.raises(CheckpointNotFoundError, match=str(tmp_path)):
-        read(tmp_path)
-    with pytest.raises(CheckpointNotFoundError, match=r"got ftp://, expected one of https://.*timm://"):
-        read("ftp://host/a.pth")
-    with pytest.raises(CheckpointNotFoundError, match=r"swin_t\.ms_in1k"):
-        read("swin_t.ms_in1x")
-    with pytest.raises(CheckpointNotFoundError, match="swinv2_giant"):
-        read("swinv2_giant")
 
 
 def test_name_of_the_model_table_is_read_and_its_digest_checked(tmp_path, monkeypatch):
@@ -256,18 +256,18 @@ def test_name_of_the_model_table_is_read_and_its_digest_checked(tmp_path, monkey
 # --- what would run code
 
 
-class Malicious:
-    """Pickles as a call that leaves a file behind."""
+class Call:
+    """Pickles as a call of a function and, after it, `__setstate__` with a state."""
 
-    def __init__(self, proof):
-        self.proof = proof
+    def __init__(self, function, arguments, *state):
+        self.call = (function, arguments, *state)
 
     def __reduce__(self):
-        return os.mkdir, (str(self.proof),)
+        return self.call
 
 
 def malicious(path, proof):
-    holds = {"model": {"a": np.ones(1)}, "x": Malicious(proof)}
+    holds = {"model": {"a": np.ones(1)}, "x": Call(os.mkdir, (str(proof),))}  # leaves a folder behind
     if path.name.startswith("detectron2"):
         path.write_bytes(pickle.dumps(holds))
     else:
@@ -286,27 +286,26 @@ def test_code_runs_only_with_allow_pickle(tmp_path, name):
     assert proof.exists()
 
 
+ARRAY, EMPTY = np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b")  # as numpy pickles an array, before its content
+
+
 @pytest.mark.parametrize(
     "call",
     [
         (np.ndarray, ((1,), "O", b"12345678")),
-        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype("O"), False, b"12345678")),
-        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype([("a", "O")]), False, b"12345678")),
+        (ARRAY, EMPTY, (1, (1,), np.dtype("O"), False, b"12345678")),
+        (ARRAY, EMPTY, (1, (1,), np.dtype([("a", "O")]), False, b"12345678")),
         (np.frombuffer, (b"12345678",)),
         (eval, ("1",)),
         (getattr, (np.ndarray, "tofile")),
-        (np.array(0).__reduce__()[0], (np.ndarray, (3,), b"b")),
-        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (9,), np.dtype("f8"), False, b"12345678")),
-        (np.array(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), np.dtype("f8"), False, [1.0])),
+        (ARRAY, (np.ndarray, (3,), b"b")),
+        (ARRAY, EMPTY, (1, (9,), np.dtype("f8"), False, b"12345678")),
+        (ARRAY, EMPTY, (1, (1,), np.dtype("f8"), False, [1.0])),
     ],
     ids=["object buffer", "object type", "fields", "function", "eval", "getattr", "no content", "short", "objects"],
 )
 def test_plain_pickle_cannot_call_functions_or_build_object_arrays(tmp_path, call):
-    class Call:
-        def __reduce__(self):
-            return call
-
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": Call()}))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": Call(*call)}))
     with pytest.raises(CheckpointMismatchError):
         read(tmp_path / "a.pkl")
 
@@ -316,16 +315,6 @@ def test_allow_lists_further_types(tmp_path):
     with pytest.raises(CheckpointMismatchError, match=r"_struct\.Struct"):
         read(tmp_path / "a.pth")
     assert read(tmp_path / "a.pth", allow=[struct.Struct])["when"] is struct.Struct
-
-
-class Attribute:
-    """Pickles as getattr of an object and a name."""
-
-    def __init__(self, *arguments):
-        self.arguments = arguments
-
-    def __reduce__(self):
-        return getattr, self.arguments
 
 
 def test_log_history_of_a_run_is_dropped(tmp_path):
@@ -340,7 +329,7 @@ def test_log_history_of_a_run_is_dropped(tmp_path):
 
 @pytest.mark.parametrize("owner", [torch.Tensor, LogHistory])
 def test_getattr_in_a_checkpoint_is_refused_except_for_log_buffers(tmp_path, owner):
-    torch.save({"x": Attribute(owner, "__init__")}, tmp_path / "bad.pth")
+    torch.save({"x": Call(getattr, (owner, "__init__"))}, tmp_path / "bad.pth")
     with pytest.raises(CheckpointMismatchError, match="without running code"):
         read(tmp_path / "bad.pth")
 

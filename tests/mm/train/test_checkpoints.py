@@ -30,13 +30,20 @@ def installed():
     install_loader()
 
 
-class Malicious:
+class Call:
+    """Pickles as a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = (function, arguments)
+
     def __reduce__(self):
-        return exec, ("raise SystemExit('ran')",)
+        return self.call
 
 
 def test_pickle_with_code_is_refused(tmp_path, installed):
-    torch.save({"state_dict": {"weight": torch.ones(1)}, "x": Malicious()}, tmp_path / "bad.pth")
+    torch.save(
+        {"state_dict": {"weight": torch.ones(1)}, "x": Call(exec, "raise SystemExit('ran')")}, tmp_path / "bad.pth"
+    )
     with pytest.raises(CheckpointMismatchError, match="exec"):
         load_checkpoint(torch.nn.Linear(1, 1), str(tmp_path / "bad.pth"))
 
@@ -126,16 +133,6 @@ def test_custom_object_in_the_message_hub_needs_allow_pickle(tmp_path):
                 runner.load_or_resume()
 
 
-class Attribute:
-    """Pickles as `getattr(owner, name)`."""
-
-    def __init__(self, owner, name):
-        self.call = (getattr, (owner, name))
-
-    def __reduce__(self):
-        return self.call
-
-
 def test_log_history_loads_and_getattr_is_limited_to_log_buffers(tmp_path):
     buffer = HistoryBuffer([1.0, 2.0], [1, 1])
     torch.save({"message_hub": buffer, "meta": {"seed": np.int64(3)}}, tmp_path / "run.pth")
@@ -144,7 +141,7 @@ def test_log_history_loads_and_getattr_is_limited_to_log_buffers(tmp_path):
     saved = read_checkpoint(str(tmp_path / "run.pth"))
     assert type(saved["message_hub"]) is HistoryBuffer
     assert saved["message_hub"].mean() == 1.5
-    torch.save({"x": Attribute(torch.Tensor, "numpy")}, tmp_path / "bad.pth")
+    torch.save({"x": Call(getattr, torch.Tensor, "numpy")}, tmp_path / "bad.pth")
     with pytest.raises(CheckpointMismatchError, match="numpy"):
         read(tmp_path / "bad.pth", allow=(*RUN_GLOBALS, torch.Tensor))
 
