@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vitdense.export.int8 import quantise
-from vitdense.export.program import export_program, largest_error, save_onnx
+from vitdense.export.onnx import save_onnx
+from vitdense.export.program import export_program, largest_error
 from vitdense.files import read_text
 from vitdense.layers.onednn import OneDnnLinear, has_onednn, is_glibc, keep_memory
 from vitdense.mm.precision import cpu_has_bfloat16

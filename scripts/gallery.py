@@ -134,7 +134,7 @@ def counted_costs(path: Path) -> None:
 def attention_cost(path: Path) -> None:
     """The picture of docs/systems.md."""
     sizes = [(side, side) for side in (32, 64, 128, 224, 448)]
-    plot_attention(attention_costs("deit_tiny", sizes, (1, 4, 16)), torch.float32, path)
+    plot_attention(attention_costs("deit_tiny", sizes, (1, 4, 16)), path)
 
 
 def prediction(path: Path) -> None:

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "checkpoint": {"checkpoint", "errors", "files", "layers", "models.registry"},
     "models": {"checkpoint", "errors", "layers", "models", "module"},
     "necks": {"errors", "layers", "module", "necks"},
-    "results": {"errors", "files", "results"},
+    "results": {"errors", "files", "results", "runtime"},
     "export": {"errors", "export", "files", "layers", "runtime"},
     "inspect": {"errors", "files", "inspect", "layers", "models", "results"},
     "hub.py": {"checkpoint.errors", "errors", "models"},

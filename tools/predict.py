@@ -7,7 +7,6 @@ with classes and a legend, and label maps.
 import signal
 from pathlib import Path
 
-import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
@@ -15,7 +14,7 @@ from vitdense.console import in_utf8
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.arguments import add_inference_arguments, add_tiles, make_parser
 from vitdense.mm.config.model_index import trained_of
-from vitdense.mm.precision import add_amp, add_onednn, check_precision, tune_cpu
+from vitdense.mm.precision import Inference, add_amp, add_onednn
 from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.processes import start_processes
 
@@ -59,29 +58,15 @@ def main() -> None:
     if Path(args.config).is_dir() or Path(args.checkpoint or "").suffix.lower() in IMG_EXTENSIONS:
         args.images = [*filter(None, [args.checkpoint]), *args.images]
         args.checkpoint = None
-    if not 0 <= args.score_thr <= 1:
-        parser.error(f"--score-thr: got {args.score_thr}, expected 0 to 1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is written
     with exit_on_user_error():
         start_processes()
-        amp = args.amp or "float32"
-        check_precision(f"--amp {amp}", amp, args.device)
-        if args.onednn:
-            tune_cpu(args.device, amp)
+        inference = Inference.of(args)
+        inference.tune_cpu()
         cfg, checkpoint = trained_of(args)
         out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
-        as_dataset = args.format == "dataset"
-        options = {
-            "tiles": args.tiles,
-            "overlap": args.overlap,
-            "as_training": args.as_dataset is not None,
-            "dtype": getattr(torch, amp),
-            "onednn": args.onednn,
-            "classes": args.classes,
-        }
-        result = predict(
-            cfg, checkpoint, args.images, out_dir, args.score_thr, args.device, as_dataset, args.indices, **options
-        )
+        options = (args.format == "dataset", args.indices, args.as_dataset is not None, args.classes)
+        result = predict(cfg, checkpoint, args.images, out_dir, inference, *options)
         print(f"\n{result}")
 
 

@@ -11,7 +11,7 @@ This file needs NumPy, and onnxruntime or OpenVINO; copy it into a product. ::
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,29 +24,31 @@ OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 
 @dataclass(eq=False)
 class Output:
-    """What a program found in an image of H x W pixels: the fields that `vitdense.load(...)(image)` has.
+    """What was found in an image of H x W pixels: the objects of a detector, the one with the highest score first, the
+    classes of a segmentor's pixels, or the segments of a panoptic model, which may have objects too.
 
     Attributes:
         boxes: [N, 4] float32: left, upper, right and lower edge in pixels. Of a segmentor, as the next two: None.
-        scores: [N] float32, 0 to 1, the highest first.
-        labels: [N] int64, indices of the program's `names`.
+        scores: [N] float32, 0 to 1.
+        labels: [N] int64, indices of the names of the classes.
         masks: [N, H, W] bool, of a detector that has them.
-        semantic: [H, W] int64, indices of `names`; of a detector: None.
+        semantic: [H, W] int64, indices of the names; of a detector: None.
         panoptic: [H, W] int64, ids of segments; 0 where there is none. Of other models, as the next: None.
-        segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": None, "is_thing": bool}``.
+        segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": None, "is_thing": bool}``. A class
+            of stuff has one segment at most.
     """
 
     boxes: np.ndarray | None = None
     scores: np.ndarray | None = None
     labels: np.ndarray | None = None
-    masks: np.ndarray | None = None
-    semantic: np.ndarray | None = None
-    panoptic: np.ndarray | None = None
+    masks: np.ndarray | None = field(default=None, repr=False)
+    semantic: np.ndarray | None = field(default=None, repr=False)
+    panoptic: np.ndarray | None = field(default=None, repr=False)
     segments: list[dict[str, Any]] | None = None
 
     def __eq__(self, other: object) -> bool:
         """Whether all fields have the same values."""
-        if not isinstance(other, Output):
+        if type(other) is not type(self):
             return NotImplemented
         return all(np.array_equal(value, getattr(other, name)) for name, value in vars(self).items())
 
@@ -177,41 +179,70 @@ class Program:
             raise ValueError(f"image: got {list(size)} pixels, which the resize of the program makes {list(seen)}")
         batch = image[None] if self._of_photos else normalised(image, seen, self._about).astype(self._engine.dtype)
         found = dict(zip(self._engine.outputs, (out[0] for out in self._engine.run(np.ascontiguousarray(batch)))))
-        scale = seen[0] / size[0], seen[1] / size[1]
-        if "boxes" in found:
-            if not self._of_photos:
-                found["boxes"] = found["boxes"] / np.float32([*scale[::-1]] * 2)
-            return objects(found, self._about, scale, size, score_thr)
-        if "classes" in found:
-            return self._segments(found["classes"], found["masks"], seen, size, score_thr)
-        if "semantic" in found:
-            return Output(semantic=found["semantic"])
-        logits = resize(found["logits"].transpose(1, 2, 0).astype(np.float32), size)  # [H, W, classes]
-        if logits.shape[2] > 1:
-            return Output(semantic=logits.argmax(-1))
-        threshold = self._about["threshold"]  # of one class, against all else
-        return Output(semantic=(logits[..., 0] > np.log(threshold / (1 - threshold))).astype(np.int64))
+        return read(found, self._about, seen, size, score_thr, self._of_photos)
 
-    def _segments(
-        self, classes: np.ndarray, masks: np.ndarray, seen: Sequence[int], size: Sequence[int], score_thr: float
-    ) -> Output:
-        rule = self._about["queries"]
-        padded = [-(-side // rule["divisor"]) * rule["divisor"] for side in seen]
 
-        def logits_of(query: int) -> np.ndarray:
-            """``[H, W]``."""
-            logits = resize(masks[query, ..., None].astype(np.float32), padded)[: seen[0], : seen[1]]
-            return resize(logits, size)[..., 0]
+def read(
+    found: Mapping[str, np.ndarray],
+    about: Mapping[str, Any],
+    seen: Sequence[int],
+    size: Sequence[int],
+    score_thr: float = 0.0,
+    of_photo: bool = False,
+) -> Output:
+    """The outputs of a program for an image, as what was found in the image.
 
-        shares = np.exp(classes.astype(np.float32) - classes.max(1, keepdims=True))
-        shares /= shares.sum(1, keepdims=True)  # [Q, classes + 1], the last one is "no object"
-        out = Output()
-        if rule["panoptic"]:
-            out.panoptic, out.segments = panoptic(shares, logits_of, size, rule["things"], **rule["panoptic"])
-        if rule["instances"]:
-            found = instances(shares, logits_of, size, rule["things"], rule["instances"], score_thr)
-            out.boxes, out.scores, out.labels, out.masks = found
-        return out
+    Args:
+        found: Outputs by name.
+        about: The program's `metadata_props`, decoded.
+        seen: Size (h, w) of the normalised image.
+        size: Size (H, W) of the photo of which it was made.
+        score_thr: Minimum score of objects.
+        of_photo: The program takes photos: its boxes are in their pixels.
+    """
+    scale = seen[0] / size[0], seen[1] / size[1]
+    if "boxes" in found:
+        boxes = found["boxes"] if of_photo else found["boxes"] / np.float32([*scale[::-1]] * 2)
+        return objects({**found, "boxes": boxes}, about, scale, size, score_thr)
+    if "classes" in found:
+        return of_queries(found["classes"], found["masks"], about["queries"], seen, size, score_thr)
+    if "semantic" in found:
+        return Output(semantic=found["semantic"])
+    logits = resize(found["logits"].transpose(1, 2, 0).astype(np.float32), size)  # [H, W, classes]
+    if logits.shape[2] > 1:
+        return Output(semantic=logits.argmax(-1))
+    threshold = about["threshold"]  # of one class, against all else
+    return Output(semantic=(logits[..., 0] > np.log(threshold / (1 - threshold))).astype(np.int64))
+
+
+def of_queries(
+    classes: np.ndarray,
+    masks: np.ndarray,
+    rule: Mapping[str, Any],
+    seen: Sequence[int],
+    size: Sequence[int],
+    score_thr: float,
+) -> Output:
+    """Segments and objects of logits of classes ``[Q, classes + 1]`` and of masks ``[Q, h, w]``; see `read`.
+
+    `rule` is what the program says of its queries.
+    """
+    padded = [-(-side // rule["divisor"]) * rule["divisor"] for side in seen]
+
+    def logits_of(query: int) -> np.ndarray:
+        """``[H, W]``."""
+        logits = resize(masks[query, ..., None].astype(np.float32), padded)[: seen[0], : seen[1]]
+        return resize(logits, size)[..., 0]
+
+    shares = np.exp(classes.astype(np.float32) - classes.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)  # [Q, classes + 1], the last one is "no object"
+    out = Output()
+    if rule["panoptic"]:
+        out.panoptic, out.segments = panoptic(shares, logits_of, size, rule["things"], **rule["panoptic"])
+    if rule["instances"]:
+        found = instances(shares, logits_of, size, rule["things"], rule["instances"], score_thr)
+        out.boxes, out.scores, out.labels, out.masks = found
+    return out
 
 
 def normalised(image: np.ndarray, size: Sequence[int], about: Mapping[str, Any]) -> np.ndarray:
@@ -423,12 +454,19 @@ def panoptic(
             continue
         codes[own & mask if within else own] = labels[query] + (number * OFFSET if is_thing else 0)
         number += is_thing
+    return segments_of(codes, none, num_things)
+
+
+def segments_of(codes: np.ndarray, num_classes: int, num_things: int) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """`panoptic` and `segments` of an `Output` from mmdet's codes ``[H, W]``: label + `OFFSET` * number of the object;
+    a label after all classes means none."""
     values, places = np.unique(codes, return_inverse=True)
-    found = values != none
+    labels = values % OFFSET
+    found = labels < num_classes
     ids = np.where(found, found.cumsum(), 0)
     segments = [
-        {"id": int(i), "label": int(code % OFFSET), "score": None, "is_thing": bool(code % OFFSET < num_things)}
-        for i, code in zip(ids, values)
+        {"id": i, "label": label, "score": None, "is_thing": label < num_things}
+        for i, label in zip(ids.tolist(), labels.tolist())
         if i
     ]
-    return ids[places].reshape(size).astype(np.int64), segments
+    return ids[places].reshape(codes.shape).astype(np.int64), segments

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mmengine.config import ConfigDict
+from mmengine.config import Config, ConfigDict
 from PIL import Image
 
 pytest.importorskip("mmdet")
-from vitdense.export.compare import BOUNDS, can_compare, compare_classes, compare_maps, compare_objects
+from vitdense.export.compare import BOUNDS, can_compare, compare_maps, compare_results
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.description import describe
-from vitdense.mm.export.samples import of_noise, of_photo, paths_of
-from vitdense.mm.predictor import Predictor
+from vitdense.mm.export.samples import describe, of_noise, of_one_size, of_photos, paths_of
+from vitdense.mm.predictor import ImageReader
 from vitdense.runtime import Output, normalised
 
 BOXES = np.float32([(0, 0, 10, 10), (20, 20, 40, 30), (5, 5, 5, 9)])
@@ -52,7 +51,7 @@ def moved(dx, boxes=BOXES):
 )
 def test_objects(precision, got, fits):
     """The third one, whose box has no area, does not count."""
-    found, said = compare_objects([(got, output())], BOUNDS[precision])
+    found, said = compare_results([(got, output())], BOUNDS[precision])
     assert found == fits
     assert "of 2 objects" in said
     assert ("expected" in said) != fits
@@ -63,7 +62,7 @@ def test_objects_below_the_bound_do_not_count():
         want = output(scores=(score, 0.01, 0.9))
         assert can_compare([want], BOUNDS["float32"]) == counts
         assert can_compare([output(BOXES[:0], (), ()), want], BOUNDS["float32"]) == counts
-        fits, said = compare_objects([(want, want)], BOUNDS["float32"])
+        fits, said = compare_results([(want, want)], BOUNDS["float32"])
         assert fits == counts
         assert ("no object" in said) != counts
 
@@ -73,7 +72,7 @@ def test_a_share_of_the_objects_may_differ_in_int8():
     want = output(boxes, (0.9,) * 10, (0,) * 10)
     for wrong, fits in ((1, True), (2, False)):
         got = output(boxes, (0.9,) * 10, (1,) * wrong + (0,) * (10 - wrong))
-        found, said = compare_objects([(got, want)], BOUNDS["int8"])
+        found, said = compare_results([(got, want)], BOUNDS["int8"])
         assert found == fits
         assert f"{10 - wrong} of 10" in said
 
@@ -82,26 +81,28 @@ def test_masks_of_objects():
     other = MASKS.copy()
     other[1, 20, 20:22] = False  # 198 of 200 pixels
     want = output(masks=MASKS)
-    fits, said = compare_objects([(output(masks=other), want)], BOUNDS["float32"])
+    fits, said = compare_results([(output(masks=other), want)], BOUNDS["float32"])
     assert fits
     assert "masks with IoU 0.9900" in said
     other[1, 20, 22] = False
-    assert not compare_objects([(output(masks=other), want)], BOUNDS["float32"])[0]
+    assert not compare_results([(output(masks=other), want)], BOUNDS["float32"])[0]
     empty = output(masks=np.zeros_like(MASKS))
-    assert compare_objects([(empty, empty)], BOUNDS["float32"])[0]
-    assert not compare_objects([(empty, want)], BOUNDS["float32"])[0]
+    assert compare_results([(empty, empty)], BOUNDS["float32"])[0]
+    assert not compare_results([(empty, want)], BOUNDS["float32"])[0]
 
 
 def test_classes_of_pixels():
     want = np.zeros((10, 100), int)
     got = want.copy()
     got[0, 0] = 1
-    assert compare_classes([got, want], [want, want], BOUNDS["float32"]) == (
-        True,
-        "99.90% of the pixels with the model's class",
-    )
+
+    def compare(*found):
+        return compare_results([(Output(semantic=x), Output(semantic=want)) for x in found], BOUNDS["float32"])
+
+    assert compare(got, want) == (True, "99.90% of the pixels with the model's class")
+    assert can_compare([Output(semantic=want)], BOUNDS["float32"])
     got[0, 1] = 1
-    fits, said = compare_classes([want, got], [want, want], BOUNDS["float32"])
+    fits, said = compare(want, got)
     assert not fits
     assert "99.9%" in said
 
@@ -114,21 +115,22 @@ def test_maps():
         assert ("expected" in said) != fits
 
 
-def predictor(*steps, head=None, **model):
+def predictor(*steps, head=None, static=None, **model):
     """What the description asks of a predictor."""
     preprocessor = ConfigDict(mean=[1, 2, 3], std=[4, 5, 6], bgr_to_rgb=True)
-    cfg = ConfigDict(model={"data_preprocessor": preprocessor, **model})
+    dataset = dict(type="X", pipeline=[dict(type="LoadImageFromFile"), *steps, dict(type="Pack")])
+    model = {"data_preprocessor": preprocessor, **model}
+    cfg = Config(dict(model=model, test_dataloader=dict(dataset=dataset)))
+    cfg = of_one_size(cfg, static) if static else cfg
     inner = SimpleNamespace(cfg=cfg, decode_head=head)
-    return SimpleNamespace(
-        model=inner, names=["a", "b"], dataset=ConfigDict(pipeline=[dict(type="LoadImageFromFile"), *steps])
-    )
+    return SimpleNamespace(model=inner, names=["a", "b"], dataset=cfg.test_dataloader.dataset)
 
 
 RESIZE = dict(type="Resize", scale=(80, 60), keep_ratio=True)
 
 
-def described(*args, static=None, **options):
-    return {key: json.loads(value) for key, value in describe(predictor(*args, **options), static).items()}
+def described(*args, **options):
+    return {key: json.loads(value) for key, value in describe(predictor(*args, **options)).items()}
 
 
 def test_descriptions():
@@ -147,14 +149,15 @@ def test_descriptions():
     assert described(data_preprocessor={})["channels"] == "BGR"
 
 
-class Read(Predictor):
+class Read(ImageReader):
     """A pipeline that doubles an image, and a preprocessor that pads it."""
 
     def __init__(self, own_reader=None):
-        self.own_reader, self.model = own_reader, self
+        super().__init__([dict(type="LoadImageFromFile")])
+        self.own_reader, self.model, self.reader = own_reader, self, self
         self.asked = []
 
-    def read(self, image, pixels=None):
+    def inputs(self, image, pixels):
         self.asked.append(pixels)
         return {"inputs": torch.zeros(3, 60, 80)}
 
@@ -166,25 +169,24 @@ class Read(Predictor):
 def test_photos_as_the_program_and_as_the_model_get_them(tmp_path):
     photo = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
     Image.fromarray(photo).save(tmp_path / "a.png")
+
+    def sample(reads, about, preprocessing=False):
+        (found,) = of_photos([str(tmp_path / "a.png")], reads, about, preprocessing)
+        assert found.image.shape == (1, 3, 60, 80)
+        assert (found.image == 7).all()
+        np.testing.assert_array_equal(reads.asked, [photo])  # decoded once
+        return found
+
     about = described(RESIZE)
-    want = normalised(photo, (60, 80), about)
-    sample = of_photo(str(tmp_path / "a.png"), Read(), about, static=False, preprocessing=False)
-    np.testing.assert_array_equal(sample.given, want)
-    assert sample.image.shape == (1, 3, 60, 80)
-    assert (sample.image == 7).all()
-    assert sample.size == (30, 40)
-    sample = of_photo(str(tmp_path / "a.png"), Read(), about, static=False, preprocessing=True)
-    np.testing.assert_array_equal(sample.given, photo[None])
-    assert (sample.image == 7).all()
-    about = described(RESIZE, static=(64, 96))
-    sample = of_photo(str(tmp_path / "a.png"), Read(), about, static=True, preprocessing=False)
-    assert sample.image is sample.given
-    assert sample.given.shape == (1, 3, 64, 96)
-    unknown = described(RESIZE, RESIZE)
-    for reads, said in ((Read(), unknown), (Read("LoadTiff"), described(RESIZE))):
-        sample = of_photo(str(tmp_path / "a.png"), reads, said, static=False, preprocessing=False)
-        assert sample.given is sample.image
-        assert sample.size == (60, 80)
+    found = sample(Read(), about)
+    np.testing.assert_array_equal(found.given, normalised(photo, (60, 80), about))
+    assert found.size == (30, 40)
+    np.testing.assert_array_equal(sample(Read(), about, preprocessing=True).given, photo[None])
+    assert sample(Read(), described(RESIZE, static=(64, 96))).given.shape == (1, 3, 64, 96)
+    for reads, said in ((Read(), described(RESIZE, RESIZE)), (Read("LoadTiff"), about)):
+        found = sample(reads, said)
+        assert found.given is found.image
+        assert found.size == (60, 80)
 
 
 def test_noise_is_the_same_each_time():

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from vitdense.export.int8 import quantise
-from vitdense.export.program import export_program, run_onnx, save_onnx
+from vitdense.export.onnx import save_onnx
+from vitdense.export.program import export_program
+from vitdense.runtime import open_onnxruntime
 
 
 class WithConstant(nn.Module):
@@ -28,6 +30,6 @@ def test_constants_of_more_axes_stay_as_they_are(tmp_path):
     path = tmp_path / "model.onnx"
     save_onnx(export_program(model, image, dynamic=False), path, ["out"])
     quantise(path, [np.asarray(image)])
-    got = torch.as_tensor(np.asarray(run_onnx(path, image)[0]))
+    got = torch.as_tensor(np.asarray(open_onnxruntime(path).run(image.numpy())[0]))
     with torch.no_grad():
         assert (got - model(image)).norm() < 0.05 * model(image).norm()

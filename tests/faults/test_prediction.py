@@ -21,6 +21,7 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.precision import Inference
 
 pytestmark = pytest.mark.slow
 RECIPE = "cascade_swin_nano_shapes"
@@ -53,7 +54,7 @@ def run(checkpoint, images, out, score_thr=0.0):
     """What failed, and the names of pictures and results."""
     failed = ""
     try:
-        predict(load_config(RECIPE), checkpoint, images, out, score_thr)
+        predict(load_config(RECIPE), checkpoint, images, out, Inference(score_thr=score_thr))
     except PredictionError as error:
         failed = str(error)
     results = json.loads((out / "predictions.json").read_text())

@@ -18,52 +18,72 @@ def test_macs_of_a_linear_layer_a_convolution_and_attention():
     assert macs(lambda: nn.functional.scaled_dot_product_attention(q, q, q))[1] == 2 * (2 * 3 * 10 * 10 * 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "params_m", "gmacs"),
-    [
-        ("cascade_swin_t_coco", 85.63, 744.8),
-        ("cascade_swin_s_coco", 106.95, 836.8),
-        ("cascade_swin_b_coco", 144.98, 981.3),
-        ("mask_rcnn_swin_t_coco", 47.8, 266.5),
-        ("cascade_mvitv2_t_coco", 75.85, 699.2),
-        ("cascade_mvitv2_s_coco", 86.54, 746.5),
-        ("cascade_mvitv2_b_coco", 103.15, 811.9),
-        ("cascade_mvitv2_l_coco", 265.1, 1470.5),
-        ("mask_rcnn_mvitv2_t_coco", 43.68, 277.6),
-        ("cascade_deit_s_coco", 79.8, 888.3),
-        ("atss_swin_t_coco", 35.73, 214.4),
-        ("atss_r50_coco", 32.30, 204.5),
-        ("sparse_rcnn_swin_t_coco", 109.74, 175.6),
-        ("sparse_rcnn_r50_coco", 106.34, 168.3),
-        pytest.param("htcpp_swin_b_coco", 159.54, 1042.7, marks=needs_research),
-        pytest.param("htcpp_without_semantic_swin_b_coco", 156.73, 997.5, marks=needs_research),
-        pytest.param("htcpp_swin_l_coco", 283.77, 1469.7, marks=needs_research),
-        pytest.param("reppoints_v2_swin_t_coco", 44.92, 282.0, marks=needs_research),
-        pytest.param("reppoints_v2_r50_coco", 42.13, 272.2, marks=needs_research),
-        pytest.param("mask_rcnn_r50_nonlocal_coco", 46.50, 284.1, marks=needs_research),
-        ("cascade_nat_t_coco", 85.38, 737),
-    ],
-)
-def test_published_totals_at_800x1280(repo, name, params_m, gmacs):
-    assert_totals(name, (800, 1280), params_m, gmacs)
+TOTALS = [  # config, millions of parameters, billions of MACs
+    ("cascade_swin_t_coco", 85.63, 744.8),
+    ("cascade_swin_s_coco", 106.95, 836.8),
+    ("cascade_swin_b_coco", 144.98, 981.3),
+    ("mask_rcnn_swin_t_coco", 47.8, 266.5),
+    ("cascade_mvitv2_t_coco", 75.85, 699.2),
+    ("cascade_mvitv2_s_coco", 86.54, 746.5),
+    ("cascade_mvitv2_b_coco", 103.15, 811.9),
+    ("cascade_mvitv2_l_coco", 265.1, 1470.5),
+    ("mask_rcnn_mvitv2_t_coco", 43.68, 277.6),
+    ("cascade_deit_s_coco", 79.8, 888.3),
+    ("cascade_nat_t_coco", 85.38, 737),
+    ("atss_swin_t_coco", 35.73, 214.4),
+    ("atss_r50_coco", 32.30, 204.5),
+    ("sparse_rcnn_swin_t_coco", 109.74, 175.6),
+    ("sparse_rcnn_r50_coco", 106.34, 168.3),
+    ("upernet_swin_t_ade20k", 59.94, 944.4),
+    ("upernet_swin_s_ade20k", 81.26, 1037.4),
+    ("upernet_swin_b_ade20k", 121.28, 1187.4),
+    ("upernet_deit_s_ade20k", 51.8, 1097.8),
+    ("upernet_nat_t_ade20k", 57.70, 934),
+]
+OF_RESEARCH = [
+    ("htcpp_swin_b_coco", 159.54, 1042.7),
+    ("htcpp_without_semantic_swin_b_coco", 156.73, 997.5),
+    ("htcpp_swin_l_coco", 283.77, 1469.7),
+    ("reppoints_v2_swin_t_coco", 44.92, 282.0),
+    ("reppoints_v2_r50_coco", 42.13, 272.2),
+    ("mask_rcnn_r50_nonlocal_coco", 46.50, 284.1),
+]
+OF_TRANSFORMERS = [  # its EoMT, to the digits, 0.01 %, in which they are given
+    ("eomt_dinov2_s_640_coco_panoptic", 23.98, 67.8),
+    pytest.param("eomt_dinov2_b_640_coco_panoptic", 93.66, 215.5, marks=pytest.mark.slow),
+    ("eomt_dinov2_l_640_coco_panoptic", 316.70, 668.0),
+    pytest.param("eomt_dinov2_l_512_ade20k", 316.02, 394.1, marks=pytest.mark.slow),
+]
+
+
+def built(name):
+    pytest.importorskip("mmseg" if "ade20k" in name else "mmdet")
+    with torch.device("meta"):
+        return build_model(load_config(name)).eval()
 
 
 @pytest.mark.parametrize(
-    ("name", "params_m", "gmacs"),
-    [
-        ("swin_t", 59.94, 944.4),
-        ("swin_s", 81.26, 1037.4),
-        ("swin_b", 121.28, 1187.4),
-        ("deit_s", 51.8, 1097.8),
-        ("nat_t", 57.70, 934),
-    ],
+    ("name", "params_m", "gmacs"), [*TOTALS, *(pytest.param(*row, marks=needs_research) for row in OF_RESEARCH)]
 )
-def test_published_totals_of_segmentors_at_512x2048(repo, name, params_m, gmacs):
-    pytest.importorskip("mmseg")
-    rows = assert_totals(f"upernet_{name}_ade20k", (512, 2048), params_m, gmacs)
-    neck = ["neck"] if name == "deit_s" else []
-    assert [row.name for row in rows] == ["backbone", *neck, "decode_head", "auxiliary_head (training only)"]
-    assert rows[-1].params > 0 == rows[-1].macs  # it does not run at test time
+def test_published_totals(name, params_m, gmacs):
+    """At 800x1280, segmentors at 512x2048; MACs to 0.5 %."""
+    model = built(name)
+    rows = count(model, (512, 2048) if "ade20k" in name else (800, 1280))
+    assert rows[0].name == "backbone"
+    assert sum(row.params for row in rows) == sum(p.numel() for p in model.parameters())
+    assert sum(row.params for row in rows) / 1e6 == pytest.approx(params_m, abs=0.05)
+    assert sum(row.macs for row in rows) / 1e9 == pytest.approx(gmacs, rel=0.005)
+    if "upernet" in name:
+        assert [row.name for row in rows[-2:]] == ["decode_head", "auxiliary_head (training only)"]
+        assert rows[-1].params > 0 == rows[-1].macs  # it does not run at test time
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "params_m", "gmacs"), OF_TRANSFORMERS)
+def test_totals_of_eomt(name, params_m, gmacs):
+    rows = count(built(name), (512, 512) if "ade20k" in name else (640, 640))
+    assert sum(row.params for row in rows) / 1e6 == pytest.approx(params_m, abs=0.005)
+    assert sum(row.macs for row in rows) / 1e9 == pytest.approx(gmacs, abs=0.05)
 
 
 @pytest.mark.long
@@ -75,12 +95,9 @@ def test_published_totals_of_segmentors_at_512x2048(repo, name, params_m, gmacs)
         ("mask2former_swin_t_ade20k", (256, 320), 47.44, ["backbone", "decode_head"]),
     ],
 )
-def test_transformer_heads_are_counted_as_they_run(repo, name, shape, params_m, parts):
+def test_transformer_heads_are_counted_as_they_run(name, shape, params_m, parts):
     """MACs after the backbone: of linear layers and convolutions by hooks, and of attention by its sizes."""
-    pytest.importorskip("mmseg" if "ade20k" in name else "mmdet")
-    with torch.device("meta"):
-        model = build_model(load_config(name)).eval()
-    found = []
+    model, found = built(name), []
 
     def of_layer(module, args, result):
         reads = module.weight[0].numel() if isinstance(module, nn.Conv2d) else module.in_features
@@ -106,19 +123,6 @@ def test_transformer_heads_are_counted_as_they_run(repo, name, shape, params_m, 
     assert sum(row.macs for row in rows if row.name not in ("backbone", "neck")) == sum(found)
 
 
-def assert_totals(path, shape, params_m, gmacs):
-    """Compare the totals of a config (MACs to 0.5 %); the rows."""
-    pytest.importorskip("mmdet")
-    with torch.device("meta"):
-        model = build_model(load_config(path)).eval()
-    rows = count(model, shape)
-    assert rows[0].name == "backbone"
-    assert sum(row.params for row in rows) == sum(p.numel() for p in model.parameters())
-    assert sum(row.params for row in rows) / 1e6 == pytest.approx(params_m, abs=0.05)
-    assert sum(row.macs for row in rows) / 1e9 == pytest.approx(gmacs, rel=0.005)
-    return rows
-
-
 def test_table_ends_with_the_total():
     lines = table([Row("backbone", 1_500_000, 2 * 10**9), Row("neck", 500_000, 10**9)]).splitlines()
     assert lines[-1].split() == ["total", "2.000", "3.00"]
@@ -132,30 +136,8 @@ def test_model_without_a_known_head_is_an_error():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "params_m", "gmacs"),
-    [
-        ("eomt_dinov2_s_640_coco_panoptic", 23.98, 67.8),
-        pytest.param("eomt_dinov2_b_640_coco_panoptic", 93.66, 215.5, marks=pytest.mark.slow),
-        ("eomt_dinov2_l_640_coco_panoptic", 316.70, 668.0),
-        pytest.param("eomt_dinov2_l_512_ade20k", 316.02, 394.1, marks=pytest.mark.slow),
-    ],
-)
-def test_totals_of_eomt(name, params_m, gmacs):
-    """Those that transformers' EoMT has: to the digits, 0.01 %, in which they are given."""
-    pytest.importorskip("mmseg" if "ade20k" in name else "mmdet")
-    with torch.device("meta"):
-        model = build_model(load_config(name)).eval()
-    rows = count(model, (512, 512) if "ade20k" in name else (640, 640))
-    assert sum(row.params for row in rows) / 1e6 == pytest.approx(params_m, abs=0.005)
-    assert sum(row.macs for row in rows) / 1e9 == pytest.approx(gmacs, abs=0.05)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("size", "params"), [("s", 7_692_038), ("b", 30_424_454), ("l", 53_935_238)])
 def test_parameters_of_the_decoders_of_pmt(size, params):
-    pytest.importorskip("mmdet")
-    with torch.device("meta"):
-        model = build_model(load_config(f"pmt_dinov3_{size}_640_coco_panoptic"))
+    model = built(f"pmt_dinov3_{size}_640_coco_panoptic")
     assert sum(p.numel() for p in model.panoptic_head.parameters()) == params
     assert not any(p.requires_grad for p in model.backbone.parameters())

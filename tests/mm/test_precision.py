@@ -1,6 +1,7 @@
 """`--amp`: where a CPU computes in bfloat16, and what it refuses."""
 
 import platform
+from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 import torch
 
 import vitdense
+from vitdense.errors import OptionError
 from vitdense.layers.onednn import OneDnnLinear
 from vitdense.mm import precision
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import check_precision, computing
+from vitdense.mm.precision import Inference, check_precision, computing
 from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")
@@ -42,10 +44,29 @@ def test_devices_of_this_machine():
             precision.check_device("--device", device)
 
 
-def test_other_data_types_are_refused():
-    for dtype in ("float64", "int8"):
-        with pytest.raises(ConfigError, match="expected float32"):
-            check_precision(f"dtype {dtype}", dtype, "cpu")
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"dtype": torch.float64}, "--amp float64 .*expected float32"),
+        ({"dtype": torch.float16}, "--amp float16 .*needs a GPU"),
+        ({"device": "nonsense"}, "device: got"),
+        ({"score_thr": 1.5}, "score_thr: got 1.5.*--score-thr"),
+        ({"score_thr": -1}, "score_thr: got"),
+        ({"score_thr": float("nan")}, "score_thr: got"),
+        ({"tiles": 8}, "tiles: got"),
+        ({"tiles": 64, "overlap": 1.0}, "tiles: got"),
+    ],
+)
+def test_options_of_inference_are_checked_once(options, match):
+    with pytest.raises(OptionError, match=match):
+        Inference(**options)
+
+
+def test_inference_of_parsed_arguments():
+    args = Namespace(config="x.py", amp=None, device="cpu", tiles=64, overlap=0.3, onednn=False)
+    assert Inference.of(args) == Inference(tiles=64, overlap=0.3, onednn=False)
+    assert type(Inference.of(args).computing()) is nullcontext
+    assert Inference.of(Namespace(amp=None), score_thr=0.0) == Inference(score_thr=0.0)
 
 
 @pytest.mark.usefixtures("_two_gpus")
@@ -110,7 +131,7 @@ def test_training_and_loading_ask(repo, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--amp bfloat16"):
         launch.test(cfg, "none.pth", amp="bfloat16")
     (tmp_path / "iter_1.pth").touch()
-    with pytest.raises(ConfigError, match=r"dtype torch\.bfloat16"):
+    with pytest.raises(ConfigError, match=r"dtype=torch\.bfloat16"):
         vitdense.load(cfg.filename, tmp_path / "iter_1.pth", dtype=torch.bfloat16)
 
 

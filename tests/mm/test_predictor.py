@@ -107,7 +107,7 @@ def test_the_reader_of_the_config_counts(folders, photos, tmp_path):
         model = Predictor(cfg, str(folders["segmentor"] / "iter_1.pth"))
         for image in (tmp_path / "turned.png", Image.open(tmp_path / "turned.png")):
             assert model(image).semantic.shape == shape
-    assert model.read(photos[0])["inputs"].dtype == torch.float32
+    assert model.reader.inputs(photos[0], model.reader.pixels(photos[0]))["inputs"].dtype == torch.float32
     cfg.test_dataloader.dataset.pipeline[0] = dict(type="LoadImageFromFile", color_type="unchanged")
     model = Predictor(cfg, str(folders["segmentor"] / "iter_1.pth"))
     assert model(photos[0]).semantic.shape == (96, 128)
@@ -142,28 +142,30 @@ def test_a_stream_keeps_no_image(model):
     assert seen == 7
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 1.5, None])
-def test_wrong_sizes_of_batches(model, photos, batch_size):
-    for call in (model, model.stream):  # before the first image is asked for
-        with pytest.raises(ConfigError, match="batch_size: got"):
-            call(photos, batch_size=batch_size)
-
-
-@pytest.mark.parametrize("score_thr", [1.5, -1, float("nan")])
-def test_wrong_scores(folders, model, photos, score_thr):
+@pytest.mark.parametrize(
+    ("option", "values"), [("batch_size", (0, -1, 1.5, None)), ("score_thr", (1.5, -1, float("nan")))]
+)
+def test_options_out_of_range_are_refused_before_the_first_image(model, photos, option, values):
     for call in (model, model.stream):
-        with pytest.raises(ConfigError, match="score_thr: got"):
-            call(photos, score_thr=score_thr)
-    with pytest.raises(ConfigError, match="score_thr: got"):
-        vitdense.load(folders["detector"], score_thr=score_thr)
+        for value in values:
+            with pytest.raises(ConfigError, match=f"{option}: got"):
+                call(photos, **{option: value})
 
 
-def test_images_that_are_none(model, photos):
-    for images in (None, 3):
-        with pytest.raises(ConfigError, match="images: got"):
-            model(images)
+@pytest.mark.parametrize(
+    ("images", "match"),
+    [
+        (None, "images: got"),
+        (3, "images: got"),
+        ("gone.jpg", r"gone\.jpg does not exist"),
+        (np.zeros((4, 4, 3)), r"image: got float64 \[4, 4, 3\], expected"),
+    ],
+)
+def test_what_is_no_image(model, images, match):
+    with pytest.raises(ConfigError, match=match):
+        model(images)
     with pytest.raises(ConfigError, match="images: got"):
-        model.stream(photos[0])
+        model.stream(images)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (500, 1), (2, 3)])
@@ -224,7 +226,7 @@ def panoptic(tmp_path_factory):
 def test_segments_of_a_panoptic_model(panoptic, photos):
     model = vitdense.load(panoptic)
     result = model(photos[1])
-    codes = model.samples([photos[1]], [None])[0].pred_panoptic_seg.sem_seg[0].numpy()
+    codes = model.samples([photos[1]], [model.reader.pixels(photos[1])])[0].pred_panoptic_seg.sem_seg[0].numpy()
     assert result.panoptic.shape == (64, 160)
     assert result.panoptic.dtype == np.int64
     assert len(result) == len(result.segments) > 1
@@ -329,12 +331,6 @@ def test_names_of_another_number_than_the_outputs_are_refused(folders, tmp_path)
         vitdense.load(next(folders["detector"].glob("*.py")), tmp_path / "two.pth")
 
 
-def test_what_is_no_model_or_no_image(folders, model, tmp_path):
+def test_a_recipe_alone_is_no_model():
     with pytest.raises(ConfigError, match="expected a checkpoint"):
         vitdense.load("cascade_swin_nano_shapes")
-    with pytest.raises(ConfigError, match="score_thr: got 2"):
-        vitdense.load(folders["detector"], score_thr=2)
-    with pytest.raises(ConfigError, match=r"image: got float64 \[4, 4, 3\], expected"):
-        model(np.zeros((4, 4, 3)))
-    with pytest.raises(ConfigError, match=r"gone\.jpg does not exist"):
-        model(tmp_path / "gone.jpg")

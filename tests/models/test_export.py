@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdense import Swin
-from vitdense.export.program import MIN_SIDE, _AnySize, export_program, largest_error, run_onnx, save_onnx, save_program
+from vitdense.export.onnx import save_onnx
+from vitdense.export.program import MIN_SIDE, _AnySize, export_program, largest_error, save_program
+from vitdense.runtime import open_onnxruntime
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -82,7 +84,7 @@ def test_onnx_equals_torch_at_sizes_and_batches_of_its_own(make, tmp_path):
     with torch.no_grad():
         for shape in UNSEEN:
             image = image_of(shape)
-            assert largest_error(run_onnx(path, image), model(image)) < 1e-4, shape
+            assert largest_error(open_onnxruntime(path).run(image.numpy()), model(image)) < 1e-4, shape
         with LayerNorms() as norms:
             model(image)
     found, file = operators(path), onnx.load(path)
@@ -101,7 +103,7 @@ def test_onnx_of_one_size_has_constants_for_all_that_sizes_decide(make, tmp_path
     model, path, image = make().eval(), tmp_path / "model.onnx", image_of((1, 97, 131))
     save_onnx(export_program(model, image, dynamic=False), path)
     with torch.no_grad():
-        assert largest_error(run_onnx(path, image), model(image)) < 1e-4
+        assert largest_error(open_onnxruntime(path).run(image.numpy()), model(image)) < 1e-4
     assert not operators(path).keys() & (BRANCHES | OF_SIZES)
 
 
@@ -112,7 +114,7 @@ def test_onnx_in_half_precision(make, tmp_path):
     half = copy.deepcopy(model).half()
     save_onnx(export_program(half, torch.zeros(EXAMPLE, dtype=torch.float16)), path)
     with torch.no_grad():
-        assert largest_error(run_onnx(path, image.half()), model(image)) < 1e-2
+        assert largest_error(open_onnxruntime(path).run(image.half().numpy()), model(image)) < 1e-2
     assert onnx.TensorProto.DOUBLE not in cast_types(path)
 
 
@@ -166,7 +168,7 @@ def test_norms_of_maps_are_norms_of_tokens(tmp_path):
     nn.init.normal_(model[0].weight)
     image = torch.randn(2, 3, 40, 40)
     save_onnx(export_program(model, image, dynamic=False), tmp_path / "model.onnx")
-    assert largest_error(run_onnx(tmp_path / "model.onnx", image), model(image)) < 1e-6
+    assert largest_error(open_onnxruntime(tmp_path / "model.onnx").run(image.numpy()), model(image)) < 1e-6
     graph = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "model.onnx")).graph
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     norms = [node for node in graph.node if node.op_type == "LayerNormalization"]

@@ -56,8 +56,6 @@ def covering_array() -> list[Values]:
     return rows
 
 
-# torch's program of a cascade in half precision for all sizes asserts that a photo has two objects.
-RED = {"recipe": "cascade", "export": "pt2", "precision": "half", "static": "dynamic"}
 ROWS = {f"row{i:02}-{row['recipe']}": row for i, row in enumerate(covering_array())}
 
 
@@ -73,17 +71,7 @@ def start(tmp_path, monkeypatch, shared):
     return lambda values: Row(values, tmp_path, shared)
 
 
-def is_red(row: Mapping[str, str]) -> bool:
-    return all(row[name] == value for name, value in RED.items())
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xfail(reason=f"{RED}")] if is_red(row) else [])
-        for name, row in ROWS.items()
-    ],
-)
+@pytest.mark.parametrize("name", ROWS)
 def test_row(start, name):
     start(ROWS[name]).everything()
 

@@ -17,6 +17,7 @@ NAMES = ["cat", "dog", "bird"]
 PALETTE = np.array([(255, 0, 0), (0, 255, 0), (0, 0, 255)], np.uint8)
 BOXES = np.array([(4, 30, 24, 50), (40, 32, 70, 56)], np.float32)
 MASKS = np.zeros((2, 60, 80), bool)
+SHOWN = {"image": IMAGE, "names": NAMES, "palette": PALETTE}
 MASKS[0, 32:48, 6:20], MASKS[1, 34:50, 45:60] = True, True
 
 
@@ -27,20 +28,20 @@ def coded(mask):
 
 def detections(with_masks=True):
     fields = {"boxes": BOXES.copy(), "scores": np.float32([0.9, 0.4]), "labels": np.array([2, 0])}
-    return Result(IMAGE.copy(), NAMES, PALETTE, **fields, rle=[*map(coded, MASKS)] if with_masks else None)
+    return Result(**{**SHOWN, "image": IMAGE.copy()}, **fields, rle=[*map(coded, MASKS)] if with_masks else None)
 
 
 def semantic():
     labels = np.zeros((60, 80), np.int64)
     labels[:30] = 1
-    return Result(IMAGE, NAMES, PALETTE, semantic=labels)
+    return Result(**SHOWN, semantic=labels)
 
 
 def segments():
     ids = np.zeros((60, 80), np.int64)
     ids[10:30], ids[30:], ids[30:, 50:] = 1, 2, 3
     found = [{"id": i, "label": label, "score": None, "is_thing": label == 1} for i, label in ((1, 1), (2, 0), (3, 1))]
-    return Result(IMAGE, NAMES, PALETTE, panoptic=ids, segments=found)
+    return Result(**SHOWN, panoptic=ids, segments=found)
 
 
 def test_numbers_of_things():
@@ -53,9 +54,9 @@ def test_masks():
     assert result.masks.dtype == result.mask(1).dtype == bool
     assert (result.mask(1) == MASKS[1]).all()
     assert detections(with_masks=False).masks is None
-    assert detections(with_masks=False).mask(0) is None
-    none = Result(IMAGE, NAMES, PALETTE, np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0, int), rle=[])
+    none = Result(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0, int), rle=[], **SHOWN)
     assert none.masks.shape == (0, 60, 80)
+    assert Result(boxes=BOXES, masks=MASKS).rle == result.rle
 
 
 @pytest.mark.parametrize("make", [detections, semantic, segments])
@@ -102,11 +103,20 @@ def test_supervision(monkeypatch):
     assert options["confidence"].tolist() == pytest.approx([0.9, 0.4])
 
 
-@pytest.mark.parametrize(("make", "place"), [(semantic, "semantic"), (segments, "panoptic")])
-@pytest.mark.parametrize("method", ["to_coco", "to_supervision"])
-def test_results_without_objects_have_none_for_others(make, place, method):
-    with pytest.raises(OptionError, match=rf"{method}: .*\.{place}"):
-        getattr(make(), method)()
+@pytest.mark.parametrize(
+    ("make", "method", "got"),
+    [
+        (semantic, "to_coco", r"\.boxes; it has \.semantic"),
+        (segments, "to_coco", r"\.boxes; it has \.panoptic, \.segments"),
+        (semantic, "to_supervision", r"\.boxes; it has \.semantic"),
+        (lambda: detections(with_masks=False), "mask", r"\.rle; it has \.boxes"),
+        (lambda: Result(BOXES), "plot", r"\.image"),
+        (Result, "to_coco", "no field"),
+    ],
+)
+def test_a_method_that_needs_an_absent_field_raises(make, method, got):
+    with pytest.raises(OptionError, match=f"{method}: .*{got}"):
+        getattr(make(), method)(*([0] if method == "mask" else []))
 
 
 def test_picture_of_objects():

@@ -1,11 +1,14 @@
 """Tiles: they cover an image; an object that a border cuts comes out once."""
 
+import cv2
 import numpy as np
 import pytest
 from pycocotools import mask as rle
 
 from vitdense.errors import OptionError
-from vitdense.results.tiles import Found, _Comparison, cut, merge, place
+from vitdense.results.result import Result
+from vitdense.results.tiles import _Comparison, cut, detect, merge, place
+from vitdense.runtime import Output
 
 SIZE, SIDE, OVERLAP = (120, 230), 100, 0.2
 
@@ -58,7 +61,7 @@ def seen(objects, tiles, masks=True):
                 labels.append(label)
                 codes.append(place(part, (x1, y1), SIZE))
                 tile_of.append(i)
-    found = Found(np.array(boxes, np.float32), np.array(scores), np.array(labels), codes if masks else None)
+    found = Result(np.array(boxes, np.float32), np.array(scores), np.array(labels), rle=codes if masks else None)
     return found, np.array(tile_of)
 
 
@@ -105,7 +108,7 @@ def test_the_best_detection_that_sees_an_object_whole_counts():
     """A piece of a higher score gives the score alone, and a second guess of the same tile nothing."""
     (left, right), size = cut((100, 180), 100, 0.2), (100, 180)
     boxes = np.array([(70, 20, 98, 40), (80, 20, 98, 40), (80, 18, 96, 40)], np.float32)
-    found = Found(boxes, np.array([0.6, 0.9, 0.3]), np.array([0, 0, 0]))
+    found = Result(boxes, np.array([0.6, 0.9, 0.3]), np.array([0, 0, 0]))
     got = merge(found, np.array([0, 1, 1]), np.array([left, right]), size)
     np.testing.assert_array_equal(got.boxes[0], boxes[0])
     assert got.scores.tolist() == [0.9]
@@ -129,14 +132,14 @@ LEFT_AND_RIGHT, HALVES = cut((100, 180), 100, 0.2), (100, 180)  # x 0 to 100 and
     ],
 )
 def test_what_a_tile_sees_whole(box, tile, whole):
-    found = Found(np.array([box], np.float32), np.array([0.9]), np.array([0]))
+    found = Result(np.array([box], np.float32), np.array([0.9]), np.array([0]))
     assert _Comparison(found, np.array([tile]), LEFT_AND_RIGHT, HALVES).whole.tolist() == [whole]
 
 
 def test_the_margin_is_a_share_of_the_longer_side_of_tiles():
     tiles = cut((40, 180), 100, 0.2)
     for right, whole in ((98, False), (97.9, True)):
-        found = Found(np.array([(10, 10, right, 30)], np.float32), np.array([0.9]), np.array([0]))
+        found = Result(np.array([(10, 10, right, 30)], np.float32), np.array([0.9]), np.array([0]))
         assert _Comparison(found, np.array([0]), tiles, (40, 180)).whole[0] == whole
 
 
@@ -168,7 +171,7 @@ def test_the_margin_is_a_share_of_the_longer_side_of_tiles():
 def test_which_detections_are_the_same_object(left, right, same, masks):
     boxes = np.array([left, right], np.float32)
     codes = [place(np.ones((y2 - y1, x2 - x1), bool), (x1, y1), HALVES) for x1, y1, x2, y2 in (left, right)]
-    found = Found(boxes, np.array([0.9, 0.8]), np.array([0, 0]), codes if masks else None)
+    found = Result(boxes, np.array([0.9, 0.8]), np.array([0, 0]), rle=codes if masks else None)
     compare = _Comparison(found, np.array([0, 1]), LEFT_AND_RIGHT, HALVES)
     assert [compare.same(i, np.array([1 - i])).tolist() for i in range(2)] == [[same]] * 2
     # Of one tile two detections are two objects.
@@ -182,7 +185,62 @@ def test_a_mask_may_be_as_high_as_its_tile():
     np.testing.assert_array_equal(rle.decode(place(mask, (0, 0), (4, 3))), mask)
 
 
+def blobs(tiles):
+    """A function of a user: of the bright rectangles of tiles boxes, scores, labels and masks."""
+    for tile in tiles:
+        number, labels, stats, _ = cv2.connectedComponentsWithStats((tile[..., 0] > 127).astype(np.uint8))
+        x, y, w, h, _ = stats[1:].T
+        yield (
+            np.stack([x, y, x + w, y + h], 1),
+            np.linspace(0.9, 0.5, number - 1),
+            np.zeros(number - 1, int),
+            labels == np.arange(1, number)[:, None, None],
+        )
+
+
+FORMS = {
+    "lists": lambda found: found,
+    "no masks": lambda found: found[:3],
+    "outputs": lambda found: Output(*found),
+    "results": lambda found: Result(*found, names=["blob"]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_tiles_of_a_function_of_ones_own(form, batch_size):
+    image = np.zeros((*SIZE, 3), np.uint8)
+    image[WIDE | rectangle(2, 2, 9, 9)] = 255
+    sizes = []
+
+    def find(tiles):
+        sizes.append(len(tiles))
+        return [FORMS[form](found) for found in blobs(tiles)]
+
+    result = detect(image, find, SIDE, OVERLAP, ["blob"], batch_size)
+    assert sum(sizes) == len(TILES) > max(sizes) - 1
+    assert max(sizes) == batch_size
+    assert sorted(map(tuple, result.boxes.tolist())) == [(2, 2, 9, 9), (20, 70, 210, 90)]
+    assert (result.masks is None) == (form == "no masks")
+    if form != "no masks":
+        np.testing.assert_array_equal(result.masks.sum(0) > 0, image[..., 0] > 0)
+    assert result.plot().size == SIZE[::-1]
+    assert {one["category_id"] for one in result.to_coco()} == {1}
+    with pytest.raises(OptionError, match="find: got 0 results"):
+        detect(image, lambda tiles: [], SIDE)
+
+
+def test_one_without_a_mask_stays_as_it_is():
+    found, tile_of = seen([(3, 0.9, WIDE)], TILES)
+    found.rle[0] = None
+    got = merge(found, tile_of, TILES, SIZE)
+    assert [code is None for code in got.rle] == [False, True]
+    np.testing.assert_array_equal(got.boxes[1], found.boxes[0])
+
+
 def test_nothing_found():
-    got = merge(Found(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0, int), []), np.zeros(0, int), TILES, SIZE)
+    got = merge(
+        Result(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0, int), rle=[]), np.zeros(0, int), TILES, SIZE
+    )
     assert got.boxes.shape == (0, 4)
     assert got.rle == []

@@ -51,18 +51,9 @@ def compare_maps(got: Mapping, want: Mapping[str, Tensor], bounds: Bounds) -> tu
     return fits, f"relative error {error:.1e}" + ("" if fits else f" to the model, expected at most {bounds.error:.0e}")
 
 
-def compare_classes(got: Sequence[np.ndarray], want: Sequence[np.ndarray], bounds: Bounds) -> tuple[bool, str]:
-    """Whether pixels have the classes that the model gives them; and how many of an image, at least."""
-    equal = min((of_file == of_model).mean() for of_file, of_model in zip(got, want))
-    fits = bool(equal >= bounds.classes)
-    return fits, f"{equal:.2%} of the pixels with the model's class" + (
-        "" if fits else f", expected at least {bounds.classes:.1%}"
-    )
-
-
 def can_compare(wanted: Sequence[Output], bounds: Bounds) -> bool:
-    """Whether a model finds an object in some image on which a program can be compared with it."""
-    return any(_counts(want, bounds).any() for want in wanted)
+    """Whether a model finds something in some image, on which a program can be compared with it."""
+    return any(want.semantic is not None or _counts(want, bounds).any() for want in wanted)
 
 
 def _counts(want: Output, bounds: Bounds) -> np.ndarray:
@@ -70,13 +61,26 @@ def _counts(want: Output, bounds: Bounds) -> np.ndarray:
     return (want.scores > bounds.score) & (want.boxes[:, 2:] > want.boxes[:, :2]).all(1)
 
 
-def compare_objects(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
-    """Whether a program finds what the model finds in the same images, and the largest differences.
+def compare_results(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
+    """Whether a program finds in images what the model finds: the classes of their pixels, or their objects.
 
     Args:
         pairs: Of the program and of the model, for every image.
         bounds: Of the differences.
+
+    Returns:
+        Whether they fit, and the largest differences.
     """
+    pairs = list(pairs)
+    if pairs[0][1].semantic is None:
+        return _compare_objects(pairs, bounds)
+    equal = min((got.semantic == want.semantic).mean() for got, want in pairs)
+    fits = bool(equal >= bounds.classes)
+    said = f"{equal:.2%} of the pixels with the model's class"
+    return fits, said if fits else f"{said}, expected at least {bounds.classes:.1%}"
+
+
+def _compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
     rows, has_masks = [], False  # of each object of the model: IoU of boxes, difference of scores, IoU of masks
     for got, want in pairs:
         has_masks = want.masks is not None

@@ -27,7 +27,7 @@ def quantise(path: str | Path, images: Iterable[np.ndarray]) -> None:
     Activations have 8 bits and one scale, from the least to the largest value in these images.
 
     Args:
-        path: A file of `vitdense.export.program.save_onnx`, in float32, which is replaced.
+        path: A file of `vitdense.export.onnx.save_onnx`, in float32, which is replaced.
         images: Normalised, ``[1, 3, h, w]`` float32, of any sizes.
     """
     model = onnx.load(path)

@@ -1,16 +1,82 @@
-"""How a device computes: automatic mixed precision; on a CPU in float32, oneDNN."""
+"""How a trained model predicts, and how a device computes: mixed precision; on a CPU in float32, oneDNN."""
 
 import argparse
 import platform
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 
 import torch
 from mmengine.logging import print_log
 
 from vitdense.layers.onednn import OneDnnLinear, has_onednn, keep_memory
 from vitdense.mm.errors import ConfigError
+from vitdense.results.tiles import cut
 
 AMP_DTYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How a trained model predicts: the same options for `vitdense.load`, evaluation and the tools.
+
+    Attributes:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: In which it computes (autocast): `torch.float32`; `torch.bfloat16`, on a GPU or a CPU that has it; or
+            `torch.float16`, on a GPU.
+        score_thr: Minimum score of detections, 0 to 1.
+        tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None: images
+            as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
+            `vitdense.results.tiles` for what is one object.
+        overlap: Of neighbouring tiles, as a share of their side.
+        onednn: On a CPU in float32, large linear layers by oneDNN; see `vitdense.layers.onednn`.
+
+    Raises:
+        OptionError: An option has an unknown value, or the device does not compute in the data type.
+    """
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    score_thr: float = 0.3
+    tiles: int | None = None
+    overlap: float = 0.2
+    onednn: bool = True
+
+    def __post_init__(self) -> None:
+        check_precision(f"--amp {self.amp} (in Python dtype={self.dtype})", self.amp, self.device)
+        check_score(self.score_thr)
+        if self.tiles is not None:
+            cut((1, 1), self.tiles, self.overlap)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, **options: object) -> "Inference":
+        """The parsed arguments of a tool that has some of these options, and others."""
+        given = {option.name: getattr(args, option.name) for option in fields(cls) if option.name in args}
+        return cls(dtype=getattr(torch, args.amp or "float32"), **given, **options)
+
+    @property
+    def amp(self) -> str:
+        """The name of `dtype`."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def tune_cpu(self) -> None:
+        """See `tune_cpu`; nothing without `onednn`."""
+        if self.onednn:
+            tune_cpu(self.device, self.amp)
+
+    def computing(self) -> AbstractContextManager:
+        """The context in which the model computes."""
+        return computing(self.device, self.amp, self.onednn)
+
+
+def check_score(score_thr: float, least: float = 0.0) -> None:
+    """Raise if a minimum score is not one from `least`, the model's own, to 1.
+
+    Raises:
+        ConfigError: It is none, such as NaN.
+    """
+    if not least <= score_thr <= 1:  # of NaN neither is true
+        of_model = " of the model" if least else ""
+        raise ConfigError(f"score_thr: got {score_thr}, expected a score from {least:g}{of_model} to 1 (--score-thr)")
 
 
 def add_amp(parser: argparse.ArgumentParser) -> None:

@@ -2,8 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -17,7 +16,7 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
-from torch import Tensor, nn
+from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
@@ -39,12 +38,13 @@ from vitdense.mm.config.query import (
 )
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import check_device, check_precision, computing
+from vitdense.mm.precision import Inference, check_device, check_score
 from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.mm.train.console import quiet
 from vitdense.mm.train.work_folder import find_checkpoint
 from vitdense.results import draw
 from vitdense.results.result import Result
+from vitdense.runtime import segments_of
 
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 _process = os.getpid()  # whose threads the pool of OpenMP has
@@ -69,15 +69,7 @@ def load(
             `find_published`, whose file is downloaded once; or a config: a file, the name of a recipe, or
             ``mmdet::FOLDER/NAME.py`` of an installed package.
         checkpoint: File, address or work folder; needed for a config.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        dtype: In which it computes (autocast): `torch.float32`; `torch.bfloat16`, on a GPU or a CPU that has it; or
-            `torch.float16`, on a GPU.
-        score_thr: Minimum score of detections, 0 to 1.
-        tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None: images
-            as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
-            `vitdense.results.tiles` for what is one object.
-        overlap: Of neighbouring tiles, as a share of their side.
-        onednn: On a CPU in float32, large linear layers by oneDNN; see `vitdense.layers.onednn`.
+        device, dtype, score_thr, tiles, overlap, onednn: See `vitdense.mm.precision.Inference`.
         classes: Names by output, for a file of another project that has none; see `load_model`.
 
     Raises:
@@ -85,9 +77,9 @@ def load(
         CheckpointNotFoundError: There is no such checkpoint.
         CheckpointMismatchError: It does not fit the model.
     """
+    inference = Inference(device, dtype, score_thr, tiles, overlap, onednn)
     config, checkpoint = find_trained(str(config), None if checkpoint is None else str(checkpoint))
-    cfg = load_config(config)
-    return Predictor(cfg, find_checkpoint(checkpoint), device, dtype, score_thr, tiles, overlap, onednn, classes)
+    return Predictor(load_config(config), find_checkpoint(checkpoint), inference, classes)
 
 
 class Predictor:
@@ -96,58 +88,48 @@ class Predictor:
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`.
-        device, dtype, score_thr, tiles, overlap, onednn, classes: See `load`.
+        inference: How it predicts.
+        classes: See `load`.
 
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
+        inference: How it predicts.
         names: Of its classes.
         palette: Their colours, [classes, 3] uint8 RGB.
-        own_reader: The step by which the test pipeline reads files, if it is not one of mmcv's that gives colours.
+        dataset: Config of its test data.
+        reader: Of images, by the test pipeline.
 
     Raises:
         ConfigError: The config is not one of mmdet or mmseg. See also `load_model`.
     """
 
-    _reads: Mapping[str, str] = {}  # options of the config's reader, for `read_pixels`
-
     def __init__(
         self,
         cfg: Config,
         checkpoint: str,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        score_thr: float = 0.3,
-        tiles: int | None = None,
-        overlap: float = 0.2,
-        onednn: bool = True,
+        inference: Inference = Inference(),  # noqa: B008 -- frozen
         classes: Sequence[str] | None = None,
     ) -> None:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
             raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
-        _check_score(score_thr, 0)
-        precision = str(dtype).removeprefix("torch.")
-        check_precision(f"dtype {dtype}", precision, device)
-        self.model = load_model(cfg, checkpoint, device, score_thr, classes)
-        self.score_thr, self._computing = score_thr, partial(computing, device, precision, onednn)
+        if inference.tiles is not None:
+            check_tiles(cfg)
+        self.model = load_model(cfg, checkpoint, inference.device, inference.score_thr, classes)
+        self.inference = inference
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.names))
         self.dataset = next(leaf_datasets(self.model.cfg.test_dataloader.dataset))
-        steps = [step for step in self.dataset.pipeline if not loads_labels(step)]
+        steps = test_steps(self.model.cfg)
         self._step = self.model.test_step
-        if tiles is not None:
-            self._step, steps = self._tiled(tiles, overlap, steps)
-        self._reads, self._dtype, self.own_reader = reader_of(steps[0])
-        self._steps = Compose(steps if self.own_reader else steps[1:])
+        if inference.tiles is not None:
+            from vitdense.mm.heads.tiled import TiledDetector  # here, for segmentors do without mmdet
 
-    def _tiled(self, side: int, overlap: float, steps: Sequence[dict]) -> tuple[Callable, list[dict]]:
-        check_tiles(self.model.cfg)
-        from vitdense.mm.heads.tiled import TiledDetector
-
-        whole, of_tile = split_pipeline(steps)
-        return TiledDetector(self.model, side, overlap, of_tile).test_step, whole
+            steps, of_tile = split_pipeline(steps)
+            self._step = TiledDetector(self.model, inference.tiles, inference.overlap, of_tile).test_step
+        self.reader = ImageReader(steps)
 
     def __call__(
         self, images: Images | Iterable[Images], score_thr: float | None = None, batch_size: int = 8
@@ -184,8 +166,8 @@ class Predictor:
         Raises:
             ConfigError: See `__call__`.
         """
-        threshold = self.score_thr if score_thr is None else score_thr
-        _check_score(threshold, self.score_thr)
+        threshold = self.inference.score_thr if score_thr is None else score_thr
+        check_score(threshold, self.inference.score_thr)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size: got {batch_size!r}, expected a number of images, at least 1")
         if isinstance(images, Images) or not isinstance(images, Iterable):
@@ -194,15 +176,11 @@ class Predictor:
 
     def _stream(self, images: Iterator[Images], threshold: float, batch_size: int) -> Iterator[Result]:
         while batch := list(islice(images, batch_size)):
-            pixels = [self.pixels(image) for image in batch]
+            pixels = [self.reader.pixels(image) for image in batch]
             found = self.samples(batch, pixels)
             del batch
             while found:
                 yield self.result(found.pop(0), pixels.pop(0), threshold)
-
-    def pixels(self, image: Images) -> np.ndarray:
-        """The pixels of an image, [H, W, 3] uint8 RGB, as the config's reader gives them; see `read_pixels`."""
-        return read_pixels(image, **self._reads)
 
     @torch.no_grad()
     def samples(self, images: Sequence[Images], pixels: Sequence[np.ndarray]) -> list[BaseDataElement]:
@@ -210,41 +188,22 @@ class Predictor:
 
         Args:
             images: See `__call__`.
-            pixels: Of each image, see `pixels`.
+            pixels: Of each image, see `ImageReader`.
         """
         global _process
         if os.getpid() != _process:  # a fork has the pool of OpenMP without its threads, and would wait for them
             torch.set_num_threads(1)
             _process = os.getpid()
-        data = [self.read(image, of_image) for image, of_image in zip(images, pixels)]
+        data = [*map(self.reader.inputs, images, pixels)]
         found: list = [None] * len(data)
         groups: dict[tuple, list[int]] = {}
         for i, one in enumerate(data):
             groups.setdefault(tuple(one["inputs"].shape), []).append(i)
         for group in groups.values():
-            with self._computing():
+            with self.inference.computing():
                 for i, sample in zip(group, self._step(pseudo_collate([data[i] for i in group]))):
                     found[i] = sample
         return found
-
-    def read(self, image: Images, pixels: np.ndarray | None = None) -> Mapping[str, Any]:
-        """An image through the pipeline of the config: ``inputs`` ``[3, h, w]`` and ``data_samples``. A file is decoded
-        once, unless the pipeline begins with a reader of its own.
-
-        Args:
-            image: See `__call__`.
-            pixels: Of the image, see `pixels`; None: they are read.
-        """
-        path = str(image) if isinstance(image, (str, Path)) else ""
-        if self.own_reader is None:
-            pixels = self.pixels(image) if pixels is None else pixels
-            return run_steps(self._steps, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR).astype(self._dtype, copy=False), path)
-        if not path:
-            raise ConfigError(
-                f"image: got {type(image).__name__}, expected a path: the test pipeline begins with "
-                f"{self.own_reader}, which reads files"
-            )
-        return self._steps({"img_path": path, "img_id": 0})
 
     def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: float) -> Result:
         """A data sample of mm as a result.
@@ -258,57 +217,62 @@ class Predictor:
         if "pred_sem_seg" in sample:
             return Result(**shown, semantic=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64))
         if "pred_panoptic_seg" in sample:
-            shown |= self._segments(sample.pred_panoptic_seg.sem_seg[0].cpu().numpy())
+            codes = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy()  # [H, W]
+            things = self.model.panoptic_fusion_head.num_things_classes
+            shown["panoptic"], shown["segments"] = segments_of(codes, len(self.names), things)
             if "pred_instances" not in sample:
                 return Result(**shown)
+        from vitdense.mm.heads.rle_masks import fields_of  # here, for segmentors do without mmdet
+
         found = sample.pred_instances
-        found = found[found.scores >= threshold].cpu()
-        found = found[found.scores.argsort(descending=True, stable=True)]
-        return Result(
-            **shown,
-            boxes=found.bboxes.numpy(),
-            scores=found.scores.numpy(),
-            labels=found.labels.numpy(),
-            rle=[_as_text(mask) for mask in found.masks] if "masks" in found else None,
-        )
-
-    def _segments(self, codes: np.ndarray) -> dict[str, Any]:
-        """As fields of a result: mmdet's panoptic codes, [H, W]. A code is label + `INSTANCE_OFFSET` * number of the
-        object; the label after all classes means none."""
-        from mmdet.structures import INSTANCE_OFFSET  # here, for segmentors do without mmdet
-
-        num_things = self.model.panoptic_fusion_head.num_things_classes
-        values, places = np.unique(codes, return_inverse=True)
-        labels = values % INSTANCE_OFFSET
-        ids = np.where(labels < len(self.names), (labels < len(self.names)).cumsum(), 0)
-        segments = [
-            {"id": i, "label": label, "score": None, "is_thing": label < num_things}
-            for i, label in zip(ids.tolist(), labels.tolist())
-            if i
-        ]
-        return {"panoptic": ids[places].reshape(codes.shape).astype(np.int64), "segments": segments}
+        found = found[found.scores >= threshold]
+        return Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
 
 
-def reader_of(step: Mapping[str, Any]) -> tuple[dict[str, str], type, str | None]:
-    """How the first step of a test pipeline reads a file: options of `read_pixels`, the type of its values, and the
-    name of the step if it is not one of mmcv's that gives colours."""
-    reads = {"color_type": step.get("color_type", "color"), "backend": step.get("imdecode_backend", "cv2")}
-    is_known = type_name(step) in ("LoadImageFromFile", "LoadImage") and "color" in reads["color_type"]
-    return reads, np.float32 if step.get("to_float32") else np.uint8, None if is_known else type_name(step)
+def test_steps(cfg: Config) -> list[dict]:
+    """The steps of the test pipeline of a config, without those that load labels."""
+    return [step for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline if not loads_labels(step)]
 
 
-def _check_score(score_thr: float, least: float) -> None:
-    if not least <= score_thr <= 1:  # of NaN neither is true
-        of_model = " of the model" if least else ""
-        raise ConfigError(f"score_thr: got {score_thr}, expected a score from {least}{of_model} to 1")
+class ImageReader:
+    """Images as a model gets them.
 
+    Args:
+        steps: See `test_steps`.
 
-def _as_text(mask: dict | Tensor) -> dict:
-    """A mask in COCO's run-length code that JSON takes."""
-    from pycocotools import mask as rle
+    Attributes:
+        own_reader: The step by which the pipeline reads files, if it is not one of mmcv's that gives colours.
+    """
 
-    code = mask if isinstance(mask, dict) else rle.encode(np.asfortranarray(mask.numpy(), dtype=np.uint8))
-    return {"size": list(code["size"]), "counts": code["counts"].decode()}
+    def __init__(self, steps: Sequence[Mapping]) -> None:
+        first, color_type = type_name(steps[0]), steps[0].get("color_type", "color")
+        is_known = first in ("LoadImageFromFile", "LoadImage") and "color" in color_type
+        self.own_reader = None if is_known else first
+        self._reads = {"color_type": color_type, "backend": steps[0].get("imdecode_backend", "cv2")}
+        self._dtype = np.float32 if steps[0].get("to_float32") else np.uint8
+        self._steps = Compose(steps[1:] if is_known else steps)
+
+    def pixels(self, image: Images) -> np.ndarray:
+        """The pixels of an image, [H, W, 3] uint8 RGB, as the config's reader gives them; see `read_pixels`."""
+        return read_pixels(image, **self._reads)
+
+    def inputs(self, image: Images, pixels: np.ndarray) -> Mapping[str, Any]:
+        """An image through the pipeline: ``inputs`` ``[3, h, w]`` and ``data_samples``. A pipeline that begins with a
+        reader of its own decodes the file again.
+
+        Args:
+            image: See `Predictor`.
+            pixels: Of the image, see `pixels`.
+        """
+        path = str(image) if isinstance(image, (str, Path)) else ""
+        if self.own_reader is None:
+            return run_steps(self._steps, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR).astype(self._dtype, copy=False), path)
+        if not path:
+            raise ConfigError(
+                f"image: got {type(image).__name__}, expected a path: the test pipeline begins with "
+                f"{self.own_reader}, which reads files"
+            )
+        return self._steps({"img_path": path, "img_id": 0})
 
 
 def load_model(

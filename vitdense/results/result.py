@@ -1,7 +1,7 @@
-"""What a detector or a segmentor found in an image."""
+"""What a detector or a segmentor found in an image, as pictures and in the formats of others."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,48 +13,44 @@ from PIL import Image
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.results import draw
+from vitdense.runtime import Output
 
 if TYPE_CHECKING:
     import supervision
 
 
 @dataclass(eq=False)
-class Result:
-    """The objects of a detector, the one with the highest score first, the classes of a segmentor's pixels, or the
-    segments of a panoptic model, which may have objects too.
+class Result(Output):
+    """What a model found in an image of H x W pixels: the fields of `vitdense.runtime.Output`, and these.
+
+    A field that the model does not give is None, and a method that needs it raises `OptionError`. Masks are kept as
+    run-length codes; `masks`, N * H * W bytes, are made of them when they are asked for, and `mask` gives one.
 
     Attributes:
+        rle: Masks of a detector that has them, in COCO's run-length code: ``{"size": [H, W], "counts": text}``.
         image: The pixels, [H, W, 3] uint8 RGB; an image with an EXIF orientation is turned.
         names: Of the classes.
-        palette: Their colours, [classes, 3] uint8 RGB.
-        boxes: [N, 4] float32: left, upper, right and lower edge in pixels. Of a segmentor, as the next two: None.
-        scores: [N] float32, 0 to 1.
-        labels: [N] int64, indices of `names`.
-        rle: Masks of a detector that has them, in COCO's run-length code: ``{"size": [H, W], "counts": text}``.
-        semantic: [H, W] int64, indices of `names`; of a detector: None.
-        panoptic: [H, W] int64, ids of segments; 0 where there is none. Of other models, as the next: None.
-        segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": 0 to 1, or None where the model has
-            none, "is_thing": bool}``. A class of stuff has one segment at most.
+        palette: Their colours, [classes, 3] uint8 RGB; by default `draw.distinct_colours`.
     """
 
-    image: np.ndarray = field(repr=False)
-    names: Sequence[str]
-    palette: np.ndarray = field(repr=False)
-    boxes: np.ndarray | None = None
-    scores: np.ndarray | None = None
-    labels: np.ndarray | None = None
     rle: list[dict] | None = field(default=None, repr=False)
-    semantic: np.ndarray | None = field(default=None, repr=False)
-    panoptic: np.ndarray | None = field(default=None, repr=False)
-    segments: list[dict[str, Any]] | None = None
+    image: np.ndarray | None = field(default=None, repr=False)
+    names: Sequence[str] = ()
+    palette: np.ndarray | None = field(default=None, repr=False)
 
-    def __eq__(self, other: object) -> bool:
-        """Whether all fields have the same values."""
-        if not isinstance(other, Result):
-            return NotImplemented
-        return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+    def __post_init__(self) -> None:
+        if self.rle is not None:
+            del self.masks  # the field, for the property below
+        elif self.masks is not None:
+            self.rle = codes_of(self)
+        if self.palette is None:
+            self.palette = draw.distinct_colours(len(self.names))
 
-    __hash__ = None
+    @cached_property
+    def masks(self) -> np.ndarray:
+        """The masks of all objects, [N, H, W] bool."""
+        size = self.rle[0]["size"] if self.rle else (0, 0) if self.image is None else self.image.shape[:2]
+        return np.array([self.mask(i) for i in range(len(self.rle))], bool).reshape(-1, *size)
 
     def __len__(self) -> int:
         """Number of objects; of a panoptic model without them, of segments; of a segmentor, of classes that are
@@ -63,17 +59,13 @@ class Result:
             return len(self.boxes)
         return len(np.unique(self.semantic)) if self.segments is None else len(self.segments)
 
-    @cached_property
-    def masks(self) -> np.ndarray | None:
-        """[N, H, W] bool: N * H * W bytes. `mask` gives one of them."""
-        if self.rle is None:
-            return None
-        return np.array([self.mask(i) for i in range(len(self))], bool).reshape(-1, *self.image.shape[:2])
+    def mask(self, i: int) -> np.ndarray:
+        """The mask of an object, [H, W] bool.
 
-    def mask(self, i: int) -> np.ndarray | None:
-        """The mask of an object, [H, W] bool; None of a detector without masks."""
-        if self.rle is None:
-            return None
+        Raises:
+            OptionError: The detector has no masks, or the model no objects.
+        """
+        self._need("rle", "mask")
         from pycocotools import mask as rle
 
         columns = rle.decode(self.rle[i]).T  # [W, H]
@@ -81,6 +73,7 @@ class Result:
 
     def plot(self) -> Image.Image:
         """The image with boxes, masks and scores, or with classes or segments and a legend, which makes it wider."""
+        self._need("image", "plot")
         if self.panoptic is not None:
             labels = np.array([len(self.names), *(one["label"] for one in self.segments)])
             colours = np.concatenate([self.palette, np.zeros((1, 3), np.uint8)])  # the last where there is no segment
@@ -96,7 +89,7 @@ class Result:
         boxes = [(x1, y1, x2 - x1, y2 - y1) for x1, y1, x2, y2 in self.boxes[::-1].tolist()]
         names = draw.drawable(self.names)
         texts = [f"{names[self.labels[i]]} {self.scores[i]:.2f}" for i in order]
-        masks = (self.mask(i) for i in order)
+        masks = (None if self.rle is None else self.mask(i) for i in order)
         return Image.fromarray(draw.instances(self.image, boxes, texts, self.palette[self.labels[::-1]], masks))
 
     def save(self, path: str | Path) -> None:
@@ -113,7 +106,7 @@ class Result:
         Raises:
             OptionError: The result has no objects: it is a segmentor's, or a panoptic model's segments.
         """
-        self._check_objects("to_coco")
+        self._need("boxes", "to_coco")
         ids = range(1, len(self.names) + 1) if category_ids is None else category_ids
         found = []
         for i, (x1, y1, x2, y2) in enumerate(self.boxes.tolist()):
@@ -128,25 +121,35 @@ class Result:
         Raises:
             OptionError: See `to_coco`.
         """
-        self._check_objects("to_supervision")
+        self._need("boxes", "to_supervision")
         import supervision
 
         names = np.array(self.names)[self.labels]
         options = {"mask": self.masks, "confidence": self.scores, "class_id": self.labels}
         return supervision.Detections(self.boxes, data={"class_name": names}, **options)
 
-    def _check_objects(self, method: str) -> None:
-        if self.boxes is None:
-            kind = "semantic" if self.panoptic is None else "panoptic"
-            raise OptionError(
-                f"{method}: got a result without objects, expected a detector's; its pixels are in .{kind}"
-            )
+    def _need(self, name: str, method: str) -> None:
+        """Raise if a field is absent."""
+        if getattr(self, name) is None:
+            has = [
+                f".{key}" for key, value in vars(self).items() if value is not None and key in Output.__annotations__
+            ]
+            raise OptionError(f"{method}: got a result without .{name}; it has {', '.join(has) or 'no field'}")
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    return one == other if one is None or other is None else list(one) == list(other)
+def codes_of(found: Output) -> list[dict] | None:
+    """The masks of objects in COCO's run-length code, as `Result.rle`; None where there are none."""
+    from pycocotools import mask as rle
+
+    if getattr(found, "rle", None) is not None or found.masks is None:
+        return getattr(found, "rle", None)
+    return [as_text(rle.encode(np.asfortranarray(mask, np.uint8))) for mask in found.masks]
+
+
+def as_text(code: dict) -> dict:
+    """A mask in COCO's run-length code that JSON takes."""
+    counts = code["counts"]
+    return {"size": list(code["size"]), "counts": counts if isinstance(counts, str) else counts.decode()}
 
 
 def write_picture(path: Path, picture: Image.Image) -> None:

@@ -15,33 +15,69 @@ So an object that is smaller than the overlap of tiles, less their margins, is a
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from vitdense.errors import OptionError
+from vitdense.results.result import Result, as_text
+from vitdense.runtime import Output
 
 SAME = 0.5
 STEP = 16  # pixels from one tile to the next, at least: smaller ones see no object, and a photo has a million of them
 MARGIN = 0.02  # of the side of a tile: how near a box comes to an edge that cuts it
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """Detections of an image.
+def detect(
+    image: np.ndarray,
+    find: Callable[[list[np.ndarray]], Sequence[Output | Sequence]],
+    side: int,
+    overlap: float = 0.2,
+    names: Sequence[str] = (),
+    batch_size: int = 4,
+) -> Result:
+    """Detect in tiles of an image, by a function of one's own.
 
-    Attributes:
-        boxes: [N, 4]: left, upper, right and lower edge in pixels.
-        scores: [N].
-        labels: [N] integers.
-        rle: Masks in COCO's compressed run-length code, of the size of the image, or None.
+    Args:
+        image: [H, W, 3].
+        find: Takes a list of tiles, [h, w, 3] each, and returns what is in each, in pixels of the tile: an `Output`, as
+            of `vitdense.load` and of `vitdense.runtime.Program`; or boxes [N, 4], scores [N], labels [N], and masks
+            [N, h, w] bool if there are any.
+        side, overlap: See `cut`.
+        names: Of the classes, for the result.
+        batch_size: Tiles in a call of `find`, at most.
+
+    Returns:
+        The objects, the one with the highest score first.
+
+    Raises:
+        OptionError: See `cut`; or `find` does not return as many results as it got tiles.
     """
+    size = image.shape[:2]
+    tiles = cut(size, side, overlap)
+    parts: list[Result] = []
+    for batch in np.split(tiles, range(batch_size, len(tiles), batch_size)):
+        found = find([image[y1:y2, x1:x2] for x1, y1, x2, y2 in batch])
+        if len(found) != len(batch):
+            raise OptionError(f"find: got {len(found)} results, expected one of each of {len(batch)} tiles")
+        parts += [_placed(one, tile, size) for one, tile in zip(found, batch)]
+    tile_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    fields = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "scores", "labels")}
+    masks = None if parts[0].rle is None else [code for part in parts for code in part.rle]
+    merged = merge(Result(**fields, rle=masks), tile_of, tiles, size)
+    return Result(merged.boxes, merged.scores, merged.labels, rle=merged.rle, image=image, names=names)
 
-    boxes: np.ndarray
-    scores: np.ndarray
-    labels: np.ndarray
-    rle: Sequence[dict] | None = None
+
+def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> Result:
+    """Detections of a tile as those of the image."""
+    from pycocotools import mask as rle
+
+    found = found if isinstance(found, Output) else Output(*found)
+    masks = getattr(found, "rle", None)
+    masks = found.masks if masks is None else (code and rle.decode(code) for code in masks)
+    codes = None if masks is None else [None if mask is None else place(mask, tile[:2], size) for mask in masks]
+    boxes = np.asarray(found.boxes, np.float32).reshape(-1, 4) + np.float32([*tile[:2]] * 2)
+    return Result(boxes, np.asarray(found.scores), np.asarray(found.labels), rle=codes)
 
 
 def cut(size: Sequence[int], side: int, overlap: float) -> np.ndarray:
@@ -77,15 +113,15 @@ def _starts(length: int, side: int, overlap: float) -> list[int]:
 
 
 def place(mask: np.ndarray, corner: Sequence[int], size: Sequence[int]) -> dict:
-    """The mask of a tile as one of the image, which is never in memory as pixels.
+    """The mask of a tile, [h, w] of 0 and 1, as one of the image, which is never in memory as pixels.
 
     Args:
-        mask: [h, w] bool.
+        mask: The mask.
         corner: Left and upper edge of the tile.
         size: Of the image, height and width in pixels.
 
     Returns:
-        COCO's compressed run-length code, ``{"size": [H, W], "counts": bytes}``.
+        COCO's compressed run-length code.
     """
     from pycocotools import mask as rle
 
@@ -98,11 +134,11 @@ def place(mask: np.ndarray, corner: Sequence[int], size: Sequence[int]) -> dict:
     return rle.frPyObjects({"size": [height, width], "counts": counts.tolist()}, height, width)
 
 
-def merge(found: Found, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> Found:
+def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> Result:
     """Make one list of the detections in all tiles; see the module.
 
     Args:
-        found: In the pixels of the image.
+        found: In the pixels of the image. Where others have masks, one with None stays as it is, after the others.
         tile_of: Of each detection the index of its tile, [N].
         tiles: See `cut`.
         size: Of the image, height and width in pixels.
@@ -112,9 +148,10 @@ def merge(found: Found, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[i
     """
     from pycocotools import mask as rle
 
-    order = np.argsort(-found.scores, kind="stable")
+    alive = np.array([code is not None for code in found.rle or [()] * len(found)], bool)
+    order, alone = np.argsort(-found.scores, kind="stable"), np.flatnonzero(~alive)
     compare = _Comparison(found, tile_of, tiles, size)
-    kept, boxes, masks, alive = [], [], [], np.ones(len(order), bool)
+    kept, boxes, masks = [], [], []
     for seed in order:
         if not alive[seed]:
             continue
@@ -132,9 +169,11 @@ def merge(found: Found, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[i
         kept.append(seed)
         boxes.append([*found.boxes[members, :2].min(0), *found.boxes[members, 2:].max(0)])
         if found.rle is not None:
-            masks.append(rle.merge([found.rle[one] for one in members]))
-    boxes = np.array(boxes, found.boxes.dtype).reshape(-1, 4)
-    return Found(boxes, found.scores[kept], found.labels[kept], None if found.rle is None else masks)
+            masks.append(as_text(rle.merge([found.rle[one] for one in members])))
+    boxes = np.concatenate([np.array(boxes, found.boxes.dtype).reshape(-1, 4), found.boxes[alone]])
+    kept = np.concatenate([np.array(kept, int), alone])
+    codes = None if found.rle is None else [*masks, *[None] * len(alone)]
+    return Result(boxes, found.scores[kept], found.labels[kept], rle=codes)
 
 
 class _Comparison:
@@ -144,7 +183,7 @@ class _Comparison:
         whole: [N] bool: whether its tile sees the object whole.
     """
 
-    def __init__(self, found: Found, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> None:
+    def __init__(self, found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> None:
         self.boxes, self.rle, self.size = found.boxes, found.rle, size
         self.tile_of, self.tiles = tile_of, tiles[tile_of]  # [N, 4]
         height, width = size

@@ -18,7 +18,8 @@ from vitdense.mm.cli.predict import Detection, Panoptic, Segmentation, list_imag
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import ConfigError
 from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
-from vitdense.mm.predictor import Predictor, load_model, read_pixels
+from vitdense.mm.precision import Inference
+from vitdense.mm.predictor import ImageReader, Predictor, load_model, read_pixels
 from vitdense.results.result import Result
 
 pytest.importorskip("mmseg")
@@ -123,7 +124,7 @@ def test_checkpoint_meta_without_a_matching_palette(cfg, checkpoint, images, tmp
 def test_label_maps_of_more_than_256_classes_are_uint16(cfg, checkpoint, images, tmp_path):
     model = Predictor(cfg, checkpoint(dataset_meta=dict(classes=NAMES)))
     model.names, model.palette = [str(i) for i in range(300)], np.zeros((300, 3), np.uint8)
-    segmentation = Segmentation(model, tmp_path / "many", as_indices=False)
+    segmentation = Segmentation(model, tmp_path / "many", images)
     labels = torch.full((1, 64, 128), 299)
     model.samples = lambda *_: [SegDataSample(pred_sem_seg=PixelData(data=labels))]
     segmentation.add(images[0])
@@ -164,7 +165,7 @@ def test_label_maps_of_a_training_set_have_the_values_of_the_data(
     photo = tmp_path / "my photos/a.png"
     photo.parent.mkdir()
     Image.new("RGB", (2, 1)).save(photo)
-    task = Segmentation(model, tmp_path / "set", as_indices=False, root=photo.parent)
+    task = Segmentation(model, tmp_path / "set", [photo], photo.parent)
     model.samples = lambda *_: [SegDataSample(pred_sem_seg=PixelData(data=torch.tensor([[[0, 1]]])))]
     task.add(photo)
     task.finish()
@@ -194,23 +195,31 @@ def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_
         predict(cfg, "not asked for", images[:2], tmp_path / "out")
 
 
-@pytest.mark.parametrize(("score_thr", "kept"), [(0.0, 3), (0.5, 2), (1.0, 0)])
-def test_score_threshold_applies_to_pictures_and_json(score_thr, kept, images, tmp_path):
-    pytest.importorskip("mmdet")
+def finds(found, score_thr, **dataset):
+    """A model of two classes that finds these instances in every image."""
     from mmdet.structures import DetDataSample
-    from mmengine.structures import InstanceData
 
     model = object.__new__(Predictor)
     model.names, model.palette = ["a", "b"], np.array([(255, 0, 0), (0, 255, 0)], np.uint8)
-    model.dataset, model.score_thr = dict(data_prefix=None), score_thr
+    model.dataset, model.inference = dataset, Inference(score_thr=score_thr)
+    model.reader = ImageReader([dict(type="LoadImageFromFile")])
+    model.samples = lambda *_: [DetDataSample(pred_instances=found)]
+    return model
+
+
+@pytest.mark.parametrize(("score_thr", "kept"), [(0.0, 3), (0.5, 2), (1.0, 0)])
+def test_score_threshold_applies_to_pictures_and_json(score_thr, kept, images, tmp_path):
+    pytest.importorskip("mmdet")
+    from mmengine.structures import InstanceData
+
     found = InstanceData(
         bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
         scores=torch.tensor([0.9, 0.5, 0.0]),
         labels=torch.tensor([0, 1, 1]),
         masks=torch.zeros(3, 64, 128, dtype=torch.bool),
     )
-    model.samples = lambda *_: [DetDataSample(pred_instances=found)]
-    task = Detection(model, tmp_path / "out", as_dataset=False)
+    model = finds(found, score_thr)
+    task = Detection(model, tmp_path / "out", images)
     task.add(images[0])
     results = json.loads(task.finish().read_text())
     assert [result["score"] for result in results] == found.scores[:kept].tolist()
@@ -353,15 +362,9 @@ def test_segments_have_the_ids_of_the_data(images, tmp_path):
     model.names, model.dataset = ["a", "b"], {"ann_file": str(tmp_path / "truth.json")}
     model.model = SimpleNamespace(panoptic_fusion_head=SimpleNamespace(num_things_classes=1))
     segments = [{"id": 1, "label": 1, "score": None, "is_thing": False}]
-    result = Result(
-        np.zeros((2, 3, 3), np.uint8),
-        ["a", "b"],
-        np.zeros((2, 3), np.uint8),
-        panoptic=np.ones((2, 3), int),
-        segments=segments,
-    )
-    model.result = result
-    task = Panoptic(model, tmp_path / "out")
+    image = np.zeros((2, 3, 3), np.uint8)
+    model.result = Result(panoptic=np.ones((2, 3), int), segments=segments, image=image, names=["a", "b"])
+    task = Panoptic(model, tmp_path / "out", images)
     task.add(images[0])
     written = json.loads(task.finish().read_text())
     assert [one["category_id"] for one in written["annotations"][0]["segments_info"]] == [40]
@@ -371,19 +374,16 @@ def test_segments_have_the_ids_of_the_data(images, tmp_path):
 @pytest.mark.parametrize("with_masks", [True, False])
 def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch):
     pytest.importorskip("mmdet")
-    from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
 
     photos = [tmp_path / "photos" / name for name in ("wide.png", "sub/wide.png")]
     for photo in photos:
         photo.parent.mkdir(exist_ok=True)
         Image.open(images[0]).save(photo)
-    model = object.__new__(Predictor)
-    model.names, model.palette, model.score_thr = ["a", "b"], np.zeros((2, 3), np.uint8), 0.5
     categories = [{"id": 20, "name": "b"}, {"id": 10, "name": "a"}]
     truth = {"images": [{"id": 7, "file_name": "wide.png"}], "annotations": [], "categories": categories}
     (tmp_path / "truth.json").write_text(json.dumps(truth))
-    model.dataset = {"ann_file": str(tmp_path / "truth.json"), "data_prefix": {"img": str(tmp_path / "photos")}}
+    dataset = {"ann_file": str(tmp_path / "truth.json"), "data_prefix": {"img": str(tmp_path / "photos")}}
     found = InstanceData(
         bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
         scores=torch.tensor([0.9, 0.5, 0.4]),
@@ -392,8 +392,8 @@ def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch)
     if with_masks:
         found.masks = torch.zeros(3, 64, 128, dtype=torch.bool)
         found.masks[:, 4:30, 2:60] = True
-    model.samples = lambda *_: [DetDataSample(pred_instances=found)]
-    task = Detection(model, tmp_path / "set", as_dataset=False, root=tmp_path / "photos")
+    model = finds(found, 0.5, **dataset)
+    task = Detection(model, tmp_path / "set", photos, tmp_path / "photos")
     for photo in photos:
         task.add(photo)
     content = json.loads(task.finish().read_text())

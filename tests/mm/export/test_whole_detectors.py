@@ -10,15 +10,18 @@ from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmdet.models.task_modules.prior_generators import MlvlPointGenerator
 from torchvision.ops import box_iou
 
-from vitdense.export.compare import BOUNDS, compare_objects
-from vitdense.export.program import export_program, save_onnx
+from vitdense.export.compare import BOUNDS, compare_results
+from vitdense.export.onnx import save_onnx
+from vitdense.export.program import export_program
+from vitdense.export.select import Found, best, highest, suppress
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import FixedRoIExtractor, fix
-from vitdense.mm.export.select import Found, best, highest, suppress
-from vitdense.mm.export.tasks import Detector, of_model, of_program, predict
-from vitdense.runtime import ENGINES, paste
+from vitdense.mm.export.tasks import Detector, predict
+from vitdense.mm.heads.rle_masks import fields_of
+from vitdense.results.result import Result
+from vitdense.runtime import ENGINES, paste, read
 
 
 def detector(name, **test_cfg):
@@ -162,6 +165,25 @@ def test_suppression_of_a_batch_is_that_of_mmdet():
         assert torch.equal(found.labels[i], labels)
 
 
+class Suppressed(torch.nn.Module):
+    """As many boxes as an image has rows, at the places and with the scores in its first columns."""
+
+    def forward(self, image):
+        corner, scores = image[:, 0, :, :2], image[:, 0, :, 2]
+        return suppress(Found(torch.cat([corner, corner + 9], -1), scores, torch.zeros_like(scores).long()), 1, 0.5, 5)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_programs_keep_one_box_or_none(dynamic):
+    image = torch.zeros(2 if dynamic else 1, 3, 40, 40)
+    program = export_program(Suppressed().eval(), image, dynamic).module()
+    for number in (0, 1, 2):
+        one = torch.full((1, 3, 40, 40), -1.0)  # boxes of one place without an object
+        for i in range(number):
+            one[0, 0, i, :3] = torch.tensor([50.0 * i, 0.0, 0.9])
+        assert (program(one)[1] > 0).sum() == number
+
+
 @pytest.mark.parametrize("number", [1, 40, 300])
 def test_of_equal_scores_the_first(number):
     scores = torch.randint(-1, 9, (3, 300), generator=torch.Generator().manual_seed(0)) / 8
@@ -246,7 +268,8 @@ def test_what_differs_is_not_written():
     about = {"mask_thr": 0.5, "mask_stride": None}
 
     def compare(outputs, found):
-        return compare_objects([(of_program(outputs, size, size, about), of_model(found, size))], BOUNDS["float32"])
+        of_program = read({name: out[0].numpy() for name, out in outputs.items()}, about, size, size)
+        return compare_results([(of_program, Result(**fields_of(found)))], BOUNDS["float32"])
 
     assert compare(got, want)[0]
     for name, change in (("boxes", 0.5), ("scores", 0.01), ("boxes", float("nan")), ("scores", float("nan"))):

@@ -13,7 +13,8 @@ pytest.importorskip("onnxscript")
 from mmdet.models.seg_heads import MaskFormerFusionHead
 from mmseg.structures import SegDataSample
 
-from vitdense.export.program import export_program, largest_error, run_onnx, save_onnx
+from vitdense.export.onnx import save_onnx
+from vitdense.export.program import export_program, largest_error
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -21,7 +22,7 @@ from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.export.tasks import MaskTransformer, Segmentor
 from vitdense.mm.heads.mask_transformer.heads import PMTHead
 from vitdense.models.vit.tokens import TokenViT
-from vitdense.runtime import instances, panoptic, resize
+from vitdense.runtime import instances, open_onnxruntime, panoptic, resize
 
 pytestmark = pytest.mark.long
 
@@ -59,11 +60,12 @@ def test_pmt_at_two_sizes_and_batches(sizes, tmp_path):
     model = MaskTransformer(Frozen()).eval()
     program = export_program(model, torch.zeros(2, 3, 64, 96))
     save_onnx(program, tmp_path / "pmt.onnx", ["classes", "masks"])
+    file = open_onnxruntime(tmp_path / "pmt.onnx")
     for b, h, w in sizes:
         image = torch.randn(b, 3, h, w)
         want = model(image)
         assert want["masks"].shape == (b, 5, h // 4, w // 4)
-        for got in (program.module()(image), dict(zip(want, run_onnx(tmp_path / "pmt.onnx", image)))):
+        for got in (program.module()(image), dict(zip(want, file.run(image.numpy())))):
             assert largest_error(got, want) < 1e-4
 
 

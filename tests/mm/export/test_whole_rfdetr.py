@@ -12,7 +12,8 @@ import onnx
 from mmdet.structures import DetDataSample
 from PIL import Image
 
-from vitdense.export.program import export_program, run_onnx, save_onnx
+from vitdense.export.onnx import save_onnx
+from vitdense.export.program import export_program
 from vitdense.layers.deformable import bilinear
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.build import build_model
@@ -20,8 +21,9 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.data.detection import ShapesDataset
 from vitdense.mm.export.tasks import Detector
 from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
+from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
-from vitdense.runtime import Program, cover
+from vitdense.runtime import Program, cover, open_onnxruntime
 
 OPTIONS = {"model.bbox_head.num_queries": 40, "model.test_cfg.max_per_img": 9, "model.bbox_head.with_masks": True}
 LWDETR = {
@@ -57,7 +59,7 @@ def test_program_finds_what_predict_finds_in_any_batch_and_size(options, step, t
     assert not operators & {"GridSample", "If", "Loop", "NonMaxSuppression"}
     for batch, h, w in ((1, 128, 128), (3, 90, 150)):
         image = torch.randn(batch, 3, h, w)
-        found = dict(zip(outputs, map(torch.as_tensor, run_onnx(tmp_path / "model.onnx", image))))
+        found = dict(zip(outputs, map(torch.as_tensor, open_onnxruntime(tmp_path / "model.onnx").run(image.numpy()))))
         padded = F.pad(image, (0, -w % step, 0, -h % step))
         shapes = {"img_shape": (h, w), "ori_shape": (h, w), "scale_factor": (1.0, 1.0)}
         wanted = model.predict(padded, [DetDataSample(metainfo=shapes) for _ in range(batch)], rescale=False)
@@ -82,7 +84,10 @@ def test_mask_recipe_from_its_checkpoint_to_the_runtime(to, tmp_path):
     Image.fromarray(pixels).save(photo)
     assert "9 objects" in export(cfg, checkpoint, tmp_path / f"model.{to}", to, images=[str(photo)])
     if to == "onnx":
-        want, got = Predictor(cfg, checkpoint, score_thr=0)(pixels), Program(tmp_path / "model.onnx")(pixels, 0)
+        want, got = (
+            Predictor(cfg, checkpoint, Inference(score_thr=0))(pixels),
+            Program(tmp_path / "model.onnx")(pixels, 0),
+        )
         assert got.labels.tolist() == want.labels.tolist()
         np.testing.assert_allclose(got.boxes, want.boxes, atol=0.01)
         assert (got.masks != want.masks).mean() < 1e-3

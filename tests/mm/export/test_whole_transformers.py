@@ -5,11 +5,13 @@ import torch
 from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
-from vitdense.export.program import _AnySize, export_program, largest_error, run_onnx, save_onnx
+from vitdense.export.onnx import save_onnx
+from vitdense.export.program import _AnySize, export_program, largest_error
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector, MaskTransformer
+from vitdense.runtime import open_onnxruntime
 
 NOT_IN_PROGRAMS = {"If", "Loop", "Scan", "GridSample", "NonZero"}
 
@@ -81,7 +83,7 @@ def test_deformable_attention_as_a_program_of_all_sizes(tmp_path):
     program = export_program(model, torch.zeros(2, 3, 64, 80))
     save_onnx(program, tmp_path / "attended.onnx", ["out"])
     assert not kinds(tmp_path / "attended.onnx") & NOT_IN_PROGRAMS
-    for got in (program.module()(image), run_onnx(tmp_path / "attended.onnx", image)[0]):
+    for got in (program.module()(image), open_onnxruntime(tmp_path / "attended.onnx").run(image.numpy())[0]):
         assert largest_error(got, want) < 1e-5
 
 
@@ -97,4 +99,4 @@ def test_a_program_of_all_sizes(name, tmp_path):
         want = model(image)
     save_onnx(export_program(model, torch.zeros(2, 3, 320, 384)), tmp_path / "whole.onnx", list(want))
     assert not kinds(tmp_path / "whole.onnx") & NOT_IN_PROGRAMS
-    assert largest_error(run_onnx(tmp_path / "whole.onnx", image), list(want.values())) < 1e-5
+    assert largest_error(open_onnxruntime(tmp_path / "whole.onnx").run(image.numpy()), list(want.values())) < 1e-5

@@ -17,6 +17,7 @@ import vitdense.mm.train.launch as launch
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.precision import Inference
 
 pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long
@@ -67,8 +68,8 @@ def images(folder):
     return sorted((folder / "shapes/val").glob("*.jpg"))
 
 
-def predicted(folder, out, **options):
-    return predict(load_config(folder / "complete.py"), str(folder / "model.pth"), images(folder), out, **options)
+def predicted(folder, out, *options):
+    return predict(load_config(folder / "complete.py"), str(folder / "model.pth"), images(folder), out, *options)
 
 
 def test_detections_of_supervision(detector):
@@ -116,7 +117,7 @@ def test_pycocotools_scores_the_predictions_as_our_metric(detector, tmp_path, mo
 
     monkeypatch.setattr(TwoStageDetector, "predict", near_the_truth)
     ours = launch.test(load_config(detector / "complete.py", work_dir=str(tmp_path)), str(detector / "model.pth"))
-    out_file = predicted(detector, tmp_path / "out", score_thr=0.0)
+    out_file = predicted(detector, tmp_path / "out", Inference(score_thr=0.0))
     for result in (results := json.loads(out_file.read_text())):
         assert rle.area(result["segmentation"]) > 0
         assert result["segmentation"]["size"] == [96, 128]
@@ -136,7 +137,7 @@ def test_inferencer_of_mmdet_predicts_as_our_tool(detector, tmp_path, monkeypatc
     from mmdet.apis import DetInferencer
 
     monkeypatch.chdir(tmp_path)
-    results = json.loads(predicted(detector, tmp_path / "out", score_thr=0.0).read_text())
+    results = json.loads(predicted(detector, tmp_path / "out", Inference(score_thr=0.0)).read_text())
     inferencer = DetInferencer(str(detector / "complete.py"), str(detector / "model.pth"), "cpu", show_progress=False)
     samples = inferencer([str(path) for path in images(detector)], return_datasamples=True)["predictions"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it writes nothing

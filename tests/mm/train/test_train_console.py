@@ -19,6 +19,7 @@ from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, PALETTE
+from vitdense.mm.precision import Inference
 from vitdense.mm.train.console import NOT_PRINTED, quiet
 from vitdense.mm.train.runner import Runner
 
@@ -112,7 +113,7 @@ def test_prediction_of_an_untrained_detector_is_quiet_and_may_be_empty(tmp_path,
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with quiet():
-            predict(cfg, str(tmp_path / "model.pth"), [image], tmp_path / "out", score_thr=0.0)
+            predict(cfg, str(tmp_path / "model.pth"), [image], tmp_path / "out", Inference(score_thr=0.0))
     assert [str(w.message) for w in caught if w.category is UserWarning] == []
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert bool(written) == (score_thr < 1)

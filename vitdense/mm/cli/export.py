@@ -6,22 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.logging import print_log
 from torch import Tensor
 
-from vitdense.export.compare import BOUNDS, can_compare
-from vitdense.export.program import export_program, save_onnx, save_program
+from vitdense.export.compare import BOUNDS, can_compare, compare_maps, compare_results
+from vitdense.export.onnx import save_onnx
+from vitdense.export.program import export_program, save_program
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.query import leaf_datasets
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.description import describe
 from vitdense.mm.export.detectors import fix
-from vitdense.mm.export.samples import of_noise, of_photo, paths_of
+from vitdense.mm.export.samples import Sample, describe, of_noise, of_one_size, of_photos, paths_of
 from vitdense.mm.export.tasks import task_of
+from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
-from vitdense.runtime import ENGINES, Output
+from vitdense.runtime import ENGINES, Output, read
 
 FORMATS = ("pt2", "onnx")
 EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
@@ -74,61 +76,68 @@ def export(
         if given and (to != "onnx" or maps):
             raise ConfigError(f"{option}: got --to {to}{' --maps' * maps}, expected --to onnx without --maps")
     check_writable(path, "--out")
-    predictor = Predictor(cfg, checkpoint, score_thr=0.0, classes=classes)
-    task = task_of(predictor.model, maps).eval()
-    metadata = describe(predictor, static)
+    if static:
+        cfg = of_one_size(cfg, static)
+    predictor = Predictor(cfg, checkpoint, Inference(score_thr=0.0), classes)
+    task, bounds = task_of(predictor.model, maps).eval(), BOUNDS[precision]
+    metadata = describe(predictor)
     about = {key: json.loads(value) for key, value in metadata.items()}
     kind, channels = type(predictor.model).__name__, cfg.model.backbone.get("in_channels", 3)
     if preprocessing and "resize" not in about:
         raise ConfigError("--with-preprocessing: the test pipeline moves pixels otherwise, expected one Resize at most")
-    if int8 and not task.has_int8:
+    if int8 and not task.finds:
         raise ConfigError(f"--int8: got {kind}, expected a detector or a segmentor")
     if not (static or task.any_size):
         raise ConfigError(f"export: {kind} has a program for one size only; add --static H W")
-    if preprocessing or int8 or task.needs_photos:
-        files = paths_of(predictor.dataset, images, PHOTOS)
-        samples = [of_photo(file, predictor, about, static is not None, preprocessing) for file in files]
-    else:
+    of_noise_alone = not (preprocessing or int8 or task.needs_photos)
+    if of_noise_alone:
         samples = [of_noise((1, channels, *static) if static else (UNSEEN[0], channels, *UNSEEN[1:]))]
-    dtype = torch.float16 if precision == "float16" else torch.float32
+    else:
+        samples = [*of_photos(paths_of(predictor.dataset, images, PHOTOS), predictor, about, preprocessing)]
+
+    def found(outputs: Mapping, sample: Sample) -> Output:
+        arrays = {name: np.asarray(out[0]) for name, out in outputs.items()}
+        return read(arrays, about, sample.image.shape[2:], sample.size, of_photo=sample.given.dtype == torch.uint8)
+
+    by_results = task.finds and not of_noise_alone
     with torch.no_grad():
         wanted = [task.wanted(sample) for sample in samples]
-        compares = not isinstance(wanted[0], Output) or can_compare(wanted, BOUNDS[precision])
+        if by_results:
+            wanted = [out if isinstance(out, Output) else found(out, sample) for out, sample in zip(wanted, samples)]
+        compares = not by_results or can_compare(wanted, bounds)
         if not compares and not unchecked:
             raise ConfigError(
-                f"export: the model finds no object with a score above {BOUNDS[precision].score} in "
-                f"{len(samples)} photos, so the program could not be compared with it; give other --images, or "
-                f"--unchecked to write it all the same"
+                f"export: the model finds no object with a score above {bounds.score} in {len(samples)} photos, so the "
+                f"program could not be compared with it; give other --images, or --unchecked to write it all the same"
             )
         fix(predictor.model)
         outputs = [*task(samples[0].image)]
     shape = (1, channels, *static) if static else (EXAMPLE[0], channels, *EXAMPLE[1:])
+    dtype = torch.float16 if precision == "float16" else torch.float32
     _say("exporting the program, a minute or more")
     program = export_program(task.to(dtype), torch.zeros(shape, dtype=dtype), not static)
     said = []
     with atomic_write(path) as scratch:
         _say(f"writing {to}")
-        if to == "onnx":
+        if to == "pt2":
+            save_program(program, scratch, metadata)
+        else:
             for name in ("onnxscript", "onnx_ir"):  # they name constants that they do not fold
                 logging.getLogger(name).setLevel(logging.ERROR)
             save_onnx(program, scratch, outputs, metadata)
-            if int8:
-                from vitdense.export.int8 import quantise
+        if int8:
+            from vitdense.export.int8 import quantise
 
-                _say("calibrating int8")
-                files = paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
-                calibrate = (
-                    of_photo(file, predictor, about, static is not None, preprocessing=False) for file in files
-                )
-                quantise(scratch, (sample.given.numpy() for sample in calibrate))
-            if preprocessing:
-                import onnx
+            _say("calibrating int8")
+            files = paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
+            calibrating = of_photos(files, predictor, about, preprocessing=False)
+            quantise(scratch, (sample.given.numpy() for sample in calibrating))
+        if preprocessing:
+            import onnx
 
-                from vitdense.export.preprocessing import of_photos
+            from vitdense.export import preprocessing as steps
 
-                onnx.save(of_photos(onnx.load(scratch), about), scratch)
-        else:
-            save_program(program, scratch, metadata)
+            onnx.save(steps.of_photos(onnx.load(scratch), about), scratch)
         for name, run in _runs(scratch, to).items():
             _say(f"comparing in {name}")
             try:
@@ -144,7 +153,10 @@ def export(
             if not compares:
                 said.append(f"{name}: runs; not compared, for the model finds nothing")
                 continue
-            fits, compared = task.compare(got, samples, wanted, about, BOUNDS[precision])
+            if by_results:
+                fits, compared = compare_results(zip(map(found, got, samples), wanted), bounds)
+            else:
+                fits, compared = compare_maps(got, wanted, bounds)
             said.append(f"{name}: {compared}")
             if not fits:
                 hint = "" if precision == "float32" else "; export in float32"

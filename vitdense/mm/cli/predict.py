@@ -13,7 +13,6 @@ from pathlib import Path
 from shlex import quote
 
 import numpy as np
-import torch
 from mmengine.config import Config
 from mmengine.dist import all_gather_object, get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.logging import print_log
@@ -27,6 +26,7 @@ from vitdense.mm.config.query import find_class
 from vitdense.mm.data.panoptic import colours_of_ids
 from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
 from vitdense.results.result import Result, write_picture
 
@@ -40,58 +40,66 @@ class PredictionError(ConfigError):
 
 
 class Task:
-    """Base of the tasks. Subclasses define `add`, for one image, `save` for what is done, and `finish`.
+    """What is written of images. Subclasses define `add`, for an image file, `save`, of what is done, and `finish`.
 
     Args:
         model: The model.
         out_dir: Output folder.
+        images: All images, also those of other processes.
         root: Folder of the images, whose predictions become a training set without pictures; None: no such set.
-        label_maps: Names of files of label maps, by image; by default those of `label_map_names`.
     """
 
-    def __init__(
-        self,
-        model: Predictor,
-        out_dir: Path,
-        root: Path | None = None,
-        label_maps: Mapping[Path, str] | None = None,
-    ) -> None:
-        self.model, self.out_dir, self.root = model, out_dir, root
-        self.label_maps = label_maps or {}
+    out_name = RESULTS
 
-    def label_map(self, image: Path) -> str:
-        """The name of the label map of an image."""
-        return self.label_maps.get(image) or label_map_names([image], self.root)[image]
+    def __init__(self, model: Predictor, out_dir: Path, images: Sequence[Path], root: Path | None = None) -> None:
+        self.model, self.out_dir, self.root = model, out_dir, root
+        self.label_maps = label_map_names(images, root)
+        self.out_file = out_dir / self.out_name
+        # Processes that share the images have files of their own until the end.
+        self.part = out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
 
     def draw(self, image: Path, result: Result) -> None:
         """Write the picture of an image."""
         if self.root is None:
             result.save(self.out_dir / image.name)
 
+    def write_label_map(self, image: Path, pixels: np.ndarray) -> str:
+        """Write what belongs to the pixels of an image under ``labels/``, and return the name of the file."""
+        write_picture(self.out_dir / "labels" / self.label_maps[image], Image.fromarray(pixels))
+        return self.label_maps[image]
+
     def save(self) -> None:
         """Write what is done and not written yet."""
+
+
+def _of_all_processes(items: Sequence) -> list:
+    """Items of the images of all processes, in the order of the images."""
+    return [item for row in zip_longest(*all_gather_object(list(items))) for item in row if item is not None]
 
 
 class Detection(Task):
     """Per image, a picture with boxes, masks and scores; one COCO-format JSON file."""
 
-    def __init__(self, model: Predictor, out_dir: Path, as_dataset: bool, root: Path | None = None) -> None:
-        super().__init__(model, out_dir, root)
+    def __init__(
+        self,
+        model: Predictor,
+        out_dir: Path,
+        images: Sequence[Path],
+        root: Path | None = None,
+        as_dataset: bool = False,
+    ) -> None:
+        self.out_name = RESULTS if root is None else TRAINING
+        super().__init__(model, out_dir, images, root)
         self.as_dataset = as_dataset or root is not None
-        self.out_file = out_dir / (RESULTS if root is None else TRAINING)
-        # Processes that share the images have files of their own until the end.
-        self.part = out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
         self.predictions = CocoPredictions(model.names, model.dataset, root)
-        self.num_found, self.highest = 0, 0.0
+        self.scores: list[list[float]] = []  # of every image, also below the threshold
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture."""
-        pixels = self.model.pixels(image)
+        pixels = self.model.reader.pixels(image)
         (sample,) = self.model.samples([image], [pixels])
-        scores = sample.pred_instances.scores.tolist()
-        self.num_found += len(scores)
-        self.highest = max([self.highest, *scores])
-        result = self.model.result(sample, pixels, self.model.score_thr)
+        self.scores.append(sample.pred_instances.scores.tolist())
+        result = self.model.result(sample, pixels, self.model.inference.score_thr)
         self.predictions.add(image, result)
         self.draw(image, result)
 
@@ -101,11 +109,7 @@ class Detection(Task):
 
     def finish(self) -> Path:
         """Write the detections of all images, also of other processes; the path of the file."""
-        if is_distributed():
-            parts = all_gather_object((list(self.predictions.found.items()), self.num_found, self.highest))
-            found = (item for row in zip_longest(*(part[0] for part in parts)) for item in row if item is not None)
-            self.predictions.found = dict(found)
-            self.num_found, self.highest = sum(part[1] for part in parts), max(part[2] for part in parts)
+        self.predictions.found = dict(_of_all_processes(self.predictions.found.items()))
         if is_main_process():
             self.predictions.write(self.out_file, self.as_dataset)
             if self.root is None:
@@ -113,9 +117,10 @@ class Detection(Task):
         if is_distributed():
             self.part.unlink(missing_ok=True)
         kept = [one for _, found in self.predictions.found.values() for one in found]
+        scores = [score for of_image in _of_all_processes(self.scores) for score in of_image]
         print_log(
-            f"{len(kept)} of {self.num_found} detections have a score from {self.model.score_thr} on (--score-thr), "
-            f"the highest {self.highest:.3f}. Output: {self.out_dir}"
+            f"{len(kept)} of {len(scores)} detections have a score from {self.model.inference.score_thr} on "
+            f"(--score-thr), the highest {max(scores, default=0.0):.3f}. Output: {self.out_dir}"
         )
         if self.root is not None:
             boxes = "" if all("segmentation" in one for one in kept) else "--boxes "
@@ -128,19 +133,16 @@ class Panoptic(Task):
     """Per image, a picture with its segments and a legend, and COCO's PNG of their ids under ``labels/``; one JSON file
     in COCO's panoptic format."""
 
-    def __init__(self, model: Predictor, out_dir: Path, label_maps: Mapping[Path, str] | None = None) -> None:
-        super().__init__(model, out_dir, label_maps=label_maps)
+    def __init__(self, model: Predictor, out_dir: Path, images: Sequence[Path]) -> None:
+        super().__init__(model, out_dir, images)
         self.ids = CocoPredictions(model.names, model.dataset).category_ids
-        # Processes that share the images have files of their own until the end.
-        self.part = out_dir / (f".predictions.{get_rank()}.json" if is_distributed() else RESULTS)
         self.annotations: list[dict] = []
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture and ids."""
         result = self.model(image)
-        result.save(self.out_dir / image.name)
-        name = self.label_map(image)
-        write_picture(self.out_dir / "labels" / name, Image.fromarray(colours_of_ids(result.panoptic)))
+        self.draw(image, result)
+        name = self.write_label_map(image, colours_of_ids(result.panoptic))
         segments = [
             {"id": one["id"], "category_id": self.ids[one["label"]], "area": int((result.panoptic == one["id"]).sum())}
             for one in result.segments
@@ -152,21 +154,19 @@ class Panoptic(Task):
         things = self.model.model.panoptic_fusion_head.num_things_classes
         named = enumerate(zip(self.ids, self.model.names))
         categories = [{"id": i, "name": name, "isthing": int(label < things)} for label, (i, name) in named]
+        content = json.dumps({"annotations": self.annotations, "categories": categories})
         with atomic_write(self.part) as scratch:
-            scratch.write_text(
-                json.dumps({"annotations": self.annotations, "categories": categories}), encoding="utf-8"
-            )
+            scratch.write_text(content, encoding="utf-8")
 
     def finish(self) -> Path:
         """Write the segments of all images, also of other processes; the path of the file."""
+        self.annotations = _of_all_processes(self.annotations)
         if is_distributed():
-            parts = all_gather_object(self.annotations)
             self.part.unlink(missing_ok=True)
-            self.part = self.out_dir / RESULTS
-            self.annotations = [one for row in zip_longest(*parts) for one in row if one is not None]
+        self.part = self.out_file
         if is_main_process():
             self.save()
-        return self.out_dir / RESULTS
+        return self.out_file
 
 
 class Segmentation(Task):
@@ -176,11 +176,11 @@ class Segmentation(Task):
         self,
         model: Predictor,
         out_dir: Path,
-        as_indices: bool,
+        images: Sequence[Path],
         root: Path | None = None,
-        label_maps: Mapping[Path, str] | None = None,
+        as_indices: bool = False,
     ) -> None:
-        super().__init__(model, out_dir, root, label_maps)
+        super().__init__(model, out_dir, images, root)
         kind = find_class(DATASETS, model.dataset.type, model.model.cfg)
         self.raw_names, self.first = raw_names(model.names, kind, model.dataset)
         self.as_indices = as_indices
@@ -191,8 +191,7 @@ class Segmentation(Task):
         result = self.model(image)
         self.draw(image, result)
         dtype = np.uint8 if self.values.max() < 256 else np.uint16
-        labels = Image.fromarray(self.values[result.semantic].astype(dtype))
-        write_picture(self.out_dir / "labels" / self.label_map(image), labels)
+        self.write_label_map(image, self.values[result.semantic].astype(dtype))
 
     def finish(self) -> Path:
         """The output folder."""
@@ -236,15 +235,10 @@ def predict(
     checkpoint: str,
     images: Sequence[str | Path],
     out_dir: Path,
-    score_thr: float = 0.3,
-    device: str = "cpu",
+    inference: Inference = Inference(),  # noqa: B008 -- frozen
     as_dataset: bool = False,
     as_indices: bool = False,
-    tiles: int | None = None,
-    overlap: float = 0.2,
     as_training: bool = False,
-    dtype: torch.dtype = torch.float32,
-    onednn: bool = True,
     classes: Sequence[str] | None = None,
 ) -> Path:
     """Predict on images.
@@ -259,16 +253,15 @@ def predict(
             A segmentor also writes ``labels/<stem>.png`` per image, with the values of the data set's own label maps,
             uint8 (uint16 above 255); see `raw_values` and `label_map_names`. A panoptic model writes ids there, and
             segments in the JSON file; see `Panoptic`.
-        score_thr: Minimum score of detections, 0 to 1, in pictures and in the JSON file. AP needs 0.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        inference: How the model predicts. Its `score_thr` holds for pictures and for the JSON file; AP needs 0.
         as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
             images and categories too, and its ``annotations`` have scores.
         as_indices: Label maps have the indices of the classes instead, from 0.
-        tiles, overlap, dtype, onednn, classes: See `vitdense.load`.
         as_training: Write what `vitdense new` takes, and no pictures. A detector: ``annotations.json``, a COCO data set
             with image ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps in the
             folders of the images, and ``classes.txt``, the names of their values. Images are named by their place in
             their common folder.
+        classes: See `vitdense.load`.
 
     Returns:
         The JSON file of a detector or panoptic model, the folder of a segmentor.
@@ -285,14 +278,15 @@ def predict(
         raise ConfigError("--as-dataset: got a panoptic model, expected a detector or a segmentor")
     root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
     _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic, root=root)
-    label_maps = label_map_names(images, root)
-    images = images[get_rank() :: get_world_size()]
-    model = Predictor(cfg, checkpoint, device, dtype, score_thr, tiles, overlap, onednn, classes)
+    model = Predictor(cfg, checkpoint, inference, classes)
     task: Task
-    if is_segmentor:
-        task = Segmentation(model, out_dir, as_indices, root, label_maps)
+    if is_panoptic:
+        task = Panoptic(model, out_dir, images)
+    elif is_segmentor:
+        task = Segmentation(model, out_dir, images, root, as_indices)
     else:
-        task = Panoptic(model, out_dir, label_maps) if is_panoptic else Detection(model, out_dir, as_dataset, root)
+        task = Detection(model, out_dir, images, root, as_dataset)
+    images = images[get_rank() :: get_world_size()]
     failed, next_save = [], 10
     try:
         for i, image in enumerate(track_iter_progress(images, file=sys.stdout)):

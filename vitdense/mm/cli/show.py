@@ -3,20 +3,18 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 from mmengine.config import Config
-from mmengine.dataset import Compose, pseudo_collate
+from mmengine.dataset import pseudo_collate
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitdense.files import atomic_write
 from vitdense.inspect import show
-from vitdense.mm.config.query import leaf_datasets, loads_labels
-from vitdense.mm.data.images import read_pixels, run_steps
+from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.predictor import load_model, reader_of
+from vitdense.mm.predictor import ImageReader, load_model, test_steps
 from vitdense.models.vit.model import default_out_indices
 from vitdense.results import draw
 
@@ -109,14 +107,8 @@ def sheet_rows(
 
 def model_inputs(model: nn.Module, image: Path) -> tuple[np.ndarray, Tensor]:
     """An image file as a model gets it: pixels [H, W, 3] uint8 RGB, and normalised, ``[1, 3, H, W]``."""
-    pipeline = next(leaf_datasets(model.cfg.test_dataloader.dataset)).pipeline
-    steps = [step for step in pipeline if not loads_labels(step)]
-    reads, dtype, own_reader = reader_of(steps[0])
-    if own_reader:
-        data = Compose(steps)({"img_path": str(image), "img_id": 0})
-    else:
-        loaded = cv2.cvtColor(read_pixels(image, **reads), cv2.COLOR_RGB2BGR).astype(dtype)
-        data = run_steps(Compose(steps[1:]), loaded, image)
+    reader = ImageReader(test_steps(model.cfg))
+    data = reader.inputs(image, reader.pixels(image))
     pre = model.data_preprocessor
     inputs = pre(pseudo_collate([data]), False)["inputs"]  # [1, 3, H, W]
     pixels = inputs[0] * pre.std + pre.mean if hasattr(pre, "mean") else inputs[0]

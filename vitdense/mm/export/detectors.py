@@ -16,11 +16,10 @@ from mmdet.models.layers import MSDeformAttnPixelDecoder
 from mmdet.models.roi_heads import CascadeRoIHead, SparseRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.mask_heads import FCNMaskHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
-from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
+from vitdense.export.select import Found, best, clip, corners, pack, suppress, take
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.select import Found, best, pack, suppress, take, threshold_of
 from vitdense.mm.export.transformers import FixedDeformableAttention, FixedPixelDecoder, of_dino
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
 
@@ -66,7 +65,7 @@ def finder(model: nn.Module) -> Finder:
         masks = roi_head.mask_head if roi_head.with_mask else []
         masks = masks if isinstance(masks, nn.ModuleList) else [masks] if masks else []
         if isinstance(model.rpn_head, RPNHead) and all(isinstance(head, FCNMaskHead) for head in masks):
-            threshold_of(roi_head.test_cfg.nms)
+            _threshold(roi_head.test_cfg.nms)
             return _of_rois
     if isinstance(dense, RFDETRHead):
         return _of_rfdetr
@@ -74,7 +73,7 @@ def finder(model: nn.Module) -> Finder:
         type(dense)._predict_by_feat_single is BaseDenseHead._predict_by_feat_single
         and type(dense).predict_by_feat is BaseDenseHead.predict_by_feat
     ):
-        threshold_of(dense.test_cfg.nms)
+        _threshold(dense.test_cfg.nms)
         return lambda model, maps, size: (_of_dense(model.bbox_head, maps, size), None)
     heads = [type(head).__name__ for head in (roi_head, dense) if head is not None]
     raise ConfigError(
@@ -82,6 +81,21 @@ def finder(model: nn.Module) -> Finder:
         f"predicts as mmdet's base class, a RoI head (standard, cascade, HTC), Sparse R-CNN, RF-DETR, "
         f"or DINO with pad_size_divisor=1; add --maps for its maps alone"
     )
+
+
+def _threshold(nms: dict) -> float:
+    """The overlap of a config ``nms=dict(type="nms", iou_threshold=...)``.
+
+    Raises:
+        ConfigError: It is another kind, which depends on the order of its steps.
+    """
+    kind = nms.get("type", "nms")
+    if kind != "nms":
+        raise ConfigError(
+            f"test_cfg: got nms of type {kind!r}, expected 'nms', the one that programs have; change it by "
+            f"--cfg-options, for a two-stage detector model.test_cfg.rcnn.nms.type=nms"
+        )
+    return nms["iou_threshold"]
 
 
 def _of_dense(head: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> Found:
@@ -111,7 +125,7 @@ def _of_dense(head: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) ->
         large = (boxes[..., 2:] - boxes[..., :2] > cfg.min_bbox_size).all(-1)
         scores = torch.where(large, scores, -1.0)
     groups = len(kept) if is_rpn else classes
-    return suppress(Found(boxes, scores, labels), groups, threshold_of(cfg.nms), cfg.max_per_img)
+    return suppress(Found(boxes, scores, labels), groups, _threshold(cfg.nms), cfg.max_per_img)
 
 
 def _rows(x: Tensor, width: int) -> Tensor:
@@ -155,7 +169,7 @@ def _of_rois(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) ->
     origins = take(rois[:, 1:].unflatten(0, (batch, count)), pair // classes)  # [B, k, 4]
     boxes = _decode(last.bbox_coder, origins.flatten(0, 1), deltas, size)  # [B, k, 4]
     candidates = Found(boxes, scores, pair % classes)
-    found = suppress(candidates, classes, threshold_of(head.test_cfg.nms), head.test_cfg.max_per_img)
+    found = suppress(candidates, classes, _threshold(head.test_cfg.nms), head.test_cfg.max_per_img)
     return found, _masks(head, maps, found, options) if head.with_mask else None
 
 
@@ -178,10 +192,7 @@ def _masks(head: nn.Module, maps: Sequence[Tensor], found: Found, options: dict)
 def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, None]:
     """Objects of Sparse R-CNN (Sun et al., CVPR 2021), whose queries need no suppression."""
     head, queries, batch = model.roi_head, model.rpn_head, maps[0].shape[0]
-    h, w = size
-    cx, cy, width, height = queries.init_proposal_bboxes.weight.float().unbind(-1)  # [N]
-    corners = ((cx - width / 2) * w, (cy - height / 2) * h, (cx + width / 2) * w, (cy + height / 2) * h)
-    boxes = torch.stack(corners, -1).expand(batch, -1, -1)  # [B, N, 4]
+    boxes = corners(queries.init_proposal_bboxes.weight, size).expand(batch, -1, -1)  # [B, N, 4]
     features = queries.init_proposal_features.weight.expand(batch, -1, -1)  # [B, N, C]
     for extractor, stage in zip(head.bbox_roi_extractor, head.bbox_head):
         rois = _rois(boxes)
@@ -201,18 +212,11 @@ def _of_rfdetr(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
     head = model.bbox_head
     (layer,) = head(maps)
     scores, labels, queries = head.best(layer)  # [B, N] each
-    h, w = head.extent(maps)
-    extent, limit = (_sides(layer.boxes, *pair) for pair in ((h, w), size))  # [4] each
-    boxes = take(bbox_cxcywh_to_xyxy(layer.boxes), queries) * extent  # [B, N, 4]
-    found = pack(torch.minimum(boxes.clamp(min=0), limit), scores, labels)
+    boxes = corners(take(layer.boxes, queries), head.extent(maps))  # [B, N, 4]
+    found = pack(clip(boxes, size), scores, labels)
     if layer.masks is None:
         return found, None
     return found, layer.masks._replace(queries=take(layer.masks.queries, queries)).logits().float()
-
-
-def _sides(like: Tensor, h: int, w: int) -> Tensor:
-    """``[4]``: width, height, width, height."""
-    return torch.cat([torch.full((1,), side, dtype=torch.float32, device=like.device) for side in (w, h)] * 2)
 
 
 class FixedRoIExtractor(nn.Module):

@@ -1,16 +1,82 @@
-"""Images on which a program is compared with its model, and to which an int8 program is fitted."""
+"""Between photos and programs: what a program says of itself, and the images on which it is compared or calibrated."""
 
-from collections.abc import Mapping, Sequence
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from mmdet.models.detectors import MaskFormer
+from mmengine.config import Config
+from torch import Tensor, nn
 
+from vitdense.mm.config.query import leaf_datasets
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.heads.rfdetr.head import RFDETRHead
+from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
 from vitdense.mm.predictor import Predictor
 from vitdense.mm.registry import DATASETS
 from vitdense.runtime import fitted, normalised
+
+MOVES = ("Resize", "Crop", "Pad", "Flip", "Rotate")  # in names of steps of a pipeline that move pixels
+
+
+def of_one_size(cfg: Config, size: tuple[int, int]) -> Config:
+    """A config whose test pipeline resizes images to one size (h, w), and moves no pixel otherwise."""
+    cfg = copy.deepcopy(cfg)
+    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
+        reader, *steps = (step for step in dataset.pipeline if not _moves(step))
+        dataset.pipeline = [reader, {"type": "Resize", "scale": size[::-1], "keep_ratio": False}, *steps]
+    return cfg
+
+
+def _moves(step: Mapping) -> bool:
+    return any(word in step["type"] for word in MOVES)
+
+
+def describe(predictor: Predictor) -> dict[str, str]:
+    """What the program expects of an image, and what `vitdense.runtime` makes of its outputs, as JSON by key: `mean`,
+    `std`, `channels`, `resize`, `classes`, `mask_thr`, `mask_stride` (pixels of the padded image between those of
+    masks; null for masks of boxes), `threshold` and `queries`."""
+    cfg, model = predictor.model.cfg, predictor.model
+    preprocessor = cfg.model.data_preprocessor
+    described = {
+        "mean": preprocessor.get("mean"),
+        "std": preprocessor.get("std"),
+        "channels": "RGB" if preprocessor.get("bgr_to_rgb") else "BGR",  # mm reads BGR
+        "classes": predictor.names,
+        "mask_thr": cfg.model.get("test_cfg", {}).get("rcnn", {}).get("mask_thr_binary", 0.5),
+        "mask_stride": None,
+        "threshold": getattr(getattr(model, "decode_head", None), "threshold", None),  # of a single class
+        "queries": _describe_queries(model) if isinstance(model, MaskFormer) else None,
+    }
+    if isinstance(getattr(model, "bbox_head", None), RFDETRHead):
+        described |= {"mask_thr": 0.0, "mask_stride": MASK_STRIDE}  # logits
+    match [step for step in predictor.dataset.pipeline if _moves(step)]:
+        case []:
+            described["resize"] = None
+        case [{"type": "Resize" | "mmdet.Resize" | "mmseg.Resize", "scale": [int(), int()] as scale, **rest}]:
+            described["resize"] = {"scale": scale, "keep_ratio": rest.get("keep_ratio", False)}
+        case _:
+            pass  # the file says nothing of other steps, and `vitdense.runtime` refuses it
+    return {key: json.dumps(value) for key, value in described.items()}
+
+
+def _describe_queries(model: nn.Module) -> dict:
+    """What mmdet's `MaskFormerFusionHead` makes of queries, with its defaults."""
+    cfg = model.panoptic_fusion_head.test_cfg
+    panoptic = {
+        "score": cfg.get("object_mask_thr", 0.8),
+        "iou": cfg.get("iou_thr", 0.8),
+        "within": cfg.get("filter_low_score", False),
+    }
+    return {
+        "divisor": model.data_preprocessor.pad_size_divisor,
+        "things": model.panoptic_fusion_head.num_things_classes,
+        "instances": cfg.get("max_per_image", 100) if cfg.get("instance_on", False) else None,
+        "panoptic": panoptic if cfg.get("panoptic_on", True) else None,
+    }
 
 
 class Sample(NamedTuple):
@@ -28,30 +94,28 @@ class Sample(NamedTuple):
     size: tuple[int, int]
 
 
-def of_photo(path: str, predictor: Predictor, about: Mapping, static: bool, preprocessing: bool) -> Sample:
-    """An image file, which the model gets from the test pipeline, and the program from `vitdense.runtime`.
+def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, preprocessing: bool) -> Iterator[Sample]:
+    """Image files, which the model gets from the test pipeline, and the program from `vitdense.runtime`.
 
     Args:
-        path: Of the file.
+        paths: Of the files.
         predictor: The model.
         about: The description of the program.
-        static: The program has a size of its own, in place of that of the test pipeline.
         preprocessing: The program takes photos.
     """
-    pixels = predictor.pixels(path)
-    is_known = "resize" in about and predictor.own_reader is None
-    if is_known:
-        seen = fitted(pixels.shape[:2], about["resize"])
-        given = torch.from_numpy(np.ascontiguousarray(normalised(pixels, seen, about)))
-    if not static:
-        data = predictor.read(path, pixels)
+    for path in paths:
+        pixels = predictor.reader.pixels(path)
+        data = predictor.reader.inputs(path, pixels)
         padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
         h, w = data["inputs"].shape[1:]
         image = padded[..., :h, :w]  # [1, 3, h, w]
-    if not is_known:  # steps that the runtime does not know
-        return Sample(image, image, (h, w))
-    photo = torch.from_numpy(pixels)[None]
-    return Sample(photo if preprocessing else given, given if static else image, pixels.shape[:2])
+        if "resize" not in about or predictor.reader.own_reader is not None:  # steps that the runtime does not know
+            yield Sample(image, image, (h, w))
+        elif preprocessing:
+            yield Sample(torch.from_numpy(pixels)[None], image, pixels.shape[:2])
+        else:
+            given = normalised(pixels, fitted(pixels.shape[:2], about["resize"]), about)
+            yield Sample(torch.from_numpy(np.ascontiguousarray(given)), image, pixels.shape[:2])
 
 
 def of_noise(shape: Sequence[int]) -> Sample:

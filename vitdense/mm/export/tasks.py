@@ -1,9 +1,7 @@
-"""Models as programs: a class for each kind, with its outputs and how they are compared."""
+"""Models as programs: a class for each kind, with its outputs."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from mmdet.models.dense_heads import Mask2FormerHead
@@ -13,11 +11,12 @@ from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
-from vitdense.export.compare import Bounds, compare_classes, compare_maps, compare_objects
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import finder, pad, pad_as
 from vitdense.mm.export.samples import Sample
-from vitdense.runtime import Output, objects
+from vitdense.mm.heads.rle_masks import fields_of
+from vitdense.results.result import Result
+from vitdense.runtime import Output
 
 
 class Task(nn.Module):
@@ -30,35 +29,22 @@ class Task(nn.Module):
 
     Attributes:
         any_size: Whether torch exports it for all sizes and batches.
+        finds: Whether its outputs are what was found in an image: objects, or classes of pixels. On photos a program is
+            compared by these, otherwise by its outputs.
         needs_photos: Whether it is compared on photos; otherwise on noise.
-        has_int8: Whether its programs in int8 can be compared.
     """
 
     any_size = True
+    finds = False
     needs_photos = False
-    has_int8 = False
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def wanted(self, sample: Sample) -> Any:
+    def wanted(self, sample: Sample) -> Mapping[str, Tensor] | Output:
         """What the model itself makes of an image."""
         return self(sample.image)
-
-    def compare(
-        self, got: Sequence[Mapping], samples: Sequence[Sample], wanted: Sequence, about: Mapping, bounds: Bounds
-    ) -> tuple[bool, str]:
-        """Whether a program gives what the model gives, and by how much it differs.
-
-        Args:
-            got: Outputs of the program for every sample.
-            samples: The images.
-            wanted: What `wanted` gives for each.
-            about: The description of the program.
-            bounds: Of the differences.
-        """
-        return compare_maps(got, wanted, bounds)
 
 
 class DetectorMaps(Task):
@@ -97,8 +83,8 @@ class Detector(Task):
         ConfigError: It has a head whose prediction this does not know.
     """
 
+    finds = True
     needs_photos = True
-    has_int8 = True
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -111,17 +97,8 @@ class Detector(Task):
         outs = found._asdict()
         return outs if masks is None else {**outs, "masks": masks}
 
-    def wanted(self, sample: Sample) -> Output:
-        return of_model(predict(self.model, sample.image, sample.size), sample.size)
-
-    def compare(
-        self, got: Sequence[Mapping], samples: Sequence[Sample], wanted: Sequence, about: Mapping, bounds: Bounds
-    ) -> tuple[bool, str]:
-        found = (
-            of_program(out, sample.image.shape[2:], sample.size, about, sample.given.dtype == torch.uint8)
-            for out, sample in zip(got, samples)
-        )
-        return compare_objects(zip(found, wanted), bounds)
+    def wanted(self, sample: Sample) -> Result:
+        return Result(**fields_of(predict(self.model, sample.image, sample.size)))
 
 
 def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None) -> InstanceData:
@@ -139,36 +116,6 @@ def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None
     return model(padded, [sample], mode="predict")[0].pred_instances
 
 
-def of_model(found: InstanceData, size: tuple[int, int]) -> Output:
-    """Detections of mmdet in an image of this size (H, W)."""
-    from pycocotools import mask as rle
-
-    masks = None
-    if "masks" in found:
-        masks = [rle.decode(mask) if isinstance(mask, dict) else mask.numpy() for mask in found.masks]
-        masks = np.array(masks, bool).reshape(-1, *size)
-    return Output(found.bboxes.numpy(), found.scores.numpy(), found.labels.numpy(), masks)
-
-
-def of_program(
-    outputs: Mapping, image: Sequence[int], size: tuple[int, int], about: Mapping, of_photo: bool = False
-) -> Output:
-    """Outputs of a program for an image, as `vitdense.runtime.Program` reads them.
-
-    Args:
-        outputs: By name.
-        image: Size (h, w) of what the model sees.
-        size: Size (H, W) of the photo.
-        about: The description of the program.
-        of_photo: The program takes photos.
-    """
-    found = {name: np.asarray(value[0]) for name, value in outputs.items()}
-    scale = [seen / side for seen, side in zip(image, size)]
-    if not of_photo:
-        found["boxes"] = found["boxes"] / np.float32([*scale[::-1]] * 2)
-    return objects(found, about, scale, size, 0)
-
-
 class Segmentor(Task):
     """``logits`` ``[B, classes, H, W]``; of queries (EoMT, PMT, Mask2Former) the sums of their masks, weighted by their
     classes.
@@ -180,7 +127,7 @@ class Segmentor(Task):
         ConfigError: Images to test are padded to one size.
     """
 
-    has_int8 = True
+    finds = True
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -203,27 +150,6 @@ class Segmentor(Task):
         else:
             logits = F.interpolate(head(maps), size, mode="bilinear", align_corners=head.align_corners)
         return {"logits": logits[..., :h, :w]}  # [B, classes, H, W]
-
-    def compare(
-        self, got: Sequence[Mapping], samples: Sequence[Sample], wanted: Sequence, about: Mapping, bounds: Bounds
-    ) -> tuple[bool, str]:
-        of_photos = "semantic" in got[0]
-        if not of_photos and bounds.error is not None:
-            return compare_maps(got, wanted, bounds)
-
-        def classes(out: Mapping, sample: Sample) -> np.ndarray:
-            return _classes(torch.as_tensor(out["logits"]), sample.size, about["threshold"])
-
-        found = [out["semantic"] if of_photos else classes(out, sample) for out, sample in zip(got, samples)]
-        return compare_classes(found, [*map(classes, wanted, samples)], bounds)
-
-
-def _classes(logits: Tensor, size: tuple[int, int], threshold: float) -> np.ndarray:
-    """Logits ``[1, C, h, w]`` of a segmentor as classes, ``[1, *size]``."""
-    logits = F.interpolate(logits, size, mode="bilinear")
-    if logits.shape[1] == 1:
-        return (logits[:, 0].sigmoid() > threshold).long().numpy()
-    return logits.argmax(1).numpy()
 
 
 class MaskTransformer(Task):

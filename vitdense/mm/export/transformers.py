@@ -12,9 +12,9 @@ from mmdet.models.layers import MSDeformAttnPixelDecoder
 from mmdet.models.layers.transformer.utils import inverse_sigmoid
 from torch import Tensor, nn
 
+from vitdense.export.select import Found, best, clip, corners, highest, pack, take
 from vitdense.layers.deformable import deform_attend
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.select import Found, best, highest, pack, take
 
 Sizes = list[tuple[int, int]]  # height and width of every level
 
@@ -142,10 +142,7 @@ def of_dino(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> 
     last = decoder.num_layers - 1
     logits = head.cls_branches[last](states[last]).float()  # [B, Q, classes]
     deltas = head.reg_branches[last](states[last]).float()  # [B, Q, 4]
-    cx, cy, width, height = (deltas + inverse_sigmoid(references[last])).sigmoid().unbind(-1)  # [B, Q] each
-    h, w = size
-    corners = ((cx - width / 2) * w, (cy - height / 2) * h, (cx + width / 2) * w, (cy + height / 2) * h)
-    boxes = torch.stack([x.clamp(0, side) for x, side in zip(corners, (w, h, w, h))], -1)  # [B, Q, 4]
+    boxes = clip(corners((deltas + inverse_sigmoid(references[last])).sigmoid(), size), size)  # [B, Q, 4]
     classes = logits.shape[2]
     scores, pair = best(logits.sigmoid().flatten(1), head.test_cfg.get("max_per_img", logits.shape[1]))
     return pack(take(boxes, pair // classes), scores, pair % classes), None

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from mmengine.model import BaseModel
-from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from mmengine.structures import BaseDataElement, PixelData
 
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import MODELS
@@ -56,27 +55,10 @@ class ExportedModel(BaseModel):
             if found.semantic is not None:
                 sample.pred_sem_seg = PixelData(data=torch.from_numpy(found.semantic)[None])  # [1, H, W]
                 continue
-            sample.pred_instances = InstanceData(
-                bboxes=torch.from_numpy(found.boxes),
-                scores=torch.from_numpy(found.scores),
-                labels=torch.from_numpy(found.labels),
-            )
-            if found.masks is not None:
-                sample.pred_instances.masks = _encoded(found.masks)
-            _plain_boxes([sample])
+            from mmdet.models.utils.misc import samplelist_boxtype2tensor  # here, for segmentors do without mmdet
+
+            from vitdense.mm.heads.rle_masks import instances_of
+
+            sample.pred_instances = instances_of(found, pixels.shape[1:])
+            samplelist_boxtype2tensor([sample])  # annotations, as mmdet's preprocessor makes them, for what draws them
         return data["data_samples"]
-
-
-def _encoded(masks: np.ndarray) -> list[dict]:
-    from pycocotools import mask as rle
-
-    from vitdense.mm.heads.rle_masks import Codes  # here, for segmentors do without mmdet
-
-    return Codes([rle.encode(np.asfortranarray(mask, np.uint8)) for mask in masks], masks.shape[1:])
-
-
-def _plain_boxes(samples: list[BaseDataElement]) -> None:
-    """Of annotations, as mmdet's preprocessor makes them, for what draws them."""
-    from mmdet.models.utils.misc import samplelist_boxtype2tensor
-
-    samplelist_boxtype2tensor(samples)

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from vitdense.mm.config.query import as_list, find_class, hooks, nodes
 from vitdense.mm.registry import MODELS
+from vitdense.results.result import as_text, codes_of
+from vitdense.runtime import Output
 
 AFTER_PREDICTION = ("after_val_iter", "after_test_iter", "_after_iter")  # what mmengine calls with them
 
@@ -98,6 +100,25 @@ def _encode(mask: Tensor) -> dict:
 
     columns = cv2.transpose(mask.cpu().numpy().view(np.uint8))  # [W, H], ten times as fast as NumPy
     return rle.encode(columns.T)
+
+
+def fields_of(found: InstanceData) -> dict[str, Any]:
+    """Detections of mmdet as fields of a `Result`; the mask of one whose score is too low for a mask is None."""
+    found = found.cpu()
+    fields = {"boxes": found.bboxes.numpy(), "scores": found.scores.numpy(), "labels": found.labels.numpy()}
+    if "masks" not in found:
+        return fields
+    codes = (mask if mask is None or isinstance(mask, dict) else _encode(torch.as_tensor(mask)) for mask in found.masks)
+    return fields | {"rle": [code and as_text(code) for code in codes]}
+
+
+def instances_of(found: Output, size: Sequence[int]) -> InstanceData:
+    """Objects in an image of this size (H, W) as detections of mmdet; masks as `Codes`."""
+    arrays = {"bboxes": found.boxes, "scores": found.scores, "labels": found.labels}
+    instances = InstanceData(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    if (codes := codes_of(found)) is not None:
+        instances.masks = Codes(codes, size)
+    return instances
 
 
 @MODELS.register_module()

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor
 
-from vitdense.mm.errors import ConfigError
-
 
 class Found(NamedTuple):
     """Objects of a batch."""
@@ -51,6 +49,22 @@ def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
     return scores, index.masked_fill(scores < 0, 0)
 
 
+def corners(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Boxes (cx, cy, width, height) in 0..1, ``[..., 4]``, as (x1, y1, x2, y2) in pixels of an image (h, w)."""
+    centre, side = boxes.float().split(2, -1)
+    return torch.cat([centre - side / 2, centre + side / 2], -1) * _sides(size, boxes)
+
+
+def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Boxes inside of an image (h, w)."""
+    return torch.minimum(boxes.clamp(min=0), _sides(size, boxes))
+
+
+def _sides(size: tuple[int, int], like: Tensor) -> Tensor:
+    """``[4]``: width, height, width, height."""
+    return torch.cat([torch.full((1,), side, dtype=torch.float32, device=like.device) for side in size[::-1]] * 2)
+
+
 def suppress(found: Found, groups: int, iou_threshold: float, number: int) -> Found:
     """Non-maximum suppression among the boxes of a label, and of those left the best.
 
@@ -66,9 +80,13 @@ def suppress(found: Found, groups: int, iou_threshold: float, number: int) -> Fo
     columns = math.ceil(math.sqrt(groups))
     image = torch.arange(batch, device=labels.device)[:, None] * math.ceil(groups / columns)  # [B, 1]
     cell = torch.stack([labels % columns, labels // columns + image], -1)  # [B, N, 2]
-    moved = boxes + cell.repeat(1, 1, 2) * (boxes.max().clamp(min=0) - boxes.min().clamp(max=0) + 1)
-    kept = torchvision.ops.nms(moved.flatten(0, 1), scores.flatten(), iou_threshold)
-    left = torch.zeros_like(scores).flatten().index_fill(0, kept, 1).reshape(batch, count)  # [B, N]
+    least = boxes.min().clamp(max=0)
+    moved = boxes + cell.repeat(1, 1, 2) * (boxes.max().clamp(min=0) - least + 1)
+    # Two more, apart from all: torch's programs assert that at least two boxes are kept.
+    more = least - torch.tensor([[2.0, 2, 1, 1], [4, 4, 3, 3]], device=boxes.device)
+    moved = torch.cat([moved.flatten(0, 1), more])  # [B * N + 2, 4]
+    kept = torchvision.ops.nms(moved, F.pad(scores.flatten(), (0, 2), value=-2.0), iou_threshold)
+    left = torch.zeros_like(moved[:, 0]).index_fill(0, kept, 1)[:-2].reshape(batch, count)  # [B, N]
     scores, index = best(torch.where(left > 0, scores, -1.0), number)  # [B, number]
     return pack(take(boxes, index), scores, take(labels, index))
 
@@ -77,18 +95,3 @@ def pack(boxes: Tensor, scores: Tensor, labels: Tensor) -> Found:
     """Places of scores of 0 or less become empty."""
     empty = scores <= 0
     return Found(boxes.masked_fill(empty[..., None], 0.0), scores.clamp(min=0), labels.masked_fill(empty, -1))
-
-
-def threshold_of(nms: dict) -> float:
-    """The overlap of a config ``nms=dict(type="nms", iou_threshold=...)``.
-
-    Raises:
-        ConfigError: It is another kind, which depends on the order of its steps.
-    """
-    kind = nms.get("type", "nms")
-    if kind != "nms":
-        raise ConfigError(
-            f"test_cfg: got nms of type {kind!r}, expected 'nms', the one that programs have; change it by "
-            f"--cfg-options, for a two-stage detector model.test_cfg.rcnn.nms.type=nms"
-        )
-    return nms["iou_threshold"]

@@ -1,0 +1,102 @@
+"""A program of `export_program` as an ONNX file (``pip install 'vitdense[export]'``)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from vitdense.export.program import one_program
+from vitdense.files import atomic_write
+
+OPSET = 20  # the first with GELU
+# Elements of a constant of an ONNX file for images of one size: the attention mask of 800x1344 pixels has 3.3 million.
+MAX_CONSTANT = 2**23
+
+
+def save_onnx(
+    program: ExportedProgram,
+    path: str | Path,
+    output_names: Sequence[str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a program as an ONNX file with the input ``image``.
+
+    Args:
+        program: From `export_program`.
+        path: The file. It has the weights, up to the 2 GB that ONNX allows a file.
+        output_names: Names of the outputs; torch's own when None.
+        metadata: The file's `metadata_props`.
+    """
+    from onnxscript import optimizer
+
+    with torch.no_grad(), one_program():
+        onnx = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=["image"],
+            output_names=output_names,
+            dynamic_shapes=({0: "batch", 2: "height", 3: "width"},),
+            custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: _onnx_attention},
+        )
+    # Masks and positions of images of one size are constants, but larger than those that the exporter folds.
+    optimizer.fold_constants(onnx.model, input_size_limit=MAX_CONSTANT, output_size_limit=MAX_CONSTANT)
+    optimizer.optimize(onnx.model)
+    _normalise_tokens(onnx.model.graph)
+    onnx.model.metadata_props.update(metadata or {})
+    with atomic_write(path) as scratch:
+        onnx.save(scratch)
+
+
+def _onnx_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Attention in ONNX, without the scaling of keys and the reshaping of torch's: in OpenVINO and bfloat16, Swin-T
+    800x1344 takes 0.94 of the time."""
+    from onnxscript import opset20 as op
+
+    assert (dropout_p, is_causal, enable_gqa) == (0, False, False)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    query = query if scale == 1 else op.Mul(query, op.CastLike(scale, query))
+    logits = op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2]))  # [B, heads, Nq, Nk]
+    if attn_mask is not None and attn_mask.dtype.name == "BOOL":
+        logits = op.Where(attn_mask, logits, op.CastLike(-math.inf, logits))
+    elif attn_mask is not None:
+        logits = op.Add(logits, attn_mask)
+    return op.MatMul(op.Softmax(logits), value)  # [B, heads, Nq, dv]
+
+
+def _normalise_tokens(graph: Any) -> None:
+    """Let every LayerNorm of a map ``[B, H, W, C]`` be one of tokens: OpenVINO takes that of a map apart, with which
+    Swin-T 800x1344 in bfloat16 takes 1.15 times the time. After the optimiser, which loses constants of two reshapes.
+    """
+    from onnx_ir import node as make
+    from onnx_ir.convenience import replace_all_uses_with
+
+    for norm in list(graph):
+        image, out = norm.inputs[0] if norm.inputs else None, norm.outputs[0]
+        if norm.op_type != "LayerNormalization" or len(image.shape or ()) != 4 or out.is_graph_output():
+            continue
+        dims = list(image.shape)
+        is_static = all(isinstance(n, int) for n in dims)
+        of_tokens = make("Constant", [], {"value_ints": [0, -1, dims[-1]]})
+        of_map = make("Constant", [], {"value_ints": dims}) if is_static else make("Shape", [image])
+        tokens = make("Reshape", [image, of_tokens.outputs[0]])  # [B, N, C]
+        back = make("Reshape", [out, of_map.outputs[0]])  # [B, H, W, C]
+        back.outputs[0].shape, back.outputs[0].type, out.shape = out.shape, out.type, None
+        replace_all_uses_with(out, back.outputs[0])
+        back.replace_input_with(0, out)
+        norm.replace_input_with(0, tokens.outputs[0])
+        graph.insert_before(norm, [of_tokens, of_map, tokens])
+        graph.insert_after(norm, back)
