@@ -17,7 +17,8 @@ from typing import NamedTuple
 import vitdense
 from vitdense.console import in_utf8, showing
 from vitdense.mm.ops import environment
-from vitdense.mm.ops.finder import BUILD_COMMAND, INSTALL_MM, ops_in_use
+from vitdense.mm.ops.finder import INSTALL_MM, ops_in_use
+from vitdense.mm.ops.missing import BUILD_COMMAND
 
 
 class Package(NamedTuple):

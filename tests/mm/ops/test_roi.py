@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from vitdense.mm.ops import ops_in_use, roi
+from vitdense.mm.ops import ops_in_use, stand_in
 
 mm = pytest.importorskip("mmcv.ops")
 pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compiled mmcv is in use")
@@ -114,8 +114,8 @@ def test_no_rois():
 def test_deterministic_backward_equals_torchvision(ratio, aligned):
     """Used on CUDA under `torch.use_deterministic_algorithms`; here it runs on the CPU."""
     grad, shape = torch.randn(5, 3, 3, 2, dtype=torch.float64), torch.Size((2, 3, 7, 9))
-    total = roi._deterministic_backward(grad, ROIS, 0.5, ratio, aligned, shape)
+    total = stand_in._deterministic_backward(grad, ROIS, 0.5, ratio, aligned, shape)
     want = torch.ops.torchvision._roi_align_backward(grad, ROIS, 0.5, 3, 2, *shape, ratio, aligned)
     torch.testing.assert_close(total, want)
     assert total.abs().sum() > 0
-    assert roi._deterministic_backward(grad[:0], ROIS[:0], 0.5, ratio, aligned, shape).abs().sum() == 0
+    assert stand_in._deterministic_backward(grad[:0], ROIS[:0], 0.5, ratio, aligned, shape).abs().sum() == 0

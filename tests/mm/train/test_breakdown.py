@@ -11,20 +11,12 @@ pytest.importorskip("mmseg")
 from mmengine.evaluator import Evaluator
 from mmseg.evaluation import IoUMetric
 from pycocotools.cocoeval import COCOeval
-from test_metrics import CLASSES, evaluate, ground_truth, predictions  # noqa: F401
+from test_metrics import CLASSES, ground_truth, seen  # noqa: F401
 
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import breakdown
-from vitdense.mm.train.breakdown import (
-    ConfusionMatrix,
-    _kept_evaluations,
-    ap_table,
-    iou_table,
-    report_test,
-    write_confusion,
-    write_table,
-)
-from vitdense.mm.train.metrics import BOX_ITEMS, CocoMetric, FasterCocoMetric
+from vitdense.mm.train.breakdown import ConfusionMatrix, iou_table, report_test, write_confusion, write_table
+from vitdense.mm.train.metrics import BOX_ITEMS, CocoMetric, FasterCocoMetric, ap_table
 
 # Detection
 
@@ -32,9 +24,8 @@ from vitdense.mm.train.metrics import BOX_ITEMS, CocoMetric, FasterCocoMetric
 @pytest.fixture(params=[FasterCocoMetric, CocoMetric])
 def evaluated(request, ground_truth):  # noqa: F811
     """Metrics of imperfect predictions, and the evaluations of boxes and masks behind them."""
-    with _kept_evaluations() as kept:
-        metrics = evaluate(request.param, ground_truth, range(6), noise=4)
-    return metrics, kept
+    metric = seen(request.param, ground_truth, noise=4)
+    return metric.evaluate(6), metric.evaluations
 
 
 def test_mean_of_the_table_is_the_reported_ap(evaluated):
@@ -55,10 +46,11 @@ def test_mean_of_the_table_is_the_reported_ap(evaluated):
         assert rows[0]["mAP"] != rows[1]["mAP"]
 
 
-def test_each_class_has_the_ap_of_an_evaluation_of_its_own(evaluated):
-    """By pycocotools, on this class alone."""
+def test_each_class_has_the_ap_of_an_evaluation_of_its_own(evaluated, ground_truth):  # noqa: F811
+    """By pycocotools, on this class alone; its objects are those of the annotations without crowds."""
     _, (boxes, _) = evaluated
-    for row, category in zip(ap_table(boxes), (1, 2)):
+    *rows, mean = ap_table(boxes)
+    for row, category in zip(rows, (1, 2)):
         alone = COCOeval(boxes.cocoGt, boxes.cocoDt, "bbox")
         alone.params.catIds = [category]
         alone.evaluate()
@@ -66,60 +58,28 @@ def test_each_class_has_the_ap_of_an_evaluation_of_its_own(evaluated):
         alone.summarize()
         for item, value in zip(BOX_ITEMS[:4], alone.stats):
             assert row[item] == pytest.approx(value, abs=1e-9), item
+        assert row["objects"] == sum(a["category_id"] == category and not a["iscrowd"] for a in ground_truth[1])
+    assert mean["objects"] == sum(row["objects"] for row in rows)
 
 
-def test_objects_are_those_of_the_annotations_without_crowds(evaluated, ground_truth):  # noqa: F811
-    counts = [sum(a["category_id"] == i and not a["iscrowd"] for a in ground_truth[1]) for i in (1, 2)]
-    assert [row["objects"] for row in ap_table(evaluated[1][0])] == [*counts, sum(counts)]
-
-
-def test_evaluations_are_kept_inside_the_block_alone(ground_truth):  # noqa: F811
-    with _kept_evaluations() as kept:
-        pass
-    evaluate(FasterCocoMetric, ground_truth, range(6), noise=4)
-    assert kept == []
-
-
-def test_report_of_a_detector_has_a_table_for_boxes_and_for_masks(ground_truth, tmp_path):  # noqa: F811
-    path, annotations = ground_truth
-    metric = FasterCocoMetric(ann_file=str(path), metric=["bbox", "segm"])
-    metric.dataset_meta = {"classes": CLASSES}
-    metric.process({}, [*predictions(annotations, range(6), noise=4)])
-    evaluator = SimpleNamespace(metrics=[metric])
-    runner = SimpleNamespace(test_loop=None, test_evaluator=evaluator, test=lambda: metric.evaluate(6))
-    metrics = report_test(runner, tmp_path / "report")
-    names = [f"ap_{kind}.{end}" for kind in ("bbox", "segm") for end in ("csv", "md")]
-    assert sorted(file.name for file in (tmp_path / "report").iterdir()) == names
-    for kind in ("bbox", "segm"):
-        with (tmp_path / f"report/ap_{kind}.csv").open() as file:
-            *_, mean = csv.DictReader(file)
-        assert float(mean["mAP_50"]) == pytest.approx(metrics[f"coco/{kind}_mAP_50"], abs=5.01e-4)
-
-
-def test_every_coco_metric_has_a_table(ground_truth, tmp_path):  # noqa: F811
-    path, annotations = ground_truth
-    metrics = [CocoMetric(ann_file=str(path), metric="bbox", prefix=prefix) for prefix in ("good", "bad")]
+def test_every_coco_metric_has_a_table_for_boxes_and_for_masks(ground_truth, tmp_path):  # noqa: F811
+    metrics = [
+        seen(FasterCocoMetric, ground_truth, noise=1, prefix="good"),
+        seen(CocoMetric, ground_truth, noise=6, metric=["bbox"], prefix="bad"),
+        seen(CocoMetric, ground_truth, noise=6, metric=["proposal"], prefix="proposals"),  # has none
+    ]
     evaluator = Evaluator(metrics)
     evaluator.dataset_meta = {"classes": CLASSES}
-    for metric, noise in zip(metrics, (1, 6)):
-        metric.process({}, [*predictions(annotations, range(6), noise=noise)])
     runner = SimpleNamespace(test_loop=None, test_evaluator=evaluator, test=lambda: evaluator.evaluate(6))
-    reported = report_test(runner, tmp_path)
-    assert reported["good/bbox_mAP"] != reported["bad/bbox_mAP"]
-    for name, prefix in (("ap_bbox", "good"), ("ap_bbox_2", "bad")):
-        with (tmp_path / f"{name}.csv").open() as file:
+    reported = report_test(runner, tmp_path / "report")
+    tables = {"ap_bbox": "good/bbox", "ap_segm": "good/segm", "ap_bbox_2": "bad/bbox"}
+    names = {f"{name}.{end}" for name in tables for end in ("csv", "md")}
+    assert {file.name for file in (tmp_path / "report").iterdir()} == names
+    assert len({reported[f"{prefix}_mAP"] for prefix in tables.values()}) == 3
+    for name, prefix in tables.items():
+        with (tmp_path / f"report/{name}.csv").open() as file:
             *_, mean = csv.DictReader(file)
-        assert float(mean["mAP"]) == pytest.approx(reported[f"{prefix}/bbox_mAP"], abs=5.01e-4)
-
-
-def test_proposals_have_no_table(ground_truth):  # noqa: F811
-    path, annotations = ground_truth
-    metric = CocoMetric(ann_file=str(path), metric="proposal")
-    metric.dataset_meta = {"classes": CLASSES}
-    metric.process({}, [*predictions(annotations, range(6), noise=4)])
-    with _kept_evaluations() as kept:
-        assert metric.evaluate(6)
-    assert kept == []
+        assert float(mean["mAP"]) == pytest.approx(reported[f"{prefix}_mAP"], abs=5.01e-4)
 
 
 # Segmentation

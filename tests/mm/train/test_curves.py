@@ -123,17 +123,6 @@ def test_metrics_by_name(run, tmp_path, figures):
         draw_curves([run], tmp_path / "curves.png", ["lr", "mIou"])
 
 
-@pytest.mark.parametrize(("step", "labels"), [(22, ["epoch"]), (2, [])])
-def test_epochs_are_on_an_axis_of_their_own_if_their_length_is_known(tmp_path, figures, step, labels):
-    write(tmp_path, "1", train(10, 5.0, epoch=1), train(20, 4.0, epoch=2), {"mAP": 0.2, "step": step})
-    draw_curves([tmp_path], tmp_path / "curves.png")
-    loss = figures[0].axes[0]
-    assert [axis.get_xlabel() for axis in loss.child_axes] == labels
-    for axis in loss.child_axes:
-        figures[0].canvas.draw()
-        assert axis.get_xlim() == pytest.approx([limit / 11 for limit in loss.get_xlim()])
-
-
 @pytest.mark.parametrize(("name", "start"), [("curves", b"\x89PNG"), ("curves.pdf", b"%PDF")])
 def test_format_is_that_of_the_suffix(run, tmp_path, name, start):
     assert draw_curves([run], tmp_path / name).read_bytes().startswith(start)

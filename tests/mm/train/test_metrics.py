@@ -1,13 +1,13 @@
 import json
-import runpy
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("mmdet")
+from mmdet.evaluation import metrics as mmdet_metrics
 from pycocotools import mask as rle
+from pycocotools.cocoeval import COCOeval
 
 from vitdense.mm.train import metrics
 from vitdense.mm.train.metrics import CocoMetric, FasterCocoMetric
@@ -75,13 +75,18 @@ def predictions(annotations, image_ids, noise):
         }
 
 
-def evaluate(kind, ground_truth, image_ids, noise):
+def seen(kind, ground_truth, noise, image_ids=range(6), metric=("bbox", "segm"), **options):
+    """A metric that has got the predictions."""
     path, annotations = ground_truth
-    metric = kind(ann_file=str(path), metric=["bbox", "segm"])
+    metric = kind(ann_file=str(path), metric=list(metric), **options)
     metric.dataset_meta = {"classes": CLASSES}
     for sample in predictions(annotations, image_ids, noise):
         metric.process({}, [sample])
-    return metric.evaluate(len(image_ids))
+    return metric
+
+
+def evaluate(kind, ground_truth, image_ids, noise):
+    return seen(kind, ground_truth, noise, image_ids).evaluate(len(image_ids))
 
 
 def test_faster_metric_equals_pycocotools(ground_truth):
@@ -107,12 +112,7 @@ def test_reading_the_annotations_again_prints_nothing(kind, ground_truth, capsys
 @pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
 @pytest.mark.parametrize("noise", [4, None])
 def test_predictions_are_written_in_coco_format_also_if_there_are_none(kind, noise, ground_truth, tmp_path):
-    path, annotations = ground_truth
-    metric = kind(ann_file=str(path), metric=["bbox", "segm"], format_only=True, outfile_prefix=str(tmp_path / "out"))
-    metric.dataset_meta = {"classes": CLASSES}
-    for sample in predictions(annotations, range(6), noise):
-        metric.process({}, [sample])
-    metric.evaluate(6)
+    seen(kind, ground_truth, noise, format_only=True, outfile_prefix=str(tmp_path / "out")).evaluate(6)
     for name in ("bbox", "segm"):
         assert bool(json.loads((tmp_path / f"out.{name}.json").read_text())) == bool(noise)
 
@@ -123,19 +123,23 @@ def test_subset_is_evaluated_on_its_own_images(kind, ground_truth):
     assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
 
 
-@pytest.mark.parametrize("missing", ["faster-coco-eval", "FasterCocoMetric of mmdet"])
-def test_faster_metric_falls_back_to_pycocotools_with_one_line(missing, ground_truth, monkeypatch):
-    if missing == "faster-coco-eval":
-        monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    else:  # as upstream, where it is missing anyway
-        monkeypatch.delattr(metrics.mmdet_metrics, "FasterCocoMetric", raising=False)
-    monkeypatch.setattr(metrics.METRICS, "_module_dict", {})
-    kind = runpy.run_path(metrics.__file__)["FasterCocoMetric"]
-    messages = []
+def test_faster_metric_falls_back_to_pycocotools_with_one_line(ground_truth, monkeypatch):
+    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
+    metric, messages = seen(FasterCocoMetric, ground_truth, noise=4), []
     monkeypatch.setattr(metrics.MMLogger.get_current_instance(), "info", messages.append)
-    assert evaluate(kind, ground_truth, range(6), noise=4) == evaluate(CocoMetric, ground_truth, range(6), noise=4)
-    assert metrics.mmdet_metrics.CocoMetric in kind.__mro__[1:3]
-    assert sum("pycocotools" in message for message in messages) == 1
+    assert metric.evaluate(6) == evaluate(CocoMetric, ground_truth, range(6), noise=4)
+    assert {type(one) for one in metric.evaluations} == {COCOeval}
+    assert sum("pycocotools" in message for message in messages) == 2  # boxes and masks
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_metrics_are_those_of_mmdet(kind, ground_truth):
+    """With the options that change their names or numbers; mmdet's truth has the same ids here."""
+    options = {"classwise": True, "metric_items": ["mAP_75", "AR@100"], "proposal_nums": (1, 10, 100)}
+    options["iou_thrs"] = [0.5, 0.75]
+    want = seen(mmdet_metrics.CocoMetric, ground_truth, noise=4, **options).evaluate(6)
+    assert seen(kind, ground_truth, noise=4, **options).evaluate(6) == pytest.approx(want, abs=1e-9, nan_ok=True)
+    assert len(want) == 6  # AP of two classes, two items of boxes and of masks
 
 
 @pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])

@@ -1,6 +1,6 @@
 """Deformable convolutions, versions 1 and 2, and multi-scale deformable attention."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vitdense.errors import OptionError
 from vitdense.layers.deformable import deform_attend, of_levels, pixels_of
-from vitdense.mm.ops.dtypes import widen
 
 # ---- deformable convolution ----
 # B images, G deformable groups, kh x kw kernel, h x w output map.
 # Offsets [B, 2 * G * kh * kw, h, w] are (y, x) pairs per deformable group and kernel position, as in torchvision.
+# mmcv gives the numbers by name: here they are `sizes`.
+
+
+def widen(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in float32; float64 is unchanged. Some kernels of torchvision do not accept half types."""
+    return [t if t.dtype == torch.float64 else t.float() for t in tensors]
 
 
 def _deform_conv(
@@ -23,6 +28,23 @@ def _deform_conv(
     mask = input.new_zeros(len(input), 1) if mask is None else mask
     bias = input.new_zeros(len(weight)) if bias is None else bias
     return widen(input, weight, offset, mask, bias)
+
+
+def _geometry(sizes: Mapping[str, int]) -> tuple:
+    """The other arguments of torchvision's op, for version 1."""
+    names = ("dH", "dW", "padH", "padW", "dilationH", "dilationW", "group", "deformable_group")
+    return *(sizes[name] for name in names), False
+
+
+def _modulated(
+    input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, size: torch.Size, sizes: Mapping
+) -> tuple[list[Tensor], tuple]:
+    """All arguments of torchvision's op for version 2 and an output map of a size; see `_as_output_map`."""
+    names = ("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "group", "deformable_group")
+    taps = sizes["deformable_group"] * sizes["kernel_h"] * sizes["kernel_w"]
+    offset, mask = _as_output_map("offset", offset, 2 * taps, size), _as_output_map("mask", mask, taps, size)
+    tensors = _deform_conv(input, weight, offset, mask, bias if sizes["with_bias"] else None)
+    return tensors, (*(sizes[name] for name in names), True)
 
 
 def _none_at_the_border(grad: Tensor, offset: Tensor, kernel: Sequence[int], geometry: Sequence) -> Tensor:
@@ -43,27 +65,10 @@ def _none_at_the_border(grad: Tensor, offset: Tensor, kernel: Sequence[int], geo
 
 
 def deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    ones: Tensor,
-    kW: int,
-    kH: int,
-    dW: int,
-    dH: int,
-    padW: int,
-    padH: int,
-    dilationW: int,
-    dilationH: int,
-    group: int,
-    deformable_group: int,
-    im2col_step: int,
+    input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **sizes: int
 ) -> None:
     """Deformable convolution (Dai et al. 2017): input [B, C, H, W], weight [O, C / group, kH, kW] -> [B, O, h, w]."""
-    geometry = (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group, False)
-    output.copy_(torch.ops.torchvision.deform_conv2d(*_deform_conv(input, weight, offset), *geometry))
+    output.copy_(torch.ops.torchvision.deform_conv2d(*_deform_conv(input, weight, offset), *_geometry(sizes)))
 
 
 def deform_conv_backward_input(
@@ -74,21 +79,10 @@ def deform_conv_backward_input(
     gradOffset: Tensor,
     weight: Tensor,
     columns: Tensor,
-    kW: int,
-    kH: int,
-    dW: int,
-    dH: int,
-    padW: int,
-    padH: int,
-    dilationW: int,
-    dilationH: int,
-    group: int,
-    deformable_group: int,
-    im2col_step: int,
+    **sizes: int,
 ) -> None:
     """Add the gradients of `deform_conv_forward` to gradInput and gradOffset, shaped as input and offset."""
-    geometry = (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group, False)
-    tensors = _deform_conv(input, weight, offset)
+    tensors, geometry = _deform_conv(input, weight, offset), _geometry(sizes)
     grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *tensors, *geometry)
     gradInput.add_(grads[0])
     gradOffset.add_(_none_at_the_border(grads[2], offset, weight.shape[2:], geometry))
@@ -101,24 +95,13 @@ def deform_conv_backward_parameters(
     gradWeight: Tensor,
     columns: Tensor,
     ones: Tensor,
-    kW: int,
-    kH: int,
-    dW: int,
-    dH: int,
-    padW: int,
-    padH: int,
-    dilationW: int,
-    dilationH: int,
-    group: int,
-    deformable_group: int,
     scale: float,
-    im2col_step: int,
+    **sizes: int,
 ) -> None:
     """Add `scale` times the gradient of `deform_conv_forward` to gradWeight, which has the weight's shape."""
     # torchvision computes all gradients at once. This one does not depend on the weight, hence zeros.
-    geometry = (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group, False)
     tensors = _deform_conv(input, torch.zeros_like(gradWeight), offset)
-    grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *tensors, *geometry)
+    grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *tensors, *_geometry(sizes))
     gradWeight.add_(grads[1], alpha=scale)
 
 
@@ -131,26 +114,13 @@ def modulated_deform_conv_forward(
     mask: Tensor,
     output: Tensor,
     columns: Tensor,
-    kernel_h: int,
-    kernel_w: int,
-    stride_h: int,
-    stride_w: int,
-    pad_h: int,
-    pad_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    group: int,
-    deformable_group: int,
-    with_bias: bool,
+    **sizes: int,
 ) -> None:
     """Version 2 (Zhu et al. 2019): `deform_conv_forward` with samples multiplied by mask [B, G * kh * kw, h, w].
 
     Offset and mask may have a larger map than the output: see `_as_output_map`.
     """
-    geometry = (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group, deformable_group, True)
-    taps, size = deformable_group * kernel_h * kernel_w, output.shape[2:]
-    offset, mask = _as_output_map("offset", offset, 2 * taps, size), _as_output_map("mask", mask, taps, size)
-    tensors = _deform_conv(input, weight, offset, mask, bias if with_bias else None)
+    tensors, geometry = _modulated(input, weight, offset, mask, bias, output.shape[2:], sizes)
     output.copy_(torch.ops.torchvision.deform_conv2d(*tensors, *geometry))
 
 
@@ -168,29 +138,16 @@ def modulated_deform_conv_backward(
     grad_offset: Tensor,
     grad_mask: Tensor,
     grad_output: Tensor,
-    kernel_h: int,
-    kernel_w: int,
-    stride_h: int,
-    stride_w: int,
-    pad_h: int,
-    pad_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    group: int,
-    deformable_group: int,
-    with_bias: bool,
+    **sizes: int,
 ) -> None:
-    """Add the gradients of `modulated_deform_conv_forward` to the grad_* tensors; grad_bias only if `with_bias`."""
-    geometry = (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group, deformable_group, True)
-    taps, size = deformable_group * kernel_h * kernel_w, grad_output.shape[2:]
-    offset, mask = _as_output_map("offset", offset, 2 * taps, size), _as_output_map("mask", mask, taps, size)
-    tensors = _deform_conv(input, weight, offset, mask, bias if with_bias else None)
+    """Add the gradients of `modulated_deform_conv_forward` to the grad_* tensors; grad_bias only if ``with_bias``."""
+    tensors, geometry = _modulated(input, weight, offset, mask, bias, grad_output.shape[2:], sizes)
     grads = torch.ops.torchvision._deform_conv2d_backward(*widen(grad_output), *tensors, *geometry)
     grad_input.add_(grads[0])
     grad_weight.add_(grads[1])
-    _add_to_first_values(grad_offset, _none_at_the_border(grads[2], offset, (kernel_h, kernel_w), geometry))
+    _add_to_first_values(grad_offset, _none_at_the_border(grads[2], tensors[2], weight.shape[2:], geometry))
     _add_to_first_values(grad_mask, grads[3])
-    if with_bias:
+    if sizes["with_bias"]:
         grad_bias.add_(grads[4])
 
 
@@ -234,17 +191,15 @@ def _levels(shapes: Tensor, starts: Tensor) -> list[tuple[int, int, int]]:
     all that the device has to do: it happens once for a pair of tensors, which all layers of a model and their backward
     passes share. It happens every time where a tensor has no version: in inference mode, and in a compiler.
     """
-    if shapes.is_inference() or starts.is_inference() or torch.compiler.is_compiling():
-        return _read(shapes, starts)
-    version, known, known_version, rows = _READ.get(shapes, (None,) * 4)
-    if (version, known_version) != (shapes._version, starts._version) or known is not starts:
-        rows = _read(shapes, starts)
+    has_version = not (shapes.is_inference() or starts.is_inference() or torch.compiler.is_compiling())
+    if has_version:
+        version, known, known_version, rows = _READ.get(shapes, (None,) * 4)
+        if (version, known_version) == (shapes._version, starts._version) and known is starts:
+            return rows
+    rows = [tuple(row) for row in torch.cat([shapes, starts[:, None]], dim=1).tolist()]
+    if has_version:
         _READ[shapes] = shapes._version, starts, starts._version, rows
     return rows
-
-
-def _read(shapes: Tensor, starts: Tensor) -> list[tuple[int, int, int]]:
-    return [tuple(row) for row in torch.cat([shapes, starts[:, None]], dim=1).tolist()]
 
 
 def _maps(value: Tensor, levels: Sequence[tuple[int, int, int]]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Makes `mmcv._ext` importable: the compiled extension if it loads, else the stand-in of `vitdense.mm.ops.table`.
+"""Makes `mmcv._ext` importable: the compiled extension if it loads, else the stand-in of `vitdense.mm.ops.stand_in`.
 
 Imports the standard library only. `import vitdense` installs the finder; torch is imported when something imports
 `mmcv._ext`.
@@ -12,26 +12,11 @@ import sys
 from types import ModuleType
 from typing import NamedTuple
 
+from vitdense.mm.ops.missing import BUILD_COMMAND, missing_op
+
 NAME = "mmcv._ext"
-# setup.py of onedl-mmcv compiles only if it can import torch, hence no build isolation. A cached wheel may be the
-# pure-Python one. FORCE_CUDA is needed if no GPU is visible during the build.
-BUILD_COMMAND = (
-    "FORCE_CUDA=1 pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation "
-    "--no-binary onedl-mmcv onedl-mmcv"
-)
 INSTALL_MM = "pip install -c constraints.txt -e '.[mm]'"  # in a clone of the project
 logger = logging.getLogger("vitdense")
-
-
-class OpNotAvailableError(NotImplementedError):
-    """The called op of mmcv is in its compiled extension only."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"mmcv op {name!r} needs the compiled extension of mmcv; vitdense has no stand-in for it. With a C++ "
-            f"compiler and the CUDA toolkit that torch was built with, run: {BUILD_COMMAND}  "
-            "(without CUDA leave out FORCE_CUDA=1)"
-        )
 
 
 class OpsInUse(NamedTuple):
@@ -76,7 +61,7 @@ class _Finder:
 
 
 class _StandInLoader:
-    """Fills an empty module with the ops of `vitdense.mm.ops.table`."""
+    """Fills an empty module with the ops of `vitdense.mm.ops.stand_in`."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -86,7 +71,7 @@ class _StandInLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         try:
-            table = importlib.import_module("vitdense.mm.ops.table")
+            stand_in = importlib.import_module("vitdense.mm.ops.stand_in")
         except Exception as error:  # torchvision built for another torch raises RuntimeError, not ImportError
             raise ImportError(
                 f"{NAME}: {self.reason}, and the stand-in needs a torchvision that matches torch: "
@@ -95,8 +80,8 @@ class _StandInLoader:
             ) from error
         module.__doc__ = f"Stand-in of vitdense for the compiled ops of mmcv: {self.reason}."
         module.reason = self.reason
-        module.__getattr__ = _missing_op
-        vars(module).update(table.OPS)
+        module.__getattr__ = missing_op
+        vars(module).update(stand_in.OPS)
         logger.info("mmcv ops: stand-in on torchvision and plain torch (%s)", self.reason)
 
 
@@ -129,14 +114,3 @@ class _CompiledLoader:
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = module.__spec__.loader = self.loader  # for reload and inspect
         self.loader.exec_module(module)
-
-
-def _missing_op(name: str):
-    """Module `__getattr__` of the stand-in: mmcv looks up all its ops on import, but calls few of them."""
-    if name.startswith("__"):
-        raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
-
-    def unavailable(*args, **kwargs):
-        raise OpNotAvailableError(name)
-
-    return unavailable

@@ -1,15 +1,8 @@
 """What the metrics of a test are made of: AP by class and size, IoU by class, confusion matrix."""
 
-import copy
 import csv
-import io
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
-from importlib.util import find_spec
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -42,89 +35,38 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
         The metrics.
 
     Raises:
-        ConfigError: No metric of the test is mmdet's COCO metric for boxes or masks, or mmseg's IoU.
+        ConfigError: No metric of the test is a COCO metric of vitdense, or mmseg's IoU.
     """
     runner.test_loop  # noqa: B018  builds the evaluator
     evaluator = runner.test_evaluator
-    # By a method that only this metric has: one of mmdet and mmseg may not be installed.
+    # By a method that only this metric has: mmseg may not be installed.
     areas = next((metric for metric in evaluator.metrics if hasattr(metric, "total_area_to_metrics")), None)
+    coco = [metric for metric in evaluator.metrics if hasattr(metric, "evaluations")]
     if areas is not None:
         confusion = ConfusionMatrix(areas.ignore_index, collect_device=areas.collect_device)
         confusion.dataset_meta = evaluator.dataset_meta
         evaluator.metrics.append(confusion)
-    elif not any(hasattr(metric, "gt_to_coco_json") for metric in evaluator.metrics):
+    elif not coco:
         names = ", ".join(type(metric).__name__ for metric in evaluator.metrics)
         raise ConfigError(f"report: got the metrics {names} of test_evaluator, expected a COCO metric or IoUMetric")
-    with _kept_evaluations() as evaluations:
-        metrics = runner.test()
+    metrics = runner.test()
     if not is_main_process():
         return metrics
+    tables = {}
     if areas is not None:
         classes = evaluator.dataset_meta["classes"]
-        write_table(folder / "per_class", iou_table(areas, confusion.matrix, classes), digits=2)
+        tables["per_class"] = iou_table(areas, confusion.matrix, classes)
         write_confusion(folder, confusion.matrix, classes)
-    counts: Counter[str] = Counter()
-    for evaluation in evaluations:
-        kind = evaluation.params.iouType
-        counts[kind] += 1
-        number = f"_{counts[kind]}" if counts[kind] > 1 else ""  # of several COCO metrics
-        write_table(folder / f"ap_{kind}{number}", ap_table(evaluation), digits=3)
-    empty = areas is None and not evaluations
-    print_log(f"report: {'none, for no boxes were evaluated by class' if empty else folder}", logger="current")
+    for evaluation in (evaluation for metric in coco for evaluation in metric.evaluations):
+        from vitdense.mm.train.metrics import ap_table  # imports mmdet
+
+        name = f"ap_{evaluation.params.iouType}"
+        number = sum(key.startswith(name) for key in tables) + 1
+        tables[name if number == 1 else f"{name}_{number}"] = ap_table(evaluation)
+    for name, rows in tables.items():
+        write_table(folder / name, rows, digits=2 if name == "per_class" else 3)
+    print_log(f"report: {folder if tables else 'none, for no boxes were evaluated by class'}", logger="current")
     return metrics
-
-
-@contextmanager
-def _kept_evaluations() -> Iterator[list]:
-    """The COCO evaluations of boxes and masks by class that are made inside; mmdet drops them after their averages."""
-    kinds, kept = [], []
-    if find_spec("pycocotools"):
-        from pycocotools.cocoeval import COCOeval
-
-        kinds.append(COCOeval)
-    if find_spec("faster_coco_eval"):
-        from faster_coco_eval import COCOeval_faster
-
-        kinds.append(COCOeval_faster)
-
-    def keep(accumulate: Callable) -> Callable:
-        def wrapped(self: Any, *args: object) -> None:
-            accumulate(self, *args)
-            if self.params.useCats:
-                kept.append(self)
-
-        return wrapped
-
-    with ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(mock.patch.object(kind, "accumulate", keep(kind.accumulate)))
-        yield kept
-
-
-def ap_table(evaluation: Any) -> list[dict]:
-    """AP, 0 to 1, of each class, at IoU thresholds and by size; then their mean.
-
-    NaN where there is no object. The column ``objects`` counts those of the annotation file, without crowds.
-
-    Args:
-        evaluation: An accumulated `COCOeval` of pycocotools or faster-coco-eval.
-    """
-    from vitdense.mm.train.metrics import BOX_ITEMS  # imports mmdet
-
-    whole, ids = evaluation.eval, evaluation.params.catIds
-    selections = [[k] for k in range(len(ids))] + [range(len(ids))]
-    names = [*(category["name"] for category in evaluation.cocoGt.loadCats(ids)), "mean"]
-    annotations = evaluation.cocoGt.loadAnns(evaluation.cocoGt.getAnnIds(imgIds=evaluation.params.imgIds))
-    objects = [annotation["category_id"] for annotation in annotations if not annotation.get("iscrowd")]
-    rows = []
-    for name, chosen in zip(names, selections):
-        part = copy.copy(evaluation)
-        part.eval = {**whole, "precision": whole["precision"][:, :, chosen]}  # [thresholds, recalls, classes, ...]
-        with redirect_stdout(io.StringIO()):
-            part.summarize()
-        values = {item: value if value > -1 else np.nan for item, value in zip(BOX_ITEMS, part.stats)}
-        rows.append({"class": name, **values, "objects": sum(objects.count(ids[k]) for k in chosen)})
-    return rows
 
 
 class ConfusionMatrix(BaseMetric):
@@ -178,23 +120,21 @@ def iou_table(metric: BaseMetric, matrix: np.ndarray, classes: Sequence[str]) ->
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
-def write_table(path: Path, rows: Sequence[Mapping], digits: int) -> None:
+def write_table(path: Path, rows: Sequence[dict], digits: int) -> None:
     """Write rows with the same keys to ``path.csv``, and rounded to ``path.md``."""
-    with atomic_write(path.with_suffix(".csv")) as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    cells = [list(rows[0])]
-    for row in rows:
-        cells.append([f"{x:.{digits}f}" if isinstance(x, float) else str(x) for x in row.values()])
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    cells.insert(1, ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])])
-    lines = [
-        f"| {' | '.join(x.ljust(w) if i == 0 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths)))} |"
-        for row in cells
-    ]
-    with atomic_write(path.with_suffix(".md")) as scratch:
-        scratch.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _write_csv(path.with_suffix(".csv"), [rows[0], *(row.values() for row in rows)])
+    cells = [[f"{x:.{digits}f}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(rows[0], *cells)]
+    rule = ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])]
+    with atomic_write(path.with_suffix(".md")) as scratch, scratch.open("w", encoding="utf-8") as file:
+        for first, *others in ([*rows[0]], rule, *cells):
+            aligned = [first.ljust(widths[0]), *(x.rjust(width) for x, width in zip(others, widths[1:]))]
+            file.write(f"| {' | '.join(aligned)} |\n")
+
+
+def _write_csv(path: Path, rows: Iterable[Iterable]) -> None:
+    with atomic_write(path) as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
 
 
 def write_confusion(folder: Path, matrix: np.ndarray, classes: Sequence[str]) -> None:
@@ -207,10 +147,8 @@ def write_confusion(folder: Path, matrix: np.ndarray, classes: Sequence[str]) ->
         matrix: [classes, classes] pixels; rows are true classes.
         classes: Names.
     """
-    with atomic_write(folder / "confusion.csv") as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["true class \\ predicted", *classes])
-        writer.writerows([name, *row] for name, row in zip(classes, matrix.tolist()))
+    rows = ([name, *row] for name, row in zip(classes, matrix.tolist()))
+    _write_csv(folder / "confusion.csv", [["true class \\ predicted", *classes], *rows])
     num, numbered = len(classes), len(classes) <= NUMBERED
     with np.errstate(invalid="ignore"):
         share = 100 * matrix / matrix.sum(1, keepdims=True)  # NaN for classes without a pixel
@@ -223,14 +161,7 @@ def write_confusion(folder: Path, matrix: np.ndarray, classes: Sequence[str]) ->
     picture = ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100))
     ax.set_xticks(range(num), classes, rotation=90, fontsize=text)
     ax.set_yticks(range(num), classes, fontsize=text)
-    ax.set_xticks(np.arange(num + 1) - 0.5, minor=True)
-    ax.set_yticks(np.arange(num + 1) - 0.5, minor=True)
-    ax.grid(which="minor", color="lightgrey", linewidth=0.5)
-    ax.tick_params(which="minor", length=0)
-    if not numbered:
-        ax.tick_params(top=True, labeltop=True, right=True, labelright=True)
-    ax.set_xlabel("predicted class", fontsize=text + 4)
-    ax.set_ylabel("true class", fontsize=text + 4)
+    ax.set(xlabel="predicted class", ylabel="true class")
     figure.colorbar(picture, shrink=min(0.6, 6 / size), label="share of the pixels of the true class (%)")
     for y, x in zip(*np.nonzero(share >= 0.5) if numbered else ((), ())):
         colour = "white" if share[y, x] > 40 else "black"

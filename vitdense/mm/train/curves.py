@@ -73,28 +73,12 @@ def draw_curves(work_dirs: Sequence[Path], out_file: Path, metrics: Sequence[str
             # Colours of the cycle, and other lines once they repeat. Of few points, every one is marked.
             style = dict(color=f"C{i % 10}", linestyle=("-", "--", ":")[i // 10 % 3], marker="." * (len(points) < 60))
             ax.plot(*zip(*points), **style, label=name if ax is axes[0] else None)
-        unit = [f" ({unit})" for end, unit in UNITS.items() if key.endswith(end)]
-        ax.set_ylabel(LABELS.get(key, key) + "".join(unit))
+        unit = "".join(f" ({unit})" for end, unit in UNITS.items() if key.endswith(end))
+        ax.set_ylabel(LABELS.get(key, key) + unit)
         ax.grid(alpha=0.3)
     axes[-1].set_xlabel("iteration")
-    lengths = {_epoch_length(records) for records in runs.values()}
-    if None not in lengths and len(lengths) == 1:
-        (length,) = lengths
-        top = axes[0].secondary_xaxis("top", functions=(lambda x: x / length, lambda x: x * length))
-        top.set_xlabel("epoch")
     figure.align_ylabels(axes)
     figure.legend(loc="outside upper left", frameon=False)
     with atomic_write(out_file) as scratch:
         figure.savefig(scratch, format=Path(out_file).suffix[1:] or "png")
     return out_file
-
-
-def _epoch_length(records: Sequence[dict]) -> float | None:
-    """Iterations of an epoch, if the run counts epochs and its validations are numbered by iteration."""
-    epoch = None
-    for record in records:
-        if "iter" in record:
-            epoch = record.get("epoch")
-        elif epoch and record["step"] == record["iteration"]:
-            return record["step"] / epoch
-    return None

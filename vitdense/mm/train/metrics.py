@@ -1,5 +1,6 @@
 """COCO metrics that work without predictions and on subsets of a data set; panoptic quality."""
 
+import copy
 import io
 import json
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 import mmcv
 import numpy as np
+from mmdet.datasets.api_wrappers import COCOeval, COCOevalMP
 from mmdet.evaluation import metrics as mmdet_metrics
 from mmdet.structures import INSTANCE_OFFSET
 from mmengine import fileio
@@ -23,26 +25,33 @@ from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.registry import METRICS
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
+ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))  # as COCO computes them
 # mmdet has it from onedl-mmdetection 3.5 on; upstream mmdet has CocoMetric only.
-FASTER = getattr(mmdet_metrics, "FasterCocoMetric", None) if find_spec("faster_coco_eval") else None
+_FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
 
 
 class _CocoMixin:
-    """The changes to mmdet's metrics: the truth is a `Truth`."""
+    """The changes to mmdet's metrics: the truth is a `Truth`.
+
+    Attributes:
+        evaluations: The accumulated COCO evaluations of boxes and masks, after `compute_metrics`.
+    """
 
     def __init__(self, ann_file: str | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(None, *args, **kwargs)
         if ann_file is not None:
             self._coco_api = Truth(json.loads(fileio.get(ann_file, self.backend_args)))
-        self.converts = ann_file is None
+        self.converts, self.evaluations = ann_file is None, []
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Metrics over the evaluated images; all zero, with a warning, if nothing was predicted.
 
         mmdet then returns no keys, which stops a training with `save_best`. It also evaluates on all images of the
-        annotation file, so that the score of a subset (``dataset.indices=16``) would be too low.
+        annotation file, so that the score of a subset (``dataset.indices=16``) would be too low; and drops the
+        evaluations, with what every class has.
         """
-        truths = [truth for truth, _ in results]
+        truths, found = zip(*results)
+        self.evaluations = []
         if self.converts:  # from what the pipeline packs
             with TemporaryDirectory() as folder:
                 self._coco_api = Truth(json.loads(Path(self.gt_to_coco_json(truths, f"{folder}/all")).read_bytes()))
@@ -50,14 +59,41 @@ class _CocoMixin:
         self.cat_ids = list(range(1, len(self._coco_api.classes) + 1))
         self.img_ids = self._coco_api.number_images([truth["img_id"] for truth in truths])
         average_precision = not self.format_only and set(self.metrics) <= {"bbox", "segm"}
-        if not average_precision or any(len(pred["bboxes"]) for _, pred in results):
-            with redirect_stdout(io.StringIO()):  # pycocotools prints its steps; the log is another stream
+        if average_precision and not any(len(one["bboxes"]) for one in found):
+            MMLogger.get_current_instance().warning(
+                f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
+                f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
+            )
+            return {f"{kind}_{item}": 0.0 for kind in self.metrics for item in (self.metric_items or BOX_ITEMS)}
+        with redirect_stdout(io.StringIO()), TemporaryDirectory() as folder:  # pycocotools prints its steps
+            if not average_precision:
                 return super().compute_metrics(results)
-        MMLogger.get_current_instance().warning(
-            f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
-            f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
-        )
-        return {f"{metric}_{item}": 0.0 for metric in self.metrics for item in (self.metric_items or BOX_ITEMS)}
+            files = self.results2json(found, self.outfile_prefix or f"{folder}/all")
+            self.evaluations = [self._evaluate(kind, files[kind]) for kind in self.metrics]
+        values = {}
+        for kind, evaluation in zip(self.metrics, self.evaluations):
+            stats = dict(zip(ITEMS, evaluation.stats))
+            if self.classwise:
+                values |= {f"{row['class']}_precision": round(row["mAP"], 3) for row in ap_table(evaluation)[:-1]}
+            values |= {f"{kind}_{item}": round(float(stats[item]), 3) for item in self.metric_items or BOX_ITEMS}
+        return values
+
+    def _evaluate(self, kind: str, file: str) -> Any:
+        found = json.loads(Path(file).read_bytes())
+        for one in found if kind == "segm" else ():
+            del one["bbox"]  # by whose area COCO would take a mask for small or large
+        evaluation = self.evaluator()(self._coco_api, self._coco_api.loadRes(found), kind)
+        params = evaluation.params
+        params.catIds, params.imgIds = self.cat_ids, self.img_ids
+        params.maxDets, params.iouThrs = list(self.proposal_nums), self.iou_thrs
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+        return evaluation
+
+    def evaluator(self) -> type:
+        """The class of the evaluation: pycocotools'."""
+        return COCOevalMP if self.use_mp_eval else COCOeval
 
     def results2json(self, results: Sequence[dict], outfile_prefix: str) -> dict[str, str]:
         """As mmdet's: files have the category ids of the data, the evaluation their numbers."""
@@ -68,22 +104,48 @@ class _CocoMixin:
             self.cat_ids = numbers
 
 
+def ap_table(evaluation: Any) -> list[dict]:
+    """AP, 0 to 1, of each class, at IoU thresholds and by size; then their mean.
+
+    NaN where there is no object. The column ``objects`` counts those of the annotation file, without crowds.
+
+    Args:
+        evaluation: An accumulated `COCOeval` of pycocotools or faster-coco-eval.
+    """
+    whole, ids = evaluation.eval, evaluation.params.catIds
+    selections = [[k] for k in range(len(ids))] + [range(len(ids))]
+    names = [*(category["name"] for category in evaluation.cocoGt.loadCats(ids)), "mean"]
+    annotations = evaluation.cocoGt.loadAnns(evaluation.cocoGt.getAnnIds(imgIds=evaluation.params.imgIds))
+    objects = Counter(annotation["category_id"] for annotation in annotations if not annotation.get("iscrowd"))
+    rows = []
+    for name, chosen in zip(names, selections):
+        part = copy.copy(evaluation)
+        part.eval = {**whole, "precision": whole["precision"][:, :, chosen]}  # [thresholds, recalls, classes, ...]
+        with redirect_stdout(io.StringIO()):
+            part.summarize()
+        values = {item: value if value > -1 else np.nan for item, value in zip(BOX_ITEMS, part.stats)}
+        rows.append({"class": name, **values, "objects": sum(objects[ids[k]] for k in chosen)})
+    return rows
+
+
 @METRICS.register_module()
 class CocoMetric(_CocoMixin, mmdet_metrics.CocoMetric):
     """COCO box and mask AP by pycocotools, with mmdet's arguments: the reference, slower."""
 
 
 @METRICS.register_module()
-class FasterCocoMetric(_CocoMixin, FASTER or mmdet_metrics.CocoMetric):
-    """COCO box and mask AP by faster-coco-eval, with mmdet's arguments; falls back to pycocotools."""
+class FasterCocoMetric(_CocoMixin, _FASTER):
+    """COCO box and mask AP by faster-coco-eval, with mmdet's arguments; without it by pycocotools."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if FASTER is None:
-            MMLogger.get_current_instance().info(
-                "COCO AP is computed by pycocotools: the same numbers, slower. faster-coco-eval is not installed, or "
-                "mmdet has no FasterCocoMetric"
-            )
+    def evaluator(self) -> type:
+        """faster-coco-eval's class, if it is installed."""
+        if find_spec("faster_coco_eval"):
+            from faster_coco_eval import COCOeval_faster
+
+            return COCOeval_faster
+        logger = MMLogger.get_current_instance()
+        logger.info("faster-coco-eval is not installed: pycocotools computes COCO AP, the same numbers, slower")
+        return super().evaluator()
 
 
 def count_segments(
