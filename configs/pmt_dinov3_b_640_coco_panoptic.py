@@ -3,13 +3,9 @@
 torchrun --nproc-per-node 4 tools/train.py configs/pmt_dinov3_b_640_coco_panoptic.py --launcher pytorch --amp
 """
 
-_base_ = "_base_/pmt_coco.py"
+_base_ = "pmt_dinov3_s_640_coco_panoptic.py"
 
 model = dict(
-    backbone=dict(
-        arch="dinov3_base",
-        out_indices=(2, 5, 8, 11),
-        init_cfg=dict(type="Pretrained", checkpoint="dinov3_base.fb_lvd1689m"),
-    ),
+    backbone=dict(arch="dinov3_base", init_cfg=dict(checkpoint="dinov3_base.fb_lvd1689m")),
     panoptic_head=dict(in_channels=[768] * 4, num_heads=12),
 )

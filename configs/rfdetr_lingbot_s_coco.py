@@ -6,13 +6,6 @@ that, gives less: expect below 53.0 box AP.
 torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_lingbot_s_coco.py --launcher pytorch --amp
 """
 
-_base_ = "_base_/rfdetr_coco.py"
+_base_ = "rfdetr_dinov3_s_coco.py"
 
-backbone = dict(
-    _delete_=True,
-    type="vitdense.WindowedViT",
-    arch="dinov3_small",
-    init_cfg=dict(type="Pretrained", checkpoint="lingbot_small.robbyant"),
-)
-model = dict(backbone=backbone)
-del backbone
+model = dict(backbone=dict(init_cfg=dict(checkpoint="lingbot_small.robbyant")))

@@ -1,5 +1,7 @@
 """COCO 2017 instances with the multi-scale and crop augmentation of DETR that the Swin authors use."""
 
+_base_ = "data.py"
+
 data_root = "data/coco/"
 train_scales = [(short, 1333) for short in range(480, 801, 32)]
 
@@ -28,10 +30,7 @@ test_pipeline = [
     dict(type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")),
 ]
 train_dataloader = dict(
-    batch_size=2,
-    num_workers=2,
-    persistent_workers=True,
-    sampler=dict(type="vitdense.SeededEpochSampler", shuffle=True),
+    sampler=dict(type="vitdense.SeededEpochSampler"),
     batch_sampler=dict(type="AspectRatioBatchSampler"),
     dataset=dict(
         type="CocoDataset",
@@ -43,11 +42,6 @@ train_dataloader = dict(
     ),
 )
 val_dataloader = dict(
-    batch_size=1,
-    num_workers=2,
-    persistent_workers=True,
-    drop_last=False,
-    sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         type="CocoDataset",
         data_root=data_root,

@@ -4,6 +4,8 @@ padded with black. In tests an image fits the square.
 The annotations are COCO's: ``annotations/panoptic_{train,val}2017.json`` and the folders of PNGs of these names.
 """
 
+_base_ = "data.py"
+
 data_root = "data/coco/"
 image_size = (640, 640)
 
@@ -29,8 +31,6 @@ test_pipeline = [
 train_dataloader = dict(
     batch_size=4,
     num_workers=4,
-    persistent_workers=True,
-    sampler=dict(type="vitdense.SeededInfiniteSampler", shuffle=True),
     dataset=dict(
         type="vitdense.PanopticDataset",
         data_root=data_root,
@@ -40,11 +40,6 @@ train_dataloader = dict(
     ),
 )
 val_dataloader = dict(
-    batch_size=1,
-    num_workers=2,
-    persistent_workers=True,
-    drop_last=False,
-    sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         type="vitdense.PanopticDataset",
         data_root=data_root,

@@ -1,16 +1,14 @@
 """The Swin authors' schedule for segmentation: 160000 iterations at a total batch of 16 (8 GPUs x 2)."""
 
+_base_ = "schedule.py"
+
 train_cfg = dict(type="IterBasedTrainLoop", max_iters=160000, val_interval=16000)
-val_cfg = dict(type="ValLoop")
-test_cfg = dict(type="TestLoop")
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-6, by_epoch=False, begin=0, end=1500),
     dict(type="PolyLR", power=1.0, eta_min=0.0, by_epoch=False, begin=1500, end=160000),
 ]
 optim_wrapper = dict(
-    type="OptimWrapper",
-    constructor="vitdense.LayerDecayOptimWrapperConstructor",  # its log is one table, not a line per parameter
-    optimizer=dict(type="AdamW", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
+    optimizer=dict(lr=6e-5, weight_decay=0.01),
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
         custom_keys=dict(
@@ -24,5 +22,3 @@ optim_wrapper = dict(
         ),
     ),
 )
-# --auto-scale-lr multiplies lr by (actual total batch) / 16.
-auto_scale_lr = dict(enable=False, base_batch_size=16)

@@ -5,5 +5,4 @@ _base_ = ["schedule_mvitv2.py", "mask2former_optim.py"]
 train_cfg = dict(max_epochs=50)
 param_scheduler = [dict(_base_.drop, begin=50 * step / 368750) for step in (327778, 355092)]
 optim_wrapper = _base_.mask2former_optim
-# --auto-scale-lr multiplies lr by (actual total batch) / 16.
-auto_scale_lr = dict(enable=False, base_batch_size=16)
+auto_scale_lr = dict(base_batch_size=16)

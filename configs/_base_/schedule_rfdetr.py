@@ -4,9 +4,9 @@ The trunk has 1.5 x 0.49 of the rate, which shrinks by 0.8 a block, the decoder 
 more than ours. Only the trunk has parameters that do not decay.
 """
 
+_base_ = "schedule.py"
+
 train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=100, val_interval=1)
-val_cfg = dict(type="ValLoop")
-test_cfg = dict(type="TestLoop")
 param_scheduler = []
 trunk = 1.5 * 0.7**2
 stay = ("patch_embed", "absolute_pos_embed", "tokens")
@@ -20,14 +20,10 @@ custom_keys = {
     "bbox_head.decoder": dict(lr_mult=0.7),
 }
 optim_wrapper = dict(
-    type="OptimWrapper",
-    constructor="vitdense.LayerDecayOptimWrapperConstructor",
-    optimizer=dict(type="AdamW", lr=1e-4, betas=(0.9, 0.999), weight_decay=1e-4),
+    optimizer=dict(weight_decay=1e-4),
     paramwise_cfg=dict(layer_decay_rate=0.8, custom_keys=custom_keys),
     clip_grad=dict(max_norm=0.1),
 )
 del trunk, stay, inner, custom_keys
 # A decay of 0.993, less in the first hundreds of iterations.
 custom_hooks = [dict(type="EMAHook", ema_type="ExpMomentumEMA", momentum=0.007, gamma=100)]
-# --auto-scale-lr multiplies lr by (actual total batch) / 16.
-auto_scale_lr = dict(enable=False, base_batch_size=16)

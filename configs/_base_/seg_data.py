@@ -1,4 +1,6 @@
-"""What the segmentation data sets share: seeded order, mIoU, and test-time augmentation."""
+"""What the segmentation data sets share: mIoU and test-time augmentation."""
+
+_base_ = "data.py"
 
 test_pipeline = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
 tta_pipeline = [  # for tools/test.py --tta
@@ -13,19 +15,5 @@ tta_pipeline = [  # for tools/test.py --tta
         ],
     ),
 ]
-train_dataloader = dict(
-    batch_size=2,
-    num_workers=2,
-    persistent_workers=True,
-    sampler=dict(type="vitdense.SeededInfiniteSampler", shuffle=True),
-)
-val_dataloader = dict(
-    batch_size=1,
-    num_workers=2,
-    persistent_workers=True,
-    drop_last=False,
-    sampler=dict(type="DefaultSampler", shuffle=False),
-)
-test_dataloader = val_dataloader
 val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
 test_evaluator = val_evaluator

@@ -1,5 +1,7 @@
 """The embedded data set as panoptic segments, drawn into data/shapes on first use: eight shapes and the background."""
 
+_base_ = "data.py"
+
 data_root = "data/shapes/"
 
 train_pipeline = [
@@ -20,8 +22,6 @@ test_pipeline = [
 train_dataloader = dict(
     batch_size=4,
     num_workers=1,
-    persistent_workers=True,
-    sampler=dict(type="vitdense.SeededInfiniteSampler", shuffle=True),
     dataset=dict(
         type="vitdense.ShapesPanopticDataset",
         data_root=data_root,
@@ -33,9 +33,6 @@ train_dataloader = dict(
 val_dataloader = dict(
     batch_size=8,
     num_workers=1,
-    persistent_workers=True,
-    drop_last=False,
-    sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         type="vitdense.ShapesPanopticDataset",
         data_root=data_root,

@@ -3,9 +3,4 @@
 python tools/train.py configs/demo/cascade_swin_nano_coco.py --cfg-options data_root=/path/to/coco
 """
 
-_base_ = [
-    "../_base_/cascade_swin_nano.py",
-    "../_base_/coco_nano.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/det_runtime_iter.py",
-]
+_base_ = ["../_base_/cascade_swin_nano.py", "../_base_/coco_nano.py", "../_base_/det_nano.py"]

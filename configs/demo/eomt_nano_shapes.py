@@ -3,12 +3,7 @@
 python tools/train.py configs/demo/eomt_nano_shapes.py
 """
 
-_base_ = [
-    "../_base_/eomt.py",
-    "../_base_/shapes_panoptic.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/det_runtime_iter.py",
-]
+_base_ = ["../_base_/eomt.py", "../_base_/shapes_panoptic.py", "../_base_/det_nano.py"]
 
 num_blocks = 2
 model = dict(

@@ -3,13 +3,7 @@
 python tools/train.py configs/demo/mask2former_swin_nano_shapes.py
 """
 
-_base_ = [
-    "../_base_/mask2former.py",
-    "../_base_/swin_nano.py",
-    "../_base_/shapes_instance.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/det_runtime_iter.py",
-]
+_base_ = ["../_base_/mask2former.py", "../_base_/swin_nano.py", "../_base_/shapes_instance.py", "../_base_/det_nano.py"]
 
 width = 64  # channels of pixel decoder and queries
 num_classes = 8

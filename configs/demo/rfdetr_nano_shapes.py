@@ -3,12 +3,7 @@
 python tools/train.py configs/demo/rfdetr_nano_shapes.py
 """
 
-_base_ = [
-    "../_base_/rfdetr_nano.py",
-    "../_base_/shapes_boxes.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/det_runtime_iter.py",
-]
+_base_ = ["../_base_/rfdetr_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]
 
 train_dataloader = dict(batch_size=8)
 optim_wrapper = dict(optimizer=dict(lr=5e-4), clip_grad=dict(max_norm=1.0))

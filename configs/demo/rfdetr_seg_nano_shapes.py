@@ -3,12 +3,7 @@
 python tools/train.py configs/demo/rfdetr_seg_nano_shapes.py
 """
 
-_base_ = [
-    "../_base_/rfdetr_nano.py",
-    "../_base_/shapes_instance.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/det_runtime_iter.py",
-]
+_base_ = ["../_base_/rfdetr_nano.py", "../_base_/shapes_instance.py", "../_base_/det_nano.py"]
 
 model = dict(bbox_head=dict(with_masks=True))
 train_dataloader = dict(batch_size=8)

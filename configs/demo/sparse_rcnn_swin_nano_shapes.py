@@ -3,13 +3,7 @@
 python tools/train.py configs/demo/sparse_rcnn_swin_nano_shapes.py
 """
 
-_base_ = [
-    "../_base_/sparse_rcnn.py",
-    "../_base_/swin_nano.py",
-    "../_base_/shapes_boxes.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/det_runtime_iter.py",
-]
+_base_ = ["../_base_/sparse_rcnn.py", "../_base_/swin_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]
 
 width = 64  # channels of FPN, proposals and heads
 num_stages = 4

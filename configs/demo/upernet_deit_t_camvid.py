@@ -5,7 +5,7 @@ python tools/train.py configs/demo/upernet_deit_t_camvid.py --cfg-options data_r
     model.backbone.init_cfg=None        # from scratch
 """
 
-_base_ = ["../_base_/upernet.py", "../_base_/camvid.py", "../_base_/schedule_nano.py", "../_base_/seg_runtime_short.py"]
+_base_ = ["../_base_/upernet.py", "../_base_/camvid.py", "../_base_/seg_nano.py"]
 
 num_classes = 11
 width = 64  # channels of both heads

@@ -3,12 +3,7 @@
 python tools/train.py configs/demo/upernet_swin_nano_shapes.py
 """
 
-_base_ = [
-    "../_base_/upernet_swin_nano.py",
-    "../_base_/shapes_semantic.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/seg_runtime_short.py",
-]
+_base_ = ["../_base_/upernet_swin_nano.py", "../_base_/shapes_semantic.py", "../_base_/seg_nano.py"]
 
 num_classes = 9  # the background is one
 head = dict(num_classes=num_classes)

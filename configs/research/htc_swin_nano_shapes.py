@@ -3,13 +3,7 @@
 python tools/train.py configs/research/htc_swin_nano_shapes.py
 """
 
-_base_ = [
-    "_base_/htc.py",
-    "../_base_/swin_nano.py",
-    "../_base_/shapes_instance.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/det_runtime_iter.py",
-]
+_base_ = ["_base_/htc.py", "../_base_/swin_nano.py", "../_base_/shapes_instance.py", "../_base_/det_nano.py"]
 
 width = 32  # channels of FPN and heads
 norm = dict(type="SyncBN", requires_grad=True)

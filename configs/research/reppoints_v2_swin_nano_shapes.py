@@ -3,13 +3,7 @@
 python tools/train.py configs/research/reppoints_v2_swin_nano_shapes.py
 """
 
-_base_ = [
-    "_base_/reppoints_v2.py",
-    "../_base_/swin_nano.py",
-    "../_base_/shapes_boxes.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/det_runtime_iter.py",
-]
+_base_ = ["_base_/reppoints_v2.py", "../_base_/swin_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]
 
 num_classes = 8
 width = 64  # channels of BiFPN and head: two in each group of GroupNorm

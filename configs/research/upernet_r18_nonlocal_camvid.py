@@ -4,12 +4,7 @@ python tools/train.py configs/research/upernet_r18_nonlocal_camvid.py --cfg-opti
 python tools/train.py configs/research/upernet_r18_nonlocal_camvid.py --cfg-options model.backbone.attention=None
 """
 
-_base_ = [
-    "../_base_/upernet_swin_nano.py",
-    "../_base_/camvid.py",
-    "../_base_/schedule_nano.py",
-    "../_base_/seg_runtime_short.py",
-]
+_base_ = ["../_base_/upernet_swin_nano.py", "../_base_/camvid.py", "../_base_/seg_nano.py"]
 
 num_classes = 11
 head = dict(num_classes=num_classes)
