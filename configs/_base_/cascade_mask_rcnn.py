@@ -1,5 +1,5 @@
-"""Cascade Mask R-CNN with FPN as the Swin authors train it: mmdet's, with three stages of 4conv1fc SyncBN box heads with
-class-specific GIoU regression on decoded boxes."""
+"""Cascade Mask R-CNN with FPN as the Swin authors train it: mmdet's, with 4conv1fc SyncBN box heads and class-specific
+GIoU regression on decoded boxes."""
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
 from vitdense.mm.config.load import shipped

@@ -1,5 +1,5 @@
-"""UPerNet with an auxiliary head on the map of stride 16 as mmseg ships it, for a Swin of 96 channels on 512-pixel crops
-of ADE20K: as the Swin authors train it."""
+"""UPerNet with an auxiliary head on the map of stride 16 as mmseg ships it, for a Swin of 96 channels on crops of 512
+pixels of ADE20K: as the Swin authors train it."""
 
 _base_ = []  # before the import: mmengine reads other configs that import in another way
 from vitdense.mm.config.load import shipped

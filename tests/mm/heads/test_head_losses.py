@@ -13,7 +13,7 @@ from mmdet.structures import DetDataSample
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 
-from vitdense.mm.heads.losses import ClampedFocalLoss
+from vitdense.mm.heads.detection import ClampedFocalLoss
 
 TRUTH = torch.tensor([[4.0, 4, 40, 50], [20, 10, 60, 30]])
 

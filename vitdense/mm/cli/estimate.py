@@ -5,19 +5,14 @@ import itertools
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 
 import torch
-from mmengine.optim import build_optim_wrapper
-from mmengine.runner import Runner
+from mmengine.device import get_device
 
-from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.loaders import in_process
-from vitdense.mm.config.query import drop_weights
+from vitdense.mm.train.batch_size import in_own_process, steps_in_process
 
 WARM_UP, MEASURED = 1, 2  # iterations
 
@@ -54,14 +49,11 @@ class Estimate:
 
 def estimate(config: Path) -> str:
     """Measure in a process of its own, which may run out of memory; the result, or why there is none, in one line."""
-    # Not a fork of this process: its peak memory would count. Windows has no forks.
-    start = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
-    with ProcessPoolExecutor(1, mp_context=get_context(start)) as pool:
-        try:
-            return f"estimate: {pool.submit(measure, config).result()}"
-        except Exception as error:  # of any kind; a process that was killed raises BrokenProcessPool
-            reason = next(iter(str(error).splitlines()), "")  # BrokenProcessPool is also what lack of memory gives
-            return f"estimate: not possible here ({type(error).__name__}: {reason})"
+    try:
+        return f"estimate: {in_own_process(measure, config)}"
+    except Exception as error:  # of any kind; a process that was killed raises BrokenProcessPool
+        reason = next(iter(str(error).splitlines()), "")  # BrokenProcessPool is also what lack of memory gives
+        return f"estimate: not possible here ({type(error).__name__}: {reason})"
 
 
 def measure(config: Path) -> Estimate:
@@ -72,11 +64,8 @@ def measure(config: Path) -> Estimate:
         contextlib.redirect_stderr(log),
     ):
         cfg = load_config(config)
-        drop_weights(cfg.model)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = build_model(cfg).to(device).train()
-        optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
-        loader = Runner.build_dataloader(in_process(cfg.train_dataloader), seed=0)
+        device = get_device()
+        loader, model, optim_wrapper = steps_in_process(cfg)
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
         seconds = 0.0
         for i, batch in enumerate(itertools.islice(batches, WARM_UP + MEASURED)):

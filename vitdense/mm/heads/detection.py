@@ -1,26 +1,32 @@
 """All heads for mmdet: importing this module registers them."""
 
-from vitdense.mm.heads.cascade import Detectron2CascadeRoIHead
-from vitdense.mm.heads.losses import ClampedFocalLoss
-from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
-from vitdense.mm.heads.rfdetr.head import RFDETRHead
-from vitdense.mm.heads.rfdetr.projector import C2fProjector
-from vitdense.mm.heads.rfdetr.resize import BatchResize
-from vitdense.mm.heads.rle_masks import RLEHTCMaskHead, RLEMaskFormerFusionHead, RLEMaskHead
-from vitdense.mm.heads.tiled import TiledDetector
-from vitdense.mm.heads.tta import InstanceTTAModel
+import torch
+from mmdet.models.losses import FocalLoss
+from torch import Tensor
 
-__all__ = [
-    "BatchResize",
-    "C2fProjector",
-    "ClampedFocalLoss",
-    "Detectron2CascadeRoIHead",
-    "EoMTHead",
-    "InstanceTTAModel",
-    "PMTHead",
-    "RFDETRHead",
-    "RLEHTCMaskHead",
-    "RLEMaskFormerFusionHead",
-    "RLEMaskHead",
-    "TiledDetector",
-]
+from vitdense.mm.heads import cascade, rle_masks, tiled, tta  # noqa: F401
+from vitdense.mm.heads.mask_transformer import heads  # noqa: F401
+from vitdense.mm.heads.rfdetr import head, projector, resize  # noqa: F401
+from vitdense.mm.registry import MODELS
+
+
+@MODELS.register_module()
+class ClampedFocalLoss(FocalLoss):
+    """mmdet's focal loss, for heads that divide it by the number of positives: by 1 at least.
+
+    mmdet's Sparse R-CNN divides by 1e-7 where no image of the batch has an object, as after some crops. One such step
+    destroys the model. The authors' code divides by 1.
+    """
+
+    def forward(
+        self,
+        pred: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        avg_factor: Tensor | float | None = None,
+        reduction_override: str | None = None,
+    ) -> Tensor:
+        """As mmdet's: logits ``[N, classes]``, labels ``[N]``; `avg_factor` is the number of positives."""
+        if avg_factor is not None:
+            avg_factor = torch.as_tensor(avg_factor, device=pred.device).clamp(min=1)
+        return super().forward(pred, target, weight, avg_factor, reduction_override)

@@ -7,13 +7,16 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
-from mmengine.optim import build_optim_wrapper
+from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import DefaultScope
+from torch import nn
+from torch.utils.data import DataLoader
 
 from vitdense.files import read_text
 from vitdense.mm.checks import batch_size
@@ -25,6 +28,24 @@ from vitdense.mm.train.runner import Runner
 
 SAMPLES = 16  # images of which the largest is tried: sizes of a training differ
 SHARE = 0.8  # of the memory that is left, for that of the workers and of larger images
+
+
+def in_own_process(task: Callable, *args: Any) -> Any:
+    """What a task returns. A process of its own gives the memory back, and may be ended for want of it.
+
+    Raises:
+        BrokenProcessPool: It was ended, as where memory runs out.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # a fork would have our peak of memory
+        return pool.submit(task, *args).result()
+
+
+def steps_in_process(cfg: Config) -> tuple[DataLoader, nn.Module, OptimWrapper]:
+    """The real data in this process, the model with random weights on its device, and its optimiser: for some steps."""
+    loader = Runner.build_dataloader(in_process(cfg.train_dataloader), seed=0)
+    drop_weights(cfg.model)
+    model = build_model(cfg).to(get_device()).train()
+    return loader, model, build_optim_wrapper(model, cfg.optim_wrapper)
 
 
 def set_batch_size(cfg: Config) -> None:
@@ -45,12 +66,10 @@ def set_batch_size(cfg: Config) -> None:
     if not base:
         raise ConfigError("--batch-size auto: the config has no auto_scale_lr.base_batch_size, by which it scales")
     counts = cfg.optim_wrapper.get("accumulative_counts", 1)
-    # A process of its own gives the memory back, and may be ended for want of it.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            found = pool.submit(_try_sizes, copy.deepcopy(cfg), max(base // counts, 1)).result()
-        except BrokenProcessPool as error:
-            raise ConfigError("--batch-size auto: memory ran out while trying; give a number") from error
+    try:
+        found = in_own_process(_try_sizes, copy.deepcopy(cfg), max(base // counts, 1))
+    except BrokenProcessPool as error:
+        raise ConfigError("--batch-size auto: memory ran out while trying; give a number") from error
     cfg.train_dataloader.batch_size = found
     cfg.merge_from_dict({"auto_scale_lr.enable": True})
     rate = cfg.optim_wrapper.optimizer.lr
@@ -87,11 +106,9 @@ def _try_sizes(cfg: Config, most: int) -> int:
     DefaultScope.get_instance("batch_size", scope_name=cfg.get("default_scope", "mmdet"))
     cfg.train_dataloader.batch_size = 1
     least = 2 if any(batch_size.find(cfg, ("train",))) else 1  # statistics need two
-    loader = Runner.build_dataloader(in_process(cfg.train_dataloader), seed=0)
+    cfg.optim_wrapper.accumulative_counts = 1  # state, at once
+    loader, model, optim_wrapper = steps_in_process(cfg)
     sample = max(itertools.islice(loader, SAMPLES), key=lambda batch: batch["inputs"][0].numel())
-    drop_weights(cfg.model)
-    model = build_model(cfg).to(get_device()).train()
-    optim_wrapper = build_optim_wrapper(model, {**cfg.optim_wrapper, "accumulative_counts": 1})  # state, at once
     for group in optim_wrapper.param_groups:
         group["lr"] = 0.0  # random weights stay finite
 
