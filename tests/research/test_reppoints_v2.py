@@ -15,13 +15,10 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import fit_whole
 from vitdense.inspect.flops import macs, num_params
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")
-from mmdet.registry import MODELS
 from mmdet.structures import DetDataSample
-from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 
 from vitdense.research.reppoints_v2 import head as reppoints_v2
@@ -284,58 +281,6 @@ def test_trap_01_giou_adds_one_to_widths_and_heights():
     assert (inverted.grad[0, 2:] < 0).all()
 
 
-def expected_losses(head, outs, target):
-    """Of classes, heatmap and offset, by definition in float64."""
-    flat = [torch.cat([x.detach().double().flatten(2) for x in out], 2).transpose(1, 2) for out in outs]
-    inside = target["inside"].double()
-    positive = target["refine"] > 0
-    boxes = torch.cat([x.detach().double().flatten(2) for x in outs[2]], 2).transpose(1, 2)  # [B, N, 18]
-    _, points, _ = head._points(outs[0])
-    boxes = torch.stack(
-        [points[:, i % 2] + points[:, 2] * boxes[..., channel] for i, channel in enumerate((1, 0, 3, 2))], 2
-    )
-    cls = torch.zeros(())
-    for b in range(len(boxes)):
-        for n in range(len(points)):
-            p = flat[0][b, n].sigmoid()
-            quality = torch.zeros_like(p)
-            if positive[b, n]:
-                x, t = boxes[b, n].tolist(), target["refine_boxes"][b, n].tolist()
-                w, h = (max(0.0, min(x[i + 2], t[i + 2]) - max(x[i], t[i])) for i in range(2))
-                area = (x[2] - x[0]) * (x[3] - x[1]) + (t[2] - t[0]) * (t[3] - t[1]) - w * h
-                quality[target["labels"][b, n]] = w * h / max(area, 1e-6)
-            terms = (quality - p).abs() ** 2 * -(quality * p.log() + (1 - quality) * (1 - p).log())
-            cls = cls + inside[b, n] * terms.sum()
-    number = positive.sum(1).clamp(min=1).sum()
-    heatmap, offset = [], []
-    for i in range(2):
-        p, want = flat[3][..., i].sigmoid(), target["heatmap"][..., i].double()
-        terms = torch.where(want == 1, -p.log() * (1 - p) ** 2, -(1 - p).log() * p**2 * (1 - want) ** 4)
-        count = (want == 1).sum(1).clamp(min=1).sum()
-        heatmap.append((terms * inside).sum() / count)
-        error = (flat[4] - target["offset"]).abs()[..., 2 * i : 2 * i + 2]
-        smooth = torch.where(error < 1 / 9, error**2 * 9 / 2, error - 1 / 18)
-        offset.append((smooth * (want == 1)[..., None]).sum() / count)
-    return {"cls": cls / number, "heatmap": 0.25 * sum(heatmap) / 2, "offset": sum(offset) / 2}
-
-
-def test_trap_02_losses_take_probabilities_or_logits_and_weights_by_name():
-    """Quality focal loss of logits; Gaussian focal loss of probabilities, whose third argument is not the weight."""
-    head = make_head()
-    for name in ("reppoints_cls_out", "reppoints_hem_tl_score_out", "reppoints_hem_br_score_out"):
-        nn.init.normal_(head.get_submodule(name).weight, std=0.3)
-    metas = [meta(), meta(pad_shape=(64, 96))]
-    boxes = [some_truth()[0], truth([5.0, 30.0, 90.0, 60.0])]
-    outs = head(maps())
-    sizes, points, counts = head._points(outs[0])
-    init = reppoints_v2._boxes(outs[1], points).detach()
-    found = [head._targets(points, counts, sizes, *image) for image in zip(init, boxes, metas)]
-    want = expected_losses(head, outs, {key: torch.stack([image[key] for image in found]) for key in found[0]})
-    losses = head.loss_by_feat(*outs, boxes, metas)
-    for name, value in want.items():
-        assert losses[f"loss_{name}"].item() == pytest.approx(value.item(), rel=1e-4), name
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_trap_03_losses_without_boxes_and_of_saturated_logits_are_finite(scale):
     head = make_head().train()
@@ -571,19 +516,6 @@ def test_every_parameter_gets_a_finite_gradient():
         assert parameter.grad.any(), name
 
 
-def test_a_few_steps_lower_the_loss():
-    head, x, batch = make_head().train(), maps(), samples(some_truth())
-    optimizer = torch.optim.AdamW(head.parameters(), lr=5e-3)
-    values = []
-    for _ in range(5):
-        loss = sum(head.loss(x, batch).values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        values.append(loss.item())
-    assert values[-1] < 0.85 * values[0]
-
-
 def test_a_tenth_of_the_gradient_of_the_samples_reaches_the_first_points():
     """And nothing else: the refined points start from them without a gradient."""
     head = make_head()
@@ -598,18 +530,6 @@ def test_a_tenth_of_the_gradient_of_the_samples_reaches_the_first_points():
         got, samples = torch.autograd.grad(out.square().sum(), [seen["init"], seen[name]], retain_graph=True)
         assert got.any()
         torch.testing.assert_close(got, 0.1 * samples)
-
-
-def test_losses_at_initialisation():
-    """Probabilities of 0.01, and points at the corners of the cells."""
-    head = make_head()
-    losses = head.loss(maps(), samples(some_truth()))
-    positive = 0.25 * 0.99**2 * math.log(100)  # of the semantic map, averaged
-    assert losses["loss_sem"].item() == pytest.approx(0.1 * positive, rel=0.02)
-    assert losses["loss_heatmap"].item() == pytest.approx(0.25 * 0.99**2 * math.log(100), rel=0.1)
-    assert losses["loss_cls"].item() < 0.01
-    assert 0.5 < losses["loss_pts_init"].item() < 1.5
-    assert 1 < losses["loss_pts_refine"].item() < 3
 
 
 def test_predict_and_loss_and_predict():
@@ -658,16 +578,6 @@ def detector():
     return build_model(cfg)
 
 
-def test_classes_of_the_data_reach_the_head():
-    cfg = load_config(REPO / "configs/research/reppoints_v2_swin_t_coco.py")
-    assert cfg.model.bbox_head.num_classes == 80
-    del cfg.model.bbox_head["num_classes"]
-    for split in ("train", "val", "test"):
-        cfg[f"{split}_dataloader"].dataset.metainfo = {"classes": ("one", "two")}
-    follow_classes(cfg)
-    assert cfg.model.bbox_head.num_classes == 2
-
-
 def test_checkpoint_under_the_authors_names_loads_exactly(detector):
     """The names of the released file: the official ones of Swin, and ours elsewhere."""
     own = {key: torch.randn_like(value) for key, value in detector.state_dict().items()}
@@ -700,12 +610,6 @@ def test_detector_trains_and_predicts(detector):
     with torch.no_grad():
         found = detector(**data, mode="predict")
     assert all(len(sample.pred_instances) <= 100 for sample in found)
-
-
-def test_it_is_registered():
-    init_default_scope("mmdet")
-    head = MODELS.build({"type": "vitdense.RepPointsV2Head", "num_classes": 2, "in_channels": 32, "feat_channels": 64})
-    assert isinstance(head, RepPointsV2Head)
 
 
 @pytest.mark.parametrize("name", ["swin_t", "r50"])

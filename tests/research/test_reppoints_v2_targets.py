@@ -1,6 +1,5 @@
 """Targets of RepPoints V2 against loops over boxes and points in float64, and against mmdet's assigners."""
 
-import math
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ pytest.importorskip("mmdet")
 from mmdet.models.task_modules.assigners import ATSSAssigner, PointAssigner
 from mmdet.models.task_modules.prior_generators import MlvlPointGenerator
 from mmdet.models.utils import gaussian_radius as radius_of_mmdet
-from mmdet.structures.bbox import bbox_overlaps
 from mmengine.structures import InstanceData
 
 from vitdense.research.reppoints_v2 import targets as targets
@@ -62,13 +60,6 @@ def test_first_boxes_equal_those_of_the_point_assigner():
     assert 20 < (got > 0).sum() <= 40  # some boxes share a point
 
 
-def test_first_box_of_a_shared_point_is_the_nearest():
-    points, _, inside = grid(128, 128)
-    boxes = torch.tensor([[13.0, 12.0, 53.0, 52.0], [12.5, 12.0, 52.5, 52.0], [14.0, 12.0, 54.0, 52.0]])
-    assigned = targets.assign_init(points, inside, boxes)
-    assert assigned[assigned > 0].tolist() == [2]
-
-
 # ---- refined boxes ----
 
 
@@ -90,88 +81,13 @@ def test_refined_boxes_equal_those_of_atss():
     assert (got > 0).sum() > 20
 
 
-def test_refined_boxes_by_definition_with_few_points_in_the_image():
-    """Per level the nearest 9 points in the image, or all; statistics over those alone."""
-    points, counts, inside = grid(192, 256, pad_shape=(96, 160))
-    boxes, predicted = random_boxes(6, 96, 160), predictions(points)
-    predicted[~inside] = boxes[0]  # they would be positive
-    got = targets.assign_atss(predicted, counts, inside, boxes, topk=9)
-    best = [(-1.0, 0)] * len(points)
-    for g, box in enumerate(boxes.double().tolist()):
-        center = [(box[0] + box[2]) / 2, (box[1] + box[3]) / 2]
-        candidates, start = [], 0
-        at = [((p[0] + p[2]) / 2, (p[1] + p[3]) / 2) for p in predicted.double().tolist()]
-        for count in counts:
-            level = [n for n in range(start, start + count) if inside[n]]
-            candidates += sorted(level, key=lambda n: math.dist(at[n], center))[:9]
-            start += count
-        overlaps = {n: max(0.0, iou(predicted[n].double().tolist(), box)) for n in candidates}
-        values = torch.tensor(list(overlaps.values()), dtype=torch.float64)
-        for n, overlap in overlaps.items():
-            (x, y), margin = at[n], 0.01
-            is_inside = min(x - box[0], y - box[1], box[2] - x, box[3] - y) > margin
-            if is_inside and overlap >= values.mean() + values.std() and overlap > best[n][0]:
-                best[n] = (overlap, g + 1)
-    assert len(candidates) < 45  # not all levels have nine
-    assert got.tolist() == [g for _, g in best]
-    assert got.any()
-
-
 # ---- corners ----
-
-
-@pytest.mark.parametrize(("size", "radius"), [((100, 100), 8.1670), ((50, 100), 5.3869)])
-def test_gaussian_radius(size, radius):
-    assert targets.gaussian_radius(torch.tensor([size, size[::-1]]), 0.7).tolist() == pytest.approx(
-        [radius] * 2, abs=1e-4
-    )
-
-
-def test_gaussian_radius_is_the_least_of_three_cases():
-    """CornerNet: both corners move into the box, one in and one out, both out. The first never allows more."""
-    torch.manual_seed(0)
-    sizes = torch.exp(torch.empty(4000, 2, dtype=torch.float64).uniform_(-3, 8))
-    sizes[:1000, 1] = sizes[:1000, 0]  # where the three are nearest to each other
-    total, area = sizes.sum(1), sizes.prod(1)
-    for iou in (0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99):
-        shrunk = (total - (total**2 - 4 * area * (1 - iou)).sqrt()) / 4
-        mixed = (total - (total**2 - 4 * area * (1 - iou) / (1 + iou)).sqrt()) / 2
-        grown = ((total**2 + 4 * area * (1 - iou) / iou).sqrt() - total) / 4
-        least = torch.stack([shrunk, mixed, grown]).amin(0)
-        torch.testing.assert_close(targets.gaussian_radius(sizes, iou), least, rtol=1e-9, atol=0)
 
 
 def test_gaussian_radius_equals_mmdets():
     sizes = 300 * torch.rand(50, 2) + 1
     want = [radius_of_mmdet(size, 0.7) for size in sizes.double().tolist()]
     assert targets.gaussian_radius(sizes, 0.7).tolist() == pytest.approx(want, rel=1e-3)
-
-
-def test_corner_targets_by_definition():
-    points, counts, inside = grid(192, 256, pad_shape=(160, 224))
-    boxes = random_boxes(7, 160, 224)
-    corners = boxes[:, :2].contiguous()
-    radii = targets.gaussian_radius((boxes[:, 2:] - boxes[:, :2]).flip(1), 0.7)
-    heatmap, offset = targets.corner_targets(points, counts, inside, corners, radii)
-    want, owners, start = torch.zeros(len(points), dtype=torch.float64), [set() for _ in points], 0
-    for count in counts:
-        level = [n for n in range(start, start + count) if inside[n]]
-        for g, (corner, radius) in enumerate(zip(corners.double().tolist(), radii.double().tolist())):
-            sigma = (2 * radius + 1) / 6
-            far = {n: math.dist(points[n, :2].tolist(), corner) for n in level}
-            for n, distance in far.items():
-                if distance < radius:
-                    want[n] = max(want[n], math.exp(-(distance**2) / (2 * sigma**2)))
-            nearest = min(far, key=far.get)
-            want[nearest] = 1
-            owners[nearest].add(g)
-        start += count
-    torch.testing.assert_close(heatmap.double(), want, rtol=1e-5, atol=1e-6)
-    assert (heatmap == 1).tolist() == [bool(owner) for owner in owners]
-    for n, owner in enumerate(owners):
-        target = (corners[max(owner)] - points[n, :2]) / points[n, 2] if owner else torch.zeros(2)
-        torch.testing.assert_close(offset[n], target, msg=f"point {n} of boxes {owner}")
-    assert max(map(len, owners)) > 1  # some share a point: that of the last box
 
 
 def test_trap_07_radius_of_a_corner_is_in_pixels_on_all_levels():
@@ -234,9 +150,3 @@ def test_points_outside_the_image_get_no_targets():
     for values in found:
         assert values.any()
         assert not values[~inside[: len(values)]].any()
-
-
-def test_iou_of_inverted_boxes_is_zero():
-    """What `assign_atss` and the targets of classes rely on."""
-    inverted = torch.tensor([[50.0, 50.0, 20.0, 20.0], [50.0, 20.0, 20.0, 50.0], [30.0, 30.0, 30.0, 40.0]])
-    assert not bbox_overlaps(inverted, torch.tensor([[10.0, 10.0, 60.0, 60.0]])).any()

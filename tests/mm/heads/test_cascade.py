@@ -148,12 +148,3 @@ def test_scores_are_mean_probabilities_and_masks_use_the_final_boxes(head):
     torch.testing.assert_close(features, head.mask_roi_extractor(x[:4], bbox2roi([r.bboxes for r in results])))
     assert [len(r.masks) for r in results] == [len(r) for r in results]
     assert masks.shape == (sum(map(len, results)), CLASSES, 28, 28)
-
-
-@torch.no_grad()
-def test_raw_outputs(head):
-    proposals, images = samples([3, 2])
-    logits, deltas, masks = head.eval()(maps(), proposals, images)
-    assert [tuple(of_image.shape) for of_image in logits] == [(23, CLASSES + 1), (22, CLASSES + 1)]
-    assert [tuple(of_image.shape) for of_image in deltas] == [(23, 4), (22, 4)]
-    assert masks.shape == (45, CLASSES, 28, 28)

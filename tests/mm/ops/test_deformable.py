@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torchvision
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -159,47 +158,6 @@ def test_offset_or_mask_smaller_than_the_output_is_an_error(name, shape):
     tensors[name] = tensors[name][:, 1:] if shape == "channels" else tensors[name][:, :, 1:]
     with pytest.raises(ValueError, match=name):
         mm.modulated_deform_conv2d(*tensors.values(), None, 1, 1)
-
-
-def reference_conv(self, x, offset, mask):
-    """`ModulatedDeformConv2d.forward` on torchvision's differentiable op, with `first_values` of offset and mask."""
-    size = [(n - 1) // self.stride[0] + 1 for n in x.shape[2:]]
-    read = first_values(offset, 18, *size), first_values(mask, 9, *size)
-    return torchvision.ops.deform_conv2d(x, read[0], self.weight, self.bias, self.stride, self.padding, mask=read[1])
-
-
-def test_dyhead_of_mmdet(monkeypatch):
-    necks = pytest.importorskip("mmdet.models.necks")
-    neck = necks.DyHead(16, 16, num_blocks=2, zero_init_offset=False).double()
-    for parameter in neck.parameters():  # mmdet draws the weights so small that offsets would not matter
-        parameter.data.normal_(std=0.2)
-    maps = [torch.randn(2, 16, *size).double().requires_grad_() for size in ((9, 12), (5, 6), (3, 3))]
-
-    def outputs_and_gradients():
-        outputs = neck(maps)
-        loss = sum(output.square().sum() for output in outputs)
-        return outputs, torch.autograd.grad(loss, [*maps, *neck.parameters()])
-
-    outputs, gradients = outputs_and_gradients()
-    monkeypatch.setattr(mm.ModulatedDeformConv2d, "forward", reference_conv)
-    want, want_gradients = outputs_and_gradients()
-    assert [output.shape for output in outputs] == [x.shape for x in maps]
-    torch.testing.assert_close(outputs, want)
-    torch.testing.assert_close(gradients, want_gradients)
-    by_name = dict(zip([name for name, _ in neck.named_parameters()], gradients[len(maps) :]))
-    assert all(by_name[f"dyhead_blocks.{i}.spatial_conv_offset.weight"].abs().sum() > 0 for i in (0, 1))
-
-
-def test_dyconv_of_glip():
-    head = pytest.importorskip("mmdet.models.dense_heads.atss_vlfusion_head")
-    neck = head.DyConv(
-        lambda *args: head.Conv3x3Norm(*args, use_dcn=True, norm_type=["gn", 4]), 16, 16, use_dyrelu=True, use_dcn=True
-    )
-    maps = [torch.randn(2, 16, *size, requires_grad=True) for size in ((20, 28), (10, 14), (5, 7))]
-    outputs = neck({"visual": maps, "lang": None})["visual"]
-    sum(output.square().sum() for output in outputs).backward()
-    assert [output.shape for output in outputs] == [x.shape for x in maps]
-    assert all(torch.isfinite(x.grad).all() and x.grad.abs().sum() > 0 for x in maps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
