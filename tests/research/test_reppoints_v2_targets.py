@@ -1,6 +1,5 @@
 """Targets of RepPoints V2 against loops over boxes and points in float64, and against mmdet's assigners."""
 
-
 import pytest
 import torch
 

@@ -14,7 +14,6 @@ from pycocotools.cocoeval import COCOeval
 from test_metrics import CLASSES, ground_truth, seen  # noqa: F401
 
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train import breakdown
 from vitdense.mm.train.breakdown import ConfusionMatrix, iou_table, report_test, write_confusion, write_table
 from vitdense.mm.train.metrics import BOX_ITEMS, CocoMetric, FasterCocoMetric, ap_table
 
@@ -153,21 +152,7 @@ def test_table_is_written_with_all_digits_and_rounded(tmp_path):
     ]
 
 
-@pytest.fixture
-def figure(monkeypatch):
-    """A function for the figure drawn last."""
-    drawn = []
-
-    class Figure(breakdown.Figure):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            drawn.append(self)
-
-    monkeypatch.setattr(breakdown, "Figure", Figure)
-    return lambda: drawn[-1]
-
-
-def test_confusion_is_written_as_pixels_and_drawn_as_shares_of_the_rows(tmp_path, figure):
+def test_confusion_is_written_as_pixels_and_drawn_as_shares_of_the_rows(tmp_path, figures):
     matrix = np.array([[60, 20, 0], [996, 4, 0], [0, 0, 0]])
     write_confusion(tmp_path, matrix, NAMES[:3])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["confusion.csv", "confusion.png"]
@@ -175,7 +160,7 @@ def test_confusion_is_written_as_pixels_and_drawn_as_shares_of_the_rows(tmp_path
         header, *rows = csv.reader(file)
     assert header[1:] == [row[0] for row in rows] == [*NAMES[:3]]
     assert [[int(x) for x in row[1:]] for row in rows] == matrix.tolist()
-    ax = figure().axes[0]
+    ax = figures[-1].axes[0]
     np.testing.assert_allclose(ax.images[0].get_array()[:2], [[75, 25, 0], [99.6, 0.4, 0]])
     assert ax.images[0].get_array().mask[2].all()  # no pixel of this class
     assert {text.get_position(): text.get_text() for text in ax.texts} == {(0, 0): "75", (1, 0): "25", (0, 1): "100"}
@@ -184,9 +169,9 @@ def test_confusion_is_written_as_pixels_and_drawn_as_shares_of_the_rows(tmp_path
 
 
 @pytest.mark.parametrize("num", [2, 31])
-def test_names_do_not_overlap(tmp_path, figure, num):
+def test_names_do_not_overlap(tmp_path, figures, num):
     write_confusion(tmp_path, np.eye(num, dtype=int), [f"a class named {i}" for i in range(num)])
-    ax = figure().axes[0]
+    ax = figures[-1].axes[0]
     boxes = [tick.label1.get_window_extent() for tick in ax.yaxis.get_major_ticks()]
     assert len(boxes) == num
     assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))

@@ -6,7 +6,7 @@ from mmengine.hooks import Hook
 from mmengine.optim.scheduler.param_scheduler import _ParamScheduler
 
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.heads.mask_transformer.parts import mask_probability
+from vitdense.mm.heads.mask_transformer.parts import POWER, mask_probability
 from vitdense.mm.registry import HOOKS, PARAM_SCHEDULERS
 
 
@@ -47,21 +47,20 @@ class MaskAnnealingHook(Hook):
                 buffer[i] = mask_probability(runner.iter, *span)
 
 
-def two_warmups(step: int, is_trunk: bool, warmups: tuple[int, int], end: int, power: float = 0.9) -> float:
+def two_warmups(step: int, is_trunk: bool, warmups: tuple[int, int], end: int) -> float:
     """Factor of a learning rate at a step: what is new warms up linearly in the first steps, the trunk stays as it is
-    and then warms up in the second ones; each then falls to 0 polynomially.
+    and then warms up in the second ones; each then falls to 0 by a polynomial of power 0.9.
 
     Args:
         step: Counted from 0.
         is_trunk: Whether it is the trunk's.
         warmups: Steps of the first and of the second warm-up.
         end: Steps of the training.
-        power: Of the polynomial.
     """
     start, length = (warmups[0], warmups[1]) if is_trunk else (0, warmups[0])
     if step < start + length:
         return max(step - start, 0) / length
-    return max(1 - (step - start - length) / (end - start - length), 0.0) ** power
+    return max(1 - (step - start - length) / (end - start - length), 0.0) ** POWER
 
 
 @PARAM_SCHEDULERS.register_module()
@@ -73,7 +72,6 @@ class TwoWarmupsLR(_ParamScheduler):
     Args:
         warmups: Steps of the first and of the second warm-up.
         end: Steps of the training.
-        power: Of the polynomial.
         by_epoch: As of mmengine's schedulers; it counts iterations alone.
         last_step, verbose: As of mmengine's.
     """
@@ -83,7 +81,6 @@ class TwoWarmupsLR(_ParamScheduler):
         optimizer,
         warmups: tuple[int, int],
         end: int,
-        power: float = 0.9,
         by_epoch: bool = False,
         last_step: int = -1,
         verbose: bool = False,
@@ -92,7 +89,7 @@ class TwoWarmupsLR(_ParamScheduler):
             raise ConfigError("vitdense.TwoWarmupsLR: got by_epoch=True, expected False: it counts iterations")
         if not 0 < warmups[0] < sum(warmups) < end:
             raise ConfigError(f"warmups, end: got {warmups}, {end}, expected two numbers of steps, before the end")
-        self.warmups, self.last, self.power = tuple(warmups), end, power
+        self.warmups, self.last = tuple(warmups), end
         if not any("part" in group for group in optimizer.param_groups):
             raise ConfigError(
                 "vitdense.TwoWarmupsLR: the groups of the optimiser do not say their part of the model; set "
@@ -103,9 +100,6 @@ class TwoWarmupsLR(_ParamScheduler):
     def _get_value(self) -> list[float]:
         groups = zip(self.base_values, self.optimizer.param_groups)  # mmengine adds one for its log, without a part
         return [
-            value
-            * two_warmups(
-                self.last_step, group.get("part", "").startswith("backbone"), self.warmups, self.last, self.power
-            )
+            value * two_warmups(self.last_step, group.get("part", "").startswith("backbone"), self.warmups, self.last)
             for value, group in groups
         ]

@@ -14,6 +14,7 @@ from vitdense.layers.layout import copied
 from vitdense.models.vit.model import JointStep
 
 MASK_STRIDE = 4  # pixels
+POWER = 0.9  # of the polynomials of EoMT's schedules
 
 
 class Prediction(NamedTuple):
@@ -141,8 +142,8 @@ def decode(
     return [*predictions, predict(x)]
 
 
-def mask_probability(step: int, start: int, end: int, power: float = 0.9) -> float:
+def mask_probability(step: int, start: int, end: int) -> float:
     """How probable masked attention is at a training step: 1 to `start`, then polynomially down to 0 at `end` (EoMT
     section 3.3)."""
     progress = min(max((step - start) / (end - start), 0.0), 1.0)
-    return (1 - progress) ** power
+    return (1 - progress) ** POWER
