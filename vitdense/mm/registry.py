@@ -20,7 +20,7 @@ from vitdense.models.registry import FLOORS, FOLDERS, backbone_class
 from vitdense.models.vit.tokens import JointViT, TokenViT
 from vitdense.models.vit.windowed import WindowedViT
 from vitdense.module import Module
-from vitdense.necks import DeconvPyramid, GlobalBlock
+from vitdense.necks import DeconvPyramid
 
 
 def _child(parent: Registry, **locations: str) -> Registry:
@@ -50,7 +50,7 @@ PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.schedules")
 OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, mmengine="train.optim")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 
-for _module in (*map(backbone_class, FOLDERS), JointViT, TokenViT, WindowedViT, DeconvPyramid, GlobalBlock):
+for _module in (*map(backbone_class, FOLDERS), JointViT, TokenViT, WindowedViT, DeconvPyramid):
     MODELS.register_module(module=_module)
 # LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
 MODELS.register_module(name="LN2d", module=LayerNorm2d)

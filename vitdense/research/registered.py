@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 from vitdense.mm.registry import MODELS
+from vitdense.research.htcpp.global_block import GlobalBlock
 from vitdense.research.non_local.attention import NonLocal, SAGANAttention
 from vitdense.research.pretraining import Classifier, MaskedImageModel
 from vitdense.research.pretraining.data import DrawMask, ImageFolder, TimmTransform, Top1
@@ -17,6 +18,6 @@ if find_spec("mmdet"):
     __all__ += ["BiFPN", "HTCRoIHead", "RepPointsV2Head"]
     MODELS.register_module(module=BiFPN)
 
-# Plugin layers for mm's ResNets.
-for _module in (NonLocal, SAGANAttention):
+# Plugin layers for mm's ResNets, and a neck.
+for _module in (NonLocal, SAGANAttention, GlobalBlock):
     MODELS.register_module(module=_module)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitdense.necks.global_block import GlobalBlock
+from vitdense.research.htcpp.global_block import GlobalBlock
 
 
 @pytest.mark.parametrize("size", [(3, 5), (1, 1), (8, 4)])
@@ -31,13 +31,6 @@ def test_global_block_is_attention_and_mlp_on_the_last_map_of_any_size(size):
     same, got = block((first, last))
     assert same is first
     torch.testing.assert_close(got, want.mT.unflatten(2, size))
-
-
-@pytest.mark.parametrize("dim", [1024, 1536])
-def test_parameters_of_the_extra_layer(dim):
-    with torch.device("meta"):
-        block = GlobalBlock((256, dim), num_heads=dim // 32)
-    assert sum(p.numel() for p in block.parameters()) == 12 * dim**2 + 13 * dim
 
 
 def test_drop_path_drops_whole_branches_in_training():
