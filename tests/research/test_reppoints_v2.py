@@ -161,7 +161,8 @@ def test_golden_targets_of_the_semantic_map(golden):
 
 
 @pytest.mark.parametrize("case", ["", "case_b.", "case_empty."])
-def test_golden_losses(golden, case):
+def test_trap_02_golden_losses(golden, case):
+    """Quality focal loss takes logits; Gaussian focal loss probabilities, and its third argument is not the weight."""
     tensors, head, _, outs, metas = golden
     boxes = [truth(), truth()] if case == "case_empty." else golden_truth(tensors, case)
     losses = head.loss_by_feat(*outs, boxes, metas)
@@ -514,57 +515,6 @@ def test_every_parameter_gets_a_finite_gradient():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
-
-
-def test_a_tenth_of_the_gradient_of_the_samples_reaches_the_first_points():
-    """And nothing else: the refined points start from them without a gradient."""
-    head = make_head()
-    seen = {}
-    for name in ("reppoints_cls_conv", "reppoints_pts_refine_conv"):
-        head.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: seen.update({name: args[1]}))
-    head.reppoints_pts_init_out.register_forward_hook(lambda module, args, out: seen.update(init=out))
-    for name in ("reppoints_cls_out", "reppoints_pts_refine_out"):
-        nn.init.normal_(head.get_submodule(name).weight)
-    cls, _, refine, *_ = head.forward_single(maps()[0])
-    for name, out in (("reppoints_cls_conv", cls), ("reppoints_pts_refine_conv", refine)):
-        got, samples = torch.autograd.grad(out.square().sum(), [seen["init"], seen[name]], retain_graph=True)
-        assert got.any()
-        torch.testing.assert_close(got, 0.1 * samples)
-
-
-def test_predict_and_loss_and_predict():
-    head = make_head().eval()
-    nn.init.normal_(head.reppoints_cls_out.weight, std=2.0)
-    x, batch = maps(), samples(some_truth())
-    for sample in batch:
-        sample.set_metainfo({"scale_factor": (0.5, 2.0)})
-    with torch.no_grad():
-        plain, scaled = head.predict(x, batch), head.predict(x, batch, rescale=True)
-        losses, again = head.loss_and_predict(x, batch)
-    assert set(losses) == {f"loss_{name}" for name in LOSSES}
-    for one, other, third in zip(plain, scaled, again):
-        assert 0 < len(one) <= 100
-        assert (one.scores > 0.05).all()
-        assert torch.equal(one.bboxes, third.bboxes)
-        assert (one.bboxes[:, 0::2] <= 128).all()
-        assert (one.bboxes[:, 1::2] <= 96).all()
-        assert (one.bboxes >= 0).all()
-        assert other.bboxes[:, 0::2].max() > 128
-
-
-def test_values_outside_the_image_do_not_matter():
-    head = make_head()
-    metas = [meta(), meta(pad_shape=(64, 64))]
-    boxes = [some_truth()[0], truth([5.0, 10.0, 50.0, 60.0])]
-    outs = head(maps())
-    changed = [[x.detach().clone() for x in out] for out in outs]
-    for out in changed[:5]:
-        for stride, x in zip((8, 16, 32, 64, 128), out):
-            x[1, :, -(-64 // stride) :] += 3.0
-            x[1, :, :, -(-64 // stride) :] += 3.0
-    one, other = (head.loss_by_feat(*x, boxes, metas) for x in (outs, changed))
-    for name in one:
-        assert one[name].item() == pytest.approx(other[name].item()), name
 
 
 @pytest.fixture(scope="module")
