@@ -11,6 +11,7 @@ pytest.importorskip("mmseg")
 from mmengine.evaluator import Evaluator
 from mmseg.evaluation import IoUMetric
 from pycocotools.cocoeval import COCOeval
+from test_curves import figures  # noqa: F401
 from test_metrics import CLASSES, ground_truth, seen  # noqa: F401
 
 from vitdense.mm.errors import ConfigError
@@ -152,7 +153,7 @@ def test_table_is_written_with_all_digits_and_rounded(tmp_path):
     ]
 
 
-def test_confusion_is_written_as_pixels_and_drawn_as_shares_of_the_rows(tmp_path, figures):
+def test_confusion_is_written_as_pixels_and_drawn_as_shares_of_the_rows(tmp_path, figures):  # noqa: F811
     matrix = np.array([[60, 20, 0], [996, 4, 0], [0, 0, 0]])
     write_confusion(tmp_path, matrix, NAMES[:3])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["confusion.csv", "confusion.png"]
@@ -169,7 +170,7 @@ def test_confusion_is_written_as_pixels_and_drawn_as_shares_of_the_rows(tmp_path
 
 
 @pytest.mark.parametrize("num", [2, 31])
-def test_names_do_not_overlap(tmp_path, figures, num):
+def test_names_do_not_overlap(tmp_path, figures, num):  # noqa: F811
     write_confusion(tmp_path, np.eye(num, dtype=int), [f"a class named {i}" for i in range(num)])
     ax = figures[-1].axes[0]
     boxes = [tick.label1.get_window_extent() for tick in ax.yaxis.get_major_ticks()]

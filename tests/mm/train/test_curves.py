@@ -8,9 +8,11 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("mmengine")
+from matplotlib import figure
 from matplotlib import pyplot as plt
 
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.train import breakdown, curves
 from vitdense.mm.train.curves import draw_curves, read_scalars
 
 
@@ -66,6 +68,21 @@ def test_validations_numbered_by_epoch_are_at_the_last_iteration_before(tmp_path
         {"mAP": 0.2, "step": 2},
     )
     assert values(read_scalars(tmp_path), "mAP") == [(10, 0.1), (22, 0.2)]
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Figures that are drawn."""
+    drawn = []
+
+    class Figure(figure.Figure):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            drawn.append(self)
+
+    for module in (breakdown, curves):
+        monkeypatch.setattr(module, "Figure", Figure)
+    return drawn
 
 
 def lines(ax):
