@@ -136,7 +136,6 @@ def test_faster_metric_falls_back_to_pycocotools_with_one_line(ground_truth, mon
 def test_metrics_are_those_of_mmdet(kind, ground_truth):
     """With the options that change their names or numbers; mmdet's truth has the same ids here."""
     options = {"classwise": True, "metric_items": ["mAP_75", "AR@100"], "proposal_nums": (1, 10, 100)}
-    options["iou_thrs"] = [0.5, 0.75]
     want = seen(mmdet_metrics.CocoMetric, ground_truth, noise=4, **options).evaluate(6)
     assert seen(kind, ground_truth, noise=4, **options).evaluate(6) == pytest.approx(want, abs=1e-9, nan_ok=True)
     assert len(want) == 6  # AP of two classes, two items of boxes and of masks
