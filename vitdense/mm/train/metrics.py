@@ -167,32 +167,25 @@ def count_segments(
     Returns:
         ``[num_classes, 4]``: sum of IoUs, matches, found segments and segments of the truth without a match.
     """
-    counts = np.zeros((num_classes, 4))
     known = {segment["id"]: segment for segment in segments}
-    pairs, areas = np.unique(np.stack([truth.ravel(), found.ravel()]), axis=1, return_counts=True)
-    overlap = {(int(t), int(f)): int(area) for (t, f), area in zip(pairs.T, areas)}
-    of_truth, of_found, ignored = Counter(), Counter(), Counter()
-    for (t, f), area in overlap.items():
-        of_truth[t] += area
-        of_found[f] += area
-        is_crowd = t in known and known[t]["is_crowd"] and known[t]["category"] == found_labels.get(f)
-        ignored[f] += area * (t not in known or is_crowd)
-    matched_truth, matched_found = set(), set()
-    for (t, f), area in overlap.items():
-        if t not in known or known[t]["is_crowd"] or known[t]["category"] != found_labels.get(f):
-            continue
-        void = sum(area for (other, g), area in overlap.items() if g == f and other not in known)
-        iou = area / (of_truth[t] + of_found[f] - area - void)
-        if iou > 0.5:
-            counts[known[t]["category"], :2] += iou, 1
-            matched_truth.add(t)
-            matched_found.add(f)
-    for f, label in found_labels.items():
-        if f not in matched_found and of_found[f] and ignored[f] <= 0.5 * of_found[f]:
-            counts[label, 2] += 1
-    for t, segment in known.items():
-        if t not in matched_truth and not segment["is_crowd"]:
-            counts[segment["category"], 3] += 1
+    (ids, rows), (codes, columns) = (np.unique(x, return_inverse=True) for x in (truth, found))
+    shared = np.bincount(rows.ravel() * len(codes) + columns.ravel(), minlength=len(ids) * len(codes))
+    shared = shared.reshape(len(ids), len(codes))  # pixels of every pair
+    labels = np.array([known[key]["category"] if key in known else -1 for key in ids.tolist()])
+    is_crowd = np.array([key in known and known[key]["is_crowd"] for key in ids.tolist()])[:, None]
+    found_labels = np.array([found_labels.get(code, -2) for code in codes.tolist()])
+    same, void, area = labels[:, None] == found_labels, shared[labels < 0].sum(0), shared.sum(0)
+    iou = same * ~is_crowd * shared / np.maximum(shared.sum(1, keepdims=True) + area - shared - void, 1)
+    t, f = (iou > 0.5).nonzero()
+    ignored = void + (same * is_crowd * shared).sum(0)
+    extra = (found_labels >= 0) & (ignored <= 0.5 * area)
+    extra[f] = False
+    matched = set(ids[t].tolist())
+    missed = [one["category"] for key, one in known.items() if key not in matched and not one["is_crowd"]]
+    counts = np.zeros((num_classes, 4))
+    np.add.at(counts[:, 0], labels[t], iou[t, f])
+    for column, of_class in ((1, labels[t]), (2, found_labels[extra]), (3, np.array(missed, int))):
+        np.add.at(counts[:, column], of_class, 1)
     return counts
 
 
