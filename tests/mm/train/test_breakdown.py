@@ -75,7 +75,7 @@ def test_every_coco_metric_has_a_table_for_boxes_and_for_masks(ground_truth, tmp
     tables = {"ap_bbox": "good/bbox", "ap_segm": "good/segm", "ap_bbox_2": "bad/bbox"}
     names = {f"{name}.{end}" for name in tables for end in ("csv", "md")}
     assert {file.name for file in (tmp_path / "report").iterdir()} == names
-    assert len({reported[f"{prefix}_mAP"] for prefix in tables.values()}) == 3
+    assert reported["good/bbox_mAP"] != reported["bad/bbox_mAP"]
     for name, prefix in tables.items():
         with (tmp_path / f"report/{name}.csv").open() as file:
             *_, mean = csv.DictReader(file)
