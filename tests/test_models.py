@@ -1,25 +1,20 @@
 """The model table against timm's own records, and the front door."""
 
 import re
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import timm
 import torch
-from conftest import HAS_RESEARCH
 from torch import nn
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.hub import create, list_models
 from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights
-from vitdense.models.mvit.sizes import MVIT
-from vitdense.models.nat.sizes import NAT
-from vitdense.models.registry import DEFAULTS, HALF, MODELS, SHORT, Model, find_model, near_names, row_of
-from vitdense.models.resnet.sizes import RESNET
-from vitdense.models.swin.sizes import SWIN
-from vitdense.models.swin_v2.sizes import SWIN_V2
-from vitdense.models.vit.sizes import VIT
+from vitdense.models.registry import DEFAULTS, FOLDERS, HALF, MODELS, SHORT, Model, find_model, near_names, row_of
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if (row.weights or "").startswith("timm://")])
@@ -72,13 +67,12 @@ def test_every_row_builds(name):
 
 
 def test_every_published_size_has_a_row():
-    tables = {"Swin": SWIN, "SwinV2": SWIN_V2, "MViT": MVIT, "ViT": VIT, "NAT": NAT, "ResNet": RESNET}
-    if HAS_RESEARCH:
-        from research_rows import SIZES
-
-        tables |= SIZES
-    sizes = {(row.family, row.arch) for row in MODELS.values()}
-    assert sizes == {(family, arch) for family, table in tables.items() for arch in table}
+    """Tables of sizes of every family by its folder; a hybrid ViT has those of ViT."""
+    for folder in [folder for folder in dict.fromkeys(FOLDERS.values()) if find_spec(f"{folder}.sizes")]:
+        module = import_module(f"{folder}.sizes")
+        tables = [x for name, x in vars(module).items() if isinstance(x, dict) and not name.startswith("_")]
+        archs = {name for table in tables for name, arch in table.items() if is_dataclass(arch)}
+        assert {row.arch for row in module.rows()} == (archs or {"vit_small", "vit_base", "vit_large"}), folder
 
 
 def test_a_model_is_its_first_row_and_a_short_name_its_long_one():

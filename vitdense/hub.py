@@ -1,6 +1,5 @@
 """Models by name."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -90,24 +89,19 @@ def create(
 
 
 def _our_names(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Options of `create` by the names of the class.
+    """Options of `create`, timm's among them, by the names of the class. The constructor refuses what it does not know.
 
     Raises:
-        TypeError: The class has no such option.
+        TypeError: An option of timm that no backbone has.
     """
-    known = arguments(kind)
     for theirs, ours in TIMM_NAMES.items():
         if theirs in options and ours in options:
             raise OptionError(f"create: {theirs} and {ours} are the same option; give one of them")
     renamed = {TIMM_NAMES.get(name, name): value for name, value in options.items()}
     found = {name: value for name, value in renamed.items() if TIMM_CONSTANTS.get(name, kind) != value}
-    for name in found.keys() - known.keys():
-        if name in TIMM_CONSTANTS:
-            hint = f"a backbone returns maps, and has {name}={TIMM_CONSTANTS[name]!r} alone"
-        elif name == "img_size":
-            hint = "leave it out: images may have any size"
-        else:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+    for name in found.keys() & TIMM_CONSTANTS.keys():
+        hint = f"a backbone returns maps, and has {name}={TIMM_CONSTANTS[name]!r} alone"
         raise TypeError(f"create: {kind.__name__} has no option {name}; {hint}")
+    if "img_size" in found and "img_size" not in arguments(kind):
+        raise TypeError(f"create: {kind.__name__} has no option img_size; leave it out: images may have any size")
     return found

@@ -17,10 +17,6 @@ from vitdense import (
     StemViT,
     SwinMixer,
 )
-from vitdense.research.cait.sizes import CAIT
-from vitdense.research.mixer.sizes import MIXER as MIXER_SIZES
-from vitdense.research.sasa.sizes import SASA as SASA_SIZES
-from vitdense.research.swin_mixer.sizes import SWIN_MIXER
 
 
 def with_drawn_gates(model):
@@ -62,8 +58,8 @@ RESEARCH = {
     ),
     "vit, conv stem": Row(StemViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
-    "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, parts=()),
-    "swin_mixer, window 4x6": Row(SwinMixer, NANO, {"window_size": (4, 6)}, parts=()),
+    "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, parts=("mlp",)),
+    "swin_mixer, window 4x6": Row(SwinMixer, NANO, {"window_size": (4, 6)}, parts=("mlp",)),
     # Their grid is 4x6 tokens of 16 pixels, so that 72x104 pixels pad to four windows.
     "mixer, windows": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96)}, eps=1e-6, parts=()),
     "mixer, resize": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, parts=()),
@@ -116,5 +112,3 @@ PRECISION = {
         (64, 64),
     ),
 }
-SIZES = {"CaiT": CAIT, "SASA": SASA_SIZES, "SwinMixer": SWIN_MIXER, "Mixer": MIXER_SIZES}
-SIZES["HybridViT"] = ("vit_small", "vit_base", "vit_large")

@@ -15,11 +15,12 @@ from vitdense.errors import OptionError
 from vitdense.layers.bias import LogCpbBias, TableBias
 from vitdense.layers.layout import Windows
 from vitdense.layers.local import LocalAttention
-from vitdense.models.mvit.model import MViTBlock, MViTStage, PooledAttention
-from vitdense.models.swin.model import SwinBlock, SwinStage, WindowAttention
+from vitdense.models.base import Stage
+from vitdense.models.mvit.model import MViTBlock, PooledAttention
+from vitdense.models.swin.model import SwinBlock, WindowAttention
 from vitdense.models.vit.model import Attention, ViTBlock
 
-CHANNELS_LAST = (SwinStage, SwinBlock, MViTStage, MViTBlock, ViTBlock)  # what they return
+CHANNELS_LAST = (Stage, SwinBlock, MViTBlock, ViTBlock)  # what they return
 # That can be looked into; `research` adds its own.
 LAYERS: list[type[nn.Module]] = [WindowAttention, LocalAttention, Attention, PooledAttention]
 CHANNELS_FIRST: list[type[nn.Module]] = []  # those of them that are for the maps of CNNs

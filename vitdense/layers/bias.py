@@ -79,7 +79,6 @@ class TableBias(_WindowBias):
         trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def of_offsets(self) -> Tensor:
-        """See `_WindowBias`."""
         return self.relative_position_bias_table.flatten(0, 1).T  # [heads, (2wh-1)(2ww-1)]
 
 

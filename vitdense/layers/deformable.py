@@ -73,7 +73,7 @@ def bilinear(x: Tensor, points: Tensor) -> Tensor:
 
 
 class References(NamedTuple):
-    """Where positions of some maps, the queries, are in other maps, the levels, which extend from -1 to 1."""
+    """Reference points of the queries in every value level, normalised to [-1, 1]."""
 
     points: Tensor  # centre (x, y) of every query, [Q, 1, levels, 1, 2], float32 at least
     steps: Tensor  # width and height of a position of every level, [levels, 1, 2], float32 at least
@@ -81,7 +81,7 @@ class References(NamedTuple):
 
 
 def references(x: Tensor, queries: tuple[Grid, ...], levels: tuple[Grid, ...]) -> References:
-    """The pixels of queries, row by row, in levels; `x` is a tensor on their device.
+    """Reference points of the positions of maps of queries, row by row; `x` is a tensor on their device.
 
     All maps start at the same corner of the image, and may cover more than the image: patches and strides round up.
     """

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 
-from vitdense.layers.resize import bicubic_weights, crop
+from vitdense.layers.resize import crop
 
 MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
 ALIGNMENT = 8  # elements: fused kernels copy a bias whose rows do not start at a multiple of it
@@ -216,12 +216,10 @@ class ShiftedWindows(Windows):
     slots: Tensor | None = None
 
     def cut(self, x: Tensor) -> Tensor:
-        """See `Windows`."""
         tokens = self.pad(x).flatten(0, 2)  # [B*nH*wh*nW*ww, C]
         return tokens.index_select(0, self.gather).unflatten(0, (-1, self.tokens))  # [B*nH*nW, N, C]
 
     def join(self, windows: Tensor) -> Tensor:
-        """See `Windows`."""
         (nh, nw), (wh, ww) = self.grid, self.window
         x = windows.flatten(0, 1).index_select(0, self.slots)  # [B*nH*wh*nW*ww, C]
         return self.crop(x.unflatten(0, (-1, nh * wh, nw * ww)))  # [B, h, w, C]
@@ -242,14 +240,12 @@ class RolledWindows(Windows):
     shift: tuple[int, int] = (0, 0)
 
     def pad(self, x: Tensor) -> Tensor:
-        """See `Windows`."""
         x = super().pad(x)  # [B, nH*wh, nW*ww, C]
         for dim, by in enumerate(self.shift, 1):
             x = torch.cat([x.narrow(dim, by, x.shape[dim] - by), x.narrow(dim, 0, by)], dim) if by else x
         return x
 
     def crop(self, x: Tensor) -> Tensor:
-        """See `Windows`."""
         for dim, by in enumerate(self.shift, 1):
             end = x.shape[dim] - by
             x = torch.cat([x.narrow(dim, end, by), x.narrow(dim, 0, end)], dim) if by else x
@@ -360,33 +356,6 @@ def _masks(window: tuple[int, int], shift: tuple[int, int], device: torch.device
     return F.pad(mask, (0, align(tokens) - tokens))  # [3, N, align(N)]
 
 
-@dataclass(frozen=True)
-class Resampling:
-    """A map of one size as a single window of another, fixed size, and back.
-
-    A linear map W over the tokens of the window becomes ``(S / S') R W R^T`` for S' tokens of the map, S of the window
-    and the bicubic resize R: its outputs and its inputs are resized as grids are, and a mean stays a mean.
-
-    Attributes:
-        rows, columns: R, ``[h, wh]`` and ``[w, ww]``.
-        rows_back, columns_back: Its transpose, times the old over the new length, ``[wh, h]`` and ``[ww, w]``.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    rows_back: Tensor
-    columns_back: Tensor
-
-    def partition(self, x: Tensor) -> Tensor:
-        """Map ``[B, h, w, C]`` to windows ``[B, N, C]``."""
-        return resample(x, self.rows_back, self.columns_back).flatten(1, 2)  # [B, wh*ww, C]
-
-    def unpartition(self, windows: Tensor) -> Tensor:
-        """Windows ``[B, N, C]`` to the map ``[B, h, w, C]``."""
-        grid = self.rows.shape[1], self.columns.shape[1]
-        return resample(copied(windows).unflatten(1, grid), self.rows, self.columns)  # [B, h, w, C]
-
-
 def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``[B, h, w, C]`` times a matrix for each axis, ``[H, h]`` and ``[W, w]``: ``[B, H, W, C]``."""
     b, h, w, c = x.shape
@@ -395,22 +364,6 @@ def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     x = torch.bmm(rows.expand(b, -1, -1), x.view(b, h, w * c))  # [B, H, w*C]
     x = torch.bmm(columns.expand(b * new_h, -1, -1), x.view(b * new_h, w, c))  # [B*H, W, C]
     return x.view(b, new_h, new_w, c)  # [B, H, W, C]
-
-
-def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | Resampling:
-    """A map ``[B, h, w, C]`` as one window (h, w) of tokens, resized where the sizes differ."""
-    size = x.shape[1], x.shape[2]
-    if not torch.compiler.is_compiling() and size == window:
-        return window_layout(x, window)
-    (rows, rows_back), (columns, columns_back) = (_resampling(x, *pair) for pair in zip(window, size))
-    return Resampling(rows, columns, rows_back, columns_back)
-
-
-@cached_by_size
-def _resampling(old: int, new: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The resize of an axis, ``[new, old]``, and back, ``[old, new]``; see `Resampling`."""
-    weights = bicubic_weights(old, new, device, torch.promote_types(dtype, torch.float32))  # [new, old]
-    return weights.to(dtype), (weights.T * (old / new)).to(dtype)
 
 
 @cached_by_size

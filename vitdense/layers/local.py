@@ -1,7 +1,7 @@
 """Local self-attention: every position of a map attends to the k x k positions around it.
 
 Queries are cut into tiles, keys and values into tiles with a halo: attention is then a few batched products. Pairs of a
-tile that do not see each other are hidden by the bias, which also holds the positions.
+tile that are outside the neighbourhood get a bias of -inf; the bias also holds the positions.
 """
 
 import math
@@ -268,7 +268,7 @@ def _tiles_of_axis(
 ) -> _Axis:
     """The tiles along an axis of a map of `size` queries, whose tiles see `span` keys each.
 
-    Every query sees a key: those after the map see what the last one does.
+    Padded queries copy the window of the last query, so that no softmax row is empty.
     """
     radius, tiles = kernel // 2, (size + side - 1) // side
     before = radius if border == "zero" else 0  # keys before the map

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,14 +58,18 @@ def check_arguments(kind: type, given: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: A value is of another kind, or out of range.
+        TypeError: The class has no argument of this name.
     """
-    defaults = arguments(kind) or {}
-    for name, value in given.items():
-        default = defaults.get(name, inspect.Parameter.empty)
+    defaults = arguments(kind)
+    for name, value in given.items() if defaults is not None else ():
+        if name not in defaults:
+            near = difflib.get_close_matches(name, defaults, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(defaults)}"
+            raise TypeError(f"{kind.__name__}.__init__() got an unexpected argument {name!r}; {hint}")
         is_right, expected = ARGUMENTS.get(name, (lambda x: True, ""))
-        if isinstance(default, bool):
+        if isinstance(defaults[name], bool):
             is_right, expected = (lambda x: isinstance(x, bool)), "True or False"
-        if not is_right(value) and not (value is None and default is None):
+        if not is_right(value) and not (value is None and defaults[name] is None):
             raise OptionError(f"{name}: got {value!r}, expected {expected}")
 
 
@@ -109,6 +113,11 @@ def maybe_checkpoint(function: Callable[..., Tensor], *args: Any, with_cp: bool)
     return checkpoint(function, *args, use_reentrant=False) if with_cp else function(*args)
 
 
+def drop_path_rates(last: float, depth: int) -> list[float]:
+    """Stochastic depth of every block: linear from 0 in the first to `last` (Huang et al., ECCV 2016)."""
+    return [last * i / max(depth - 1, 1) for i in range(depth)]
+
+
 def check_image(x: Tensor) -> Tensor:
     """The same, if it is a batch of images.
 
@@ -143,32 +152,66 @@ def _warn_unloaded(model: "Backbone", *_: Any) -> None:
     )
 
 
+class Stage(nn.Module):
+    """Blocks of one resolution, and what leads to the next one.
+
+    Args:
+        blocks: Its blocks, in order.
+        downsample: From the map after the blocks to the input of the next stage; None where a block does it, or where
+            no stage follows.
+        with_cp: Recompute the activations of every block, and of `downsample`, in the backward pass.
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module], downsample: nn.Module | None = None, with_cp: bool = False) -> None:
+        super().__init__()
+        self.with_cp = with_cp
+        self.blocks = nn.ModuleList(blocks)
+        self.downsample = downsample
+
+    def run(self, layer: nn.Module, x: Tensor, *args: Any) -> Tensor:
+        """A block or `downsample` on a map, with activation checkpointing in training if the stage has it."""
+        return maybe_checkpoint(layer, x, *args, with_cp=self.with_cp and self.training)
+
+    def steps(self) -> list[list[nn.Module]]:
+        """Every block, with what follows it before the next one: `downsample` belongs to the last block."""
+        steps = [[block] for block in self.blocks]
+        steps[-1] += [self.downsample] if self.downsample is not None else []
+        return steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, H, W, C]`` after the blocks, before `downsample`: ``[B, H', W', C']``."""
+        for block in self.blocks:
+            x = self.run(block, x)  # [B, H', W', C']
+        return x
+
+
 class Backbone(Module):
     """Base of all backbones: stages with one normalised output map each.
 
-    A subclass builds `patch_embed`, `absolute_pos_embed` and `stages`, then calls `build_outputs_and_freeze`. With
-    other modules it overrides `stem_modules`, `stage_modules`, `unused_modules` and a method of the forward pass.
+    A subclass takes the arguments below as ``**common`` and passes them on to this constructor, which keeps them as
+    attributes. It then builds `patch_embed`, `absolute_pos_embed` and `stages`, and calls `build_outputs_and_freeze`.
+    With other modules it overrides `stem_modules`, `stage_modules`, `unused_modules` and a method of the forward pass.
 
-    Arguments that every subclass has:
+    Most subclasses also have `arch`, the name of a row of their table of sizes or a dict of its fields, and
+    `mlp_ratio`, the hidden width of MLPs over their input.
 
-    - `arch`: A name of `vitdense.models.variants`, or a dict of the fields of that table's rows.
-    - `in_channels`: Image channels.
-    - `mlp_ratio`: Hidden width of the MLPs over their input.
-    - `drop_path_rate`: Stochastic depth of the last block; it grows linearly from 0 at the first.
-    - `out_indices`: Stages to return, ascending.
-    - `frozen_stages`: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms; ``'all'``
-      everything: no part of the trunk is in the graph, in training mode or with an optimiser.
-    - `finetune`: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4),
-      ``'mlp'`` the MLPs in place of the attention, as its control; ``'lora'``, or ``dict(type='lora', rank=8, alpha=16,
-      targets=('qkv', 'proj'))``, low-rank updates of linear layers and the output norms (`vitdense.layers.lora`); None
-      trains everything. Mixers, which have no attention, do not have it.
-    - `with_cp`: Recompute activations in the backward pass: less memory, more time, the same gradients.
-    - `init_cfg`: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
-      `init_weights`.
+    Args:
+        in_channels: Image channels.
+        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
+        out_indices: Stages to return, ascending, counted from 0.
+        frozen_stages: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms; ``'all'``
+            everything: no part of the trunk is in the graph, in training mode or with an optimiser.
+        finetune: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4),
+            ``'mlp'`` the MLPs in place of the attention, as its control; ``'lora'``, or ``dict(type='lora', rank=8,
+            alpha=16, targets=('qkv', 'proj'))``, low-rank updates of linear layers and the output norms
+            (`vitdense.layers.lora`); None trains everything. Refused where a backbone has no such part.
+        with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
+        init_cfg: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
+            `init_weights`.
 
     Attributes:
         family: Name of the family in `vitdense.models.registry.NAMING`.
-        arch: Its row of `vitdense.models.variants`.
+        arch: Its row of the family's table of sizes.
         out_channels: Channels of each output.
         out_strides: Stride of each output in pixels.
         load_report: What loading `init_cfg` did; None when nothing was loaded.
@@ -187,14 +230,26 @@ class Backbone(Module):
 
     def __new__(cls, *args: Any, **options: Any) -> "Backbone":
         """Check the arguments, whatever class they are of, before anything is built of them."""
-        check_arguments(cls, {**dict(zip(arguments(cls) or (), args)), **options})
+        check_arguments(cls, options)
         return super().__new__(cls)
 
-    def __init__(self, init_cfg: InitCfg = None) -> None:
+    def __init__(
+        self,
+        *,
+        in_channels: int = 3,
+        drop_path_rate: float = 0.0,
+        out_indices: Sequence[int] | None = (0, 1, 2, 3),
+        frozen_stages: int | str = -1,
+        finetune: Finetune = None,
+        with_cp: bool = False,
+        init_cfg: InitCfg = None,
+    ) -> None:
         if isinstance(init_cfg, (str, Path)):
             init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
         check_init_cfg(init_cfg)
         super().__init__(init_cfg)
+        self.in_channels, self.drop_path_rate, self.with_cp = in_channels, drop_path_rate, with_cp
+        self.out_indices, self.frozen_stages, self.finetune = out_indices, frozen_stages, finetune
         self.unloaded_warning = self.register_forward_pre_hook(_warn_unloaded)
         if not self._names_weights():
             self.unloaded_warning.remove()
@@ -205,33 +260,23 @@ class Backbone(Module):
         return any(cfg and cfg.get("type") == "Pretrained" for cfg in cfgs)
 
     def build_outputs_and_freeze(
-        self,
-        dims: Sequence[int],
-        strides: Sequence[int],
-        out_indices: Sequence[int],
-        frozen_stages: int | str,
-        finetune: Finetune,
-        norm: Callable[[int], nn.Module] = LayerNorm,
+        self, dims: Sequence[int], strides: Sequence[int], norm: Callable[[int], nn.Module] = LayerNorm
     ) -> None:
         """Add an output norm ``norm{i}`` per index, declare the outputs, and freeze.
 
         Args:
             dims: Channels of every stage.
             strides: Stride of every stage in pixels.
-            out_indices: See the class.
-            frozen_stages: See the class.
-            finetune: See the class. What `frozen_stages` freezes stays frozen.
             norm: Makes an output norm from its channels.
 
         Raises:
             ValueError: An index, a number of stages or a mode that does not exist.
         """
-        n = len(dims)
-        indices = tuple(out_indices)
+        n, finetune = len(dims), self.finetune
+        indices = tuple(self.out_indices)
         if not indices or list(indices) != sorted(set(indices)) or indices[-1] >= n:
-            raise OptionError(f"out_indices: got {out_indices}, expected ascending stages from 0 to {n - 1}")
-        if frozen_stages == "all":
-            frozen_stages = n
+            raise OptionError(f"out_indices: got {self.out_indices}, expected ascending stages from 0 to {n - 1}")
+        frozen_stages = n if self.frozen_stages == "all" else self.frozen_stages
         if not (is_whole(frozen_stages, -1) and frozen_stages <= n):
             raise OptionError(f"frozen_stages: got {frozen_stages!r}, expected -1 (none) to {n}, or 'all'")
         options = dict(finetune) if isinstance(finetune, Mapping) else {"type": finetune}
@@ -291,7 +336,10 @@ class Backbone(Module):
 
     def forward_stage(self, x: Tensor, stage: int) -> Tensor:
         """The map before a stage to the map after it."""
-        return self.stage_modules()[stage](x)
+        stages = self.stage_modules()
+        if stage > 0 and stages[stage - 1].downsample is not None:
+            x = stages[stage - 1].run(stages[stage - 1].downsample, x)  # [B, H_i, W_i, C_i]
+        return stages[stage](x)
 
     def stem_modules(self) -> list[nn.Module]:
         """Modules before the first stage."""
@@ -303,7 +351,9 @@ class Backbone(Module):
 
     def unused_modules(self) -> list[nn.Module]:
         """Modules after the last output: kept, so that checkpoints load exactly, but neither run nor trained."""
-        return list(self.stage_modules()[self.out_indices[-1] + 1 :])
+        last = self.out_indices[-1]
+        downsample = [getattr(stage, "downsample", None) for stage in self.stage_modules()[last : last + 1]]
+        return [*self.stage_modules()[last + 1 :], *(module for module in downsample if module is not None)]
 
     def frozen_modules(self) -> list[nn.Module]:
         """Modules that `frozen_stages` keeps from training: in mmdet's sense, stem, then whole stages."""
@@ -318,11 +368,9 @@ class Backbone(Module):
 
         A downsampling layer belongs to the block before it. Output norms and unused modules are in no layer.
         """
-        layers = [self.stem_modules()]
-        for stage in self.stage_modules()[: self.out_indices[-1] + 1]:
-            layers += [[block] for block in stage.blocks]
-            layers[-1] += [part for name, part in stage.named_children() if name != "blocks"]
-        return layers
+        stages = self.stage_modules()[: self.out_indices[-1] + 1]
+        steps = (stage.steps() if hasattr(stage, "steps") else [[stage]] for stage in stages)  # a ViT has blocks alone
+        return [self.stem_modules(), *(step for of_stage in steps for step in of_stage)]
 
     def output(self, x: Tensor, stage: int) -> Tensor:
         """Output map of a stage: norm, then ``[B, H, W, C]`` to ``[B, C, H, W]`` in channels-last memory."""

@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitdense.errors import OptionError
 
@@ -94,10 +94,10 @@ def arguments(kind: type) -> dict[str, Any] | None:
     found: dict[str, Any] = {}
     for base in kind.__mro__:
         if "__init__" in vars(base):
-            parameters = inspect.signature(base.__init__).parameters
-            found = {name: parameter.default for name, parameter in parameters.items()} | found
-            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
-                return {name: default for name, default in found.items() if name not in ("self", "args", "options")}
+            _, *parameters = inspect.signature(base.__init__).parameters.values()
+            found = {x.name: x.default for x in parameters if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)} | found
+            if all(x.kind is not x.VAR_KEYWORD for x in parameters):
+                return found
     return None
 
 
@@ -136,24 +136,11 @@ class _Naming(Mapping[str, "Family"]):
 NAMING: Mapping[str, "Family"] = _Naming()
 
 
-class _Tables(NamedTuple):
-    """Every model by its names.
-
-    Attributes:
-        MODELS: By its own name.
-        DEFAULTS: Without the weights' name: the first row of each model.
-        SHORT: Names of version 0.1, sizes by their first letter: swin_t.ms_in1k.
-        TIMM: timm's names of the models whose weights it hosts, with and without the part after the dot.
-    """
-
-    MODELS: dict[str, Model]
-    DEFAULTS: dict[str, Model]
-    SHORT: dict[str, Model]
-    TIMM: dict[str, Model]
-
-
 @cache
-def _tables() -> _Tables:
+def _tables() -> dict[str, dict[str, Model]]:
+    """Every model by its names: by its own in `MODELS`, without the weights' name in `DEFAULTS` (the first row of each
+    model), by names of version 0.1 with sizes by their first letter (swin_t.ms_in1k) in `SHORT`, and in `TIMM` by
+    timm's names of the models whose weights it hosts, with and without the part after the dot."""
     sizes = [import_module(f"{folder}.sizes") for folder in _with_module("sizes").values()]
     models = {row.name: row for module in sizes for row in module.rows()}
     short = {
@@ -164,20 +151,21 @@ def _tables() -> _Tables:
     }
     hosted = {row.weights.removeprefix("timm://"): row for row in models.values() if "timm://" in (row.weights or "")}
     timm = {name.partition(".")[0]: row for name, row in reversed(hosted.items())} | hosted
-    return _Tables(models, {row.model: row for row in reversed(models.values())}, short, timm)
+    defaults = {row.model: row for row in reversed(models.values())}
+    return {"MODELS": models, "DEFAULTS": defaults, "SHORT": short, "TIMM": timm}
 
 
 def __getattr__(name: str) -> dict[str, Model]:
     """The tables, which need the sizes of all families."""
-    if name not in _Tables._fields:
+    if name not in ("MODELS", "DEFAULTS", "SHORT", "TIMM"):
         raise AttributeError(f"module 'vitdense.models.registry' has no attribute {name!r}")
-    return getattr(_tables(), name)
+    return _tables()[name]
 
 
 def find_model(name: str) -> Model | None:
     """The row of a name, or None. ``swin_tiny`` is the first of its rows; ``swin_t.ms_in1k`` is short for
     ``swin_tiny.ms_in1k``; timm's ``vit_base_patch16_224.mae`` is ``vit_base.mae``."""
-    return next((table[name] for table in _tables() if name in table), None)
+    return next((table[name] for table in _tables().values() if name in table), None)
 
 
 def row_of(checkpoint: str | Path) -> Model | None:
@@ -189,7 +177,7 @@ def row_of(checkpoint: str | Path) -> Model | None:
     if Path(address).expanduser().is_file():
         return None
     address = re.sub(r"^hf://timm/([^/@]+).*", r"timm://\1", address)
-    rows = _tables().MODELS.values()
+    rows = _tables()["MODELS"].values()
     row = find_model(address) or next((row for row in rows if row.weights == address), None)
     found = re.search(r"dinov3[-_]vit(s|b|l|h|7b)16(plus)?[-_]pretrain[-_](lvd1689m|sat493m)", address)
     if row is None and found:
@@ -207,14 +195,13 @@ def gated_row(address: str) -> Model | None:
 
 def ungated_twin(row: Model) -> Model | None:
     """A row of the same arch whose weights need no consent, or None."""
-    same = [other for other in _tables().MODELS.values() if (other.family, other.arch) == (row.family, row.arch)]
+    same = [other for other in _tables()["MODELS"].values() if (other.family, other.arch) == (row.family, row.arch)]
     return next((other for other in same if other.weights and not other.gate), None)
 
 
 def near_names(name: str) -> list[str]:
     """Names of the table that look like `name`, for error messages."""
-    models, defaults, short, timm = _tables()
-    return difflib.get_close_matches(name, dict.fromkeys([*defaults, *models, *short, *timm]), n=5)
+    return difflib.get_close_matches(name, {other for table in _tables().values() for other in table}, n=5)
 
 
 def is_whole(x: object, least: int = 1) -> bool:

@@ -7,6 +7,7 @@ borders; padded keys are zero and visible; the class token of classifiers is ign
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer, max_pool
 from vitdense.layers.layout import window_layout
 from vitdense.layers.position import AbsolutePosition
-from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
+from vitdense.models.base import Backbone, Stage, as_pair, drop_path_rates
 from vitdense.models.mvit.sizes import MVIT, MViTArch
 from vitdense.models.registry import find_arch
 
@@ -73,6 +74,7 @@ def plan(arch: MViTArch, window: str, grid: tuple[int, int], drop_path_rate: flo
     """
     last = len(arch.depths) - 1
     specs = []
+    rates = iter(drop_path_rates(drop_path_rate, sum(arch.depths)))
     kv_stride, dim = KV_STRIDE, arch.embed_dims
     for stage, depth in enumerate(arch.depths):
         width = arch.embed_dims * 2**stage
@@ -94,7 +96,7 @@ def plan(arch: MViTArch, window: str, grid: tuple[int, int], drop_path_rate: flo
                     q_stride=2 if shrinks else 1,
                     kv_stride=kv_stride * 2 if doubles else kv_stride,
                     window=None if is_global else grid,
-                    drop_path=drop_path_rate * len(specs) / max(sum(arch.depths) - 1, 1),
+                    drop_path=next(rates),
                 )
             )
             dim = specs[-1].dim_out
@@ -107,7 +109,6 @@ class PooledAttention(nn.Module):
     """Self-attention between pooled queries and pooled keys and values (section 3.2, "Pooling Attention").
 
     Args:
-        spec: The block.
         arch: Says how it pools, and which positions and residuals it has.
     """
 
@@ -187,13 +188,7 @@ def pool_map(x: Tensor, stride: int) -> Tensor:
 
 
 class MViTBlock(nn.Module):
-    """Pooled attention and MLP, each on a normalised branch; one of them may change the width (section 3.2).
-
-    Args:
-        spec: The block.
-        arch: See `PooledAttention`.
-        mlp_ratio: Hidden width of the MLP over `spec.dim_attn`.
-    """
+    """Pooled attention and MLP, each on a normalised branch; one of them may change the width (section 3.2)."""
 
     def __init__(self, spec: BlockSpec, arch: MViTArch, mlp_ratio: float) -> None:
         super().__init__()
@@ -215,26 +210,6 @@ class MViTBlock(nn.Module):
         y = self.norm2(x)
         skip = self.proj(y) if spec.dim_attn != spec.dim_out else x  # [B, h, w, dim_out]
         return skip + self.drop_path(self.mlp(y))  # [B, h, w, dim_out]
-
-
-class MViTStage(nn.Module):
-    """Blocks of one resolution; the first reaches it.
-
-    Args:
-        blocks: Its blocks.
-        with_cp: Recompute each block's activations in the backward pass.
-    """
-
-    def __init__(self, blocks: Sequence[MViTBlock], with_cp: bool) -> None:
-        super().__init__()
-        self.with_cp = with_cp
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to ``[B, ceil(H/2), ceil(W/2), C']``, in the first stage to ``[B, H, W, C']``."""
-        for block in self.blocks:
-            x = maybe_checkpoint(block, x, with_cp=self.with_cp and self.training)
-        return x
 
 
 class MViT(Backbone):
@@ -261,18 +236,14 @@ class MViT(Backbone):
     def __init__(
         self,
         arch: str | Mapping = "v2_tiny",
-        in_channels: int = 3,
+        *,
         window: str = "hybrid",
         mlp_ratio: float = 4.0,
         drop_path_rate: float = 0.2,
         pretrain_img_size: int | Sequence[int] = 224,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int | str = -1,
-        finetune: Finetune = None,
-        with_cp: bool = False,
-        init_cfg: InitCfg = None,
+        **common: Any,
     ) -> None:
-        super().__init__(init_cfg=init_cfg)
+        super().__init__(drop_path_rate=drop_path_rate, **common)
         row = self.arch = find_arch(arch, MVIT)
         if window not in WINDOWS:
             raise OptionError(f"window: got {window!r}, expected one of {', '.join(WINDOWS)}")
@@ -283,19 +254,13 @@ class MViT(Backbone):
             raise OptionError(f"pretrain_img_size: got {image}, expected multiples of {total}, for windows pool evenly")
         grid = (image[0] // 4, image[1] // 4)
         specs = plan(row, window, grid, drop_path_rate)
-        self.patch_embed = OverlapPatchEmbed(in_channels, row.embed_dims)
+        self.patch_embed = OverlapPatchEmbed(self.in_channels, row.embed_dims)
         absolute = row.absolute_position
         self.absolute_pos_embed = AbsolutePosition(grid, row.embed_dims) if absolute else nn.Identity()
         self.stages = nn.ModuleList(
-            MViTStage([MViTBlock(spec, row, mlp_ratio) for spec in specs if spec.stage == i], with_cp)
+            Stage((MViTBlock(spec, row, mlp_ratio) for spec in specs if spec.stage == i), with_cp=self.with_cp)
             for i in range(len(row.depths))
         )
         self.apply(init_transformer)
-        self.build_outputs_and_freeze(
-            dims=[stage.blocks[-1].spec.dim_out for stage in self.stages],
-            strides=[4 * 2**i for i in range(len(row.depths))],
-            out_indices=out_indices,
-            frozen_stages=frozen_stages,
-            finetune=finetune,
-            norm=LayerNorm,
-        )
+        dims = [stage.blocks[-1].spec.dim_out for stage in self.stages]
+        self.build_outputs_and_freeze(dims, [4 * 2**i for i in range(len(dims))], norm=LayerNorm)

@@ -4,14 +4,14 @@ Follows the authors' detection code: a map that is smaller than the kernel is pa
 keys and values are made, and padded keys are visible.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitdense.layers.blocks import ResidualLayerNorm, scaled
 from vitdense.layers.local import LocalAttention, Tiles, num_offsets
-from vitdense.models.base import Finetune, InitCfg
 from vitdense.models.nat.sizes import NAT as SIZES
 from vitdense.models.registry import find_arch
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
@@ -37,8 +37,6 @@ class NATBlock(SwinBlock):
     """Neighborhood attention (section 3.1) and MLP, each on a normalised branch, with LayerScale in the larger models.
 
     Args:
-        spec: The block.
-        mlp_ratio: Hidden width of the MLP over `spec.dim`.
         layer_scale: Initial value of a learned factor per channel on both branches; None for no factors.
     """
 
@@ -107,29 +105,14 @@ class NAT(SwinTrunk):
     family = "nat"
 
     def __init__(
-        self,
-        arch: str | Mapping = "tiny",
-        in_channels: int = 3,
-        kernel_size: int = 7,
-        drop_path_rate: float = 0.2,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int | str = -1,
-        finetune: Finetune = None,
-        with_cp: bool = False,
-        init_cfg: InitCfg = None,
+        self, arch: str | Mapping = "tiny", *, kernel_size: int = 7, drop_path_rate: float = 0.2, **common: Any
     ) -> None:
-        row = find_arch(arch, SIZES)
+        super().__init__(drop_path_rate=drop_path_rate, **common)
+        row = self.arch = find_arch(arch, SIZES)
         num_offsets(kernel_size, "clamp")  # refuses an even kernel
-        super().__init__(
-            row,
+        self.build(
             plan(row, (kernel_size, kernel_size), drop_path_rate, shift=False),
-            stem=lambda dim: ConvPatchEmbed(in_channels, dim),
+            stem=ConvPatchEmbed,
             block=lambda spec: NATBlock(spec, row.mlp_ratio, row.layer_scale),
             merging=ConvMerging,
-            patch_size=4,
-            out_indices=out_indices,
-            frozen_stages=frozen_stages,
-            finetune=finetune,
-            with_cp=with_cp,
-            init_cfg=init_cfg,
         )

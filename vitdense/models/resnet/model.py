@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timm.layers import DropPath
@@ -10,14 +11,23 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitdense.layers.blocks import init_conv, max_pool
-from vitdense.models.base import Backbone, Finetune, InitCfg, check_image, maybe_checkpoint
+from vitdense.models.base import Backbone, check_image, drop_path_rates, maybe_checkpoint
 from vitdense.models.registry import find_arch
 from vitdense.models.resnet.sizes import RESNET, ResNetArch
 
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block: its stage, channels of its input, width of its 3x3 convolutions, channels of its output."""
+    """One block.
+
+    Attributes:
+        stage: Counted from 0.
+        in_channels: Of its input.
+        width: Channels of its 3x3 convolutions.
+        out_channels: Of its output.
+        stride: Of the block: 2 halves the map.
+        drop_path: Stochastic depth.
+    """
 
     stage: int
     in_channels: int
@@ -30,7 +40,7 @@ class BlockSpec:
 def plan(arch: ResNetArch, drop_path_rate: float) -> list[BlockSpec]:
     """Every block of a ResNet in order. The first block of every stage but the first halves the map."""
     blocks = [(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)]
-    before, last = [arch.embed_dims, *arch.dims], max(len(blocks) - 1, 1)
+    before, rates = [arch.embed_dims, *arch.dims], drop_path_rates(drop_path_rate, len(blocks))
     return [
         BlockSpec(
             stage=stage,
@@ -38,25 +48,24 @@ def plan(arch: ResNetArch, drop_path_rate: float) -> list[BlockSpec]:
             width=arch.embed_dims * 2**stage,
             out_channels=arch.dims[stage],
             stride=2 if stage and i == 0 else 1,
-            drop_path=drop_path_rate * n / last,
+            drop_path=rate,
         )
-        for n, (stage, i) in enumerate(blocks)
+        for (stage, i), rate in zip(blocks, rates)
     ]
 
 
-class ResNetStage(nn.Module):
-    """Blocks of one resolution, named by their index.
+class ResNetStage(nn.Sequential):
+    """Blocks of one resolution, named by their index; the first one halves the map.
 
     Args:
-        blocks: Its blocks.
         with_cp: Recompute the activations of each block in the backward pass.
     """
 
+    downsample = None
+
     def __init__(self, blocks: Sequence[nn.Module], with_cp: bool) -> None:
-        super().__init__()
+        super().__init__(*blocks)
         self.with_cp = with_cp
-        for i, block in enumerate(blocks):
-            self.add_module(str(i), block)
 
     def steps(self) -> list[list[nn.Module]]:
         """Every block, with what follows it before the next one."""
@@ -94,31 +103,19 @@ class ResNet(Backbone):
     family = "resnet"
     archs: Mapping[str, ResNetArch] = RESNET
 
-    def __init__(
-        self,
-        arch: str | Mapping = "resnet50",
-        in_channels: int = 3,
-        drop_path_rate: float = 0.0,
-        norm_eval: bool = True,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int | str = -1,
-        finetune: Finetune = None,
-        with_cp: bool = False,
-        init_cfg: InitCfg = None,
-    ) -> None:
-        super().__init__(init_cfg=init_cfg)
+    def __init__(self, arch: str | Mapping = "resnet50", *, norm_eval: bool = True, **common: Any) -> None:
+        super().__init__(**common)
         self.arch = find_arch(arch, self.archs)
         self.norm_eval = norm_eval
-        self.conv1 = nn.Conv2d(in_channels, self.arch.embed_dims, 7, stride=2, padding=3, bias=False)
+        self.conv1 = nn.Conv2d(self.in_channels, self.arch.embed_dims, 7, stride=2, padding=3, bias=False)
         self.conv1.apply(init_conv)
         self.bn1 = nn.BatchNorm2d(self.arch.embed_dims)
         self.relu = nn.ReLU(inplace=True)
-        specs, dims = plan(self.arch, drop_path_rate), self.arch.dims
+        specs, dims = plan(self.arch, self.drop_path_rate), self.arch.dims
         for i in range(len(dims)):
             blocks = [self.make_block(spec) for spec in specs if spec.stage == i]
-            self.add_module(f"layer{i + 1}", self.make_stage(i, blocks, with_cp))
-        strides = [4 * 2**i for i in range(len(dims))]
-        self.build_outputs_and_freeze(dims, strides, out_indices, frozen_stages, finetune, lambda _: nn.Identity())
+            self.add_module(f"layer{i + 1}", self.make_stage(i, blocks))
+        self.build_outputs_and_freeze(dims, [4 * 2**i for i in range(len(dims))], lambda _: nn.Identity())
 
     def make_block(self, spec: BlockSpec) -> nn.Module:
         """A block with the usual initialisation: He's, and 0 for the weight of the norm at the end of the branch."""
@@ -132,19 +129,15 @@ class ResNet(Backbone):
         block.zero_init_last()
         return block
 
-    def make_stage(self, stage: int, blocks: Sequence[nn.Module], with_cp: bool) -> ResNetStage:
+    def make_stage(self, stage: int, blocks: Sequence[nn.Module]) -> ResNetStage:
         """A stage, counted from 0, of these blocks."""
-        return ResNetStage(blocks, with_cp)
+        return ResNetStage(blocks, self.with_cp)
 
     def stem_modules(self) -> list[nn.Module]:
         return [self.conv1, self.bn1]
 
     def stage_modules(self) -> list[ResNetStage]:
         return [getattr(self, f"layer{i + 1}") for i in range(len(self.arch.depths))]
-
-    def layers(self) -> list[list[nn.Module]]:
-        stages = self.stage_modules()[: self.out_indices[-1] + 1]
-        return [self.stem_modules(), *(step for stage in stages for step in stage.steps())]
 
     def train(self, mode: bool = True) -> "ResNet":
         """As `Backbone.train`; with `norm_eval`, all BNs stay in eval mode."""

@@ -6,6 +6,8 @@ padded keys stay visible, and shifted blocks shift even where the map is a singl
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from timm.layers import DropPath
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, ini
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.local import Tiles
 from vitdense.layers.position import AbsolutePosition
-from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
+from vitdense.models.base import Backbone, Stage, as_pair, drop_path_rates
 from vitdense.models.registry import find_arch
 from vitdense.models.swin.sizes import SWIN, SwinArch
 
@@ -41,7 +43,6 @@ def plan(arch: SwinArch, window: tuple[int, int], drop_path_rate: float, shift: 
     """
     half, none = (window[0] // 2, window[1] // 2), (0, 0)
     blocks = [(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)]
-    last = max(len(blocks) - 1, 1)
     return [
         BlockSpec(
             stage=stage,
@@ -49,9 +50,9 @@ def plan(arch: SwinArch, window: tuple[int, int], drop_path_rate: float, shift: 
             num_heads=arch.num_heads[stage],
             window=window,
             shift=half if shift and i % 2 else none,
-            drop_path=drop_path_rate * n / last,
+            drop_path=rate,
         )
-        for n, (stage, i) in enumerate(blocks)
+        for (stage, i), rate in zip(blocks, drop_path_rates(drop_path_rate, len(blocks)))
     ]
 
 
@@ -59,7 +60,6 @@ class WindowAttention(nn.Module):
     """Multi-head self-attention inside windows (section 3.2).
 
     Args:
-        spec: The block.
         qkv_bias: Whether queries, keys and values have a bias.
         relative_bias: Whether logits get a learned relative position bias.
     """
@@ -101,13 +101,7 @@ class WindowAttention(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Windowed attention and MLP, each on a normalised branch (equation 3).
-
-    Args:
-        spec: The block.
-        attn: Its attention.
-        mlp_ratio: Hidden width of the MLP over `spec.dim`.
-    """
+    """Windowed attention and MLP, each on a normalised branch (equation 3)."""
 
     norm = LayerNorm
     mixer = "attn"  # name of the layer that mixes tokens
@@ -139,94 +133,65 @@ class SwinBlock(nn.Module):
         return (layouts[key],)
 
 
-class SwinStage(nn.Module):
-    """Blocks of one resolution, and the patch merging to the next.
-
-    Args:
-        blocks: Its blocks.
-        downsample: The patch merging, if a stage follows.
-        with_cp: Recompute the activations of every block, and of the merging, in the backward pass.
-    """
-
-    def __init__(self, blocks: Sequence[SwinBlock], downsample: nn.Module | None, with_cp: bool) -> None:
-        super().__init__()
-        self.with_cp = with_cp
-        self.blocks = nn.ModuleList(blocks)
-        self.downsample = downsample
+class SwinStage(Stage):
+    """A stage whose blocks share the layouts of its map: windows, masks."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
         layouts: dict[tuple, Windows | Tiles] = {}
         for block in self.blocks:
-            x = maybe_checkpoint(block, x, *block.arguments(x, layouts), with_cp=self.with_cp and self.training)
+            x = self.run(block, x, *block.arguments(x, layouts))
         return x
 
 
 class SwinTrunk(Backbone):
-    """What Swin, Swin V2 and Swin-Mixer share: patch embedding, stages of blocks and patch merging, output norms.
+    """What Swin, Swin V2, NAT and Swin-Mixer share: patch embedding, stages of blocks and patch merging, output norms.
 
-    Args:
-        arch: Row of the table of sizes.
-        specs: Every block in order.
-        stem: Builds the patch embedding from its channels.
-        block: Builds a block.
-        merging: Builds a patch merging from its input channels.
-        patch_size: Stride of the patch embedding in pixels.
-        out_indices: This and the next four: see `Backbone`.
-        absolute_position: Whether to add an absolute position embedding.
-        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid that embedding has.
-
-    Raises:
-        ValueError: Sizes that do not fit together.
+    A subclass sets `arch`, then calls `build`.
     """
 
-    def __init__(
+    def build(
         self,
-        arch: SwinArch,
         specs: Sequence[BlockSpec],
-        stem: Callable[[int], nn.Module],
+        stem: Callable[[int, int], nn.Module],
         block: Callable[[BlockSpec], SwinBlock],
         merging: Callable[[int], nn.Module],
-        patch_size: int,
-        out_indices: Sequence[int],
-        frozen_stages: int | str,
-        finetune: Finetune,
-        with_cp: bool,
-        init_cfg: InitCfg,
-        absolute_position: bool = False,
-        pretrain_img_size: int | Sequence[int] = 224,
+        patch_size: int = 4,
+        position_grid: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(init_cfg=init_cfg)
-        self.arch = arch
-        dims = [arch.embed_dims * 2**i for i in range(len(arch.depths))]
-        self.patch_embed = stem(dims[0])
-        if absolute_position:
-            h, w = as_pair(pretrain_img_size, "pretrain_img_size")
-            self.absolute_pos_embed = AbsolutePosition((h // patch_size, w // patch_size), dims[0])
-        else:
-            self.absolute_pos_embed = nn.Identity()
+        """Build the modules, and freeze.
+
+        Args:
+            specs: Every block in order.
+            stem: Builds the patch embedding from image channels and its own.
+            block: Builds a block.
+            merging: Builds a patch merging from its input channels.
+            patch_size: Stride of the patch embedding in pixels.
+            position_grid: Grid (h, w) of an absolute position embedding in tokens; None for none.
+
+        Raises:
+            ValueError: Sizes that do not fit together.
+        """
+        dims = [self.arch.embed_dims * 2**i for i in range(len(self.arch.depths))]
+        self.patch_embed = stem(self.in_channels, dims[0])
+        self.absolute_pos_embed = AbsolutePosition(position_grid, dims[0]) if position_grid else nn.Identity()
         self.stages = nn.ModuleList(
             SwinStage(
                 [block(spec) for spec in specs if spec.stage == i],
                 merging(dim) if i + 1 < len(dims) else None,
-                with_cp,
+                self.with_cp,
             )
             for i, dim in enumerate(dims)
         )
         self.apply(init_transformer)
-        strides = [patch_size * 2**i for i in range(len(dims))]
-        self.build_outputs_and_freeze(dims, strides, out_indices, frozen_stages, finetune)
+        self.build_outputs_and_freeze(dims, [patch_size * 2**i for i in range(len(dims))])
 
-    def unused_modules(self) -> list[nn.Module]:
-        merging = self.stages[self.out_indices[-1]].downsample
-        return [*super().unused_modules(), *([merging] if merging is not None else [])]
 
-    def forward_stage(self, x: Tensor, stage: int) -> Tensor:
-        if stage > 0:
-            before = self.stages[stage - 1]
-            with_cp = before.with_cp and self.training
-            x = maybe_checkpoint(before.downsample, x, with_cp=with_cp)  # [B, H_i, W_i, C_i]
-        return super().forward_stage(x, stage)  # [B, H_i, W_i, C_i]
+def position_grid(absolute_position: bool, image: int | Sequence[int], patch_size: int) -> tuple[int, int] | None:
+    """The grid (h, w) of the absolute position embedding in tokens, from the image size of pretraining in pixels; None
+    without one."""
+    h, w = as_pair(image, "pretrain_img_size")
+    return (h // patch_size, w // patch_size) if absolute_position else None
 
 
 class Swin(SwinTrunk):
@@ -255,7 +220,7 @@ class Swin(SwinTrunk):
     def __init__(
         self,
         arch: str | Mapping = "tiny",
-        in_channels: int = 3,
+        *,
         patch_size: int = 4,
         window_size: int | Sequence[int] = 7,
         mlp_ratio: float = 4.0,
@@ -265,25 +230,15 @@ class Swin(SwinTrunk):
         relative_bias: bool = True,
         absolute_position: bool = False,
         pretrain_img_size: int | Sequence[int] = 224,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int | str = -1,
-        finetune: Finetune = None,
-        with_cp: bool = False,
-        init_cfg: InitCfg = None,
+        **common: Any,
     ) -> None:
-        row, window = find_arch(arch, SWIN), as_pair(window_size, "window_size")
-        super().__init__(
-            row,
-            plan(row, window, drop_path_rate, shift),
-            stem=lambda dim: PatchEmbed(in_channels, dim, patch_size),
+        super().__init__(drop_path_rate=drop_path_rate, **common)
+        self.arch = find_arch(arch, SWIN)
+        self.build(
+            plan(self.arch, as_pair(window_size, "window_size"), drop_path_rate, shift),
+            stem=partial(PatchEmbed, patch_size=patch_size),
             block=lambda spec: SwinBlock(spec, self.attention(spec, qkv_bias, relative_bias), mlp_ratio),
             merging=PatchMerging,
             patch_size=patch_size,
-            absolute_position=absolute_position,
-            pretrain_img_size=pretrain_img_size,
-            out_indices=out_indices,
-            frozen_stages=frozen_stages,
-            finetune=finetune,
-            with_cp=with_cp,
-            init_cfg=init_cfg,
+            position_grid=position_grid(absolute_position, pretrain_img_size, patch_size),
         )

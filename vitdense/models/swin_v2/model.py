@@ -8,6 +8,8 @@ single window. (Classification code shrinks windows and does not shift there.)
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +20,9 @@ from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PatchEmbed, PostNormMerging, ResidualLayerNorm
 from vitdense.layers.layout import Windows, zero
-from vitdense.models.base import Finetune, InitCfg, as_pair
+from vitdense.models.base import as_pair
 from vitdense.models.registry import find_arch
-from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, WindowAttention
+from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, WindowAttention, position_grid
 from vitdense.models.swin.model import plan as plan_v1
 from vitdense.models.swin_v2.sizes import SWIN_V2, SwinV2Arch
 
@@ -92,11 +94,7 @@ class LinearWithBias(nn.Linear):
 
 
 class CosineWindowAttention(WindowAttention):
-    """Scaled cosine attention in windows (section 3.3, equation 2), with a continuous position bias.
-
-    Args:
-        spec: The block.
-    """
+    """Scaled cosine attention in windows (section 3.3, equation 2), with a continuous position bias."""
 
     def __init__(self, spec: BlockSpecV2) -> None:
         super().__init__(spec, qkv_bias=False, relative_bias=False)
@@ -107,7 +105,6 @@ class CosineWindowAttention(WindowAttention):
         self.bias = LogCpbBias(spec.window, spec.num_heads, spec.pretrained_window)
 
     def attend(self, x: Tensor, windows: Windows) -> Tensor:
-        """See `WindowAttention`."""
         dim, heads, none = self.spec.dim, self.spec.num_heads, zero(self.q_bias)
         # Keys have no bias, and the logarithm of their scale is 0: one kernel joins both.
         parts = [self.q_bias, none.expand(dim), self.v_bias, self.logit_scale.flatten(), none.expand(heads)]
@@ -124,11 +121,6 @@ class PostNormBlock(SwinBlock):
     """Windowed attention and MLP, each normalised before it is added (section 3.2, "Post normalization").
 
     Both norms start at zero, so that a new block is the identity.
-
-    Args:
-        spec: The block.
-        attn: Its attention.
-        mlp_ratio: Hidden width of the MLP over `spec.dim`.
     """
 
     norm = ResidualLayerNorm  # their results are added to the map, which stays in float32 under autocast
@@ -171,7 +163,7 @@ class SwinV2(SwinTrunk):
     def __init__(
         self,
         arch: str | Mapping = "tiny",
-        in_channels: int = 3,
+        *,
         patch_size: int = 4,
         window_size: int | Sequence[int] = 8,
         pretrained_window_sizes: int | Sequence[int | Sequence[int]] | None = None,
@@ -179,27 +171,17 @@ class SwinV2(SwinTrunk):
         drop_path_rate: float = 0.2,
         absolute_position: bool = False,
         pretrain_img_size: int | Sequence[int] = 256,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int | str = -1,
-        finetune: Finetune = None,
-        with_cp: bool = False,
-        init_cfg: InitCfg = None,
+        **common: Any,
     ) -> None:
-        row = find_arch(arch, SWIN_V2)
+        super().__init__(drop_path_rate=drop_path_rate, **common)
+        self.arch = find_arch(arch, SWIN_V2)
         window = as_pair(window_size, "window_size")
-        trained = windows_by_stage(pretrained_window_sizes, window, len(row.depths))
-        super().__init__(
-            row,
-            plan(row, window, trained, drop_path_rate),
-            stem=lambda dim: PatchEmbed(in_channels, dim, patch_size),
+        trained = windows_by_stage(pretrained_window_sizes, window, len(self.arch.depths))
+        self.build(
+            plan(self.arch, window, trained, drop_path_rate),
+            stem=partial(PatchEmbed, patch_size=patch_size),
             block=lambda spec: PostNormBlock(spec, CosineWindowAttention(spec), mlp_ratio),
             merging=PostNormMerging,
             patch_size=patch_size,
-            absolute_position=absolute_position,
-            pretrain_img_size=pretrain_img_size,
-            out_indices=out_indices,
-            frozen_stages=frozen_stages,
-            finetune=finetune,
-            with_cp=with_cp,
-            init_cfg=init_cfg,
+            position_grid=position_grid(absolute_position, pretrain_img_size, patch_size),
         )

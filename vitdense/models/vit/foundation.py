@@ -20,7 +20,7 @@ from vitdense.checkpoint.schemes import (
 
 
 def _join(parts: int) -> Transform:
-    """Tensors that a scheme keeps apart, joined along the first axis."""
+    """Separate tensors of a scheme, concatenated along the first axis."""
     return Transform(lambda *x: torch.cat(x), lambda x: x.chunk(parts))
 
 
@@ -72,7 +72,7 @@ def _unpacked(ours: Mapping[str, Tensor]) -> dict[str, str]:
 PACKED = Layout(_packed, _unpacked)
 
 
-Names = Mapping[str | tuple[str, ...], str]  # of the parts of a block: ours by theirs; theirs may be apart
+Names = Mapping[str | tuple[str, ...], str]  # of the parts of a block: ours by theirs; theirs may be several
 
 
 def block_of(names: Names, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
@@ -88,13 +88,13 @@ def _named(*names: str) -> Names:
     return {name: name for name in names}
 
 
-def _apart(layer: str, *parts: str, names: Sequence[str] = "qkv") -> Names:
-    """Layers of queries, keys and values, which we keep joined."""
+def _split_qkv(layer: str, *parts: str, names: Sequence[str] = "qkv") -> Names:
+    """Queries, keys and values as separate layers; ours are one layer."""
     return {tuple(f"{layer.format(x)}.{part}" for x in names): f"attn.qkv.{part}" for part in parts}
 
 
 def _gated(first: str, second: str, last: str) -> Names:
-    """A SwiGLU, whose first two layers we keep joined."""
+    """A SwiGLU whose first two layers are separate; ours are one layer."""
     return {(f"{first}.{x}", f"{second}.{x}"): f"mlp.w12.{x}" for x in ("weight", "bias")} | {f"{last}.*": "mlp.w3.*"}
 
 
@@ -142,7 +142,7 @@ _DINOV3 = (
 _EVA = (*PATCH, CLASS_TOKEN, *_HEAD)
 _EVA_BIAS = {("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
 _EVA_JOINED = {**_JOINED, **_EVA_BIAS}
-_EVA_APART = {**_NORMS, **_named("attn.proj.*"), **_apart("attn.{}_proj", "weight")}
+_EVA_APART = {**_NORMS, **_named("attn.proj.*"), **_split_qkv("attn.{}_proj", "weight")}
 _GAMMAS = _named("gamma_1", "gamma_2")
 _EVA_GATED = _gated("mlp.fc1_g", "mlp.fc1_x", "mlp.fc2")
 _TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *block_of({**_EVA_JOINED, **_GAMMAS}))
@@ -193,7 +193,7 @@ _TRANSFORMERS_DINOV2 = (
     *block_of(
         {
             **_DINOV2_PARTS,
-            **_apart("attention.attention.{}", "weight", "bias", names=("query", "key", "value")),
+            **_split_qkv("attention.attention.{}", "weight", "bias", names=("query", "key", "value")),
             "attention.output.dense.*": "attn.proj.*",
             **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},
         },
@@ -204,13 +204,13 @@ _TRANSFORMERS_DINOV2 = (
 _TRANSFORMERS_RFDETR = (
     *_DINOV2_OUTSIDE,
     *block_of(
-        {**_DINOV2_PARTS, **_apart("attention.{}_proj", "weight", "bias"), "attention.o_proj.*": "attn.proj.*"},
+        {**_DINOV2_PARTS, **_split_qkv("attention.{}_proj", "weight", "bias"), "attention.o_proj.*": "attn.proj.*"},
         "encoder.layer.{i}.",
     ),
 )
 # Attention without biases of keys.
 _NO_KEY = {
-    **{**_apart("attention.{}_proj", "weight"), "attention.o_proj.*": "attn.proj.*"},
+    **{**_split_qkv("attention.{}_proj", "weight"), "attention.o_proj.*": "attn.proj.*"},
     ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
 }
 # The trunk of LW-DETR: `_NO_KEY` is in memory, the rest in files. The authors' names are those of timm's Eva.
@@ -220,7 +220,7 @@ _TRANSFORMERS_LWDETR = (
         {
             **{"layernorm_before.*": "norm1.*", "layernorm_after.*": "norm2.*", **_GAMMAS, **_NO_KEY},
             **{"intermediate.fc1.*": "mlp.fc1.*", "intermediate.fc2.*": "mlp.fc2.*"},
-            **_apart("attention.attention.{}", "weight", names=("query", "key", "value")),
+            **_split_qkv("attention.attention.{}", "weight", names=("query", "key", "value")),
             ("attention.attention.query.bias", "attention.attention.value.bias"): "attn.qkv.qv_bias",
             "attention.output.*": "attn.proj.*",
         },
@@ -234,7 +234,7 @@ _TRANSFORMERS_SIGLIP = (
     *block_of(
         {
             **{"layer_norm1.*": "norm1.*", "layer_norm2.*": "norm2.*", **_MLP},
-            **_apart("self_attn.{}_proj", "weight", "bias"),
+            **_split_qkv("self_attn.{}_proj", "weight", "bias"),
             "self_attn.out_proj.*": "attn.proj.*",
         },
         "encoder.layers.{i}.",
@@ -275,7 +275,7 @@ _TRANSFORMERS_EOMT = (
     *block_of(
         {
             **{**_NORMS, **_TRANSFORMERS_SCALES, **_MLP, "attention.out_proj.*": "attn.proj.*"},
-            **_apart("attention.{}_proj", "weight", "bias"),
+            **_split_qkv("attention.{}_proj", "weight", "bias"),
             **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},
         },
         "layers.{i}.",

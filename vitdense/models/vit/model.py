@@ -8,6 +8,7 @@ windows as in ViTDet (Li et al., ECCV 2022). DINOv2 (Oquab et al., 2023), DINOv3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from timm.layers import DropPath
@@ -21,7 +22,7 @@ from vitdense.layers.blocks import FFNS, QKV_LAYERS, PatchEmbed, init_transforme
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import POSITION_RULES, AbsolutePosition, ExtraTokens
 from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
-from vitdense.models.base import Backbone, Finetune, InitCfg, as_pair, maybe_checkpoint
+from vitdense.models.base import Backbone, as_pair, drop_path_rates, maybe_checkpoint
 from vitdense.models.registry import find_arch
 from vitdense.models.vit.sizes import VIT, ViTArch
 
@@ -75,7 +76,9 @@ def plan(
         pads_qkv: See `BlockSpec`.
     """
     windows = [None if i in global_indices else window for i in range(arch.depth)]
-    rates = [drop_path_rate * (1 if arch.constant_drop_path else i / max(arch.depth - 1, 1)) for i in range(arch.depth)]
+    rates = drop_path_rates(drop_path_rate, arch.depth)
+    if arch.constant_drop_path:
+        rates = [drop_path_rate] * arch.depth
     return [
         BlockSpec(arch, of_block, table and (of_block or table), rate, pads_qkv)
         for of_block, rate in zip(windows, rates)
@@ -83,11 +86,7 @@ def plan(
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (ViT section 3.1), in windows where the block has a window (ViTDet section 3).
-
-    Args:
-        spec: The block.
-    """
+    """Multi-head self-attention (ViT section 3.1), in windows where the block has a window (ViTDet section 3)."""
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
@@ -148,7 +147,6 @@ class ViTBlock(nn.Module):
     """Attention, then an MLP, each on a normalised branch (ViT section 3.1), which LayerScale may weigh.
 
     Args:
-        spec: The block.
         mlp_ratio: Hidden width of the MLP over its input, where the arch has no `ffn_dims`.
     """
 
@@ -168,16 +166,9 @@ class ViTBlock(nn.Module):
             self.register_parameter(name, scale)
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(
-        self,
-        x: Tensor,
-        size: tuple[int, int],
-        windows: Windows | None,
-        rotation: Rotation | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """``[B, N, C]`` to the same; see `Attention`."""
-        x = x + self.drop_path(scaled(self.attn(self.norm1(x), size, windows, rotation, mask), self.gamma_1))
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """``[B, N, C]`` to the same; `args` are those of `Attention` after the tokens."""
+        x = x + self.drop_path(scaled(self.attn(self.norm1(x), *args), self.gamma_1))
         return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
@@ -217,8 +208,7 @@ class ViT(Backbone):
             ``[B, C]`` under the same norm.
         class_token: False for a model without class token, distillation token and registers also with global attention;
             those of a checkpoint are ignored.
-        frozen_stages: -1 nothing, 0 patch embedding, tokens and positions, n also the first n blocks with their norms.
-        finetune: See `Backbone`.
+        frozen_stages: See `Backbone`; the stem is patch embedding, tokens and positions, a stage is a block.
 
     Raises:
         ValueError: An unknown arch or norm, or options that do not fit together.
@@ -231,7 +221,7 @@ class ViT(Backbone):
     def __init__(
         self,
         arch: str | Mapping = "deit_small",
-        in_channels: int = 3,
+        *,
         patch_size: int | None = None,
         window_size: int | Sequence[int] | None = None,
         global_indices: Sequence[int] | None = None,
@@ -246,12 +236,9 @@ class ViT(Backbone):
         out_norm: str = "each",
         output_cls_token: bool = False,
         class_token: bool = True,
-        frozen_stages: int | str = -1,
-        finetune: Finetune = None,
-        with_cp: bool = False,
-        init_cfg: InitCfg = None,
+        **common: Any,
     ) -> None:
-        super().__init__(init_cfg=init_cfg)
+        super().__init__(drop_path_rate=drop_path_rate, out_indices=out_indices, **common)
         row = find_arch(arch, self.archs)
         if patch_size is not None:
             row = replace(row, patch_size=patch_size)
@@ -286,7 +273,6 @@ class ViT(Backbone):
         if wrong := [i for i in global_indices or () if not 0 <= i < depth]:
             raise OptionError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
         self.output_cls_token = output_cls_token
-        self.with_cp = with_cp
 
         def grid(image: int | Sequence[int], name: str) -> tuple[int, int]:
             h, w = as_pair(image, name)
@@ -294,7 +280,7 @@ class ViT(Backbone):
                 raise OptionError(f"{name}: got {h}x{w}, expected at least one patch of {patch} pixels")
             return h // patch, w // patch
 
-        self.patch_embed = self.make_stem(in_channels)
+        self.patch_embed = self.make_stem(self.in_channels)
         self.absolute_pos_embed = self.make_position(grid(pretrain_img_size, "pretrain_img_size"))
         token_position = row.token_position and isinstance(self.absolute_pos_embed, AbsolutePosition)
         self.tokens = ExtraTokens(dim, row.distilled, token_position, row.registers) if has_tokens else None
@@ -308,14 +294,9 @@ class ViT(Backbone):
         self.out_norm = out_norm
         self.norm = norm(dim) if out_norm in ("final", "shared") else None
         self.apply(init_transformer)
-        self.build_outputs_and_freeze(
-            dims=[dim] * depth,
-            strides=[patch] * depth,
-            out_indices=row.taps or quarters if out_indices is None else out_indices,
-            frozen_stages=frozen_stages,
-            finetune=finetune,
-            norm=norm if out_norm == "each" else lambda dim: nn.Identity(),
-        )
+        self.out_indices = row.taps or quarters if out_indices is None else out_indices
+        of_output = norm if out_norm == "each" else lambda dim: nn.Identity()
+        self.build_outputs_and_freeze([dim] * depth, [patch] * depth, of_output)
         if out_norm == "final" and self.out_indices[-1] != depth - 1:
             raise OptionError(f"out_norm='final': got out_indices {self.out_indices}, expected the last, {depth - 1}")
 
@@ -338,9 +319,6 @@ class ViT(Backbone):
     def frozen_modules(self) -> list[nn.Module]:
         is_last = self.norm is not None and self.frozen_stages == len(self.blocks)
         return [*super().frozen_modules(), *([self.norm] if is_last else [])]
-
-    def layers(self) -> list[list[nn.Module]]:
-        return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
 
     def output_norm(self, stage: int) -> nn.Module:
         is_shared = self.norm is not None and (self.out_norm == "shared" or stage == len(self.blocks) - 1)

@@ -56,6 +56,7 @@ class WindowedViT(ViT):
     def __init__(
         self,
         arch: str | Mapping = "rfdetr_small",
+        *,
         num_windows: int = 2,
         global_indices: Sequence[int] | None = None,
         **options: Any,

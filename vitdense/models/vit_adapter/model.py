@@ -130,6 +130,7 @@ class ViTAdapter(Backbone):
     def __init__(
         self,
         trunk: Mapping[str, Any] | ViT,
+        *,
         conv_inplane: int = 64,
         deform_num_heads: int = 6,
         deform_ratio: float = 1.0,
@@ -138,10 +139,10 @@ class ViTAdapter(Backbone):
         with_cp: bool = False,
         init_cfg: InitCfg = None,
     ) -> None:
-        super().__init__(init_cfg=init_cfg)
+        super().__init__(drop_path_rate=drop_path_rate, with_cp=with_cp, init_cfg=init_cfg)
         self.trunk = make_trunk(trunk)
         self.trunk.place = f"{self.place}.trunk"
-        self.arch, self.with_cp, self.vit_feature = self.trunk.arch, with_cp, vit_feature
+        self.arch, self.vit_feature = self.trunk.arch, vit_feature
         dim, lasts = self.arch.embed_dims, self.trunk.out_indices
         if vit_feature not in ("last", "each") or (vit_feature == "each" and len(lasts) != len(STRIDES)):
             raise OptionError(
@@ -161,7 +162,7 @@ class ViTAdapter(Backbone):
         self.up = nn.ConvTranspose2d(dim, dim, 2, stride=2)
         for part in (self.spm, self.interactions, self.up):
             part.apply(init_conv)
-        self.build_outputs_and_freeze([dim] * 4, STRIDES, range(4), -1, None, SyncBatchNorm)
+        self.build_outputs_and_freeze([dim] * 4, STRIDES, SyncBatchNorm)
         if self.trunk.unloaded_warning.id in self.trunk._forward_pre_hooks:  # which is not called as a whole
             self.trunk.unloaded_warning.remove()
             self.trunk.unloaded_warning = self.register_forward_pre_hook(_warn_unloaded_trunk)

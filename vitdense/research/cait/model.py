@@ -1,5 +1,6 @@
 """CaiT, "Going deeper with Image Transformers" (Touvron et al., ICCV 2021)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,9 +18,6 @@ class TalkingHeads(Attention):
     """Attention with one linear layer over the heads of the logits, and another one over those of the weights (CaiT).
 
     Fused attention cannot mix heads. This form makes all logits, ``[B, heads, N, N]``, and copies them several times.
-
-    Args:
-        spec: The block.
 
     Raises:
         ValueError: Relative or rotary positions.
@@ -74,7 +72,6 @@ class ClassBlock(nn.Module):
     Args:
         dim: Channels.
         num_heads: Attention heads.
-        mlp_ratio: Hidden width of the MLP over `dim`.
         layer_scale: Initial value of the factors on the branches.
     """
 
@@ -133,14 +130,14 @@ class CaiT(ViT):
 
     def __init__(
         self,
-        arch: Any = "cait_xxs24",
-        *args: Any,
+        arch: str | Mapping = "cait_xxs24",
+        *,
         output_cls_token: bool = False,
         mlp_ratio: float = 4.0,
         **options: Any,
     ) -> None:
         self.class_mlp_ratio = mlp_ratio if output_cls_token else None
-        super().__init__(arch, *args, mlp_ratio=mlp_ratio, **options)
+        super().__init__(arch, mlp_ratio=mlp_ratio, **options)
         self.output_cls_token = output_cls_token
         if output_cls_token and self.out_indices != (self.arch.depth - 1,):
             raise OptionError(
@@ -148,12 +145,12 @@ class CaiT(ViT):
                 f"attends after the last block alone"
             )
 
-    def build_outputs_and_freeze(self, *args: Any, **options: Any) -> None:
+    def build_outputs_and_freeze(self, *args: Any) -> None:
         arch, self.class_blocks = self.arch, None
         if self.class_mlp_ratio is not None:
             sizes = (arch.embed_dims, arch.num_heads, self.class_mlp_ratio, arch.layer_scale, arch.class_blocks)
             self.class_blocks = ClassBlocks(*sizes).apply(init_transformer)
-        super().build_outputs_and_freeze(*args, **options)
+        super().build_outputs_and_freeze(*args)
 
     def frozen_modules(self) -> list[nn.Module]:
         is_last = self.class_blocks is not None and self.frozen_stages == self.arch.depth

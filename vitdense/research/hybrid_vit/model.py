@@ -1,6 +1,6 @@
 """The hybrid architecture of ViT (Dosovitskiy et al., ICLR 2021, section 3.1): a plain ViT on the map of a ResNet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -73,11 +73,11 @@ class HybridViT(ViT):
 
     family = "hybrid_vit"
 
-    def __init__(self, *args: Any, stem: str = "r50_s16", **options: Any) -> None:
+    def __init__(self, arch: str | Mapping = "deit_small", *, stem: str = "r50_s16", **options: Any) -> None:
         if stem not in RESNETS:
             raise OptionError(f"stem: got {stem!r}, expected one of {', '.join(RESNETS)}")
         self.stem = stem
-        super().__init__(*args, patch_size=2 ** (len(RESNETS[stem]) + 1), **options)
+        super().__init__(arch, patch_size=2 ** (len(RESNETS[stem]) + 1), **options)
 
     def make_stem(self, in_channels: int) -> nn.Module:
         return HybridStem(in_channels, self.arch.embed_dims, RESNETS[self.stem])

@@ -5,7 +5,9 @@ Their token layers fit one number of tokens, that of pretraining. `Mixer` takes 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +17,60 @@ from torch import Tensor, nn
 from vitdense.errors import OptionError
 from vitdense.layers import blocks
 from vitdense.layers.blocks import Mlp, PatchEmbed, init_transformer
-from vitdense.layers.layout import Resampling, Windows, compute_dtype, resampled_window_layout, window_layout
-from vitdense.models.base import Backbone, InitCfg, as_pair, maybe_checkpoint
+from vitdense.layers.layout import Windows, cached_by_size, compute_dtype, copied, resample, window_layout
+from vitdense.layers.resize import bicubic_weights
+from vitdense.models.base import Backbone, as_pair, drop_path_rates, maybe_checkpoint
 from vitdense.models.registry import find_arch
 from vitdense.models.vit.model import default_out_indices
 from vitdense.research.mixer.sizes import MIXER, MixerArch
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """A map of one size as a single window of another, fixed size, and back.
+
+    A linear map W over the tokens of the window becomes ``(S / S') R W R^T`` for S' tokens of the map, S of the window
+    and the bicubic resize R: its outputs and its inputs are resized as grids are, and a mean stays a mean.
+
+    Attributes:
+        rows, columns: R, ``[h, wh]`` and ``[w, ww]``.
+        rows_back, columns_back: Its transpose, times the old over the new length, ``[wh, h]`` and ``[ww, w]``.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    rows_back: Tensor
+    columns_back: Tensor
+
+    def partition(self, x: Tensor) -> Tensor:
+        """Map ``[B, h, w, C]`` to windows ``[B, N, C]``."""
+        return resample(x, self.rows_back, self.columns_back).flatten(1, 2)  # [B, wh*ww, C]
+
+    def unpartition(self, windows: Tensor) -> Tensor:
+        """Windows ``[B, N, C]`` to the map ``[B, h, w, C]``."""
+        grid = self.rows.shape[1], self.columns.shape[1]
+        return resample(copied(windows).unflatten(1, grid), self.rows, self.columns)  # [B, h, w, C]
+
+
+def resampled_window_layout(x: Tensor, window: tuple[int, int]) -> Windows | Resampling:
+    """A map ``[B, h, w, C]`` as one window (h, w) of tokens, resized where the sizes differ."""
+    size = x.shape[1], x.shape[2]
+    if not torch.compiler.is_compiling() and size == window:
+        return window_layout(x, window)
+    (rows, rows_back), (columns, columns_back) = (_resampling(x, *pair) for pair in zip(window, size))
+    return Resampling(rows, columns, rows_back, columns_back)
+
+
+@cached_by_size
+def _resampling(old: int, new: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The resize of an axis, ``[new, old]``, and back, ``[old, new]``; see `Resampling`."""
+    weights = bicubic_weights(old, new, device, torch.promote_types(dtype, torch.float32))  # [new, old]
+    return weights.to(dtype), (weights.T * (old / new)).to(dtype)
+
+
+# How token layers take maps of other sizes than that of pretraining; see `Mixer`.
 TRANSFERS = {"windows": window_layout, "resize": resampled_window_layout}
 
 
@@ -82,10 +131,7 @@ class MixerBlock(nn.Module):
 
 
 class ResMlpBlock(nn.Module):
-    """One linear layer over the tokens, then a channel MLP, with `Affine` and LayerScale (ResMLP section 2).
-
-    Args: see `MixerBlock`.
-    """
+    """One linear layer over the tokens, then a channel MLP, with `Affine` and LayerScale (ResMLP section 2)."""
 
     def __init__(self, arch: MixerArch, tokens: int, drop_path: float) -> None:
         super().__init__()
@@ -105,10 +151,7 @@ class ResMlpBlock(nn.Module):
 
 
 class GMlpBlock(nn.Module):
-    """A channel MLP. Half of its hidden channels, mixed over the tokens, multiply the other half (gMLP section 2).
-
-    Args: see `MixerBlock`.
-    """
+    """A channel MLP. Half of its hidden channels, mixed over the tokens, multiply the other half (gMLP section 2)."""
 
     def __init__(self, arch: MixerArch, tokens: int, drop_path: float) -> None:
         super().__init__()
@@ -150,7 +193,7 @@ class Mixer(Backbone):
             resized bicubically to the whole map.
         pretrain_img_size: Image size in pixels, one int or (h, w), of whole patches, whose grid the token layers have.
         out_indices: Blocks whose maps to return, counted from 0; the last of every quarter when None.
-        frozen_stages: -1 nothing, 0 patch embedding, n also the first n blocks with their norms.
+        frozen_stages: See `Backbone`; a stage is a block.
 
     Raises:
         ValueError: An unknown arch or rule, or sizes that do not fit together.
@@ -161,16 +204,14 @@ class Mixer(Backbone):
     def __init__(
         self,
         arch: str | Mapping = "mixer_base_16",
-        in_channels: int = 3,
+        *,
         transfer: str = "windows",
         drop_path_rate: float = 0.1,
         pretrain_img_size: int | Sequence[int] = 224,
         out_indices: Sequence[int] | None = None,
-        frozen_stages: int | str = -1,
-        with_cp: bool = False,
-        init_cfg: InitCfg = None,
+        **common: Any,
     ) -> None:
-        super().__init__(init_cfg=init_cfg)
+        super().__init__(drop_path_rate=drop_path_rate, out_indices=out_indices, **common)
         self.arch = find_arch(arch, MIXER)
         dim, depth, patch = self.arch.embed_dims, self.arch.depth, self.arch.patch_size
         if transfer not in TRANSFERS:
@@ -179,27 +220,18 @@ class Mixer(Backbone):
         if image[0] % patch or image[1] % patch:
             raise OptionError(f"pretrain_img_size: got {image[0]}x{image[1]}, expected whole patches of {patch} pixels")
         self.grid = image[0] // patch, image[1] // patch
-        self.transfer, self.with_cp = transfer, with_cp
-        self.patch_embed = PatchEmbed(in_channels, dim, patch, norm=False)
+        self.transfer = transfer
+        self.patch_embed = PatchEmbed(self.in_channels, dim, patch, norm=False)
         block = partial(BLOCKS[self.arch.block], self.arch, self.grid[0] * self.grid[1])
-        self.blocks = nn.ModuleList(block(drop_path_rate * i / max(depth - 1, 1)) for i in range(depth))
-        self.build_outputs_and_freeze(
-            dims=[dim] * depth,
-            strides=[patch] * depth,
-            out_indices=default_out_indices(depth) if out_indices is None else out_indices,
-            frozen_stages=frozen_stages,
-            finetune=None,
-            norm=LayerNorm,
-        )
+        self.blocks = nn.ModuleList(block(rate) for rate in drop_path_rates(drop_path_rate, depth))
+        self.out_indices = default_out_indices(depth) if out_indices is None else out_indices
+        self.build_outputs_and_freeze([dim] * depth, [patch] * depth, LayerNorm)
 
     def stem_modules(self) -> list[nn.Module]:
         return [self.patch_embed]
 
     def stage_modules(self) -> nn.ModuleList:
         return self.blocks
-
-    def layers(self) -> list[list[nn.Module]]:
-        return [self.stem_modules(), *([block] for block in self.blocks[: self.out_indices[-1] + 1])]
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
         x = x.contiguous()  # [B, h, w, C]

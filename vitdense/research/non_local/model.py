@@ -17,8 +17,6 @@ class NonLocalStage(ResNetStage):
     """A stage with attention after some of its blocks.
 
     Args:
-        blocks: Its blocks.
-        with_cp: See `ResNetStage`.
         attn: Attention layers by the index of the block that they follow.
     """
 
@@ -67,13 +65,13 @@ class NonLocalResNet(ResNet):
         ValueError: See `ResNet`; an unknown kind or block.
     """
 
-    def __init__(self, *args: Any, attention: Mapping | None = None, **options: Any) -> None:
+    def __init__(self, arch: str | Mapping = "resnet50", *, attention: Mapping | None = None, **options: Any) -> None:
         self.attention = attention
-        super().__init__(*args, **options)
+        super().__init__(arch, **options)
 
-    def make_stage(self, stage: int, blocks: Sequence[nn.Module], with_cp: bool) -> ResNetStage:
+    def make_stage(self, stage: int, blocks: Sequence[nn.Module]) -> ResNetStage:
         layers = layers_after(self.attention, self.arch) if self.attention is not None else {}
-        return NonLocalStage(blocks, with_cp, {i: layer for (of, i), layer in layers.items() if of == stage})
+        return NonLocalStage(blocks, self.with_cp, {i: layer for (of, i), layer in layers.items() if of == stage})
 
     def init_weights(self) -> None:
         """As `Backbone.init_weights`. What `init_cfg` draws is for convolutions: attention starts as the identity."""

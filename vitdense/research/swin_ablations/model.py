@@ -3,6 +3,7 @@
 Their checkpoints are those of Swin, key by key: `SlidingSwin` loads the weights of any Swin.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ class PositionAttention(WindowAttention):
     There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
 
     Args:
-        spec: The block.
         qkv_bias: Whether values have a bias.
         relative_bias: True.
 
@@ -40,7 +40,6 @@ class PositionAttention(WindowAttention):
         self.v = nn.Linear(spec.dim, spec.dim, bias=qkv_bias)
 
     def attend(self, x: Tensor, windows: Windows) -> Tensor:
-        """See `WindowAttention`."""
         tokens, n, v = windows.tokens, windows.num_plain, self.v(x)  # [B*nW, N, C]
         bias = self.bias(x.dtype)  # [heads, N, align(N)]
         parts = [(bias[None], v)]
@@ -86,7 +85,6 @@ class KernelAttention(PerformerAttention):
     """Performer attention over the whole map (Tables 5 and 6). It has no windows, shifts or position bias.
 
     Args:
-        spec: The block.
         qkv_bias: Whether queries, keys and values have a bias.
         relative_bias: False.
     """
@@ -112,8 +110,8 @@ class SlidingSwin(Swin):
 
     attention = SlidingAttention
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options, shift=False)
+    def __init__(self, arch: str | Mapping = "tiny", **options: Any) -> None:
+        super().__init__(arch, **options, shift=False)
 
 
 class PerformerSwin(Swin):
@@ -124,8 +122,8 @@ class PerformerSwin(Swin):
 
     attention = KernelAttention
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options, relative_bias=False)
+    def __init__(self, arch: str | Mapping = "tiny", **options: Any) -> None:
+        super().__init__(arch, **options, relative_bias=False)
 
 
 LAYERS.append(PerformerAttention)

@@ -6,6 +6,8 @@ padded after the norm, windows never shrink to a small map, and odd blocks shift
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from vitdense.layers.blocks import PatchEmbed, PatchMerging
 from vitdense.layers.layout import compute_dtype, copied, window_layout
-from vitdense.models.base import InitCfg, as_pair
+from vitdense.models.base import as_pair
 from vitdense.models.registry import find_arch
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
 from vitdense.research.swin_mixer.sizes import SWIN_MIXER
@@ -84,28 +86,20 @@ class SwinMixer(SwinTrunk):
     def __init__(
         self,
         arch: str | Mapping = "tiny_d24",
-        in_channels: int = 3,
+        *,
         patch_size: int = 4,
         window_size: int | Sequence[int] = 8,
         mlp_ratio: float = 4.0,
         drop_path_rate: float = 0.2,
         shift: bool = True,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
-        frozen_stages: int | str = -1,
-        with_cp: bool = False,
-        init_cfg: InitCfg = None,
+        **common: Any,
     ) -> None:
-        row = find_arch(arch, SWIN_MIXER)
-        super().__init__(
-            row,
-            plan(row, as_pair(window_size, "window_size"), drop_path_rate, shift),
-            stem=lambda dim: PatchEmbed(in_channels, dim, patch_size),
+        super().__init__(drop_path_rate=drop_path_rate, **common)
+        self.arch = find_arch(arch, SWIN_MIXER)
+        self.build(
+            plan(self.arch, as_pair(window_size, "window_size"), drop_path_rate, shift),
+            stem=partial(PatchEmbed, patch_size=patch_size),
             block=lambda spec: SwinMixerBlock(spec, WindowLinear(spec), mlp_ratio),
             merging=PatchMerging,
             patch_size=patch_size,
-            out_indices=out_indices,
-            frozen_stages=frozen_stages,
-            finetune=None,
-            with_cp=with_cp,
-            init_cfg=init_cfg,
         )

@@ -4,7 +4,7 @@ Its third thing, fine-tuning of the attention alone, is `finetune='attention'` o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from vitdense.errors import OptionError
 from vitdense.layers.blocks import PatchEmbed, SyncBatchNorm, pad_to_multiple, scaled
-from vitdense.layers.layout import Windows
-from vitdense.layers.rope import Rotation
 from vitdense.models.vit.model import BlockSpec, ViT, ViTBlock
 
 
@@ -40,11 +38,9 @@ class ParallelBlock(ViTBlock):
             for kind in ("gamma_1", "gamma_2"):
                 self.register_parameter(kind + gamma_tail, getattr(block, kind))
 
-    def forward(
-        self, x: Tensor, size: tuple[int, int], windows: Windows | None, rotation: Rotation | None = None
-    ) -> Tensor:
-        """``[B, N, C]`` to the same; see `Attention`."""
-        for kind, inputs in (("attn", (size, windows, rotation)), ("mlp", ())):
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """``[B, N, C]`` to the same; `args` are those of `Attention` after the tokens."""
+        for kind, inputs in (("attn", args), ("mlp", ())):
             number, y = (1 if kind == "attn" else 2), x
             for tail, gamma_tail in self.branches:
                 branch = getattr(self, kind + tail)(getattr(self, f"norm{number}{tail}")(x), *inputs)  # [B, N, C]
@@ -135,11 +131,11 @@ class StemViT(ViT):
         ValueError: An unknown stem, patches of another size, or channels that do not divide.
     """
 
-    def __init__(self, *args: Any, stem: str = "hmlp", **options: Any) -> None:
+    def __init__(self, arch: str | Mapping = "deit_small", *, stem: str = "hmlp", **options: Any) -> None:
         if stem not in STEMS:
             raise OptionError(f"stem: got {stem!r}, expected one of {', '.join(STEMS)}")
         self.stem = stem
-        super().__init__(*args, **options)
+        super().__init__(arch, **options)
 
     def make_stem(self, in_channels: int) -> nn.Module:
         return STEMS[self.stem](in_channels, self.arch.embed_dims, self.arch.patch_size)
@@ -156,8 +152,10 @@ class ParallelViT(StemViT):
 
     family = "three_things"
 
-    def __init__(self, *args: Any, parallel: int = 2, stem: str = "patch", **options: Any) -> None:
+    def __init__(
+        self, arch: str | Mapping = "deit_small", *, parallel: int = 2, stem: str = "patch", **options: Any
+    ) -> None:
         if parallel not in (2, 3, 4):
             raise OptionError(f"parallel: got {parallel!r}, expected one of 2, 3, 4; for 1 there is ViT")
         self.block = partial(ParallelBlock, parallel=parallel)
-        super().__init__(*args, stem=stem, **options)
+        super().__init__(arch, stem=stem, **options)

@@ -1,5 +1,6 @@
 """Position embeddings that ViT compares with its own (Dosovitskiy et al., ICLR 2021, appendix D.4)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -47,11 +48,11 @@ class PositionViT(ViT):
         position: ``'2d'``, half of the channels from the column and half from the row; or ``'none'``.
     """
 
-    def __init__(self, *args: Any, position: str = "2d", **options: Any) -> None:
+    def __init__(self, arch: str | Mapping = "deit_small", *, position: str = "2d", **options: Any) -> None:
         if position not in POSITIONS:
             raise OptionError(f"position: got {position!r}, expected one of {', '.join(POSITIONS)}; '1d' is ViT")
         self.position = position
-        super().__init__(*args, **options)
+        super().__init__(arch, **options)
 
     def make_position(self, grid: tuple[int, int]) -> nn.Module:
         return POSITIONS[self.position](grid, self.arch.embed_dims)
