@@ -1,8 +1,8 @@
 """The embedded data set: shapes to detect and segment, drawn on first use with numpy and OpenCV.
 
 The class of an object is its shape. Colour is a weak cue: each class has a mean hue, and the hues of classes overlap.
-Texture, size, rotation and lighting are random. The ground truth of an image is written twice: as COCO instances
-(visible pixels only, run-length encoded) and as a label map.
+Texture, size, rotation and lighting are random. The ground truth of an image is written as COCO instances (visible
+pixels only, run-length encoded), as a label map and, where it is asked for, as panoptic segments.
 """
 
 import colorsys
@@ -11,8 +11,10 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +61,35 @@ class Instance:
         return float(self.mask.sum() / self.area)
 
 
+class DrawnOnDemand:
+    """Mixin for a data set class of mm (first base class): draws the embedded data set before it is loaded.
+
+    Args:
+        draw: Arguments of `draw_dataset` other than ``root``. Data sets that share a ``data_root`` must have the same.
+        *args, **kwargs: Of the data set class; ``data_root`` is required.
+    """
+
+    drawn_on_demand = True  # read by the checks before training: files may be missing
+
+    def __init__(self, *args, draw: dict | None = None, **kwargs) -> None:
+        self.draw = draw or {}
+        super().__init__(*args, **kwargs)
+
+    @staticmethod
+    def draw_files(root: str | Path, **options: Any) -> Path:
+        """See `draw_dataset`."""
+        return draw_dataset(root, **options)
+
+    def load_data_list(self) -> list[dict]:
+        """Draw the data set unless it exists, then load it."""
+        from mmengine.logging import print_log  # here, so that `draw_image` works without it
+
+        if not Path(self.data_root).exists():
+            print_log(f"drawing the data set into {self.data_root}, once, in about a minute", logger="current")
+        self.draw_files(self.data_root, **self.draw)
+        return super().load_data_list()
+
+
 def draw_dataset(
     root: str | Path,
     num_train: int = 1600,
@@ -70,8 +101,6 @@ def draw_dataset(
     """Draw the data set into ``root`` unless it exists already, and return the folder.
 
     Every image has its own random seed ``(seed, split, index)``; the numbers of workers and images do not change it.
-    The data set is drawn into a temporary folder, which is renamed when it is complete. If several processes draw at
-    the same time, the first to rename wins and the others delete their folders.
 
     ``root`` then has ``train/*.jpg``, ``val/*.jpg``, ``annotations/instances_{train,val}.json`` (COCO, compressed
     RLE; crowd regions with ``iscrowd=1``) and ``semantic/{train,val}/*.png`` (uint8 [H, W]: 0 background,
@@ -93,19 +122,26 @@ def draw_dataset(
         raise OptionError(f"image_size: got {image_size}, expected (height, width) of at least {MIN_SIZE} pixels")
     root = Path(root)
     stamp = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": [*image_size], "seed": seed}
-    if _is_drawn(root, stamp):
-        return root
-    temporary = root.with_name(f".{root.name}.{uuid.uuid4().hex}")
+    if not _is_drawn(root, stamp):
+        with _renamed_when_complete(root) as folder:
+            _draw_into(folder, stamp, workers or min(8, os.cpu_count() or 1))
+        _is_drawn(root, stamp)  # perhaps by another process, of other arguments
+    return root
+
+
+@contextmanager
+def _renamed_when_complete(folder: Path) -> Iterator[Path]:
+    """A temporary folder. If several processes fill one, the first to rename wins, and the others delete theirs."""
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     try:
-        _draw_into(temporary, stamp, workers or min(8, os.cpu_count() or 1))
-        temporary.rename(root)
+        yield temporary
+        temporary.rename(folder)
     except OSError:
-        if not _is_drawn(root, stamp):  # by another process in the meantime
+        if not folder.exists():
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return root
 
 
 def _is_drawn(root: Path, stamp: dict) -> bool:
@@ -146,17 +182,28 @@ def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
 
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
     """Write one image and its label map; return its COCO entry and annotations, the latter without ids."""
+    from pycocotools import mask as rle  # here, so that `draw_image` works without it
+
     rng = np.random.default_rng((seed, SPLITS.index(split), index))
     empty, crowd = (index % every == at for every, at in (EMPTY, CROWD))
     image, instances = draw_image(rng, size, empty=empty, crowd=crowd)
-    labels = np.zeros(size, np.uint8)
-    for instance in instances:
-        labels[instance.mask] = 255 if instance.crowd else instance.label + 1
-    name = f"{index + 1:06d}"
+    labels, annotations, name = np.zeros(size, np.uint8), [], f"{index + 1:06d}"
+    for one in instances:
+        labels[one.mask] = 255 if one.crowd else one.label + 1
+        code = rle.encode(np.asfortranarray(one.mask, np.uint8))
+        annotations.append(
+            {
+                "image_id": index + 1,
+                "category_id": one.label + 1,
+                "iscrowd": int(one.crowd),
+                "bbox": rle.toBbox(code).tolist(),
+                "area": int(rle.area(code)),
+                "segmentation": {"size": code["size"], "counts": code["counts"].decode()},
+            }
+        )
     _write(folder / split / f"{name}.jpg", image[..., ::-1], cv2.IMWRITE_JPEG_QUALITY, 95)
     _write(folder / "semantic" / split / f"{name}.png", labels)
-    info = {"id": index + 1, "file_name": f"{name}.jpg", "height": size[0], "width": size[1]}
-    return info, [_annotation(instance, index + 1) for instance in instances]
+    return {"id": index + 1, "file_name": f"{name}.jpg", "height": size[0], "width": size[1]}, annotations
 
 
 def _write(path: Path, image: np.ndarray, *options: int) -> None:
@@ -164,19 +211,53 @@ def _write(path: Path, image: np.ndarray, *options: int) -> None:
     path.write_bytes(cv2.imencode(path.suffix, image, options)[1].tobytes())
 
 
-def _annotation(instance: Instance, image_id: int) -> dict:
-    """Return the COCO annotation of one instance, without its ``id``."""
-    from pycocotools import mask as coco_mask  # here, so that ``draw_image`` works without it
+def draw_panoptic_dataset(root: str | Path, **options: Any) -> Path:
+    """Draw the embedded data set unless it exists, and with it ``panoptic/``.
 
-    rle = coco_mask.encode(np.asfortranarray(instance.mask, np.uint8))
-    return {
-        "image_id": image_id,
-        "category_id": instance.label + 1,
-        "iscrowd": int(instance.crowd),
-        "bbox": coco_mask.toBbox(rle).tolist(),
-        "area": int(coco_mask.area(rle)),
-        "segmentation": {"size": rle["size"], "counts": rle["counts"].decode()},
-    }
+    The folder has ``panoptic_{train,val}.json`` and ``{train,val}/*.png`` in COCO's panoptic format: ids are R + 256 G;
+    1 to n are the instances, from back to front, n + 1 is the background.
+
+    Args:
+        root: See `draw_dataset`.
+        **options: See `draw_dataset`.
+    """
+    root = draw_dataset(root, **options)
+    if (root / "panoptic").exists():
+        return root
+    categories = [
+        {"id": i, "name": name, "isthing": int(name in CLASSES)} for i, name in enumerate((*CLASSES, *STUFF), 1)
+    ]
+    with _renamed_when_complete(root / "panoptic") as folder:
+        for split in SPLITS:
+            (folder / split).mkdir()
+            truth, of_image = json.loads(read_text(root / f"annotations/instances_{split}.json")), defaultdict(list)
+            for annotation in truth["annotations"]:
+                of_image[annotation["image_id"]].append(annotation)
+            annotations = [_write_segments(folder / split, one, of_image[one["id"]]) for one in truth["images"]]
+            content = {"images": truth["images"], "annotations": annotations, "categories": categories}
+            (folder / f"panoptic_{split}.json").write_text(json.dumps(content), encoding="utf-8")
+    return root
+
+
+def _write_segments(folder: Path, image: dict, annotations: list[dict]) -> dict:
+    """Write the ids of an image as a PNG; return its entry."""
+    from pycocotools import mask as rle
+
+    from vitdense.mm.data.panoptic import colours_of_ids
+
+    ids = np.full((image["height"], image["width"]), len(annotations) + 1, np.int32)
+    for i, annotation in enumerate(annotations, 1):
+        ids[rle.decode(annotation["segmentation"]).astype(bool)] = i
+    segments = []
+    for i, one in enumerate([*annotations, {"category_id": len(CLASSES) + 1, "iscrowd": 0}], 1):
+        ys, xs = np.nonzero(ids == i)
+        if len(xs):
+            box = [int(x) for x in (xs.min(), ys.min(), np.ptp(xs) + 1, np.ptp(ys) + 1)]
+            kind = {"category_id": one["category_id"], "iscrowd": one["iscrowd"]}
+            segments.append({"id": i, **kind, "area": len(xs), "bbox": box})
+    name = f"{Path(image['file_name']).stem}.png"
+    _write(folder / name, colours_of_ids(ids)[..., ::-1])
+    return {"image_id": image["id"], "file_name": name, "segments_info": segments}
 
 
 def draw_image(
@@ -206,11 +287,9 @@ class _Scene:
     """A canvas that is painted from back to front, and its instances with their visible pixels."""
 
     def __init__(self, rng: np.random.Generator, size: Sequence[int]) -> None:
-        self.rng = rng
-        self.size = tuple(size)
+        self.rng, self.size, self.instances = rng, tuple(size), []
         self.scale = min(size) / 256  # of all lengths
         self.canvas = np.zeros((3, *size), np.float32)  # RGB in 0..1, in planes: numpy is faster on long rows
-        self.instances: list[Instance] = []
         self._paint(np.ones(self.size, np.float32), _colour(rng, rng.uniform(), saturation=(0.0, 0.35)))
 
     def add_clutter(self) -> None:
@@ -230,11 +309,8 @@ class _Scene:
 
     def add_crowd(self) -> None:
         """Add a cluster of tiny overlapping shapes of one class, annotated as one region."""
-        rng = self.rng
-        label = int(rng.integers(len(CLASSES)))
-        background = self.canvas.mean((1, 2))
-        centre = rng.uniform(0.2, 0.8, 2) * self.size[::-1]
-        spread = rng.uniform(12, 24) * self.scale
+        rng, label, background = self.rng, int(self.rng.integers(len(CLASSES))), self.canvas.mean((1, 2))
+        centre, spread = rng.uniform(0.2, 0.8, 2) * self.size[::-1], rng.uniform(12, 24) * self.scale
         region = np.zeros(self.size, bool)
         for _ in range(rng.integers(18, 40)):
             radius = max(4.0, rng.uniform(5, 8) * self.scale)
@@ -254,13 +330,15 @@ class _Scene:
             for _ in range(15):
                 centre = rng.uniform(0.45 * radius, np.array((width, height)) - 0.45 * radius)
                 cover = self._rasterize(outline, radius, centre)
-                instance = Instance(label, cover >= 0.5, _area(outline) * radius**2)
-                if self._add(instance):
-                    self._paint(cover, _class_colour(rng, label, self.canvas[:, instance.mask].mean(1)))
+                new = Instance(label, cover >= 0.5, _area(outline) * radius**2)
+                rest = [Instance(old.label, old.mask & ~new.mask, old.area, old.crowd) for old in self.instances]
+                if all(instance.visible >= MIN_VISIBLE for instance in (*rest, new)):
+                    self.instances = [*rest, new]
+                    self._paint(cover, _class_colour(rng, label, self.canvas[:, new.mask].mean(1)))
                     break
 
     def render(self) -> np.ndarray:
-        """Return the canvas with lighting, blur and noise, uint8 [H, W, 3]."""
+        """The canvas with lighting, blur and noise, uint8 [H, W, 3]."""
         rng, (height, width) = self.rng, self.size
         angle, strength = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.25)
         down, right = np.linspace(-0.5, 0.5, height)[:, None], np.linspace(-0.5, 0.5, width)
@@ -271,16 +349,8 @@ class _Scene:
         image += rng.standard_normal(image.shape, np.float32) * np.float32(rng.uniform(0.005, 0.03))
         return np.rint(image.clip(0, 1) * 255).astype(np.uint8)
 
-    def _add(self, new: Instance) -> bool:
-        """Add an instance in front of the others unless it or one of them would be occluded too much."""
-        rest = [Instance(old.label, old.mask & ~new.mask, old.area, old.crowd) for old in self.instances]
-        if any(instance.visible < MIN_VISIBLE for instance in (*rest, new)):
-            return False
-        self.instances = [*rest, new]
-        return True
-
     def _rasterize(self, outline: list[np.ndarray], radius: float, centre: np.ndarray) -> np.ndarray:
-        """Return an anti-aliased mask, float32 [H, W] in 0..1, of an outline that is rotated at random.
+        """An anti-aliased mask, float32 [H, W] in 0..1, of an outline that is rotated at random.
 
         The outline has a radius of ``radius`` pixels around ``centre`` (x, y).
         """
@@ -301,17 +371,17 @@ class _Scene:
 
 
 def _arc(angles: np.ndarray) -> np.ndarray:
-    """Return the points [n, 2] of the unit circle at the angles [n]."""
+    """The points [n, 2] of the unit circle at the angles [n]."""
     return np.stack([np.cos(angles), np.sin(angles)], 1)
 
 
 def _ellipse(rng: np.random.Generator, min_ratio: float) -> list[np.ndarray]:
-    """Return the contour of an ellipse with half axes 1 and a random number in [min_ratio, 1]."""
+    """An ellipse with half axes 1 and a random number in [min_ratio, 1]."""
     return [_arc(np.linspace(0, 2 * np.pi, 72, endpoint=False)) * (1, rng.uniform(min_ratio, 1))]
 
 
 def _outline(rng: np.random.Generator, label: int) -> list[np.ndarray]:
-    """Return the contours, each [n, 2], of a random shape of the class in the unit circle. The second is a hole."""
+    """The contours, each [n, 2], of a random shape of the class in the unit circle. The second is a hole."""
     match CLASSES[label]:
         case "disc":
             return _ellipse(rng, 0.88)
@@ -343,13 +413,13 @@ def _outline(rng: np.random.Generator, label: int) -> list[np.ndarray]:
 
 
 def _area(outline: list[np.ndarray]) -> float:
-    """Return the area inside the first contour minus the area of the holes."""
+    """The area inside the first contour minus the area of the holes."""
     whole, *holes = (cv2.contourArea(contour.astype(np.float32)) for contour in outline)
     return whole - sum(holes)
 
 
 def _texture(rng: np.random.Generator, size: tuple[int, int], scale: float) -> np.ndarray:
-    """Return a random pattern, float32 [H, W]: the share of a second colour; ``scale`` multiplies its period."""
+    """A random pattern, float32 [H, W]: the share of a second colour; ``scale`` multiplies its period."""
     ys, xs = np.arange(size[0], dtype=np.float32)[:, None], np.arange(size[1], dtype=np.float32)
     angle, period = rng.uniform(0, 2 * np.pi), rng.uniform(8, 32) * max(scale, 0.5)
     c, s = math.cos(angle) * 2 * math.pi / period, math.sin(angle) * 2 * math.pi / period
@@ -370,112 +440,20 @@ def _texture(rng: np.random.Generator, size: tuple[int, int], scale: float) -> n
 
 
 def _jitter(rng: np.random.Generator, colour: np.ndarray, amount: float) -> np.ndarray:
-    """Return a colour that differs by at most ``amount`` in each channel."""
+    """A colour that differs by at most ``amount`` in each channel."""
     return np.clip(colour + rng.uniform(-amount, amount, 3), 0, 1)
 
 
 def _colour(rng: np.random.Generator, hue: float, saturation: tuple[float, float]) -> np.ndarray:
-    """Return an RGB colour in 0..1 of a hue (0..1 is the whole circle), with random saturation and brightness."""
+    """An RGB colour in 0..1 of a hue (0..1 is the whole circle), with random saturation and brightness."""
     return np.array(colorsys.hsv_to_rgb(hue % 1, rng.uniform(*saturation), rng.uniform(0.25, 0.95)))
 
 
 def _class_colour(rng: np.random.Generator, label: int, under: np.ndarray) -> np.ndarray:
-    """Return a colour around the hue of the class that differs from its background ``under``, if 12 draws find one."""
+    """A colour around the hue of the class that differs from its background ``under``, if 12 draws find one."""
     for _ in range(12):
         hue = (label + rng.normal(0, 0.45)) / len(CLASSES)  # hues of neighbouring classes overlap
         colour = _colour(rng, hue, saturation=(0.4, 1.0))
         if np.linalg.norm(colour - under) >= MIN_DISTANCE:
             break
     return colour
-
-
-def draw_panoptic_dataset(root: str | Path, **options: Any) -> Path:
-    """Draw the embedded data set unless it exists, and with it ``panoptic/``.
-
-    The folder has ``panoptic_{train,val}.json`` and ``{train,val}/*.png`` in COCO's panoptic format: ids are R + 256 G;
-    1 to n are the instances, from back to front, n + 1 is the background.
-
-    Args:
-        root: See `draw_dataset`.
-        **options: See `draw_dataset`.
-    """
-    root = draw_dataset(root, **options)
-    folder = root / "panoptic"
-    if folder.exists():
-        return root
-    temporary = root / f".panoptic.{uuid.uuid4().hex}"
-    try:
-        for split in SPLITS:
-            (temporary / split).mkdir(parents=True)
-            truth = json.loads(read_text(root / f"annotations/instances_{split}.json"))
-            of_image: dict[int, list] = {image["id"]: [] for image in truth["images"]}
-            for annotation in truth["annotations"]:
-                of_image[annotation["image_id"]].append(annotation)
-            content = {
-                "images": truth["images"],
-                "annotations": [
-                    _write_segments(temporary / split, image, of_image[image["id"]]) for image in truth["images"]
-                ],
-                "categories": [
-                    {"id": i, "name": name, "isthing": int(name in CLASSES)}
-                    for i, name in enumerate((*CLASSES, *STUFF), 1)
-                ],
-            }
-            (temporary / f"panoptic_{split}.json").write_text(json.dumps(content), encoding="utf-8")
-        os.rename(temporary, folder)
-    except OSError:
-        if not folder.exists():  # by another process in the meantime
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return root
-
-
-def _write_segments(folder: Path, image: dict, annotations: list[dict]) -> dict:
-    """Write the ids of an image as a PNG; return its entry."""
-    from pycocotools import mask as rle
-
-    from vitdense.mm.data.panoptic import colours_of_ids
-
-    ids = np.full((image["height"], image["width"]), len(annotations) + 1, np.int32)
-    for i, annotation in enumerate(annotations, 1):
-        ids[rle.decode(annotation["segmentation"]).astype(bool)] = i
-    categories = [annotation["category_id"] for annotation in annotations] + [len(CLASSES) + 1]
-    segments = []
-    for i, category in enumerate(categories, 1):
-        ys, xs = np.nonzero(ids == i)
-        if len(xs):
-            box = [xs.min(), ys.min(), xs.max() - xs.min() + 1, ys.max() - ys.min() + 1]
-            crowd = annotations[i - 1]["iscrowd"] if i <= len(annotations) else 0
-            segments.append(
-                {"id": i, "category_id": category, "iscrowd": crowd, "area": len(xs), "bbox": [int(x) for x in box]}
-            )
-    name = f"{Path(image['file_name']).stem}.png"
-    _write(folder / name, colours_of_ids(ids)[..., ::-1])
-    return {"image_id": image["id"], "file_name": name, "segments_info": segments}
-
-
-class DrawnOnDemand:
-    """Mixin for a data set class of mm (first base class): draws the embedded data set before it is loaded.
-
-    Args:
-        draw: Arguments of `draw_dataset` other than ``root``. Data sets that share a
-            ``data_root`` must have the same.
-        *args, **kwargs: Of the data set class; ``data_root`` is required.
-    """
-
-    drawn_on_demand = True  # read by the checks before training: files may be missing
-    draw_files = staticmethod(draw_dataset)
-
-    def __init__(self, *args, draw: dict | None = None, **kwargs) -> None:
-        self.draw = draw or {}
-        super().__init__(*args, **kwargs)
-
-    def load_data_list(self) -> list[dict]:
-        """Draw the data set unless it exists, then load it."""
-        from mmengine.logging import print_log  # here, so that `draw_image` works without it
-
-        if not Path(self.data_root).exists():
-            print_log(f"drawing the data set into {self.data_root}, once, in about a minute", logger="current")
-        self.draw_files(self.data_root, **self.draw)
-        return super().load_data_list()
