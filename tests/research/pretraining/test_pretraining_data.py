@@ -12,9 +12,8 @@ from PIL import Image
 from vitdense import ViT
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.seeded import SeededRepeatedSampler
 from vitdense.mm.train.launch import train
-from vitdense.research.pretraining.data import ImageFolder, Top1
+from vitdense.research.pretraining.data import ImageFolder, SeededRepeatedSampler, Top1
 from vitdense.research.pretraining.masked import MaskedImageModel
 
 CONFIGS = ("distill_deit_s_imagenet", "mae_vit_b_imagenet", "simmim_swin_b_imagenet", "masked_deit_t_photos")

@@ -1,19 +1,22 @@
-"""Data of classification and of masked pretraining: folders of images, timm's augmentation, masks, top-1."""
+"""Data of classification and of masked pretraining: folders of images, samplers, augmentation, masks, top-1."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from mmengine.dataset import BaseDataset
+import torch
+from mmengine.dataset import BaseDataset, DefaultSampler
 from mmengine.evaluator import BaseMetric
 from mmengine.structures import BaseDataElement
 from PIL import Image
 from timm.data import create_transform
+from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.errors import OptionError
-from vitdense.mm.registry import DATASETS, METRICS, TRANSFORMS
+from vitdense.mm.data.seeded import SeededIndex
+from vitdense.mm.registry import DATA_SAMPLERS, DATASETS, METRICS, TRANSFORMS
 from vitdense.research.pretraining.targets import MASKS
 
 
@@ -127,3 +130,32 @@ class Top1(BaseMetric):
     def compute_metrics(self, results: list) -> dict[str, float]:
         """``top1``."""
         return {"top1": 100 * sum(results) / len(results)}
+
+
+@DATA_SAMPLERS.register_module()
+class SeededRepeatedSampler(DefaultSampler):
+    """Repeated augmentation (Hoffer et al., CVPR 2020; DeiT Table 9), with a seed per draw.
+
+    Every image comes `repeats` times in a row, on different ranks where there are several. An epoch still has the
+    number of samples of the data set, down to a multiple of 256 as in the authors' code: it shows about a third of the
+    images.
+
+    Args:
+        dataset: Data set.
+        repeats: Augmentations of an image.
+        seed: Of the order, and of the augmentation.
+    """
+
+    def __init__(self, dataset: Dataset, repeats: int = 3, seed: int | None = None) -> None:
+        super().__init__(dataset, shuffle=True, seed=seed)
+        self.repeats = repeats
+        total = len(dataset) // 256 * 256 or len(dataset)
+        self.num_samples = total // self.world_size
+        self.total_size = self.num_samples * self.world_size
+
+    def __iter__(self) -> Iterator[SeededIndex]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator).repeat_interleave(self.repeats).tolist()
+        start = self.epoch * self.total_size + self.rank
+        for i, index in enumerate(order[self.rank :: self.world_size][: self.num_samples]):
+            yield SeededIndex(index, (self.seed, start + i * self.world_size))
