@@ -145,14 +145,6 @@ def test_segmentation_from_label_maps_to_predictions(command, tmp_path):
     assert {p.name for p in (tmp_path / "predictions/mine/labels").iterdir()} == {"0.png", "1.png", "2.png"}
 
 
-def test_annotations_without_masks_name_the_way_out(command, animals, tmp_path):
-    animals(with_masks=False)
-    status, printed = command(f"python -m vitdense new detection --method cascade {DATA} mine.py")
-    assert status == 2
-    assert "--boxes" in printed
-    assert not (tmp_path / "mine.py").exists()
-
-
 def test_training_names_missing_masks_and_another_annotation_file_of_the_metric(command, animals, tmp_path):
     animals()
     new = f"python -m vitdense new detection {DATA} --base {REPO}/configs/demo/cascade_swin_nano_coco.py"

@@ -1,12 +1,14 @@
 """The dry step finds what parts of a config make of each other, names the part, and leaves nothing behind."""
 
 import random
+import re
 
 import numpy as np
 import pytest
 import torch
 
-from vitdense.mm.checks import dry_step, findings, frozen
+from vitdense.mm.checks import dry_step, findings
+from vitdense.mm.checks.model import frozen
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.loaders import in_process
@@ -56,10 +58,7 @@ def test_the_part_that_fails_is_named(name, options, part, tmp_path):
     if callable(options):
         options(cfg)
     (error,) = dry_step.find(cfg, ("train", "val"))
-    assert isinstance(error, ConfigError)
-    assert str(error).startswith("dry step: ")
-    with pytest.raises(ConfigError, match=part):
-        raise error
+    assert re.match(f"dry step: .*{part}", str(error))
 
 
 def states():
@@ -98,7 +97,7 @@ def test_it_leaves_nothing_behind(name, tmp_path):
 @pytest.mark.long
 def test_padding_to_the_size_of_another_crop_is_a_warning(tmp_path):
     (warning,) = dry_step.find(config(MAPS, tmp_path, **{"model.data_preprocessor.size": (512, 512)}), ("train",))
-    assert "pads them to 512x512" in warning
+    assert "pads them to 512x512" in str(warning)
 
 
 @pytest.mark.long
@@ -128,4 +127,4 @@ def test_what_cannot_be_built_is_found_before_a_training(tmp_path):
 def test_frozen_random_weights_are_a_warning(backbone, warns, tmp_path):
     cfg = config(BOXES, tmp_path)
     cfg.model.backbone.update(backbone)
-    assert any("never learn" in one for one in frozen.find(cfg, ("train",))) == warns
+    assert any("never learn" in str(one) for one in frozen(cfg, ("train",))) == warns

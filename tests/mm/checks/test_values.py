@@ -2,7 +2,9 @@
 
 import pytest
 
-from vitdense.mm.checks import build, findings, monitors, schedule
+from vitdense.mm.checks import findings
+from vitdense.mm.checks.model import build
+from vitdense.mm.checks.schedule import monitors, schedule
 from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")
@@ -10,7 +12,7 @@ NO_VALIDATION = {"val_cfg": None, "val_dataloader": None, "val_evaluator": None}
 
 
 def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
-    return [str(found) for found in findings(load_config(name, options), splits) if isinstance(found, Exception)]
+    return [str(found) for found in findings(load_config(name, options), splits) if found.grave]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_what_needs_a_validation_is_refused_without_one(options):
     key = next(iter(options)).removesuffix(".type")
     assert errors(NO_VALIDATION, splits=("train",)) == []
     cfg = load_config("rfdetr_nano_shapes", {**NO_VALIDATION, **options})
-    found = [str(found) for found in monitors.find(cfg, ("train",)) if "there is no validation" in str(found)]
+    found = [str(found) for found in monitors(cfg, ("train",)) if "there is no validation" in str(found)]
     assert len(found) == 1
     assert key in found[0]
 
@@ -81,9 +83,9 @@ def test_a_validation_that_is_left_out_leaves_the_test():
 
 @pytest.mark.long
 def test_a_model_that_reads_values_in_its_constructor_is_built():
-    assert list(build.find(load_config("mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py"), ("train",))) == []
+    assert list(build(load_config("mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py"), ("train",))) == []
 
 
 def test_a_time_of_the_file_that_is_not_reached_is_a_warning():
     cfg = load_config("mmdet::masktrack_rcnn/masktrack-rcnn_mask-rcnn_r50_fpn_8xb1-12e_youtubevis2021.py")
-    assert ["val_begin" in found for found in schedule.find(cfg) if isinstance(found, str)] == [True]
+    assert ["val_begin" in str(found) for found in schedule(cfg) if not found.grave] == [True]

@@ -3,7 +3,8 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from vitdense.mm.checks import files, label_maps
+from vitdense.mm.checks import data
+from vitdense.mm.data.faults import refuse
 from vitdense.mm.errors import ConfigError
 
 
@@ -28,10 +29,7 @@ def segmentation(root, num_classes, prefixes=("images", "maps"), split="train", 
 
 def check(cfg, splits):
     """The checks of the data alone: the configs here have nothing to train with."""
-    for module in (files, label_maps):
-        for finding in module.find(cfg, splits):
-            if isinstance(finding, ConfigError):
-                raise finding
+    refuse((*data.files(cfg, splits), *data.label_maps(cfg, splits)))
 
 
 @pytest.fixture
@@ -122,12 +120,12 @@ def test_histogram_has_the_share_of_each_value(maps):
 
 @pytest.mark.parametrize("pixels", [np.random.default_rng(0).integers(0, 255, (4, 4, 3)), np.ones((4, 4, 3))])
 def test_label_maps_of_three_channels_name_the_file_and_its_shape(maps, pixels):
-    with pytest.raises(ConfigError, match=r"0000.png.*\(4, 4, 3\)"):
+    with pytest.raises(ConfigError, match=r"\(4, 4, 3\).*0000.png"):
         check(segmentation(maps(pixels), 3), ("train",))
 
 
 def test_missing_label_map_names_the_file_and_the_setting(maps):
-    with pytest.raises(ConfigError, match=r"0000_labels.png.*seg_map_suffix"):
+    with pytest.raises(ConfigError, match=r"seg_map_suffix.*0000_labels.png"):
         check(segmentation(maps([0, 1]), 2, seg_map_suffix="_labels.png"), ("train",))
 
 
@@ -143,7 +141,7 @@ def test_unreadable_label_map_names_the_file(maps, decoder):
     check(segmentation(root, 2, indices=1), ("train",))
     cfg = segmentation(root, 2)
     cfg.train_dataloader.dataset.pipeline[1].imdecode_backend = decoder
-    with pytest.raises(ConfigError, match=r"0001.png cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot be read .*0001.png"):
         check(cfg, ("train",))
 
 

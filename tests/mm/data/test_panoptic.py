@@ -17,7 +17,7 @@ from vitdense.mm.cli import new
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.panoptic import colours_of_ids, examine_panoptic, ids_of_colours, read_panoptic
+from vitdense.mm.data.panoptic import colours_of_ids, ids_of_colours, read_panoptic
 from vitdense.mm.data.shapes import CLASSES, draw_panoptic_dataset
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.metrics import count_segments
@@ -61,7 +61,7 @@ def test_colours_and_ids():
 
 def test_segments_of_the_shapes_are_their_instances(shapes):
     truth = json.loads((shapes / "annotations/instances_val.json").read_text())
-    content = read_panoptic(shapes / "panoptic/panoptic_val.json")
+    content = read_panoptic(shapes / "panoptic/panoptic_val.json").content
     assert [one["name"] for one in content["categories"]] == [*CLASSES, "background"]
     for annotation in content["annotations"]:
         instances = [one for one in truth["annotations"] if one["image_id"] == annotation["image_id"]]
@@ -118,24 +118,35 @@ def test_panoptic_quality_by_hand():
 
 
 def test_faults_of_files(shapes, tmp_path):
-    content = read_panoptic(shapes / "panoptic/panoptic_val.json")
-    assert not examine_panoptic(content, shapes / "panoptic/val", None).errors
+    file = tmp_path / "a.json"
+
+    def faults():
+        file.write_text(json.dumps(content))
+        return "\n".join(map(str, read_panoptic(file, tmp_path / "ids").faults))
+
+    whole = read_panoptic(shapes / "panoptic/panoptic_val.json", shapes / "panoptic/val")
+    assert whole.faults == []
+    assert (whole.read, whole.pixels.total()) == (4, 4 * 64 * 96)
+    content = whole.content
     (tmp_path / "ids").mkdir()
-    for file in (shapes / "panoptic/val").iterdir():
-        Image.open(file).save(tmp_path / "ids" / file.name)
+    for png in (shapes / "panoptic/val").iterdir():
+        Image.open(png).save(tmp_path / "ids" / png.name)
     first, second, third, fourth = content["annotations"]
     first["segments_info"].append({"id": 99, "category_id": 1, "iscrowd": 0, "bbox": [0, 0, 1, 1], "area": 1})
     second["segments_info"][-1]["category_id"] = 70
     third["segments_info"].pop()
     fourth["image_id"] = 12
-    faults = "\n".join(examine_panoptic(content, tmp_path / "ids", None).errors)
+    lines = faults()
     for part in ("no pixel", "99 of 000001.png", "category that is not", "no segment in the file", "not in the file"):
-        assert part in faults
+        assert part in lines
     (tmp_path / "ids" / third["file_name"]).unlink()
-    assert "do not exist" in "\n".join(examine_panoptic(content, tmp_path / "ids", None).errors)
-    (tmp_path / "a.json").write_text(json.dumps({**content, "annotations": [{"image_id": 1}]}))
+    content["images"].append({**content["images"][0], "file_name": "copy.jpg"})
+    lines = faults()
+    assert "do not exist" in lines
+    assert "1 images have the same id 1" in lines
+    content["annotations"] = [{"image_id": 1}]
     with pytest.raises(ConfigError, match="file_name"):
-        read_panoptic(tmp_path / "a.json")
+        faults()
 
 
 @pytest.mark.long

@@ -31,13 +31,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vitdense.errors import OptionError
-from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.config.loaders import in_process
 from vitdense.mm.config.query import as_list, drop_weights, find_class, leaf_datasets
 from vitdense.mm.config.settings import image_size, set_image_size
+from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import by
+from vitdense.mm.data.transforms import parts
 from vitdense.mm.errors import ConfigError
 
 SIDE = 256  # of images on a CPU, where those of a recipe would take minutes
@@ -46,7 +47,7 @@ WRITES = ("format_only", "outfile_prefix", "out_file_path", "output_dir")  # opt
 BYTES = 12  # of a parameter: its value and gradient, and about as much for what the layers keep
 
 
-def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
+def find(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
     """See the module; for `vitdense check`. Too large a model for the memory is a warning."""
     if "train" not in splits:
         return
@@ -60,12 +61,13 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Finding]:
                     found = _make(small, splits)
             yield from _make(cfg, splits) if found is None else found
         except torch.OutOfMemoryError as error:
-            yield f"dry step: not made, {get_device()} is short of memory ({str(error).splitlines()[0]})"
+            short = f"not made, {get_device()} is short of memory ({str(error).splitlines()[0]})"
+            yield Fault(short, "dry step", grave=False)
         except OptionError as error:
-            yield error
+            yield Fault(str(error))
 
 
-def _make(cfg: Config, splits: Sequence[str]) -> list[str]:
+def _make(cfg: Config, splits: Sequence[str]) -> list[Fault]:
     """Build what is needed, and make the step; its warnings."""
     with _parts({}, "train_dataloader"):
         loaders = {split: _loader(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
@@ -80,7 +82,7 @@ def _make(cfg: Config, splits: Sequence[str]) -> list[str]:
     return warnings
 
 
-def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[str]:
+def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
     """The losses and gradients of the first images of a training.
 
     Args:
@@ -95,10 +97,9 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[str]:
         ConfigError: Names the part of the config that failed.
     """
     model = model.module if is_model_wrapper(model) else model
-    parts = {id(module): f"model.{name}".rstrip(".") for name, module in model.named_modules()}
     with _kept(model):
         batch = _batch(loader, "train_dataloader")
-        with _parts(parts, "the losses"):
+        with _parts(_modules(model), "the losses"):
             with getattr(wrapper, "optim_context", nullcontext)(model):
                 images = [tuple(x.shape[-2:]) for x in batch["inputs"]] if isinstance(batch, dict) else []
                 data = model.data_preprocessor(batch, True)
@@ -107,7 +108,7 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[str]:
     return list(_padding(images, data.get("inputs")))
 
 
-def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[str]:
+def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:
     """A warning of padding that costs more than the images, as to the size of another crop.
 
     Args:
@@ -116,9 +117,12 @@ def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[str]:
     """
     height, width = (max(sides) for sides in zip(*images)) if images else (0, 0)
     if isinstance(inputs, torch.Tensor) and inputs.shape[-1] * inputs.shape[-2] >= 2 * height * width > 0:
-        yield (
-            f"train_dataloader: images are {by((width, height))}, and model.data_preprocessor pads them to "
-            f"{by(tuple(inputs.shape[:-3:-1]))}; set its size, or pad_size_divisor, to that of the crop"
+        yield Fault(
+            f"images are {by((width, height))}, and model.data_preprocessor pads them to "
+            f"{by(tuple(inputs.shape[:-3:-1]))}",
+            "train_dataloader",
+            fix="set its size, or pad_size_divisor, to that of the crop",
+            grave=False,
         )
 
 
@@ -135,12 +139,11 @@ def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: b
         ConfigError: Names the part of the config that failed.
     """
     model = model.module if is_model_wrapper(model) else model
-    parts = {id(module): f"model.{name}".rstrip(".") for name, module in model.named_modules()}
-    parts |= {id(metric): f"val_evaluator ({type(metric).__name__})" for metric in evaluator.metrics}
+    named = _modules(model) | {id(metric): f"val_evaluator ({type(metric).__name__})" for metric in evaluator.metrics}
     with _kept(model), torch.no_grad():
         batch = _batch(loader, "val_dataloader", images=1)
         model.eval()
-        with _parts(parts, "the validation"):
+        with _parts(named, "the validation"):
             with autocast(enabled=half):
                 found = model.val_step(batch)
             for metric in evaluator.metrics:
@@ -161,7 +164,7 @@ def _evaluate(metric: Any, batch: Mapping, samples: Sequence[dict]) -> None:
 
 def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
     """The first images of a loader, through a copy of its pipeline: steps such as `CachedMosaic` keep images."""
-    arrays = [x for part in _leaves(loader.dataset) for x in (part.data_bytes, part.data_address) if x is not None]
+    arrays = [x for _, part in parts(loader.dataset) for x in vars(part).values() if isinstance(x, np.ndarray)]
     dataset = copy.deepcopy(loader.dataset, {id(x): x for x in arrays})
     size = getattr(loader.batch_sampler, "batch_size", None) or 1
     with _parts(_steps(dataset, f"{where}.dataset"), where):
@@ -170,29 +173,25 @@ def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
         return loader.collate_fn([dataset[i % len(dataset)] for i in range(images)])
 
 
-def _leaves(dataset: Any) -> Iterator[Any]:
-    inside = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
-    if inside == [None]:
-        yield dataset
-    for part in inside:
-        if part is not None:
-            yield from _leaves(part)
-
-
-def _steps(dataset: Any, path: str) -> dict[int, str]:
+def _steps(dataset: Any, where: str) -> dict[int, str]:
     """The places of the steps of a built data set's pipelines in the config."""
-    steps = getattr(dataset, "pipeline", None)
-    steps = getattr(steps, "transforms", steps) or []
-    of_step = [step.args[0] if isinstance(step, partial) else step for step in steps]
-    found = {id(step): f"{path}.pipeline.{i} ({type(step).__name__})" for i, step in enumerate(of_step)}
-    for i, part in enumerate(getattr(dataset, "datasets", ())):
-        found |= _steps(part, f"{path}.datasets.{i}")
-    return found | (_steps(dataset.dataset, f"{path}.dataset") if hasattr(dataset, "dataset") else {})
+    found = {}
+    for path, part in parts(dataset, where):
+        steps = getattr(part, "pipeline", None)
+        for i, step in enumerate(getattr(steps, "transforms", steps) or []):
+            step = step.args[0] if isinstance(step, partial) else step
+            found[id(step)] = f"{path}.pipeline.{i} ({type(step).__name__})"
+    return found
+
+
+def _modules(model: nn.Module) -> dict[int, str]:
+    """The places of modules in the config."""
+    return {id(module): f"model.{name}".rstrip(".") for name, module in model.named_modules()}
 
 
 @contextmanager
-def _parts(parts: Mapping[int, str], where: str) -> Iterator[None]:
-    """An error inside names the innermost of `parts` that it went through; `where`, if it is none."""
+def _parts(named: Mapping[int, str], where: str) -> Iterator[None]:
+    """An error inside names the innermost of the objects `named` that it went through; `where`, if it is none."""
     try:
         yield
     except (OptionError, torch.OutOfMemoryError):  # they say themselves what it is about
@@ -200,7 +199,7 @@ def _parts(parts: Mapping[int, str], where: str) -> Iterator[None]:
     except Exception as error:  # of any part, of any package
         trace = error.__traceback__
         while trace is not None:
-            where = parts.get(id(trace.tb_frame.f_locals.get("self")), where)
+            where = named.get(id(trace.tb_frame.f_locals.get("self")), where)
             trace = trace.tb_next
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"dry step: {where}: {type(error).__name__}: {reason}") from error

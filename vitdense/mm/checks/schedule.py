@@ -1,19 +1,31 @@
-"""Schedule: the learning rate follows the length of the run, and what has a time is reached."""
+"""Checks of the schedule: it follows the length of the run, what has a time is reached, what is monitored exists."""
 
+import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mmengine.config import Config
+from mmengine.hooks import EarlyStoppingHook
 
-from vitdense.mm.checks.base import Finding
 from vitdense.mm.config.query import as_list, hooks
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.data.faults import Fault
 
 WARM_UP = ("LinearLR", "ConstantLR")  # schedulers that begin at 0 and may end before the run
+OF_VALIDATION = ("EarlyStoppingHook", "ValidationPicturesHook", "ReduceOnPlateauLR", "ReduceOnPlateauMomentum")
+COCO = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
+OF_IOU = {
+    "mIoU": ("aAcc", "mIoU", "mAcc"),
+    "mDice": ("aAcc", "mDice", "mAcc"),
+    "mFscore": ("aAcc", "mFscore", "mPrecision", "mRecall"),
+}
+PANOPTIC = [name + end for end in ("", "_th", "_st") for name in ("PQ", "SQ", "RQ")]
+# Parts of names of which mmengine knows whether more is better, and the options that say so of others.
+DIRECTED = [key.lower() for key in EarlyStoppingHook._default_greater_keys + EarlyStoppingHook._default_less_keys]
+STATED = {"rule", "greater_keys", "less_keys"}
 
 
-def find(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Finding]:
-    """A warning where the schedule does not end with the run, or changes after it; errors for what is never reached."""
+def schedule(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Fault]:
+    """The schedule ends with the run, and does not change after it; what has a time is reached."""
     if "train" not in splits or not cfg.get("train_cfg"):
         return
     by_epoch = "max_epochs" in cfg.train_cfg
@@ -34,13 +46,14 @@ def find(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Finding]:
         fault = f"changes at {', '.join(f'{start:g}' for start in late)}, which is never reached"
     else:
         return
-    yield (
-        f"param_scheduler {fault}, but train_cfg.{unit} is {length}; set settings = dict({unit}={length}) in place of "
-        f"train_cfg.{unit}, and the schedule follows"
+    yield Fault(
+        f"param_scheduler {fault}, but train_cfg.{unit} is {length}",
+        fix=f"set settings = dict({unit}={length}) in place of train_cfg.{unit}, and the schedule follows",
+        grave=False,
     )
 
 
-def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Finding]:
+def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Fault]:
     times = [] if cfg.get("val_cfg") is None else [("train_cfg.val_begin", cfg.train_cfg.get("val_begin"))]
     times += [("train_cfg.dynamic_intervals", time) for time, _ in cfg.train_cfg.get("dynamic_intervals") or ()]
     keys = ("switch_epoch", "begin_epoch", "num_last_epochs") if unit == "max_epochs" else ("begin_iter", "starts")
@@ -48,32 +61,96 @@ def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Finding]:
     for key, time in times:
         first = max(as_list(time), default=0)
         if first > length or (first == length and key != "train_cfg.val_begin"):
-            text = f"{key}: got {time}, which a run of train_cfg.{unit}={length} never reaches"
             given = any(f"{name}.".startswith(f"{key}.") for name in getattr(cfg, "given", ()))
-            is_asked = given or unit in cfg.get("settings", {})
-            yield ConfigError(text) if is_asked else text  # mm's own configs leave a validation out by it
+            is_asked = given or unit in cfg.get("settings", {})  # mm's own configs leave a validation out by it
+            yield Fault(f"got {time}, which a run of train_cfg.{unit}={length} never reaches", key, grave=is_asked)
     if unit == "max_iters":
         saves = (cfg.get("default_hooks") or {}).get("checkpoint")
         of_epochs = ["default_hooks.checkpoint"] if saves and saves.get("by_epoch", True) else []
-        for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
-            if step.get("by_epoch", True) and "ReduceOnPlateau" not in str(
-                step.get("type")
-            ):  # which follows validations
-                of_epochs.append(f"param_scheduler.{i}")
+        of_epochs += [
+            f"param_scheduler.{i}"
+            for i, step in enumerate(as_list(cfg.get("param_scheduler")))
+            if step.get("by_epoch", True) and "ReduceOnPlateau" not in str(step.get("type"))  # of validations
+        ]
         for where in of_epochs:
-            yield ConfigError(f"{where}.by_epoch: got True, but the run counts iterations; set {where}.by_epoch=False")
+            key = f"{where}.by_epoch"
+            yield Fault("got True, but the run counts iterations", key, fix=f"set {key}=False")
 
 
-def warm_up_warnings(cfg: Config, num_images: int) -> Iterator[str]:
-    """A line for every warm-up in iterations that is longer than half of a run of epochs over so many images."""
+def warm_up(cfg: Config, num_images: int) -> Iterator[Fault]:
+    """No warm-up in iterations is longer than half of a run of epochs over so many images."""
     epochs = (cfg.get("train_cfg") or {}).get("max_epochs")
     if not epochs or not num_images:
         return
     steps = epochs * math.ceil(num_images / cfg.train_dataloader.get("batch_size", 1))
     for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
         if not step.get("by_epoch", True) and step.get("end", 0) > steps // 2:
-            yield (
-                f"the warm-up, param_scheduler.{i}, takes {step['end']} iterations, but the whole run has {steps} "
-                f"on one GPU; train for more epochs, or warm up for a tenth of it: --cfg-options "
-                f"param_scheduler.{i}.end={max(steps // 10, 2)}"
+            yield Fault(
+                f"the warm-up, param_scheduler.{i}, takes {step['end']} iterations, but the whole run has {steps} on "
+                f"one GPU",
+                fix=f"train for more epochs, or warm up for a tenth of it: --cfg-options "
+                f"param_scheduler.{i}.end={max(steps // 10, 2)}",
+                grave=False,
             )
+
+
+def monitors(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """What a validation decides has one, a metric of that name, and a direction.
+
+    Only of metrics whose names are known: mmdet's for COCO and mmseg's IoU.
+    """
+    if "train" not in splits:
+        return
+    for _, hook in hooks(cfg):
+        if "EarlyStoppingHook" in str(hook["type"]) and "min_delta" not in hook:
+            yield Fault(
+                "not set, and mmengine's 0.1 is ten points of an AP",
+                f"min_delta of {hook['type']}",
+                fix=f"set the smallest gain that counts, in the unit of {hook.get('monitor')}: 0.001 of an AP from 0 "
+                f"to 1, 0.1 of an mIoU in per cent",
+            )
+    if all(cfg.get(f"val_{part}") is None for part in ("cfg", "dataloader", "evaluator")):
+        schedulers = [(f"param_scheduler.{i}", step) for i, step in enumerate(as_list(cfg.get("param_scheduler")))]
+        for where, part in (*hooks(cfg), *schedulers):
+            if part.get("save_best") or str(part.get("type")).rpartition(".")[2] in OF_VALIDATION:
+                key = f"{where}.save_best" if part.get("save_best") else where
+                yield Fault("never acts, for there is no validation", key, fix=f"leave it out: {key}=None")
+    metrics = [names(metric) for metric in as_list(cfg.get("val_evaluator"))]
+    known = [] if None in metrics else [name for found in metrics for name in found]
+    asked = [
+        (hook, key, name)
+        for _, hook in hooks(cfg)
+        for key in ("save_best", "monitor")
+        for name in as_list(hook.get(key))
+    ]
+    for hook, key, name in asked if metrics else ():
+        name = known[0] if name == "auto" and known else name
+        if not isinstance(name, str) or name == "auto":
+            continue
+        if known and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+            hint = f"did you mean {near[0]}? Others: " if near else "expected one of "
+            yield Fault(
+                f"got {name!r}, a name that no metric has; {hint}{', '.join(known)}", f"{key} of {hook['type']}"
+            )
+        elif not (STATED & hook.keys() or any(part in name.lower() for part in DIRECTED)):
+            yield Fault(
+                f"not set, and mmengine does not know whether more of {name} is better",
+                f"rule of {hook['type']}",
+                fix="set it to 'greater', or to 'less'",
+            )
+
+
+def names(metric: Mapping) -> list[str] | None:
+    """What a metric calls its values; None if it is none of the known ones."""
+    kind, prefix = str(metric["type"]).rpartition(".")[2], metric.get("prefix")
+    if kind.endswith("CocoMetric"):
+        kinds = as_list(metric.get("metric", "bbox"))
+        has_others = metric.get("classwise") or metric.get("metric_items") or {*kinds} - {"bbox", "segm"}
+        return None if has_others else [f"{prefix or 'coco'}/{of}_{name}" for of in kinds for name in COCO]
+    if kind == "PanopticMetric":
+        return [f"{prefix or 'coco_panoptic'}/{name}" for name in PANOPTIC]
+    if kind == "IoUMetric":
+        found = [name for of in as_list(metric.get("iou_metrics", "mIoU")) for name in OF_IOU.get(of, ())]
+        return [f"{prefix}/{name}" if prefix else name for name in dict.fromkeys(found)]
+    return None

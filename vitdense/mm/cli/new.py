@@ -11,7 +11,7 @@ import os
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from vitdense.mm.config.model_index import fetched, find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
 from vitdense.mm.config.query import class_heads
 from vitdense.mm.config.settings import image_size
-from vitdense.mm.data.coco import examine, overview, read_annotations
+from vitdense.mm.data.coco import examine, read_coco
+from vitdense.mm.data.faults import refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.yolo import read_yolo
@@ -82,6 +83,7 @@ class Data:
         train: Other arguments of the training set.
         val: Likewise.
         densest: Most objects of an image, of a detector's data.
+        written: Annotation files to write, by their paths.
     """
 
     line: str
@@ -91,6 +93,7 @@ class Data:
     train: Mapping[str, Any]
     val: Mapping[str, Any]
     densest: int = 0
+    written: Mapping[Path, Mapping] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,9 +102,13 @@ def main(argv: Sequence[str]) -> int:
     with exit_on_user_error():
         check_new_file(args.out, args.force)
         if args.task == "detection":
-            args.method = _method(args)
-        read = {"detection": _detection, "segmentation": _segmentation, "panoptic": _panoptic}[args.task]
-        text = config_text(args, read(args))
+            _set_method(args)
+        data = (_segmentation if args.task == "segmentation" else _annotated)(args)
+        text = config_text(args, data)
+        for path, content in data.written.items():
+            with atomic_write(path) as scratch:
+                scratch.write_text(json.dumps(content), encoding="utf-8")
+            print(f"wrote {path}")
         with atomic_write(args.out) as scratch:
             scratch.write_text(text, encoding="utf-8")  # as mmengine reads it
         print(f"wrote {args.out}\n\n{text}", flush=True)
@@ -188,23 +195,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _method(args: argparse.Namespace) -> str | None:
-    """The method of a detector: as given, or what the machine can train; None where the base config decides."""
-    if args.method or args.base:
-        return args.method
-    if args.backbone or _gpu_memory() >= MIN_MEMORY:
-        return "cascade"
-    print("--method rfdetr, for there is no GPU of 8 GB; --masks adds masks, --method cascade is a larger model")
-    return "rfdetr"
+def _set_method(args: argparse.Namespace) -> None:
+    """Set the method of a detector, and whether it trains on boxes alone: as given, or as the machine can train.
 
-
-def _gpu_memory() -> int:
-    """In bytes; 0 where there is no GPU."""
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-
-
-def _detection(args: argparse.Namespace) -> Data:
-    """Read the annotation files."""
+    Raises:
+        ConfigError: Options contradict each other.
+    """
+    if not args.method and not args.base:
+        args.method = "cascade" if args.backbone or _gpu_memory() >= MIN_MEMORY else "rfdetr"
+        if args.method == "rfdetr":
+            print(
+                "--method rfdetr, for there is no GPU of 8 GB; --masks adds masks, --method cascade is a larger model"
+            )
     is_rfdetr = args.method == "rfdetr"
     if (args.masks or args.weights) and not is_rfdetr:
         raise ConfigError("--masks, --weights: they belong to --method rfdetr; leave them out")
@@ -218,48 +220,60 @@ def _detection(args: argparse.Namespace) -> Data:
     given = [args.train, args.val, args.images]
     if any([*given, args.val_images]) if args.yolo else not all(given):
         raise ConfigError("expected --train, --val and --images, or --yolo alone")
-    if args.yolo:
-        _convert_yolo(args)
+
+
+def _gpu_memory() -> int:
+    """In bytes; 0 where there is no GPU."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+
+
+def _annotated(args: argparse.Namespace) -> Data:
+    """Read annotations of instances, or of panoptic segments, whose PNGs the check looks at."""
+    is_panoptic, written = args.task == "panoptic", {}
+    if getattr(args, "yolo", None):
+        for split, images in (("train", "images"), ("val", "val_images")):
+            content, folder, faults = read_yolo(args.yolo, split)
+            refuse(fault.within("--yolo") for fault in faults)
+            path = args.out.with_name(f"{args.out.stem}_{split}.json")
+            check_new_file(path, args.force, ".json")
+            written[path] = content
+            setattr(args, split, path)
+            setattr(args, images, folder)
     files = {"train": args.train, "val": args.val}
-    for option, path in files.items():
-        if not path.is_file():
-            raise ConfigError(f"--{option}: {path} is not a file")
-    content = {option: read_annotations(path) for option, path in files.items()}
-    found = {option: examine(part) for option, part in content.items()}
-    classes = tuple(category["name"] for category in content["train"]["categories"])
-    for option, part in found.items():
-        without = [item["id"] for item in content[option]["annotations"] if not item.get("segmentation")]
-        if without and not args.boxes and args.base is None:
+    for split, path in files.items():
+        if not written and not path.is_file():
+            raise ConfigError(f"--{split}: {path} is not a file")
+    read = read_panoptic if is_panoptic else read_coco
+    found = {split: examine(written[path]) if written else read(path) for split, path in files.items()}
+    folders = {"img": {"train": args.images, "val": args.val_images or args.images}}
+    if is_panoptic:
+        folders["seg"] = {"train": args.segments, "val": args.val_segments or args.segments}
+    for split, option in (("train", ""), ("val", "val-")):
+        name = found[split].images[0]["file_name"]
+        _check_folder(f"--{option}images", folders["img"][split], name)
+        if is_panoptic:
+            _check_folder(f"--{option}segments", folders["seg"][split], str(Path(name).with_suffix(".png")))
+        elif (without := found[split].without_mask) and not args.boxes and args.base is None:
             raise ConfigError(
-                f"--{option}: {len(without)} of {part.annotations} annotations of {files[option]} have no "
+                f"--{split}: {len(without)} of {len(found[split].objects)} annotations of {files[split]} have no "
                 f"'segmentation' (ids {join_some(without)}); remove them or add masks, or give --boxes to train on "
                 f"boxes alone"
             )
-    folders = {"train": args.images, "val": args.val_images or args.images}
-    for option, split in (("--images", "train"), ("--val-images", "val")):
-        _check_folder(option, folders[split], content[split]["images"][0]["file_name"])
-    root = _common_folder(*folders.values(), *(path.parent for path in files.values()))
-    sides = [min(image["width"], image["height"]) for image in found["train"].images]
-    parts = {
-        split: {"ann_file": _below(files[split], root), "data_prefix": {"img": _below(folders[split], root)}}
-        for split in files
-    }
-    line = _line("Detection", classes, *(len(part.images) for part in found.values()))
-    shared = {"metainfo": {"classes": classes}}
-    densest = max(part.densest for part in found.values())
-    return Data(line, root, round(statistics.median(sides)), shared, parts["train"], parts["val"], densest)
-
-
-def _convert_yolo(args: argparse.Namespace) -> None:
-    """Write the annotations of a YOLO data set as COCO's, and set the options that name them."""
-    for split, images in (("train", "images"), ("val", "val_images")):
-        content, folder = read_yolo(args.yolo, split)
-        path = args.out.with_name(f"{args.out.stem}_{split}.json")
-        with atomic_write(path) as scratch:
-            scratch.write_text(json.dumps(content), encoding="utf-8")
-        print(f"wrote {path}")
-        setattr(args, split, path)
-        setattr(args, images, folder)
+    all_folders = [folder for of_split in folders.values() for folder in of_split.values()]
+    root = _common_folder(*all_folders, *(path.parent for path in files.values()))
+    train, val = (
+        {"ann_file": _below(path, root), "data_prefix": {key: _below(of[split], root) for key, of in folders.items()}}
+        for split, path in files.items()
+    )
+    classes = found["train"].names
+    line = _line(
+        "Panoptic segmentation" if is_panoptic else "Detection", classes, *(len(one.images) for one in found.values())
+    )
+    side = round(statistics.median(min(image["width"], image["height"]) for image in found["train"].images))
+    if is_panoptic:
+        return Data(line, root, side, {}, train, val)
+    densest = max(one.densest for one in found.values())
+    return Data(line, root, side, {"metainfo": {"classes": classes}}, train, val, densest, written)
 
 
 def _check_folder(option: str, folder: Path, name: str) -> None:
@@ -273,33 +287,6 @@ def _check_folder(option: str, folder: Path, name: str) -> None:
     if below := next(folder.rglob(glob.escape(name)), None):
         right = below.parents[len(Path(name).parts) - 1]
         raise ConfigError(f"{option}: {folder} has no {name}, but {right} has it; give {option} {right}")
-
-
-def _panoptic(args: argparse.Namespace) -> Data:
-    """Read the annotation files; the PNGs are looked at by the check."""
-    files = {"train": args.train, "val": args.val}
-    for option, path in files.items():
-        if not path.is_file():
-            raise ConfigError(f"--{option}: {path} is not a file")
-    content = {option: read_panoptic(path) for option, path in files.items()}
-    folders = {"train": args.images, "val": args.val_images or args.images}
-    segments = {"train": args.segments, "val": args.val_segments or args.segments}
-    for split, option in (("train", ""), ("val", "val-")):
-        name = content[split]["images"][0]["file_name"]
-        _check_folder(f"--{option}images", folders[split], name)
-        _check_folder(f"--{option}segments", segments[split], str(Path(name).with_suffix(".png")))
-    root = _common_folder(*folders.values(), *segments.values(), *(path.parent for path in files.values()))
-    parts = {
-        split: {
-            "ann_file": _below(files[split], root),
-            "data_prefix": {"img": _below(folders[split], root), "seg": _below(segments[split], root)},
-        }
-        for split in files
-    }
-    names = overview(files["train"]).things_first
-    line = _line("Panoptic segmentation", names, *(len(part["images"]) for part in content.values()))
-    sides = [min(image["width"], image["height"]) for image in content["train"]["images"]]
-    return Data(line, root, round(statistics.median(sides)), {}, parts["train"], parts["val"])
 
 
 def _segmentation(args: argparse.Namespace) -> Data:

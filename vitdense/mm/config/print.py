@@ -18,9 +18,9 @@ class Name(str):
     """Code in a config that is not a string, such as the name of a variable."""
 
 
-def check_new_file(path: Path, force: bool) -> None:
-    """Raise unless a config may be written to `path`."""
-    if path.suffix != ".py":
+def check_new_file(path: Path, force: bool, suffix: str = ".py") -> None:
+    """Raise unless a config, or a file of another suffix beside it, may be written to `path`."""
+    if path.suffix != suffix:
         raise ConfigError(f"NAME.py: got {path}, expected a name that ends with .py")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; choose another name, or give --force to overwrite it")

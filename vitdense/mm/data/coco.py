@@ -1,10 +1,10 @@
-"""What a COCO annotation file holds, and what is wrong with it."""
+"""COCO annotation files: what they hold, and what is wrong with them."""
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 
 from vitdense.errors import CONTROL
 from vitdense.files import read_text
-from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.data.faults import Fault, Faults
+from vitdense.mm.errors import ConfigError
 
 NUMBER = (int, float)
 KEYS = {  # that mmdet and the metric read, without a default, and their types
@@ -20,144 +21,202 @@ KEYS = {  # that mmdet and the metric read, without a default, and their types
     "annotations": {"id": int, "image_id": int, "category_id": int, "bbox": list, "area": NUMBER},
     "categories": {"id": int, "name": str},
 }
+UNIQUE = {"images": "id", "annotations": "id", "categories": "id"}
 FAR = 10  # times the longer side of the image
 MOST = 20_000  # annotations of an image: every one is compared with every anchor
 MASK_BYTES = 4 * 2**30  # of an image: mmdet has a byte for every pixel and annotation
 TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
-# An annotation, and one whose mask is not empty.
+# An annotation in the text of a file, and one whose mask is not empty.
 BOX, MASK = r'"bbox"\s*:', r'"segmentation"\s*:(?!\s*(?:null|\[\s*\]))'
 
 
 @dataclass
 class Annotations:
-    """Counts of an annotation file.
+    """What an annotation file holds, of instances or of panoptic segments.
 
     Attributes:
-        images: Its images.
-        empty: Images without annotation.
-        annotations: Its annotations.
-        crowd: Annotations of crowds.
-        with_mask: Annotations with a mask.
-        boxes: Annotations per category name.
-        densest: Most annotations of an image, without crowds.
-        errors: What is wrong, a line each.
-        warnings: What may be wrong, a line each.
+        content: Of the file: lists of images, annotations and categories.
+        objects: Its annotations of instances, or its segments.
+        faults: What is wrong.
+        pixels: Of panoptic files: pixels per category name in the PNGs that were read.
+        read: Of panoptic files: how many PNGs.
     """
 
-    images: Sequence[Mapping]
-    empty: int
-    annotations: int
-    crowd: int
-    with_mask: int
-    boxes: dict[str, int]
-    densest: int
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    content: Mapping[str, list[dict]]
+    objects: list[dict]
+    faults: list[Fault]
+    pixels: Counter = field(default_factory=Counter)
+    read: int = 0
+
+    @property
+    def images(self) -> list[dict]:
+        """Its images."""
+        return self.content["images"]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its categories in the order of the file; those of stuff last, as mmdet's panoptic labels."""
+        by_kind = sorted(self.content["categories"], key=lambda category: not category.get("isthing", 1))
+        return tuple(category["name"] for category in by_kind)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Objects per category name."""
+        number = Counter(item["category_id"] for item in self.objects)
+        return {one["name"]: number[one["id"]] for one in self.content["categories"]}
+
+    @property
+    def densest(self) -> int:
+        """Most objects of an image, without crowds."""
+        of_image = Counter(item["image_id"] for item in self.objects if not item.get("iscrowd"))
+        return max(of_image.values(), default=0)
+
+    @property
+    def without_mask(self) -> list[int]:
+        """Ids of annotations without a mask."""
+        return [item["id"] for item in self.objects if not item.get("segmentation")]
+
+    def used(self, classes: Sequence[str], filter_cfg: Mapping) -> int:
+        """Number of images that mmdet keeps for training.
+
+        Args:
+            classes: Of the data set.
+            filter_cfg: Of the data set: `filter_empty_gt` and `min_size`, the shortest side in pixels.
+        """
+        ids = {category["id"] for category in self.content["categories"] if category["name"] in set(classes)}
+        with_box = {item["image_id"] for item in self.objects if item["category_id"] in ids}
+        return sum(
+            min(image["width"], image["height"]) >= filter_cfg.get("min_size", 0)
+            and (image["id"] in with_box or not filter_cfg.get("filter_empty_gt"))
+            for image in self.images
+        )
 
 
-def read_annotations(ann_file: Path) -> dict[str, list[dict]]:
-    """Read a whole COCO annotation file.
+def read_coco(file: Path) -> Annotations:
+    """Read a COCO annotation file of instances.
 
     Raises:
         ConfigError: It is not one, or images, annotations or categories lack a key that mmdet reads, or have another
             type there.
     """
+    return examine(read_json(file, KEYS))
+
+
+def read_json(file: Path, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict]]:
+    """The content of a JSON file with lists of objects.
+
+    Args:
+        file: The file.
+        keys: Keys of the objects in each list, and their types.
+
+    Raises:
+        ConfigError: It is another file.
+    """
     try:
-        content = json.loads(ann_file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{ann_file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
+        raise ConfigError(f"{file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
     if not isinstance(content, dict) or not content.get("images") or not content.get("categories"):
-        raise ConfigError(f"{ann_file} is not a COCO annotation file: expected lists 'images' and 'categories'")
+        raise ConfigError(
+            f"{file} is not a COCO annotation file: expected lists 'images' and 'categories' with something in them"
+        )
     content.setdefault("annotations", [])  # absent from files of test images
-    for kind, keys in KEYS.items():
-        items = content[kind]
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise ConfigError(f"{ann_file}: got {kind} {json.dumps(items)[:100]}, expected a list of objects")
-        for key, of_type in keys.items():
-            if lacking := [item for item in items if not isinstance(item.get(key), of_type)]:
-                names = " or ".join(one.__name__ for one in (of_type if isinstance(of_type, tuple) else (of_type,)))
-                raise ConfigError(
-                    f"{ann_file}: {len(lacking)} of {len(items)} {kind} have no {key!r} of type {names}, which mmdet "
-                    f"reads; the first is {json.dumps(lacking[0])[:200]}"
-                )
+    for kind, of_kind in keys.items():
+        check_keys(file, kind, content[kind], of_kind)
     return content
 
 
-def examine(content: Mapping[str, Sequence[Mapping]]) -> Annotations:
-    """Count what an annotation file holds, and find its faults.
+def check_keys(file: Path, kind: str, items: Any, keys: Mapping[str, Any]) -> None:
+    """See that all items of a list are objects with these keys of these types.
+
+    Raises:
+        ConfigError: One is another, or lacks a key.
+    """
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ConfigError(f"{file}: got {kind} {json.dumps(items)[:100]}, expected a list of objects")
+    for key, of_type in keys.items():
+        if lacking := [item for item in items if not isinstance(item.get(key), of_type)]:
+            names = " or ".join(one.__name__ for one in (of_type if isinstance(of_type, tuple) else (of_type,)))
+            raise ConfigError(
+                f"{file}: {len(lacking)} of {len(items)} {kind} have no {key!r} of type {names}, which mmdet reads; "
+                f"the first is {json.dumps(lacking[0])[:200]}"
+            )
+
+
+def common_faults(content: Mapping[str, Sequence[Mapping]]) -> Faults:
+    """What is wrong with images and categories, and with the names and ids of all, of instances and of segments."""
+    faults = Faults()
+
+    def twice(kind: str, key: str) -> list:
+        counts = Counter(item[key] for item in content[kind] if key in item)
+        return [value for value, count in counts.items() if count > 1]
+
+    for kind in KEYS:
+        faults.add(f"{kind} have the same id", *twice(kind, "id"))
+    faults.add("categories have the same name", *twice("categories", "name"))
+    faults.add("images have the same file_name:", *twice("images", "file_name"), grave=False)
+    names = [item[key] for kind, key in (("categories", "name"), ("images", "file_name")) for item in content[kind]]
+    steering = filter(CONTROL.search, dict.fromkeys(names))
+    faults.add("names have control characters, which steer a terminal:", *steering)
+    known = {image["id"] for image in content["images"]}
+    lost = [item for item in content["annotations"] if item["image_id"] not in known]
+    ids = [item.get("id", item.get("file_name")) for item in lost]
+    faults.add("annotations are of an image that is not in the file: annotations", *ids)
+    sizes = [one["id"] for one in content["images"] if not all(0 < one[key] < math.inf for key in ("width", "height"))]
+    faults.add("images have no width or height above 0: images", *sizes)
+    return faults
+
+
+def examine(content: Mapping[str, list[dict]]) -> Annotations:
+    """Find the faults of instances.
 
     Args:
-        content: From `read_annotations`.
+        content: Of an annotation file, with the keys and types of `KEYS`.
     """
-    images, annotations, categories = (content[kind] for kind in KEYS)
-    image_of, name_of = ({item["id"]: item for item in items} for items in (images, categories))
-    per_category = Counter(item["category_id"] for item in annotations)
-    result = Annotations(
-        images=images,
-        empty=len(image_of.keys() - {item["image_id"] for item in annotations}),
-        annotations=len(annotations),
-        crowd=sum(bool(item.get("iscrowd")) for item in annotations),
-        with_mask=sum(bool(item.get("segmentation")) for item in annotations),
-        boxes={category["name"]: per_category[key] for key, category in name_of.items()},
-        densest=max(Counter(a["image_id"] for a in annotations if not a.get("iscrowd")).values(), default=0),
-    )
-    for kind in KEYS:
-        counts = Counter(item["id"] for item in content[kind])
-        _add(result.errors, f"{kind} have the same id", (key for key, count in counts.items() if count > 1))
-    names = Counter(category["name"] for category in categories)
-    _add(result.errors, "categories have the same name", (name for name, count in names.items() if count > 1))
-    steering = [name for name in (*names, *(image["file_name"] for image in images)) if CONTROL.search(name)]
-    _add(result.errors, "names have control characters, which steer a terminal:", steering)
-    lost = [item["id"] for item in annotations if item["image_id"] not in image_of]
-    _add(result.errors, "annotations are of an image that is not in the file: annotations", lost)
-    unknown = per_category.keys() - name_of.keys()
-    _add(result.errors, "category ids of annotations are not among the categories", unknown)
-
-    sizes = [image["id"] for image in images if not all(0 < image[key] < math.inf for key in ("width", "height"))]
-    _add(result.errors, "images have no width or height above 0: images", sizes)
+    annotations, faults = content["annotations"], common_faults(content)
+    image_of = {image["id"]: image for image in content["images"]}
+    unknown = {item["category_id"] for item in annotations} - {one["id"] for one in content["categories"]}
+    faults.add("category ids of annotations are not among the categories", *unknown)
     number = Counter(item["image_id"] for item in annotations)
     crowded = [key for key, count in number.items() if count > MOST]
-    _add(result.errors, f"images have over {MOST} annotations; cut them into tiles: images", crowded)
+    faults.add(f"images have over {MOST} annotations; cut them into tiles: images", *crowded)
     masked = Counter(item["image_id"] for item in annotations if item.get("segmentation"))
     pixels = {key: image["width"] * image["height"] for key, image in image_of.items()}
     large = [key for key, count in masked.items() if count * pixels.get(key, 0) > MASK_BYTES]
-    _add(result.warnings, "images have masks of over 4 GiB in training; cut them into tiles: images", large)
-    masks: dict[str, list] = {}  # fault -> annotations
-    malformed, tiny, outside, partly, used = [], [], [], [], 0
+    faults.add("images have masks of over 4 GiB in training; cut them into tiles: images", *large, grave=False)
+    left_out, used = "training leaves them out: annotations", 0
     for item in annotations:
-        box, image = item["bbox"], image_of.get(item["image_id"])
+        box, image, name = item["bbox"], image_of.get(item["image_id"]), item["id"]
         if image and item.get("segmentation") and (fault := mask_fault(item["segmentation"], image)):
-            masks.setdefault(fault, []).append(item["id"])
-        if len(box) != 4 or not all(isinstance(v, (int, float)) and abs(v) < 2**31 for v in box):
-            malformed.append(item["id"])
+            faults.add(f"masks {fault}: annotations", name)
+        if turned(item):
+            faults.add(
+                "boxes are turned (attributes.rotation), and training takes them unturned: annotations",
+                name,
+                grave=False,
+            )
+        if len(box) != 4 or not all(isinstance(v, NUMBER) and abs(v) < 2**31 for v in box):
+            faults.add("boxes are not four numbers: annotations", name)
         elif box[2] < 1 or box[3] < 1 or item["area"] <= 0:
-            tiny.append(item["id"])
+            faults.add(f"boxes have no area, or a side below one pixel; {left_out}", name, grave=False)
         elif image:
             used += not item.get("iscrowd") and not item.get("ignore")
-            x, y, width, height = box
-            if min(x + width, image["width"]) <= max(x, 0) or min(y + height, image["height"]) <= max(y, 0):
-                outside.append(item["id"])
-            elif (
-                min(x, y) < -TOLERANCE
-                or x + width > image["width"] + TOLERANCE
-                or y + height > image["height"] + TOLERANCE
-            ):
-                partly.append(item["id"])
-    _add(result.errors, "boxes are not four numbers: annotations", malformed)
-    for fault, ids in masks.items():
-        _add(result.errors, f"masks {fault}: annotations", ids)
-    if annotations and not used and not result.errors:
-        result.errors.append(f"all {len(annotations)} annotations are crowds, ignored or without area: none counts")
-    left_out = "training leaves them out: annotations"
-    _add(result.warnings, f"boxes have no area, or a side below one pixel; {left_out}", tiny)
-    _add(result.warnings, f"boxes are outside their image; {left_out}", outside)
-    _add(
-        result.warnings,
-        "boxes reach over the edge of their image (bbox is [x, y, width, height] in pixels); training clips them: "
-        "annotations",
-        partly,
-    )
-    return result
+            x, y, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
+            if min(right, image["width"]) <= max(x, 0) or min(bottom, image["height"]) <= max(y, 0):
+                faults.add(f"boxes are outside their image; {left_out}", name, grave=False)
+            elif max(-x, -y, right - image["width"], bottom - image["height"]) > TOLERANCE:
+                over = "boxes reach over the edge of their image (bbox is [x, y, width, height] in pixels)"
+                faults.add(f"{over}; training clips them: annotations", name, grave=False)
+    found = list(faults)
+    if annotations and not used and not any(fault.grave for fault in found):
+        found.append(Fault(f"all {len(annotations)} annotations are crowds, ignored or without area: none counts"))
+    return Annotations(content, annotations, found)
+
+
+def turned(annotation: Mapping) -> bool:
+    """Whether CVAT wrote the box of an annotation as it was before it was turned."""
+    attributes = annotation.get("attributes")
+    return isinstance(attributes, dict) and bool(attributes.get("rotation"))
 
 
 def mask_fault(mask: Any, image: Mapping) -> str | None:
@@ -196,29 +255,6 @@ def _decodes(mask: Mapping) -> bool:
     except ValueError:
         return False
     return True
-
-
-def count_used(content: Mapping[str, Sequence[Mapping]], classes: Sequence[str], filter_cfg: Mapping) -> int:
-    """Number of images that mmdet keeps for training.
-
-    Args:
-        content: From `read_annotations`.
-        classes: Of the data set.
-        filter_cfg: Of the data set: `filter_empty_gt` and `min_size`, the shortest side in pixels.
-    """
-    ids = {category["id"] for category in content["categories"] if category["name"] in set(classes)}
-    with_box = {item["image_id"] for item in content["annotations"] if item["category_id"] in ids}
-    return sum(
-        min(image["width"], image["height"]) >= filter_cfg.get("min_size", 0)
-        and (image["id"] in with_box or not filter_cfg.get("filter_empty_gt"))
-        for image in content["images"]
-    )
-
-
-def _add(lines: list[str], fault: str, ids: Iterable) -> None:
-    """Add a line about the items with a fault, if there are any."""
-    if ids := list(ids):
-        lines.append(f"{len(ids)} {fault} {join_some(ids)}")
 
 
 @dataclass(frozen=True)

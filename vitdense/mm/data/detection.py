@@ -87,10 +87,14 @@ class Truth(ByName, COCO):
         self.index(
             {
                 "images": [{**image, "id": self.images[image["id"]]} for image in self.content["images"]],
-                "annotations": [{"iscrowd": 0, **self._numbered(one), "id": i} for i, one in enumerate(kept, 1)],
+                "annotations": [{**self._counted(one), "id": i} for i, one in enumerate(kept, 1)],
                 "categories": [{"id": i, "name": name} for i, name in enumerate(names, 1)],
             }
         )
+
+    def _counted(self, one: Mapping) -> dict:
+        """An annotation for the evaluation, which knows crowds alone: what training ignores is not missed either."""
+        return {**self._numbered(one), "iscrowd": int(bool(one.get("iscrowd") or one.get("ignore")))}
 
     def _numbered(self, one: Mapping) -> dict:
         numbers = {"image_id": self.images[one["image_id"]], "category_id": self.numbers[one["category_id"]]}

@@ -14,7 +14,8 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from vitdense.errors import OptionError
-from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.data.faults import Faults
+from vitdense.mm.errors import ConfigError
 
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
 # Pillow's modes of 16 bits, and those of more than 8; those whose pixels are a file's, however it is decoded.
@@ -212,14 +213,15 @@ def describe_images(files: Iterable[ImageFile]) -> str:
     return f"{modes}; {small[0]}x{small[1]} to {large[0]}x{large[1]}, median {median[0]}x{median[1]}"
 
 
-def image_faults(files: Sequence[ImageFile]) -> tuple[list[str], list[str]]:
-    """What is wrong with image files: errors and warnings, a line each."""
-    errors, warnings = [], []
-    if unreadable := [f"{file.path} ({file.error})" for file in files if file.error]:
-        errors.append(f"{len(unreadable)} image files cannot be read: {join_some(unreadable)}; repair or remove them")
-    if deep := [file.path for file in files if file.mode in DEEP_MODES]:
-        warnings.append(
-            f"{len(deep)} image files have more than 8 bits per channel, of which mm's loader keeps the upper 8: "
-            f"{join_some(deep)}; convert them to 8 bits if their values do not fill the range"
-        )
-    return errors, warnings
+def image_faults(files: Iterable[ImageFile]) -> Faults:
+    """What is wrong with image files."""
+    faults = Faults()
+    for file in files:
+        if file.error:
+            what = "image files cannot be read; repair or remove them:"
+            faults.add(what, f"{file.path} ({file.error})")
+        elif file.mode in DEEP_MODES:
+            what = "image files have more than 8 bits per channel, of which mm's loader keeps the upper 8:"
+            fix = "convert them to 8 bits if their values do not fill the range"
+            faults.add(what, file.path, grave=False, fix=fix)
+    return faults

@@ -1,15 +1,15 @@
-"""Label maps of mmseg's data sets: their raw values, and the labels that mmseg makes of them."""
+"""Label maps of mmseg's data sets: their raw values, the labels that mmseg makes of them, and what is wrong."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import mmcv
 import numpy as np
-from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
+from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.data.images import FILES_READ, by, evenly_spaced, header_size
 from vitdense.mm.errors import ConfigError
 
@@ -21,22 +21,22 @@ class LabelMaps:
     """Raw values in label maps of a data set.
 
     Attributes:
+        total: How many files there are.
+        read: How many were read.
         pixels: Number of pixels per raw value.
         first_in: The first file of every raw value.
-        read: How many files were read.
-        total: How many there are.
         reduced: The data set's ``reduce_zero_label``.
         label_map: New label per old one, for a subset of classes; may be empty.
-        wrong_sizes: Files of another size than their image, with both.
+        faults: What is wrong with the files.
     """
 
-    pixels: Counter
-    first_in: dict[int, str]
-    read: int
     total: int
-    reduced: bool
-    label_map: dict[int, int]
-    wrong_sizes: list[str]
+    read: int = 0
+    pixels: Counter = field(default_factory=Counter)
+    first_in: dict[int, str] = field(default_factory=dict)
+    reduced: bool = False
+    label_map: dict[int, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
 
     def label(self, raw: int) -> int:
         """The label that mmseg makes of a raw value."""
@@ -63,57 +63,48 @@ def build_dataset(where: str, dataset: dict) -> BaseDataset:
 
 
 def read_label_maps(
-    where: str, built: BaseDataset, loader: dict, number: int | None = FILES_READ, stored: bool = False
+    built: BaseDataset, backend: str = "pillow", number: int | None = FILES_READ, stored: bool = False
 ) -> LabelMaps:
     """Count the raw values of label maps.
 
     Args:
-        where: Name of the data set in messages.
         built: From `build_dataset`.
-        loader: The step of the pipeline that loads label maps.
+        backend: Decoder of the step of the pipeline that loads label maps.
         number: How many files to read, evenly spaced; very rare values are missed. None: all.
         stored: Images keep their size in the file, and are not turned by their EXIF orientation.
-
-    Raises:
-        ConfigError: A label map is unreadable or has several channels.
     """
-    pixels, first_in, wrong = Counter(), {}, []
-    chosen = evenly_spaced(range(len(built)), number)
-    for i in chosen:
+    maps, faults = LabelMaps(len(built)), Faults()
+    for i in evenly_spaced(range(len(built)), number):
         sample = built.get_data_info(int(i))
         path = sample.get("seg_map_path")
+        maps.reduced, maps.label_map = sample["reduce_zero_label"], sample.get("label_map") or {}
         if path is None:
-            raise ConfigError(f"{where}: set data_prefix.seg_map_path, the folder of label maps")
-        labels = _read(where, path, loader.get("imdecode_backend", "pillow"))  # [H, W]
+            return LabelMaps(len(built), faults=[Fault("set data_prefix.seg_map_path, the folder of label maps")])
+        try:
+            labels = _read(path, backend)  # [H, W]
+        except Exception as error:  # decoders have no error in common
+            where = "of paths made of data_prefix.seg_map_path and seg_map_suffix"
+            faults.add(f"label maps cannot be read ({type(error).__name__}: {error}), {where}:", path)
+            continue
+        if labels.ndim != 2 or labels.dtype.kind == "f":
+            got = f"got {labels.dtype} of shape {labels.shape}, expected one channel of class indices"
+            faults.add(f"label maps: {got}; convert colours to indices, or keep one of equal channels:", path)
+            continue
+        if path.lower().endswith((".jpg", ".jpeg")):
+            faults.add("label maps are JPEG, whose compression changes values; save them as PNG:", path, grave=False)
         size = header_size(sample["img_path"], stored)
-        if size not in (None, labels.shape[::-1]):
-            wrong.append(f"{path} ({by(labels.shape[::-1])}, the image {by(size)})")
+        if size not in (None, labels.shape[::-1]):  # as transposed ones: mmseg would train on them
+            sizes = f"{by(labels.shape[::-1])}, the image {by(size)}"
+            faults.add("label maps have another size than their image:", f"{path} ({sizes})")
         found = {int(raw): int(count) for raw, count in zip(*np.unique(labels, return_counts=True))}
-        pixels.update(found)
-        first_in = dict.fromkeys(found, path) | first_in
-    reduced, label_map = sample["reduce_zero_label"], sample.get("label_map") or {}
-    return LabelMaps(pixels, first_in, len(chosen), len(built), reduced, label_map, wrong)
+        maps.read += 1
+        maps.pixels.update(found)
+        maps.first_in = dict.fromkeys(found, path) | maps.first_in
+    maps.faults = list(faults)
+    return maps
 
 
-def decode_head(cfg: Config) -> dict:
-    """The head that predicts the classes, the last of a cascade; empty if the model has none."""
-    head = cfg.model.get("decode_head", {})
-    return head[-1] if isinstance(head, (list, tuple)) else head
-
-
-def _read(where: str, path: str, decoder: str) -> np.ndarray:
-    """One label map, [H, W]."""
-    try:  # as mmseg's loader; each decoder raises other errors, and one returns None
-        labels = mmcv.imfrombytes(Path(path).read_bytes(), flag="unchanged", backend=decoder)
-        labels = labels[..., 0] if labels.ndim == 3 and labels.shape[2] == 1 else labels  # [H, W]
-    except Exception as error:
-        raise ConfigError(
-            f"{where}: label map {path} cannot be read ({type(error).__name__}: {error}); its path is made of "
-            "data_prefix.seg_map_path and seg_map_suffix"
-        ) from error
-    if labels.ndim != 2:
-        raise ConfigError(
-            f"{where}: label map {path}: got shape {labels.shape}, expected one channel of class indices; convert "
-            "colours to indices, or keep one of equal channels"
-        )
-    return labels
+def _read(path: str, decoder: str) -> np.ndarray:
+    """One label map, as mmseg's loader reads it: [H, W], if it has one channel."""
+    labels = mmcv.imfrombytes(Path(path).read_bytes(), flag="unchanged", backend=decoder)
+    return labels[..., 0] if labels.ndim == 3 and labels.shape[2] == 1 else labels

@@ -1,21 +1,19 @@
-"""What COCO panoptic files hold, and what is wrong with them: JSON of segments, PNGs of their ids."""
+"""COCO panoptic files: JSON of segments, PNGs of their ids; what they hold, and what is wrong with them."""
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
 import mmcv
 import numpy as np
 
+from vitdense.mm.data import coco
+from vitdense.mm.data.coco import NUMBER, Annotations
+from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import evenly_spaced
-from vitdense.mm.errors import ConfigError, join_some
 
-NUMBER = (int, float)
 KEYS = {
-    "images": {"id": int, "file_name": str, "width": NUMBER, "height": NUMBER},
+    "images": coco.KEYS["images"],
     "annotations": {"image_id": int, "file_name": str, "segments_info": list},
     "categories": {"id": int, "name": str, "isthing": int},
 }
@@ -32,117 +30,62 @@ def colours_of_ids(ids: np.ndarray) -> np.ndarray:
     return np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=-1).astype(np.uint8)
 
 
-@dataclass
-class Segments:
-    """Counts of a panoptic file.
+def read_panoptic(file: Path, folder: Path | None = None, number: int | None = None) -> Annotations:
+    """Read a panoptic annotation file, and compare it with its PNGs.
 
-    Attributes:
-        images: Its images.
-        things, stuff: Names of its categories.
-        segments: Per category name.
-        pixels: Per category name, of the PNGs that were read.
-        read: How many of them.
-        errors: What is wrong, a line each.
-        warnings: What may be wrong, a line each.
-    """
-
-    images: Sequence[Mapping]
-    things: tuple[str, ...]
-    stuff: tuple[str, ...]
-    segments: Counter = field(default_factory=Counter)
-    pixels: Counter = field(default_factory=Counter)
-    read: int = 0
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
-def read_panoptic(file: Path) -> dict[str, list[dict]]:
-    """Read a panoptic annotation file.
+    Args:
+        file: The JSON file.
+        folder: Of the PNGs. That of an image has its name. None: they are not read.
+        number: PNGs to read, evenly spaced; None: all.
 
     Raises:
         ConfigError: It is not one, or something in it lacks a key, or has another type there.
     """
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
-    for kind, keys in KEYS.items():
-        items = content.get(kind) if isinstance(content, dict) else None
-        if not items or not isinstance(items, list):
-            raise ConfigError(f"{file} is not a COCO panoptic file: expected a list {kind!r} with something in it")
-        _check_keys(file, kind, items, keys)
-    segments = [segment for item in content["annotations"] for segment in item["segments_info"]]
-    _check_keys(file, "segments", segments, OF_SEGMENT)
-    return content
-
-
-def _check_keys(file: Path, kind: str, items: Sequence, keys: Mapping) -> None:
-    for key, of_type in keys.items():
-        lacking = [item for item in items if not isinstance(item, dict) or not isinstance(item.get(key), of_type)]
-        if lacking:
-            raise ConfigError(
-                f"{file}: {len(lacking)} of {len(items)} {kind} have no {key!r} of COCO panoptic files; the first is "
-                f"{json.dumps(lacking[0])[:200]}"
-            )
-
-
-def examine_panoptic(content: Mapping[str, list[dict]], folder: Path, number: int | None) -> Segments:
-    """Count what a panoptic file holds, and compare it with its PNGs.
-
-    Args:
-        content: From `read_panoptic`.
-        folder: Of the PNGs. That of an image has its name.
-        number: PNGs to read, evenly spaced; None: all.
-    """
+    content = coco.read_json(file, KEYS)
+    annotations = content["annotations"]
+    segments = [
+        segment if not isinstance(segment, dict) else {**segment, "image_id": item["image_id"]}
+        for item in annotations
+        for segment in item["segments_info"]
+    ]
+    coco.check_keys(file, "segments", segments, OF_SEGMENT)
     names = {category["id"]: category["name"] for category in content["categories"]}
-    things = tuple(item["name"] for item in content["categories"] if item["isthing"])
-    stuff = tuple(item["name"] for item in content["categories"] if not item["isthing"])
-    found, image_of = Segments(content["images"], things, stuff), {image["id"]: image for image in content["images"]}
-    faults: dict[str, list] = {}
-
-    def add(fault: str, item: object) -> None:
-        faults.setdefault(fault, []).append(item)
-
-    for name, count in Counter(names.values()).items():
-        if count > 1:
-            add("categories have the same name:", name)
-    for item in content["annotations"]:
-        if item["image_id"] not in image_of:
-            add("annotations are of an image that is not in the file:", item["file_name"])
+    stuff = {category["id"] for category in content["categories"] if not category["isthing"]}
+    faults, image_of = coco.common_faults(content), {image["id"]: image for image in content["images"]}
+    for item in annotations:
+        in_image = Counter(segment["category_id"] for segment in item["segments_info"])
         for segment in item["segments_info"]:
-            found.segments[names.get(segment["category_id"])] += 1
             if segment["category_id"] not in names:
-                add("segments have a category that is not in the file:", f"{segment['id']} of {item['file_name']}")
-        for label, count in Counter(segment["category_id"] for segment in item["segments_info"]).items():
-            if names.get(label) in stuff and count > 1:
-                add("images have a class of stuff in several segments, which are one:", item["file_name"])
-    if without := image_of.keys() - {item["image_id"] for item in content["annotations"]}:
-        found.errors.append(f"{len(without)} images have no annotation: {join_some(without)}")
-    for item in evenly_spaced([one for one in content["annotations"] if one["image_id"] in image_of], number):
+                faults.add(
+                    "segments have a category that is not in the file:", f"{segment['id']} of {item['file_name']}"
+                )
+        if any(count > 1 for label, count in in_image.items() if label in stuff):
+            faults.add("images have a class of stuff in several segments, which are one:", item["file_name"])
+    faults.add("images have no annotation:", *(image_of.keys() - {item["image_id"] for item in annotations}))
+    found = Annotations(content, segments, [])
+    known = [one for one in annotations if one["image_id"] in image_of] if folder is not None else []
+    for item in evenly_spaced(known, number):
         image = image_of[item["image_id"]]
         png = (folder / image["file_name"]).with_suffix(".png")
         if not png.is_file():
-            add("PNGs do not exist:", png)
+            faults.add("PNGs do not exist:", png)
             continue
         try:
             ids = ids_of_colours(mmcv.imread(str(png), channel_order="rgb"))
         except (OSError, cv2.error) as error:
-            add(f"PNGs cannot be read ({type(error).__name__}):", png)
+            faults.add(f"PNGs cannot be read ({type(error).__name__}):", png)
             continue
         if ids.shape != (image["height"], image["width"]):
-            add("PNGs have another size than their image in the file:", png.name)
+            faults.add("PNGs have another size than their image in the file:", png.name)
         values, counts = np.unique(ids, return_counts=True)
         pixels = dict(zip(values.tolist(), counts.tolist()))
         found.read += 1
         for segment in item["segments_info"]:
             if segment["id"] not in pixels:
-                add("segments have no pixel in their PNG:", f"{segment['id']} of {png.name}")
+                faults.add("segments have no pixel in their PNG:", f"{segment['id']} of {png.name}")
             found.pixels[names.get(segment["category_id"])] += pixels.pop(segment["id"], 0)
         pixels.pop(0, None)  # unlabelled
-        for value in pixels:
-            add("ids of PNGs are no segment in the file:", f"{value} of {png.name}")
-    found.errors += [f"{len(items)} {fault} {join_some(items)}" for fault, items in faults.items()]
-    for kind, of_kind in (("things", things), ("stuff", stuff)):
-        if not of_kind:
-            found.warnings.append(f"no category is of {kind} ('isthing')")
+        faults.add("ids of PNGs are no segment in the file:", *(f"{value} of {png.name}" for value in pixels))
+    absent = [kind for kind, n in (("things", len(names) - len(stuff)), ("stuff", len(stuff))) if not n]
+    found.faults = [*faults, *(Fault(f"no category is of {kind} ('isthing')", grave=False) for kind in absent)]
     return found

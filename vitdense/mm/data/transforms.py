@@ -1,6 +1,7 @@
 """Transforms of pipelines: the seed of a sample, and images that are read whole or refused."""
 
 import logging
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -92,21 +93,28 @@ class PadImage(Pad):
         return {**super().transform(results), "img_shape": results["img_shape"]}
 
 
+def parts(dataset: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """A built data set and all inside of it, with their places in its config."""
+    yield path, dataset
+    inside = [(f"datasets.{i}", part) for i, part in enumerate(getattr(dataset, "datasets", None) or ())]
+    for name, part in (*inside, ("dataset", getattr(dataset, "dataset", None))):
+        if part is not None:
+            yield from parts(part, f"{path}.{name}")
+
+
 def name_unreadable(dataset: Any) -> None:
     """Replace the readers of a built data set by those whose errors name the file.
 
     The config keeps mm's, for which mm's inferencers look.
     """
-    for part in getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]:
-        if part is not None:
-            name_unreadable(part)
-    steps = getattr(getattr(dataset, "pipeline", None), "transforms", [])
-    for i, step in enumerate(steps):
-        if type(step) is LoadImageFromFile and not step.ignore_empty:
-            names = ("to_float32", "color_type", "imdecode_backend", "backend_args")
-            steps[i] = LoadImage(**{name: getattr(step, name) for name in names})
-        elif type(step).__name__ == "LoadAnnotations":
-            steps[i] = partial(_load_labels, step)
+    for _, part in parts(dataset):
+        steps = getattr(getattr(part, "pipeline", None), "transforms", [])
+        for i, step in enumerate(steps):
+            if type(step) is LoadImageFromFile and not step.ignore_empty:
+                names = ("to_float32", "color_type", "imdecode_backend", "backend_args")
+                steps[i] = LoadImage(**{name: getattr(step, name) for name in names})
+            elif type(step).__name__ == "LoadAnnotations":
+                steps[i] = partial(_load_labels, step)
 
 
 def _load_labels(load: BaseTransform, results: dict) -> dict:

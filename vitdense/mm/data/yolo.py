@@ -15,13 +15,14 @@ import yaml
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.files import read_text
+from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.data.images import header_size
-from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.errors import ConfigError
 
 ROUNDED = 1e-3  # how far a share may be outside the image: exporters round
 
 
-def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path]:
+def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path, list[Fault]]:
     """A split as the content of a COCO annotation file; boxes have no `segmentation`.
 
     Args:
@@ -31,51 +32,68 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path]
         split: ``train`` or ``val``.
 
     Returns:
-        The content, in which ``file_name`` is relative to a folder, and this folder.
+        The content, in which ``file_name`` is relative to a folder; this folder; and what is wrong: images that cannot
+        be read, lines that are no objects, no label file at all.
 
     Raises:
-        ConfigError: The file is none of these; an image does not exist or cannot be read; no image has a label file, or
-            a line of one is no object.
+        ConfigError: The file is another, or an entry of the split has no images.
     """
-    try:
-        data = yaml.safe_load(read_text(data_file))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"--yolo: {data_file} is no YAML file ({str(error)[:200]})") from error
-    if not isinstance(data, dict) or not {"names", split} <= data.keys():
-        raise ConfigError(f"--yolo: {data_file} lacks 'names' or {split!r}, expected the data.yaml of a YOLO data set")
-    names = data["names"]
-    if isinstance(names, dict) and sorted(names) == [*range(len(names))]:
-        names = [names[i] for i in range(len(names))]
-    if not isinstance(names, list) or len(names) != data.get("nc", len(names)):
-        raise ConfigError(
-            f"--yolo: {data_file}: got names {str(names)[:99]} and nc {data.get('nc')}, expected a name for every class"
-        )
-    root = data_file.parent / (data.get("path") or "")
-    entries = data[split] if isinstance(data[split], list) else [data[split]]
-    paths = sorted({image for entry in entries for image in _images(root, str(entry), split)})
-    labels = [_label_file(path) for path in paths]
-    if not any(label.exists() for label in labels):
-        raise ConfigError(f"--yolo: no image of {split} has labels; those of {paths[0]} would be in {labels[0]}")
-    sizes = [header_size(str(path), stored=False) for path in paths]
-    if unreadable := [path for path, size in zip(paths, sizes) if size is None]:
-        raise ConfigError(f"--yolo: {len(unreadable)} images of {split} cannot be read: {join_some(unreadable)}")
-    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    names, root, entries = _read_yaml(data_file, split)
+    paths = sorted({image for entry in entries for image in _images(root, entry, split)})
+    if not paths:
+        raise ConfigError(f"{data_file}: got {split}: {entries}, expected folders of images, or text files with paths")
+    folder, faults = Path(os.path.commonpath([path.parent for path in paths])), Faults()
     images: list[dict] = []
     annotations: list[dict] = []
-    faults: list[str] = []
-    for i, (path, size, label) in enumerate(zip(paths, sizes, labels), 1):
+    labels = [_label_file(path) for path in paths]
+    for i, (path, label) in enumerate(zip(paths, labels), 1):
+        size = header_size(str(path), stored=False)
+        if size is None:
+            faults.add(f"images of {split} cannot be read:", path)
+            continue
         images.append({"id": i, "file_name": path.relative_to(folder).as_posix(), "width": size[0], "height": size[1]})
         for number, line in _lines(label) if label.exists() else ():  # without a file: an image without objects
             try:
                 one = _object(line.split(), size, len(names))
             except ValueError as error:
-                faults.append(f"{label}:{number}: {error}")
+                faults.add("lines are no objects:", f"{label}:{number}: {error}")
             else:
                 annotations.append({"id": len(annotations) + 1, "image_id": i, "iscrowd": 0, **one})
-    if faults:
-        raise ConfigError(f"--yolo: {len(faults)} lines are no objects: {join_some(faults)}")
-    categories = [{"id": i, "name": str(name)} for i, name in enumerate(names, 1)]
-    return {"images": images, "annotations": annotations, "categories": categories}, folder
+    found = list(faults)
+    if not any(label.exists() for label in labels):
+        found.append(Fault(f"no image of {split} has labels; those of {paths[0]} would be in {labels[0]}"))
+    categories = [{"id": i, "name": name} for i, name in enumerate(names, 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}, folder, found
+
+
+def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
+    """The names of the classes, the common folder, and the entries of a split.
+
+    Raises:
+        ConfigError: The file is another.
+    """
+    try:
+        data = yaml.safe_load(read_text(file))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"--yolo: {file} is no YAML file ({str(error)[:200]})") from error
+    if not isinstance(data, dict) or not {"names", split} <= data.keys():
+        raise ConfigError(f"--yolo: {file} lacks 'names' or {split!r}, expected the data.yaml of a YOLO data set")
+    names, path = data["names"], data.get("path") or ""
+    if isinstance(names, dict) and names.keys() == {*range(len(names))}:
+        names = [names[i] for i in range(len(names))]
+    if not isinstance(names, list) or len(names) != data.get("nc", len(names)):
+        raise ConfigError(
+            f"--yolo: {file}: got names {str(names)[:99]} and nc {data.get('nc')}, expected a name for every class"
+        )
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise ConfigError(f"--yolo: {file}: YAML reads names as {wrong[:9]}, expected text; put names in quotes")
+    if not isinstance(path, str):
+        raise ConfigError(f"--yolo: {file}: got path {path!r}, expected the name of a folder; put it in quotes")
+    if "kpt_shape" in data:
+        raise ConfigError(
+            f"--yolo: {file}: got kpt_shape, of lines with keypoints; expected boxes or polygons: export them"
+        )
+    return names, file.parent / path, list(map(str, data[split] if isinstance(data[split], list) else [data[split]]))
 
 
 def _images(root: Path, entry: str, split: str) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vitdense.files import read_text
-from vitdense.mm.checks import batch_size
+from vitdense.mm.checks.config import batch_size
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.loaders import in_process
 from vitdense.mm.config.query import drop_weights
@@ -105,7 +105,7 @@ def _try_sizes(cfg: Config, most: int) -> int:
     """The largest batch size up to `most`; made for a process of its own."""
     DefaultScope.get_instance("batch_size", scope_name=cfg.get("default_scope", "mmdet"))
     cfg.train_dataloader.batch_size = 1
-    least = 2 if any(batch_size.find(cfg, ("train",))) else 1  # statistics need two
+    least = 2 if any(batch_size(cfg, ("train",))) else 1  # statistics need two
     cfg.optim_wrapper.accumulative_counts = 1  # state, at once
     loader, model, optim_wrapper = steps_in_process(cfg)
     sample = max(itertools.islice(loader, SAMPLES), key=lambda batch: batch["inputs"][0].numel())

@@ -10,49 +10,12 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from vitdense.mm.config.load import ConfigError
-from vitdense.mm.data import coco
-from vitdense.mm.data.coco import overview
 from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.results.draw import distinct_colours
 from vitdense.results.result import Result
 
 CATEGORIES = [{"id": 3, "name": "a"}, {"id": 7, "name": "b"}, {"id": 40, "name": "c"}]
 NAMES = ("a", "b", "c")
-IMAGES, BOXES = '"images": [{"id": 1, "license": {"id": 9, "name": "x"}}]', '"annotations": []'
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}',
-        f'{{"categories"  :\n {json.dumps(CATEGORIES, indent=2)},\n {IMAGES}, {BOXES}}}',
-        json.dumps({"categories": [{"name": name} for name in NAMES]}),
-        f'{{"categories": {json.dumps(CATEGORIES)}, {IMAGES}, {BOXES}, "info": {{"categories": ["animals"]}}}}',
-    ],
-    ids=["last", "first", "without ids", "also in info"],
-)
-def test_category_names(text, tmp_path):
-    path = tmp_path / "truth.json"
-    path.write_text(text)
-    assert overview(path).categories == NAMES
-
-
-def test_categories_do_not_parse_the_whole_file(tmp_path, monkeypatch):
-    path = tmp_path / "truth.json"
-    path.write_text(f'{{{IMAGES}, {BOXES}, "categories": {json.dumps(CATEGORIES)}}}')
-    monkeypatch.delattr(coco.json, "loads")
-    assert overview(path).categories == NAMES
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[1, 2]", "{}", '{"categories": 3}', '{"categories": [3]}', json.dumps(CATEGORIES)]
-)
-def test_file_that_is_not_coco_is_named(text, tmp_path):
-    path = tmp_path / "truth.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"truth\.json"):
-        overview(path)
 
 
 def detections(labels, size=(40, 60)):

@@ -1,0 +1,123 @@
+"""Checks of a config's values: torch and mm refuse some in a stack trace, and train with others that are wrong."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mmengine import registry
+from mmengine.config import Config
+from mmengine.device import get_device
+
+from vitdense.mm.config.build import unknown_type
+from vitdense.mm.config.options import DATALOADER
+from vitdense.mm.config.query import as_list, find_class, flat, hooks, leaf_datasets, nodes
+from vitdense.mm.data.faults import Fault
+
+LOOPS = {
+    "train": ("train_cfg", "train_dataloader", "optim_wrapper"),
+    **{split: (f"{split}_cfg", f"{split}_dataloader", f"{split}_evaluator") for split in ("val", "test")},
+}
+POOLING = ("UPerHead", "PSPHead", "ASPPHead", "DepthwiseSeparableASPPHead", "EncHead")
+
+
+def loaders(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """Training, validation and test are there whole or not at all; keys of data loaders are torch's."""
+    for parts in LOOPS.values():  # mmengine's runner refuses it in every command
+        if (absent := [part for part in parts if cfg.get(part) is None]) and len(absent) < len(parts):
+            given = [part for part in parts if part not in absent]
+            yield Fault(
+                f"got None, but {', '.join(given)} is there",
+                ", ".join(absent),
+                fix=f"give all of {', '.join(parts)}, or none: --cfg-options {' '.join(f'{x}=None' for x in given)}",
+            )
+    for split in splits:
+        if unknown := (cfg.get(f"{split}_dataloader") or {}).keys() - DATALOADER:
+            expected = "arguments of torch's DataLoader, `dataset` and `num_batch_per_epoch`"
+            yield Fault(f"got {', '.join(sorted(unknown))}, expected {expected}", f"{split}_dataloader")
+
+
+def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """The classes that a config names are registered. Those of the model are found when it is built."""
+    named = [(where, registry.HOOKS, hook) for where, hook in hooks(cfg)]
+    if "train" in splits:
+        wrapper, steps = cfg.get("optim_wrapper") or {}, as_list(cfg.get("param_scheduler"))
+        named += [("optim_wrapper", registry.OPTIM_WRAPPERS, wrapper)]
+        named += [("optim_wrapper.optimizer", registry.OPTIMIZERS, wrapper.get("optimizer"))]
+        named += [(f"param_scheduler.{i}", registry.PARAM_SCHEDULERS, step) for i, step in enumerate(steps)]
+    for split in splits:
+        loader, metrics = cfg.get(f"{split}_dataloader") or {}, as_list(cfg.get(f"{split}_evaluator"))
+        named += [(f"{split}_evaluator", registry.METRICS, metric) for metric in metrics]
+        named += [(f"{split}_dataloader.sampler", registry.DATA_SAMPLERS, loader.get("sampler"))]
+        named += [
+            (f"{split}_dataloader.dataset.pipeline.{i}", registry.TRANSFORMS, step)
+            for dataset in (leaf_datasets(loader.dataset) if loader else ())
+            for i, step in enumerate(dataset.get("pipeline") or ())
+        ]
+    for where, registered, part in named:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind is not None and find_class(registered, kind, cfg) is None:
+            yield Fault(str(unknown_type(where, kind, cfg, (registered,))))
+
+
+def _number(low: float, high: float = math.inf, ends: bool = True) -> Callable[[Any], bool]:
+    """Whether a value is a number from `low` to below `high`; `ends`: `low` itself is one."""
+    return lambda x: _is(x, int, float) and (low <= x if ends else low < x) and x < high
+
+
+def _whole(low: int, high: float = math.inf) -> Callable[[Any], bool]:
+    return lambda x: _is(x, int) and low <= x < high
+
+
+def _is(value: Any, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+NOT_NEGATIVE = (_number(0), "a number from 0 on")
+CLIP = (_number(0, ends=False), "a number above 0; clip_grad=None does not clip")
+SHARE = (_number(0, 1), "0 to below 1")
+VALUES = {  # dotted keys as patterns, of what is not None
+    "optim_wrapper*.optimizer.lr": NOT_NEGATIVE,
+    "optim_wrapper*.optimizer.weight_decay": NOT_NEGATIVE,
+    "optim_wrapper*.optimizer.eps": NOT_NEGATIVE,
+    "optim_wrapper*.optimizer.momentum": SHARE,
+    "optim_wrapper*.optimizer.betas.*": SHARE,
+    "optim_wrapper*.clip_grad.max_norm": CLIP,
+    "optim_wrapper*.clip_grad.clip_value": CLIP,
+    "optim_wrapper*.accumulative_counts": (_whole(1), "iterations, 1 or more"),
+    "optim_wrapper*.paramwise_cfg.*_mult": (_number(0), "a factor from 0 on"),
+    "randomness.seed": (_whole(0, 2**32), "a whole number from 0 to 2**32 - 1"),
+    "auto_scale_lr.base_batch_size": (_whole(1), "images, 1 or more"),
+    "train_cfg.max_epochs": (_whole(1), "epochs, 1 or more"),
+    "train_cfg.max_iters": (_whole(1), "iterations, 1 or more"),
+    "train_cfg.val_interval": (_whole(1), "epochs or iterations, 1 or more"),
+    "train_dataloader.num_workers": (_whole(0), "processes, 0 or more"),
+}
+
+
+def values(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """Values of the optimizer and of the run are in their range."""
+    parts = {pattern.partition(".")[0].rstrip("*") for pattern in VALUES} if "train" in splits else ()
+    for key, value in flat({part: cfg[part] for part in parts if cfg.get(part)}).items():
+        for pattern, (fits, expected) in VALUES.items():
+            if value is not None and fnmatchcase(key, pattern) and not fits(value):
+                yield Fault(f"got {value!r}, expected {expected}", key)
+
+
+def batch_size(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """At least one image; heads that pool a map to one value per channel need two for their norms, or several GPUs."""
+    for split in splits:
+        size = (cfg.get(f"{split}_dataloader") or {}).get("batch_size", 1)
+        if not isinstance(size, int) or size < 1:
+            yield Fault(f"got {size!r}, expected a number of images, 1 or more", f"{split}_dataloader.batch_size")
+    alone = cfg.get("launcher", "none") == "none" or get_device() == "cpu"
+    if "train" not in splits or not alone or (cfg.get("train_dataloader") or {}).get("batch_size") != 1:
+        return
+    for head in nodes(cfg.model):
+        kind, norm = str(head.get("type")).rpartition(".")[2], str((head.get("norm_cfg") or {}).get("type"))
+        if kind in POOLING and "BN" in norm:
+            yield Fault(
+                f"got 1, but {kind} pools a map to one value per channel, and the statistics of its {norm} need two",
+                "train_dataloader.batch_size",
+                fix="set --batch-size 2, or another norm",
+            )

@@ -1,0 +1,190 @@
+"""Checks of the model: it builds, its parts fit each other, and its images are those that its weights expect."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, PARAM_SCHEDULERS
+from torch import nn
+
+from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights, trunk_of
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.query import as_list, drop_weights
+from vitdense.mm.data.faults import Fault
+from vitdense.mm.errors import ConfigError
+
+
+def channels(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
+    """The channels of a backbone of this package against the first module after it: a neck or mmseg's heads.
+
+    Builds the backbone and necks of this package on the meta device, without memory and weights.
+
+    Raises:
+        ConfigError: One cannot be built.
+    """
+    model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
+    backbone = _build_on_meta(model.get("backbone"), "model.backbone")
+    if backbone is None:
+        return
+    source, found = "the backbone's out_channels", list(backbone.out_channels)
+    necks = model.get("neck")
+    for i, neck in enumerate(as_list(necks)):
+        name = f"model.neck.{i}" if isinstance(necks, (list, tuple)) else "model.neck"
+        wanted = neck.get("in_channels", found)
+        # A number: some necks take one map. In any order: some start at the last map.
+        if wanted not in found if isinstance(wanted, int) else sorted(wanted) != sorted(found):
+            what = f"got {wanted}, expected {source}, {found}"
+            yield Fault(what, f"{name}.in_channels", fix=f"set {name}.in_channels")
+            return
+        built = _build_on_meta(neck, name)
+        if built is None:
+            return  # its outputs are its own
+        source, found = f"out_channels of {name}", list(built.out_channels)
+    for name in ("decode_head", "auxiliary_head"):
+        for head in as_list(model.get(name)):
+            yield from _channels_of_head(f"model.{name}", head, source, found)
+
+
+def _channels_of_head(name: str, head: Mapping, source: str, channels: Sequence[int]) -> Iterator[Fault]:
+    """The channels of a head of mmseg, which takes the maps `in_index`."""
+    wanted = head.get("in_channels")
+    if wanted is None:
+        return
+    all_maps = -1 if isinstance(wanted, int) else list(range(len(wanted)))
+    index = head.get("in_index", all_maps)  # Mask2Former's head has no in_index
+    try:
+        expected = channels[index] if isinstance(index, int) else [channels[i] for i in index]
+    except IndexError:
+        yield Fault(f"got {index}, but there are {len(channels)} maps: {source}", f"{name}.in_index")
+        return
+    if (wanted if isinstance(wanted, int) else list(wanted)) != expected:
+        what = f"got {wanted}, expected {expected}: {source} are {channels}, of which in_index {index}"
+        yield Fault(what, f"{name}.in_channels")
+
+
+def _build_on_meta(cfg: Mapping | None, name: str) -> nn.Module | None:
+    """A module of this package on the meta device; None for modules of others."""
+    if not cfg or not str(cfg.get("type")).startswith("vitdense."):
+        return None
+    options = {key: value for key, value in cfg.items() if key not in ("type", "init_cfg")}
+    kind = MODELS.get(cfg["type"])
+    if kind is None:
+        raise ConfigError(f"{name}: no module of type {cfg['type']!r} is registered")
+    try:
+        with torch.device("meta"):
+            return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def build(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """What a config names exists and takes its options. The model is built without values."""
+    cfg, made = copy.deepcopy(cfg), []
+    drop_weights(cfg.model)
+
+    def model() -> None:
+        try:
+            with torch.device("meta"):
+                made.append(build_model(cfg))
+        except RuntimeError as error:
+            if "meta tensors" not in str(error):
+                raise
+            made.append(build_model(cfg))  # its constructor reads values, as that of mmdet's Swin
+
+    yield from _built("model", model)
+    if made and "train" in splits:
+        yield from _built("optim_wrapper", lambda: made.append(build_optim_wrapper(made[0], cfg.optim_wrapper)))
+    if len(made) > 1:
+        for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
+            step.pop("convert_to_iter_based", None)  # which needs the length of an epoch
+            steps = partial(PARAM_SCHEDULERS.build, step, default_args={"optimizer": made[1]})
+            yield from _built(f"param_scheduler.{i}", steps)
+
+
+def _built(where: str, construct: Callable[[], object]) -> Iterator[Fault]:
+    try:
+        logging.disable(logging.INFO)  # such as the table of learning rates
+        construct()
+    except Exception as error:  # constructors of other packages can raise anything
+        yield Fault(" ".join(str(error).split()) or type(error).__name__, where)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def normalisation(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Fault]:
+    """Mean, std and channel order of the data preprocessor against what the pretrained weights expect.
+
+    Wrong ones raise no error in training and cost accuracy. Not checked are trained models, which have the statistics
+    of their training; weights of no row of the model table, or with ``channels`` in `init_cfg`; models without a data
+    preprocessor, whose pipeline normalises; and configs with ``settings = dict(normalisation="own")``.
+    """
+    model, row = cfg.model.get("module", cfg.model), row_of_weights(trunk_of(cfg))
+    preprocessor = model.get("data_preprocessor") or cfg.get("data_preprocessor")
+    is_own = cfg.get("settings", {}).get("normalisation") == "own"
+    if "train" not in splits or not preprocessor or row is None or is_own:
+        return
+    pairs = expected_preprocessor(row).items()
+    if wrong := {key: value for key, value in pairs if not _is_close(preprocessor.get(key), value)}:
+        got = ", ".join(f"{key}={preprocessor.get(key)!r}" for key in wrong)
+        expected = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
+        yield Fault(
+            f"got {got}, but the weights {row.name} expect {expected}",
+            "model.data_preprocessor",
+            fix=f"set model = dict(data_preprocessor=dict({expected})), or, to normalise images otherwise on purpose, "
+            f"settings = dict(normalisation='own')",
+        )
+
+
+def _is_close(got: Sequence[float] | bool | None, expected: Sequence[float] | bool) -> bool:
+    """Equal up to rounding: half a grey level."""
+    if isinstance(expected, bool) or not got:
+        return got == expected
+    return len(got) == len(expected) and all(abs(a - b) <= 0.5 for a, b in zip(got, expected))
+
+
+def frozen(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """A backbone that does not train, or hardly, starts from weights: random ones would stay random."""
+    trunk = trunk_of(cfg)
+    parts = as_list(trunk.get("init_cfg"))
+    loads = cfg.get("load_from") or any(not isinstance(part, dict) or "checkpoint" in part for part in parts)
+    options = {"frozen_stages": (None, -1), "finetune": (None,)}
+    fixed = [f"{key}={trunk[key]!r}" for key, none in options.items() if trunk.get(key) not in none]
+    if "train" in splits and fixed and not loads:
+        yield Fault(
+            f"model.backbone has {' and '.join(fixed)} and random weights, which then never learn",
+            fix="set its init_cfg or load_from, or train all of it: "
+            "model = dict(backbone=dict(frozen_stages=-1, finetune=None))",
+            grave=False,
+        )
+
+
+def padding(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
+    """Images are padded to whole patches of a plain ViT.
+
+    Otherwise the ViT pads its own input: maps reach past the image, and predictions are slightly misaligned.
+    """
+    model, trunk = cfg.model.get("module", cfg.model), trunk_of(cfg)
+    row = row_of_weights(trunk)
+    if row is None or row.patch_size is None:
+        return
+    patch = trunk.get("patch_size") or row.patch_size
+    preprocessor, test_cfg = model.get("data_preprocessor") or {}, model.get("test_cfg") or {}
+    if cfg.get("default_scope") != "mmseg":
+        where, sides = "data_preprocessor.pad_size_divisor", [preprocessor.get("pad_size_divisor", 1)]
+    elif test_cfg.get("mode") == "slide":
+        where, sides = "test_cfg.crop_size", as_list(test_cfg.get("crop_size"))
+    else:
+        sides = [(preprocessor.get("test_cfg") or {}).get("size_divisor") or 1]
+        where = "data_preprocessor.test_cfg.size_divisor"
+    if any(side % patch for side in sides):
+        got = ", ".join(map(str, sides))
+        yield Fault(
+            f"got {got}, expected a multiple of {patch}, the side of the patches of {row.name} in pixels; otherwise "
+            f"predictions are slightly misaligned",
+            f"model.{where}",
+            grave=False,
+        )

@@ -1,0 +1,74 @@
+"""Faults of configs and data: what is wrong, where, how many things have it, what to do, and how grave it is."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mmengine.logging import print_log
+
+from vitdense.errors import OptionError
+from vitdense.mm.errors import ConfigError, join_some
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong, or may be.
+
+    Attributes:
+        what: What was found and what is expected; of several items, what they have in common.
+        where: Key of the config, data set or file; may be empty.
+        items: What has the fault: ids, files, lines. Their number precedes `what`. Empty: the fault is of one thing.
+        fix: What to do; may be empty.
+        grave: It stops a training. If not, it is a warning.
+    """
+
+    what: str
+    where: str = ""
+    items: tuple = ()
+    fix: str = ""
+    grave: bool = True
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        text = f"{len(self.items)} {self.what} {join_some(self.items)}" if self.items else self.what
+        return f"{where}{text}{f'; {self.fix}' if self.fix else ''}"
+
+    def within(self, where: str) -> "Fault":
+        """The same fault in a larger place."""
+        return replace(self, where=f"{where}: {self.where}" if self.where else where)
+
+
+class Faults:
+    """Collects items by the fault that they have, in the order of the first of each."""
+
+    def __init__(self) -> None:
+        self._items: dict[Fault, list] = {}
+
+    def add(self, what: str, *items: object, grave: bool = True, fix: str = "") -> None:
+        """Add items with a fault; nothing if there are none."""
+        if items:
+            self._items.setdefault(Fault(what, grave=grave, fix=fix), []).extend(items)
+
+    def __iter__(self) -> Iterator[Fault]:
+        return (replace(fault, items=tuple(items)) for fault, items in self._items.items())
+
+
+def caught(function: Callable[..., Iterable[Fault] | None], *args: Any) -> Iterator[Fault]:
+    """The faults that a function gives, and an error of ours that it raises."""
+    try:
+        yield from function(*args) or ()
+    except OptionError as error:
+        yield Fault(str(error))
+
+
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raise the first grave fault, and log the others before it.
+
+    Raises:
+        ConfigError: There is a grave fault.
+    """
+    for fault in faults:
+        if fault.grave:
+            raise ConfigError(str(fault))
+        print_log(str(fault), logger="current", level=logging.WARNING)
