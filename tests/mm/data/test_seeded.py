@@ -10,9 +10,8 @@ pytest.importorskip("mmcv")
 from mmcv.transforms import RandomApply
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 
-from vitdense.mm.data.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler
+from vitdense.mm.data.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, seed_everything
 from vitdense.mm.data.transforms import SeedFromSample
-from vitdense.mm.train.hooks import seed_everything
 
 
 def test_seeded_index_can_be_pickled():

@@ -3,13 +3,12 @@ import torch
 
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.memory import available_memory, bytes_of
 from vitdense.mm.train import batch_size
 from vitdense.mm.train.batch_size import (
-    _bytes,
     _on_cpu,
     _on_cuda,
     _try_sizes,
-    available_memory,
     largest,
     set_batch_size,
 )
@@ -43,7 +42,7 @@ def test_a_gpu_says_when_memory_is_out():
 def test_a_cpu_is_not_filled(monkeypatch):
     """Peaks say what the next size takes: 100 bytes an image, beside 50."""
     memory = {"VmRSS": 1000, "VmHWM": 1000}
-    monkeypatch.setattr(batch_size, "_bytes", lambda file, name: memory[name])
+    monkeypatch.setattr(batch_size, "bytes_of", lambda file, name: memory[name])
     taken = []
 
     def step(number):
@@ -57,7 +56,7 @@ def test_a_cpu_is_not_filled(monkeypatch):
 @pytest.mark.long
 def test_sizes_are_tried_on_a_real_step(tmp_path, monkeypatch):
     pytest.importorskip("mmdet")
-    assert 2**20 < _bytes("/proc/self/status", "VmRSS") <= _bytes("/proc/self/status", "VmHWM")
+    assert 2**20 < bytes_of("/proc/self/status", "VmRSS") <= bytes_of("/proc/self/status", "VmHWM")
     assert available_memory() > 2**20
     cfg = load_config("cascade_rcnn_swin_nano_shapes")
     draw = dict(num_train=6, num_val=1, image_size=(96, 96))

@@ -26,7 +26,7 @@ from mmengine.evaluator import Evaluator
 from mmengine.model import is_model_wrapper
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, init_default_scope
-from mmengine.runner import autocast
+from mmengine.runner import Runner, autocast
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -38,8 +38,9 @@ from vitdense.mm.config.query import as_list, drop_weights, find_class, leaf_dat
 from vitdense.mm.config.settings import image_size, set_image_size
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import by
-from vitdense.mm.data.transforms import parts
+from vitdense.mm.data.transforms import name_unreadable, parts
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.memory import available_memory
 
 SIDE = 256  # of images on a CPU, where those of a recipe would take minutes
 IMAGES = 2  # of a step, if the batch has as many: norms may need them
@@ -70,7 +71,7 @@ def find(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 def _make(cfg: Config, splits: Sequence[str]) -> list[Fault]:
     """Build what is needed, and make the step; its warnings."""
     with _parts({}, "train_dataloader"):
-        loaders = {split: _loader(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
+        loaders = {split: loader_here(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
     model = build_model(cfg)
     model.init_weights()
     model = model.to(get_device()).train()
@@ -273,8 +274,6 @@ def _own_copy(cfg: Config, folder: Path) -> Config:
 
 def _check_memory(cfg: Config) -> None:
     """Raise if the memory of a CPU is certainly too small for the model."""
-    from vitdense.mm.train.batch_size import available_memory
-
     if get_device() != "cpu" or not Path("/proc/meminfo").exists():
         return
     with torch.device("meta"):
@@ -296,8 +295,8 @@ def _small(cfg: Config) -> Config | None:
     return None
 
 
-def _loader(cfg: Mapping) -> DataLoader:
-    """A loader in this process."""
-    from vitdense.mm.train.runner import Runner
-
-    return Runner.build_dataloader(in_process(cfg), seed=0)
+def loader_here(cfg: Mapping) -> DataLoader:
+    """A data loader in this process; errors of reading name the file."""
+    loader = Runner.build_dataloader(in_process(cfg), seed=0)
+    name_unreadable(loader.dataset)
+    return loader

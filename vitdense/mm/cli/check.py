@@ -11,6 +11,7 @@ from mmengine.registry import DATASETS
 from vitdense.files import atomic_write
 from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.description import Description
+from vitdense.mm.checks.pictures import draw_batch
 from vitdense.mm.checks.schedule import warm_up
 from vitdense.mm.config.arguments import make_parser
 from vitdense.mm.config.base import Asked, run_passes
@@ -19,7 +20,6 @@ from vitdense.mm.config.passes import TRAINING
 from vitdense.mm.config.query import find_class, leaf_datasets
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import FILES_READ
-from vitdense.mm.data.pictures import draw_batch
 from vitdense.mm.train.console import USER_ERRORS, exit_on_user_error, explain
 
 

@@ -45,6 +45,14 @@ WITHOUT = (str, bytes, int, float, type, ModuleType, np.ndarray, torch.Tensor, t
 LONG = 1000  # items of data, not of transforms
 
 
+def seed_everything(*keys: int) -> None:
+    """Seed Python, numpy and torch from a tuple of non-negative ints; different tuples give independent streams."""
+    seed = int(np.random.SeedSequence(keys).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def calling_pipelines() -> list[Any]:
     """The transforms of everything that calls this code: mm shows a step of a pipeline neither its pipeline nor that
     of a wrapper of data sets around it."""

@@ -11,10 +11,9 @@ from mmengine.logging import print_log
 
 from vitdense.errors import OptionError
 from vitdense.mm.data.images import by, decode
-from vitdense.mm.data.seeded import SeededIndex, calling_pipelines, seed_generators
+from vitdense.mm.data.seeded import SeededIndex, calling_pipelines, seed_everything, seed_generators
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import TRANSFORMS
-from vitdense.mm.train.hooks import seed_everything
 
 
 @TRANSFORMS.register_module()

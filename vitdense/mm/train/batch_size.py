@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +17,12 @@ from mmengine.registry import DefaultScope
 from torch import nn
 from torch.utils.data import DataLoader
 
-from vitdense.files import read_text
 from vitdense.mm.checks.config import batch_size
+from vitdense.mm.checks.dry_step import loader_here
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.loaders import in_process
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.runner import Runner
+from vitdense.mm.memory import available_memory, bytes_of
 
 SAMPLES = 16  # images of which the largest is tried: sizes of a training differ
 SHARE = 0.8  # of the memory that is left, for that of the workers and of larger images
@@ -42,7 +40,7 @@ def in_own_process(task: Callable, *args: Any) -> Any:
 
 def steps_in_process(cfg: Config) -> tuple[DataLoader, nn.Module, OptimWrapper]:
     """The real data in this process, the model with random weights on its device, and its optimiser: for some steps."""
-    loader = Runner.build_dataloader(in_process(cfg.train_dataloader), seed=0)
+    loader = loader_here(cfg.train_dataloader)
     drop_weights(cfg.model)
     model = build_model(cfg).to(get_device()).train()
     return loader, model, build_optim_wrapper(model, cfg.optim_wrapper)
@@ -142,35 +140,15 @@ def _on_cuda(step: Callable[[int], None]) -> Callable[[int], bool]:
 def _on_cpu(step: Callable[[int], None], room: float) -> Callable[[int], bool]:
     """Whether a step of a number of images fits into `room` bytes beside what there is. The system would end a process
     that takes too much, so that a size is tried if the peaks of smaller ones say that it fits."""
-    start, per_image = _bytes("/proc/self/status", "VmRSS"), 0.0
+    start, per_image = bytes_of("/proc/self/status", "VmRSS"), 0.0
 
     def fits(number: int) -> bool:
         nonlocal per_image
         if number * per_image > room:
             return False
         step(number)
-        peak = _bytes("/proc/self/status", "VmHWM") - start
+        peak = bytes_of("/proc/self/status", "VmHWM") - start
         per_image = peak / number
         return peak <= room
 
     return fits
-
-
-def available_memory() -> int:
-    """Bytes that Linux says are available, to this machine or to its container."""
-    free = _bytes("/proc/meminfo", "MemAvailable")
-    limit, used = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
-    if limit.exists() and (text := read_text(limit).strip()) != "max":
-        free = min(free, int(text) - int(read_text(used)))
-    return free
-
-
-def _bytes(file: str, name: str) -> int:
-    """A value of Linux, which states it in kB.
-
-    Raises:
-        ConfigError: The system is another one.
-    """
-    if not Path(file).exists():
-        raise ConfigError("--batch-size auto: needs a GPU or Linux; give a number")
-    return next(1024 * int(line.split()[1]) for line in read_text(file).splitlines() if line.startswith(name))

@@ -1,6 +1,5 @@
 """Hooks: reproducible training steps, exact loading, pictures of a training."""
 
-import random
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dist import get_rank, get_world_size, master_only
@@ -24,6 +22,7 @@ from vitdense.files import atomic_write
 from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.config.query import as_list
 from vitdense.mm.data.classes import classes_of, difference
+from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.registry import HOOKS
@@ -35,14 +34,6 @@ from vitdense.models.base import Backbone
 
 FIRST_ITERATIONS = 3  # of a process, are logged whatever the interval
 PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state_dict")
-
-
-def seed_everything(*keys: int) -> None:
-    """Seed Python, numpy and torch from a tuple of non-negative ints; different tuples give independent streams."""
-    seed = int(np.random.SeedSequence(keys).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 @HOOKS.register_module()

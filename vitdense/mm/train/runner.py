@@ -32,12 +32,13 @@ from vitdense.mm.checks import dry_step
 from vitdense.mm.config.build import explained
 from vitdense.mm.config.query import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
+from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.heads.guard import guard_model
 from vitdense.mm.train.checkpoints import REST, SCRATCH, read_checkpoint
 from vitdense.mm.train.console import for_console
-from vitdense.mm.train.hooks import FirstIterationsHook, seed_everything
+from vitdense.mm.train.hooks import FirstIterationsHook
 from vitdense.mm.train.processes import StopSignal, handling_stops, mean_of_processes, start_worker
 from vitdense.mm.train.resume import check_steps, go_on, place_in, stay_in, take_raw_weights
 from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard

@@ -5,9 +5,9 @@ import pytest
 from mmengine.runner import Runner
 from PIL import Image
 
+from vitdense.mm.checks.pictures import draw_batch
 from vitdense.mm.cli.check import main
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.pictures import draw_batch
 
 
 @pytest.mark.parametrize("name", ["cascade_swin_nano_shapes", "upernet_swin_nano_shapes"])

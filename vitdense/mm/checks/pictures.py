@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 from mmengine.config import Config
 from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
-from mmengine.runner import Runner
 
 from vitdense.files import atomic_write
-from vitdense.mm.config.loaders import in_process
+from vitdense.mm.checks.dry_step import loader_here
 
 
 def draw_batch(cfg: Config, folder: Path) -> list[Path]:
@@ -23,7 +22,7 @@ def draw_batch(cfg: Config, folder: Path) -> list[Path]:
         Their paths.
     """
     init_default_scope(cfg.get("default_scope", "mmdet"))
-    loader = Runner.build_dataloader(in_process(cfg.train_dataloader), seed=0)
+    loader = loader_here(cfg.train_dataloader)
     visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
     visualizer.dataset_meta = loader.dataset.metainfo
     batch = next(iter(loader))
