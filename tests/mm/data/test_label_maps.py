@@ -49,100 +49,73 @@ def maps(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("values", "num_classes", "options"),
-    [
-        (range(11), 11, {}),
-        ([*range(11), 255], 11, {}),
-        ([0, 3], 11, {}),  # not every class in the sample
-        (range(151), 150, {"reduce_zero_label": True}),
-        ([0, 2, 255], 3, {"reduce_zero_label": True}),
-        ([*range(11), 11], 11, {"head": {"ignore_index": 11}}),
-        ([0, 1], 1, {"head": {"out_channels": 1}}),
-        ([0, 1, 255], 2, {}),
-        ([0, 1, 2], 3, {"reduce_zero_label": True, "split": "val"}),  # a validation set may lack the last class
-        (range(300), 2, {"pipeline": []}),  # does not load labels
-    ],
-)
-def test_label_maps_that_fit(maps, values, num_classes, options):
-    cfg = segmentation(maps(values, dtype=np.uint16 if max(values) > 255 else np.uint8), num_classes, **options)
-    check(cfg, ("train", "val"))
+LOVEDA = dict(type="LoveDADataset", metainfo=None, img_suffix=".jpg")  # classes 1 to 7
+RIGHT = [  # values of a label map, number of classes, options
+    (range(11), 11, {}),
+    ([*range(11), 255], 11, {}),
+    ([0, 3], 11, {}),  # not every class in the sample
+    (range(151), 150, {"reduce_zero_label": True}),
+    ([0, 2, 255], 3, {"reduce_zero_label": True}),
+    ([*range(11), 11], 11, {"head": {"ignore_index": 11}}),
+    ([0, 1], 1, {"head": {"out_channels": 1}}),
+    ([0, 1, 255], 2, {}),
+    ([0, 1, 2], 3, {"reduce_zero_label": True, "split": "val"}),  # a validation set may lack the last class
+    (range(300), 2, {"pipeline": []}),  # does not load labels
+    ([0, 1, 2, 7], 7, LOVEDA),
+    ([0, 1, 6, 255], 7, {**LOVEDA, "reduce_zero_label": False}),  # already reduced
+]
+OUTSIDE = r"hold {} \(first in .*0000.png.* 0 \(.*num_classes={},"
+WRONG = [  # the same, and the message
+    (range(151), 150, {}, OUTSIDE.format("150", 150)),
+    (range(13), 11, {}, OUTSIDE.format("11, 12", 11)),
+    ([*range(14), 255], 11, {"reduce_zero_label": True}, OUTSIDE.format("12, 13", 11)),
+    ([0, 1, 255], 2, {"head": {"ignore_index": 9}}, OUTSIDE.format("255", 2)),
+    ([0, 1, 300], 45, {}, OUTSIDE.format("300", 45)),  # 44 in the 8 bits that mmseg reads
+    ([0, 257, 299], 300, {}, OUTSIDE.format("257, 299", 300)),
+    (range(11), 11, {"reduce_zero_label": True}, r"Got raw values 0 \(.*reduce_zero_label=False"),
+    ([0, 1, 255], 2, {"reduce_zero_label": True, "split": "val"}, r"Got raw values 0 \(.*reduce_zero_label=False"),
+    ([0, 1, 2, 7], 7, {**LOVEDA, "reduce_zero_label": False}, r"hold 7 .*Got raw values 0 \("),
+    ([0, 1, 2, 6], 7, {**LOVEDA, "reduce_zero_label": False}, r"Got raw values 0 \(.*reduce_zero_label=True"),
+    ([0, 0, 0, 4], 4, {}, r"raw values 0 \(75 %\), 4 \(25 %\) in 1 of 1 maps"),
+    (range(0, 80, 2), 4, {}, r" 0 \(.*, 38 \(.*, \.\.\. 20 more"),
+    (np.random.default_rng(0).integers(0, 255, (4, 4, 3)), 3, {}, r"\(4, 4, 3\).*0000.png"),
+    (np.ones((4, 4, 3)), 3, {}, r"\(4, 4, 3\).*0000.png"),
+    ([0, 1], 2, {"seg_map_suffix": "_labels.png"}, r"seg_map_suffix.*0000_labels.png"),
+    ([0, 1], 2, {"img_suffix": ".jpeg"}, "img_suffix"),
+]
 
 
 @pytest.mark.parametrize(
-    ("values", "num_classes", "options", "outside"),
-    [
-        (range(151), 150, {}, "150"),
-        (range(13), 11, {}, "11, 12"),
-        ([*range(14), 255], 11, {"reduce_zero_label": True}, "12, 13"),
-        ([0, 1, 255], 2, {"head": {"ignore_index": 9}}, "255"),
-        ([0, 1, 300], 45, {}, "300"),  # 44 in the 8 bits that mmseg reads
-    ],
+    ("values", "num_classes", "options", "message"), [*((*right, None) for right in RIGHT), *WRONG]
 )
-def test_values_without_class_are_refused(maps, values, num_classes, options, outside):
-    root = maps([0, 1], values, dtype=np.uint16 if max(values) > 255 else np.uint8)
-    with pytest.raises(ConfigError, match=rf"hold {outside} \(first in .*0001.png.* 0 \(.*num_classes={num_classes},"):
-        check(segmentation(root, num_classes, **options), ("train", "val"))
+def test_values_of_label_maps(maps, values, num_classes, options, message):
+    cfg = segmentation(maps(values, dtype=np.uint16 if np.max(values) > 255 else np.uint8), num_classes, **options)
+    if message is None:
+        check(cfg, ("train", "val"))
+    else:
+        with pytest.raises(ConfigError, match=message):
+            check(cfg, ("train", "val"))
 
 
-@pytest.mark.parametrize(
-    ("values", "num_classes", "options"),
-    [(range(11), 11, {}), ([0, 1, 255], 2, {"split": "val"})],
-)
-def test_reduce_zero_label_that_ignores_a_class_is_refused(maps, values, num_classes, options):
-    with pytest.raises(ConfigError, match=r"Got raw values 0 \(.*reduce_zero_label=False"):
-        check(segmentation(maps(values), num_classes, reduce_zero_label=True, **options), ("train", "val"))
-
-
-@pytest.mark.parametrize(
-    ("values", "fix"),
-    [([0, 1, 2, 7], r"hold 7 .*Got raw values 0 \("), ([0, 1, 2, 6], r"Got raw values 0 \(.*reduce_zero_label=True")],
-)
-def test_unlabelled_pixels_read_as_class_0_are_refused(maps, values, fix):
-    root, loveda = maps(values), dict(type="LoveDADataset", metainfo=None, img_suffix=".jpg")  # classes 1 to 7
-    check(segmentation(root, 7, **loveda), ("train",))
-    with pytest.raises(ConfigError, match=fix):
-        check(segmentation(root, 7, **loveda, reduce_zero_label=False), ("train",))
-
-
-def test_already_reduced_labels_pass_without_reduce_zero_label(maps):
-    root = maps([0, 1, 6, 255])
-    loveda = dict(type="LoveDADataset", metainfo=None, img_suffix=".jpg", reduce_zero_label=False)
-    check(segmentation(root, 7, **loveda), ("train",))
-
-
-def test_histogram_has_the_share_of_each_value(maps):
-    with pytest.raises(ConfigError, match=r"raw values 0 \(50 %\), 3 \(25 %\), 4 \(25 %\) in 2 of 2 maps"):
-        check(segmentation(maps([0, 0, 0, 3], [0, 3, 4, 4]), 4), ("train",))
-    with pytest.raises(ConfigError, match=r" 0 \(.*, 38 \(.*, \.\.\. 20 more"):
-        check(segmentation(maps(range(0, 80, 2), [0]), 4), ("train",))
-
-
-@pytest.mark.parametrize("pixels", [np.random.default_rng(0).integers(0, 255, (4, 4, 3)), np.ones((4, 4, 3))])
-def test_label_maps_of_three_channels_name_the_file_and_its_shape(maps, pixels):
-    with pytest.raises(ConfigError, match=r"\(4, 4, 3\).*0000.png"):
-        check(segmentation(maps(pixels), 3), ("train",))
-
-
-def test_missing_label_map_names_the_file_and_the_setting(maps):
-    with pytest.raises(ConfigError, match=r"seg_map_suffix.*0000_labels.png"):
-        check(segmentation(maps([0, 1]), 2, seg_map_suffix="_labels.png"), ("train",))
-
-
-def test_data_set_without_images_names_the_setting(maps):
-    with pytest.raises(ConfigError, match="img_suffix"):
-        check(segmentation(maps([0, 1]), 2, img_suffix=".jpeg"), ("train",))
-
-
-@pytest.mark.parametrize("decoder", ["pillow", "cv2"])
-def test_unreadable_label_map_names_the_file(maps, decoder):
-    root = maps([0, 1], [0, 1])
+def test_files_of_label_maps(maps):
+    root = maps([0, 1], [0, 1], np.zeros((4, 8)))
+    check(segmentation(root, 2), ("train",))
+    for size in ((8, 4), (4, 4)):
+        Image.new("L", size[::-1]).save(root / "maps/0002.png")
+        sizes = rf"another size than their image: .*0002\.png \({size[1]}x{size[0]}, the image 8x4"
+        with pytest.raises(ConfigError, match=sizes):
+            check(segmentation(root, 2), ("train",))
     (root / "maps/0001.png").write_bytes(b"nothing")
     check(segmentation(root, 2, indices=1), ("train",))
     cfg = segmentation(root, 2)
-    cfg.train_dataloader.dataset.pipeline[1].imdecode_backend = decoder
-    with pytest.raises(ConfigError, match=r"cannot be read .*0001.png"):
-        check(cfg, ("train",))
+    for decoder in ("pillow", "cv2"):
+        cfg.train_dataloader.dataset.pipeline[1].imdecode_backend = decoder
+        with pytest.raises(ConfigError, match=r"cannot be read .*0001.png"):
+            check(cfg, ("train",))
+    Image.open(root / "maps/0000.png").save(root / "maps/0000.jpg", quality=100)
+    (fault,) = data.label_maps(segmentation(root, 2, seg_map_suffix=".jpg", indices=1), ("train",))
+    assert "JPEG" in str(fault)
+    assert not fault.grave
 
 
 def test_label_maps_of_a_file_list_and_of_a_subset_of_classes(maps):
@@ -172,14 +145,3 @@ def test_camvid_maps_refuse_reduce_zero_label(shared_data, split):
     check(segmentation(root, 11, prefixes, split=split), ("train", "val"))
     with pytest.raises(ConfigError, match="reduce_zero_label=False"):
         check(segmentation(root, 11, prefixes, split=split, reduce_zero_label=True), ("train", "val"))
-
-
-@pytest.mark.parametrize("size", [(8, 4), (4, 4)])
-def test_label_maps_of_another_size_than_their_image_are_refused(maps, size):
-    root = maps(np.zeros((4, 8)))
-    check(segmentation(root, 2), ("train",))
-    Image.new("L", (size[1], size[0])).save(root / "maps/0000.png")
-    with pytest.raises(
-        ConfigError, match=rf"another size than their image: .*0000\.png \({size[1]}x{size[0]}, the image 8x4"
-    ):
-        check(segmentation(root, 2), ("train",))
