@@ -178,9 +178,9 @@ def test_keys_and_parameters(size):
         part = model.get_submodule(name)
         found |= {f"{name}.{key}": x for key, x in part.state_dict().items()}
     from vitdense.checkpoint.detect import detect
-    from vitdense.checkpoint.whole_models import split
+    from vitdense.checkpoint.whole_models import split_parts
 
-    state = split(wanted, "")
+    state = split_parts(wanted, "")
     ours = {}
     for name, part in model.named_children():
         if hasattr(part, "family"):
