@@ -15,7 +15,7 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector
-from vitdense.mm.heads.guard import guard_model
+from vitdense.mm.guard import guard_model
 from vitdense.mm.heads.rle_masks import use_rle
 
 pytest.importorskip("mmdet")

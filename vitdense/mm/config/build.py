@@ -14,7 +14,7 @@ import vitdense.mm.registry  # noqa: F401  registers ours
 from vitdense.mm.config.options import REGISTRIES
 from vitdense.mm.config.query import flat
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.heads.guard import guard_model
+from vitdense.mm.guard import guard_model
 
 
 def build_model(cfg: Config) -> nn.Module:

@@ -24,7 +24,7 @@ from vitdense.mm.config.query import as_list
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.heads.guard import guard_model
+from vitdense.mm.guard import guard_model
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.checkpoints import install_loader
 from vitdense.mm.train.curves import draw_curves, read_scalars

@@ -35,7 +35,7 @@ from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.heads.guard import guard_model
+from vitdense.mm.guard import guard_model
 from vitdense.mm.train.checkpoints import REST, SCRATCH, read_checkpoint
 from vitdense.mm.train.console import for_console
 from vitdense.mm.train.hooks import FirstIterationsHook
