@@ -58,18 +58,14 @@ def check_arguments(kind: type, given: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: A value is of another kind, or out of range.
-        TypeError: The class has no argument of this name.
     """
-    defaults = arguments(kind)
-    for name, value in given.items() if defaults is not None else ():
-        if name not in defaults:
-            near = difflib.get_close_matches(name, defaults, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(defaults)}"
-            raise TypeError(f"{kind.__name__}.__init__() got an unexpected argument {name!r}; {hint}")
+    defaults = arguments(kind) or {}
+    for name, value in given.items():
+        default = defaults.get(name, inspect.Parameter.empty)
         is_right, expected = ARGUMENTS.get(name, (lambda x: True, ""))
-        if isinstance(defaults[name], bool):
+        if isinstance(default, bool):
             is_right, expected = (lambda x: isinstance(x, bool)), "True or False"
-        if not is_right(value) and not (value is None and defaults[name] is None):
+        if not is_right(value) and not (value is None and default is None):
             raise OptionError(f"{name}: got {value!r}, expected {expected}")
 
 
@@ -209,6 +205,10 @@ class Backbone(Module):
         init_cfg: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
             `init_weights`.
 
+    Raises:
+        ValueError: A value is of another kind, or out of range.
+        TypeError: An argument that neither the subclass nor this class has.
+
     Attributes:
         family: Name of the family in `vitdense.models.registry.NAMING`.
         arch: Its row of the family's table of sizes.
@@ -243,7 +243,13 @@ class Backbone(Module):
         finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            known = arguments(type(self)) or ()
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected argument {name!r}; {hint}")
         if isinstance(init_cfg, (str, Path)):
             init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
         check_init_cfg(init_cfg)
