@@ -179,14 +179,3 @@ def test_decomposed_bias_follows_the_dtype_of_the_queries_and_starts_small():
     torch.testing.assert_close(got[0].float(), want[0], rtol=0.02, atol=0.02)
     for table in (bias.rel_pos_h, bias.rel_pos_w):
         assert table.std().item() == pytest.approx(0.02, rel=0.1)
-
-
-@pytest.mark.parametrize("make", [lambda: TableBias((2, 3), 2), lambda: LogCpbBias((2, 3), 2, (4, 4))])
-def test_a_bias_built_on_meta_works_once_it_has_memory_and_weights(make):
-    """Its buffers are in no checkpoint: `to_empty` and loading must make them again."""
-    want = make()
-    with torch.device("meta"):
-        got = make()
-    got.to_empty(device="cpu")
-    got.load_state_dict(want.state_dict())
-    assert torch.equal(got(), want())

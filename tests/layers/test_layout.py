@@ -1,20 +1,17 @@
 import copy
 import dataclasses
 import itertools
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import HAS_RESEARCH, relative_error
+from conftest import relative_error
+from test_contract import BACKBONES
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
-import vitdense
 from cost import CostCounter
-from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.layers import layout
 from vitdense.layers.layout import MASK_VALUE, ShiftedWindows, window_layout
 
@@ -122,15 +119,6 @@ def test_traced_windows_are_in_the_order_of_the_map(size, window, shift, compili
 
 
 @TRACED
-def test_an_empty_batch(traced, compiling):
-    compiling(traced)
-    for size, window, shift in CASES:
-        x = torch.randn(0, *size, 2)
-        windows = window_layout(x, window, shift)
-        assert windows.unpartition(windows.partition(x)).shape == x.shape
-
-
-@TRACED
 @pytest.mark.parametrize(("size", "window", "shift"), SMALL)
 def test_gradients_of_partition_and_unpartition(size, window, shift, traced, compiling):
     compiling(traced)
@@ -164,31 +152,8 @@ def test_masks_have_the_dtype_in_which_attention_computes(dtype):
         assert window_layout(x, (4, 4), (2, 2)).mask.dtype == dtype
 
 
-TINY = {"embed_dims": 8, "depths": (2, 1), "num_heads": (1, 2)}
-MODELS = {
-    "swin": lambda **o: Swin(TINY, window_size=4, out_indices=(0, 1), drop_path_rate=0.0, **o),
-    "swin, sliding": lambda **o: vitdense.SlidingSwin(TINY, window_size=3, out_indices=(0, 1), drop_path_rate=0.0, **o),
-    "swin_v2": lambda **o: SwinV2(TINY, window_size=4, out_indices=(0, 1), drop_path_rate=0.0, **o),
-    "mvit": lambda **o: MViT(
-        {"embed_dims": 8, "depths": (1, 2), "num_heads": 1},
-        pretrain_img_size=32,
-        out_indices=(0, 1),
-        drop_path_rate=0.0,
-        **o,
-    ),
-    "vit": lambda **o: ViT(
-        {"embed_dims": 16, "depth": 2, "num_heads": 2},
-        window_size=(2, 3),
-        global_indices=(1,),
-        relative_position=True,
-        pretrain_img_size=64,
-        img_size=64,
-        drop_path_rate=0.0,
-        **o,
-    ),
-}
-if not HAS_RESEARCH:
-    del MODELS["swin, sliding"]
+NAMES = ("swin", "swin, sliding", "swin_v2", "mvit", "vit, windows, relative positions")
+MODELS = {name: BACKBONES[name] for name in NAMES if name in BACKBONES}
 EVERY = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 
 
@@ -277,19 +242,6 @@ def test_layouts_of_a_thousand_sizes_take_little_memory():
 
 
 @EVERY
-def test_a_model_is_copied_cast_and_pickled_after_a_pass(make):
-    model, x = make().eval(), torch.randn(2, 3, 40, 72)
-    with torch.no_grad():
-        want = model(x)
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert all(torch.equal(a, b) for a, b in zip(other(x), want))
-        for dtype, tolerance in ((torch.float64, 1e-5), (torch.bfloat16, 0.03)):
-            got = copy.deepcopy(model).to(dtype)(x.to(dtype))
-            assert {out.dtype for out in got} == {dtype}
-            assert max(relative_error(a.float(), b) for a, b in zip(got, want)) < tolerance
-
-
-@EVERY
 def test_threads_with_different_sizes(make):
     model = make().eval()
     images = [torch.randn(1 + i % 2, 3, 32 + 8 * i, 64 - 4 * i) for i in range(6)]
@@ -340,17 +292,3 @@ def test_a_cuda_graph_makes_its_own_and_streams_share_nothing(monkeypatch):
         make(x, 3)
     assert made == [3] * 4
     layout._caches.pop()
-
-
-def test_layouts_are_cached_by_size_under_activation_checkpointing():
-    x = torch.randn(2, 9, 10, 3, requires_grad=True)
-
-    def function(x):
-        windows = window_layout(x, (4, 4), (2, 2))
-        return windows.unpartition(windows.partition(x).sin())
-
-    out = checkpoint(function, x, use_reentrant=False)
-    first = kept().keys()
-    out.sum().backward()
-    assert kept().keys() == first
-    torch.testing.assert_close(x.grad, x.detach().cos())

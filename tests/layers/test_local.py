@@ -149,21 +149,6 @@ def test_neighbourhoods_of_an_axis(size, kernel, border):
         assert set(share[i].nonzero().flatten().tolist()) == inside
 
 
-def test_a_clamped_neighbourhood_has_all_its_keys():
-    """The rule of NAT's code: the start is that of the window around the query, moved into the map."""
-    h, w, kernel = 10, 19, 7
-    for size in (h, w):
-        for i in range(size):
-            assert len(neighbours(i, size, kernel, "clamp")) == kernel
-    zeros, ones = torch.zeros(1, h, w, 1, 2), torch.ones(1, h, w, 1, 2)
-    shares = {border: attend_local(zeros, zeros, ones, kernel, border)[0, ..., 0] for border in BORDERS}
-    for border in ("mask", "clamp"):
-        torch.testing.assert_close(shares[border], torch.ones(h, w))
-    # In a corner 4x4 of 7x7 keys are of the map: the others are zero, and share the softmax.
-    assert shares["zero"][0, 0].item() == pytest.approx(16 / 49)
-    assert shares["zero"][5, 9].item() == pytest.approx(1)
-
-
 @every_border
 @every_position
 @pytest.mark.parametrize("size", [(9, 10), (2, 3)])
@@ -177,16 +162,6 @@ def test_gradients(border, position, size):
         return attend_local(q, k, v, 3, border, given, SCALE)
 
     assert torch.autograd.gradcheck(run, tensors, fast_mode=True)
-
-
-@every_border
-@every_position
-def test_images_of_a_batch_are_independent(border, position):
-    q, k, v, position = inputs(3, 18, 25, 5, border, position)
-    together = attend_local(q, k, v, 5, border, position)
-    for i in range(3):
-        alone = attend_local(*(x[i : i + 1] for x in (q, k, v)), 5, border, position)
-        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-10, atol=1e-10)
 
 
 @every_border
@@ -323,30 +298,6 @@ def test_too_few_offsets_are_refused(length):
     with pytest.raises(ValueError, match=f"position: got {length} offsets"):
         attend_local(q, q, q, 7, "clamp", table)
     attend_local(q, q, q, 7, "clamp", torch.randn(HEADS, 15, 15))  # more than are read
-
-
-@every_border
-@every_position
-def test_no_images(border, position):
-    q, k, v, position = inputs(0, 9, 10, 3, border, position)
-    assert attend_local(q, k, v, 3, border, position).shape == (0, 9, 10, HEADS * DIM)
-
-
-@every_border
-@pytest.mark.parametrize("position", ["table", "query"])
-@pytest.mark.parametrize("size", [(9, 10), (2, 3)])
-def test_torch_func_and_second_derivatives(border, position, size):
-    layer, x = LocalAttention(8, HEADS, 3, border, position).double(), torch.randn(1, *size, 8, dtype=torch.float64)
-
-    def loss(parameters, x):
-        return torch.func.functional_call(layer, parameters, x).square().sum()
-
-    parameters = dict(layer.named_parameters())
-    got = torch.func.grad(loss)({name: p.detach() for name, p in parameters.items()}, x)
-    want = torch.autograd.grad(loss(parameters, x), parameters.values())
-    for name, gradient in zip(parameters, want, strict=True):
-        torch.testing.assert_close(got[name], gradient)
-    assert torch.autograd.gradgradcheck(lambda x: layer(x), x.requires_grad_(), fast_mode=True)
 
 
 # Costs

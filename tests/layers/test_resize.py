@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitdense.layers.position import AbsolutePosition
+from vitdense.layers.position import POSITION_RULES, AbsolutePosition
 from vitdense.layers.resize import (
     bicubic_weights,
     resize_bias_table,
@@ -62,33 +62,6 @@ def test_the_same_window_is_untouched_and_half_precision_stays_half():
     assert torch.equal(resize_bias_table(half, (12, 12)), torch.full((23, 23, 3), 0.75, dtype=torch.bfloat16))
 
 
-def share_of_norm(grid, mode):
-    """Mean L2 norm of the vectors of a 14x14 grid resized to 24x24, over that before."""
-    if mode == "bicubic":
-        resized = resize_grid(grid, (24, 24))
-    else:
-        resized = F.interpolate(grid.permute(0, 3, 1, 2), size=(24, 24), mode=mode).permute(0, 2, 3, 1)
-    return float(resized.norm(dim=-1).mean() / grid.norm(dim=-1).mean())
-
-
-def test_bicubic_keeps_the_norm_of_positions_better_than_bilinear():
-    """The reason for bicubic (DeiT section 6): a bilinear average of neighbours is shorter than they are."""
-    grid = torch.randn(1, 14, 14, 192)
-    bicubic, bilinear = share_of_norm(grid, "bicubic"), share_of_norm(grid, "bilinear")
-    print(f"independent positions, 14x14 to 24x24: share of the norm {bicubic:.3f} bicubic, {bilinear:.3f} bilinear")
-    assert 1 - bicubic < (1 - bilinear) / 2
-
-
-def test_bicubic_keeps_the_norm_of_trained_positions(shared_data):
-    from safetensors.torch import load_file
-
-    positions = load_file(shared_data / "weights/deit_tiny_patch16_224.safetensors")["pos_embed"]
-    grid = positions[:, 1:].unflatten(1, (14, 14))
-    bicubic, bilinear = share_of_norm(grid, "bicubic"), share_of_norm(grid, "bilinear")
-    print(f"DeiT-Ti's positions, 14x14 to 24x24: share of the norm {bicubic:.4f} bicubic, {bilinear:.4f} bilinear")
-    assert abs(1 - bicubic) < abs(1 - bilinear) / 2
-
-
 @pytest.mark.parametrize(("old", "new"), WINDOWS)
 def test_rule_of_timm_is_timms(old, new):
     from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
@@ -107,15 +80,6 @@ def test_the_rules_differ_and_an_unknown_one_is_refused():
     assert (plain - timm).norm() / plain.norm() > 0.1
     with pytest.raises(ValueError, match="resize: got 'cubic'"):
         resize_bias_table(table, (12, 12), "cubic")
-
-
-def test_absolute_position_is_resized_to_the_map_it_meets():
-    position = AbsolutePosition((4, 6), 5)
-    x = torch.zeros(2, 4, 6, 5)
-    assert torch.equal(position(x)[1], position.table[0])
-    want = F.interpolate(position.table.permute(0, 3, 1, 2), size=(7, 3), mode="bicubic").permute(0, 2, 3, 1)
-    assert torch.equal(position(torch.zeros(1, 7, 3, 5)), want)
-    assert resize_grid(position.table, (4, 6)) is position.table
 
 
 @pytest.mark.parametrize(("old", "new"), [(27, 55), (55, 27), (27, 99), (13, 1), (1, 5)])
@@ -230,9 +194,11 @@ def test_float64_is_not_rounded_to_float32():
     torch.testing.assert_close(weights.sum(1), torch.ones(12, dtype=torch.float64), rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("rule", ["bicubic", "dinov2", "antialias", "bilinear"])
-@pytest.mark.parametrize("size", [(7, 9), (3, 4), (4, 6)])
-def test_positions_of_a_float64_model_are_resized_in_float64(rule, size):
+@pytest.mark.parametrize("rule", POSITION_RULES)
+@pytest.mark.parametrize("size", [(7, 9), (3, 4), (4, 6), (6, 4), (10, 13), (2, 12)])
+def test_position_rules_are_torchs(rule, size):
+    """In the dtype of the table: float64 is not rounded. A map of another shape with as many tokens is resized too; the
+    grid itself is not. Under autocast tables are resized in float32."""
     position = AbsolutePosition((4, 6), 5, rule).double()
     table = position.table.detach().permute(0, 3, 1, 2)  # [1, C, h, w]
     options = {"mode": "bilinear" if rule == "bilinear" else "bicubic", "antialias": rule == "antialias"}
@@ -244,6 +210,9 @@ def test_positions_of_a_float64_model_are_resized_in_float64(rule, size):
     got = position(torch.zeros(1, *size, 5, dtype=torch.float64)).permute(0, 3, 1, 2)
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, want, rtol=0, atol=1e-15)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = position.float()(torch.zeros(1, *size, 5)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(got, want.float(), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import relative_error
 from torch import nn
 
 from vitdense import ViT
 from vitdense.layers.layout import window_layout
-from vitdense.layers.position import AbsolutePosition
 from vitdense.layers.rope import ROPES, Rope
 from vitdense.models.vit.model import BlockSpec, ViTBlock
 from vitdense.models.vit.sizes import ViTArch
@@ -180,22 +178,3 @@ def test_refused():
     ):
         with pytest.raises(ValueError, match=named):
             ViT(arch, **options)
-
-
-@pytest.mark.parametrize("size", [(10, 13), (5, 4), (4, 16), (8, 13), (8, 8)])
-def test_position_rules_are_torchs(size):
-    """A map of another shape with as many tokens is resized too; the grid itself is not."""
-    position = AbsolutePosition((8, 8), 6, "dinov2")
-    x, table = torch.randn(1, *size, 6), position.table.permute(0, 3, 1, 2)
-    scale = tuple((n + 0.1) / 8 for n in size)
-    tenth = F.interpolate(table, scale_factor=scale, mode="bicubic") if size != (8, 8) else table
-    smooth = F.interpolate(table, size=size, mode="bicubic", antialias=True)
-    bilinear = F.interpolate(table, size=size, mode="bilinear")
-    for rule, want in (("dinov2", tenth), ("antialias", smooth), ("bilinear", bilinear)):
-        position.rule = rule
-        with torch.no_grad():
-            want = x + want.permute(0, 2, 3, 1)
-            torch.testing.assert_close(position(x), want, rtol=0, atol=2e-6)
-            with torch.autocast("cpu", torch.bfloat16):
-                torch.testing.assert_close(position(x), want, rtol=0, atol=2e-6)
-    assert size == (8, 8) or relative_error(tenth, smooth) > 1e-2

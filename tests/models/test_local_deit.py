@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_real_weights import deit_tiny, photos  # noqa: F401
+from test_real_weights import deit_tiny, photos, top_1  # noqa: F401
 from torch.nn import functional as F
 
 from vitdense.layers.attention import attend
@@ -23,7 +23,10 @@ def local_mask(kernel):
     return torch.zeros(sees.shape).masked_fill(~sees, -torch.inf)
 
 
-def top_1(model, kernel, folder, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", TOP_1)
+def test_top_1_with_local_attention(deit_tiny, shared_data, kernel, monkeypatch):  # noqa: F811
+    """A kernel of 27 covers the grid from every patch: nothing may change."""
     mask = local_mask(kernel)
 
     def attend_near(qkv, *_):
@@ -31,22 +34,7 @@ def top_1(model, kernel, folder, monkeypatch):
         return y.transpose(1, 2).flatten(2)
 
     monkeypatch.setattr(vit, "attend_windows", attend_near)
-    head = model.load_report.classifier
-    xs, labels = zip(*photos(folder, 224))
-    right = 0
-    with torch.no_grad():
-        for batch, classes in zip(torch.stack(xs).split(25), torch.tensor(labels).split(25)):
-            ((_, token),) = model(batch)  # [25, C]
-            logits = F.linear(token, head["head.weight"], head["head.bias"])  # [25, 1000]
-            right += (logits.argmax(1) == classes).sum().item()
-    return 100 * right / len(labels)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", TOP_1)
-def test_top_1_with_local_attention(deit_tiny, shared_data, kernel, monkeypatch):  # noqa: F811
-    """A kernel of 27 covers the grid from every patch: nothing may change."""
-    found = top_1(deit_tiny, kernel, shared_data / "imagenet", monkeypatch)
+    found = top_1(deit_tiny, shared_data / "imagenet", 224)
     print(f"\nDeiT-Ti with {kernel}x{kernel} patches: top-1 {found:.1f} %")
     assert found == pytest.approx(TOP_1[kernel], abs=0.41)  # one photo
 

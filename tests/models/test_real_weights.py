@@ -35,6 +35,19 @@ def photos(folder, size):
         yield T.normalize(x, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), int(path.name.split("_")[0])
 
 
+@torch.no_grad()
+def top_1(model, folder, size):
+    """In percent of all photos."""
+    head, right = model.load_report.classifier, 0
+    xs, labels = zip(*photos(folder, size))
+    for batch, classes in zip(torch.stack(xs).split(25), torch.tensor(labels).split(25)):
+        ((_, token),) = model(batch)  # [25, C]
+        logits = F.linear(token, head["head.weight"], head["head.bias"])  # [25, 1000]
+        right += (logits.argmax(1) == classes).sum().item()
+    assert len(labels) == 250
+    return 100 * right / len(labels)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "low", "high"),
@@ -46,15 +59,6 @@ def photos(folder, size):
 )
 def test_top_1_of_deit_tiny(deit_tiny, shared_data, size, low, high):
     """At 224 pixels as trained; at others with position embeddings resized and nothing trained (DeiT section 6)."""
-    head = deit_tiny.load_report.classifier
-    xs, labels = zip(*photos(shared_data / "imagenet", size))
-    right = 0
-    with torch.no_grad():
-        for batch, classes in zip(torch.stack(xs).split(25), torch.tensor(labels).split(25)):
-            ((_, token),) = deit_tiny(batch)  # [25, C]
-            logits = F.linear(token, head["head.weight"], head["head.bias"])  # [25, 1000]
-            right += (logits.argmax(1) == classes).sum().item()
-    top1 = 100 * right / len(labels)
-    print(f"\nDeiT-Ti at {size} pixels: top-1 {top1:.1f} % of {len(labels)} photos")
-    assert len(labels) == 250
-    assert low <= top1 <= high
+    found = top_1(deit_tiny, shared_data / "imagenet", size)
+    print(f"\nDeiT-Ti at {size} pixels: top-1 {found:.1f} % of 250 photos")
+    assert low <= found <= high

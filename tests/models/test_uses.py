@@ -92,12 +92,15 @@ def test_a_traced_model_is_saved_and_loaded(make):
 
 
 @every
-def test_a_pickled_model_is_the_same(make):
+def test_a_model_is_pickled_copied_and_cast_after_a_pass(make):
     model, x = random_model(make), torch.randn(1, 3, 40, 56)
     with torch.no_grad():
         want = model(x)
         for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
             assert all(torch.equal(a, b) for a, b in zip(other(x), want))
+        got = other.double()(x.double())
+    assert {out.dtype for out in got} == {torch.float64}
+    assert max(relative_error(a.float(), b) for a, b in zip(got, want)) < 1e-4
 
 
 @every

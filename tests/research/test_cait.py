@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from conftest import relative_error
 from torch import nn
 
-from vitdense import CaiT, ViT
+from vitdense import CaiT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
@@ -129,31 +129,6 @@ def test_dense_work_ignores_class_attention():
     assert not [key for key in own if "token" in key]
     with pytest.raises(CheckpointMismatchError, match=r"missing keys \(39\): .*class_blocks\.cls_token"):
         load_pretrained(whole, own)
-
-
-@torch.no_grad()
-def test_windows_limit_talking_heads_but_not_class_attention():
-    """A window as large as the map is global attention; smaller ones give other maps, and a class token as well."""
-    x, models = torch.randn(1, 3, 64, 64), {}
-    for window in (None, 4, 2):
-        torch.manual_seed(0)
-        models[window] = CaiT(
-            NANO, pretrain_img_size=64, window_size=window, global_indices=window and (), **WHOLE
-        ).eval()
-    ((a, token),), ((b, same),), ((c, other),) = (model(x) for model in models.values())
-    assert relative_error(b, a) < 1e-5
-    assert relative_error(same, token) < 1e-5
-    assert relative_error(c, a) > 1e-4
-    assert other.shape == token.shape
-
-
-def test_plain_attention_and_talking_heads_refuse_each_other():
-    state = timm_cait().state_dict()
-    plain = ViT({"embed_dims": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}, pretrain_img_size=64)
-    with pytest.raises(CheckpointMismatchError, match="expected a checkpoint of the vit family, got one of cait"):
-        load_pretrained(plain, state)
-    with pytest.raises(CheckpointMismatchError, match="expected a checkpoint of the cait family, got one of vit"):
-        load_pretrained(CaiT(NANO, pretrain_img_size=64), plain.state_dict())
 
 
 @pytest.mark.parametrize(("frozen_stages", "trains"), [(2, True), (3, False)])

@@ -8,7 +8,6 @@ from test_vit import NANO
 from torch import nn
 
 from vitdense import HybridViT
-from vitdense.checkpoint.convert import convert
 from vitdense.hub import create
 from vitdense.inspect.flops import num_params
 from vitdense.research.hybrid_vit.model import SameConv
@@ -56,16 +55,6 @@ def test_same_padding_for_even_sizes_is_timms(kernel, stride):
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 4, 8, 10)
     assert torch.equal(ours(x), theirs(x))
-
-
-@pytest.mark.parametrize("stem", ["r50_s16", "r26_s32"])
-def test_names_of_every_scheme_round_trip(stem):
-    state = HybridViT(NANO, stem=stem, out_norm="none").state_dict()
-    written = convert(state, "timm")
-    assert written.match.family == "hybrid_vit"
-    back = convert(written.state, "vitdense").state
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[key], state[key]) for key in state)
 
 
 def test_an_unknown_stem_is_refused():
