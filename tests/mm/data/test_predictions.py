@@ -68,6 +68,9 @@ def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
 
 def test_results_have_the_keys_of_coco_results(tmp_path):
     predictions = CocoPredictions(NAMES, {})
+    predictions.add(tmp_path / "none.jpg", detections([]))
+    predictions.write(tmp_path / "predictions.json")
+    assert json.loads((tmp_path / "predictions.json").read_text()) == []
     sample = detections([0, 1])
     predictions.add(tmp_path / "a.jpg", sample)
     sample.rle = None
@@ -76,50 +79,35 @@ def test_results_have_the_keys_of_coco_results(tmp_path):
     results = json.loads((tmp_path / "predictions.json").read_text())
     keys = {"image_id", "category_id", "bbox", "score"}
     assert [result.keys() for result in results] == [keys | {"segmentation"}] * 2 + [keys] * 2
-    assert [result["image_id"] for result in results] == [1, 1, 2, 2]
+    assert [result["image_id"] for result in results] == [2, 2, 3, 3]
 
 
-def test_no_detections_are_an_empty_list(tmp_path):
-    predictions = CocoPredictions(NAMES, {})
-    predictions.add(tmp_path / "a.jpg", detections([]))
-    predictions.write(tmp_path / "predictions.json")
-    assert json.loads((tmp_path / "predictions.json").read_text()) == []
+LVIS = {"id": 139, "coco_url": "http://images.cocodataset.org/val2017/000000000139.jpg"}
 
 
-def test_links_to_images_elsewhere_have_their_image_ids(tmp_path):
-    (tmp_path / "val").mkdir()
+@pytest.mark.parametrize(
+    ("images", "prefix", "given", "ids"),
+    [
+        ({70: "7.jpg", 80: "linked/8.jpg"}, "val", ("val/7.jpg", "val/linked/8.jpg"), [70, 80]),  # links elsewhere
+        ({1: "1.jpg", 3: "3.jpg"}, "val", ("other/1.jpg", "other/3.jpg", "other/5.jpg"), [2, 4, 5]),  # unused ids
+        ({}, "", ("val2017/000000000139.jpg",), [139]),  # LVIS
+    ],
+)
+def test_ids_of_images(tmp_path, capsys, images, prefix, given, ids):
+    for folder in ("val", "elsewhere"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "stored.jpg").touch()
     (tmp_path / "val/7.jpg").symlink_to(tmp_path / "stored.jpg")
-    (tmp_path / "elsewhere").mkdir()
     (tmp_path / "val/linked").symlink_to(tmp_path / "elsewhere")
-    truth = {"images": [{"id": 70, "file_name": "7.jpg"}, {"id": 80, "file_name": "linked/8.jpg"}]}
-    truth["categories"] = CATEGORIES
-    (tmp_path / "truth.json").write_text(json.dumps(truth))
-    predictions = CocoPredictions(
-        NAMES, {"data_root": str(tmp_path), "ann_file": "truth.json", "data_prefix": {"img": "val"}}
-    )
-    predictions.add(tmp_path / "val/7.jpg", detections([0]))
-    predictions.add(tmp_path / "val/linked/8.jpg", detections([0]))
-    assert [image["id"] for image in predictions.result["images"]] == [70, 80]
-
-
-def test_images_of_other_folders_get_unused_ids(tmp_path, capsys):
-    truth = {"images": [{"id": 1, "file_name": "1.jpg"}, {"id": 3, "file_name": "3.jpg"}], "categories": CATEGORIES}
-    (tmp_path / "truth.json").write_text(json.dumps(truth))
-    predictions = CocoPredictions(NAMES, {"ann_file": str(tmp_path / "truth.json"), "data_prefix": {"img": "val"}})
-    for name in ("1.jpg", "3.jpg", "5.jpg"):
-        predictions.add(tmp_path / "other" / name, detections([0]))
-    assert [image["id"] for image in predictions.result["images"]] == [2, 4, 5]
+    images = [{"id": key, "file_name": name} for key, name in images.items()] or [LVIS]
+    (tmp_path / "truth.json").write_text(json.dumps({"images": images, "categories": CATEGORIES}))
+    dataset = {"data_root": str(tmp_path), "ann_file": "truth.json", "data_prefix": {"img": prefix}}
+    predictions = CocoPredictions(NAMES, dataset)
+    for name in given:
+        predictions.add(tmp_path / name, detections([0]))
+    assert [image["id"] for image in predictions.result["images"]] == ids
     predictions.report_new_images()
-    assert "3 of 3 images" in capsys.readouterr().out
-
-
-def test_image_ids_of_lvis(tmp_path):
-    image = {"id": 139, "coco_url": "http://images.cocodataset.org/val2017/000000000139.jpg"}
-    (tmp_path / "lvis.json").write_text(json.dumps({"images": [image], "categories": CATEGORIES}))
-    predictions = CocoPredictions(NAMES, {"data_root": str(tmp_path), "ann_file": "lvis.json"})
-    predictions.add(tmp_path / "val2017/000000000139.jpg", detections([0]))
-    assert predictions.result["images"][0]["id"] == 139
+    assert ("3 of 3 images" in capsys.readouterr().out) == ("other/1.jpg" in given)
 
 
 def test_coco_classes_have_coco_ids_without_annotation_file(shared_data, capsys):

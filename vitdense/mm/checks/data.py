@@ -98,7 +98,7 @@ def classes(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def _categories(dataset: dict) -> tuple[str, ...] | None:
-    """Names in the annotation file of a data set, if it is here and can be read; what is wrong with it others say."""
+    """Names in the annotation file of a data set; None if the file is absent or cannot be read: other checks say so."""
     ann_file = annotation_file(dataset)
     with suppress(ConfigError):
         return overview(Path(ann_file)).categories if ann_file and Path(ann_file).is_file() else None

@@ -21,7 +21,6 @@ KEYS = {  # that mmdet and the metric read, without a default, and their types
     "annotations": {"id": int, "image_id": int, "category_id": int, "bbox": list, "area": NUMBER},
     "categories": {"id": int, "name": str},
 }
-UNIQUE = {"images": "id", "annotations": "id", "categories": "id"}
 FAR = 10  # times the longer side of the image
 MOST = 20_000  # annotations of an image: every one is compared with every anchor
 MASK_BYTES = 4 * 2**30  # of an image: mmdet has a byte for every pixel and annotation
@@ -144,7 +143,7 @@ def check_keys(file: Path, kind: str, items: Any, keys: Mapping[str, Any]) -> No
 
 
 def common_faults(content: Mapping[str, Sequence[Mapping]]) -> Faults:
-    """What is wrong with images and categories, and with the names and ids of all, of instances and of segments."""
+    """Faults of images, categories, names and ids, in files of instances and of panoptic segments."""
     faults = Faults()
 
     def twice(kind: str, key: str) -> list:
