@@ -40,7 +40,7 @@ def write(tmp_path):
 
 def test_counts(write):
     data = content(segmentation=[[1, 2, 3, 4, 5, 6]], iscrowd=1)
-    data["annotations"] += content(id=6)["annotations"]
+    data["annotations"] += content(id=6, bbox=[1, 2, 11, 20])["annotations"]
     found = read_coco(write(data))
     assert (len(found.images), len(found.objects), found.densest, found.without_mask) == (2, 2, 1, [6])
     assert found.counts == {"cat": 2}
@@ -100,6 +100,12 @@ def test_fault_of_an_annotation_is_one_line_with_its_id(changes, grave, fault):
         assert line.endswith(" 0" if fault == "category ids" else " 5")
 
 
+def test_an_object_that_is_annotated_twice_is_a_warning():
+    data = content()
+    data["annotations"] += content(id=6)["annotations"]
+    assert faults(data, grave=False) == ["1 annotations have the box and class of another: annotations 6"]
+
+
 @pytest.mark.parametrize("changes", [{"iscrowd": 1}, {"ignore": 1}, {"area": 0}])
 def test_annotations_of_which_none_counts(changes):
     assert any("none counts" in line for line in faults(content(**changes)))
@@ -140,8 +146,8 @@ def test_images_with_too_much_for_memory_are_named():
     """A million annotations, or large masks of many objects."""
     images = [{"id": i, "file_name": f"{i}.jpg", "width": 10_000, "height": 10_000} for i in (7, 8)]
     box = {"category_id": 9, "bbox": [1, 1, 9, 9], "area": 81}
-    boxes = [{"id": i, "image_id": 7, **box} for i in range(30_000)]
-    masked = [{"id": -i, "image_id": 8, "segmentation": [[1, 1, 9, 1, 9, 9]], **box} for i in range(1, 51)]
+    boxes = [{"id": i, "image_id": 7, **box, "bbox": [i / 10, 1, 9, 9]} for i in range(30_000)]
+    masked = [{**one, "id": -1 - one["id"], "image_id": 8, "segmentation": [[1, 1, 9, 1, 9, 9]]} for one in boxes[:50]]
     data = content() | {"images": images, "annotations": boxes + masked}
     assert faults(data) == ["1 images have over 20000 annotations; cut them into tiles: images 7"]
     assert faults(data, False) == ["1 images have masks of over 4 GiB in training; cut them into tiles: images 8"]

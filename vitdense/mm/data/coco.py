@@ -183,7 +183,7 @@ def examine(content: Mapping[str, list[dict]]) -> Annotations:
     pixels = {key: image["width"] * image["height"] for key, image in image_of.items()}
     large = [key for key, count in masked.items() if count * pixels.get(key, 0) > MASK_BYTES]
     faults.add("images have masks of over 4 GiB in training; cut them into tiles: images", *large, grave=False)
-    left_out, used = "training leaves them out: annotations", 0
+    left_out, used, seen = "training leaves them out: annotations", 0, set()
     for item in annotations:
         box, image, name = item["bbox"], image_of.get(item["image_id"]), item["id"]
         if image and item.get("segmentation") and (fault := mask_fault(item["segmentation"], image)):
@@ -200,6 +200,10 @@ def examine(content: Mapping[str, list[dict]]) -> Annotations:
             faults.add(f"boxes have no area, or a side below one pixel; {left_out}", name, grave=False)
         elif image:
             used += not item.get("iscrowd") and not item.get("ignore")
+            same = (item["image_id"], item["category_id"], *box)
+            if same in seen:  # the metric finds one, and counts the other as missed
+                faults.add("annotations have the box and class of another: annotations", name, grave=False)
+            seen.add(same)
             x, y, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
             if min(right, image["width"]) <= max(x, 0) or min(bottom, image["height"]) <= max(y, 0):
                 faults.add(f"boxes are outside their image; {left_out}", name, grave=False)
