@@ -103,47 +103,56 @@ def test_outputs_are_equal_by_their_values():
     assert output() != 1
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+SIZE = (45, 70)
 
 
-def test_instances_are_the_best_pairs_of_a_query_and_a_class():
-    logits = np.full((3, 6, 8), -1.0)
-    logits[0, 1:3, 2:5], logits[1, 3:6, 0:2] = 2, 1  # the third one has no mask
-    shares = np.array([(0.7, 0.2, 0.05, 0.05), (0.1, 0.6, 0.25, 0.05), (0.9, 0.05, 0.03, 0.02)])
-    found = {(0, 0): 0.7 * sigmoid(2), (1, 1): 0.6 * sigmoid(1), (0, 1): 0.2 * sigmoid(2)}  # query, class: score
-    boxes = [(2, 1, 5, 3), (0, 3, 2, 6)]
-    # The pair of query 1 and class 2 is of stuff, the fourth best; the last score is 0.176.
-    for number, threshold, kept in ((5, 0.15, 3), (4, 0.15, 2), (5, 0.18, 2), (5, 0.5, 1), (5, 0.7, 0), (5, 0.2, 2)):
-        got = instances(shares, lambda query: logits[query], (6, 8), 2, number, threshold)
-        pairs = [*found][:kept]
-        np.testing.assert_array_equal(got[0], np.float32([boxes[query] for query, _ in pairs]).reshape(-1, 4))
-        np.testing.assert_allclose(got[1], [found[pair] for pair in pairs], rtol=1e-6)
-        assert got[2].tolist() == [label for _, label in pairs]
-        np.testing.assert_array_equal(got[3], (logits[[query for query, _ in pairs]] > 0).reshape(-1, 6, 8))
-        assert [x.dtype.kind for x in got] == ["f", "f", "i", "b"]
+@pytest.fixture(scope="module")
+def queries():
+    """Logits of classes and masks, the masks of a pass of 32 x 48 pixels of a padded image, and what reads them."""
+    make = torch.Generator().manual_seed(0)
+    classes = torch.randn(30, 6, generator=make) * 3
+    masks = F.interpolate(torch.randn(1, 30, 4, 5, generator=make) * 3, (8, 12), mode="bilinear")[0]
+    large = F.interpolate(masks[None], (32, 48), mode="bilinear")[..., :29, :45]
+    large = F.interpolate(large, SIZE, mode="bilinear")[0]
+
+    def logits_of(query):
+        padded = resize(masks[query].numpy()[..., None], (32, 48))[:29, :45]
+        return resize(padded, SIZE)[..., 0]
+
+    return classes, large, logits_of
 
 
-@pytest.mark.parametrize(
-    ("iou", "within", "row"),
-    [
-        (0.5, False, [2, 2, 2, 3, 1, 1]),
-        (0.5, True, [2, 2, 2, 3, 1, 0]),
-        (0.51, False, [2, 2, 2, 0, 1, 1]),  # the second object has half of its mask
-        (0.7, False, [1, 1, 1, 0, 0, 0]),  # stuff has two thirds
-    ],
-)
-def test_segments_go_to_the_query_that_claims_them_most(iou, within, row):
-    """Two things that share the third of six columns, stuff under them, a query of a low score and one of no class."""
-    columns = [(3, 3, 3, -3, -3, -3), (-3, -3, 3, 3, -3, -3), (-3, -3, 2, 2, 2, -1), (9,) * 6, (9,) * 6]
-    shares = np.array([(0.9, 0, 0.1), (0.8, 0.1, 0.1), (0.1, 0.7, 0.2), (0.5, 0.3, 0.2), (0.1, 0, 0.9)])
-    logits = [np.tile(np.float32(column), (4, 1)) for column in columns]
-    ids, segments = panoptic(shares, logits.__getitem__, (4, 6), 1, score=0.5, iou=iou, within=within)
-    np.testing.assert_array_equal(ids, np.tile(row, (4, 1)))
-    labels = [1, 0, 0][-max(row) :] if max(row) != 2 else [1, 0]
-    assert segments == [
-        {"id": i, "label": label, "score": None, "is_thing": label == 0} for i, label in enumerate(labels, 1)
-    ]
+def test_instances_are_those_of_mmdets_fusion_head(queries):
+    classes, large, logits_of = queries
+    from mmdet.models.seg_heads import MaskFormerFusionHead
+
+    fusion = MaskFormerFusionHead(4, 1, test_cfg={"max_per_image": 20})
+    want = fusion.instance_postprocess(classes, large)
+    want = want[want.scores >= 0.1]
+    want = want[want.scores.argsort(descending=True)]
+    boxes, scores, labels, masks = instances(classes.softmax(-1).numpy(), logits_of, SIZE, 4, 20, 0.1)
+    assert 5 < len(boxes) < 20
+    torch.testing.assert_close(torch.from_numpy(scores), want.scores)
+    assert labels.tolist() == want.labels.tolist()
+    assert (masks != want.masks.numpy()).mean() < 1e-4
+    np.testing.assert_allclose(boxes, want.bboxes.numpy(), atol=1)
+    assert len(instances(classes.softmax(-1).numpy(), logits_of, SIZE, 4, 20, 1.0)[3]) == 0
+
+
+@pytest.mark.parametrize(("iou", "within"), [(0.1, False), (0.2, True)])
+def test_segments_are_those_of_mmdets_fusion_head(queries, iou, within):
+    from mmdet.models.seg_heads import MaskFormerFusionHead
+
+    classes, large, logits_of = queries
+    cfg = {"object_mask_thr": 0.4, "iou_thr": iou, "filter_low_score": within}
+    want = MaskFormerFusionHead(3, 2, test_cfg=cfg).panoptic_postprocess(classes, large).sem_seg[0]
+    ids, segments = panoptic(classes.softmax(-1).numpy(), logits_of, SIZE, 3, 0.4, iou, within)
+    assert len(segments) > 3
+    assert {one["is_thing"] for one in segments} == {True, False}
+    labels = np.array([5, *(one["label"] for one in segments)])[ids]
+    same = labels == want.numpy() % 1000
+    assert same.mean() > 0.999
+    assert len(segments) == len(want[want != 5].unique())
 
 
 def test_no_segment():

@@ -79,14 +79,6 @@ def test_bfloat16_on_a_cpu_that_has_it_only(has_bfloat16):
         check_precision("--amp bfloat16", "bfloat16", "cpu")
 
 
-@pytest.mark.usefixtures("_two_gpus")
-def test_float16_needs_a_gpu_and_float32_nothing(has_bfloat16):
-    check_precision("--amp float16", "float16", "cuda")
-    check_precision("dtype", "float32", "cpu")
-    with pytest.raises(ConfigError, match="--amp float16: float16 needs a GPU"):
-        check_precision("--amp float16", "float16", "cpu")
-
-
 @pytest.mark.parametrize(
     ("device", "dtype", "onednn", "kind"),
     [

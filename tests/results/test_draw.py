@@ -8,7 +8,6 @@ from vitdense.results.draw import (
     DIMMED,
     PAPER,
     cells,
-    class_shares,
     contact_sheet,
     distinct_colours,
     drawable,
@@ -64,10 +63,6 @@ def test_shades_tell_segments_of_a_class_apart():
     assert len({tuple(colour) for colour in got}) == 4
     assert got.dtype == np.uint8
     assert shades(np.zeros((0, 3), np.uint8), []).shape == (0, 3)
-
-
-def test_class_shares(labels):
-    np.testing.assert_allclose(class_shares(labels, 4), [0.375, 0.25, 0.375, 0])
 
 
 def swatches(legend):
@@ -213,7 +208,3 @@ def test_fonts_have_the_characters_of_texts():
         font = load_font(13, ["cat", "кошка"])
         assert len({bytes(font.getmask(character)) for character in "кошаü"}) == 5
     assert load_font(20).size == 20
-
-
-def test_contact_sheet_of_a_picture_one_pixel_high():
-    assert contact_sheet([("row", [("flat", np.zeros((1, 5000, 3), np.uint8))])]).shape[1] > 240

@@ -197,13 +197,6 @@ def test_counts_over_batches_of_coco(monkeypatch, capsys):
         assert (cold["kernels"]["mean"] > warm["kernels"]["mean"]) == (cold["model"] == "vitdense")
 
 
-def test_table_of_a_draw():
-    costs = [Cost({"aten.mm": n}, {"aten.mm": n * 10**9}, 0, n * 10**8, 0) for n in (1000, 1400)]
-    row = counting.DrawRow("timm", "forward", True, costs, 25 * 10**5)
-    text = "forward timm cold | 1,200 1,000 1,400 | 1200.00 1000.00 1400.00 | 120.00 100.00 140.00 | 2.50"
-    assert counting.draw_table([row]).splitlines()[-1].split() == text.split()
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [

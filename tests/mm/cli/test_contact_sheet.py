@@ -10,7 +10,7 @@ from PIL import Image
 
 import vitdense
 from vitdense.inspect import show
-from vitdense.mm.cli.show import _attention, _marked, _stride, contact_sheet, sheet_rows
+from vitdense.mm.cli.show import _attention, _marked, contact_sheet, sheet_rows
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
@@ -143,11 +143,3 @@ def test_the_sheet_is_a_picture_of_its_suffix(image, repo, tmp_path, name, kind)
     sheet = Image.open(out)
     assert sheet.format == kind
     assert sheet.size[0] == 10 + 7 * 250  # seven pictures: the mean and six heads
-
-
-@pytest.mark.parametrize(
-    ("image", "size", "want"),
-    [((160, 256), (3, 4), (64, 64)), ((518, 224), (37, 14), (14, 16)), ((33, 100), (1, 25), (64, 4))],
-)
-def test_stride_of_a_map(image, size, want):
-    assert _stride(torch.empty(1, 3, *image), size) == want

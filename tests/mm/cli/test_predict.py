@@ -251,10 +251,6 @@ def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, i
     assert not any(str(image) in str(error.value) for image in images)
 
 
-def test_pixels_of_a_file_are_rgb(images):
-    np.testing.assert_array_equal(read_pixels(images[0]), np.array(Image.open(images[0])))
-
-
 def test_list_images_of_folders(images, tmp_path):
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "sub").mkdir()

@@ -2,15 +2,12 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 pytest.importorskip("onnxscript")
-from mmdet.models.seg_heads import MaskFormerFusionHead
 from mmseg.structures import SegDataSample
 
 from vitdense.export.onnx import save_onnx
@@ -22,7 +19,7 @@ from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.export.tasks import MaskTransformer, Segmentor
 from vitdense.mm.heads.mask_transformer.heads import PMTHead
 from vitdense.models.vit.tokens import TokenViT
-from vitdense.runtime import instances, open_onnxruntime, panoptic, resize
+from vitdense.runtime import open_onnxruntime
 
 pytestmark = pytest.mark.long
 
@@ -67,54 +64,6 @@ def test_pmt_at_two_sizes_and_batches(sizes, tmp_path):
         assert want["masks"].shape == (b, 5, h // 4, w // 4)
         for got in (program.module()(image), dict(zip(want, file.run(image.numpy())))):
             assert largest_error(got, want) < 1e-4
-
-
-SIZE = (45, 70)
-
-
-@pytest.fixture(scope="module")
-def queries():
-    """Logits of classes and masks, the masks of a pass of 32 x 48 pixels of a padded image, and what reads them."""
-    make = torch.Generator().manual_seed(0)
-    classes = torch.randn(30, 6, generator=make) * 3
-    masks = F.interpolate(torch.randn(1, 30, 4, 5, generator=make) * 3, (8, 12), mode="bilinear")[0]
-    large = F.interpolate(masks[None], (32, 48), mode="bilinear")[..., :29, :45]
-    large = F.interpolate(large, SIZE, mode="bilinear")[0]
-
-    def logits_of(query):
-        padded = resize(masks[query].numpy()[..., None], (32, 48))[:29, :45]
-        return resize(padded, SIZE)[..., 0]
-
-    return classes, large, logits_of
-
-
-def test_instances_are_those_of_mmdets_fusion_head(queries):
-    classes, large, logits_of = queries
-    fusion = MaskFormerFusionHead(4, 1, test_cfg={"max_per_image": 20})
-    want = fusion.instance_postprocess(classes, large)
-    want = want[want.scores >= 0.1]
-    want = want[want.scores.argsort(descending=True)]
-    boxes, scores, labels, masks = instances(classes.softmax(-1).numpy(), logits_of, SIZE, 4, 20, 0.1)
-    assert 5 < len(boxes) < 20
-    torch.testing.assert_close(torch.from_numpy(scores), want.scores)
-    assert labels.tolist() == want.labels.tolist()
-    assert (masks != want.masks.numpy()).mean() < 1e-4
-    np.testing.assert_allclose(boxes, want.bboxes.numpy(), atol=1)
-    assert len(instances(classes.softmax(-1).numpy(), logits_of, SIZE, 4, 20, 1.0)[3]) == 0
-
-
-@pytest.mark.parametrize(("iou", "within"), [(0.1, False), (0.2, True)])
-def test_segments_are_those_of_mmdets_fusion_head(queries, iou, within):
-    classes, large, logits_of = queries
-    cfg = {"object_mask_thr": 0.4, "iou_thr": iou, "filter_low_score": within}
-    want = MaskFormerFusionHead(3, 2, test_cfg=cfg).panoptic_postprocess(classes, large).sem_seg[0]
-    ids, segments = panoptic(classes.softmax(-1).numpy(), logits_of, SIZE, 3, 0.4, iou, within)
-    assert len(segments) > 3
-    assert {one["is_thing"] for one in segments} == {True, False}
-    labels = np.array([5, *(one["label"] for one in segments)])[ids]
-    same = labels == want.numpy() % 1000
-    assert same.mean() > 0.999
-    assert len(segments) == len(want[want != 5].unique())
 
 
 def test_a_segmentor_of_queries_is_padded_and_cut_as_mmseg_does():
