@@ -1,6 +1,6 @@
-"""What the blocks of a plain ViT cost by image and patch size, pixels (patches of 1) included: docs/systems.md."""
+"""What the blocks of a plain ViT cost by image and patch size, pixels (patches of 1) included: the picture of
+docs/systems.md."""
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,22 +51,6 @@ def attention_costs(arch: str | dict[str, int], images: Sequence[Size], patches:
     return found
 
 
-def vit_arch(text: str) -> str | dict[str, int]:
-    """``deit_tiny``, or channels, depth and heads: ``1536,48,16``."""
-    sizes = text.split(",")
-    return text if len(sizes) == 1 else dict(zip(("embed_dims", "depth", "num_heads"), map(int, sizes), strict=True))
-
-
-def attention_table(costs: Costs) -> str:
-    """Text table of `attention_costs`."""
-    row = "{:>9} {:>6} {:>9} {:>15} {:>12} {:>12} {:>18}".format
-    lines = [row("image", "patch", "tokens", "pairs", "linear (G)", "pairs (G)", "matrices (GiB)")]
-    for (patch, image), cost in costs.items():
-        amounts = (f"{x:,.2f}" for x in (cost.linear / 1e9, cost.pair / 1e9, cost.matrices / GIB))
-        lines.append(row("x".join(map(str, image)), patch, f"{cost.tokens:,}", f"{cost.pairs:,}", *amounts))
-    return "\n".join([*lines, "MACs of all blocks; attention matrices in float32, which fused attention does not keep"])
-
-
 def plot_attention(costs: Costs, path: Path) -> None:
     """MACs and attention matrices over the side of the image, a curve per patch size with its slope."""
     from matplotlib.figure import Figure
@@ -91,20 +75,3 @@ def plot_attention(costs: Costs, path: Path) -> None:
         axes.legend(fontsize=8)
     with atomic_write(path) as scratch:
         figure.savefig(scratch, dpi=110, format="png")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("arch", type=vit_arch, help="a ViT, such as deit_tiny, or channels,depth,heads")
-    parser.add_argument("--images", type=int, nargs="+", default=[32, 64, 128, 224], help="sides in pixels")
-    parser.add_argument("--patches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves")
-    args = parser.parse_args()
-    costs = attention_costs(args.arch, [(side, side) for side in args.images], args.patches)
-    print(attention_table(costs))
-    if args.plot:
-        plot_attention(costs, args.plot)
-
-
-if __name__ == "__main__":
-    main()

@@ -244,14 +244,6 @@ def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, cap
             launch = torchrun_arguments(words[1:])
             assert [launch.training_script, *launch.training_script_args] == words[tool:]
         run_tool(words[tool], words[tool + 1 :], tmp_path, monkeypatch)
-    elif words[:2] == ["python", "scripts/attention_cost.py"]:
-        import attention_cost
-
-        monkeypatch.setattr(sys, "argv", words[1:])
-        monkeypatch.setattr(attention_cost, "attention_costs", lambda *_: sys.exit(0))  # its arguments are parsed
-        with pytest.raises(SystemExit) as ended:
-            attention_cost.main()
-        assert ended.value.code == 0
     elif words[:3] == ["python", "-m", "vitdense"]:
         run_package(words[3:], monkeypatch)
         assert words[3:] or vitdense.__version__ in capsys.readouterr().out

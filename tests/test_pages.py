@@ -73,7 +73,6 @@ NOT_RUN = {
     r"--deploy": "takes minutes; tests/scripts/test_deploy.py",
     r"--shard": "needs several processes; tests/mm/train/test_shard.py",
     r"distill_deit_s": "its teacher has 84 M parameters; tests/research/pretraining/test_classifier.py",
-    r"attention_cost": "a script of the maintainers; tests/scripts",
     r"tools/convert\.py dinov3_vits16_pretrain": "the file is behind a form; tests/tools/test_convert_tool.py",
     r"tools/convert\.py (swin_tiny|mine\.pth) .*--verify": "downloads; tests/tools/test_convert_tool.py",
     r"htcpp_swin_l": "283 M parameters",

@@ -1,30 +1,24 @@
 """Pixels against patches: the formulas against counts of the model and published figures, and measured memory."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
-import attention_cost as script
+from attention_cost import attention_costs, plot_attention
 from timing import peak_memory
 from vitdense import ViT
 from vitdense.layers.attention import attend
 from vitdense.layers.layout import window_layout
 
 
-def costs(arch, images, patches):
-    return script.attention_costs(script.vit_arch(arch), images, patches)
-
-
 def test_published_figures():
     """48 layers of 16 heads on 128x128 pixels: 768 GB, which are GiB. Patches of 16 at 224 pixels: 256 times fewer
     tokens, 65,536 times fewer pairs, 38,416 numbers a head."""
-    huge = costs("1536,48,16", [(128, 128)], [1])[1, (128, 128)]
+    huge = attention_costs({"embed_dims": 1536, "depth": 48, "num_heads": 16}, [(128, 128)], [1])[1, (128, 128)]
     assert huge.matrices == 768 * 2**30
-    tiny = costs("deit_tiny", [(224, 224)], [1, 16])
+    tiny = attention_costs("deit_tiny", [(224, 224)], [1, 16])
     pixels, patches = tiny[1, (224, 224)], tiny[16, (224, 224)]
     assert (pixels.tokens, patches.tokens) == (50176, 196)
     assert pixels.pairs / patches.pairs == 65536
@@ -33,11 +27,11 @@ def test_published_figures():
     assert total[0] / total[1] == pytest.approx(9748, rel=1e-3)  # the linear layers gain 256 times alone
 
 
-@pytest.mark.parametrize("arch", ["deit_tiny", "64,2,4"])
+@pytest.mark.parametrize("arch", ["deit_tiny", {"embed_dims": 64, "depth": 2, "num_heads": 4}])
 def test_formulas_are_the_counts_of_the_blocks(arch):
     with torch.device("meta"):
-        vit = ViT(script.vit_arch(arch))
-    for (patch, image), cost in costs(arch, [(64, 64), (80, 128), (30, 50)], [1, 16]).items():
+        vit = ViT(arch)
+    for (patch, image), cost in attention_costs(arch, [(64, 64), (80, 128), (30, 50)], [1, 16]).items():
         grid = tuple(-(-side // patch) for side in image)
         x = torch.empty(1, grid[0] * grid[1], vit.arch.embed_dims, device="meta")  # [1, N, C]
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -89,17 +83,7 @@ def test_measured_memory_is_that_of_the_formula():
     assert slope(sides, peaks["windows"]) == pytest.approx(2, abs=0.1)
 
 
-def test_tool_prints_a_table_and_draws_the_curves(monkeypatch, tmp_path, capsys):
-    picture = tmp_path / "pictures" / "curves.png"
-    words = ["attention_cost.py", "deit_tiny", "--images", "128", "64", "--patches", "1", "16", "--plot", str(picture)]
-    monkeypatch.setattr(sys, "argv", words)
-    script.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["128x128", "1", "16,384", "268,435,456", "86.97", "1,236.95", "36.00"]
-    assert [line.split()[:3] for line in lines[2:5]] == [
-        ["64x64", "1", "4,096"],
-        ["128x128", "16", "64"],
-        ["64x64", "16", "16"],
-    ]
-    with Image.open(picture) as image:
+def test_curves_are_drawn(tmp_path):
+    plot_attention(attention_costs("deit_tiny", [(64, 64), (128, 128)], [1, 16]), tmp_path / "pictures/curves.png")
+    with Image.open(tmp_path / "pictures/curves.png") as image:
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 10
