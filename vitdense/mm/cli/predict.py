@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from shlex import quote
@@ -39,6 +40,7 @@ class PredictionError(ConfigError):
     status = 1  # of the process
 
 
+@dataclass(eq=False)
 class Task:
     """What is written of images. Subclasses define `add`, for an image file, `save`, of what is done, and `finish`.
 
@@ -47,16 +49,21 @@ class Task:
         out_dir: Output folder.
         images: All images, also those of other processes.
         root: Folder of the images, whose predictions become a training set without pictures; None: no such set.
+        as_dataset, as_indices: See `predict`.
     """
 
-    out_name = RESULTS
+    model: Predictor
+    out_dir: Path
+    images: Sequence[Path]
+    root: Path | None = None
+    as_dataset: bool = False
+    as_indices: bool = False
 
-    def __init__(self, model: Predictor, out_dir: Path, images: Sequence[Path], root: Path | None = None) -> None:
-        self.model, self.out_dir, self.root = model, out_dir, root
-        self.label_maps = label_map_names(images, root)
-        self.out_file = out_dir / self.out_name
+    def __post_init__(self) -> None:
+        self.label_maps = label_map_names(self.images, self.root)
+        self.out_file = self.out_dir / (RESULTS if self.root is None else TRAINING)
         # Processes that share the images have files of their own until the end.
-        self.part = out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
+        self.part = self.out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
 
     def draw(self, image: Path, result: Result) -> None:
         """Write the picture of an image."""
@@ -71,6 +78,14 @@ class Task:
     def save(self) -> None:
         """Write what is done and not written yet."""
 
+    def _save_all(self) -> None:
+        """Write the file of all processes in place of their own."""
+        if is_distributed():
+            self.part.unlink(missing_ok=True)
+        self.part = self.out_file
+        if is_main_process():
+            self.save()
+
 
 def _of_all_processes(items: Sequence) -> list:
     """Items of the images of all processes, in the order of the images."""
@@ -80,18 +95,9 @@ def _of_all_processes(items: Sequence) -> list:
 class Detection(Task):
     """Per image, a picture with boxes, masks and scores; one COCO-format JSON file."""
 
-    def __init__(
-        self,
-        model: Predictor,
-        out_dir: Path,
-        images: Sequence[Path],
-        root: Path | None = None,
-        as_dataset: bool = False,
-    ) -> None:
-        self.out_name = RESULTS if root is None else TRAINING
-        super().__init__(model, out_dir, images, root)
-        self.as_dataset = as_dataset or root is not None
-        self.predictions = CocoPredictions(model.names, model.dataset, root)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.predictions = CocoPredictions(self.model.names, self.model.dataset, self.root)
         self.scores: list[list[float]] = []  # of every image, also below the threshold
 
     def add(self, image: Path) -> None:
@@ -105,17 +111,14 @@ class Detection(Task):
 
     def save(self) -> None:
         """Write the detections so far."""
-        self.predictions.write(self.part, self.as_dataset)
+        self.predictions.write(self.part, self.as_dataset or self.root is not None)
 
     def finish(self) -> Path:
         """Write the detections of all images, also of other processes; the path of the file."""
         self.predictions.found = dict(_of_all_processes(self.predictions.found.items()))
-        if is_main_process():
-            self.predictions.write(self.out_file, self.as_dataset)
-            if self.root is None:
-                self.predictions.report_new_images()
-        if is_distributed():
-            self.part.unlink(missing_ok=True)
+        self._save_all()
+        if is_main_process() and self.root is None:
+            self.predictions.report_new_images()
         kept = [one for _, found in self.predictions.found.values() for one in found]
         scores = [score for of_image in _of_all_processes(self.scores) for score in of_image]
         print_log(
@@ -133,9 +136,9 @@ class Panoptic(Task):
     """Per image, a picture with its segments and a legend, and COCO's PNG of their ids under ``labels/``; one JSON file
     in COCO's panoptic format."""
 
-    def __init__(self, model: Predictor, out_dir: Path, images: Sequence[Path]) -> None:
-        super().__init__(model, out_dir, images)
-        self.ids = CocoPredictions(model.names, model.dataset).category_ids
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.ids = CocoPredictions(self.model.names, self.model.dataset).category_ids
         self.annotations: list[dict] = []
 
     def add(self, image: Path) -> None:
@@ -161,30 +164,19 @@ class Panoptic(Task):
     def finish(self) -> Path:
         """Write the segments of all images, also of other processes; the path of the file."""
         self.annotations = _of_all_processes(self.annotations)
-        if is_distributed():
-            self.part.unlink(missing_ok=True)
-        self.part = self.out_file
-        if is_main_process():
-            self.save()
+        self._save_all()
         return self.out_file
 
 
 class Segmentation(Task):
     """Per image, a picture with its classes and a legend, and a label map under ``labels/``."""
 
-    def __init__(
-        self,
-        model: Predictor,
-        out_dir: Path,
-        images: Sequence[Path],
-        root: Path | None = None,
-        as_indices: bool = False,
-    ) -> None:
-        super().__init__(model, out_dir, images, root)
-        kind = find_class(DATASETS, model.dataset.type, model.model.cfg)
-        self.raw_names, self.first = raw_names(model.names, kind, model.dataset)
-        self.as_indices = as_indices
-        self.values = np.arange(len(model.names)) if as_indices else raw_values(model.names, kind, model.dataset)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names, dataset = self.model.names, self.model.dataset
+        kind = find_class(DATASETS, dataset.type, self.model.model.cfg)
+        self.raw_names, self.first = raw_names(names, kind, dataset)
+        self.values = np.arange(len(names)) if self.as_indices else raw_values(names, kind, dataset)
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture and label map."""
@@ -279,13 +271,8 @@ def predict(
     root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
     _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic, root=root)
     model = Predictor(cfg, checkpoint, inference, classes)
-    task: Task
-    if is_panoptic:
-        task = Panoptic(model, out_dir, images)
-    elif is_segmentor:
-        task = Segmentation(model, out_dir, images, root, as_indices)
-    else:
-        task = Detection(model, out_dir, images, root, as_dataset)
+    kind = Panoptic if is_panoptic else Segmentation if is_segmentor else Detection
+    task = kind(model, out_dir, images, root, as_dataset, as_indices)
     images = images[get_rank() :: get_world_size()]
     failed, next_save = [], 10
     try:
