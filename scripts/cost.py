@@ -69,9 +69,9 @@ class Device:
 
     Attributes:
         flops: Peak of dense matrix products in bfloat16, in FLOP/s.
-        bandwidth: Of its memory in bytes/s.
-        source: Where these are from.
-        launch: Time of a kernel launch in eager mode in seconds. An order of magnitude: the host decides it.
+        bandwidth: Bandwidth of the memory, in bytes/s.
+        source: Where both figures are from.
+        launch: Seconds of a kernel launch in eager mode. An order of magnitude: the host decides it.
     """
 
     flops: float
@@ -286,9 +286,9 @@ class ModelCost:
 
 
 def count(model: nn.Module, x: Tensor, run: Callable[[Tensor], Sequence[Tensor]] | None = None) -> ModelCost:
-    """Cost of a model that returns maps. First passes, which fill caches, are not counted: see `count_pass` for them.
+    """Cost of a model that returns maps. The first pass, which fills the caches, is not counted: see `count_pass`.
 
-    Leaves the model in train mode, with gradients.
+    The model stays in train mode, with gradients.
 
     Args:
         model: On the device of `x`; the meta device computes nothing.
@@ -305,10 +305,10 @@ def count(model: nn.Module, x: Tensor, run: Callable[[Tensor], Sequence[Tensor]]
 def count_pass(
     model: nn.Module, x: Tensor, run: Callable[[Tensor], Sequence[Tensor]] | None = None, train: bool = False
 ) -> Cost:
-    """Cost of the next pass of a model, with whatever is not in caches yet.
+    """Cost of one pass of a model, including what the pass has to make because no cache has it yet.
 
-    It is that of the first pass of a process after `vitdense.layers.layout.empty_cache`, and that of a new size after
-    passes of others. Leaves the model in the mode of the pass.
+    After `vitdense.layers.layout.empty_cache`, the pass costs as much as the first pass of a process. After passes of
+    other sizes, it costs as much as the first pass of a new size. The model stays in the mode of the pass.
 
     Args:
         model, x, run: See `count`.
@@ -328,9 +328,10 @@ def count_pass(
 
 
 def live_bytes(model: nn.Module) -> int:
-    """Bytes of all tensors of the process but the parameters, buffers and gradients of a model, as `Cost.kept` counts.
+    """Bytes of all tensors of the process except the parameters, buffers and gradients of a model.
 
-    What passes leave in caches is the difference of two calls, before and after them.
+    Bytes are counted as in `Cost.kept`. The difference of two calls, before and after passes, is what the passes left
+    in caches.
     """
     gc.collect()
     parameters = [*model.parameters()]
