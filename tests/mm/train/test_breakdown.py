@@ -25,6 +25,7 @@ from vitdense.mm.train.metrics import BOX_ITEMS, CocoMetric, FasterCocoMetric, a
 def evaluated(request, ground_truth):  # noqa: F811
     """Metrics of imperfect predictions, and the evaluations of boxes and masks behind them."""
     metric = seen(request.param, ground_truth, noise=4)
+    metric.evaluations = []
     return metric.evaluate(6), metric.evaluations
 
 

@@ -126,6 +126,7 @@ def test_subset_is_evaluated_on_its_own_images(kind, ground_truth):
 def test_faster_metric_falls_back_to_pycocotools_with_one_line(ground_truth, monkeypatch):
     monkeypatch.setattr(metrics, "find_spec", lambda name: None)
     metric, messages = seen(FasterCocoMetric, ground_truth, noise=4), []
+    metric.evaluations = []
     monkeypatch.setattr(metrics.MMLogger.get_current_instance(), "info", messages.append)
     assert metric.evaluate(6) == evaluate(CocoMetric, ground_truth, range(6), noise=4)
     assert {type(one) for one in metric.evaluations} == {COCOeval}

@@ -49,6 +49,8 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
     elif not coco:
         names = ", ".join(type(metric).__name__ for metric in evaluator.metrics)
         raise ConfigError(f"report: got the metrics {names} of test_evaluator, expected a COCO metric or IoUMetric")
+    for metric in coco:
+        metric.evaluations = []
     metrics = runner.test()
     if not is_main_process():
         return metrics

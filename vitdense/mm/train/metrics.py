@@ -34,24 +34,22 @@ class _CocoMixin:
     """The changes to mmdet's metrics: the truth is a `Truth`.
 
     Attributes:
-        evaluations: The accumulated COCO evaluations of boxes and masks, after `compute_metrics`.
+        evaluations: None; or a list, to which the COCO evaluations of boxes and masks are added. They are large.
     """
 
     def __init__(self, ann_file: str | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(None, *args, **kwargs)
         if ann_file is not None:
             self._coco_api = Truth(json.loads(fileio.get(ann_file, self.backend_args)))
-        self.converts, self.evaluations = ann_file is None, []
+        self.converts, self.evaluations = ann_file is None, None
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Metrics over the evaluated images; all zero, with a warning, if nothing was predicted.
 
         mmdet then returns no keys, which stops a training with `save_best`. It also evaluates on all images of the
-        annotation file, so that the score of a subset (``dataset.indices=16``) would be too low; and drops the
-        evaluations, with what every class has.
+        annotation file, so that the score of a subset (``dataset.indices=16``) would be too low.
         """
         truths, found = zip(*results)
-        self.evaluations = []
         if self.converts:  # from what the pipeline packs
             with TemporaryDirectory() as folder:
                 self._coco_api = Truth(json.loads(Path(self.gt_to_coco_json(truths, f"{folder}/all")).read_bytes()))
@@ -69,9 +67,11 @@ class _CocoMixin:
             if not average_precision:
                 return super().compute_metrics(results)
             files = self.results2json(found, self.outfile_prefix or f"{folder}/all")
-            self.evaluations = [self._evaluate(kind, files[kind]) for kind in self.metrics]
+            evaluations = [self._evaluate(kind, files[kind]) for kind in self.metrics]
+        if self.evaluations is not None:
+            self.evaluations += evaluations
         values = {}
-        for kind, evaluation in zip(self.metrics, self.evaluations):
+        for kind, evaluation in zip(self.metrics, evaluations):
             stats = dict(zip(ITEMS, evaluation.stats))
             if self.classwise:
                 values |= {f"{row['class']}_precision": round(row["mAP"], 3) for row in ap_table(evaluation)[:-1]}
