@@ -63,19 +63,19 @@ class _CocoMixin:
                 f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
             )
             return {f"{kind}_{item}": 0.0 for kind in self.metrics for item in (self.metric_items or BOX_ITEMS)}
+        values: dict[str, float] = {}
         with redirect_stdout(io.StringIO()), TemporaryDirectory() as folder:  # pycocotools prints its steps
             if not average_precision:
                 return super().compute_metrics(results)
             files = self.results2json(found, self.outfile_prefix or f"{folder}/all")
-            evaluations = [self._evaluate(kind, files[kind]) for kind in self.metrics]
-        if self.evaluations is not None:
-            self.evaluations += evaluations
-        values = {}
-        for kind, evaluation in zip(self.metrics, evaluations):
-            stats = dict(zip(ITEMS, evaluation.stats))
-            if self.classwise:
-                values |= {f"{row['class']}_precision": round(row["mAP"], 3) for row in ap_table(evaluation)[:-1]}
-            values |= {f"{kind}_{item}": round(float(stats[item]), 3) for item in self.metric_items or BOX_ITEMS}
+            for kind in self.metrics:
+                evaluation = self._evaluate(kind, files[kind])
+                if self.evaluations is not None:
+                    self.evaluations.append(evaluation)
+                if self.classwise:
+                    values |= {f"{row['class']}_precision": round(row["mAP"], 3) for row in ap_table(evaluation)[:-1]}
+                stats = dict(zip(ITEMS, evaluation.stats))
+                values |= {f"{kind}_{item}": round(float(stats[item]), 3) for item in self.metric_items or BOX_ITEMS}
         return values
 
     def _evaluate(self, kind: str, file: str) -> Any:
