@@ -79,6 +79,18 @@ def test_registry_is_where_mmengine_looks_for_it():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_names_of_models_are_looked_up_without_torch():
+    code = """
+import sys, vitdense
+assert not [name for name in sys.modules if name.endswith((".sizes", ".checkpoint", ".model"))]
+from vitdense.models.registry import NAMING, find_model
+assert find_model("swin_tiny").arch == "tiny"
+assert {"swin", "eomt"} <= {*NAMING}
+assert not {"torch", "timm", "mmengine"} & {*sys.modules}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO)
+
+
 @pytest.mark.long
 def test_models_are_built_and_loaded_where_mm_is_not_installed(tmp_path):
     """In a fresh process in which importing any package of mm raises: every module of the first floor is imported."""
