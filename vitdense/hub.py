@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vitdense.models.base import Backbone
 
 
-# Arguments of timm's `create_model` that mean one of ours, and those that say what a backbone is anyway.
+# Arguments of timm's `create_model` that mean one of ours, and arguments that say what a backbone is anyway.
 TIMM_NAMES = {"in_chans": "in_channels", "drop_path": "drop_path_rate"}
 TIMM_CONSTANTS = {"features_only": True, "num_classes": 0, "global_pool": "", "dynamic_img_size": True}
 
@@ -23,7 +23,7 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
     Args:
         pattern: Of the whole name, or of its part before the dot.
-        pretrained: Only those with published weights.
+        pretrained: Only models with published weights.
     """
     found = [row for row in MODELS.values() if row.weights or not pretrained]
     return [row.name for row in found if fnmatchcase(row.name, pattern) or fnmatchcase(row.model, pattern)]
@@ -46,19 +46,19 @@ def create(
             any naming scheme that is known. They load exactly or raise.
         out_indices: Stages (of a ViT: blocks) to return; None for the class's default.
         **options: Other arguments of the class, such as ``drop_path_rate=0.1`` or ``frozen_stages=2``; and, with
-            weights, those of `load_pretrained`, such as ``prefix='model.'``. Those of timm's `create_model` that mean
-            the same, such as ``in_chans`` or ``features_only=True``, are accepted.
+            weights, options of `load_pretrained`, such as ``prefix='model.'``. Arguments of timm's `create_model` that
+            mean the same, such as ``in_chans`` or ``features_only=True``, are accepted.
 
     Returns:
-        The backbone. Its `cfg` is the `Model` row of the weights. Without weights, or with those of a file, it is the
-        row of `name` with no facts of weights: `mean` and `std` are then those that the model is usually given.
+        The backbone. Its `cfg` is the `Model` row of the weights. Without weights, or with weights of a file, it is the
+        row of `name` with no facts of weights: `mean` and `std` are then the usual ones of the model.
 
     Raises:
         ValueError: The name is not in the table, the row has no weights, an option has an unknown value, or two options
             mean the same.
         TypeError: The class has no such option.
         CheckpointNotFoundError: The weights cannot be found or fetched.
-        CheckpointMismatchError: They are not, key by key, those of this model.
+        CheckpointMismatchError: They do not fit this model key by key.
     """
     row = find_model(name)
     if row is None:

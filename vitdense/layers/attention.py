@@ -49,7 +49,7 @@ def attend_windows(
 ) -> Tensor:
     """Attention in windows, of which the last may have a mask.
 
-    Windows without and with a mask attend apart, so that all of the former share one bias.
+    Windows without and with a mask attend apart, so that all windows without a mask share one bias.
 
     Args:
         qkv: Queries, keys and values, ``[n, N, 3, heads, d]``.

@@ -53,7 +53,7 @@ class _WindowBias(FormulaBuffers):
         """The bias of every pair, ``[heads, N, align(N)]`` for N = wh * ww; the last columns fill the rows up.
 
         Args:
-            dtype: Of the result, that of the parameters when None. The bias of an offset is cast before it is repeated
+            dtype: Of the result; the parameters' when None. The bias of an offset is cast before it is repeated
                 for every pair.
         """
         table = self.of_offsets()  # [heads, (2wh-1)(2ww-1)]
@@ -141,7 +141,7 @@ class DecomposedBias(nn.Module):
         Args:
             q: Queries without their scale, ``[B, h, w, heads, d]``.
             keys: Grid (h', w') of the keys in tokens.
-            num_rows: h'', the columns of the term of the rows: those after the first h' hold anything. h' when None.
+            num_rows: h'', the columns of the term of the rows: columns after the first h' hold anything. h' when None.
             factor: On both terms.
 
         Returns:

@@ -56,7 +56,7 @@ def is_traced() -> bool:
 
 
 def copied(x: Tensor) -> Tensor:
-    """A contiguous copy. `contiguous` and `reshape` ask for sizes: whether they copy would be decided for the one that
+    """A contiguous copy. `contiguous` and `reshape` ask for sizes: whether they copy would be decided for the size that
     is compiled, and no other size could use the program."""
     return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x.contiguous()
 
@@ -128,7 +128,7 @@ class Windows:
         window: Window (h, w) in tokens.
         mask: Added to the logits of the windows after the first `num_plain`: 0 or `MASK_VALUE`, ``[n, images or 1, 1,
             N, align(N)]``; None without shift.
-        num_plain: Windows before those with a mask.
+        num_plain: Windows before the windows with a mask.
     """
 
     size: tuple[int, int]
@@ -309,10 +309,10 @@ def _slots_of_axis(count: int, side: int, shift: int, device: torch.device) -> t
 def _row_slots(
     batch: int, count: int, window: tuple[int, int], shift: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The part of rows in `ShiftedWindows.slots`, for columns of windows before the last and for those of the last.
+    """The part of rows in `ShiftedWindows.slots`, for the columns of windows before the last column and for the last.
 
-    Windows before the last column and row are numbered ``row (nW - 1) + column``; those of the last column
-    ``(nH - 1) (nW - 1) + row``; those of the last row ``(nH - 1) (nW - 1) + nH - 1 + column``.
+    Windows before the last column and row are numbered ``row (nW - 1) + column``; windows of the last column
+    ``(nH - 1) (nW - 1) + row``; windows of the last row ``(nH - 1) (nW - 1) + nH - 1 + column``.
 
     Returns:
         For both kinds ``[2, B, nH*wh]``, and what to add times ``nW - 1``, ``[2, 1, nH*wh]``.
@@ -394,7 +394,7 @@ def relative_index_1d(
     Args:
         num_queries: Queries.
         num_keys: Keys.
-        width: Columns of the result; those after the keys hold any row of the table. `num_keys` when None.
+        width: Columns of the result; columns after the keys hold any row of the table. `num_keys` when None.
         device: Of the result.
 
     Returns:

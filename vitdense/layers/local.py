@@ -58,7 +58,7 @@ def attend_local(
     Raises:
         ValueError: An even kernel, an unknown border, or too few offsets.
     """
-    if has_torch_function((q, kv)):  # `vitdense.inspect.flops` counts the pairs of the definition, not those of tiles
+    if has_torch_function((q, kv)):  # `vitdense.inspect.flops` counts the pairs of the definition, not of tiles
         return handle_torch_function(attend_local, (q, kv), q, kv, kernel, border, position, scale, tiles)
     (batch, h, w, heads, dim), least = q.shape, num_offsets(kernel, border)
     if position is None:
@@ -122,7 +122,7 @@ class Tiles:
         spans: Keys of a tile along each axis, (n, m).
         keys: Row, and column, of every key of every tile along an axis, ``[nH * n]`` and ``[nW * m]``, int32.
         offsets: With embeddings: entry of a table of T offsets for every row of the map and key of its tile, ``[h, 1,
-            1, n]``, and column, ``[w, 1, m'']`` where m'' is m aligned. Entry T is that of hidden pairs.
+            1, n]``, and column, ``[w, 1, m'']`` where m'' is m aligned. Entry T is for hidden pairs.
         index: With a table of biases: its entry for every pair in a tile, ``[kinds, kinds, t * t, align(m * n)]``,
             int32; for kinds of tiles along rows and columns, of which no two have the same offsets.
         columns: Kind of every tile along columns, ``[nW]``; None where every tile is a kind.
@@ -352,7 +352,7 @@ class LocalAttention(nn.Module):
         return tile_layout(x, size, self._keys(size), self.kernel, self.border, length, self.position != "query")
 
     def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
-        """``[B, H, W, C]`` to the same; `tiles` are those of `layout`, made here when None."""
+        """``[B, H, W, C]`` to the same; `tiles` come from `layout`; made here when None."""
         (h, w), tiles = x.shape[1:3], tiles or self.layout(x)
         rows, columns = self._keys((h, w))
         padded = self.border == "clamp" and (torch.compiler.is_compiling() or (rows, columns) != (h, w))
@@ -368,5 +368,5 @@ class LocalAttention(nn.Module):
         return attend_local(q, kv, self.kernel, self.border, position, self.scale, tiles)  # [B, H, W, C]
 
     def _keys(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of the keys of a map (h, w): those of the map, or more for ``'clamp'``."""
+        """Rows and columns of the keys of a map (h, w): as many as the map has, or more for ``'clamp'``."""
         return tuple(longer(n, self.kernel) for n in size) if self.border == "clamp" else size

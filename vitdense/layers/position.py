@@ -51,7 +51,7 @@ class AbsolutePosition(nn.Module):
 
 
 def _added_size(x: Tensor, grid: Sequence[int]) -> float | Tensor:
-    """What DINOv2 adds to the size of a map ``[B, h, w, C]`` which is not that of the grid: a tenth of a token.
+    """What DINOv2 adds to the size of a map ``[B, h, w, C]`` that differs from the grid: a tenth of a token.
 
     A program for all sizes finds out while it runs whether the map has another size.
     """
@@ -126,7 +126,7 @@ def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = N
 
 
 class ExtraTokens(nn.Module):
-    """The class token of a ViT, and the distillation token of a DeiT (section 4), prepended to those of the map.
+    """The class token of a ViT, and the distillation token of a DeiT (section 4), prepended to the tokens of the map.
 
     Registers (Darcet et al., ICLR 2024) come after them and have no positions.
 

@@ -25,7 +25,7 @@ class RopeSpec:
         base: Of the geometric progression of the periods.
         position: One of `POSITIONS`.
         neighbours: Whether channels 2k and 2k + 1 are a pair, or k and k + d/2.
-        per_window: Whether the axes are those of a window, or of the map.
+        per_window: Whether the axes are of a window, or of the map.
         columns_first: Whether the first half of the pairs is for the columns.
         turn: Angle of a period in radians.
         has_buffer: Whether the periods are a buffer, which checkpoints may hold.

@@ -54,7 +54,7 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_arguments(kind: type, given: Mapping[str, Any]) -> None:
-    """Check the arguments of a constructor by `ARGUMENTS`; those that are True or False by default are that.
+    """Check the arguments of a constructor by `ARGUMENTS`; a default of True or False allows these two alone.
 
     Raises:
         ValueError: A value is of another kind, or out of range.

@@ -87,7 +87,7 @@ def backbone_class(name: str) -> type:
 
 
 def arguments(kind: type) -> dict[str, Any] | None:
-    """Arguments of a constructor and their defaults, with those of its bases that it passes ``**options`` on to.
+    """Arguments of a constructor and their defaults, also of the bases that it passes ``**options`` on to.
 
     None if it takes any name: its ``**options`` go elsewhere.
     """

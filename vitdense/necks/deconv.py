@@ -1,4 +1,4 @@
-"""From the one stride of a plain ViT to the strides 4, 8, 16 and 32 that FPN and UperNet take."""
+"""From the single stride of a plain ViT to the strides 4, 8, 16 and 32 that FPN and UperNet take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class DeconvPyramid(Module):
         design: See above.
         out_channels: Bring every level to this many channels by 1x1 and 3x3 convolutions, each with a LayerNorm and
             without an activation, as ViTDet, which has no FPN; None leaves the widths above for an FPN or UperNet.
-        num_outs: Levels. More than four need `out_channels`; each is every second pixel of the one before it, as in
+        num_outs: Levels. More than four need `out_channels`; each is every second pixel of the level before it, as in
             FPN.
         init_cfg: See `Module`.
 
@@ -101,7 +101,7 @@ class DeconvPyramid(Module):
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Maps ``[B, D, h, w]``, one or four, to ``[B, C_i, h_i, w_i]`` of sizes 4, 2, 1 and 1/2 (rounded up) times
-        those of the input.
+        the input's.
 
         Raises:
             ValueError: Another number of maps, or of channels.

@@ -217,7 +217,7 @@ class MViT(Backbone):
 
     Each output has its own LayerNorm; the next stage receives the map before that norm. With growth in attention output
     i has ``embed_dims * 2**i`` channels; with growth in the MLP (`v2_large_in1k`, v1) the last block of a
-    stage already has those of the next. Arguments not listed here: see `Backbone`.
+    stage already has the channels of the next. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'v2_tiny'``, ``'v2_small'``, ``'v2_base'``, ``'v2_large'`` (as for ImageNet-21K and for detection),

@@ -91,7 +91,7 @@ class ConvMerging(nn.Module):
 class NAT(SwinTrunk):
     """Neighborhood Attention Transformer: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
-    Outputs are those of `Swin`. Arguments not listed here: see `Backbone`.
+    Outputs are as of `Swin`. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'mini'``, ``'tiny'``, ``'small'``, ``'base'``, or a dict of `embed_dims`, `depths`, `num_heads`,

@@ -8,7 +8,7 @@ from vitdense.models.swin.sizes import SwinArch
 
 @dataclass(frozen=True)
 class NATArch(SwinArch):
-    """Sizes of a NAT: those of a Swin, and what else differs.
+    """Sizes of a NAT: the fields of a Swin, and two more.
 
     Attributes:
         mlp_ratio: Hidden width of the MLPs over their input.

@@ -116,7 +116,7 @@ class SwinBlock(nn.Module):
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(self, x: Tensor, *args: Windows | Tiles) -> Tensor:
-        """``[B, H, W, C]`` to the same; `args` are those of the layer that mixes tokens."""
+        """``[B, H, W, C]`` to the same; `args` are the other arguments of the layer that mixes tokens."""
         x = x + self.drop_path(getattr(self, self.mixer)(self.norm1(x), *args))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 

@@ -132,7 +132,7 @@ class PostNormBlock(SwinBlock):
         self.norm3 = ResidualLayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
 
     def forward(self, x: Tensor, *args: Windows) -> Tensor:
-        """``[B, H, W, C]`` to the same; `args` are those of the attention."""
+        """``[B, H, W, C]`` to the same; `args` are the other arguments of the attention."""
         x = x + self.drop_path(self.norm1(self.attn(x, *args)))
         return self.norm3(x + self.drop_path(self.norm2(self.mlp(x))))
 
@@ -140,7 +140,7 @@ class PostNormBlock(SwinBlock):
 class SwinV2(SwinTrunk):
     """Swin Transformer V2: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
-    Outputs are those of `Swin`. Windows never shrink to a small map, which is padded instead, and odd blocks always
+    Outputs are as of `Swin`. Windows never shrink to a small map, which is padded instead, and odd blocks always
     shift. Arguments not listed here: see `Backbone`.
 
     Args:

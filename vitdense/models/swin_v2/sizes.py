@@ -9,7 +9,7 @@ from vitdense.models.swin.sizes import SwinArch
 
 @dataclass(frozen=True)
 class SwinV2Arch(SwinArch):
-    """Sizes of a Swin V2: those of a Swin, and every how many blocks of a stage there is an extra norm (0: never)."""
+    """Sizes of a Swin V2: the fields of a Swin, and after how many blocks of a stage an extra norm is (0: never)."""
 
     extra_norm_every: int = 0
 
@@ -19,7 +19,7 @@ class SwinV2Arch(SwinArch):
             raise OptionError(f"arch: extra_norm_every is {self.extra_norm_every!r}, expected a number of blocks or 0")
 
 
-# Swin V2 section 3.6, "Model configurations". It names no heads; those of huge and giant, whose weights were never
+# Swin V2 section 3.6, "Model configurations". It names no heads; the heads of huge and giant, whose weights were never
 # released, are mmpretrain's, which calls huge's uncertain (44 channels per head where all other sizes have 32).
 SWIN_V2 = {
     "tiny": SwinV2Arch(96, (2, 2, 6, 2), (3, 6, 12, 24)),

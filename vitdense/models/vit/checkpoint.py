@@ -1,4 +1,4 @@
-"""Naming schemes of the plain ViT: ViT, DeiT, DeiT III, MAE, ViTDet; and those of `foundation`."""
+"""Naming schemes of the plain ViT: ViT, DeiT, DeiT III, MAE, ViTDet; and the schemes of `foundation`."""
 
 import math
 from collections.abc import Mapping

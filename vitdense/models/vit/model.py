@@ -68,9 +68,9 @@ def plan(
 
     Args:
         arch: Sizes.
-        window: Of all blocks but those of `global_indices`; None for global attention everywhere.
+        window: Of all blocks but `global_indices`; None for global attention everywhere.
         global_indices: Blocks without windows.
-        table: Grid of the relative positions of blocks without windows (the others have those of their window); None
+        table: Grid of the relative positions of blocks without windows (the others have the grid of their window); None
             for no relative positions.
         drop_path_rate: Of the last block, linear from 0, or of all (`ViTArch.constant_drop_path`).
         pads_qkv: See `BlockSpec`.
@@ -167,17 +167,17 @@ class ViTBlock(nn.Module):
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        """``[B, N, C]`` to the same; `args` are those of `Attention` after the tokens."""
+        """``[B, N, C]`` to the same; `args` are the arguments of `Attention` after the tokens."""
         x = x + self.drop_path(scaled(self.attn(self.norm1(x), *args), self.gamma_1))
         return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
 class ViT(Backbone):
-    """ViT, DeiT, DINOv2, DINOv3, EVA-02 and other plain ViTs: maps of one stride, that of the patches.
+    """ViT, DeiT, DINOv2, DINOv3, EVA-02 and other plain ViTs: maps of one stride, the side of a patch.
 
     An image of any size is padded right and bottom to whole patches; position embeddings are resized to the map. Class
     token and registers take part in attention, but not in the maps. With windows or relative positions (as in ViTDet)
-    there are none: those of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
+    there are none: the tokens of a checkpoint are ignored. Arguments not listed here: see `Backbone`.
 
     Variants are classes with another stem, position or block: see `make_stem`, `make_position`, `block` and `archs`.
 
@@ -207,7 +207,7 @@ class ViT(Backbone):
         output_cls_token: Return ``(map, class token[, distillation token])`` in place of every map, tokens
             ``[B, C]`` under the same norm.
         class_token: False for a model without class token, distillation token and registers also with global attention;
-            those of a checkpoint are ignored.
+            the tokens of a checkpoint are ignored.
         frozen_stages: See `Backbone`; the stem is patch embedding, tokens and positions, a stage is a block.
 
     Raises:

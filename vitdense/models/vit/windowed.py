@@ -24,19 +24,19 @@ class WindowedViT(ViT):
     """A `ViT` on `num_windows` x `num_windows` windows of the image (RF-DETR, arXiv 2511.09554; LW-DETR, 2406.03459).
 
     A window is a part of the image, not a number of tokens: a larger image has larger windows. Class token and
-    registers, with their positions, are in every window. Blocks attend inside of windows but those of `global_indices`,
-    where the tokens of all windows of an image, all class tokens among them, attend together. Tokens stay in the order
-    of windows from the first block to the last, so that windows cost nothing.
+    registers, with their positions, are in every window. Blocks attend inside of windows. In the blocks of
+    `global_indices` the tokens of all windows of an image, all class tokens among them, attend together. Tokens stay in
+    the order of windows from the first block to the last, so that windows cost nothing.
 
     An image of any size is padded right and bottom to whole patches in every window. Learned positions are resized to
-    the padded map; rotary ones are those of the map. Arguments not listed here: see `ViT`, of which the windows of
+    the padded map; rotary ones are of the map. Arguments not listed here: see `ViT`, of which the windows of
     tokens, relative positions and `output_cls_token` are refused.
 
     Args:
         arch: See `ViT`; also ``'rfdetr_small'`` and, without class token, ``'lwdetr_tiny'``, ``'lwdetr_small'``,
             ``'lwdetr_medium'``.
         num_windows: Windows along a side; 1 for none.
-        global_indices: Blocks without windows; None for those after each output: 3, 6 and 9 of 12 blocks with outputs
+        global_indices: Blocks without windows; None for the block after each output: 3, 6 and 9 of 12 with the outputs
             2, 5, 8 and 11, as RF-DETR has it.
 
     Raises:
@@ -103,7 +103,7 @@ class WindowedViT(ViT):
         return x.unflatten(1, (windows, -1)).flatten(0, 1)  # [B * windows, E + n, C]
 
     def rotations(self, x: Tensor) -> tuple[Rotation | None, Rotation | None]:
-        """Rotary positions of a map ``[B, h, w, C]`` for blocks with windows, and for those without."""
+        """Rotary positions of a map ``[B, h, w, C]`` for blocks with windows, and for blocks without."""
         if self.rope is None:
             return None, None
         whole, num_extra = self.rope(x, None, 0), 0 if self.tokens is None else len(self.tokens)

@@ -35,7 +35,7 @@ FAMILY = Family(
             wrapper="state_dict",
         ),
     ),
-    markers=(r"spm\.stem\.0\.weight",),  # the other keys may be those of a ViT without class token
+    markers=(r"spm\.stem\.0\.weight",),  # the other keys may be of a ViT without class token
     ignored=(r"trunk\.tokens\.cls_position",),
     may_be_missing=(LORA,),
     check=VIT.check,

@@ -177,7 +177,7 @@ class ViTAdapter(Backbone):
         return self.trunk.layers()
 
     def init_weights(self) -> None:
-        """Load the `init_cfg` of the whole model, or else that of the trunk; see `Backbone`."""
+        """Load the `init_cfg` of the whole model, or else the trunk's; see `Backbone`."""
         super().init_weights()
         if not self._names_weights():
             self.trunk.init_weights()

@@ -15,7 +15,7 @@ from vitdense.research.cait.sizes import CAIT
 
 
 class TalkingHeads(Attention):
-    """Attention with one linear layer over the heads of the logits, and another one over those of the weights (CaiT).
+    """Attention with a linear layer over the heads of the logits, and another over the heads of the weights (CaiT).
 
     Fused attention cannot mix heads. This form makes all logits, ``[B, heads, N, N]``, and copies them several times.
 
@@ -85,7 +85,7 @@ class ClassBlock(nn.Module):
         self.gamma_2 = nn.Parameter(torch.full((dim,), layer_scale))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The class token and those of a map, ``[B, 1 + N, C]``, to the new class token, ``[B, 1, C]``."""
+        """The class token and the tokens of a map, ``[B, 1 + N, C]``, to the new class token, ``[B, 1, C]``."""
         token = x[:, :1] + self.gamma_1 * self.attn(self.norm1(x))  # [B, 1, C]
         return token + self.gamma_2 * self.mlp(self.norm2(token))
 
@@ -120,7 +120,7 @@ class CaiT(ViT):
     Args:
         arch: A row of `sizes.CAIT`, such as ``'cait_s24'``; or a dict of the fields of `CaiTArch`.
         output_cls_token: Return ``(map, class token)`` in place of the map, which must be the last block's alone.
-            Without it the blocks of class attention are left out; those of a checkpoint are ignored.
+            Without it the blocks of class attention are left out; such blocks of a checkpoint are ignored.
 
     Raises:
         ValueError: See `ViT`; relative or rotary positions; a class token with other outputs than the last block's.

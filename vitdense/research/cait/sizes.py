@@ -8,7 +8,7 @@ from vitdense.models.vit.sizes import ViTArch, timm_vit
 
 @dataclass(frozen=True)
 class CaiTArch(ViTArch):
-    """Sizes of a CaiT: those of `ViTArch`, with other defaults, and one more.
+    """Sizes of a CaiT: the fields of `ViTArch`, with other defaults, and one more.
 
     Attributes:
         class_blocks: Blocks of class attention after the others, which have no class token.

@@ -1,4 +1,4 @@
-"""Naming schemes of hybrid ViTs: those of ViT, and the ResNet's in timm's names."""
+"""Naming schemes of hybrid ViTs: the schemes of ViT, with the ResNet in timm's names."""
 
 from vitdense.checkpoint.rename import Scheme
 from vitdense.checkpoint.schemes import Family, same

@@ -178,7 +178,7 @@ BLOCKS = {"mixer": MixerBlock, "resmlp": ResMlpBlock, "gmlp": GMlpBlock}
 
 
 class Mixer(Backbone):
-    """MLP-Mixer, ResMLP or gMLP: maps of one stride, that of the patches, from an image of any size.
+    """MLP-Mixer, ResMLP or gMLP: maps of one stride, the side of a patch, from an image of any size.
 
     The image is padded right and bottom to whole patches. At the size of pretraining both rules of `transfer` are the
     published model; at other sizes they differ. Arguments not listed here: see `Backbone`.

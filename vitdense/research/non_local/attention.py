@@ -25,7 +25,7 @@ class NonLocal(nn.Module):
     Args:
         in_channels: Channels of the map, C.
         reduction: Queries and keys have ``C / reduction`` channels.
-        value_reduction: Values have ``C / value_reduction`` channels, a multiple of those of the keys.
+        value_reduction: Values have ``C / value_reduction`` channels, a multiple of the channels of the keys.
         bias: Whether the convolutions have a bias.
         pool: 2x2 max pooling ``'after'`` phi and g (the paper, mmcv), ``'before'`` them (the authors' code; another
             function, for the maximum and a convolution do not commute), or None. A side of 1 is not pooled.
@@ -68,7 +68,7 @@ class NonLocal(nn.Module):
     def init_weights(self) -> None:
         """Convolutions normal with std 0.01, as the authors; the zero that makes the block the identity.
 
-        mm calls it after its backbone drew the weights of all convolutions and set those of all norms to 1.
+        mm calls it after its backbone drew the weights of all convolutions and set the weights of all norms to 1.
         """
         for conv in (self.theta, self.phi, self.g, self.out):
             nn.init.normal_(conv.weight, std=0.01)

@@ -1,6 +1,6 @@
 """Ablations of Swin's attention (Liu et al., ICCV 2021, Tables 4 to 6), with its parameters as far as they have them.
 
-Their checkpoints are those of Swin, key by key: `SlidingSwin` loads the weights of any Swin.
+Their checkpoints have the keys of Swin: `SlidingSwin` loads the weights of any Swin.
 """
 
 from collections.abc import Mapping
@@ -105,7 +105,7 @@ class PositionSwin(Swin):
 class SlidingSwin(Swin):
     """A Swin with sliding windows in place of shifted ones (Tables 5 and 6); see `SlidingAttention`.
 
-    Arguments are those of `Swin` but `shift`: its windows do not shift.
+    Arguments: see `Swin`, without `shift`: its windows do not shift.
     """
 
     attention = SlidingAttention
@@ -117,7 +117,7 @@ class SlidingSwin(Swin):
 class PerformerSwin(Swin):
     """A Swin with Performer attention over the whole map (Tables 5 and 6), without windows and position bias.
 
-    Arguments are those of `Swin` but `relative_bias`, which it cannot have.
+    Arguments: see `Swin`, without `relative_bias`, which it cannot have.
     """
 
     attention = KernelAttention

@@ -67,14 +67,14 @@ class SwinMixerBlock(SwinBlock):
 class SwinMixer(SwinTrunk):
     """Swin-Mixer: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
-    Outputs are those of `Swin`. Its parameters fit any image; those of another window are resized when they are loaded,
+    Outputs are as of `Swin`. Parameters fit any image; parameters of another window are resized when they are loaded,
     by a rule of ours. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'tiny_d24'``, ``'tiny_d12'``, ``'tiny_d6'``, ``'base'``, or a dict of `embed_dims`, `depths`,
             `num_heads`.
         patch_size: Patch side and stride in pixels.
-        window_size: Window in tokens, one int or (h, w). Published weights use 8; those of base 7.
+        window_size: Window in tokens, one int or (h, w). Published weights use 8; base uses 7.
         shift: Whether odd blocks shift their windows (off: Table 6's ablation).
 
     Raises:

@@ -20,7 +20,7 @@ def _branch(name: str, n: int) -> str:
 
 
 def _branches(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Rules of a ViT, and those of further branches, which have our names in both schemes."""
+    """Rules of a ViT, and rules of further branches, which have our names in both schemes."""
     rules = tuple(rules)
     of_blocks = [rule for rule in rules if isinstance(rule.ours, str) and rule.ours.startswith("blocks.{i}.")]
     further = (

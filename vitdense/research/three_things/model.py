@@ -39,7 +39,7 @@ class ParallelBlock(ViTBlock):
                 self.register_parameter(kind + gamma_tail, getattr(block, kind))
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        """``[B, N, C]`` to the same; `args` are those of `Attention` after the tokens."""
+        """``[B, N, C]`` to the same; `args` are the arguments of `Attention` after the tokens."""
         for kind, inputs in (("attn", args), ("mlp", ())):
             number, y = (1 if kind == "attn" else 2), x
             for tail, gamma_tail in self.branches:
@@ -125,7 +125,7 @@ class StemViT(ViT):
     Args:
         stem: ``'hmlp'`` or ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping
             convolutions; ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or
-            both; or ``'patch'``, that of `ViT`.
+            both; or ``'patch'``, the stem of `ViT`.
 
     Raises:
         ValueError: An unknown stem, patches of another size, or channels that do not divide.
