@@ -20,7 +20,7 @@ NAMES = list(dict.fromkeys(scheme.name for scheme in SCHEMES))
 WRITTEN = list(dict.fromkeys(scheme.name for scheme in SCHEMES if scheme.is_written))
 
 
-# Of names that one project's files alone have, the licence if it binds whatever is derived from these files.
+# Naming schemes of one project alone, and the licence of its files if it binds what is derived from them.
 LICENCES = {"dinov3": "DINOv3-License"}
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from vitdense.models.registry import NAMING
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # may be anywhere in a key
-# Of whole models: detectron2's two, mm's, SimMIM's, and those of models of images and texts.
+# Of backbones in whole models: two of detectron2, mm's, SimMIM's, and two of models of images and texts.
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
 LISTED = 20  # keys in a message
 MOST_SHARED = 10**9  # elements of a tensor that may share memory, as an expanded one does
@@ -48,21 +48,20 @@ class Match:
         """The backbone's tensors with our names; see `Scheme.to_ours`."""
         return self.scheme.to_ours(self.state)
 
-    def is_complete(self) -> bool:
-        """Whether the scheme knows every key and no marker is missing."""
-        return all(find_rule(key, self.scheme.rules) for key in self.state) and not self.missing_markers()
-
-    def unknown_keys(self) -> list[str]:
-        """Keys that the scheme does not know."""
-        return [key for key in self.state if find_rule(key, self.scheme.rules) is None]
-
-    def missing_markers(self) -> list[str]:
-        """The markers of the scheme and of the family that no key matches. A rule must know every key."""
+    def faults(self) -> Iterator[str]:
+        """Keys that the scheme does not know; if there are none, markers of scheme and family that no key matches."""
+        unknown = False
+        for key in self.state:
+            if find_rule(key, self.scheme.rules) is None:
+                unknown = True
+                yield key
+        if unknown:
+            return
         wanted = [(self.scheme.marker, tuple(self.state))] if self.scheme.marker else []
         if markers := NAMING[self.family].markers:
             ours = tuple(new_names(self.state, self.scheme.rules))
             wanted += [(marker, ours) for marker in markers]
-        return [marker for marker, keys in wanted if not any(re.fullmatch(marker, key) for key in keys)]
+        yield from (f"{m} (missing)" for m, keys in wanted if not any(re.fullmatch(m, key) for key in keys))
 
 
 def entries(checkpoint: Mapping) -> dict[str, Mapping]:
@@ -159,7 +158,7 @@ def readings(
 ) -> list[Match]:
     """Every match of a state dict. For arguments and errors see `detect`."""
     found = _matches(state, NAMING if families is None else families, prefix, scheme)
-    fits = [match for match in found if match.is_complete()]
+    fits = [match for match in found if next(match.faults(), None) is None]
     # Prefer matches of every key of the file. The others treat some keys as heads and necks.
     return [match for match in fits if not match.rest] or fits
 
@@ -201,7 +200,9 @@ def detect(
             f"of tools/convert.py --prefix {starts[0]}"
         )
     # With equal shares, `min` takes the first, which is of a requested family.
-    near = [(match, _faults(match)) for match in _matches(state, dict.fromkeys((*families, *NAMING)), prefix, scheme)]
+    near = [
+        (match, [*match.faults()]) for match in _matches(state, dict.fromkeys((*families, *NAMING)), prefix, scheme)
+    ]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
         raise CheckpointMismatchError(
@@ -236,19 +237,15 @@ def _reading(match: Match) -> tuple:
 
 
 def _prefixes(state: Mapping[str, Tensor], families: Iterable[str], scheme: str | None) -> list[str]:
-    """The prefixes of whole backbones, if several then those of the largest."""
+    """The prefixes of whole backbones; of backbones of different sizes, the largest."""
     starts = dict.fromkeys(key[: dot.end()] for key in state for dot in re.finditer(r"\.", key))
     found = {start: len(fits[0].state) for start in starts if (fits := readings(state, families, start, scheme))}
     most = max(found.values(), default=0)
     return [start for start, number in found.items() if number == most and 4 * number > len(state)]
 
 
-def _faults(match: Match) -> list[str]:
-    return match.unknown_keys() or [f"{marker} (missing)" for marker in match.missing_markers()]
-
-
 def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:
-    """For every possible prefix: the prefix, the tensors with it (prefix removed), and the other tensors."""
+    """For every possible prefix: the prefix, the tensors after it, and the other tensors."""
     starts = ("", *PREFIXES)
     if prefix is not None:
         starts = (prefix if prefix.endswith(".") or not prefix else f"{prefix}.",)

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint against those of a model: resized, compared, and a pattern of those that are left out."""
+"""Fit tensors of a checkpoint to a model: resize, change the channels of the stem, compare, name what does not fit."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ LONGEST = 200  # characters; a longer pattern is no help
 
 
 def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
-    """A tensor of the checkpoint, resized to that of the model if it is a position table of another resolution.
+    """A tensor of the checkpoint. A position table of another resolution is resized to that of the model.
 
     `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
     """

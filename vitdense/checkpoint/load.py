@@ -243,9 +243,9 @@ def fit_whole(
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor.
 
-    Backbones of this project, and heads of EoMT, PMT and RF-DETR, may have any known naming scheme. The rest must have
-    the model's names, as mmdet's and mmseg's own checkpoints do, or, around a ViT with a simple feature pyramid, those
-    of detectron2.
+    Backbones of this project, and heads of EoMT, PMT and RF-DETR, may have any known naming scheme. Other parts must
+    have the names of the model, as in checkpoints of mmdet and mmseg, or, of a detector with a simple feature pyramid,
+    the names of detectron2.
 
     Args:
         model: The detector or segmentor. Two parts of it are changed: the trunk, if there is a `base`, and frozen
@@ -305,7 +305,7 @@ def fit_whole(
         if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
             raise OptionError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
     formulas = {key: x for key, x in targets.items() if is_foreign and re.fullmatch(rf".+\.{PERIODS}", key)}
-    state = match_exactly(targets, formulas | state, fresh, advise)  # these files do not have them
+    state = match_exactly(targets, formulas | state, fresh, advise)  # which foreign files lack
     report.count(targets, state)
     return state, report
 
@@ -341,7 +341,8 @@ def _with_base(
 def _are_differences(trunk: Match, source: str) -> bool:
     """Whether a trunk with the names of EoMT's authors holds differences to the weights of DINOv3.
 
-    The published files hold differences, those of a training weights. Weights of norms are near 1, differences near 0.
+    Published files hold differences, checkpoints of a training hold weights. In norms, weights are near 1 and
+    differences near 0.
 
     Raises:
         CheckpointMismatchError: The values are neither.
@@ -391,7 +392,7 @@ def _omitted_backbones(model: nn.Module, checkpoint: Mapping, source: str) -> di
 
 
 def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
-    """Rename the backbone in a state dict to our names, in place, if it has those of another project.
+    """Rename the backbone in a state dict to our names, in place, if it has the names of another project.
 
     Args:
         model: The backbone; not changed.
@@ -399,7 +400,7 @@ def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str)
         prefix: Of the backbone's keys.
 
     Raises:
-        CheckpointMismatchError: The backbone's keys are neither ours nor those of a known scheme.
+        CheckpointMismatchError: The keys of the backbone have no known naming scheme.
     """
     targets = model.state_dict()
     part = {key: value for key, value in state.items() if key.startswith(prefix)}

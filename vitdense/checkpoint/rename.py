@@ -142,8 +142,8 @@ def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def _transformed(transform: Transform, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """The tensors of a rule after its transform. This is the one place that knows their names: transforms raise, as
-    torch does, what a tensor of an unexpected shape or dtype makes them raise."""
+    """The tensors of a rule after its transform. Errors of the transform, which tensors of an unexpected shape or dtype
+    cause, get the names of the tensors here."""
     found = ", ".join(f"{key} {list(x.shape)}, {x.dtype}" for key, x in tensors.items())
     if len({x.is_floating_point() for x in tensors.values()}) > 1:  # torch would join them as real numbers
         raise CheckpointMismatchError(f"{found}: expected one kind of numbers, as they belong together")
@@ -192,7 +192,7 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
 
 
 def new_names(keys: Iterable[str], rules: tuple[Rule, ...]) -> Iterator[str]:
-    """Names that `rename` may give these keys, all of which a rule knows: also those of optional parts."""
+    """Names that `rename` may give to keys that a rule knows, also names of optional parts."""
     for key in keys:
         rule, _, values = find_rule(key, rules)
         yield from (pattern.fill(values) for pattern in rule.targets)

@@ -33,15 +33,16 @@ class Family:
 
     Attributes:
         schemes: Known naming schemes; the first one is ours.
-        markers: Regular expressions of our names, before the layout of a scheme. Each of them must match a key: what
-            every model of the family has and other families, whose names may look alike, have not.
-        ignored: Regular expressions of our names. A checkpoint of a backbone may have these keys, the model need not.
+        markers: Regular expressions of our names, before the layout of a scheme. Each of them must match a key. They
+            are for keys that every model of the family has, and no model of other families with similar names.
+        ignored: Regular expressions of our names. A checkpoint of a backbone may have keys that the model lacks.
         may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
-        parts_in_timm: What a model of timm has that its parameters do not show, as fields of our arch; empty for models
-            of other families. It raises a `CheckpointMismatchError` if ours would compute something else.
-        check: Raises a `CheckpointMismatchError` if a checkpoint, with our names, is of a model that computes something
-            else than ours, and its parameters would fit.
-        fit_rows: A tensor of other projects, of our key, with as many rows as the model has classes or queries.
+        parts_in_timm: Fields of our arch that a model of timm has and its parameters do not show; empty for models of
+            other families. Raises a `CheckpointMismatchError` if our model would compute something else.
+        check: Takes the model and a checkpoint with our names. Raises a `CheckpointMismatchError` if the model would
+            compute something else, although the parameters fit.
+        fit_rows: Takes our key, a tensor of another project, and the model; returns the tensor with as many rows as the
+            model has classes or queries.
     """
 
     schemes: tuple[Scheme, ...]
@@ -153,7 +154,7 @@ TOKEN_POSITION = Transform(split_position, join_position)
 
 
 def position(*of_tokens: str) -> Rule:
-    """A flat position embedding. It starts with the rows of these tokens, which may be absent."""
+    """A flat position embedding, which may start with rows of tokens."""
     return Rule("pos_embed", ("absolute_pos_embed.table", *of_tokens), TOKEN_POSITION, optional=of_tokens)
 
 

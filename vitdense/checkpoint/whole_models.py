@@ -39,11 +39,11 @@ _RFDETR_TRANSFORMERS: Table = {
 # RF-DETR's layers with a row for every output.
 CLASSES = r"(transformer\.enc_out_)?class_embed(\.\d+)?\.(weight|bias)"
 COCO = ("person", "toothbrush", 80, 91)  # the first and the last name, names and outputs of a file for COCO's own ids
-DIFFERENCES = "eomt_dinov3"  # the authors publish files with these names of the trunk as differences to DINOv3's
+DIFFERENCES = "eomt_dinov3"  # scheme of trunks that EoMT's authors publish as differences to DINOv3
 
 
 def is_whole_model(keys: Iterable[str]) -> bool:
-    """Whether these are the keys of a whole file of the authors of one of these models, or of transformers."""
+    """Whether a file with these keys is a whole model of EoMT, PMT or RF-DETR, by the authors or by transformers."""
     return _table(keys) is not None
 
 
@@ -60,9 +60,9 @@ def _table(keys: Iterable[str]) -> Table | None:
 
 
 def split_parts(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
-    """A whole file with the prefixes of mm's models, ``backbone.``, `head`, and RF-DETR's; see `is_whole_model`.
+    """A whole model with the prefixes of mm's models: ``backbone.``, `head`, and RF-DETR's; see `is_whole_model`.
 
-    Keys that the table does not know stay as they are, and are refused as unexpected.
+    Unknown keys stay as they are; loading refuses them as unexpected.
     """
     table, named = _table(state), {}
     for key, value in state.items():
@@ -77,8 +77,8 @@ def split_parts(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
 def trained_classes(checkpoint: Mapping) -> dict[int, str]:
     """Names of classes by the number of the output, in a file of RF-DETR's own trainer; empty for other files.
 
-    The file lists names by output. If the ids of its data begin at 1, the first name is empty, and the output is of no
-    class; so are the outputs after the last name.
+    The file lists names by output. If the ids of its data begin at 1, the first name is empty and the first output has
+    no class. Outputs after the last name have none either.
     """
     args = checkpoint.get("args")
     options = vars(args) if isinstance(args, argparse.Namespace) else args
@@ -88,7 +88,7 @@ def trained_classes(checkpoint: Mapping) -> dict[int, str]:
 
 
 def with_named_outputs(state: Mapping[str, Tensor], names: Mapping[int, str]) -> tuple[dict[str, Tensor], str]:
-    """An RF-DETR file with the outputs that have names alone, and in words which these are; see `trained_classes`.
+    """The state dict of an RF-DETR without outputs that have no name, and a sentence on its outputs.
 
     Raises:
         CheckpointMismatchError: There are more names than outputs.

@@ -69,7 +69,7 @@ def _test_pipeline(config: Mapping) -> Any:
 
 
 def differences(saved: Mapping, given: Mapping, keys: Collection[str]) -> list[str]:
-    """What differs under these dotted keys, a line each: ``model.neck.out_channels: 256, in the checkpoint 128``.
+    """The differences under dotted keys, a line each: ``model.neck.out_channels: 256, in the checkpoint 128``.
 
     Args:
         saved: See `read_saved`.

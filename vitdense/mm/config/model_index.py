@@ -1,4 +1,4 @@
-"""Detectors and segmentors that others trained and host, by name.
+"""Published detectors and segmentors, by name.
 
 The names are those of model indices in OpenMMLab's format, ``metafile.yml``: those that the installed mmdet and mmseg
 carry, and configs/metafile.yml, whose recipes take the files of the models' authors.
@@ -106,7 +106,7 @@ def trained_of(args: argparse.Namespace) -> tuple[Config, str]:
 def fetched(cfg: Config) -> dict[str, str]:
     """Weights that a training downloads, if they are not in a cache yet: names or addresses, by their options."""
     values = {"load_from": cfg.get("load_from"), **flat(cfg.get("default_hooks"), "default_hooks")}
-    values |= {} if values["load_from"] else flat(cfg.model, "model")  # which replaces those of parts
+    values |= {} if values["load_from"] else flat(cfg.model, "model")  # load_from replaces weights of parts
     ends = ("load_from", "exact_load.base", "init_cfg", "init_cfg.checkpoint")
     found = {key: value for key, value in values.items() if key.endswith(ends) and value and isinstance(value, str)}
     return {key: value for key, value in found.items() if not Path(value).expanduser().exists()}

@@ -11,7 +11,7 @@ from vitdense.checkpoint.schemes import CLASS_POSITION, CLASS_TOKEN, FLAT_POSITI
 
 
 def without_time(x: Tensor) -> Tensor:
-    """The weight of a convolution over one frame, ``[out, in, 1, h, w]``, as one over space; others unchanged."""
+    """The weight of a convolution over one frame, ``[out, in, 1, h, w]``, without time; others unchanged."""
     return x.squeeze(2) if x.ndim == 5 else x  # [out, in, h, w]
 
 

@@ -46,7 +46,7 @@ def check_pretraining_windows(model: nn.Module, ours: Mapping[str, Tensor]) -> N
     """The parameters fit any window. If the checkpoint has window coordinates, they must equal the model's."""
     buffers = dict(model.named_buffers())
     for key, table in ours.items():
-        # Of blocks that the model does not have there are other keys, which are refused with all that do not fit.
+        # A block that the model lacks has other keys too: they are refused later, with all that do not fit.
         if not key.endswith(".relative_coords_table") or key not in buffers:
             continue
         if not _are_offsets(table):

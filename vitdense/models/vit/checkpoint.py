@@ -140,7 +140,7 @@ FAMILY = Family(
         *FOUNDATION,
     ),
     # ViTDet adds relative positions to models that were pretrained without them. Files of timm and transformers have no
-    # periods; some of timm's have no biases of queries and values, where these are zero.
+    # periods. Some files of timm have no biases of queries and values: they are zero.
     may_be_missing=(OUTPUT_NORMS, LORA, _RELATIVE_POSITIONS, PERIODS, r"blocks\.\d+\.attn\.qkv\.qv_bias"),
     parts_in_timm=parts_in_timm,
     check=check_rotary_windows,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from mmengine.registry import MODELS as ALL_MODELS
 from mmengine.structures import BaseDataElement
 from timm.data import Mixup
 from timm.layers import trunc_normal_
@@ -16,11 +15,6 @@ from vitdense.mm.registry import MODELS
 from vitdense.research.pretraining.teacher import ModelWithTeacher, Teacher
 
 
-def hard_distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """Cross-entropy of logits ``[B, K]`` with the class of a teacher (equation 3), not smoothed. `tau` is ignored."""
-    return F.cross_entropy(logits, teacher.argmax(1))
-
-
 def soft_distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
     """``tau^2 KL(teacher || student)`` of logits ``[B, K]`` at temperature `tau`, averaged over the batch (equation 2).
 
@@ -30,15 +24,11 @@ def soft_distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
     return tau**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)
 
 
-def soft_distillation_of_the_code(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """`soft_distillation` over the number of classes, as the authors' code: a thousandth of the formula on ImageNet."""
-    return soft_distillation(logits, teacher, tau) / logits.shape[1]
-
-
 DISTILLATION: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "hard": hard_distillation,
+    "hard": lambda logits, teacher, tau: F.cross_entropy(logits, teacher.argmax(1)),  # equation 3, not smoothed
     "soft": soft_distillation,
-    "soft_mean": soft_distillation_of_the_code,
+    # The authors' code averages over the classes too: a thousandth of the formula on ImageNet.
+    "soft_mean": lambda logits, teacher, tau: soft_distillation(logits, teacher, tau) / logits.shape[1],
 }
 # From the logits of the class token and, last, of the distillation token.
 PREDICTIONS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
@@ -69,8 +59,8 @@ class Classifier(ModelWithTeacher):
         label_smoothing: Of the labels, for ``'ce'``.
         mixup: Arguments of `timm.data.Mixup`, such as ``dict(mixup_alpha=0.8, cutmix_alpha=1.0)``, or None. Batches
             are even then.
-        prediction: Class probabilities: ``'softmax'`` averages those of both heads, ``'logits'`` their logits;
-            ``'class'`` and ``'distillation'`` are of one head.
+        prediction: ``'softmax'`` averages the class probabilities of both heads, ``'logits'`` their logits; ``'class'``
+            and ``'distillation'`` take one head.
         teacher, mean, std, data_preprocessor, init_cfg: See `ModelWithTeacher`.
 
     Raises:
@@ -92,7 +82,7 @@ class Classifier(ModelWithTeacher):
         teacher: Teacher | Mapping | None = None,
         **options: object,
     ) -> None:
-        super().__init__(teacher, **options)
+        super().__init__(backbone, teacher, **options)
         for name, got, known in (
             ("distillation", distillation, (None, *DISTILLATION)),
             ("base", base, ("ce", "bce")),
@@ -106,7 +96,6 @@ class Classifier(ModelWithTeacher):
         self.base, self.prediction = base, prediction
         self.label_smoothing = label_smoothing if base == "ce" else 0.0
         self.mixup = Mixup(**mixup, label_smoothing=self.label_smoothing, num_classes=num_classes) if mixup else None
-        self.backbone = backbone if isinstance(backbone, nn.Module) else ALL_MODELS.build(backbone)
         if not (isinstance(self.backbone, ViT) and self.backbone.output_cls_token and self.backbone.norm is not None):
             raise OptionError("backbone: expected a vitdense.ViT with out_norm='final' and output_cls_token=True")
         self.num_classes = num_classes

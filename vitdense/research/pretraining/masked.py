@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from mmengine.registry import MODELS as ALL_MODELS
 from mmengine.structures import BaseDataElement
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
@@ -93,8 +92,7 @@ class MaskedImageModel(ModelWithTeacher):
         teacher: Teacher | Mapping | None = None,
         **options: object,
     ) -> None:
-        super().__init__(teacher, **options)
-        self.backbone = backbone if isinstance(backbone, nn.Module) else ALL_MODELS.build(backbone)
+        super().__init__(backbone, teacher, **options)
         self.side = self.backbone.out_strides[-1]
         self._check(target, decoder)
         target = dict(target)

@@ -39,10 +39,9 @@ class Teacher(nn.Module):
         if self.timm is not None:
             model = timm.create_model(model)
             mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
-        self.model = (model if isinstance(model, nn.Module) else MODELS.build(model)).eval().requires_grad_(False)
+        self.model = _built(model).eval().requires_grad_(False)
         self.image_size = image_size
-        for name, value in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
+        _register_statistics(self, mean, std)
 
     def __deepcopy__(self, memo: dict) -> "Teacher":
         return self
@@ -69,13 +68,23 @@ class Teacher(nn.Module):
         return self.model((images - self.mean) / self.std)
 
 
+def _built(model: Mapping | nn.Module) -> nn.Module:
+    return model if isinstance(model, nn.Module) else MODELS.build(model)
+
+
+def _register_statistics(module: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+    for name, value in (("mean", mean), ("std", std)):
+        module.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
+
+
 class ModelWithTeacher(BaseModel):
-    """A model that may train with a teacher.
+    """A backbone that may train with a teacher.
 
     `teacher` is a `Teacher` or None, and no submodule: it is in no checkpoint and no optimiser, and `train()` leaves it
     in eval mode. Deep copies of the model, such as an average of its weights, share it.
 
     Args:
+        backbone: A backbone or its config.
         teacher: A `Teacher`, its arguments, or None.
         mean: Of the model's RGB images, whose values were in [0, 1]. They come normalised.
         std: Likewise.
@@ -85,6 +94,7 @@ class ModelWithTeacher(BaseModel):
 
     def __init__(
         self,
+        backbone: Mapping | nn.Module,
         teacher: Teacher | Mapping | None = None,
         mean: Sequence[float] = IMAGENET[0],
         std: Sequence[float] = IMAGENET[1],
@@ -95,8 +105,8 @@ class ModelWithTeacher(BaseModel):
         if teacher is not None and not isinstance(teacher, Teacher):
             teacher = Teacher(**teacher)
         object.__setattr__(self, "teacher", teacher)  # not as a submodule
-        for name, value in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(value)[:, None, None], persistent=False)  # [3, 1, 1]
+        _register_statistics(self, mean, std)
+        self.backbone = _built(backbone)
 
     def init_weights(self) -> None:
         """Initialise the model, and load the teacher's weights."""
