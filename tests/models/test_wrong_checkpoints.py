@@ -33,7 +33,7 @@ DAMAGES = {
     "complex": lambda x: x.to(torch.complex64),
 }
 PLAIN = ("a row of 3", "another kind")  # for tensors that a scheme takes as they are
-INTERPRETED = re.compile(r"qkv|fc[12]\.weight|pos|table|index|freqs|spatial|patch_embed|conv1")
+INTERPRETED = re.compile(r"qkv|logit_scale|norm_q|fc[12]\.weight|pos|table|index|freqs|spatial|patch_embed|conv1")
 
 
 def drawn(model):

@@ -158,7 +158,6 @@ def load_pretrained(
     resize: str = "bicubic",
     sha256: str | None = None,
     allow_pickle: bool = False,
-    allow: Sequence | None = None,
     keep_classifier: bool = False,
     map_location: Any = "cpu",
     channels: str | Sequence[int] | None = None,
@@ -171,7 +170,7 @@ def load_pretrained(
         prefix, scheme: See `detect`.
         entry: Of the file, with the weights, such as ``'model_ema'`` for an average; see `unwrap`.
         resize: Rule for bias tables and absolute positions of another resolution; see `vitdense.layers.resize`.
-        sha256, allow_pickle, allow, map_location: See `read`.
+        sha256, allow_pickle, map_location: See `read`.
         keep_classifier: Keep the ignored tensors of the classifier in the report.
         channels: How the stem gets weights for the channels of the model's images, which are not those of the file; see
             `with_channels`. None refuses another number of channels.
@@ -186,7 +185,7 @@ def load_pretrained(
         source = "state dict"
     else:
         source = str(checkpoint)
-        checkpoint = read(checkpoint, allow, sha256, allow_pickle, map_location)
+        checkpoint = read(checkpoint, sha256=sha256, allow_pickle=allow_pickle, map_location=map_location)
     refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint, entry), (model.family,), prefix, scheme)
     for name, theirs in parts_in_timm(checkpoint, match.family).items():
