@@ -17,7 +17,6 @@ from vitdense.checkpoint.rename import Rule, Scheme, find_rule, reverse
 from vitdense.checkpoint.schemes import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
-from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 from vitdense.layers.lora import merge_lora
 from vitdense.models.registry import NAMING
 
@@ -144,7 +143,9 @@ def convert(
             f"classifier by --drop-classifier"
         )
     kept = {key: value for key, value in ours.items() if key not in absent}
-    kept |= _buffers(kept, target, windows, pretrained_windows)
+    if make := NAMING[match.family].buffers:
+        rules = reverse(target.rules)
+        kept |= make(kept, lambda key: key not in kept and _is_named(key, rules), windows, pretrained_windows)
     is_whole = bool(match.rest) and to in WHOLE.get(match.prefix, ())
     start = match.prefix if is_whole else target.prefix
     backbone = target.from_ours(kept)
@@ -157,49 +158,10 @@ def convert(
     return Converted(match, target, ours, backbone, state, ignored, [*left_out, *(() if is_whole else match.rest)])
 
 
-def _of_stage(values: Sequence[int], stage: int) -> int:
-    if len(values) == 1:
-        return values[0]
-    if stage >= len(values):
-        raise CheckpointMismatchError(f"windows: got {len(values)}, expected one, or one for each stage")
-    return values[stage]
-
-
 def _is_named(key: str, rules: tuple[Rule, ...]) -> bool:
     """Whether a rule is for this key. One for everything in a module does not say what the module has."""
     found = find_rule(key, rules)
     return found is not None and "*" not in found[0].sources[found[1]].text
-
-
-def _buffers(
-    ours: Mapping[str, Tensor], target: Scheme, windows: Sequence[int] | None, pretrained: Sequence[int] | None
-) -> dict[str, Tensor]:
-    """Buffers, by our names, that files of a scheme contain and this checkpoint does not."""
-    made, rules = {}, reverse(target.rules)
-    for key in ours:
-        if not key.endswith(".attn.qkv.weight"):
-            continue
-        bias = key.removesuffix("qkv.weight") + "bias."
-        wanted = [x for x in ("index", "relative_coords_table") if bias + x not in ours and _is_named(bias + x, rules)]
-        if not wanted:
-            continue
-        table = ours.get(bias + "relative_position_bias_table")
-        stage = int(key.split(".")[1])
-        if table is not None:
-            window = tuple((side + 1) // 2 for side in table.shape[:2])
-        elif windows:
-            window = (_of_stage(windows, stage),) * 2
-        else:
-            raise CheckpointMismatchError(
-                f"{target.name} files contain buffers of the window, which the checkpoint does not show: give "
-                f"--window-size 8, or one per stage, and --pretrained-window-size if it differs"
-            )
-        if "index" in wanted:
-            made[bias + "index"] = relative_position_index(window)  # [N, N]
-        if "relative_coords_table" in wanted:
-            side = _of_stage(pretrained or [0], stage)
-            made[bias + "relative_coords_table"] = log_spaced_offsets(window, (side, side) if side else window)
-    return made
 
 
 def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, extra: Mapping | None = None) -> None:

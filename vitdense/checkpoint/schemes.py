@@ -41,6 +41,8 @@ class Family:
             other families. Raises a `CheckpointMismatchError` if our model would compute something else.
         check: Takes the model and a checkpoint with our names. Raises a `CheckpointMismatchError` if the model would
             compute something else, although the parameters fit.
+        buffers: Takes a checkpoint with our names, whether a key of ours is wanted, the windows, and the windows of
+            pretraining, see `convert`. Returns buffers that files of some schemes contain, and the checkpoint lacks.
         fit_rows: Takes our key, a tensor of another project, and the model; returns the tensor with as many rows as the
             model has classes or queries.
     """
@@ -51,6 +53,7 @@ class Family:
     may_be_missing: tuple[str, ...] = (OUTPUT_NORMS, LORA)
     parts_in_timm: Callable[[nn.Module], dict[str, Any]] | None = None
     check: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
+    buffers: Callable[..., dict[str, Tensor]] | None = None
     fit_rows: Callable[[str, Tensor, nn.Module], Tensor] | None = None
 
 

@@ -2,9 +2,11 @@
 
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule, Scheme, Transform
 from vitdense.checkpoint.schemes import (
     FLAT_POSITION,
@@ -17,6 +19,7 @@ from vitdense.checkpoint.schemes import (
     same,
     square,
 )
+from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 
 
 def from_unfold(x: Tensor) -> Tensor:
@@ -50,6 +53,50 @@ DENSE_POSITION = Transform(position_grid, lambda x: x.permute(0, 3, 1, 2).contig
 CLASSIFIER_POSITION = Transform(position_grid, FLAT_POSITION.inverse)
 # torchvision keeps the index of a window flat.
 FLAT_INDEX = Transform(lambda x: x.unflatten(0, (math.isqrt(x.numel()), -1)), lambda x: x.flatten())
+
+
+def window_buffers(
+    ours: Mapping[str, Tensor],
+    is_wanted: Callable[[str], bool],
+    windows: Sequence[int] | None,
+    pretrained: Sequence[int] | None,
+) -> dict[str, Tensor]:
+    """Buffers of window attention, by our names; for the arguments see `Family.buffers`.
+
+    Raises:
+        CheckpointMismatchError: The checkpoint does not show its windows, and `windows` are missing or too few.
+    """
+    made = {}
+    for key in ours:
+        bias = key.removesuffix("qkv.weight") + "bias."
+        wanted = [x for x in ("index", "relative_coords_table") if is_wanted(bias + x)]
+        if not key.endswith(".attn.qkv.weight") or not wanted:
+            continue
+        table = ours.get(f"{bias}relative_position_bias_table")
+        stage = int(key.split(".")[1])
+        if table is not None:
+            window = tuple((side + 1) // 2 for side in table.shape[:2])
+        elif windows:
+            window = (_of_stage(windows, stage),) * 2
+        else:
+            raise CheckpointMismatchError(
+                "files of the new scheme contain buffers of the window, which the checkpoint does not show: give "
+                "--window-size 8, or one per stage, and --pretrained-window-size if it differs"
+            )
+        if "index" in wanted:
+            made[f"{bias}index"] = relative_position_index(window)  # [N, N]
+        if "relative_coords_table" in wanted:
+            side = _of_stage(pretrained or [0], stage)
+            made[f"{bias}relative_coords_table"] = log_spaced_offsets(window, (side, side) if side else window)
+    return made
+
+
+def _of_stage(values: Sequence[int], stage: int) -> int:
+    if len(values) == 1:
+        return values[0]
+    if stage >= len(values):
+        raise CheckpointMismatchError(f"windows: got {len(values)}, expected one, or one for each stage")
+    return values[stage]
 
 
 def stem(proj: str = "patch_embed.proj", norm: str = "patch_embed.norm") -> tuple[Rule, ...]:
@@ -143,4 +190,5 @@ FAMILY = Family(
         *mmpretrain(_MM),
     ),
     markers=SWIN_STEM,
+    buffers=window_buffers,
 )

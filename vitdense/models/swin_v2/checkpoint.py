@@ -10,7 +10,16 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule, Transform
 from vitdense.checkpoint.schemes import SWIN_STEM, Family, mmpretrain, own, same
 from vitdense.layers.bias import window_of_offsets
-from vitdense.models.swin.checkpoint import FLAT_INDEX, UNFOLD, merge, mm_trunk, official, timm, torchvision
+from vitdense.models.swin.checkpoint import (
+    FLAT_INDEX,
+    UNFOLD,
+    merge,
+    mm_trunk,
+    official,
+    timm,
+    torchvision,
+    window_buffers,
+)
 
 # torchvision keeps a bias for keys, but sets it to zero in every forward pass.
 NO_KEY_BIAS = Transform(
@@ -81,4 +90,5 @@ FAMILY = Family(
     ),
     markers=(*SWIN_STEM, r".+\.attn\.logit_scale"),
     check=check_pretraining_windows,
+    buffers=window_buffers,
 )
