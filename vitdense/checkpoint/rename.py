@@ -1,5 +1,6 @@
 """Naming schemes as rename tables for both directions: every key matches exactly one rule, or it is an error."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -223,18 +224,18 @@ class Scheme:
         """Refuse a bad table of rules: found later, it would be an error about a user's file.
 
         Raises:
-            ValueError: A key has two rules, or the sides of a rule have other indices or tails.
+            ValueError: A key has two rules, in this table or in the reversed one, or the sides of a rule have other
+                indices or tails.
         """
         for rule in self.rules:
             theirs, ours = rule.sources[0].names, rule.targets[0].names
             if not (ours <= theirs if rule.read_only else ours == theirs):
                 raise OptionError(f"scheme {self.name!r}: {rule.theirs} and {rule.ours} have other indices or tails")
-        patterns = [pattern for rule in self.rules for pattern in rule.sources]
-        for one in patterns:
-            others = [other for other in patterns if other is not one]
-            twice = [(key, other.text) for key in one.examples() for other in others if other.match(key) is not None]
-            if twice:
-                raise OptionError(f"scheme {self.name!r}: {twice[0][0]} has the rules of {one.text} and {twice[0][1]}")
+        for rules in (self.rules, reverse(self.rules)):
+            patterns = [pattern for rule in rules for pattern in rule.sources]
+            for one, other in itertools.permutations(patterns, 2):
+                if key := next((key for key in one.examples() if other.match(key) is not None), None):
+                    raise OptionError(f"scheme {self.name!r}: {key} has the rules of {one.text} and {other.text}")
 
     @property
     def is_written(self) -> bool:
