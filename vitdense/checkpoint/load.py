@@ -91,7 +91,7 @@ def _stem_weight(model: nn.Module) -> str | None:
 
 
 def _transfer(
-    match: Match, model: nn.Module, report: LoadReport, rule: str = "bicubic", is_whole: bool = False
+    match: Match, model: nn.Module, report: LoadReport, resize: str = "bicubic", is_whole: bool = False
 ) -> dict[str, Tensor]:
     """The backbone of a checkpoint with our names, at the model's resolution, without what may be ignored.
 
@@ -106,10 +106,10 @@ def _transfer(
     for key, value in renamed.items():
         if key in targets:
             rows = fit_rows(key, value, model) if fit_rows else value
-            state[key] = fit(key, rows, targets[key], rule)
+            state[key] = fit(key, rows, targets[key], resize)
             if state[key].shape != value.shape:
                 if key == "absolute_pos_embed.table":
-                    _check_position_rule(model, value, rule)
+                    _check_position_rule(model, value, resize)
                 report.resized[key] = tuple(value.shape), tuple(state[key].shape)
         elif ignored.fullmatch(key):
             report.ignored.append(key)
