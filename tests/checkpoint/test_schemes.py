@@ -14,6 +14,7 @@ from torch import nn
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
 from vitdense import MViT, ResNet, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
+from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.hub import create
 from vitdense.inspect.flops import num_params
@@ -229,7 +230,7 @@ def test_rows_equal_timms_entries(entry):
     options = {"num_classes": 0, **({"act_layer": "gelu_tanh"} if row.model == "siglip2_base" else {})}
     with torch.device("meta"):
         theirs, ours = timm.create_model(entry, **options), create(row.name, out_norm="none")
-        state = convert(theirs.state_dict(), "vitdense").state
+        state = detect(theirs.state_dict(), ["vit"]).ours
     assert ours.arch.num_heads == theirs.blocks[0].attn.num_heads  # which no shape shows
     assert ours.state_dict().keys() - state.keys() <= {"rope.periods"}
     for key, x in state.items():
