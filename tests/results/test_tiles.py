@@ -226,8 +226,19 @@ def test_tiles_of_a_function_of_ones_own(form, batch_size):
         np.testing.assert_array_equal(result.masks.sum(0) > 0, image[..., 0] > 0)
     assert result.plot().size == SIZE[::-1]
     assert {one["category_id"] for one in result.to_coco()} == {1}
-    with pytest.raises(OptionError, match="find: got 0 results"):
-        detect(image, lambda tiles: [], SIDE)
+
+
+def test_wrong_results_of_a_function_of_ones_own():
+    image, none = np.zeros((*SIZE, 3), np.uint8), Output(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
+    box = (np.array([(2, 2, 9, 9)]), np.array([0.5]), np.array([0]))
+    some = (*box, np.ones((1, SIDE, SIDE), bool))
+    for found, match in (([], "got 0 results"), ([Output(*box), some], "got masks in some")):
+        with pytest.raises(OptionError, match=f"find: {match}"):
+            detect(image, lambda tiles, found=found: found * (len(tiles) // 2), SIDE, OVERLAP, batch_size=2)
+    result = detect(image, lambda tiles: [none] * (len(tiles) - 1) + [some], SIDE, OVERLAP, batch_size=2)
+    assert len(result) == len(result.masks) == 3
+    assert detect(image, lambda tiles: [none] * len(tiles), SIDE).rle is None
+    assert detect(image, lambda tiles: [(*(x[:0] for x in some),)] * len(tiles), SIDE).rle == []
 
 
 def test_one_without_a_mask_stays_as_it_is():

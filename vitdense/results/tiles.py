@@ -51,7 +51,7 @@ def detect(
         The objects, the one with the highest score first.
 
     Raises:
-        OptionError: See `cut`; or `find` does not return as many results as it got tiles.
+        OptionError: See `cut`; or `find` does not return as many results as it got tiles, or masks of some objects.
     """
     size = image.shape[:2]
     tiles = cut(size, side, overlap)
@@ -63,7 +63,10 @@ def detect(
         parts += [_placed(one, tile, size) for one, tile in zip(found, batch)]
     tile_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     fields = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "scores", "labels")}
-    masks = None if parts[0].rle is None else [code for part in parts for code in part.rle]
+    has_masks = any(part.rle is not None for part in parts)
+    if has_masks and any(part.rle is None and len(part) for part in parts):
+        raise OptionError("find: got masks in some tiles, expected masks of all objects or of none")
+    masks = [code for part in parts for code in part.rle or []] if has_masks else None
     merged = merge(Result(**fields, rle=masks), tile_of, tiles, size)
     return Result(merged.boxes, merged.scores, merged.labels, rle=merged.rle, image=image, names=names)
 

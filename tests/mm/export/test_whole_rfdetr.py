@@ -14,7 +14,6 @@ from PIL import Image
 
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program
-from vitdense.layers.deformable import bilinear
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -92,11 +91,3 @@ def test_mask_recipe_from_its_checkpoint_to_the_runtime(to, tmp_path):
         np.testing.assert_allclose(got.boxes, want.boxes, atol=0.01)
         assert (got.masks != want.masks).mean() < 1e-3
         assert 0.1 < got.masks.mean() < 0.9
-
-
-def test_gathers_read_what_grid_sample_reads():
-    x, points = torch.randn(2, 5, 7, 9, requires_grad=True), (torch.rand(2, 11, 3, 2) * 2.6 - 1.3).requires_grad_()
-    want, got = F.grid_sample(x, points, align_corners=False), bilinear(x, points)
-    assert relative_error(got, want) < 1e-5
-    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (x, points)) for y in (got, want))):
-        assert relative_error(a, b) < 1e-4
