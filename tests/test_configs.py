@@ -202,6 +202,13 @@ def decays(model, cfg):
     return {name: decay for name, (_, decay) in rates_and_decays(model, cfg).items()}
 
 
+def norm_parameters(model):
+    """Names of the parameters of norms, by the kind of module: mmseg's batch norms are not called so."""
+    kinds = (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm)
+    names = (name for name, module in model.named_modules() if isinstance(module, kinds))
+    return {f"{name}.{leaf}" for name in names for leaf in ("weight", "bias")}
+
+
 @pytest.mark.parametrize("name", ["cascade_swin_t_coco", "cascade_swinv2_t_coco"])
 def test_schedule_and_decay_of_the_coco_configs(name):
     cfg = load_config(name)
@@ -247,13 +254,7 @@ MVIT_COCO = [path for path in CONFIGS if "mvitv2" in path.stem and "dino" not in
 def test_what_decays_in_the_recipe_of_the_mvit_authors(path):
     cfg = load_config(path)
     model = build_on_meta(cfg)
-    norms = {
-        f"{name}.{leaf}"
-        for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm))
-        for leaf in ("weight", "bias")
-    }
-    found = decays(model, cfg)
+    norms, found = norm_parameters(model), decays(model, cfg)
     for name, decay in found.items():  # biases decay, those of norms do not
         assert decay == (0 if name in norms or "rel_pos_" in name else 0.1), name
     rows = ("backbone.stages.1.blocks.0.attn.bias.rel_pos_w", "neck.fpn_convs.0.conv.bias", "backbone.norm3.bias")
@@ -277,7 +278,7 @@ def learning_rates(cfg, epoch_length):
         else:
             assert not item["by_epoch"]
             schedulers.append(kind(optimizer=optimizer, **item))
-    for _ in range(cfg.train_cfg.max_epochs * epoch_length):
+    for _ in range(cfg.train_cfg.get("max_iters") or cfg.train_cfg.max_epochs * epoch_length):
         yield optimizer.param_groups[0]["lr"]
         optimizer.step()
         for scheduler in schedulers:
@@ -335,19 +336,25 @@ def test_mask_rcnn_of_the_mvit_authors_is_detectron2s_plain_one():
     assert not cfg.model.train_cfg.rcnn.assigner.match_low_quality
 
 
-def test_weights_and_drop_path_of_the_mvit_configs():
-    found = {
-        path.stem: (backbone.arch, backbone.drop_path_rate, backbone.init_cfg.checkpoint)
-        for path in MVIT_COCO
-        for backbone in [load_config(path).model.backbone]
-    }
-    assert found == {
-        "cascade_mvitv2_t_coco": ("v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
-        "cascade_mvitv2_s_coco": ("v2_small", 0.2, "mvitv2_small.fb_in1k"),
-        "cascade_mvitv2_b_coco": ("v2_base", 0.4, "mvitv2_base.fb_in1k"),
-        "cascade_mvitv2_l_coco": ("v2_large", 0.5, "mvitv2_large.fb_inw21k"),
-        "mask_rcnn_mvitv2_t_coco": ("v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
-    }
+BACKBONES = {  # arch, drop path and weights
+    "upernet_swin_t_ade20k": ("tiny", 0.3, "swin_tiny.official_in1k"),
+    "upernet_swin_s_ade20k": ("small", 0.3, "swin_small.official_in1k"),
+    "upernet_swin_b_ade20k": ("base", 0.3, "swin_base.official_in1k"),
+    "upernet_swinv2_t_ade20k": ("tiny", 0.3, "swinv2_tiny_w8.official_in1k"),
+    "upernet_mvitv2_t_ade20k": ("v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
+    "cascade_mvitv2_t_coco": ("v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
+    "cascade_mvitv2_s_coco": ("v2_small", 0.2, "mvitv2_small.fb_in1k"),
+    "cascade_mvitv2_b_coco": ("v2_base", 0.4, "mvitv2_base.fb_in1k"),
+    "cascade_mvitv2_l_coco": ("v2_large", 0.5, "mvitv2_large.fb_inw21k"),
+    "mask_rcnn_mvitv2_t_coco": ("v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
+}
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_arch_drop_path_and_weights(name):
+    backbone = load_config(name).model.backbone
+    assert (backbone.arch, backbone.drop_path_rate, backbone.init_cfg.checkpoint) == BACKBONES[name]
+    assert {path.stem for path in MVIT_COCO} <= BACKBONES.keys()
 
 
 @pytest.mark.parametrize("size", [(640, 480), (100, 3000)])
@@ -534,64 +541,25 @@ def test_recipe_of_the_swin_authors_for_segmentation(path):
 
 
 def test_learning_rate_of_the_segmentation_schedule():
-    """Chained as mmengine chains them, on a schedule a hundredth as long."""
-    from mmengine.optim import LinearLR, PolyLR
-
-    warmup, decay = (dict(item) for item in load_config(REPO / "configs/upernet_swin_t_ade20k.py").param_scheduler)
-    assert (warmup.pop("type"), warmup.pop("begin"), warmup.pop("end")) == ("LinearLR", 0, 1500)
-    assert (decay.pop("type"), decay.pop("begin"), decay.pop("end")) == ("PolyLR", 1500, 160000)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=6e-5)
-    schedulers = LinearLR(optimizer, begin=0, end=15, **warmup), PolyLR(optimizer, begin=15, end=1600, **decay)
-    rates = []
-    for _ in range(1600):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        for scheduler in schedulers:
-            scheduler.step()
+    """On a schedule a hundredth as long."""
+    ends = [(step.type, step.begin, step.end) for step in load_config("upernet_swin_t_ade20k").param_scheduler]
+    assert ends == [("LinearLR", 0, 1500), ("PolyLR", 1500, 160000)]
+    rates = list(learning_rates(load_config("upernet_swin_t_ade20k", {"settings.max_iters": 1600}), 1))
     assert rates[0] == pytest.approx(6e-11)
     assert max(rates) == rates[15] == pytest.approx(6e-5)
     assert rates[15 + 1585 // 2] == pytest.approx(3e-5, rel=2e-3)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)
+    assert rates[-1] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("path", ADE20K, ids=lambda path: path.stem)
 def test_what_decays_in_the_segmentation_recipe(path):
     cfg = load_config(path)
     model = build_on_meta(cfg)
-    tables = (
-        "absolute_pos_embed",
-        "backbone.tokens.",
-        "relative_position_bias_table",
-        "cpb_mlp",
-        "logit_scale",
-        "rel_pos_",
-    )
-    norms = {
-        f"{name}.{leaf}"
-        for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm))
-        for leaf in ("weight", "bias")
-    }
-    found = decays(model, cfg)
+    tables = ("absolute_pos_embed", "backbone.tokens.", "relative_position_bias_table", "cpb_mlp", "logit_scale")
+    norms, found = norm_parameters(model), decays(model, cfg)
     assert norms <= found.keys()
-    for name, decay in found.items():  # by the kind of module: mmseg's batch norms are not called so
-        assert decay == (0 if name in norms or any(key in name for key in tables) else 0.01), name
-
-
-@pytest.mark.parametrize(
-    ("name", "arch", "drop_path", "weights"),
-    [
-        ("swin_t", "tiny", 0.3, "swin_tiny.official_in1k"),
-        ("swin_s", "small", 0.3, "swin_small.official_in1k"),
-        ("swin_b", "base", 0.3, "swin_base.official_in1k"),
-        ("swinv2_t", "tiny", 0.3, "swinv2_tiny_w8.official_in1k"),
-        ("mvitv2_t", "v2_tiny", 0.2, "mvitv2_tiny.fb_in1k"),
-    ],
-)
-def test_weights_and_drop_path_of_the_ade20k_configs(name, arch, drop_path, weights):
-    backbone = load_config(f"upernet_{name}_ade20k").model.backbone
-    assert (backbone.arch, backbone.drop_path_rate) == (arch, drop_path)
-    assert backbone.init_cfg.checkpoint == weights
+    for name, decay in found.items():
+        assert decay == (0 if name in norms or any(key in name for key in (*tables, "rel_pos_")) else 0.01), name
 
 
 @pytest.fixture(scope="module")

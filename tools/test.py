@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+from mmengine.device import get_device
 from mmengine.dist import is_main_process
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
@@ -11,7 +12,7 @@ from vitdense.console import in_utf8
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.arguments import add_checkpoint, add_run_arguments, add_tiles, make_parser
 from vitdense.mm.config.model_index import trained_of
-from vitdense.mm.precision import add_amp, add_onednn
+from vitdense.mm.precision import Inference, add_amp, add_onednn
 from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.launch import test
 
@@ -38,8 +39,7 @@ def main() -> None:
             check_writable(args.out, "--out")
         if args.report:
             check_writable(args.report / "report", "--report")
-        options = {name: getattr(args, name) for name in ("tta", "report", "tiles", "overlap", "amp", "onednn")}
-        metrics = test(*trained_of(args), **options)
+        metrics = test(*trained_of(args), Inference.of(args, device=get_device()), args.tta, args.report)
         if not is_main_process():
             return
         for name, value in metrics.items():

@@ -121,7 +121,7 @@ def test_training_and_loading_ask(repo, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--amp bfloat16"):
         launch.prepare_training(cfg, amp="bfloat16")
     with pytest.raises(ConfigError, match="--amp bfloat16"):
-        launch.test(cfg, "none.pth", amp="bfloat16")
+        Inference(dtype=torch.bfloat16)
     (tmp_path / "iter_1.pth").touch()
     with pytest.raises(ConfigError, match=r"dtype=torch\.bfloat16"):
         vitdense.load(cfg.filename, tmp_path / "iter_1.pth", dtype=torch.bfloat16)
@@ -147,7 +147,7 @@ def test_evaluation_computes_in_bfloat16(name, tmp_path, monkeypatch):
         return predict(*args, **kwargs)
 
     monkeypatch.setattr(type(model), "predict", record)
-    launch.test(cfg, str(tmp_path / "random.pth"), amp="bfloat16")
+    launch.test(cfg, str(tmp_path / "random.pth"), Inference(dtype=torch.bfloat16))
     assert seen == [(True, torch.bfloat16)]
 
 

@@ -3,7 +3,6 @@
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,16 @@ from torch import nn
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.checkpoint.whole_models import trained_classes
+from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts
 from vitdense.mm.config.diff import OF_RESULTS, log_differences
-from vitdense.mm.config.load import check_tiles, load_config
+from vitdense.mm.config.load import load_config
+from vitdense.mm.config.model import check_tiles
 from vitdense.mm.config.model_index import find_trained, is_published
+from vitdense.mm.config.passes import PREDICTING, built
 from vitdense.mm.config.query import (
     class_heads,
-    drop_weights,
     find_class,
     hooks,
     leaf_datasets,
@@ -304,15 +305,9 @@ def load_model(
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     log_differences(saved, cfg, OF_RESULTS)
     cfg = copy.deepcopy(cfg)  # the caller's stays as it is
-    drop_weights(cfg.model)
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
-    built = cfg
-    if mask_score_thr is not None and find_spec("mmdet"):
-        from vitdense.mm.heads.rle_masks import use_rle
-
-        built = copy.deepcopy(cfg)  # mm's inferencers and pictures need other masks
-        use_rle(built.model, mask_score_thr)
-    model = build_model(built)  # which writes into the config
+    asked = Asked(checkpoint=checkpoint, mask_score_thr=mask_score_thr)
+    model = build_model(built(cfg, asked, PREDICTING))
     model.dataset_meta = meta
     try:
         state, report = fit_whole(model, saved, source=checkpoint)

@@ -1,18 +1,30 @@
 """The list of what changes a config: every pass writes what it declares, and the user's own options stay verbatim."""
 
-import fnmatch
+import copy
+from contextlib import suppress
+from fnmatch import fnmatch
+from itertools import combinations
 
 import pytest
+import torch
+from conftest import RECIPES
 
 from vitdense.__main__ import main
-from vitdense.mm.config.base import Asked, run_passes
-from vitdense.mm.config.load import CONFIGS, ConfigError, load_config
+from vitdense.mm.config import load, passes
+from vitdense.mm.config.base import Asked, Change, describe, run_passes
+from vitdense.mm.config.data_root import move_data
+from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.loaders import in_process
-from vitdense.mm.config.passes import LOADING, TRAINING
+from vitdense.mm.config.passes import BUILDING, LOADING, PREDICTING, SHARED, STARTING, TESTING, TRAINING, built
+from vitdense.mm.precision import Inference
 
 pytest.importorskip("mmdet")
 
-NANO = sorted(path.stem for path in (CONFIGS / "demo").glob("*_nano_*.py"))
+COMMANDS = {
+    "train": (*LOADING, *TRAINING, *STARTING, *BUILDING),
+    "test": (*LOADING, *TESTING, *BUILDING),
+    "predict": (*LOADING, *PREDICTING),
+}
 OPTIONS = {
     "settings.log_to": ["tensorboard"],
     "train_dataloader.num_workers": 0,
@@ -21,42 +33,138 @@ OPTIONS = {
     "default_hooks.visualization": None,
     "work_dir": "mine",
 }
-ALL = (*LOADING, *TRAINING)
+OF_TRAININGS = (
+    ({"amp": "bfloat16", "auto_scale_lr": True, "shard": True, "fresh": ["head"], "auto_batch_size": True}, OPTIONS),
+    ({"amp": "float16", "resume": "a.pth"}, {}),
+)
+OF_TESTS = (
+    ({}, {"dtype": torch.bfloat16, "tiles": 64}),
+    ({"tta": True}, {"dtype": torch.bfloat16}),
+    ({"checkpoint": "a.onnx"}, {}),
+)
+
+
+def batch_size_of_two(cfg, asked):
+    """What `set_batch_size` writes, without trying sizes."""
+    if asked.auto_batch_size:
+        cfg.train_dataloader.batch_size = 2
+        cfg.merge_from_dict({"auto_scale_lr.enable": True})
+
+
+def steps(command, **replaced):
+    """The passes of a command; those named in `replaced` apply something else."""
+    return [step._replace(apply=replaced.get(step.name, step.apply)) for step in command]
+
+
+WITHOUT_FILES = {
+    "checks": lambda cfg, asked: None,
+    "checks of a test": lambda cfg, asked: None,
+    "classes of the checkpoint to test": lambda cfg, asked: None,  # of a.onnx
+    "--batch-size auto": batch_size_of_two,
+}
 
 
 @pytest.fixture(scope="module")
-def changes():
-    """What each pass changes in every nano config, with an option of every kind."""
-    found = []
-    for name in NANO:
-        length = "max_epochs" if "max_epochs" in load_config(name).train_cfg else "max_iters"
-        size = {} if name == "upernet_swin_nano_shapes" else {"settings.image_size": 64}  # its images are not resized
-        cfg = load_config(name, {**OPTIONS, **size, f"settings.{length}": 5}, changes=found)
-        cfg.launcher = "pytorch"  # of --shard
-        asked = Asked(amp="bfloat16", auto_scale_lr=True, shard=True, fresh=["head"])
-        cfg.auto_scale_lr = {"base_batch_size": 16}
-        run_passes([step for step in TRAINING if step.name != "--amp"], cfg, asked, found)
-        run_passes(TRAINING, load_config(name), Asked(resume="a.pth"), found)
+def recorded():
+    """What each pass changes in every shipped config, with the options of every tool: command -> pass -> keys."""
+    found = {name: {step.name: set() for step in command} for name, command in COMMANDS.items()}
+
+    def record(name, content, asked, options):
+        cfg, changes = copy.deepcopy(content), []
+        if name == "predict":
+            load.completed(cfg, Asked(options), changes)
+            built(cfg, asked, PREDICTING, changes)
+        else:
+            load.completed(cfg, Asked(options, launcher="pytorch" if asked.shard else "none"), changes)
+            if asked.auto_scale_lr or asked.auto_batch_size:
+                cfg.auto_scale_lr = {"base_batch_size": 16}
+            command = (*TRAINING, *STARTING) if name == "train" else TESTING
+            run_passes(steps(command, **WITHOUT_FILES), cfg, asked, changes)
+            built(cfg, asked, changes=changes)
+        for change in changes:
+            found[name][change.by].add(change.key)
+        for wrapper in ("--tta", "--tiles"):  # a model that they wrap is as it was
+            keys = found[name].get(wrapper, set())
+            inner = {key.replace("model.module.", "model.", 1) for key in keys if key.startswith("model.module.")}
+            keys -= inner | {key.replace("model.", "model.module.", 1) for key in inner if key in keys}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitdense.mm.config.run.check_precision", lambda *_: None)  # of another machine
+        patch.setattr("vitdense.mm.precision.cpu_has_bfloat16", lambda: True)
+        for path in RECIPES:
+            content = load._read(path)
+            content.optim_wrapper.pop("type", None)  # of our own, which --amp does not replace
+            settings = of_settings(content)
+            for asked, options in OF_TRAININGS:
+                record("train", content, Asked(**asked), {**options, **settings})
+            if not content.get("test_dataloader"):
+                continue
+            record("predict", content, Asked(checkpoint="a.pth", mask_score_thr=0.3), {})
+            for asked, predicts in OF_TESTS:
+                if content.default_scope == "mmseg":
+                    predicts = {key: value for key, value in predicts.items() if key != "tiles"}
+                if "tta" not in asked or content.get("tta_model"):
+                    asked = {"checkpoint": "a.pth", "inference": Inference(**predicts), **asked}
+                    record("test", content, Asked(**asked), {})
     return found
 
 
-def test_a_pass_writes_what_it_declares(changes):
-    declared = {step.name: step.writes for step in ALL}
-    wrong = [
-        f"{change.by}: {change.key}"
-        for change in changes
-        if not any(fnmatch.fnmatchcase(change.key, pattern) for pattern in declared[change.by])
-    ]
-    assert not wrong
+def of_settings(content):
+    """Options for the length, the size of images and the folder of the data, where a config has what can change."""
+    found = {}
+    for name, value, apply in (
+        *((name, 5, passes.settings.set_length) for name in ("max_epochs", "max_iters")),
+        ("image_size", 64, passes.settings.set_image_size),
+    ):
+        cfg = copy.deepcopy(content)
+        cfg.settings = {name: value}
+        with suppress(ConfigError):
+            apply(cfg)
+            found[f"settings.{name}"] = value
+    with suppress(ConfigError):
+        moved = {"data_root": "elsewhere/"}
+        move_data(copy.deepcopy(content), Asked(moved))
+        found |= moved
+    return found
 
 
-def test_a_key_has_one_pass_that_writes_it(changes):
-    assert len({step.name for step in ALL}) == len(ALL)
-    writers = {}
-    for change in changes:
-        if change.by != "--cfg-options":  # which no other may change, see below
-            writers.setdefault(change.key, set()).add(change.by)
-    assert {key: names for key, names in writers.items() if len(names) > 1} == {}
+@pytest.mark.long
+def test_every_pass_writes_what_it_declares_and_something(recorded):
+    for name, command in COMMANDS.items():
+        for step in command:
+            undeclared = [key for key in recorded[name][step.name] if not step.may_write(key)]
+            assert undeclared == [], f"{step.name} of {name}"
+    written = {step for command in recorded.values() for step, keys in command.items() if keys}
+    silent = {step.name for command in COMMANDS.values() for step in command if step.writes} - written
+    # Of these, no shipped config has what they change, or a checkpoint decides.
+    assert silent == {"scope of a base vitdense::...", "classes of the checkpoint", "classes of the checkpoint to test"}
+
+
+@pytest.mark.long
+def test_a_key_has_one_pass_that_writes_it_or_an_order_that_is_declared(recorded):
+    needed = set()
+    for name, command in COMMANDS.items():
+        for first, second in combinations([step for step in command if step.name != "--cfg-options"], 2):
+            for key in recorded[name][first.name] & recorded[name][second.name]:
+                declared = [names for pattern, names in SHARED.items() if fnmatch(key, pattern)]
+                assert any((first.name, second.name) in combinations(names, 2) for names in declared), (
+                    f"{name}: {key} is written by {first.name}, then by {second.name}"
+                )
+                needed |= {pattern for pattern in SHARED if fnmatch(key, pattern)}
+    assert needed == set(SHARED)  # none that no command needs
+
+
+def test_names_of_passes_are_of_one_pass_in_every_command():
+    for command in COMMANDS.values():
+        assert len({step.name for step in command}) == len(command)
+
+
+def test_scope_of_a_base_of_ours_is_dropped(tmp_path):
+    (tmp_path / "mine.py").write_text("_base_ = 'vitdense::configs/demo/cascade_swin_nano_shapes.py'\n")
+    changes = []
+    cfg = load_config(tmp_path / "mine.py", changes=changes)
+    assert {change.new for change in changes if change.by == LOADING[0].name} == {"absent"}
+    assert "_scope_" not in cfg.pretty_text
 
 
 def test_options_of_the_same_command_stay_as_given():
@@ -74,6 +182,8 @@ def test_options_of_the_same_command_stay_as_given():
     assert cfg.train_dataloader.dataset.data_root == "data/coco/2017/"
     assert cfg.val_dataloader.dataset.data_root == "data/coco/other/"
     assert cfg.test_evaluator.ann_file == "data/coco/other/annotations/instances_val2017.json"  # equal to validation
+    assert built(cfg, Asked()).model.backbone.init_cfg is None  # load_from replaces it
+    assert cfg.model.backbone.init_cfg.checkpoint == "data/coco/b.pth"
 
 
 @pytest.mark.parametrize(
@@ -94,10 +204,10 @@ def test_options_of_the_same_command_stay_as_given():
     ],
 )
 def test_a_pass_that_would_undo_an_option_is_refused(options, asked, named, monkeypatch):
-    monkeypatch.setattr("vitdense.mm.config.passes.check_precision", lambda *_: None)
+    monkeypatch.setattr("vitdense.mm.config.run.check_precision", lambda *_: None)
     cfg = load_config("cascade_swin_nano_shapes", options)
     with pytest.raises(ConfigError, match=named):
-        run_passes(TRAINING, cfg, Asked(**asked))
+        run_passes((*TRAINING, STARTING[0]), cfg, Asked(**asked))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +248,20 @@ def test_without_workers_what_needs_them_goes():
 def test_none_leaves_a_hook_out(options, hooks):
     cfg = load_config("cascade_swin_nano_shapes", options)
     run_passes(TRAINING, cfg, Asked())
-    assert hooks(cfg)
+    assert hooks(built(cfg, Asked()))
+
+
+def test_description_has_a_line_for_keys_that_change_alike():
+    changes = [
+        *(Change("a", f"{split}_dataloader.num_workers", 2, 0) for split in ("train", "val")),
+        *(Change("b", f"model.heads.{i}.num_classes", "absent", 80) for i in range(3)),
+        Change("b", "metainfo.classes", "absent", [f"class {i}" for i in range(80)]),
+    ]
+    assert list(describe(changes)) == [
+        *("a", "    {train,val}_dataloader.num_workers: 2 -> 0"),
+        *("b", "    model.heads.{0,1,2}.num_classes: absent -> 80"),
+        '    metainfo.classes: absent -> 80 values, "class 0" to "class 79"',
+    ]
 
 
 @pytest.mark.long
@@ -148,6 +271,7 @@ def test_check_prints_what_each_pass_changes(capsys, tmp_path, monkeypatch):
     options = ["--cfg-options", "settings.max_iters=5", "train_dataloader.batch_size=2"]
     assert main(["check", "rfdetr_nano_shapes", "--passes", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "--cfg-options: train_dataloader.batch_size: 8 -> 2" in lines
-    assert any(line.startswith("settings.max_epochs or max_iters: train_cfg.max_iters: ") for line in lines)
-    assert "the log of a short run: default_hooks.logger.ignore_last: absent -> False" in lines
+    of_options = lines.index("--cfg-options")
+    assert lines[of_options + 1] == "    train_dataloader.batch_size: 8 -> 2"
+    assert lines.index("settings.max_epochs or max_iters") < of_options
+    assert "    default_hooks.logger.ignore_last: absent -> False" in lines

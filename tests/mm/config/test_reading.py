@@ -34,6 +34,16 @@ def test_config_that_python_cannot_read_names_file_and_line(tmp_path, text, name
     assert "mine.py" in str(raised.value)
 
 
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json"])
+def test_configs_are_python(tmp_path, suffix):
+    """mmengine's reader of YAML runs code."""
+    path, mark = tmp_path / f"hostile{suffix}", tmp_path / "PWNED"
+    path.write_text(f'a: !!python/object/apply:os.system ["touch {mark}"]')
+    with pytest.raises(ConfigError, match=r"expected \.py"):
+        load_config(path)
+    assert not mark.exists()
+
+
 def test_error_in_a_base_names_the_base(tmp_path):
     (tmp_path / "base.py").write_text("a = 1\nb = nothing\n")
     (tmp_path / "mine.py").write_text("_base_ = 'base.py'\n")

@@ -22,18 +22,13 @@ def steps(cfg, split="train"):
     return {step.type: step for step in cfg[f"{split}_dataloader"].dataset.pipeline}
 
 
-def test_schedule_in_epochs_follows_max_epochs(repo):
-    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": 12})
-    assert cfg.train_cfg.max_epochs == 12
-    warmup, drops = cfg.param_scheduler
-    assert (drops.end, drops.milestones) == (12, [9, 11])
-    assert warmup.end == 500  # counts iterations
-
-
 @pytest.mark.parametrize("epochs", range(2, 13))
-def test_last_drop_is_before_the_end(repo, epochs):
-    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": epochs})
-    assert 0 < max(cfg.param_scheduler[1].milestones) < epochs
+def test_schedule_in_epochs_follows_max_epochs(epochs):
+    cfg = load_config("cascade_swin_t_coco", {"settings.max_epochs": epochs})
+    warmup, drops = cfg.param_scheduler
+    assert (cfg.train_cfg.max_epochs, drops.end, warmup.end) == (epochs, epochs, 500)  # which counts iterations
+    assert 0 < max(drops.milestones) < epochs
+    assert epochs < 12 or drops.milestones == [9, 11]
 
 
 def test_explicit_schedule_is_left_as_it_is(repo, tmp_path):
@@ -61,11 +56,6 @@ def test_schedule_in_iterations_follows_max_iters(repo, key):
     cfg = load_config(repo / "configs/demo/upernet_swin_nano_camvid.py", {key: 5})
     assert cfg.train_cfg.max_iters == cfg.train_cfg.val_interval == 5
     assert [(part.begin, part.end) for part in cfg.param_scheduler] == [(0, 2), (0, 5)]
-
-
-def test_length_in_the_other_unit_is_refused(repo):
-    with pytest.raises(ConfigError, match=r"settings\.max_epochs"):
-        load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_iters": 5})
 
 
 def test_image_size_of_a_detector_is_the_short_side_and_scales_all_sizes(repo):
@@ -215,37 +205,44 @@ def test_log_to_adds_backends_and_states_them_all(repo, tmp_path):
     assert backends(load_config(path, {"settings.log_to": []})) == ["LocalVisBackend"]
 
 
-def test_log_to_of_a_config_of_mmdet(tmp_path):
-    """Its losses are over iterations, its metrics over epochs; and it may have mmengine's own backend."""
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        # Its losses are over iterations, its metrics over epochs; and it may have mmengine's own backend.
+        (
+            "_base_ = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'\n"
+            "visualizer = dict(vis_backends=[dict(type='LocalVisBackend'), dict(type='WandbVisBackend')])\n",
+            "WandbVisBackend",
+        ),
+        ("model = dict(type='vitdense.Swin', arch='tiny')\n", "vitdense.WandbVisBackend"),  # without a visualizer
+    ],
+    ids=["mmdet", "none"],
+)
+def test_log_to_of_other_configs(tmp_path, lines, found):
     path = tmp_path / "mine.py"
-    path.write_text(
-        "_base_ = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'\nsettings = dict(log_to='wandb')\n"
-        "visualizer = dict(vis_backends=[dict(type='LocalVisBackend'), dict(type='WandbVisBackend')])\n"
-    )
+    path.write_text(f"{lines}settings = dict(log_to='wandb')\n")
     cfg = load_config(path)
-    assert backends(cfg) == ["LocalVisBackend", "WandbVisBackend"]
-    assert cfg.default_hooks.logger.log_metric_by_epoch is False
-
-
-def test_log_to_of_a_config_without_a_visualizer(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("settings = dict(log_to='tensorboard')\nmodel = dict(type='vitdense.Swin', arch='tiny')\n")
-    assert backends(load_config(path)) == ["LocalVisBackend", "TensorboardVisBackend"]
+    assert backends(cfg) == ["LocalVisBackend", found]
+    assert not cfg.get("default_hooks") or cfg.default_hooks.logger.log_metric_by_epoch is False
 
 
 @pytest.mark.parametrize(
-    "settings", [{"image_size": 0}, {"max_epochs": 2.5}, {"size": 3}, {"log_to": ["tensorboard", "wandbb"]}], ids=str
+    ("settings", "named"),
+    [
+        ({"image_size": 0}, "image_size"),
+        ({"max_epochs": 2.5}, "max_epochs"),
+        ({"max_iters": 5}, "max_epochs"),  # the other unit
+        ({"size": 3}, "size"),
+        ({"log_to": ["tensorboard", "wandbb"]}, "log_to"),
+        ({"normalisation": "other"}, r"normalisation: got 'other', expected 'own'"),
+    ],
 )
-def test_wrong_settings_are_refused(repo, settings):
-    with pytest.raises(ConfigError, match=f"settings.*{next(iter(settings))}"):
-        load_config(repo / "configs/cascade_swin_t_coco.py", {"settings": settings})
+def test_wrong_settings_are_refused(settings, named):
+    with pytest.raises(ConfigError, match=f"settings.*{named}"):
+        load_config("cascade_swin_t_coco", {"settings": settings})
 
 
-def test_normalisation_is_own_or_refused(repo):
-    path = repo / "configs/cascade_swin_t_coco.py"
-    cfg = load_config(path, {"settings.normalisation": "own"})
-    assert cfg.settings == {"normalisation": "own"}
-    cfg.pop("settings")
-    assert cfg.to_dict() == load_config(path).to_dict()  # nothing else changes
-    with pytest.raises(ConfigError, match=r"settings\.normalisation: got 'other', expected 'own'"):
-        load_config(path, {"settings.normalisation": "other"})
+def test_normalisation_of_ones_own_changes_nothing():
+    cfg = load_config("cascade_swin_t_coco", {"settings.normalisation": "own"})
+    assert cfg.pop("settings") == {"normalisation": "own"}
+    assert cfg.to_dict() == load_config("cascade_swin_t_coco").to_dict()

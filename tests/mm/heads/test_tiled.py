@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from vitdense.errors import OptionError
+from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
+from vitdense.mm.config.passes import built
 
 pytest.importorskip("mmdet")
 from mmdet.structures import DetDataSample
@@ -22,6 +24,7 @@ from torch import nn
 from vitdense.mm.config.query import split_pipeline
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.tiled import TiledDetector
+from vitdense.mm.precision import Inference
 from vitdense.mm.train import launch
 
 PIPELINE = load_config("cascade_swin_nano_shapes").test_dataloader.dataset.pipeline
@@ -107,7 +110,7 @@ def test_the_test_of_a_config_has_tiles(tmp_path):
     for tiles in (None, 96, 64):
         cfg = make()
         cfg.test_evaluator.outfile_prefix = str(tmp_path / f"{tiles}")
-        launch.test(cfg, str(tmp_path / "random.pth"), tiles=tiles)
+        launch.test(cfg, str(tmp_path / "random.pth"), Inference(tiles=tiles))
         boxes.append(json.loads((tmp_path / f"{tiles}.bbox.json").read_text()))
     key = operator.itemgetter("image_id", "score", "bbox")
     assert sorted(boxes[1], key=key) == sorted(boxes[0], key=key)
@@ -119,4 +122,4 @@ def test_what_cannot_be_tiled():
         with pytest.raises(OptionError, match="tiles: got"):
             TiledDetector(Blobs(), side, overlap, [])
     with pytest.raises(ConfigError, match="tiles: got a segmentor"):
-        launch._tile_tests(load_config("upernet_swin_nano_shapes"), 64, 0.2)
+        built(load_config("upernet_swin_nano_shapes"), Asked(inference=Inference(tiles=64)))

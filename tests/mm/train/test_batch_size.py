@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from vitdense.mm.config.base import Asked
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.memory import available_memory, bytes_of
@@ -75,4 +76,4 @@ def test_what_is_refused(key, value, named):
     cfg = load_config("upernet_swin_nano_shapes")
     cfg[key] = value
     with pytest.raises(ConfigError, match=f"--batch-size auto.*{named}"):
-        set_batch_size(cfg)
+        set_batch_size(cfg, Asked(auto_batch_size=True))

@@ -19,6 +19,7 @@ from mmengine.structures import InstanceData
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.heads import rle_masks
+from vitdense.mm.precision import Inference
 from vitdense.mm.train import launch
 
 CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
@@ -131,7 +132,7 @@ def test_pictures_show_the_masks(name, hook, tmp_path):
         runner.val()
     else:
         cfg.default_hooks.visualization.update(draw=True, interval=1, score_thr=0.0)
-        launch.test(cfg, checkpoint, tiles=64 if hook == "tiles" else None)
+        launch.test(cfg, checkpoint, Inference(tiles=64 if hook == "tiles" else None))
     (picture, *_) = sorted(tmp_path.rglob("vis_image/*.png"))
     assert cv2.imread(str(picture)).shape == (96, 192, 3)  # ground truth to the left
 

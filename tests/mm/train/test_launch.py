@@ -3,61 +3,52 @@ from unittest.mock import MagicMock
 import cv2
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.optim.optimizer import amp_optimizer_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPERS
 
 from vitdense import Swin
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.mm.config import passes, run
+from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import ConfigError, load_config
+from vitdense.mm.config.passes import built
 from vitdense.mm.train import launch, processes
 from vitdense.mm.train.console import exit_on_user_error
 
 
-def error_output(function, capsys):
+def fail(error):
+    raise error
+
+
+def nested():
+    with exit_on_user_error():
+        raise ConfigError("inner")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda folder: Swin("nano"), "error: arch: got 'nano'"),
+        (lambda folder: MODELS.build(dict(type="vitdense.Swin", arch="nano")), "arch: got 'nano'"),  # raised anew
+        (lambda folder: folder.write_text(""), "{folder}"),
+        (lambda folder: fail(OSError(24, "Too many open files")), "Too many open files"),  # of the machine
+        (lambda folder: nested(), "error: inner\n"),
+    ],
+)
+def test_errors_of_a_user_are_one_message(function, message, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended, exit_on_user_error():
-        function()
+        function(tmp_path)
     assert ended.value.code == 2
-    return capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert message.format(folder=tmp_path) in printed
+    assert printed.count("\n") == 1
 
 
-def test_value_error_of_this_package_is_one_message(capsys):
-    assert error_output(lambda: Swin("nano"), capsys).startswith("error: arch: got 'nano'")
-    cfg = Config({"type": "vitdense.Swin", "arch": "nano"})
-    assert "arch: got 'nano'" in error_output(lambda: MODELS.build(cfg), capsys)  # the registry raises a new error
-
-
-def test_unwritable_output_is_one_message(capsys, tmp_path):
-    assert str(tmp_path) in error_output(lambda: tmp_path.write_text(""), capsys)
-
-
-@pytest.mark.parametrize("fault", [OSError("of a socket"), ConnectionResetError(104, "reset")])
-def test_system_errors_without_a_file_keep_their_traceback(fault):
+@pytest.mark.parametrize("fault", [OSError("socket"), ConnectionResetError(104, "reset"), ValueError(), KeyError()])
+def test_other_errors_keep_their_traceback(fault):
     with pytest.raises(type(fault)), exit_on_user_error():
         raise fault
-
-
-def test_limits_of_the_machine_are_one_message(capsys):
-    def fail():
-        raise OSError(24, "Too many open files")
-
-    assert "Too many open files" in error_output(fail, capsys)
-
-
-def test_an_error_in_nested_blocks_is_one_message(capsys):
-    def inner():
-        with exit_on_user_error():
-            raise ConfigError("inner")
-
-    assert error_output(inner, capsys) == "error: inner\n"
-
-
-def test_other_errors_keep_their_traceback():
-    with pytest.raises(ValueError, match="invalid literal"), exit_on_user_error():
-        int("x")
-    with pytest.raises(KeyError), exit_on_user_error():
-        {}["x"]
 
 
 @pytest.fixture
@@ -120,18 +111,18 @@ def test_tta_without_its_part_of_the_config_is_an_error(segmentor, absent):
         launch.test(make(**{absent: None}), checkpoint, tta=True)
 
 
-def test_tta_pipeline_reaches_data_sets_inside_wrappers(segmentor, monkeypatch):
+def test_tta_pipeline_reaches_data_sets_inside_wrappers(segmentor):
     make, checkpoint = segmentor
     cfg = make()
     cfg.test_dataloader.dataset = dict(type="ConcatDataset", datasets=2 * [cfg.test_dataloader.dataset])
-    monkeypatch.setattr(launch, "_runner", MagicMock())
-    launch.test(cfg, checkpoint, tta=True)
-    assert [part.pipeline for part in cfg.test_dataloader.dataset.datasets] == 2 * [cfg.tta_pipeline]
+    tested = built(cfg, Asked(checkpoint=checkpoint, tta=True))
+    assert [part.pipeline for part in tested.test_dataloader.dataset.datasets] == 2 * [cfg.tta_pipeline]
+    assert cfg.model.type != tested.model.type == cfg.tta_model.type  # which leaves the config as it is saved
 
 
 @pytest.mark.parametrize("option", ["--amp float16", "--launcher slurm"])
 def test_options_that_need_a_gpu_name_themselves_without_one(repo, tmp_path, monkeypatch, option):
-    for module in (launch, processes):
+    for module in (run, processes):
         monkeypatch.setattr(module, "get_device", lambda: "cpu")
     name, value = option.removeprefix("--").split()
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path), launcher="none")
@@ -145,7 +136,7 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, amp):
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py")
     cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype="float32")
     monkeypatch.setattr(launch, "_runner", MagicMock())
-    monkeypatch.setattr("vitdense.mm.config.passes.check_precision", lambda *_: None)  # of another machine
+    monkeypatch.setattr("vitdense.mm.config.run.check_precision", lambda *_: None)  # of another machine
     monkeypatch.setattr(amp_optimizer_wrapper, "is_cuda_available", lambda: True)
     launch.train(cfg, amp=amp)
     layer = torch.nn.Linear(2, 2)
@@ -187,7 +178,7 @@ def test_an_interrupt_is_one_line_that_says_where_to_go_on(repo, tmp_path, monke
 def test_a_run_shorter_than_the_interval_of_the_log_logs_every_iteration(repo, monkeypatch, length, interval):
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", {"settings.max_iters": length})
     cfg.default_hooks.logger.interval = 50
-    monkeypatch.setattr(launch, "check", lambda cfg, splits: None)
+    monkeypatch.setattr(passes, "check", lambda cfg, splits: None)
     launch.prepare_training(cfg)
     assert cfg.default_hooks.logger.interval == interval
     assert cfg.default_hooks.logger.ignore_last is False

@@ -14,9 +14,9 @@ from vitdense.mm.checks.description import Description
 from vitdense.mm.checks.pictures import draw_batch
 from vitdense.mm.checks.schedule import warm_up
 from vitdense.mm.config.arguments import make_parser
-from vitdense.mm.config.base import Asked, run_passes
+from vitdense.mm.config.base import Asked, describe, run_passes
 from vitdense.mm.config.load import config_of
-from vitdense.mm.config.passes import TRAINING
+from vitdense.mm.config.passes import STARTING, TRAINING, built
 from vitdense.mm.config.query import find_class, leaf_datasets
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import FILES_READ
@@ -30,13 +30,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help=f"read every image file, not only {FILES_READ} per data set")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw a batch as the model will see it")
     parser.add_argument("--write", type=Path, metavar="FILE.py", help="write the config with everything resolved")
-    parser.add_argument("--passes", action="store_true", help="print what changes the config before a training")
+    parser.add_argument("--passes", action="store_true", help="print what each pass changes before a training")
     args, changes = parser.parse_args(argv), []
     with exit_on_user_error():
         cfg = config_of(args, changes)
         if args.passes:
-            run_passes(TRAINING, copy.deepcopy(cfg), Asked(), changes)
-            print(*(f"{change.by}: {change.key}: {change.old} -> {change.new}" for change in changes), "", sep="\n")
+            trained = copy.deepcopy(cfg)
+            run_passes([*TRAINING, *(step for step in STARTING if step.name != "checks")], trained, Asked(), changes)
+            built(trained, Asked(), changes=changes)
+            print(*describe(changes), "", sep="\n")
         status = report(cfg, args.all)
         if args.pictures and status == 0:
             print("drew", *draw_batch(cfg, args.pictures))

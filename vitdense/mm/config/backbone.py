@@ -25,10 +25,10 @@ KEPT = {"frozen_stages": "all", "output_cls_token": True}  # a recipe with a fro
 
 
 def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
-    """What changes in the model of a config for another backbone, as a part of a config that inherits from it.
+    """What changes in the model of a config for another backbone: a part of a config that inherits from it.
 
-    The maps keep their number and strides. A plain ViT gets a `DeconvPyramid` where they are 4, 8, 16 and 32. What
-    `KEPT` names stays as a backbone of ours has it.
+    The new backbone returns as many maps, of the same strides. A plain ViT gets a `DeconvPyramid` for the strides 4, 8,
+    16 and 32. Options that `KEPT` names stay, with the values that it has.
 
     Args:
         cfg: The config; it is not changed.
@@ -72,7 +72,8 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
 
 
 def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
-    """Channels and strides of the maps of a backbone: ours has them, another makes a pass with random weights."""
+    """Channels and strides of the maps of a backbone. Our classes state both; another class predicts once, with random
+    weights."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
     if issubclass(find_class(MODELS, backbone["type"], cfg), Backbone):
         with torch.device("meta"):
@@ -90,9 +91,13 @@ def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
 def _named(
     name: str, row: Model, strides: list[int], any_patch: bool
 ) -> tuple[dict[str, Any], list[int], dict[str, Any] | None]:
-    """Config of a backbone of the model table with maps of `strides`, their channels, and the pyramid it needs.
+    """The config of a backbone of the model table, the channels of its maps, and the config of the pyramid that a plain
+    ViT needs.
 
-    `any_patch`: Heads do not know strides, as those of segmentors, so that those of a plain ViT may be others.
+    Args:
+        name, row: Of the model table.
+        strides: Of the maps that the neck or the heads expect.
+        any_patch: The heads take maps of any stride, as heads of segmentors do, so that a ViT may have any patch size.
     """
     kind = backbone_class(row.family)
     with torch.device("meta"):
@@ -123,7 +128,7 @@ def _named(
 
 
 def _not_default(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `options` that differ from the defaults of a class."""
+    """The options that differ from the defaults of a class."""
     defaults = arguments(kind)
     return {key: value for key, value in options.items() if value != defaults[key]}
 
@@ -179,7 +184,7 @@ def channel_changes(model: Mapping, old: Sequence[int], new: Sequence[int]) -> d
 
 
 def _part_changes(where: str, part: Mapping, old: list[int], new: list[int]) -> dict[str, Any]:
-    """What changes in a neck or head, or in the parts of a head without `in_channels`, such as K-Net's."""
+    """What changes in a neck or head; of a head without `in_channels`, such as K-Net's, in its parts."""
     wanted, index = part.get("in_channels"), part.get("in_index")
     if wanted is None:
         inner = {

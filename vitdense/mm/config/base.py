@@ -1,16 +1,21 @@
-"""A pass over a config, and what it knows of the command."""
+"""What a command asks of a config, and a pass over the config."""
 
-from collections.abc import Callable, Mapping, Sequence
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
 from vitdense.mm.config.classes import BY_NAME
-from vitdense.mm.config.query import flat
+from vitdense.mm.config.print import code
+from vitdense.mm.config.query import ABSENT, find, flat, has_dicts
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.precision import Inference
 
-ABSENT = "absent"
+SHOWN = 60  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,12 @@ class Asked:
             ``work_dirs/<name of the config>``.
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
         amp: Data type of automatic mixed precision; None: float32.
-        auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the others.
-        shard, fresh, resume: Likewise.
+        auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the next four.
+        auto_batch_size, shard, fresh, resume: Likewise.
+        checkpoint: To test or to predict with: a file, an address, or an exported file.
+        tta: Of a test, see `vitdense.mm.train.launch.test`.
+        inference: How a model predicts that is tested.
+        mask_score_thr: Of a prediction, masks of detections of a lower score are left out; None: masks of all, [H, W].
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -32,16 +41,26 @@ class Asked:
     launcher: str = "none"
     amp: str | None = None
     auto_scale_lr: bool = False
+    auto_batch_size: bool = False
     shard: bool = False
     fresh: Sequence[str] = ()
     resume: str | None = None
+    checkpoint: str | None = None
+    tta: bool = False
+    inference: Inference = field(default_factory=Inference)
+    mask_score_thr: float | None = None
+
+    @property
+    def exported(self) -> str | None:
+        """The checkpoint, if it is a file of ``tools/export.py --to onnx``."""
+        return self.checkpoint if str(self.checkpoint).endswith(".onnx") else None
 
 
 class Pass(NamedTuple):
     """One writer of a config.
 
     Attributes:
-        name: What it is, for who asks which pass set a key.
+        name: The option or setting that it obeys, or what it does.
         writes: The dotted keys that it may write, as patterns of `fnmatch`.
         apply: Changes the config in place.
     """
@@ -49,6 +68,10 @@ class Pass(NamedTuple):
     name: str
     writes: tuple[str, ...]
     apply: Callable[[Config, Asked], None]
+
+    def may_write(self, key: str) -> bool:
+        """Whether a dotted key is among those that it declares."""
+        return any(fnmatch.fnmatchcase(key, pattern) for pattern in self.writes)
 
 
 class Change(NamedTuple):
@@ -72,13 +95,14 @@ def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[
     Raises:
         ConfigError: What is asked does not fit the config or itself; two of it contradict each other.
     """
+    before = flat(cfg.to_dict(), opens=has_dicts) if changes is not None else {}
     for step in passes:
-        before = flat(cfg.to_dict()) if changes is not None else {}
         step.apply(cfg, asked)
         if changes is not None:
-            after = flat(cfg.to_dict())
+            after = flat(cfg.to_dict(), opens=has_dicts)
             pairs = ((key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in {**before, **after})
             changes += [Change(step.name, *pair) for pair in pairs if repr(pair[1]) != repr(pair[2])]
+            before = after
         for key, value in getattr(cfg, "given", {}).items():
             now = find(cfg, key)
             if now not in (value, ABSENT if value is None else value, *BY_NAME.values()):  # the same, read by name
@@ -86,10 +110,34 @@ def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[
                 raise ConfigError(f"--cfg-options {key}: got {value!r}, but {step.name} {done}; give one of the two")
 
 
-def find(node: Any, key: str) -> Any:
-    for part in key.split("."):
-        if isinstance(node, (list, tuple)):
-            node = node[int(part)] if int(part) < len(node) else ABSENT
-        else:
-            node = node.get(part, ABSENT) if isinstance(node, (Config, dict)) else ABSENT
-    return node
+def describe(changes: Sequence[Change]) -> Iterator[str]:
+    """Lines of text: the name of every pass that changed something, and what: ``key: old -> new``.
+
+    Keys that change alike and differ in one part share a line: ``{train,val}_dataloader.batch_size``.
+    """
+    for name, group in groupby(changes, lambda change: change.by):
+        yield name
+        alike: dict[tuple[str, str], list[str]] = {}
+        for _, key, old, new in group:
+            like = re.sub(r"^(train|val|test)_|(?<=\.)\d+(?=\.)", "*", key)
+            alike.setdefault((like, f"{_short(old)} -> {_short(new)}"), []).append(key)
+        yield from (f"    {key}: {text}" for (_, text), keys in alike.items() for key in _joined(keys))
+
+
+def _joined(keys: Sequence[str]) -> list[str]:
+    """Dotted keys of as many parts as one, if they differ in one part alone."""
+    parts = [
+        list(dict.fromkeys(part))
+        for part in zip(*(re.split(r"(?<=^train)_|(?<=^val)_|(?<=^test)_|\.", key) for key in keys))
+    ]
+    if len(keys) == 1 or sum(len(part) > 1 for part in parts) != 1:
+        return list(keys)
+    joined = ".".join(part[0] if len(part) == 1 else f"{{{','.join(part)}}}" for part in parts)
+    return [re.sub(r"^((?:train|val|test)|\{[^}]*\})\.(dataloader|evaluator|cfg)", r"\1_\2", joined)]
+
+
+def _short(value: Any) -> str:
+    text = value if value is ABSENT else code(value).replace("\n", " ")
+    if isinstance(value, (list, tuple)) and len(text) > SHOWN:
+        return f"{len(value)} values, {code(value[0])} to {code(value[-1])}"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

@@ -1,4 +1,4 @@
-"""The classes of the training data decide: the other data sets, the heads and the metrics follow, by name."""
+"""Class names are propagated from the training data to the other data sets, the heads and the metrics."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from mmengine.fileio import list_from_file
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, METRICS, MODELS
 
-from vitdense.mm.config.query import as_list, class_heads, find_class, leaf_datasets, nodes
+from vitdense.mm.config.query import SPLITS, as_list, class_heads, find_class, leaf_datasets, nodes
 from vitdense.mm.data.classes import colours, difference
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
 from vitdense.models.registry import arguments
 
-# mmdet's types that number labels in the order of a file, or evaluate by its ids -> ours, which do it by name.
+# Types of mmdet that number labels in the order of a file, or evaluate by its ids -> our types, which go by name.
 BY_NAME = {
     "mmdet.datasets.coco.CocoDataset": "vitdense.CocoDataset",
     "mmdet.evaluation.metrics.coco_metric.CocoMetric": "vitdense.CocoMetric",
@@ -51,7 +51,7 @@ def annotation_file(dataset: dict) -> str | None:
 
 
 def _states_classes(dataset: dict) -> bool:
-    """Whether a data set says which classes it has, rather than its type."""
+    """Whether the config or the annotation file of a data set names its classes, rather than its type."""
     ann_file = annotation_file(dataset)
     return "classes" in (dataset.get("metainfo") or {}) or (ann_file is not None and Path(ann_file).is_file())
 
@@ -74,28 +74,28 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
 
 
 def _read_by_name(node: dict, kind: type | None) -> None:
-    """Replace a type of `BY_NAME` in a config by ours."""
+    """Replace a type of `BY_NAME` by the type of ours."""
     if kind is not None and (ours := BY_NAME.get(f"{kind.__module__}.{kind.__name__}")):
         node["type"] = ours
 
 
 def effective_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
-    """Class names that mm's data set will have: of its `metainfo`, else of its type."""
+    """Class names that mm will give a data set: of its `metainfo`, else of its type."""
     of_type = {"type": dataset["type"], "metainfo": dataset.get("metainfo")}
     return dataset_classes(of_type, kind)
 
 
 def model_classes(cfg: Config) -> tuple[str, ...] | None:
-    """Class names of the model, in the order of its labels: those of the training data, else of the other data.
+    """Class names of the model, in the order of its labels: of the training data, else of the other data.
 
-    Of several data sets of the type of the first, the first decides that states its classes.
+    Of several data sets of one type, the first that names its classes decides.
     """
     first, kind = _first(cfg)
     return None if kind is None else dataset_classes(first, kind)
 
 
 def model_things(cfg: Config) -> int | None:
-    """How many of `model_classes` are things; None where the data tell no things from stuff."""
+    """How many of `model_classes` are things; None for data without stuff."""
     first, kind = _first(cfg)
     if kind is None or not is_panoptic(kind):
         return None
@@ -113,23 +113,22 @@ def _first(cfg: Config) -> tuple[dict, type | None]:
 
 def _data_sets(cfg: Config) -> list[tuple[str, dict, type | None]]:
     """The split, the config and the class of every data set, without wrappers."""
-    loaders = {split: cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")}
+    loaders = [(split, loader) for split in SPLITS if (loader := cfg.get(f"{split}_dataloader"))]
     return [
         (split, dataset, find_class(DATASETS, dataset["type"], cfg))
-        for split, loader in loaders.items()
-        if loader
+        for split, loader in loaders
         for dataset in leaf_datasets(loader.dataset)
     ]
 
 
 def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) -> None:
-    """Give a data set the classes of the model, in their order. The checks compare what it cannot follow.
+    """Give a data set the classes of the model, in their order. Where it cannot have them, the checks say so.
 
     Args:
-        dataset: Its config, changed in place.
+        dataset: The config of the data set, changed in place.
         kind: Its class.
         classes: Of the model.
-        decides: It is of the type whose data decide.
+        decides: Whether the data set has the type of the data whose classes the model has.
     """
     given, own = dict(dataset.get("metainfo") or {}), dataset_classes(dataset, kind)
     if "classes" in given:
@@ -152,10 +151,10 @@ def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) 
 
 
 def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
-    """Complete a config by the classes of its training data, in place.
+    """Propagate the classes of the training data through a config, in place.
 
-    All data sets get them, in one order, and are read by name. So do the heads in `CLASS_HEADS`, see `_set_heads`. Set
-    only where it is missing is the `ann_file` of metrics, which is that of their data set.
+    All data sets get the classes in one order, and read labels by name. The heads in `CLASS_HEADS` get their number,
+    see `_set_heads`. A metric without `ann_file` gets the annotation file of its data set.
 
     Args:
         cfg: The config.
@@ -181,14 +180,14 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
 
 
 def follows(head: dict, cfg: Config) -> bool:
-    """Whether a head has as many classes as the data: it states no number, or the `num_classes` at the top of the
-    config, the number of a recipe's own data, by which mm's tools build it."""
+    """Whether a head gets the number of classes of the data. It does if it states no number, or the `num_classes` at
+    the top of the config: the number of a recipe's own data, with which mm's tools build the head."""
     # A part that states another, as of K-Net, speaks for the whole head.
     return all(part.get("num_classes") in (None, cfg.get("num_classes")) for part in nodes(head))
 
 
 def _set_heads(cfg: Config, number: int, things: int | None) -> None:
-    """Set the numbers of classes of heads that follow the data; of panoptic heads, of things and of stuff."""
+    """Set the number of classes of heads that follow the data; the numbers of things and of stuff of panoptic heads."""
     for _, head in class_heads(cfg.get("model")):
         if {"num_classes"} <= _options(head, cfg) and follows(head, cfg):
             head["num_classes"] = number
@@ -205,7 +204,7 @@ def _options(head: dict, cfg: Config) -> set[str]:
 
 
 def class_counts(model: dict) -> Iterator[tuple[str, int]]:
-    """The numbers of classes that heads of a model state, of things and stuff together: dotted path and number."""
+    """Dotted path and value of every number of classes that a head of a model states; things and stuff are summed."""
     for path, head in class_heads(model):
         if head.get("num_classes") is not None:
             yield f"{path}.num_classes", head["num_classes"]
@@ -215,7 +214,7 @@ def class_counts(model: dict) -> Iterator[tuple[str, int]]:
 
 
 def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -> None:
-    """Put the weights of classes in losses in another order; those after them are of the background or of no object."""
+    """Reorder the class weights of losses. A weight after them is of the background, or of no object."""
     for loss in nodes(cfg.get("model")) if before != classes else ():
         weights = loss.get("class_weight")
         if isinstance(weights, (list, tuple)) and len(weights) in (len(classes), len(classes) + 1):
@@ -223,7 +222,7 @@ def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -
 
 
 def follow_checkpoint(cfg: Config, checkpoint: str, classes: Sequence[str] | None, fresh: bool = False) -> None:
-    """Give a config the order of the classes of a checkpoint, whose outputs and optimizer have it.
+    """Give a config the classes in the order of a checkpoint, which its outputs and its optimizer have.
 
     Args:
         cfg: After `follow_classes`; changed in place.

@@ -8,9 +8,8 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.mm.config.query import leaf_datasets
+from vitdense.mm.config.query import ABSENT, find, leaf_datasets
 
-ABSENT = "absent"
 SHOWN = 12  # differences in a message
 WEIGHTS = ("init_cfg", "load_from")  # what a model starts with is in the checkpoint
 # Of a run, what decides how training goes on; the data, for instance, may have moved.
@@ -76,14 +75,8 @@ def differences(saved: Mapping, given: Mapping, keys: Collection[str]) -> list[s
         given: The config in use.
         keys: Dotted keys.
     """
-    lines = [line for key in keys for line in _lines(key, _find(saved, key), _find(given, key))]
+    lines = [line for key in keys for line in _lines(key, find(saved, key), find(given, key))]
     return [*lines[:SHOWN], f"and {len(lines) - SHOWN} others"] if len(lines) > SHOWN else lines
-
-
-def _find(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = config.get(part, ABSENT) if isinstance(config, Mapping) else ABSENT
-    return config
 
 
 def _lines(key: str, saved: Any, given: Any) -> Iterator[str]:

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from vitdense.files import describe_missing
 from vitdense.mm.config.base import Asked, Change
 from vitdense.mm.config.passes import completed
 from vitdense.mm.config.print import ReadableConfig
-from vitdense.mm.config.query import as_list, nodes
+from vitdense.mm.config.query import as_list
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.processes import find_launcher
 from vitdense.mm.train.work_folder import WorkFolder
@@ -54,7 +53,8 @@ def load_config(
 
 
 def shipped(name: str) -> Config:
-    """A config that mmdet, mmseg or vitdense ships, as its file has it; see `find_config`."""
+    """A config that mmdet, mmseg or vitdense ships, as its file has it, for configs that take parts of it; see
+    `find_config`."""
     return _read(find_config(name))
 
 
@@ -83,22 +83,6 @@ def find_config(name: str | Path) -> Path:
         )
         raise ConfigError(f"config {name}: {describe_missing(path)}; {hint}")
     return path
-
-
-class _FindMmseg:
-    """mmengine looks for the bases ``mmseg::...`` by the name of a distribution, `mmsegmentation`; onedl's has another.
-
-    Appended to the meta path, it answers where no module has this name: mmengine falls back on modules.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
-        found = find_spec("mmseg") if name == "mmsegmentation" else None
-        return found and ModuleSpec(name, None, origin=found.origin)
-
-
-sys.meta_path.append(_FindMmseg)
 
 
 def own_modules(cfg: Config) -> list[Path]:
@@ -149,11 +133,6 @@ def _read(path: Path) -> Config:
         cause = error.__cause__ or error  # of an import
         raise ConfigError(f"{where}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
     _check_imports(cfg, files)
-    for node in nodes(cfg._cfg_dict):
-        # mmengine has the scope of the package for all that a base `vitdense::...` builds. Our configs name the classes
-        # of their default_scope, as mmengine builds them from a base of any other path.
-        if node.get("_scope_") == "vitdense":
-            del node["_scope_"]
     return ReadableConfig(cfg._cfg_dict, filename=cfg.filename)
 
 
@@ -188,15 +167,6 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
                 bases = as_list(ast.literal_eval(node.value))
     found = [find_config(base) if "::" in base else path.parent / base for base in bases]
     return list(dict.fromkeys([path, *(file for base in found for file in config_files(base, (*above, path)))]))
-
-
-def check_tiles(cfg: Config) -> None:
-    """Raise if the model of a config cannot predict in tiles."""
-    if cfg.get("default_scope") == "mmseg":
-        raise ConfigError(
-            "tiles: got a segmentor, expected a detector; a segmentor slides over an image by its config: "
-            "model.test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341))"
-        )
 
 
 def config_of(args: argparse.Namespace, changes: list[Change] | None = None) -> Config:

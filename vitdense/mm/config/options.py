@@ -10,8 +10,9 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from vitdense.mm.config.query import find_class
-from vitdense.mm.config.settings import LENGTHS, SETTINGS
+from vitdense.mm.config.base import Asked
+from vitdense.mm.config.query import find, find_class, flat, nodes
+from vitdense.mm.config.settings import LENGTHS, SETTINGS, check_kept, check_settings
 from vitdense.mm.errors import ConfigError
 from vitdense.models.registry import arguments
 
@@ -65,12 +66,33 @@ def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def is_setting(key: str) -> bool:
-    """Whether a dotted key is one of ``settings``, which apply before all other options."""
+def drop_scope(cfg: Config, asked: Asked) -> None:
+    """mmengine has the scope of the package for all that a base ``vitdense::...`` builds. Our configs name the classes
+    of their default_scope, as mmengine builds them from a base of any other path."""
+    for node in nodes(cfg._cfg_dict):
+        if node.get("_scope_") == "vitdense":
+            del node["_scope_"]
+
+
+def merge_settings(cfg: Config, asked: Asked) -> None:
+    """The options of ``settings``, which apply before all others."""
+    _merge(cfg, {key: value for key, value in asked.options.items() if _is_setting(key)})
+    check_settings(cfg)
+
+
+def merge_given(cfg: Config, asked: Asked) -> None:
+    """All other options, verbatim; `cfg.given` notes them, by dotted keys."""
+    given = {key: value for key, value in asked.options.items() if not _is_setting(key)}
+    _merge(cfg, given)
+    check_kept(cfg)
+    cfg.given.update((key, value) for key, value in flat(given).items() if find(cfg, key) == value)
+
+
+def _is_setting(key: str) -> bool:
     return key.partition(".")[0] == "settings"
 
 
-def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
+def _merge(cfg: Config, options: Mapping[str, Any]) -> None:
     """Override values of a config, in place.
 
     Raises:

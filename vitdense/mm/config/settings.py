@@ -14,7 +14,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import HOOKS
 
-from vitdense.mm.config.query import as_list, find_class, hooks, nodes
+from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks, nodes, type_name
 from vitdense.mm.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
@@ -68,7 +68,7 @@ def check_kept(cfg: Config) -> None:
             raise ConfigError(f"settings.{name}: got {settings[name]}, but train_cfg.{name}={cfg.train_cfg.get(name)}")
     if "image_size" in settings and (size := image_size(cfg)) != settings.image_size:
         raise ConfigError(f"settings.image_size: got {settings.image_size}, but the pipelines were set to {size}")
-    used = {_class_name(backend) for backend in as_list((cfg.get("visualizer") or {}).get("vis_backends"))}
+    used = {type_name(backend) for backend in as_list((cfg.get("visualizer") or {}).get("vis_backends"))}
     if absent := [x for x in as_list(settings.get("log_to")) if LOGGERS[x].rpartition(".")[2] not in used]:
         raise ConfigError(
             f"settings.log_to (--log-to): got {', '.join(absent)}, but visualizer={cfg.get('visualizer')} logs nothing "
@@ -86,14 +86,10 @@ def set_loggers(cfg: Config) -> None:
         cfg.visualizer = dict(type="Visualizer", vis_backends=[dict(type="LocalVisBackend")])
     if logger := (cfg.get("default_hooks") or {}).get("logger"):
         logger.log_metric_by_epoch = False  # or metrics and losses would not be over the same steps
-    kept = {_class_name(backend): backend for backend in as_list(cfg.visualizer.get("vis_backends"))}
+    kept = {type_name(backend): backend for backend in as_list(cfg.visualizer.get("vis_backends"))}
     classes = {name: kind.rpartition(".")[2] for name, kind in LOGGERS.items()}
     others = [backend for kind, backend in kept.items() if kind not in classes.values()]
     cfg.visualizer.vis_backends = others + [kept.get(classes[name], dict(type=LOGGERS[name])) for name in names]
-
-
-def _class_name(part: dict) -> str:
-    return str(getattr(part["type"], "__name__", part["type"])).rpartition(".")[2]
 
 
 def set_length(cfg: Config, given: Collection[str] = ()) -> None:
@@ -190,7 +186,7 @@ def set_image_size(cfg: Config) -> None:
     size = cfg.get("settings", {}).get("image_size")
     if size is None or (old := image_size(cfg)) == size:
         return
-    pipelines = [*nodes([cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")])]
+    pipelines = [*nodes([cfg.get(f"{split}_dataloader") for split in SPLITS])]
     fixed = {key for step in (*pipelines, *nodes(cfg.get("custom_hooks"))) for key in FIXED_SIZES if key in step}
     if fixed:
         raise ConfigError(f"settings.image_size: cannot change {', '.join(fixed)} of this config; set the sizes there")

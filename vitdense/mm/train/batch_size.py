@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from vitdense.mm.checks.config import batch_size
 from vitdense.mm.checks.dry_step import loader_here
+from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.errors import ConfigError
@@ -46,16 +47,21 @@ def steps_in_process(cfg: Config) -> tuple[DataLoader, nn.Module, OptimWrapper]:
     return loader, model, build_optim_wrapper(model, cfg.optim_wrapper)
 
 
-def set_batch_size(cfg: Config) -> None:
-    """Set the batch size of a training on one device to the largest that its memory holds, in place.
+def set_batch_size(cfg: Config, asked: Asked) -> None:
+    """If asked, set the batch size of a training on one device to the largest that its memory holds, in place.
 
     The learning rate follows linearly, as by ``auto_scale_lr``, with the images of a step of the optimizer. The most
     is ``auto_scale_lr.base_batch_size``, for which the recipe's learning rate was found: beyond it the rule would be a
     guess.
 
     Raises:
-        ConfigError: There are several processes, or the config has no ``base_batch_size``; or one image is too much.
+        ConfigError: The training resumes, there are several processes, or the config has no ``base_batch_size``; or one
+            image is too much.
     """
+    if not asked.auto_batch_size:
+        return
+    if asked.resume is not None:
+        raise ConfigError("--batch-size auto: got --resume too, which goes on with the batch size of the run")
     base = (cfg.get("auto_scale_lr") or {}).get("base_batch_size")
     if cfg.get("launcher", "none") != "none":
         raise ConfigError(

@@ -239,7 +239,9 @@ class OmitFrozenBackboneHook(Hook):
 
 @HOOKS.register_module()
 class GuardModelHook(Hook):
-    """`guard_model` in the runner of mm's own tools; ours calls it without this hook."""
+    """`guard_model` in a Runner, our own or that of mm's tools."""
+
+    priority = "VERY_HIGH"  # before hooks that copy the model, such as EMAHook
 
     def before_run(self, runner) -> None:
         guard_model(runner.model)
@@ -289,21 +291,19 @@ class ValidationPicturesHook(Hook):
                 runner.visualizer.add_datasample(name, image, sample, step=runner.iter)
 
 
+@HOOKS.register_module()
 class FirstIterationsHook(Hook):
-    """Log the first iterations of a training that `logger` leaves out, so that it does not look as if it hung.
-
-    Args:
-        logger: The hook that logs the others.
-    """
+    """Log the first iterations of a training that `LoggerHook` leaves out, so that it does not look as if it hung."""
 
     priority = "BELOW_NORMAL"  # as LoggerHook
 
-    def __init__(self, logger: LoggerHook) -> None:
-        self.logger, self.left = logger, FIRST_ITERATIONS
+    def before_train(self, runner) -> None:
+        self.loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
+        self.left = FIRST_ITERATIONS if self.loggers else 0
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         ends = self.end_of_epoch(runner.train_dataloader, batch_idx)
-        if self.left and not ends and not self.every_n_inner_iters(batch_idx, self.logger.interval):
+        if self.left and not ends and not self.every_n_inner_iters(batch_idx, self.loggers[0].interval):
             runner.logger.info(runner.log_processor.get_log_after_iter(runner, batch_idx, "train")[1])
         self.left = max(self.left - 1, 0)
 

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
@@ -18,19 +18,15 @@ from mmengine.logging import print_log
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.files import sha256_of
-from vitdense.mm.checks import check
 from vitdense.mm.config.base import Asked, run_passes
-from vitdense.mm.config.classes import follow_checkpoint, model_classes
-from vitdense.mm.config.load import check_tiles, config_files, own_modules
-from vitdense.mm.config.passes import TRAINING, load_everything
-from vitdense.mm.config.query import drop_weights, hooks, leaf_datasets, split_pipeline
-from vitdense.mm.data.classes import classes_of, difference
+from vitdense.mm.config.build import explained
+from vitdense.mm.config.load import config_files, own_modules
+from vitdense.mm.config.passes import STARTING, TESTING, TRAINING, built
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
-from vitdense.mm.precision import check_precision, computing, tune_cpu
-from vitdense.mm.train.batch_size import set_batch_size
+from vitdense.mm.precision import Inference
 from vitdense.mm.train.breakdown import report_test
-from vitdense.mm.train.checkpoints import REST, install_loader, is_checkpoint, read_checkpoint
+from vitdense.mm.train.checkpoints import REST, install_loader, is_checkpoint
 from vitdense.mm.train.console import result_commands
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.processes import (
@@ -39,31 +35,22 @@ from vitdense.mm.train.processes import (
     start_on_cpu,
 )
 from vitdense.mm.train.runner import Runner, StepError
-from vitdense.mm.train.work_folder import WorkFolder, check_saves, find_checkpoint, named_files
+from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint, named_files
 
 NOTHING = -1  # COCO's AP of what the truth does not have
 
 
-def prepare_training(
-    cfg: Config,
-    amp: str | None = None,
-    resume: str | None = None,
-    auto_scale_lr: bool = False,
-    fresh: Sequence[str] = (),
-    shard: bool = False,
-    auto_batch_size: bool = False,
-) -> Config:
+def prepare_training(cfg: Config, resume: str | None = None, **options: Any) -> Config:
     """Write the options of a training into its config, which then is what runs, and check it.
 
     Args:
         cfg: From `load_config`.
-        amp: Data type of automatic mixed precision, one of `precision.AMP_DTYPES`; None: float32.
         resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
-        auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
-        fresh: See `ExactLoadHook`; replaces the config's. Not for `resume`.
-        shard: Keep parameters, gradients and optimizer states in parts over the processes; see
-            `vitdense.mm.train.shard`.
-        auto_batch_size: See `set_batch_size`. Not for `resume`.
+        options: Of `Asked`. `amp`: data type of automatic mixed precision, one of `precision.AMP_DTYPES`; None:
+            float32. `auto_scale_lr`: multiply the learning rate by the total batch size over
+            ``auto_scale_lr.base_batch_size``. `fresh`: see `ExactLoadHook`; replaces the config's, and is not for
+            `resume`. `shard`: keep parameters, gradients and optimizer states in parts over the processes; see
+            `vitdense.mm.train.shard`. `auto_batch_size`: see `set_batch_size`; not for `resume`.
 
     Returns:
         The config for the work folder: what starts the training anew, also where this one resumes.
@@ -79,22 +66,10 @@ def prepare_training(
             raise ConfigError(f"--resume {folder.path}: {folder.lack}; --overwrite starts anew")
         if resume is None:
             print_log(f"no checkpoint to resume from in {cfg.work_dir}: training from scratch", level=logging.WARNING)
-    if resume is not None:
-        resume = find_checkpoint(resume)
-    asked = Asked(amp=amp, auto_scale_lr=auto_scale_lr, shard=shard, fresh=fresh, resume=resume)
-    *starting, resuming = TRAINING
-    run_passes(starting, cfg, asked)
-    check_saves(cfg)
-    kept = cfg if resume is None else copy.deepcopy(cfg)
-    run_passes([resuming], cfg, asked)
-    _follow_outputs(cfg)
-    check(cfg, ("train",) if cfg.get("val_cfg") is None else ("train", "val"))
-    if auto_batch_size:
-        if resume is not None:
-            raise ConfigError("--batch-size auto: got --resume too, which goes on with the batch size of the run")
-        set_batch_size(cfg)
-    if cfg.get("load_from"):
-        drop_weights(cfg.model)
+    asked = Asked(resume=None if resume is None else find_checkpoint(resume), **options)
+    run_passes(TRAINING, cfg, asked)
+    kept = cfg if asked.resume is None else copy.deepcopy(cfg)
+    run_passes(STARTING, cfg, asked)
     return kept
 
 
@@ -131,7 +106,7 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
     if overwrite:
         named = named_files(cfg, config_files(Path(cfg.filename)))
         folder.check_replaceable(cfg, named)
-    with folder.hold():
+    with folder.hold(), explained(cfg):
         agree(_facts(cfg))
         runner = _runner(cfg)
         runner.begin = partial(_begin, runner, folder, kept, named if overwrite else None)
@@ -181,9 +156,10 @@ def replay(cfg: Config, file: str) -> None:
     """
     prepare_training(cfg, resume=file)
     cfg.work_dir = str(Path(cfg.work_dir, "replay"))
-    runner = _runner(cfg)
-    runner.register_hook(FirstNotFinite(), "LOWEST")
-    runner.train()
+    with explained(cfg):
+        runner = _runner(cfg)
+        runner.register_hook(FirstNotFinite(), "LOWEST")
+        runner.train()
 
 
 def _facts(cfg: Config) -> dict[str, str]:
@@ -207,61 +183,39 @@ def _further(cfg: Config) -> str:
 def test(  # no test of pytest
     cfg: Config,
     checkpoint: str,
+    inference: Inference | None = None,  # noqa: PT028
     tta: bool = False,  # noqa: PT028
     report: Path | None = None,  # noqa: PT028
-    tiles: int | None = None,  # noqa: PT028
-    overlap: float = 0.2,  # noqa: PT028
-    amp: str | None = None,  # noqa: PT028
-    onednn: bool = True,  # noqa: PT028
 ) -> dict[str, float]:
     """Evaluate a checkpoint on the test data.
 
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`; or a file of ``tools/export.py --to onnx``, see `ExportedModel`.
+        inference: How the model predicts. `device` and `score_thr` are those of the test: mmengine's, and the config's.
         tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
         report: Folder for what the metrics are made of; see `report_test`.
-        tiles, overlap: Predict in tiles, see `vitdense.load`.
-        amp: See `prepare_training`.
-        onednn: See `computing`; also, keep memory between layers.
 
     Returns:
         The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
 
     Raises:
-        ConfigError: See `check` and `check_precision`; or the config has no ``tta_pipeline`` or no ``tta_model`` for
+        ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for
             `tta`, or no metric for `report`, or is not one of a detector for `tiles`; or an exported file is to be
             augmented, tiled or cast, or has other classes.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
     start_on_cpu(cfg.launcher)
-    check_precision(f"--amp {amp}", amp, get_device())
-    cfg.pop("shard", None)
-    exported = find_checkpoint(checkpoint) if str(checkpoint).endswith(".onnx") else None
-    if exported and (tta or tiles or amp):
-        raise ConfigError(f"{checkpoint}: got --tta, --tiles or --amp too, expected none with an exported file")
-    cfg.load_from = None if exported else find_checkpoint(checkpoint)
-    cfg.resume = False
-    cfg.work_dir = str(Path(cfg.work_dir, "test"))  # the work folder has the config and the log of the training
+    inference = Inference(get_device()) if inference is None else replace(inference, device=get_device())
+    asked = Asked(checkpoint=find_checkpoint(checkpoint), tta=tta, inference=inference)
+    run_passes(TESTING, cfg, asked)
     WorkFolder(cfg.work_dir).make()
-    if amp:  # mmengine's loop would switch autocast off; so it takes the data type of the context around it
-        cfg.test_cfg.fp16 = True
-    load_everything(cfg)
-    _follow_outputs(cfg, exported)
-    check(cfg, ("test",))
-    drop_weights(cfg.model)
-    if tta:
-        _augment_tests(cfg)
-    if tiles is not None:
-        _tile_tests(cfg, tiles, overlap)
-    if exported:
-        _test_exported(cfg, exported)
-    runner = _runner(cfg)
-    if onednn:
-        tune_cpu(get_device(), amp)
-    with computing(get_device(), amp, onednn):
-        metrics = runner.test() if report is None else report_test(runner, report)
+    with explained(cfg):
+        runner = _runner(cfg, asked)
+        inference.tune_cpu()
+        with inference.computing():
+            metrics = runner.test() if report is None else report_test(runner, report)
     metrics = {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
     if nothing := [name for name, value in metrics.items() if value == NOTHING or math.isnan(value)]:
         print_log(
@@ -270,58 +224,11 @@ def test(  # no test of pytest
     return {name: math.nan if name in nothing else value for name, value in metrics.items()}
 
 
-def _follow_outputs(cfg: Config, exported: str | None = None) -> None:
-    """The order of the classes is that of the checkpoint to load, where it is a file of this machine, or exported."""
-    saved, options = Path(cfg.get("load_from") or ""), [hook for _, hook in hooks(cfg)]
-    if exported:
-        from vitdense.mm.heads.exported import open_program
-
-        names = open_program(exported).names
-        follow_checkpoint(cfg, exported, names)
-        if fault := difference(names, model_classes(cfg)):
-            raise ConfigError(f"{exported}: {fault}")
-    elif is_checkpoint(saved):
-        file = str(saved if saved.is_file() else saved / REST)
-        content = read_checkpoint(file, "meta", any(hook.get("allow_pickle") for hook in options))  # no tensors
-        follow_checkpoint(cfg, file, classes_of(content), any(hook.get("fresh") for hook in options))
-
-
-def _augment_tests(cfg: Config) -> None:
-    """Wrap the model for test-time augmentation, and replace the test pipeline."""
-    if absent := [key for key in ("tta_pipeline", "tta_model") if not cfg.get(key)]:
-        raise ConfigError(
-            f"--tta: the config has no {' and no '.join(absent)}; configs/_base_/seg_data.py has both for a segmentor, "
-            f"configs/research/_base_/coco_htcpp.py for a detector with masks"
-        )
-    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
-        dataset.pipeline = cfg.tta_pipeline
-    cfg.model = dict(cfg.tta_model, module=cfg.model)
-
-
-def _tile_tests(cfg: Config, side: int, overlap: float) -> None:
-    """Wrap the detector for tiles, and share out the steps of the test pipeline."""
-    check_tiles(cfg)
-    from vitdense.mm.heads.rle_masks import use_rle
-
-    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
-        dataset.pipeline, steps = split_pipeline(dataset.pipeline)
-    use_rle(cfg.model)
-    cfg.model = dict(type="vitdense.TiledDetector", module=cfg.model, side=side, overlap=overlap, pipeline=steps)
-
-
-def _test_exported(cfg: Config, path: str) -> None:
-    """Put an exported file in the place of the model. It takes photos."""
-    import vitdense.mm.heads.exported  # noqa: F401  registers it
-
-    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
-        dataset.pipeline, _ = split_pipeline(dataset.pipeline)
-    cfg.model = dict(type="vitdense.ExportedModel", path=path)
-
-
-def _runner(cfg: Config) -> Runner:
-    """Build mmengine's runner, and log which ops are in use."""
+def _runner(cfg: Config, asked: Asked | None = None) -> Runner:
+    """Build mmengine's runner, and log which ops are in use. Its config, which checkpoints have, is the saved one."""
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
-    runner = Runner.from_cfg(cfg)
+    runner = Runner.from_cfg(built(cfg, asked or Asked()))
+    runner.cfg = copy.deepcopy(cfg)
     runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))
     return runner

@@ -1,4 +1,5 @@
-"""Several processes of one training, test or prediction: how they start, and that they agree before the first step."""
+"""Processes of one training, test or prediction: how they start, how they stop, what they compare before the first
+step."""
 
 import ctypes
 import os
@@ -25,12 +26,12 @@ STOPS = tuple(
 
 
 class Launcher(NamedTuple):
-    """What a launcher tells its processes by environment variables, and the command that does.
+    """The environment variables that a launcher sets for its processes.
 
     Attributes:
-        numbers: The first is the number of the process, the second how many there are.
-        texts: Others.
-        command: As users type it.
+        numbers: Variables that hold whole numbers: the rank, the number of processes, and others.
+        texts: Variables that hold text.
+        command: What users type to start the processes.
     """
 
     numbers: tuple[str, ...]
@@ -54,10 +55,10 @@ LAUNCHERS = {
 
 
 def find_launcher(given: str) -> str:
-    """The launcher of this process: the given one, or that of torchrun, which tells how many processes it started.
+    """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes.
 
     Raises:
-        ConfigError: What the launcher tells its processes is missing or contradicts itself.
+        ConfigError: A variable of the launcher is missing, or two contradict each other.
     """
     inferred = given == "none"
     if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):
@@ -91,15 +92,15 @@ class StopSignal(BaseException):
 
 
 def stop_at_once(signum: int, frame: Any = None) -> None:
-    """A handler of signals, where nothing has to be saved."""
+    """A handler of signals for commands that have nothing to save."""
     raise StopSignal(f"stopped by {signal.Signals(signum).name}", signum)
 
 
 @contextmanager
 def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside, `handler` gets the signals `STOPS`, but for those that who started the process has switched off (nohup).
+    """Inside, `handler` gets the signals `STOPS`. A signal that is ignored, as under nohup, stays ignored.
 
-    Other threads than the main one cannot handle signals: there, this changes nothing.
+    Only the main thread can handle signals; in another thread nothing changes.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in STOPS if is_main}
@@ -114,20 +115,20 @@ def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it is killed (on Linux).
+    """On Linux, end this process as soon as its parent is killed.
 
-    A process of torchrun would wait for the others, minutes long, and hold the work folder; a data worker would live on
-    for seconds.
+    Otherwise a process of torchrun waits minutes for the other processes and holds the work folder, and a data worker
+    lives on for seconds.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
-    """Begin a data worker, and go on with the function that its loader has for this.
+    """Begin a data worker, then call `then`, the `worker_init_fn` of the loader.
 
-    A signal to all processes is for the main one, which may have to load images before it stops; a worker that ended
-    first would look like one that the system killed for memory. It obeys its parent alone.
+    The worker ends by SIGTERM of its parent alone. After a signal to all processes the main process may have to load
+    images before it stops, and a worker that ended first would look as if the system had killed it for memory.
     """
     end_with_parent()
     for number in STOPS[1:]:
@@ -146,7 +147,7 @@ def _obey_parent() -> None:
 
 
 def start_on_cpu(launcher: str) -> None:
-    """Connect the processes over gloo where there is no GPU; mmengine, which does it otherwise, needs one.
+    """Connect the processes over gloo on a machine without a GPU. On GPUs, mmengine connects them.
 
     Raises:
         ConfigError: Another launcher than torchrun.
@@ -159,7 +160,7 @@ def start_on_cpu(launcher: str) -> None:
 
 
 def start_processes() -> None:
-    """Connect processes of torchrun that share work, and send each other results only."""
+    """Connect the processes of torchrun that share the images of a prediction; they exchange results only."""
     if find_launcher("none") != "none" and not is_distributed():
         torch.distributed.init_process_group("gloo")
         if torch.cuda.is_available():
@@ -167,12 +168,12 @@ def start_processes() -> None:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Compare facts of all processes, before they train a model together.
+    """Compare facts between all processes before they train a model together.
 
-    Without it, processes that found different checkpoints would average the gradients of different models.
+    Otherwise processes that found different checkpoints would average gradients of different models.
 
     Raises:
-        ConfigError: On all of them: they differ.
+        ConfigError: In every process, if a fact differs.
     """
     if not is_distributed():
         return
@@ -188,7 +189,8 @@ def agree(facts: Mapping[str, str]) -> None:
 
 
 def mean_of_processes(losses: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The mean of every loss, which all log then: that of one process with all images. mmengine logs its own."""
+    """The mean of every loss over the processes, which is the loss of one process with all images. mmengine logs the
+    losses of the main process."""
     values = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=get_device()) for x in losses.values()])
     all_reduce(values, "mean")
     return dict(zip(losses, values))

@@ -7,38 +7,31 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import mmengine.runner
 import torch
-from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import all_reduce, barrier, get_rank, is_distributed, is_main_process
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook, LoggerHook
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook
 from mmengine.logging.logger import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop
-from mmengine.visualization import Visualizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vitdense.checkpoint.convert import write_torch
 from vitdense.files import remove
 from vitdense.mm.checks import dry_step
-from vitdense.mm.config.build import explained
-from vitdense.mm.config.query import loads_labels, nodes
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.guard import guard_model
 from vitdense.mm.train.checkpoints import REST, SCRATCH, read_checkpoint
 from vitdense.mm.train.console import for_console
-from vitdense.mm.train.hooks import FirstIterationsHook
 from vitdense.mm.train.processes import StopSignal, handling_stops, mean_of_processes, start_worker
 from vitdense.mm.train.resume import check_steps, go_on, place_in, stay_in, take_raw_weights
 from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard
@@ -70,7 +63,6 @@ class Runner(mmengine.runner.Runner):
     - the state of early stopping, and of every hook with `state_dict` and `load_state_dict`, is saved and resumed;
     - a dry step precedes the first iteration;
     - several processes need no GPU;
-    - masks of an evaluation are run-length codes;
     - records that users cannot act on go to the log file, and not to the console.
     """
 
@@ -103,27 +95,8 @@ class Runner(mmengine.runner.Runner):
                 handler.stream.reconfigure(encoding="utf-8", errors="backslashreplace")
         return logger
 
-    def build_visualizer(self, visualizer: Visualizer | dict | None = None) -> Visualizer:
-        """As in mmengine, of this run: by its name in a config, mmengine finds that of an earlier run in the process,
-        which writes into the folder of that."""
-        return super().build_visualizer(
-            {**visualizer, "name": self.log_dir} if isinstance(visualizer, dict) else visualizer
-        )
-
-    def build_model(self, model: nn.Module | dict) -> nn.Module:
-        """As in mmengine. Where metrics take them, masks are run-length codes, and those of annotations are not loaded:
-        memory does not grow with their number. See `guard_model`."""
-        if isinstance(model, dict) and find_spec("mmdet") and self.cfg.get("default_scope") != "mmseg":
-            from vitdense.mm.heads.rle_masks import takes_rle, use_rle
-
-            if takes_rle(self.cfg):
-                use_rle(model)  # copies of what is in `self.cfg`, which stays as it is
-                for step in filter(loads_labels, nodes([self._val_dataloader, self._test_dataloader])):
-                    step["with_mask"] = False  # [N, H, W] of a file's size
-        return guard_model(super().build_model(model))
-
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
-        """As in mmengine, also where there is no GPU: without SyncBN, which torch has for GPUs only.
+        """As in mmengine, on CPUs without SyncBN, which torch has for GPUs only.
 
         With `shard` in the config the model stays as it is until it is loaded.
         """
@@ -131,16 +104,7 @@ class Runner(mmengine.runner.Runner):
         if on_cpus and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
             self.logger.warning("SyncBN needs GPUs: on CPUs, every process normalises by its own images")
             model = revert_sync_batchnorm(model)
-        if self.cfg.get("shard"):
-            return model
-        if on_cpus:
-            options = {
-                "broadcast_buffers": False,
-                "find_unused_parameters": self.cfg.get("find_unused_parameters", False),
-            }
-            model_wrapper_cfg = {"type": "MMDistributedDataParallel", **options, **(model_wrapper_cfg or {})}
-            model_wrapper_cfg["device_ids"] = None
-        return super().wrap_model(model_wrapper_cfg, model)
+        return model if self.cfg.get("shard") else super().wrap_model(model_wrapper_cfg, model)
 
     @staticmethod
     def build_dataloader(*args: Any, **kwargs: Any) -> DataLoader:
@@ -158,17 +122,12 @@ class Runner(mmengine.runner.Runner):
                 metric.collect_dir = str(Path(self.work_dir, ".collected"))
         return built
 
-    def build_optim_wrapper(self, optim_wrapper: Any) -> OptimWrapper:
-        """As in mmengine. Every step of its optimizer is checked: under AMP, those that the scaler lets pass."""
-        is_new = not isinstance(optim_wrapper, OptimWrapper)
-        wrapper = super().build_optim_wrapper(optim_wrapper)
-        if is_new and isinstance(wrapper, OptimWrapper):
-            wrapper.optimizer.register_step_pre_hook(self._check_gradients)
-        return wrapper
-
-    def load_or_resume(self) -> None:
-        """As in mmengine; after it every process keeps its part, if the config has `shard`."""
-        super().load_or_resume()
+    def _guard_steps(self) -> None:
+        """Check every step of the optimizer: under AMP, those that the scaler lets pass. With `shard`, every process
+        keeps its part from here on."""
+        if not isinstance(self.optim_wrapper, OptimWrapper):
+            return  # several are a project's own
+        self.optim_wrapper.optimizer.register_step_pre_hook(self._check_gradients)
         if self.cfg.get("shard"):
             shard(self.model, self.optim_wrapper.optimizer)
             for hook in self.hooks:
@@ -255,6 +214,7 @@ class Runner(mmengine.runner.Runner):
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """As in mmengine, with the guards around an iteration and a validation."""
         if fn_name == "before_train":
+            self._guard_steps()
             self._dry_step()
         elif fn_name == "before_train_iter":
             self.batch, self.in_step = kwargs.get("data_batch"), True
@@ -393,23 +353,9 @@ class Runner(mmengine.runner.Runner):
         text = f"stopped by {signal.Signals(self.received).name} after iteration {self.made}"
         raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
 
-    @classmethod
-    def from_cfg(cls, cfg: Config) -> "Runner":
-        """As in mmengine."""
-        with explained(cfg):
-            return super().from_cfg(cfg)
-
-    def test(self) -> dict[str, float]:
-        """As in mmengine."""
-        with explained(self.cfg):
-            return super().test()
-
     def train(self) -> nn.Module:
         """As in mmengine."""
-        loggers = [hook for hook in self.hooks if isinstance(hook, LoggerHook)]
-        if loggers:
-            self.register_hook(FirstIterationsHook(loggers[0]))
-        with explained(self.cfg), ExitStack() as self.handlers:
+        with ExitStack() as self.handlers:
             try:
                 trained = super().train()
             except ValueError as error:

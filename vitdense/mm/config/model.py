@@ -1,0 +1,81 @@
+"""What takes the place of a model when it is tested: tiles, augmentation, an exported file; and masks as codes."""
+
+from importlib.util import find_spec
+
+from mmengine.config import Config
+
+from vitdense.mm.config.base import Asked
+from vitdense.mm.config.query import leaf_datasets, loads_labels, nodes, split_pipeline
+from vitdense.mm.errors import ConfigError
+
+
+def encode_masks(cfg: Config, asked: Asked) -> None:
+    """Where metrics take them, masks are run-length codes, and those of annotations are not loaded: memory does not
+    grow with their number. Masks of tiles are codes too."""
+    if not find_spec("mmdet") or cfg.get("default_scope") == "mmseg":
+        return
+    from vitdense.mm.heads import rle_masks
+
+    takes_codes = rle_masks.takes_rle(cfg)
+    if takes_codes or asked.inference.tiles is not None:
+        rle_masks.use_rle(cfg.model)
+    for step in nodes([cfg.get(f"{split}_dataloader") for split in ("val", "test")]) if takes_codes else ():
+        if loads_labels(step):
+            step["with_mask"] = False  # [N, H, W] of a file's size
+
+
+def encode_predicted_masks(cfg: Config, asked: Asked) -> None:
+    """Masks of detections from a score on are run-length codes, if a score is asked for."""
+    if asked.mask_score_thr is not None and find_spec("mmdet"):
+        from vitdense.mm.heads.rle_masks import use_rle
+
+        use_rle(cfg.model, asked.mask_score_thr)
+
+
+def augment_tests(cfg: Config, asked: Asked) -> None:
+    """Wrap the model for test-time augmentation, and replace the test pipeline.
+
+    Raises:
+        ConfigError: The config has no ``tta_pipeline`` or no ``tta_model``.
+    """
+    if not asked.tta:
+        return
+    if absent := [key for key in ("tta_pipeline", "tta_model") if not cfg.get(key)]:
+        raise ConfigError(
+            f"--tta: the config has no {' and no '.join(absent)}; configs/_base_/seg_data.py has both for a segmentor, "
+            f"configs/_base_/coco_htcpp.py for a detector with masks"
+        )
+    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
+        dataset.pipeline = cfg.tta_pipeline
+    cfg.model = dict(cfg.tta_model, module=cfg.model)
+
+
+def check_tiles(cfg: Config) -> None:
+    """Raise if the model of a config cannot predict in tiles."""
+    if cfg.get("default_scope") == "mmseg":
+        raise ConfigError(
+            "tiles: got a segmentor, expected a detector; a segmentor slides over an image by its config: "
+            "model.test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341))"
+        )
+
+
+def tile_tests(cfg: Config, asked: Asked) -> None:
+    """Wrap the detector for tiles, and share out the steps of the test pipeline."""
+    if asked.inference.tiles is None:
+        return
+    check_tiles(cfg)
+    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
+        dataset.pipeline, steps = split_pipeline(dataset.pipeline)
+    options = dict(side=asked.inference.tiles, overlap=asked.inference.overlap, pipeline=steps)
+    cfg.model = dict(type="vitdense.TiledDetector", module=cfg.model, **options)
+
+
+def test_exported(cfg: Config, asked: Asked) -> None:
+    """Put an exported file in the place of the model. It takes photos."""
+    if not asked.exported:
+        return
+    import vitdense.mm.heads.exported  # noqa: F401  registers it
+
+    for dataset in leaf_datasets(cfg.test_dataloader.dataset):
+        dataset.pipeline, _ = split_pipeline(dataset.pipeline)
+    cfg.model = dict(type="vitdense.ExportedModel", path=asked.exported)

@@ -1,0 +1,129 @@
+"""How a run is called and saved, in which precision it computes, its processes and its hooks."""
+
+import math
+from itertools import count
+from pathlib import Path
+
+from mmengine.config import Config, ConfigDict
+from mmengine.device import get_device
+from mmengine.logging import print_log
+
+from vitdense.mm.config.base import Asked
+from vitdense.mm.config.query import as_list, hooks
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.precision import check_precision
+from vitdense.mm.train.work_folder import WorkFolder
+
+_runs = count(1)
+AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrapper")
+OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # of mmengine
+# What mm leaves open in results, and a log of the first iterations.
+HOOKS = ("vitdense.GuardModelHook", "vitdense.FirstIterationsHook")
+
+
+def leave_out_hooks(cfg: Config, asked: Asked) -> None:
+    """None leaves a hook out. mmengine knows it of its own default hooks alone."""
+    default = cfg.get("default_hooks") or {}
+    for name in [name for name, hook in default.items() if hook is None and name not in OWN_DEFAULTS]:
+        del default[name]
+
+
+def name_run(cfg: Config, asked: Asked) -> None:
+    """The launcher, and the work folder: the given one, the one whose config it is, or one by the config's name."""
+    cfg.launcher = asked.launcher
+    file = Path(cfg.filename)
+    if WorkFolder(file.parent).is_of(file) and "work_dir" not in cfg.given:  # it may be a copy, with another's name
+        cfg.work_dir = str(file.parent)
+    cfg.work_dir = asked.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / file.stem)
+
+
+def name_test(cfg: Config, asked: Asked) -> None:
+    """A folder in that of the training, which has its config and its log."""
+    getattr(cfg, "given", {}).pop("work_dir", None)
+    cfg.work_dir = str(Path(cfg.work_dir, "test"))
+
+
+def train_in(cfg: Config, asked: Asked) -> None:
+    """Automatic mixed precision in a data type, with mmengine's scaling of the loss in float16."""
+    wrapper, amp = cfg.optim_wrapper, asked.amp
+    if not amp:
+        return
+    check_precision(f"--amp {amp}", amp, get_device())
+    if wrapper.get("type") not in (None, *AMP_REPLACES):
+        raise ConfigError(
+            f"--amp {amp}: optim_wrapper.type is {wrapper.type}, which it would replace; leave one of the two out"
+        )
+    if amp == "float16":
+        wrapper.update(type="AmpOptimWrapper", dtype=amp)
+        wrapper.setdefault("loss_scale", "dynamic")
+        return
+    for option in ("dtype", "loss_scale"):  # of a config with mmengine's
+        wrapper.pop(option, None)
+    wrapper.type = "vitdense.Bfloat16OptimWrapper"
+
+
+def test_in(cfg: Config, asked: Asked) -> None:
+    """mmengine's loop would switch autocast off; so it takes the data type of the context around it."""
+    if asked.inference.amp != "float32":
+        cfg.test_cfg.fp16 = True
+
+
+def scale_rate(cfg: Config, asked: Asked) -> None:
+    """Let mmengine scale the learning rate by the images of a step."""
+    if asked.auto_scale_lr:
+        if not (cfg.get("auto_scale_lr") or {}).get("base_batch_size"):
+            raise ConfigError(
+                "--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the images of a step that its "
+                "learning rate is for; set it: --cfg-options auto_scale_lr.base_batch_size=16"
+            )
+        cfg.merge_from_dict({"auto_scale_lr.enable": True})
+
+
+def shard(cfg: Config, asked: Asked) -> None:
+    """Parameters in parts over the processes, for `Runner`."""
+    cfg.pop("shard", None)  # of the run whose config this is
+    if asked.shard:
+        if cfg.launcher == "none":
+            raise ConfigError("--shard: got one process, expected several: torchrun --nproc-per-node N tools/train.py")
+        cfg.shard = True
+
+
+def log_short_runs(cfg: Config, asked: Asked) -> None:
+    """Every iteration of a run that is shorter than the interval of the log, and the last one of every epoch."""
+    logger = (cfg.get("default_hooks") or {}).get("logger")
+    if not logger:
+        return
+    logger.setdefault("ignore_last", False)
+    is_short = cfg.train_cfg.get("max_iters", math.inf) < logger.get("interval", 10)
+    if is_short and "default_hooks.logger.interval" not in getattr(cfg, "given", ()):
+        logger.interval = 1
+
+
+def save_whole_steps(cfg: Config, asked: Asked) -> None:
+    """A checkpoint waits for the step whose gradients accumulate."""
+    saves, counts = (cfg.get("default_hooks") or {}).get("checkpoint"), cfg.optim_wrapper.get("accumulative_counts", 1)
+    if saves and not saves.get("by_epoch", True) and (rest := saves.get("interval", 1) % counts):
+        saves.interval += counts - rest
+        print_log(f"checkpoints every {saves.interval} iterations, for {counts} make a step", logger="current")
+
+
+def wrap_on_cpus(cfg: Config, asked: Asked) -> None:
+    """Processes without a GPU: mmengine's own wrapper asks for one."""
+    if cfg.get("launcher", "none") != "none" and get_device() == "cpu":
+        options = {"broadcast_buffers": False, "find_unused_parameters": cfg.get("find_unused_parameters", False)}
+        given = cfg.get("model_wrapper_cfg") or {}
+        cfg.model_wrapper_cfg = {"type": "MMDistributedDataParallel", **options, **given, "device_ids": None}
+
+
+def add_hooks(cfg: Config, asked: Asked) -> None:
+    """Of `HOOKS`, those that the config does not have."""
+    present = {hook["type"] for _, hook in hooks(cfg)}
+    absent = [ConfigDict(type=kind) for kind in HOOKS if kind not in present]
+    cfg.custom_hooks = [*as_list(cfg.get("custom_hooks")), *absent]
+
+
+def name_visualizer(cfg: Config, asked: Asked) -> None:
+    """By the name in a config, mmengine finds the visualizer of an earlier run in the process, which writes into its
+    folder."""
+    if cfg.get("visualizer"):
+        cfg.visualizer.name = f"run {next(_runs)} of this process"
