@@ -84,8 +84,13 @@ PREDICTING = (
 SHARED = {
     "work_dir": ("--launcher or --work-dir", "folder of a test"),
     "auto_scale_lr.enable": ("--auto-scale-lr", "--batch-size auto"),
-    "model.*": ("classes of the training data", "weights that a checkpoint replaces", "exported file"),
-    "test_dataloader.dataset.*": ("--tta", "--tiles", "exported file", "masks as run-length codes"),
+    "model.*": (
+        *("settings.image_size", "classes of the training data"),
+        *("weights that a checkpoint replaces", "exported file"),
+    ),
+    "test_dataloader.dataset.*": (
+        *("settings.image_size", "--tta", "--tiles", "exported file", "masks as run-length codes"),
+    ),
 }
 
 
