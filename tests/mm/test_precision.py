@@ -15,7 +15,7 @@ from vitdense.mm import precision
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import Inference, check_precision, computing
+from vitdense.mm.precision import Inference, check_precision
 from vitdense.mm.train import launch
 
 pytest.importorskip("mmdet")
@@ -79,36 +79,39 @@ def test_bfloat16_on_a_cpu_that_has_it_only(has_bfloat16):
         check_precision("--amp bfloat16", "bfloat16", "cpu")
 
 
+@pytest.mark.usefixtures("_two_gpus")
 @pytest.mark.parametrize(
     ("device", "dtype", "onednn", "kind"),
     [
-        ("cpu", "bfloat16", True, torch.autocast),
-        ("cuda:0", "float16", True, torch.autocast),
-        ("cpu", None, True, OneDnnLinear),
-        ("cpu", "float32", True, OneDnnLinear),
-        ("cpu", None, False, nullcontext),
-        ("cuda:0", None, True, nullcontext),
+        ("cpu", torch.bfloat16, True, torch.autocast),
+        ("cuda:0", torch.float16, True, torch.autocast),
+        ("cpu", torch.float32, True, OneDnnLinear),
+        ("cpu", torch.float32, False, nullcontext),
+        ("cuda:0", torch.float32, True, nullcontext),
     ],
 )
 def test_how_a_device_computes(device, dtype, onednn, kind, monkeypatch):
     monkeypatch.setattr(precision, "has_onednn", lambda: True)
-    context = computing(device, dtype, onednn)
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    context = Inference(device, dtype, onednn=onednn).computing()
     assert type(context) is kind
     if kind is torch.autocast:
-        assert context.fast_dtype == getattr(torch, dtype)
-        assert context.device == device.partition(":")[0]
+        assert (context.fast_dtype, context.device) == (dtype, device.partition(":")[0])
     monkeypatch.setattr(precision, "has_onednn", lambda: False)
-    assert type(computing("cpu")) is nullcontext
+    assert type(Inference().computing()) is nullcontext
 
 
+@pytest.mark.usefixtures("_two_gpus")
 def test_what_runs_on_a_cpu_is_logged(monkeypatch):
     kept, lines = [], []
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
     monkeypatch.setattr(precision, "keep_memory", lambda: kept.append(True) or True)
     monkeypatch.setattr(precision, "print_log", lambda line, logger: lines.append(line))
-    precision.tune_cpu("cuda")
+    for nothing in (Inference("cuda"), Inference(onednn=False)):
+        nothing.tune_cpu()
     assert not kept
-    precision.tune_cpu("cpu", "bfloat16")
-    precision.tune_cpu("cpu")
+    Inference(dtype=torch.bfloat16).tune_cpu()
+    Inference().tune_cpu()
     assert len(kept) == len(lines) == 2
     assert "torch's choice; memory is kept" in lines[0]
     assert "--no-onednn" in lines[1]

@@ -58,14 +58,27 @@ class Inference:
         """The name of `dtype`."""
         return str(self.dtype).removeprefix("torch.")
 
+    @property
+    def _is_on_cpu(self) -> bool:
+        return torch.device(self.device).type == "cpu"
+
+    @property
+    def _by_onednn(self) -> bool:
+        return self._is_on_cpu and self.onednn and self.dtype == torch.float32 and has_onednn()
+
     def tune_cpu(self) -> None:
-        """See `tune_cpu`; nothing without `onednn`."""
-        if self.onednn:
-            tune_cpu(self.device, self.amp)
+        """On a CPU, keep memory between layers, and log how it computes; see `vitdense.layers.onednn`."""
+        if not (self._is_on_cpu and self.onednn):
+            return
+        kept = "memory is kept between layers" if keep_memory() else "memory is not kept between layers, without glibc"
+        library = "oneDNN" if self._by_onednn else "torch's choice"
+        print_log(f"CPU: large linear layers by {library}; {kept} (--no-onednn: as torch has it)", logger="current")
 
     def computing(self) -> AbstractContextManager:
         """The context in which the model computes."""
-        return computing(self.device, self.amp, self.onednn)
+        if self.dtype != torch.float32:
+            return torch.autocast(torch.device(self.device).type, self.dtype)
+        return OneDnnLinear() if self._by_onednn else nullcontext()
 
 
 def check_score(score_thr: float, least: float = 0.0) -> None:
@@ -98,29 +111,6 @@ def add_onednn(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="on a CPU in float32: products in MKL, memory returned to the system after every layer, as torch has it",
     )
-
-
-def tune_cpu(device: str, dtype: str | None = None) -> None:
-    """Keep memory between layers where the device is a CPU, and log how it computes; see `vitdense.layers.onednn`."""
-    if torch.device(device).type != "cpu":
-        return
-    kept = "memory is kept between layers" if keep_memory() else "memory is not kept between layers, without glibc"
-    library = "oneDNN" if has_onednn() and dtype in (None, "float32") else "torch's choice"
-    print_log(f"CPU: large linear layers by {library}; {kept} (--no-onednn: as torch has it)", logger="current")
-
-
-def computing(device: str, dtype: str | None = None, onednn: bool = True) -> AbstractContextManager:
-    """The context in which a device computes.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        dtype: One of `AMP_DTYPES`, for autocast; ``float32`` or None.
-        onednn: On a CPU in float32, linear layers by oneDNN; see `OneDnnLinear`.
-    """
-    kind = torch.device(device).type
-    if dtype in AMP_DTYPES:
-        return torch.autocast(kind, getattr(torch, dtype))
-    return OneDnnLinear() if kind == "cpu" and onednn and has_onednn() else nullcontext()
 
 
 def check_device(option: str, device: str) -> None:
