@@ -128,21 +128,15 @@ def image(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "I;16"])
-def test_modes_and_sizes(image, mode):
-    file = read_image_file(image("a.png", mode))
-    assert (file.mode, file.stored, file.loaded, file.error) == (mode, (8, 4), (8, 4), "")
-
-
-def test_cmyk(image):
-    assert read_image_file(image("a.jpg", "CMYK")).mode == "CMYK"
-
-
-def test_exif_orientation_swaps_the_loaded_size(image):
+@pytest.mark.parametrize(
+    ("mode", "orientation", "loaded"),
+    [*((mode, 1, (8, 4)) for mode in ("RGB", "L", "RGBA", "P", "I;16", "CMYK")), ("RGB", 6, (4, 8))],
+)
+def test_modes_and_sizes(image, mode, orientation, loaded):
     exif = Image.Exif()
-    exif[0x0112] = 6
-    file = read_image_file(image("a.jpg", exif=exif))
-    assert (file.stored, file.loaded) == ((8, 4), (4, 8))
+    exif[0x0112] = orientation
+    file = read_image_file(image("a.jpg" if mode == "CMYK" else "a.png", mode, exif=exif))
+    assert (file.mode, file.stored, file.loaded, file.error) == (mode, (8, 4), loaded, "")
 
 
 def test_truncated_and_unreadable_files_are_named(tmp_path):
