@@ -41,10 +41,9 @@ def in_own_process(task: Callable, *args: Any) -> Any:
 
 def steps_in_process(cfg: Config) -> tuple[DataLoader, nn.Module, OptimWrapper]:
     """The real data in this process, the model with random weights on its device, and its optimiser: for some steps."""
-    loader = loader_here(cfg.train_dataloader)
     drop_weights(cfg.model)
-    model = build_model(cfg).to(get_device()).train()
-    return loader, model, build_optim_wrapper(model, cfg.optim_wrapper)
+    model = build_model(cfg).to(get_device()).train()  # first: it sets the scope in which types of the data are found
+    return loader_here(cfg.train_dataloader), model, build_optim_wrapper(model, cfg.optim_wrapper)
 
 
 def set_batch_size(cfg: Config, asked: Asked) -> None:
