@@ -1,11 +1,7 @@
-"""README and docs: code runs, commands are accepted by the tools they call, links and tables are complete.
-
-Only downloads and what takes minutes (training, evaluation, timing) are replaced.
-"""
+"""README and docs: Python code runs, links and tables are complete. Commands and configs: `test_pages.py`."""
 
 import ast
 import contextlib
-import importlib.util
 import inspect
 import io
 import json
@@ -26,7 +22,6 @@ import timm
 import torch
 from conftest import RECIPES, REPO
 from PIL import Image
-from torch.distributed.run import parse_args as torchrun_arguments
 
 import vitdense
 from vitdense.checkpoint.convert import convert
@@ -188,103 +183,6 @@ def test_python_blocks_run_and_print_what_the_page_shows(page, constant_weights,
             assert "Error" not in printed, f"{block}: {printed}"
 
 
-@pytest.mark.parametrize("block", CONFIGS, ids=str)
-def test_config_blocks_build(block, tmp_path, monkeypatch):
-    from mmengine.optim import build_optim_wrapper
-    from mmengine.registry import HOOKS
-    from mmengine.runner.checkpoint import CheckpointLoader
-
-    from vitdense.mm.checks.model import normalisation
-    from vitdense.mm.config.build import build_model
-    from vitdense.mm.config.load import load_config
-
-    path = tmp_path / "config.py"
-    path.write_text(re.sub(r'^_base_ = "(?!\w+::)', f'_base_ = "{REPO}/configs/', block.text, flags=re.M))
-    monkeypatch.setattr(CheckpointLoader, "_schemes", dict(CheckpointLoader._schemes))  # which ExactLoadHook changes
-    cfg = load_config(path)
-    assert "vitdense" in cfg.custom_imports.imports
-    with torch.device("meta"):
-        model = build_model(cfg)
-        if hasattr(model, "extract_feat"):  # a detector or segmentor
-            channels = cfg.model.backbone.get("in_channels", 3)
-            at_least = 1 if cfg.model.backbone.type == "vitdense.JointViT" else 4  # whose head has the other blocks
-            assert len(model.extract_feat(torch.empty(2, channels, 97, 161))) >= at_least
-    assert list(normalisation(cfg)) == []
-    build_optim_wrapper(model, cfg.optim_wrapper)
-    assert all(HOOKS.build(hook) is not None for hook in cfg.get("custom_hooks", []))
-    checkpoint = (cfg.model.backbone.get("init_cfg") or {}).get("checkpoint")
-    is_own = checkpoint is not None and checkpoint.startswith("work_dirs/")
-    assert checkpoint is None or is_own or "://" in checkpoint or find_model(checkpoint), checkpoint
-    if classes := cfg.train_dataloader.dataset.get("metainfo", {}).get("classes"):
-        heads = [module for module in model.modules() if hasattr(module, "num_classes")]
-        trained = {head.num_classes for head in heads if type(head).__name__ != "RPNHead"}
-        assert trained == {len(classes)}
-
-
-# Commands
-
-
-def commands():
-    for block in BLOCKS:
-        if block.language == "bash":
-            for line in block.text.replace("\\\n", " ").splitlines():
-                if words := shlex.split(line, comments=True):
-                    yield pytest.param(words, id=f"{block}-{' '.join(words)}")
-
-
-@pytest.mark.parametrize("words", commands())
-def test_command_is_accepted(words, constant_weights, tmp_path, monkeypatch, capsys):
-    tool = next((i for i, word in enumerate(words) if re.fullmatch(r"tools/\w+\.py", word)), None)
-    if tool is not None:
-        if words[0] == "srun":
-            words, tool = words[1:], tool - 1
-        assert words[0] in ("python", "torchrun")
-        assert words[0] == "torchrun" or tool == 1
-        if words[0] == "torchrun":
-            launch = torchrun_arguments(words[1:])
-            assert [launch.training_script, *launch.training_script_args] == words[tool:]
-        run_tool(words[tool], words[tool + 1 :], tmp_path, monkeypatch)
-    elif words[:3] == ["python", "-m", "vitdense"]:
-        run_package(words[3:], monkeypatch)
-        assert words[3:] or vitdense.__version__ in capsys.readouterr().out
-    elif words[:3] == ["python", "-m", "pytest"]:
-        assert all((REPO / word).is_file() for word in words if word.endswith(".py"))
-    elif words[:2] == ["pip", "install"]:
-        extras = re.findall(r"^(\w+) = \[", (REPO / "pyproject.toml").read_text(), re.M)
-        assert all(
-            extra in extras for word in words for named in re.findall(r"\[(.+)\]", word) for extra in named.split(",")
-        )
-        assert all((REPO / word).is_file() for word in words if word.endswith(".txt"))
-    elif words[0] == "make":
-        assert all(re.search(rf"^{target}:", (REPO / "Makefile").read_text(), re.M) for target in words[1:])
-    else:
-        pytest.fail(f"no test for this kind of command: {words}")
-
-
-def run_package(args, monkeypatch):
-    """`python -m vitdense` with these arguments; sub-commands end once these are parsed."""
-    from vitdense.__main__ import main
-    from vitdense.mm.cli import check as data_report
-    from vitdense.mm.cli import new, swap
-    from vitdense.mm.ops import environment
-
-    def stop(*_):
-        sys.exit(0)
-
-    for module, function in (
-        *((new, "_detection"), (new, "_segmentation"), (new, "_panoptic")),
-        *((data_report, "config_of"), (swap, "find_config")),
-    ):
-        monkeypatch.setattr(module, function, stop)
-    for function in ("enable", "disable"):
-        monkeypatch.setattr(environment, function, lambda: "the file")
-    try:
-        status = main(args)
-    except SystemExit as end:
-        status = end.code
-    assert status == 0
-
-
 def test_swap_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
     from vitdense.__main__ import main
 
@@ -299,83 +197,6 @@ def test_make_targets_of_the_docs_exist():
     targets = re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), re.M)
     named = {target for page in PAGES for target in re.findall(r"`make ([\w-]+)`", page.read_text())}
     assert named <= {*targets}
-
-
-def run_tool(path, args, tmp_path, monkeypatch):
-    """The tool's own `main` with these arguments; only the last, expensive call is replaced."""
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", REPO / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    calls = []
-
-    def stand_in(function, result=None):
-        monkeypatch.setattr(module, function, lambda *args, **kwargs: calls.append((args, kwargs)) or result)
-
-    if args[0].endswith(".py") and "/" not in args[0]:  # a reader's own config
-        (tmp_path / args[0]).write_text(f"_base_ = {str(REPO / 'configs/cascade_swin_t_coco.py')!r}")
-        args = [str(tmp_path / args[0]), *args[1:]]
-    elif name not in ("plot", "convert") and args[0].startswith("work_dirs/"):  # has the config of its training
-        (tmp_path / "work").mkdir()
-        (tmp_path / "work/config.py").write_text(f"_base_ = {str(REPO / 'configs/cascade_swin_t_coco.py')!r}")
-        args = [str(tmp_path / "work"), *args[1:]]
-    monkeypatch.chdir(REPO)
-    torchrun = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
-    for variable, value in torchrun.items():
-        monkeypatch.setenv(variable, str(value))
-    monkeypatch.setattr("vitdense.mm.config.model_index.find_checkpoint", str)  # a reader has the files
-    if name in ("train", "test"):
-        stand_in("replay" if "--replay" in args else name, {})
-    elif name in ("predict", "export", "show"):
-        stand_in("contact_sheet" if name == "show" else name)
-    elif name == "plot":
-        stand_in("draw_curves")
-    elif name == "convert":
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(module, "find_checkpoint", str)
-        monkeypatch.setattr(module, "read", lambda source, *args, **kwargs: checkpoint_to_convert(source))
-        monkeypatch.setattr("verify.verify", lambda *_: [])
-        monkeypatch.setattr("fingerprints.check", lambda *_: None)
-    elif name == "benchmark":  # the models are built, but not run
-        monkeypatch.setattr(module, "check_device", lambda *_: None)  # a reader has a GPU
-        stand_in("running")
-        stand_in("loading")
-        stand_in("report")
-        stand_in("report_counts")
-        stand_in("report_draw")
-        stand_in("report_deploy")
-    monkeypatch.setattr(sys, "argv", [path, *args])
-    module.main()  # raises SystemExit where the arguments or the config are wrong
-    if name in ("train", "test", "predict", "export", "show"):
-        (cfg, *_), _ = calls[-1]
-        for option in (arg.partition("=")[0] for arg in args if re.match(r"[\w.]+=", arg)):
-            *parents, key = option.split(".")
-            node = cfg
-            for parent in parents:
-                node = node[int(parent)] if parent.isdecimal() else node[parent]
-            assert key in node, option
-    else:
-        assert calls or name in ("flops", "convert")
-    if name == "convert":
-        assert (tmp_path / args[1]).is_file()
-
-
-def checkpoint_to_convert(source):
-    """A checkpoint as the docs speak of it: of a row of the table, or a file."""
-    if row := find_model(source):
-        return of_row(row)
-    if source.endswith("epoch_36.pth"):
-        model = vitdense.Swin("tiny", finetune="lora" if "lora" in source else None)
-        backbone = {f"backbone.{key}": value for key, value in model.state_dict().items()}
-        return {"state_dict": {**backbone, "rpn_head.rpn_cls.weight": torch.ones(3)}, "meta": {}}
-    if source.startswith("dinov3_vits16_"):
-        return of_timm("vit_small_patch16_dinov3.lvd1689m")
-    assert source == "mine.pth"
-    return of_row(find_model("swinv2_tiny_w16.ms_in1k"))
-
-
-def of_row(row):
-    return of_timm(row.weights.removeprefix("timm://"))
 
 
 # Links and tables

@@ -1,16 +1,15 @@
-"""The way of docs/your-data.md: from annotations to scored predictions, with the commands as a user types them."""
+"""From annotations to scored predictions, as docs/your-data.md shows it: names, ids and what is refused on the way."""
 
 import json
-import runpy
-import sys
 
 import numpy as np
 import pytest
-import torch
 from conftest import REPO
 from PIL import Image
 
 pytest.importorskip("mmdet")
+from commands import run_command
+
 pytestmark = [pytest.mark.long, pytest.mark.docs]
 
 # Not COCO's names; ids with gaps; images in sub-folders, annotations beside them.
@@ -20,26 +19,10 @@ SIZE = (128, 96)  # width, height
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """Runs a command of the docs in the folder of the data; what it printed, with the exit status."""
+def command(monkeypatch, tmp_path):
+    """Runs a command of the docs in the folder of the data; its exit status, and what it printed."""
     monkeypatch.chdir(tmp_path)
-
-    def run(line):
-        words = line.split()
-        monkeypatch.setattr(sys, "argv", words[1:] if words[1].endswith(".py") else ["vitdense", *words[3:]])
-        capsys.readouterr()
-        status = 0
-        try:
-            if words[1].endswith(".py"):
-                runpy.run_path(str(REPO / words[1]), run_name="__main__")
-            else:
-                runpy.run_module("vitdense", run_name="__main__")
-        except SystemExit as end:
-            status = end.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out + captured.err
-
-    return run
+    return lambda line: run_command(line.split())
 
 
 @pytest.fixture
@@ -88,26 +71,18 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     animals(with_masks=kind == "masks")
     base = "cascade_swin_nano_coco" if kind == "masks" else "cascade_rcnn_swin_nano_shapes"
     boxes = "--boxes" if kind == "boxes" else ""
-    printed = succeed(
-        command(f"python -m vitdense new detection {boxes} {DATA} --base {base} --iters 5 --no-estimate mine.py")
-    )
+    printed = succeed(command(f"new detection {boxes} {DATA} --base {base} --iters 5 --no-estimate mine.py"))
     assert "red fox" in printed
     text = (tmp_path / "mine.py").read_text()
     assert "num_classes" not in text
-    assert "red fox" in succeed(command("python -m vitdense check mine.py --all"))
+    assert "red fox" in succeed(command("check mine.py --all"))
     options = "--cfg-options default_hooks.logger.interval=1 train_dataloader.num_workers=0"
     options += " train_dataloader.persistent_workers=False"
-    # Of docs/comfort.md:
-    options += " default_hooks.ema.type=EMAHook optim_wrapper.accumulative_counts=2"
-    options += " default_hooks.stop.type=EarlyStoppingHook default_hooks.stop.monitor=coco/bbox_mAP"
-    options += " default_hooks.stop.min_delta=0.001"
-    succeed(command(f"python tools/train.py mine.py --batch-size 2 {options}"))
-    saved = torch.load(tmp_path / "work_dirs/mine/iter_5.pth", weights_only=False)
-    assert "ema_state_dict" in saved
-    assert "bbox_mAP" in succeed(command("python tools/test.py mine.py work_dirs/mine"))
+    succeed(command(f"train mine.py --batch-size 2 {options}"))
+    assert "bbox_mAP" in succeed(command("test mine.py work_dirs/mine"))
     # A model is never sure after five iterations.
     options = "--score-thr 0 --cfg-options model.test_cfg.rcnn.score_thr=0"
-    succeed(command(f"python tools/predict.py mine.py work_dirs/mine animals/pictures/val/a {options}"))
+    succeed(command(f"predict mine.py work_dirs/mine animals/pictures/val/a {options}"))
     truth = COCO("animals/val.json")
     results = truth.loadRes("predictions/mine/predictions.json")
     found = results.loadAnns(results.getAnnIds())
@@ -118,42 +93,15 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     assert all(("segmentation" in a) == (kind == "masks") for a in found_as_json)
 
 
-def test_segmentation_from_label_maps_to_predictions(command, tmp_path):
-    draw = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for kind in ("images", "labels"):
-            (tmp_path / "streets" / kind / split).mkdir(parents=True)
-        for i in range(3):
-            labels = np.zeros((96, 128), np.uint8)
-            labels[40:] = 1
-            labels[60:80, 20 * i : 20 * i + 40] = 2
-            Image.fromarray(labels).save(tmp_path / f"streets/labels/{split}/{i}.png")
-            pixels = np.stack([80 * labels] * 3, -1) + draw.integers(0, 40, (96, 128, 3), dtype=np.uint8)
-            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"streets/images/{split}/{i}.jpg")
-    succeed(
-        command(
-            "python -m vitdense new segmentation --images streets/images/train --labels streets/labels/train "
-            "--val-images streets/images/val --val-labels streets/labels/val --classes sky,road,car "
-            f"--base {REPO}/configs/demo/upernet_swin_nano_camvid.py --iters 5 --no-estimate mine.py"
-        )
-    )
-    assert "road" in succeed(command("python -m vitdense check mine.py"))
-    options = "--cfg-options train_dataloader.num_workers=0 train_dataloader.persistent_workers=False"
-    succeed(command(f"python tools/train.py mine.py --batch-size 2 {options}"))
-    assert "mIoU" in succeed(command("python tools/test.py mine.py work_dirs/mine"))
-    succeed(command("python tools/predict.py mine.py work_dirs/mine streets/images/val"))
-    assert {p.name for p in (tmp_path / "predictions/mine/labels").iterdir()} == {"0.png", "1.png", "2.png"}
-
-
 def test_training_names_missing_masks_and_another_annotation_file_of_the_metric(command, animals, tmp_path):
     animals()
-    new = f"python -m vitdense new detection {DATA} --base {REPO}/configs/demo/cascade_swin_nano_coco.py"
+    new = f"new detection {DATA} --base {REPO}/configs/demo/cascade_swin_nano_coco.py"
     succeed(command(f"{new} --iters 5 --no-estimate mine.py"))
-    status, printed = command("python tools/train.py mine.py --cfg-options val_evaluator.ann_file=animals/train.json")
+    status, printed = command("train mine.py --cfg-options val_evaluator.ann_file=animals/train.json")
     assert status == 2
     assert "val_evaluator.ann_file" in printed
     animals(with_masks=False)
-    status, printed = command("python tools/train.py mine.py")
+    status, printed = command("train mine.py")
     assert status == 2
     assert "--boxes" in printed
     assert not (tmp_path / "work_dirs").exists()

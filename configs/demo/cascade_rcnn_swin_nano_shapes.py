@@ -5,4 +5,7 @@ python tools/train.py configs/demo/cascade_rcnn_swin_nano_shapes.py
 
 _base_ = ["../_base_/cascade_swin_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]
 
-model = dict(roi_head=dict(mask_roi_extractor=None, mask_head=None))
+num_classes = 8  # heads with this number follow the data
+heads = [dict(head, num_classes=num_classes) for head in _base_.model.roi_head.bbox_head]
+model = dict(roi_head=dict(bbox_head=heads, mask_roi_extractor=None, mask_head=None))
+del heads

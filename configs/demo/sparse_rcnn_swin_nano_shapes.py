@@ -8,6 +8,7 @@ _base_ = ["../_base_/sparse_rcnn.py", "../_base_/swin_nano.py", "../_base_/shape
 width = 64  # channels of FPN, proposals and heads
 num_stages = 4
 num_proposals = 40
+num_classes = 8  # heads with this number follow the data
 model = dict(
     backbone=dict(_delete_=True, **_base_.swin_nano),
     neck=dict(in_channels=[32, 64, 128, 256], out_channels=width, norm_cfg=dict(type="SyncBN", requires_grad=True)),
@@ -20,6 +21,7 @@ model = dict(
         bbox_head=[
             dict(
                 head,
+                num_classes=num_classes,
                 in_channels=width,
                 num_heads=4,
                 num_reg_fcs=1,

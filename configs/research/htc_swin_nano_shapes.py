@@ -6,6 +6,7 @@ python tools/train.py configs/research/htc_swin_nano_shapes.py
 _base_ = ["_base_/htc.py", "../_base_/swin_nano.py", "../_base_/shapes_instance.py", "../_base_/det_nano.py"]
 
 width = 32  # channels of FPN and heads
+num_classes = 8  # heads with this number follow the data
 norm = dict(type="SyncBN", requires_grad=True)
 roi_head = _base_.model.roi_head
 roi_extractor = dict(out_channels=width, finest_scale=28, roi_layer=dict(sampling_ratio=1))
@@ -18,6 +19,7 @@ model = dict(
         bbox_head=[
             dict(
                 head,
+                num_classes=num_classes,
                 num_shared_convs=1,
                 in_channels=width,
                 conv_out_channels=width,
@@ -28,7 +30,7 @@ model = dict(
         ],
         mask_roi_extractor=roi_extractor,
         mask_head=[
-            dict(head, num_convs=4, in_channels=width, conv_out_channels=width, norm_cfg=norm)
+            dict(head, num_classes=num_classes, num_convs=4, in_channels=width, conv_out_channels=width, norm_cfg=norm)
             for head in roi_head.mask_head
         ],
     ),

@@ -2,19 +2,15 @@
 
 import json
 import os
-import resource
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPO
 from PIL import Image, features
 
 pytest.importorskip("mmdet")
-from test_tools import environment
+from commands import start_tool
 
 from vitdense.mm.cli.predict import PredictionError, predict
 from vitdense.mm.config.build import build_model
@@ -108,30 +104,15 @@ def test_an_output_that_is_a_folder(checkpoint, photos, tmp_path):
     assert not (tmp_path / "other/z.jpg").exists()  # before the work
 
 
-def start(checkpoint, photos, out, limit=resource.RLIM_INFINITY):
-    """The command, in a process that may write files up to a size."""
-
-    def prepare():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells ignore it in the background
-
-    command = [sys.executable, "tools/predict.py", RECIPE, checkpoint, str(photos), "--out-dir", str(out)]
-    return subprocess.Popen(
-        [*command, "--score-thr", "0"],
-        cwd=REPO,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment(),
-        preexec_fn=prepare,
-    )
+def start(checkpoint, photos, out, **limit):
+    return start_tool("predict", RECIPE, checkpoint, photos, "--out-dir", out, "--score-thr", 0, **limit)
 
 
 def test_a_file_that_is_too_large_for_the_disk(checkpoint, photos, tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (1024, 1024, 3), dtype=np.uint8)
     save(photos / "m.png", noise)
     done = start(checkpoint, photos, tmp_path / "out", limit=2**20)
-    text, _ = done.communicate()
+    text = "".join(done.communicate())
     assert done.returncode == 1, text
     assert "1 of 3 images failed" in text
     assert "Traceback" not in text
@@ -146,7 +127,7 @@ def test_what_is_done_is_kept_when_it_is_stopped(checkpoint, photos, tmp_path, n
     while not (out / "m05.jpg").exists():
         assert done.poll() is None, done.communicate()
     done.send_signal(number)
-    text, _ = done.communicate()
+    text = "".join(done.communicate())
     assert done.returncode == 130, text
     assert "Traceback" not in text
     assert len({item["image_id"] for item in json.loads((out / "predictions.json").read_text())}) >= 6

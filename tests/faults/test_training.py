@@ -2,8 +2,6 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import psutil
@@ -11,7 +9,8 @@ import pytest
 from conftest import REPO
 
 pytest.importorskip("mmseg")
-from test_tools import OF_SEGMENTORS, SHRINK, environment
+from commands import start_tool
+from test_tools import OF_SEGMENTORS, SHRINK
 
 from vitdense.mm.train.checkpoints import read_checkpoint
 
@@ -39,15 +38,7 @@ def start(tmp_path):
         settings = {"num_workers": workers, "persistent_workers": workers > 0}
         splits = ("train", "val", "test")
         options = [f"{split}_dataloader.{key}={value}" for split in splits for key, value in settings.items()]
-        process = subprocess.Popen(
-            [sys.executable, "tools/train.py", str(config), "--work-dir", str(work), "--cfg-options", *options],
-            cwd=REPO,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in the background
-        )
+        process = start_tool("train", config, "--work-dir", work, "--cfg-options", *options)
         started.append(process)
         while saves and not (work / "last_checkpoint").exists():
             assert process.poll() is None, process.communicate()

@@ -27,30 +27,22 @@ class Option(NamedTuple):
     promise: Callable[[Any, str], tuple[Any, Any] | None]
 
 
-class Contradiction(NamedTuple):
-    """Values that are refused together, in one line that has this word."""
+def counting(epochs):
+    """What a config has that counts epochs, or iterations, in place of the other."""
+    length = dict(max_epochs=12, val_interval=12) if epochs else dict(max_iters=40, val_interval=40)
+    schedules = [dict(type="LinearLR", start_factor=0.5, by_epoch=False, begin=0, end=2 if epochs else 40)]
+    if epochs:
+        schedules += [dict(type="MultiStepLR", by_epoch=True, begin=0, end=12, milestones=[8, 11], gamma=0.1)]
+    sampler = f"vitdense.Seeded{'Epoch' if epochs else 'Infinite'}Sampler"
+    return {
+        "train_cfg": dict(_delete_=True, type=f"{'Epoch' if epochs else 'Iter'}BasedTrainLoop", **length),
+        "param_scheduler": schedules,
+        "train_dataloader.sampler": dict(_delete_=True, type=sampler),
+        "default_hooks.checkpoint.by_epoch": epochs,
+        "log_processor.by_epoch": epochs,
+    }
 
-    values: Mapping[str, str]
-    word: str
 
-
-EPOCHS = {  # a config that counts epochs in place of iterations, and the contrary
-    "train_cfg": dict(_delete_=True, type="EpochBasedTrainLoop", max_epochs=12, val_interval=12),
-    "param_scheduler": [
-        dict(type="LinearLR", start_factor=0.5, by_epoch=False, begin=0, end=2),
-        dict(type="MultiStepLR", by_epoch=True, begin=0, end=12, milestones=[8, 11], gamma=0.1),
-    ],
-    "train_dataloader.sampler": dict(_delete_=True, type="vitdense.SeededEpochSampler"),
-    "default_hooks.checkpoint.by_epoch": True,
-    "log_processor.by_epoch": True,
-}
-ITERS = {
-    "train_cfg": dict(_delete_=True, type="IterBasedTrainLoop", max_iters=40, val_interval=40),
-    "param_scheduler": [dict(type="LinearLR", start_factor=0.5, by_epoch=False, begin=0, end=40)],
-    "train_dataloader.sampler": dict(_delete_=True, type="vitdense.SeededInfiniteSampler"),
-    "default_hooks.checkpoint.by_epoch": False,
-    "log_processor.by_epoch": False,
-}
 SGD = dict(_delete_=True, type="SGD", lr=0.001, momentum=0.9, weight_decay=1e-4)
 CLASSIFIES = ("cls", "class", "conv_seg")  # parts of the names of layers of classes
 KINDS = {
@@ -62,57 +54,60 @@ KINDS = {
 BFLOAT16 = ["--amp", "bfloat16"] if cpu_has_bfloat16() else []
 
 
-def choice(*names: str) -> dict[str, Sequence]:
+def choice(*names):
     """Values that steps read by themselves."""
     return dict.fromkeys(names, ())
 
 
-def switch(*given: str) -> dict[str, Sequence]:
+def switch(*given):
     return {"off": (), "on": given}
 
 
-def last_of(work: Path) -> Path:
+def loaders(key, value):
+    return lambda row: [f"{split}_dataloader.{key}={value}" for split in row.loaders]
+
+
+def last_of(work):
     """The last checkpoint of a work folder."""
     return work / Path((work / "last_checkpoint").read_text()).name
 
 
-def holds(pattern: str) -> Callable[[Any, str], tuple[bool, bool]]:
-    """That the work folder has such files, beside those of a training that was overwritten, where an option is on."""
+# Promises: functions of a row and a value, or what returns one.
+
+
+def holds(pattern):
+    """The work folder has such files, beside those of a training that was overwritten, where an option is on."""
     return lambda row, value: (
         any("replaced_" not in str(path.relative_to(row.work)) for path in row.work.rglob(pattern)),
         value not in ("off", "none"),
     )
 
 
-def in_bfloat16(command: str) -> Callable[[Any, str], tuple[bool, bool] | None]:
-    """That linear layers compute in bfloat16."""
+def in_bfloat16(command):
+    """Linear layers compute in bfloat16."""
     return lambda row, value: (torch.bfloat16 in row.seen[command].dtypes, value == "bfloat16" and cpu_has_bfloat16())
 
 
-def in_tiles(command: str, images: int) -> Callable[[Any, str], tuple[bool, bool] | None]:
-    """That the backbone sees more than whole images."""
+def in_tiles(command, images):
+    """The backbone sees more than whole images."""
     return lambda row, value: (
         sum(one.images for one in row.seen[command].passes) > images * (row.views if command == "test" else 1),
         value == "48",
     )
 
 
-def onednn(row: Any, value: str) -> None:
-    assert value == "on" or "by oneDNN" not in row.seen["test"].said
-
-
-def data(row: Any, value: str) -> None:
+def data(row, value):
     root = str(row.shared.other_data if value == "other" else "data/shapes")
     assert all(image.startswith(root) for images in row.probe.iterations for image in images), root
 
 
-def image_size(row: Any, value: str) -> None:
+def image_size(row, value):
     crops = row.recipe.task == "segmentation"  # images to validate keep their size
     sides = {one.side for one in row.seen["train"].passes if one.training == crops}
     assert sides <= {int(value), -(-int(value) // 32) * 32}, sides
 
 
-def due_validations(row: Any) -> list[int]:
+def due_validations(row):
     """Iterations after which there is one."""
     unit, every, begin = (row.per_epoch, 1, 2) if row.by_epoch else (1, 2, 3)
     number = row.iterations // unit
@@ -121,13 +116,13 @@ def due_validations(row: Any) -> list[int]:
     return [] if row["val"] == "none" else [time * unit for time in times]
 
 
-def val(row: Any, value: str) -> tuple[list, list]:
+def val(row, value):
     parts = [row.seen[name].probe for name in ("first", "train") if name in row.seen]
     made = {time for part in parts for time in part.validations}
     return sorted(made | {row.made_before} & {*due_validations(row)}), due_validations(row)
 
 
-def start(row: Any, value: str) -> None:
+def start(row, value):
     if value == "overwrite":
         assert not (row.work / "iter_1.pth").exists() or row.by_epoch is False
     elif value != "empty" and row["recipe"] != "retinanet":  # whose pipeline, mmdet's, has no seed by sample
@@ -136,7 +131,7 @@ def start(row: Any, value: str) -> None:
         assert not wrong, f"not the weights of an uninterrupted run: {wrong[:5]}"
 
 
-def weights(row: Any, value: str) -> None:
+def weights(row, value):
     if value == "random" or row.made_before:
         return
     kept = read_checkpoint(str(row.kept))["state_dict"]
@@ -148,7 +143,7 @@ def weights(row: Any, value: str) -> None:
     assert value != "fresh" or heads <= other, sorted(heads - other)[:5]
 
 
-def finetune(row: Any, value: str) -> None:
+def finetune(row, value):
     trunk = row.probe.runner.model.backbone
     trains = {name for name, x in trunk.named_parameters() if x.requires_grad}
     assert (value == "all") == (len(trains) == len([*trunk.parameters()]))
@@ -157,67 +152,46 @@ def finetune(row: Any, value: str) -> None:
     assert value != "attention" or not any("mlp" in name for name in trains)
 
 
-def accumulate(row: Any, value: str) -> None:
+def accumulate(row, value):
     counts = {int(one["step"]) for one in row.checkpoint["optimizer"]["state"].values() if "step" in one}  # of AdamW
     assert counts <= {row.iterations // int(value), -(-row.iterations // int(value))}, counts
 
 
-def auto_scale_lr(row: Any, value: str) -> tuple[float, float]:
+def auto_scale_lr(row, value):
     runner = row.probe.runner
     ratio = row.batch * int(row["accumulate"]) / runner.cfg.auto_scale_lr.base_batch_size if value == "on" else 1
     highest = max(group["initial_lr"] for group in runner.optim_wrapper.optimizer.param_groups)
     return round(highest, 9), round(runner.cfg.optim_wrapper.optimizer.lr * ratio, 9)
 
 
-def with_cp(row: Any, value: str) -> tuple[int, int]:
+def with_cp(row, value):
     trains = any(x.requires_grad for x in row.probe.runner.model.backbone.parameters())
     return row.probe.linear_calls, len(row.probe.iterations) * (2 if value == "on" and trains else 1)
 
 
-def drop_path(row: Any, value: str) -> tuple[bool, bool]:
-    parts = row.probe.runner.model.backbone.modules()
-    return any(part.drop_prob for part in parts if isinstance(part, DropPath)), value != "0"
-
-
-def pictures(row: Any, value: str) -> tuple[int, int]:
+def pictures(row, value):
     made = {path.name for path in row.work.glob("*/vis_data/vis_image/val_*")}
     return len(made), 2 * len(due_validations(row)) if value == "on" else 0
 
 
-def checkpoints(row: Any) -> set[str]:
-    return {path.name for path in row.work.glob("*.pth") if path.name.startswith(("iter_", "epoch_"))}
-
-
-def interval(row: Any, value: str) -> None:
+def interval(row, value):
     every = int(value) + (0 if row.by_epoch else -int(value) % int(row["accumulate"]))
     last = 3 if row.by_epoch else row.iterations
     due = [time for time in range(1, last + 1) if time % every == 0 or time == last][-int(row["keep"]) :]
-    absent = {f"{'epoch' if row.by_epoch else 'iter'}_{time}.pth" for time in due} - checkpoints(row)
+    absent = {f"{'epoch' if row.by_epoch else 'iter'}_{time}.pth" for time in due} - row.checkpoints
     assert not absent, absent
 
 
-def keep(row: Any, value: str) -> None:
-    assert len(checkpoints(row) - {f"iter_{row.made_before}.pth"}) <= int(value), checkpoints(row)
-
-
-def logger(row: Any, value: str) -> None:
+def logger(row, value):
     files = row.work.glob("*/vis_data/scalars.json")
     logged = {record["iter"] for file in files for record in map(json.loads, file.open()) if "iter" in record}
     assert logged == {*range(1, row.iterations + 1)} if value == "1" else logged, logged
 
 
-def report(row: Any, value: str) -> tuple[bool, bool]:
+def report(row, value):
     table = "per_class.csv" if row.recipe.task == "segmentation" else "ap_bbox.csv"
     made = value == "folder" and "no boxes were evaluated" not in row.seen["test"].said
     return (row.folder / "report" / table).exists(), made
-
-
-def out(row: Any, value: str) -> None:
-    assert value == "printed" or json.loads((row.folder / "metrics.json").read_text()).keys() == row.metrics.keys()
-
-
-def loaders(key: str, value: Any) -> Callable[[Any], list[str]]:
-    return lambda row: [f"{split}_dataloader.{key}={value}" for split in row.loaders]
 
 
 # fmt: off
@@ -229,8 +203,8 @@ OPTIONS = [
     Option("work_dir", "train", choice("default", "wörk dir/w 1", "data/shapes/../w"), lambda row, v: (
         (row.work / row.path.name).exists(), True)),
     Option("length", "train", {
-        "iters": lambda row: ["--iters", "4", *([ITERS] if row.recipe.unit == "epochs" else [])],
-        "epochs": lambda row: ["--epochs", "3", *([EPOCHS] if row.recipe.unit == "iters" else [])],
+        "iters": lambda row: ["--iters", "4", *([counting(epochs=False)] if row.recipe.unit == "epochs" else [])],
+        "epochs": lambda row: ["--epochs", "3", *([counting(epochs=True)] if row.recipe.unit == "iters" else [])],
         "option": lambda row: ["train_cfg.max_epochs=3" if row.by_epoch else "train_cfg.max_iters=4"],
     }, lambda row, v: (len(row.probe.iterations), row.iterations - row.made_before)),
     Option("image_size", "train", {
@@ -265,7 +239,8 @@ OPTIONS = [
     Option("auto_scale_lr", "train", switch("--auto-scale-lr"), auto_scale_lr),
     Option("amp", "train", {"float32": (), "bfloat16": BFLOAT16}, in_bfloat16("train")),
     Option("with_cp", "train", switch("model.backbone.with_cp=True"), with_cp),
-    Option("drop_path", "train", {n: [f"model.backbone.drop_path_rate={n}"] for n in ("0", "0.2")}, drop_path),
+    Option("drop_path", "train", {n: [f"model.backbone.drop_path_rate={n}"] for n in ("0", "0.2")}, lambda row, v: (
+        any(x.drop_prob for x in row.probe.runner.model.backbone.modules() if isinstance(x, DropPath)), v != "0")),
     Option("ema", "train", switch("default_hooks.ema.type=EMAHook"), lambda row, v: (
         "ema_state_dict" in row.checkpoint, v == "on")),
     Option("stop", "train", {"off": (), "on": lambda row: [
@@ -286,7 +261,8 @@ OPTIONS = [
         "0": ["randomness.seed=0"], "7": ["randomness.seed=7", "randomness.deterministic=True"],
     }, lambda row, v: (row.probe.runner.seed, int(v))),
     Option("interval", "train", {n: [f"default_hooks.checkpoint.interval={n}"] for n in ("1", "2")}, interval),
-    Option("keep", "train", {n: [f"default_hooks.checkpoint.max_keep_ckpts={n}"] for n in ("1", "3")}, keep),
+    Option("keep", "train", {n: [f"default_hooks.checkpoint.max_keep_ckpts={n}"] for n in ("1", "3")}, lambda row, v: (
+        len(row.checkpoints - {f"iter_{row.made_before}.pth"}) <= int(v), True)),
     Option("save_best", "train", {
         "none": ["default_hooks.checkpoint.save_best=None"],
         "metric": lambda row: [
@@ -299,8 +275,10 @@ OPTIONS = [
         "TTA" in type(row.seen["test"].probe.runner.model).__name__, v == "on")),
     Option("tiles_test", "test", {"off": (), "48": ["--tiles", "48"]}, in_tiles("test", 4)),
     Option("amp_test", "test", {"float32": (), "bfloat16": BFLOAT16}, in_bfloat16("test")),
-    Option("onednn_test", "test", {"on": (), "off": ["--no-onednn"]}, onednn),
-    Option("out", "test", {"printed": (), "file": ["--out", "metrics.json"]}, out),
+    Option("onednn_test", "test", {"on": (), "off": ["--no-onednn"]}, lambda row, v: (
+        v == "off" and "by oneDNN" in row.seen["test"].said, False)),
+    Option("out", "test", {"printed": (), "file": ["--out", "metrics.json"]}, lambda row, v: (
+        v == "file" and json.loads((row.folder / "metrics.json").read_text()).keys() != row.metrics.keys(), False)),
     Option("report", "test", {"none": (), "folder": ["--report", "report"]}, report),
     Option("by", "predict", choice("command", "as dataset", "paths", "pillow", "stream"), lambda row, v: (
         len(row.sizes), len(row.photos))),
@@ -321,39 +299,50 @@ OPTIONS = [
     }.items()),
 ]
 # fmt: on
-# Refused together, by the word that the one line has. The array has none of these pairs; each has a row of its own.
+FIRST = {option.name: next(iter(option.values)) for option in OPTIONS}
+
+
+def together(word, *names, **values):
+    """What is refused, for each of some recipes or for all, in one line that has a word."""
+    return [({**({"recipe": name} if name else {}), **values}, word) for name in names or (None,)]
+
+
+# Refused together. The array has none of these pairs; each has a row of its own.
 CONTRADICTIONS = [
-    *(Contradiction({"recipe": name, "tiles_test": "48"}, "tiles") for name in ("upernet", "eomt")),
-    *(Contradiction({"recipe": name, "tiles_predict": "48"}, "tiles") for name in ("upernet", "eomt")),
-    *(Contradiction({"recipe": name, "tta": "on"}, "tta") for name in ("cascade", "rfdetr", "eomt")),
-    *(Contradiction({"recipe": name, "tta": "on", "tiles_test": "48"}, "tta") for name in ("upernet", "retinanet")),
-    Contradiction({"recipe": "eomt", "report": "folder"}, "report"),
-    Contradiction({"recipe": "eomt", "by": "as dataset"}, "--as-dataset"),
-    Contradiction({"weights": "load_from", "finetune": "lora"}, "--fresh"),
-    *(Contradiction({"start": start, "weights": "fresh"}, "--fresh") for start in ("resume", "copy")),
-    Contradiction({"length": "iters", "interval": "1", "accumulate": "2"}, "interval"),
-    Contradiction({"val": "none", "save_best": "metric"}, "save_best"),
-    Contradiction({"val": "none", "stop": "on"}, "default_hooks.stop"),
-    Contradiction({"val": "none", "pictures": "on"}, "pictures"),
-    Contradiction({"export": "pt2", "precision": "int8"}, "--int8"),
-    Contradiction({"export": "pt2", "preprocessing": "on"}, "--with-preprocessing"),
-    Contradiction({"export": "onnx", "maps": "on", "precision": "int8"}, "--int8"),
-    Contradiction({"export": "onnx", "maps": "on", "preprocessing": "on"}, "--with-preprocessing"),
-    *(Contradiction({"recipe": name, "export": "onnx", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
-    *(Contradiction({"recipe": name, "export": "pt2", "maps": "on"}, "--maps") for name in ("eomt", "upernet")),
+    *together("tiles", "upernet", "eomt", tiles_test="48"),
+    *together("tiles", "upernet", "eomt", tiles_predict="48"),
+    *together("tta", "cascade", "rfdetr", "eomt", tta="on"),
+    *together("tta", "upernet", "retinanet", tta="on", tiles_test="48"),
+    *together("report", "eomt", report="folder"),
+    *together("--as-dataset", "eomt", by="as dataset"),
+    *together("--fresh", weights="load_from", finetune="lora"),
+    *together("--fresh", start="resume", weights="fresh"),
+    *together("--fresh", start="copy", weights="fresh"),
+    *together("interval", length="iters", interval="1", accumulate="2"),
+    *together("save_best", val="none", save_best="metric"),
+    *together("default_hooks.stop", val="none", stop="on"),
+    *together("pictures", val="none", pictures="on"),
+    *together("--int8", export="pt2", precision="int8"),
+    *together("--with-preprocessing", export="pt2", preprocessing="on"),
+    *together("--int8", export="onnx", maps="on", precision="int8"),
+    *together("--with-preprocessing", export="onnx", maps="on", preprocessing="on"),
+    *together("--maps", "eomt", "upernet", export="onnx", maps="on"),
+    *together("--maps", "eomt", "upernet", export="pt2", maps="on"),
     # At 64 to 96 pixels its last map is one pixel, which a program of torch for all sizes does not take.
-    Contradiction({"recipe": "cascade", "image_size": "64", "export": "pt2", "static": "dynamic"}, "--static"),
-    Contradiction({"recipe": "retinanet", "export": "pt2", "static": "dynamic", "maps": "off"}, "--static"),
-    Contradiction({"recipe": "eomt", "export": "onnx", "precision": "int8"}, "int8"),
+    *together("--static", "cascade", image_size="64", export="pt2", static="dynamic"),
+    *together("--static", "retinanet", export="pt2", static="dynamic", maps="off"),
+    *together("int8", "eomt", export="onnx", precision="int8"),
 ]
-# Options of an export mean nothing without one; and what is refused with --iters, with a length by --cfg-options.
-# The weight gradient of torch's convolution on a map of one pixel, 3x3 in steps of 2, in bfloat16 on a CPU, has values
-# that nobody wrote (torch 2.11), among them NaN.
-MEANINGLESS: list[dict[str, str]] = [{"recipe": "retinanet", "image_size": "64", "amp": "bfloat16"}]
-MEANINGLESS += [{"length": "option", "interval": "1", "accumulate": "2"}]
-MEANINGLESS += [
-    {"export": "none", option.name: value}
-    for option in OPTIONS
-    if option.command == "export" and option.name != "export"
-    for value in [*option.values][1:]
+# Without a meaning: options of an export that is not made, and what is refused with --iters, with a length by
+# --cfg-options. The weight gradient of torch's convolution on a map of one pixel, 3x3 in steps of 2, in bfloat16 on a
+# CPU, has values that nobody wrote (torch 2.11), among them NaN.
+MEANINGLESS = [
+    {"recipe": "retinanet", "image_size": "64", "amp": "bfloat16"},
+    {"length": "option", "interval": "1", "accumulate": "2"},
+    *(
+        {"export": "none", option.name: value}
+        for option in OPTIONS
+        if option.command == "export" and option.name != "export"
+        for value in [*option.values][1:]
+    ),
 ]

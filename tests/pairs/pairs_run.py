@@ -1,32 +1,30 @@
 """A row of the array as a user runs it: the commands, in this process, and what was seen of them."""
 
 import contextlib
-import io
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
-import sys
-import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from commands import forget, run_command
 from conftest import REPO
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mmengine.utils import ManagerMixin
-from pairs_options import CLASSIFIES, OPTIONS, last_of
+from pairs_options import CLASSIFIES, FIRST, OPTIONS, last_of
 from PIL import Image
 from torch import nn
 
 import vitdense
-from vitdense.__main__ import main
 from vitdense.mm.data.shapes import CLASSES, draw_panoptic_dataset
 from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.models.base import Backbone
@@ -37,31 +35,29 @@ SPLITS = ("train", "val", "test")
 
 
 class Recipe(NamedTuple):
-    """A model. `new`: arguments of `vitdense new`; `file`: what a config of it has otherwise, by dotted keys."""
+    """A model."""
 
     base: str
     task: str
     metric: str
-    new: tuple[str, ...]
-    file: Mapping[str, Any] = {}
+    new: list[str]  # arguments of `vitdense new`
+    file: Mapping[str, Any] = {}  # what a config of it has otherwise, by dotted keys
     unit: str = "iters"
     optimizer: str = "adamw"
     replaces_init: bool = False  # the base has an init_cfg of its backbone
 
 
-def given(**paths: str) -> tuple[str, ...]:
-    """Options of `vitdense new` and their paths below the data set."""
-    return tuple(
-        part for name, path in paths.items() for part in (f"--{name.replace('_', '-')}", f"data/shapes/{path}")
-    )
+def of_shapes(options: str) -> list[str]:
+    """Options of `vitdense new`, whose paths are below the data set."""
+    return [word if word.startswith("--") else f"data/shapes/{word}" for word in options.split()]
 
 
-IMAGES = given(images="train", val_images="val")
-BOXES = IMAGES + given(train="annotations/instances_train.json", val="annotations/instances_val.json")
-SEGMENTS = IMAGES + given(train="panoptic/panoptic_train.json", val="panoptic/panoptic_val.json")
-SEGMENTS += given(segments="panoptic/train", val_segments="panoptic/val")
-MAPS = IMAGES + given(labels="semantic/train", val_labels="semantic/val")
-MAPS += ("--classes", ",".join(("background", *CLASSES)))
+IMAGES = of_shapes("--images train --val-images val")
+BOXES = IMAGES + of_shapes("--train annotations/instances_train.json --val annotations/instances_val.json")
+SEGMENTS = IMAGES + of_shapes("--train panoptic/panoptic_train.json --val panoptic/panoptic_val.json")
+SEGMENTS += of_shapes("--segments panoptic/train --val-segments panoptic/val")
+MAPS = IMAGES + of_shapes("--labels semantic/train --val-labels semantic/val")
+MAPS += ["--classes", ",".join(("background", *CLASSES))]
 CROP = [dict(type="vitdense.SeedFromSample"), dict(type="vitdense.LoadImage"), dict(type="LoadAnnotations")]
 CROP += [dict(type="RandomCrop", crop_size=(96, 96)), dict(type="RandomFlip", prob=0.5), dict(type="PackSegInputs")]
 UPERNET = {"train_dataloader.dataset.pipeline": CROP, "model.data_preprocessor.size": (96, 96)}
@@ -79,7 +75,7 @@ RECIPES = {
     "rfdetr": Recipe("rfdetr_seg_nano_shapes", "detection", "coco/bbox_mAP", BOXES),
     "eomt": Recipe("eomt_nano_shapes", "panoptic", "coco_panoptic/PQ", SEGMENTS),
     "upernet": Recipe("upernet_swin_nano_shapes", "segmentation", "mIoU", MAPS, UPERNET, replaces_init=True),
-    "retinanet": Recipe(MMDET, "detection", "coco/bbox_mAP", ("--boxes", *BOXES), RETINANET, "epochs", "sgd"),
+    "retinanet": Recipe(MMDET, "detection", "coco/bbox_mAP", ["--boxes", *BOXES], RETINANET, "epochs", "sgd"),
 }
 ALWAYS: dict[str, Any] = {f"{split}_dataloader.dataset.draw": DRAW for split in SPLITS}
 ALWAYS["default_hooks.probe"] = dict(type="PairsProbe")
@@ -93,24 +89,24 @@ class PairsProbe(Hook):
     latest: ClassVar["PairsProbe | None"] = None
     interrupts: ClassVar[bool] = False  # by SIGTERM, as a scheduler does
 
-    def before_test(self, runner: Any) -> None:
+    def before_test(self, runner):
         self.runner, PairsProbe.latest = runner, self
 
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner):
         self.before_test(runner)
         self.iterations, self.validations, self.linear_calls = [], [], 0
         self.start = {key: value.clone() for key, value in runner.model.state_dict().items()}
         next(x for x in runner.model.backbone.modules() if isinstance(x, nn.Linear)).register_forward_hook(self._count)
 
-    def _count(self, *_: Any) -> None:
+    def _count(self, *_):
         self.linear_calls += torch.is_grad_enabled()
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         self.iterations.append([sample.img_path for sample in data_batch["data_samples"]])
         if self.interrupts and runner.iter + 1 == STOP:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
+    def after_val_epoch(self, runner, metrics=None):
         self.validations.append(runner.iter)
 
 
@@ -118,40 +114,22 @@ class Refused(Exception):
     """A command ended with status 2 and one line."""
 
 
-class Pass(NamedTuple):
-    """A forward pass of a backbone; the side is the longer one of its input."""
-
-    training: bool
-    images: int
-    side: int
-
-
-class Seen(NamedTuple):
-    """What a command printed, and what was seen of it; data types are those of the outputs of linear layers."""
-
-    said: str
-    passes: list[Pass]
-    dtypes: set[torch.dtype]
-    probe: Any = None
-
-
 @contextlib.contextmanager
-def watched() -> Iterator[Seen]:
-    """What is seen inside, in a process as new: mmengine has loggers, visualizers and scopes once."""
-    kinds = [ManagerMixin]
-    while kinds:
-        kinds += (kind := kinds.pop()).__subclasses__()
-        kind._instance_dict.clear()
-    seen = Seen("", [], set())
+def watched():
+    """What is seen inside: forward passes of backbones, with the longer side of their inputs, and data types of the
+    outputs of linear layers."""
+    seen = SimpleNamespace(said="", passes=[], dtypes=set(), probe=None)
 
-    def look(module: nn.Module, args: tuple, output: Any) -> None:
+    def look(module, args, output):
         if torch.compiler.is_exporting():  # of which a size that is read becomes part
             return
         if isinstance(module, Backbone):
-            seen.passes.append(Pass(module.training, len(args[0]), max(args[0].shape[-2:])))
+            one = SimpleNamespace(training=module.training, images=len(args[0]), side=max(args[0].shape[-2:]))
+            seen.passes.append(one)
         elif isinstance(module, nn.Linear):
             seen.dtypes.add(output.dtype)
 
+    forget()
     handle = nn.modules.module.register_module_forward_hook(look)
     try:
         yield seen
@@ -162,47 +140,35 @@ def watched() -> Iterator[Seen]:
 class Shared:
     """What the rows share: data, and per recipe a short training, made when it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.data, self.other_data = folder, folder / "shapes", folder / "other shapes"
         for root in (self.data, self.other_data):
             draw_panoptic_dataset(root, **DRAW)
 
     @cache  # noqa: B019
-    def base(self, name: str) -> str:
+    def base(self, name):
         """The config that those of a recipe inherit."""
         if name != "retinanet":
             return str(REPO / f"configs/demo/{RECIPES[name].base}.py")
         path = str(self.folder / "swapped.py")
-        assert main(["swap", MMDET, "--backbone", "deit_tiny", "--out", path]) == 0
+        assert run_command(["swap", MMDET, "--backbone", "deit_tiny", "--out", path])[0] == 0
         return path
 
     @cache  # noqa: B019
-    def trained(self, name: str) -> "Row":
-        """A training with the first values of all options."""
-        folder, here = self.folder / name, Path.cwd()
-        folder.mkdir()
-        os.chdir(folder)
-        try:
-            row = Row({option.name: next(iter(option.values)) for option in OPTIONS} | {"recipe": name}, folder, self)
-            row.train()
-        finally:
-            os.chdir(here)
-        return row
+    def trained(self, name):
+        """The work folder of a training with the first values of all options."""
+        row = Row(FIRST | {"recipe": name}, self.folder / name, self)
+        row.train()
+        return row.work
 
 
 class Row:
-    """The commands of a row.
+    """The commands of a row: its values by the names of options, the current folder, what rows share."""
 
-    Args:
-        values: By the name of the option.
-        folder: The current folder.
-        shared: What rows share.
-    """
-
-    def __init__(self, values: Mapping[str, str], folder: Path, shared: Shared) -> None:
+    def __init__(self, values, folder, shared):
         self.values, self.folder, self.shared = values, folder, shared
         self.recipe = RECIPES[values["recipe"]]
-        self.seen: dict[str, Seen] = {}
+        self.seen = {}
         self.batch = int(values["batch"])
         self.per_epoch = DRAW["num_train"] // self.batch
         self.by_epoch = "epochs" in (values["length"], self.recipe.unit if values["length"] == "option" else "")
@@ -212,10 +178,10 @@ class Row:
         self.views = (2 if values["recipe"] == "upernet" else 6) if values["tta"] == "on" else 1  # flips, and scales
         shutil.copytree(shared.data, folder / "data/shapes")
 
-    def __getitem__(self, name: str) -> str:
+    def __getitem__(self, name):
         return self.values[name]
 
-    def given(self, command: str) -> tuple[list[str], dict[str, Any]]:
+    def given(self, command):
         """Arguments of a command, and what the config file of this row has for it."""
         chosen = (option.values[self[option.name]] for option in OPTIONS if option.command == command)
         parts = [part for value in chosen for part in (value(self) if callable(value) else value)]
@@ -225,52 +191,38 @@ class Row:
         flags = [word for word in words if "=" not in word]
         return [*flags, *(["--cfg-options", *options] if options else [])], file
 
-    def run(self, name: str, *args: Any, status: int = 0) -> None:
-        """Run a command as users do, but in this process; what was seen is kept under a name."""
-        PairsProbe.latest, argv, out = None, sys.argv, io.StringIO()
-        with watched() as seen, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            try:
-                code = main([*map(str, args)])
-            except SystemExit as end:
-                code = end.code
-            except BaseException:
-                code = None
-                traceback.print_exc()
-            finally:
-                sys.argv = argv
-        said = out.getvalue()
-        self.seen[name] = seen._replace(said=said, probe=PairsProbe.latest)
+    def run(self, name, *args, status=0):
+        """Run a command in the folder of the row; what was seen is kept under a name."""
+        PairsProbe.latest, words = None, [*map(str, args)]
+        os.chdir(self.folder)
+        with watched() as seen:
+            code, seen.said = run_command(words)
+        seen.probe = PairsProbe.latest
+        self.seen[name] = seen
         if code != status:
-            errors = [line for line in said.splitlines() if line.startswith("error: ")]
+            errors = [line for line in seen.said.splitlines() if line.startswith("error: ")]
             if code == 2 and errors:
                 raise Refused(errors[-1])
-            last = said.strip().splitlines()[-1:]
-            raise AssertionError(
-                f"{last} of: cd {self.folder} && vitdense {shlex.join(map(str, args))}\n{said[-6000:]}"
-            )
+            raise AssertionError(f"cd {self.folder} && vitdense {shlex.join(words)}\n{seen.said[-6000:]}")
 
-    def config(self, file: Mapping[str, Any]) -> Path:
+    def config(self, file):
         """The config of this row: a file; one on top of that of `vitdense new`; or one with its bases written out."""
         base, content = self.shared.base(self["recipe"]), {**self.recipe.file, **ALWAYS, **file}
         if self["config"] == "new":
             self.run("new", "new", self.recipe.task, "new.py", "--base", base, "--no-estimate", *self.recipe.new)
             of_data = re.compile(r".*dataset\.(?!pipeline)|data_root|.*evaluator|.*num_classes")
             base, content = "new.py", {key: value for key, value in content.items() if not of_data.match(key)}
-        nested: dict[str, Any] = {"_base_": base}
-        for key, value in content.items():
-            *parents, last = key.split(".")
-            node = nested
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = value
+        nested = Config()
+        nested.merge_from_dict(content)
         path = self.folder / "row.py"
-        path.write_text("".join(f"{key} = {value!r}\n" for key, value in nested.items()), encoding="utf-8")
+        lines = (f"{key} = {value!r}\n" for key, value in {"_base_": base, **nested.to_dict()}.items())
+        path.write_text("".join(lines), encoding="utf-8")
         if self["config"] == "written":
             path = self.folder / "full.py"
             self.run("check", "check", "row.py", "--write", path)
         return path
 
-    def train(self) -> None:
+    def train(self):
         """Train, also in parts."""
         flags, file = self.given("train")
         self.path = self.config(file)
@@ -288,7 +240,7 @@ class Row:
                 where = ["--work-dir", "copy"]
             where.append("--resume")
         elif self["start"] == "overwrite":
-            shutil.copytree(self.shared.trained(self["recipe"]).work, self.work)
+            shutil.copytree(self.shared.trained(self["recipe"]), self.work)
             where.append("--overwrite")
         self.run("train", "train", self.path, *where, *flags)
         self.before = self.work
@@ -296,57 +248,62 @@ class Row:
             self.work = Path(shutil.move(self.work, self.folder / "moved ü"))
 
     @property
-    def probe(self) -> PairsProbe:
+    def probe(self):
         """Of the training; of the rest of it where it was interrupted."""
         return self.seen["train"].probe
 
     @cached_property
-    def checkpoint(self) -> dict[str, Any]:
+    def checkpoint(self):
         """The last checkpoint."""
         return read_checkpoint(str(last_of(self.work)))
 
     @property
-    def kept(self) -> Path:
-        """A checkpoint of another training of the recipe."""
-        return last_of(self.shared.trained(self["recipe"]).work)
+    def checkpoints(self):
+        """The names of those that are kept."""
+        return {path.name for path in self.work.glob("*.pth") if path.name.startswith(("iter_", "epoch_"))}
 
     @property
-    def fresh(self) -> list[str]:
+    def kept(self):
+        """A checkpoint of another training of the recipe."""
+        return last_of(self.shared.trained(self["recipe"]))
+
+    @property
+    def fresh(self):
         """Patterns for --fresh."""
         return [f".*({'|'.join(CLASSIFIES)}).*", *([r".+\.lora\..+"] if self["finetune"] == "lora" else [])]
 
     @property
-    def init_cfg(self) -> dict[str, Any]:
+    def init_cfg(self):
         """Of a backbone that starts from its weights."""
-        path, state = (
-            self.shared.folder / f"{self['recipe']} backbone.pth",
-            read_checkpoint(str(self.kept))["state_dict"],
-        )
+        path = self.shared.folder / f"{self['recipe']} backbone.pth"
+        state = read_checkpoint(str(self.kept))["state_dict"]
         torch.save({key.removeprefix("backbone."): x for key, x in state.items() if key.startswith("backbone.")}, path)
         replaces = {"_delete_": True} if self.recipe.replaces_init else {}
         return {**replaces, "type": "Pretrained", "checkpoint": str(path)}
 
     @property
-    def model(self) -> list[Path]:
+    def model(self):
         """How commands name what was trained."""
-        named = {"folder": [], "config": [self.work], "file": [last_of(self.work)]}[self["named"]]
-        return [self.work / self.path.name, *named] if named else [self.work]
+        config = self.work / self.path.name
+        return {"folder": [self.work], "config": [config, self.work], "file": [config, last_of(self.work)]}[
+            self["named"]
+        ]
 
-    def test(self) -> None:
+    def test(self):
         """Evaluate."""
         self.run("test", "test", *self.model, *self.given("test")[0])
         lines = (re.fullmatch(r"(\S+) +(-?[0-9.]+|nan)", line) for line in self.seen["test"].said.splitlines())
         self.metrics = {line[1]: float(line[2]) for line in lines if line}
 
     @cached_property
-    def photos(self) -> dict[str, Image.Image]:
+    def photos(self):
         """By the names of their files."""
         noise = np.random.default_rng(0).integers(0, 255, (61, 97, 3), dtype=np.uint8)
         if self["photos"] == "odd":
             return {"a photo.png": Image.fromarray(noise), "grey é.png": Image.fromarray(noise[:, :64, 0])}
         return {path.name: Image.open(path) for path in sorted((self.shared.data / "val").iterdir())[:2]}
 
-    def predict(self) -> None:
+    def predict(self):
         """Predict on photos, by the command or in Python."""
         folder, flags = self.folder / "photos", self.given("predict")[0]
         folder.mkdir()
@@ -370,17 +327,10 @@ class Row:
         self.sizes = [one.image.shape[:2] for one in found]
         self.scores = [score for one in found if one.scores is not None for score in one.scores]
 
-    def _predict_by_command(self, flags: list[str]) -> None:
+    def _predict_by_command(self, flags):
         is_training_set, is_segmentor = self["by"] == "as dataset", self.recipe.task == "segmentation"
-        self.run(
-            "predict",
-            "predict",
-            *self.model,
-            "photos",
-            "--as-dataset" if is_training_set else "--out-dir",
-            "out",
-            *flags,
-        )
+        to = "--as-dataset" if is_training_set else "--out-dir"
+        self.run("predict", "predict", *self.model, "photos", to, "out", *flags)
         out = self.folder / "out"
         folder = out / "labels" if is_segmentor else self.folder / "photos" if is_training_set else out
         names = [Path(name).with_suffix(".png") if is_segmentor else name for name in self.photos]
@@ -390,14 +340,13 @@ class Row:
         self.scores = [one["score"] for one in found if "score" in one]
         assert bool(content) != is_segmentor
 
-    def export(self) -> None:
-        """Export."""
+    def export(self):
         self.exported = None if self["export"] == "none" else self.folder / f"model.{self['export']}"
         if self.exported:
             self.run("export", "export", *self.model, *self.given("export")[0], "--out", self.exported)
 
     @cached_property
-    def program(self) -> dict[str, str]:
+    def program(self):
         """What was exported, in the words of the options."""
         if self.exported is None:
             return {}
@@ -420,7 +369,7 @@ class Row:
             "maps": "on" if "map0 [" in self.seen["export"].said else "off",
         }
 
-    def everything(self) -> None:
+    def everything(self):
         """All steps; and then what every option promises, all that is not kept in one message."""
         for step in (self.train, self.test, self.predict, self.export):
             step()

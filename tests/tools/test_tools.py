@@ -1,7 +1,6 @@
 """The tools as scripts, on a few small images."""
 
 import json
-import os
 import runpy
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from conftest import REPO
 from PIL import Image
 
 pytest.importorskip("mmdet")
+from commands import environment
 from mmengine.logging import MMLogger
 
 from vitdense.mm.config import model_index as published
@@ -45,10 +45,6 @@ test_evaluator = val_evaluator
 OF_SEGMENTORS = """
 model.update(data_preprocessor=dict(size=(96, 96)))
 """
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
 
 
 def tool(name, *args, status=0):
@@ -84,6 +80,14 @@ def watched(logger):
     """Options of a training: two pictures at its validation, and a logger if that is installed."""
     pictures = ["default_hooks.pictures.type=vitdense.ValidationPicturesHook", "default_hooks.pictures.images=2"]
     return [*(["--log-to", logger] if find_spec(logger) else []), "--cfg-options", *pictures]
+
+
+def test_a_metric_without_a_value_is_null(tool_here, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitdense.mm.train.launch.test", lambda *_, **__: {"mAP": 0.5, "mAP_s": float("nan")})
+    weights, out = tmp_path / "model.pth", tmp_path / "metrics.json"
+    weights.touch()
+    assert tool_here("test", CONFIG, weights, "--out", out)[0] == 0
+    assert json.loads(out.read_text()) == {"mAP": 0.5, "mAP_s": None}
 
 
 @pytest.fixture(scope="module")

@@ -114,16 +114,17 @@ def drop_path_rates(last: float, depth: int) -> list[float]:
     return [last * i / max(depth - 1, 1) for i in range(depth)]
 
 
-def check_image(x: Tensor) -> Tensor:
+def check_image(x: Tensor, channels: int) -> Tensor:
     """The same, if it is a batch of images.
 
     Raises:
-        ValueError: It has no batch, or holds integers.
+        ValueError: It has no batch, other channels, or holds integers.
     """
-    if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_floating_point():
+    if not isinstance(x, Tensor) or x.ndim != 4 or x.shape[1] != channels or not x.is_floating_point():
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise OptionError(
-            f"image: got {got}, expected a float tensor [B, 3, H, W], normalised by mean and std of model.cfg"
+            f"image: got {got}, expected a float tensor [B, {channels}, H, W], normalised by mean and std of "
+            "model.cfg; the option in_channels makes a model for other channels"
         )
     return x
 
@@ -212,6 +213,7 @@ class Backbone(Module):
     Attributes:
         family: Name of the family in `vitdense.models.registry.NAMING`.
         arch: Its row of the family's table of sizes.
+        in_channels: Image channels.
         out_channels: Channels of each output.
         out_strides: Stride of each output in pixels.
         load_report: What loading `init_cfg` did; None when nothing was loaded.
@@ -222,6 +224,7 @@ class Backbone(Module):
     """
 
     family: str
+    in_channels: int
     out_channels: tuple[int, ...]
     out_strides: tuple[int, ...]
     load_report: LoadReport | None = None
@@ -325,7 +328,7 @@ class Backbone(Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
-        return self.forward_patches(self.patch_embed(check_image(x)))
+        return self.forward_patches(self.patch_embed(check_image(x, self.in_channels)))
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
         """As `forward`, from what `patch_embed` makes of an image, ``[B, h, w, C]``: masked pretraining enters here."""

@@ -96,8 +96,10 @@ def test_it_leaves_nothing_behind(name, tmp_path):
 
 @pytest.mark.long
 def test_padding_to_the_size_of_another_crop_is_a_warning(tmp_path):
-    (warning,) = dry_step.find(config(MAPS, tmp_path, **{"model.data_preprocessor.size": (512, 512)}), ("train",))
-    assert "pads them to 512x512" in str(warning)
+    """Above twice the area of the images, 64x96."""
+    for size, warnings in (((128, 96), 0), ((128, 128), 1)):
+        found = list(dry_step.find(config(MAPS, tmp_path, **{"model.data_preprocessor.size": size}), ("train",)))
+        assert ["pads them to 128x128" in str(warning) for warning in found] == [True] * warnings
 
 
 @pytest.mark.long

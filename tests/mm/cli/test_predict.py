@@ -342,7 +342,8 @@ def test_label_maps_as_a_training_set(cfg, checkpoint, images, tmp_path, monkeyp
     assert files == ["classes.txt", "labels/train/a.png", "labels/val/a.png"]
     monkeypatch.chdir(tmp_path)
     line = "new segmentation --no-estimate --images photos/train --labels set/labels/train --val-images photos/val"
-    assert main([*line.split(), "--val-labels", "set/labels/val", "--classes", "set/classes.txt", "mine.py"]) == 0
+    line += " --val-labels set/labels/val --classes set/classes.txt --base upernet_swin_nano_camvid mine.py"
+    assert main(line.split()) == 0
 
 
 class OneResult(Predictor):
@@ -400,4 +401,5 @@ def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch)
     assert [path.name for path in (tmp_path / "set").iterdir()] == ["annotations.json"]
     monkeypatch.chdir(tmp_path)
     line = "new detection --no-estimate --train set/annotations.json --val set/annotations.json --images photos mine.py"
-    assert main([*line.split(), "--method", "cascade", *([] if with_masks else ["--boxes"])]) == 0
+    base = "cascade_swin_nano_coco" if with_masks else "cascade_rcnn_swin_nano_shapes"
+    assert main([*line.split(), "--base", base, *([] if with_masks else ["--boxes"])]) == 0

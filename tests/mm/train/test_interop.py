@@ -1,6 +1,10 @@
 """Predictions and checkpoints in the hands of other projects: supervision, pycocotools, the inferencers of mm."""
 
 import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,3 +175,39 @@ def test_inferencer_of_mmseg_predicts_as_our_tool(segmentor, tmp_path, monkeypat
         assert len(np.unique(labels)) > 1
         np.testing.assert_array_equal(inferencer(str(path))["predictions"], labels)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it writes nothing
+
+
+TOOLS = """
+import json, runpy, sys
+import vitdense
+for words in json.loads(sys.argv[1]):
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+"""
+
+
+def run_tools(package, folder, *commands):
+    """mm's own tools with a recipe, in a process that imports vitdense and nothing else of ours."""
+    tools = Path(import_module(package).__file__).parent / ".mim/tools"
+    lines = [[str(tools / name), str(folder / "short.py"), *map(str, words)] for name, *words in commands]
+    done = subprocess.run(
+        [sys.executable, "-c", TOOLS, json.dumps(lines)], capture_output=True, text=True, cwd=folder, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_tools_of_mmdet_test_and_analyse(detector, tmp_path):
+    found, shown = tmp_path / "found.pkl", tmp_path / "shown"
+    test = ["test.py", detector / "model.pth", "--work-dir", tmp_path, "--out", found, "--show-dir", "pictures"]
+    analyse = ["analysis_tools/analyze_results.py", found, shown, "--topk", 1]
+    assert "coco/segm_mAP" in run_tools("mmdet", detector, test, analyse)
+    assert len(list(tmp_path.glob("*/pictures/*"))) == len(images(detector))
+    assert all(len(list((shown / part).iterdir())) == 1 for part in ("good", "bad"))
+
+
+def test_tools_of_mmseg_test_and_draw(segmentor, tmp_path):
+    out = ["--out", tmp_path / "maps", "--show-dir", tmp_path / "pictures"]
+    assert "mIoU" in run_tools("mmseg", segmentor, ["test.py", segmentor / "model.pth", "--work-dir", tmp_path, *out])
+    for pictures in (tmp_path / "pictures/vis_data/vis_image", tmp_path / "maps"):
+        assert len(list(pictures.iterdir())) == len(images(segmentor))

@@ -92,7 +92,7 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
         wrapper: The optimizer's, for its data type. No step is made.
 
     Returns:
-        Warnings: the model pads the images to twice their area or more.
+        Warnings: the model pads the images to more than twice their area.
 
     Raises:
         ConfigError: Names the part of the config that failed.
@@ -117,7 +117,7 @@ def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:
         inputs: Of the model, [B, 3, H, W].
     """
     height, width = (max(sides) for sides in zip(*images)) if images else (0, 0)
-    if isinstance(inputs, torch.Tensor) and inputs.shape[-1] * inputs.shape[-2] >= 2 * height * width > 0:
+    if isinstance(inputs, torch.Tensor) and inputs.shape[-1] * inputs.shape[-2] > 2 * height * width > 0:
         yield Fault(
             f"images are {by((width, height))}, and model.data_preprocessor pads them to "
             f"{by(tuple(inputs.shape[:-3:-1]))}",

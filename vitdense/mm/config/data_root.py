@@ -18,14 +18,15 @@ def move_data(cfg: Config, asked: Asked) -> None:
         ConfigError: No path begins with the old one, or the new one is no path.
     """
     new, old = asked.options.get("data_root"), cfg.get("data_root")
-    if new is None or new == old:
+    if new is None:
         return
     if not isinstance(new, str):
         raise ConfigError(f"--cfg-options data_root: got {new!r}, expected a path")
-    moved = False
+    old, new = str(old).rstrip("/"), os.path.expanduser(new).rstrip("/")
+    moved = new == old
     for key in (f"{split}_{part}" for split in SPLITS for part in ("dataloader", "evaluator")):
         if cfg.get(key):
-            part = _replace_root(cfg[key], str(old).rstrip("/"), os.path.expanduser(new).rstrip("/"))
+            part = _replace_root(cfg[key], old, new)
             moved |= part != cfg[key]
             cfg[key] = part
     if not moved:

@@ -149,7 +149,7 @@ class ResNet(Backbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
-        x = check_image(x).contiguous(memory_format=torch.channels_last)
+        x = check_image(x, self.in_channels).contiguous(memory_format=torch.channels_last)
         x = max_pool(self.relu(self.bn1(self.conv1(x))), kernel=3, stride=2, padding=1)  # [B, C, H/4, W/4]
         return self.forward_stages(x)
 

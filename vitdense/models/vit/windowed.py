@@ -75,7 +75,8 @@ class WindowedViT(ViT):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]``, padded to whole patches in every window, to a map ``[B, C, h, w]`` per output."""
-        return super().forward(pad_to_multiple(check_image(x), self.arch.patch_size * self.num_windows))
+        x = check_image(x, self.in_channels)
+        return super().forward(pad_to_multiple(x, self.arch.patch_size * self.num_windows))
 
     def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
         """As `ViT.unroll`, with tokens ``[B * windows, E + n, C]``, E extra ones before the n of a window."""

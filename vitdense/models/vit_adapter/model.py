@@ -149,8 +149,8 @@ class ViTAdapter(Backbone):
                 f"vit_feature: got {vit_feature!r} with the trunk's out_indices {lasts}, expected 'last', or 'each' "
                 f"with {len(STRIDES)} of them, after each of which an interaction ends"
             )
-        image = next(module for module in self.trunk.patch_embed.modules() if isinstance(module, nn.Conv2d))
-        self.spm = SpatialPrior(image.in_channels, conv_inplane, dim)
+        self.in_channels = self.trunk.in_channels
+        self.spm = SpatialPrior(self.in_channels, conv_inplane, dim)
         self.level_embed = nn.Parameter(torch.randn(len(STRIDES) - 1, dim))
         attention = partial(DeformableAttention, dim, deform_num_heads, ratio=deform_ratio)
         extractor = partial(Extractor, dim, attention)
@@ -185,7 +185,7 @@ class ViTAdapter(Backbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to ``[B, C, ceil(H / s), ceil(W / s)]`` for the strides s of 4, 8, 16 and 32."""
-        finest, *maps = self.spm(check_image(x))  # [B, C, h_i, w_i]
+        finest, *maps = self.spm(check_image(x, self.in_channels))  # [B, C, h_i, w_i]
         sizes = [(c.shape[2], c.shape[3]) for c in maps]
         c = torch.cat([to_tokens(c) + embed for c, embed in zip(maps, self.level_embed)], dim=1)  # [B, N, C]
         x, size, steps = self.trunk.unroll(self.trunk.patch_embed(x))  # [B, E + h*w, C]

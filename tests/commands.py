@@ -1,0 +1,62 @@
+"""Commands as users type them, in this process or in one of their own."""
+
+import contextlib
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+import traceback
+
+from conftest import REPO
+from mmengine.utils import ManagerMixin
+
+from vitdense.__main__ import main
+
+
+def forget() -> None:
+    """Make the process as new: mmengine has loggers, visualizers and default scopes once."""
+    kinds = [ManagerMixin]
+    while kinds:
+        kinds += (kind := kinds.pop()).__subclasses__()
+        kind._instance_dict.clear()
+
+
+def run_command(words: list[str]) -> tuple[int | None, str]:
+    """Run `vitdense WORDS`; return its status, None for an error that it does not name, and what it printed."""
+    forget()
+    argv, out = sys.argv, io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            status = main(words)
+        except SystemExit as end:
+            status = end.code or 0
+        except BaseException:
+            status = None
+            traceback.print_exc()
+        finally:
+            sys.argv = argv
+    return status, out.getvalue()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+
+
+def start_tool(name: str, *args: object, limit: int = resource.RLIM_INFINITY) -> subprocess.Popen:
+    """Start a tool in a process of its own, which may write files up to a size."""
+
+    def prepare() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells ignore it in the background
+
+    return subprocess.Popen(
+        [sys.executable, f"tools/{name}.py", *map(str, args)],
+        cwd=REPO,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        preexec_fn=prepare,
+    )
