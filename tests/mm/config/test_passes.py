@@ -34,8 +34,8 @@ OPTIONS = {
     "work_dir": "mine",
 }
 OF_TRAININGS = (
-    ({"amp": "bfloat16", "auto_scale_lr": True, "shard": True, "fresh": ["head"], "auto_batch_size": True}, OPTIONS),
-    ({"amp": "float16", "resume": "a.pth"}, {}),
+    ({"amp": "bfloat16", "auto_scale_lr": True, "shard": True, "fresh": ["head"]}, OPTIONS),
+    ({"amp": "float16", "resume": "a.pth", "auto_batch_size": True}, {}),
 )
 OF_TESTS = (
     ({}, {"dtype": torch.bfloat16, "tiles": 64}),

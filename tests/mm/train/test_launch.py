@@ -132,8 +132,8 @@ def test_options_that_need_a_gpu_name_themselves_without_one(repo, tmp_path, mon
 
 
 @pytest.mark.parametrize("amp", ["float16", "bfloat16"])
-def test_amp_has_a_loss_scaler_for_float16_only(repo, monkeypatch, amp):
-    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py")
+def test_amp_has_a_loss_scaler_for_float16_only(repo, tmp_path, monkeypatch, amp):
+    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path))
     cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype="float32")
     monkeypatch.setattr(launch, "_runner", MagicMock())
     monkeypatch.setattr("vitdense.mm.config.run.check_precision", lambda *_: None)  # of another machine
