@@ -64,7 +64,7 @@ class Inference:
 
     @property
     def _by_onednn(self) -> bool:
-        return self._is_on_cpu and self.onednn and self.dtype == torch.float32 and has_onednn()
+        return self._is_on_cpu and self.onednn and self.amp == "float32" and has_onednn()
 
     def tune_cpu(self) -> None:
         """On a CPU, keep memory between layers, and log how it computes; see `vitdense.layers.onednn`."""
@@ -76,8 +76,8 @@ class Inference:
 
     def computing(self) -> AbstractContextManager:
         """The context in which the model computes."""
-        if self.dtype != torch.float32:
-            return torch.autocast(torch.device(self.device).type, self.dtype)
+        if self.amp != "float32":
+            return torch.autocast(torch.device(self.device).type, getattr(torch, self.amp))
         return OneDnnLinear() if self._by_onednn else nullcontext()
 
 

@@ -43,7 +43,7 @@ def augment_tests(cfg: Config, asked: Asked) -> None:
     if absent := [key for key in ("tta_pipeline", "tta_model") if not cfg.get(key)]:
         raise ConfigError(
             f"--tta: the config has no {' and no '.join(absent)}; configs/_base_/seg_data.py has both for a segmentor, "
-            f"configs/_base_/coco_htcpp.py for a detector with masks"
+            f"configs/research/_base_/coco_htcpp.py for a detector with masks"
         )
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline = cfg.tta_pipeline

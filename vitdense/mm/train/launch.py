@@ -29,11 +29,7 @@ from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.checkpoints import REST, install_loader, is_checkpoint
 from vitdense.mm.train.console import result_commands
 from vitdense.mm.train.hooks import FirstNotFinite
-from vitdense.mm.train.processes import (
-    agree,
-    end_with_parent,
-    start_on_cpu,
-)
+from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
 from vitdense.mm.train.runner import Runner, StepError
 from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint, named_files
 
@@ -200,9 +196,9 @@ def test(  # no test of pytest
         The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
 
     Raises:
-        ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for
-            `tta`, or no metric for `report`, or is not one of a detector for `tiles`; or an exported file is to be
-            augmented, tiled or cast, or has other classes.
+        ConfigError: See `check`; or the config has no ``tta_pipeline`` or no ``tta_model`` for `tta`, or no metric for
+            `report`, or is not one of a detector for `tiles`; or an exported file is to be augmented, tiled or cast, or
+            has other classes.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
