@@ -22,7 +22,7 @@ from vitdense.files import atomic_write, read_text
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
-from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint
+from vitdense.mm.work_folder import WorkFolder, find_checkpoint
 from zoo import REPO, filled, table
 
 PAGE = REPO / "docs/export.md"

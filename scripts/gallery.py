@@ -21,10 +21,10 @@ from vitdense.files import atomic_write, read_text
 from vitdense.inspect.flops import macs, num_params
 from vitdense.mm.cli.show import sheet_rows
 from vitdense.mm.config.load import load_config
+from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.predictor import load_model
-from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.launch import test
-from vitdense.mm.train.work_folder import find_checkpoint
+from vitdense.mm.work_folder import find_checkpoint
 from vitdense.results import draw
 
 REPO = Path(__file__).parents[1]

@@ -9,9 +9,9 @@ from vitdense.checkpoint.convert import SUFFIXES, convert, save
 from vitdense.checkpoint.read import read
 from vitdense.console import in_utf8
 from vitdense.files import check_writable
-from vitdense.mm.train.checkpoints import read_checkpoint
-from vitdense.mm.train.console import exit_on_user_error
-from vitdense.mm.train.work_folder import find_checkpoint
+from vitdense.mm.checkpoints import read_checkpoint
+from vitdense.mm.console import exit_on_user_error
+from vitdense.mm.work_folder import find_checkpoint
 from vitdense.models.registry import NAMING, row_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # what --verify compares with

@@ -11,7 +11,7 @@ from vitdense.console import in_utf8
 from vitdense.mm.cli.export import FORMATS, export
 from vitdense.mm.config.arguments import add_checkpoint, add_classes, make_parser, whole_number
 from vitdense.mm.config.model_index import trained_of
-from vitdense.mm.train.console import exit_on_user_error
+from vitdense.mm.console import exit_on_user_error
 
 
 def main() -> None:

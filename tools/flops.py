@@ -10,7 +10,7 @@ from vitdense.inspect.flops import Row, count, table
 from vitdense.mm.config.arguments import make_parser, whole_number
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import config_of
-from vitdense.mm.train.console import exit_on_user_error
+from vitdense.mm.console import exit_on_user_error
 
 
 def as_json(rows: list[Row]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import Parser
-from vitdense.mm.train.console import exit_on_user_error
+from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.train.curves import draw_curves
 
 

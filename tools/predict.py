@@ -14,9 +14,9 @@ from vitdense.console import in_utf8
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.arguments import add_inference_arguments, add_tiles, make_parser
 from vitdense.mm.config.model_index import trained_of
+from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.precision import Inference, add_amp, add_onednn
-from vitdense.mm.train.console import exit_on_user_error
-from vitdense.mm.train.processes import start_processes
+from vitdense.mm.processes import start_processes
 
 
 def main() -> None:

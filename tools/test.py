@@ -12,8 +12,8 @@ from vitdense.console import in_utf8
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.arguments import add_checkpoint, add_run_arguments, add_tiles, make_parser
 from vitdense.mm.config.model_index import trained_of
+from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.precision import Inference, add_amp, add_onednn
-from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.launch import test
 
 

@@ -7,8 +7,8 @@ from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import add_run_arguments, make_parser, whole_number
 from vitdense.mm.config.load import config_of
 from vitdense.mm.config.settings import LOGGERS
+from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.precision import add_amp
-from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.launch import prepare_training, replay, train
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("mmseg")
 from commands import start_tool
 from test_tools import OF_SEGMENTORS, SHRINK
 
-from vitdense.mm.train.checkpoints import read_checkpoint
+from vitdense.mm.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.slow
 CONFIG = (

@@ -9,8 +9,8 @@ import torch
 from timm.layers import DropPath
 
 from vitdense.layers.lora import LowRankUpdate
+from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.precision import cpu_has_bfloat16
-from vitdense.mm.train.checkpoints import read_checkpoint
 
 
 class Option(NamedTuple):

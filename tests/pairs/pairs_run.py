@@ -25,8 +25,8 @@ from PIL import Image
 from torch import nn
 
 import vitdense
+from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.data.shapes import CLASSES, draw_panoptic_dataset
-from vitdense.mm.train.checkpoints import read_checkpoint
 from vitdense.models.base import Backbone
 
 DRAW = dict(num_train=4, num_val=4, image_size=(96, 96))

@@ -13,7 +13,7 @@ from test_tools import OF_DETECTORS, SHRINK, environment, tool
 
 pytest.importorskip("mmseg")
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.mm.train.checkpoints import read_checkpoint
+from vitdense.mm.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 

@@ -117,7 +117,7 @@ def trained(tiny) -> Path:
 
 def assert_same_weights_and_log(whole: Path, resumed: Path) -> None:
     """At iteration 6, of an uninterrupted run and of one resumed from iteration 3."""
-    from vitdense.mm.train.checkpoints import read_checkpoint
+    from vitdense.mm.checkpoints import read_checkpoint
 
     files = whole / "iter_3.pth", whole / "iter_6.pth", resumed / "iter_6.pth"
     saved = [read_checkpoint(str(path)) for path in files]
@@ -197,8 +197,8 @@ def test_test_reports_zero_ap_without_detections(tiny, trained):
 def test_the_printed_config_is_the_one_that_runs(tiny, trained, tmp_path):
     from mmengine.config import Config
 
+    from vitdense.mm.checkpoints import read_checkpoint
     from vitdense.mm.config.diff import differences, read_saved
-    from vitdense.mm.train.checkpoints import read_checkpoint
 
     options = ["--work-dir", str(trained), "--log-to", "tensorboard", "--cfg-options", "train_dataloader.batch_size=1"]
     done = tool("train", tiny, *options, "--resume", "--print-config")

@@ -20,6 +20,7 @@ from torch import nn
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.checkpoint.whole_models import trained_classes
+from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts
@@ -37,12 +38,11 @@ from vitdense.mm.config.query import (
     split_pipeline,
     type_name,
 )
+from vitdense.mm.console import quiet
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference, check_device, check_score
-from vitdense.mm.train.checkpoints import read_checkpoint
-from vitdense.mm.train.console import quiet
-from vitdense.mm.train.work_folder import find_checkpoint
+from vitdense.mm.work_folder import find_checkpoint
 from vitdense.results import draw
 from vitdense.results.result import Result
 from vitdense.runtime import segments_of

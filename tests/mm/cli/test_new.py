@@ -17,6 +17,7 @@ from PIL import Image
 
 from vitdense.__main__ import main
 from vitdense.hub import list_models
+from vitdense.mm import console
 from vitdense.mm.checks import dry_step
 from vitdense.mm.checks.model import channels, normalisation, padding
 from vitdense.mm.cli import new
@@ -25,7 +26,6 @@ from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.config.model_index import fetched
 from vitdense.mm.config.query import class_heads
-from vitdense.mm.train import console
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")

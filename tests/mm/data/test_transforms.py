@@ -9,11 +9,11 @@ from mmengine.dataset import BaseDataset
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.data import transforms
 from vitdense.mm.data.shapes import draw_image
 from vitdense.mm.data.transforms import LoadImage, name_unreadable
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.console import exit_on_user_error
 
 
 def encoded(kind):

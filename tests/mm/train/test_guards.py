@@ -19,16 +19,16 @@ pytest.importorskip("mmseg")
 from filelock import FileLock
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.mm.checkpoints import AtomicLocalBackend, read_checkpoint
 from vitdense.mm.config.load import load_config
+from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.processes import StopSignal
 from vitdense.mm.train import launch
-from vitdense.mm.train.checkpoints import AtomicLocalBackend, read_checkpoint
-from vitdense.mm.train.console import exit_on_user_error
 from vitdense.mm.train.curves import read_scalars
 from vitdense.mm.train.hooks import check_whole
-from vitdense.mm.train.processes import StopSignal
 from vitdense.mm.train.runner import StepError
-from vitdense.mm.train.work_folder import WorkFolder
+from vitdense.mm.work_folder import WorkFolder
 
 pytestmark = pytest.mark.long
 LENGTH = 6

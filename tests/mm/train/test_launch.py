@@ -8,13 +8,14 @@ from mmengine.registry import MODELS, OPTIM_WRAPPERS
 
 from vitdense import Swin
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.mm import processes
 from vitdense.mm.config import passes, run
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.passes import built
-from vitdense.mm.train import launch, processes
-from vitdense.mm.train.console import exit_on_user_error
+from vitdense.mm.console import exit_on_user_error
+from vitdense.mm.train import launch
 
 
 def fail(error):

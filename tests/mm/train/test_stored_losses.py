@@ -11,9 +11,9 @@ import pytest
 from conftest import RECIPES, REPO
 
 from vitdense.files import atomic_write
+from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config.load import load_config
 from vitdense.mm.train import launch
-from vitdense.mm.train.checkpoints import read_checkpoint
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")

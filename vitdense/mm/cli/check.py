@@ -18,9 +18,9 @@ from vitdense.mm.config.base import Asked, describe, run_passes
 from vitdense.mm.config.load import config_of
 from vitdense.mm.config.passes import STARTING, TRAINING, built
 from vitdense.mm.config.query import find_class, leaf_datasets
+from vitdense.mm.console import USER_ERRORS, exit_on_user_error, explain
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import FILES_READ
-from vitdense.mm.train.console import USER_ERRORS, exit_on_user_error, explain
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from mmengine.device import get_device
 
+from vitdense.mm.checks.batch_size import in_own_process, steps_in_process
 from vitdense.mm.config.load import load_config
-from vitdense.mm.train.batch_size import in_own_process, steps_in_process
 
 WARM_UP, MEASURED = 1, 2  # iterations
 

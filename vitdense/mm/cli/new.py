@@ -31,13 +31,13 @@ from vitdense.mm.config.model_index import fetched, find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
 from vitdense.mm.config.query import class_heads
 from vitdense.mm.config.settings import image_size
+from vitdense.mm.console import command_line, exit_on_user_error, result_commands
 from vitdense.mm.data.coco import examine, read_coco
 from vitdense.mm.data.faults import refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.console import command_line, exit_on_user_error, result_commands
 
 DETECTORS = {  # (method, boxes only) -> config
     ("cascade", False): "cascade_swin_t_coco.py",

@@ -19,8 +19,8 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.config.print import check_new_file, code
 from vitdense.mm.config.query import as_list, drop_weights
+from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.console import exit_on_user_error
 
 SIDE = 256  # of the image of the forward pass, in pixels: DINO needs as many pixels in its maps as it has queries
 

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import difflib
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,10 @@ from vitdense.files import describe_missing
 from vitdense.mm.config.base import Asked, Change
 from vitdense.mm.config.passes import completed
 from vitdense.mm.config.print import ReadableConfig
-from vitdense.mm.config.query import as_list
+from vitdense.mm.config.query import as_list, flat
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.processes import find_launcher
-from vitdense.mm.train.work_folder import WorkFolder
+from vitdense.mm.processes import find_launcher
+from vitdense.mm.work_folder import WorkFolder
 
 CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  # the recipes
 
@@ -167,6 +168,13 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
                 bases = as_list(ast.literal_eval(node.value))
     found = [find_config(base) if "::" in base else path.parent / base for base in bases]
     return list(dict.fromkeys([path, *(file for base in found for file in config_files(base, (*above, path)))]))
+
+
+def named_files(cfg: Config) -> set[Path]:
+    """What a training needs: files of its config, and paths of all texts in it, such as weights, also of a teacher."""
+    found = (text for text in flat(cfg._cfg_dict).values() if isinstance(text, str) and "\0" not in text)
+    files = config_files(Path(cfg.filename))
+    return {Path(os.path.realpath(os.path.expanduser(name))) for name in (*found, *files)}
 
 
 def config_of(args: argparse.Namespace, changes: list[Change] | None = None) -> Config:

@@ -20,7 +20,7 @@ from vitdense.files import describe_missing, read_text
 from vitdense.mm.config.load import CONFIGS, config_of, find_config
 from vitdense.mm.config.query import as_list, flat
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.work_folder import find_checkpoint
+from vitdense.mm.work_folder import find_checkpoint
 
 LICENCE = "Apache-2.0"  # of mmdet and mmseg
 DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name

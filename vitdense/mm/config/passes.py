@@ -9,12 +9,11 @@ import copy
 from mmengine.config import Config
 
 from vitdense.mm.checks import check
+from vitdense.mm.checks.batch_size import set_batch_size
 from vitdense.mm.config import loaders, model, options, run, settings, start
 from vitdense.mm.config.base import Asked, Change, Pass, run_passes
 from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.data_root import move_data
-from vitdense.mm.train.batch_size import set_batch_size
-from vitdense.mm.train.work_folder import check_saves
 
 TIMES = ("train_cfg.*", "param_scheduler.*", "default_hooks.*", "custom_hooks.*", "model.*initial_epoch")
 SIZES = ("*_dataloader.*", "tta_pipeline.*", "model.data_preprocessor.*", "model.backbone.img_size", "model.test_cfg.*")
@@ -46,7 +45,7 @@ TRAINING = (
     Pass("--shard", ("shard",), run.shard),
     Pass("log of a short run", ("*.logger.ignore_last", "*.logger.interval"), run.log_short_runs),
     Pass("optim_wrapper.accumulative_counts", ("default_hooks.checkpoint.interval",), run.save_whole_steps),
-    Pass("names of checkpoints", (), lambda cfg, asked: check_saves(cfg)),
+    Pass("names of checkpoints", (), run.check_saves),
     Pass("--fresh", ("default_hooks", "default_hooks.exact_load*"), start.keep_fresh),
 )
 # By the start of a training, after `TRAINING`.

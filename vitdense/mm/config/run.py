@@ -12,7 +12,7 @@ from vitdense.mm.config.base import Asked
 from vitdense.mm.config.query import as_list, hooks
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision
-from vitdense.mm.train.work_folder import WorkFolder
+from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 
 _runs = count(1)
 AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrapper")
@@ -105,6 +105,25 @@ def save_whole_steps(cfg: Config, asked: Asked) -> None:
     if saves and not saves.get("by_epoch", True) and (rest := saves.get("interval", 1) % counts):
         saves.interval += counts - rest
         print_log(f"checkpoints every {saves.interval} iterations, for {counts} make a step", logger="current")
+
+
+def check_saves(cfg: Config, asked: Asked) -> None:
+    """See that a training saves its checkpoints where, and by the names by which, they are found.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    saves = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    if saves.get("out_dir"):
+        raise ConfigError(
+            f"default_hooks.checkpoint.out_dir: got {saves['out_dir']}, expected none: a work folder has its own "
+            f"checkpoints; --work-dir names another one"
+        )
+    if not CHECKPOINT.fullmatch(str(saves.get("filename_tmpl") or "iter_{}.pth").format(1)):
+        raise ConfigError(
+            f"default_hooks.checkpoint.filename_tmpl: got {saves['filename_tmpl']!r}, expected 'iter_{{}}.pth' or "
+            f"'epoch_{{}}.pth', by which checkpoints are found"
+        )
 
 
 def wrap_on_cpus(cfg: Config, asked: Asked) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from mmengine.config import Config, ConfigDict
 
+from vitdense.mm.checkpoints import REST, is_checkpoint, read_checkpoint
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
 from vitdense.mm.config.query import drop_weights, hooks
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.checkpoints import REST, is_checkpoint, read_checkpoint
 
 
 def keep_fresh(cfg: Config, asked: Asked) -> None:

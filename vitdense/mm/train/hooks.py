@@ -19,6 +19,7 @@ from vitdense.checkpoint.detect import OMITTED
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole, load_pretrained
 from vitdense.files import atomic_write
+from vitdense.mm.checkpoints import install_loader
 from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.config.query import as_list
 from vitdense.mm.data.classes import classes_of, difference
@@ -26,10 +27,9 @@ from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import guard_model
 from vitdense.mm.registry import HOOKS
-from vitdense.mm.train.checkpoints import install_loader
 from vitdense.mm.train.curves import draw_curves, read_scalars
 from vitdense.mm.train.schedules import MaskAnnealingHook  # noqa: F401  registers it
-from vitdense.mm.train.work_folder import WorkFolder
+from vitdense.mm.work_folder import WorkFolder
 from vitdense.models.base import Backbone
 
 FIRST_ITERATIONS = 3  # of a process, are logged whatever the interval

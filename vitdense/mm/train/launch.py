@@ -18,20 +18,20 @@ from mmengine.logging import print_log
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.files import sha256_of
+from vitdense.mm.checkpoints import REST, install_loader, is_checkpoint
 from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.build import explained
-from vitdense.mm.config.load import config_files, own_modules
+from vitdense.mm.config.load import named_files, own_modules
 from vitdense.mm.config.passes import STARTING, TESTING, TRAINING, built
+from vitdense.mm.console import result_commands
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.ops import ops_in_use
 from vitdense.mm.precision import Inference
+from vitdense.mm.processes import agree, end_with_parent, start_on_cpu
 from vitdense.mm.train.breakdown import report_test
-from vitdense.mm.train.checkpoints import REST, install_loader, is_checkpoint
-from vitdense.mm.train.console import result_commands
 from vitdense.mm.train.hooks import FirstNotFinite
-from vitdense.mm.train.processes import agree, end_with_parent, start_on_cpu
 from vitdense.mm.train.runner import Runner, StepError
-from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint, named_files
+from vitdense.mm.work_folder import WorkFolder, find_checkpoint
 
 NOTHING = -1  # COCO's AP of what the truth does not have
 
@@ -100,7 +100,7 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
     folder.check_config(cfg)
     kept = prepare_training(cfg, **options)
     if overwrite:
-        named = named_files(cfg, config_files(Path(cfg.filename)))
+        named = named_files(cfg)
         folder.check_replaceable(cfg, named)
     with folder.hold(), explained(cfg):
         agree(_facts(cfg))

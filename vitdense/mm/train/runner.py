@@ -25,17 +25,17 @@ from torch.utils.data import DataLoader
 
 from vitdense.checkpoint.convert import write_torch
 from vitdense.files import remove
+from vitdense.mm.checkpoints import REST, SCRATCH, read_checkpoint
 from vitdense.mm.checks import dry_step
+from vitdense.mm.console import for_console
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.checkpoints import REST, SCRATCH, read_checkpoint
-from vitdense.mm.train.console import for_console
-from vitdense.mm.train.processes import StopSignal, handling_stops, mean_of_processes, start_worker
+from vitdense.mm.processes import StopSignal, handling_stops, mean_of_processes, start_worker
 from vitdense.mm.train.resume import check_steps, go_on, place_in, stay_in, take_raw_weights
 from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard
-from vitdense.mm.train.work_folder import WorkFolder
+from vitdense.mm.work_folder import WorkFolder
 
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
 # Of SciPy, to which mmdet and we give the costs of queries and objects.

@@ -1,18 +1,18 @@
 import pytest
 import torch
 
-from vitdense.mm.config.base import Asked
-from vitdense.mm.config.load import load_config
-from vitdense.mm.errors import ConfigError
-from vitdense.mm.memory import available_memory, bytes_of
-from vitdense.mm.train import batch_size
-from vitdense.mm.train.batch_size import (
+from vitdense.mm.checks import batch_size
+from vitdense.mm.checks.batch_size import (
     _on_cpu,
     _on_cuda,
     _try_sizes,
     largest,
     set_batch_size,
 )
+from vitdense.mm.config.base import Asked
+from vitdense.mm.config.load import load_config
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.memory import available_memory, bytes_of
 
 
 @pytest.mark.parametrize(("room", "most", "found"), [(1, 16, 1), (3, 16, 3), (16, 16, 16), (40, 16, 16), (11, 12, 11)])

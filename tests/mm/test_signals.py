@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mmengine")
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.processes import (
+from vitdense.mm.processes import (
     LAUNCHERS,
     STOPS,
     StopSignal,

@@ -18,9 +18,9 @@ from PIL import Image
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
+from vitdense.mm.console import NOT_PRINTED, quiet
 from vitdense.mm.data.shapes import CLASSES, PALETTE
 from vitdense.mm.precision import Inference
-from vitdense.mm.train.console import NOT_PRINTED, quiet
 from vitdense.mm.train.runner import Runner
 
 
@@ -76,7 +76,7 @@ def test_importing_the_package_silences_nobody():
     code = (
         "import warnings, logging\n"
         "import vitdense.mm.train.launch, vitdense.mm.train.metrics, vitdense.mm.train.hooks, vitdense.mm.cli.predict\n"
-        "from vitdense.mm.train.console import NOT_WARNED\n"
+        "from vitdense.mm.console import NOT_WARNED\n"
         "import mmengine.logging.logger as logger\n"
         "ours = {(message, module) for message, module in NOT_WARNED}\n"
         "found = {tuple(getattr(f[i], 'pattern', f[i]) for i in (1, 3)) for f in warnings.filters}\n"

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
 from vitdense.mm.config import passes
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.load import find_config, load_config, named_files
 from vitdense.mm.config.print import ReadableConfig
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.work_folder import WorkFolder, find_checkpoint, is_whole, named_files
+from vitdense.mm.work_folder import WorkFolder, find_checkpoint, is_whole
 
 SAVED = "launcher = 'none'\nwork_dir = 'elsewhere'\nmodel = dict(type='A')\n"
 
@@ -147,8 +147,8 @@ def names(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def config(**options):
-    return ReadableConfig({"train_cfg": {"max_iters": 50}, **options})
+def config(filename=None, **options):
+    return ReadableConfig({"train_cfg": {"max_iters": 50}, **options}, filename=filename)
 
 
 def test_a_run_is_moved_aside_with_all_that_it_wrote_and_nothing_else(full):
@@ -173,8 +173,9 @@ def test_a_run_is_moved_aside_with_all_that_it_wrote_and_nothing_else(full):
 def test_what_the_config_names_stays(full, monkeypatch, key):
     monkeypatch.chdir(full.path.parent)
     named = "work/iter_100.pth"
-    cfg = config(**{key: named if key == "load_from" else {"neck": [{"init_cfg": {"checkpoint": f"./{named}"}}]}})
-    files = named_files(cfg, [full.path / "pets.py"])
+    node = named if key == "load_from" else {"neck": [{"init_cfg": {"checkpoint": f"./{named}"}}]}
+    cfg = config(str(full.path / "pets.py"), **{key: node})
+    files = named_files(cfg)
     full.check_replaceable(cfg, files)  # of 50 iterations
     aside = full.move_aside(files, full.path / "now")
     assert (full.path / "pets.py").exists()

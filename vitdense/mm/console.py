@@ -21,7 +21,7 @@ from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.console import showing
 from vitdense.errors import OptionError
 from vitdense.files import FULL
-from vitdense.mm.train.processes import StopSignal, handling_stops, stop_at_once
+from vitdense.mm.processes import StopSignal, handling_stops, stop_at_once
 
 # mm prints this once per package and task, where an optional package is not installed.
 NOT_PRINTED = "Could not import OneDL"

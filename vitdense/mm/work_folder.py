@@ -17,9 +17,8 @@ from safetensors import SafetensorError, safe_open
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write, check_writable, describe_missing, remove
-from vitdense.mm.config.query import flat
+from vitdense.mm.checkpoints import REST, SCRATCH, is_checkpoint, read_checkpoint
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.checkpoints import REST, SCRATCH, is_checkpoint, read_checkpoint
 from vitdense.models.registry import find_model, near_names
 
 CHECKPOINT = re.compile(r"(iter|epoch)_(\d+)\.pth")  # from which a training goes on
@@ -273,17 +272,6 @@ def _iterations(path: Path) -> int:
     return int(number) if kind == "iter" else read_checkpoint(str(path), "meta")["meta"]["iter"]
 
 
-def named_files(cfg: Config, own: Sequence[Path]) -> set[Path]:
-    """What a training needs: files of its config, and paths of all texts in it, such as weights, also of a teacher.
-
-    Args:
-        cfg: The config.
-        own: See `config_files`.
-    """
-    found = (text for text in flat(cfg._cfg_dict).values() if isinstance(text, str) and "\0" not in text)
-    return {Path(os.path.realpath(os.path.expanduser(name))) for name in (*found, *own)}
-
-
 def _copy(path: Path, folder: Path) -> None:
     if path.is_dir():
         shutil.copytree(path, folder / path.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -295,25 +283,6 @@ def _has_any(path: Path, files: Collection[Path]) -> bool:
     """Whether a path is one of these files, or a folder with one of them."""
     whole = Path(os.path.realpath(path))
     return any(file.is_relative_to(whole) for file in files)
-
-
-def check_saves(cfg: Config) -> None:
-    """See that a training saves its checkpoints where, and by the names by which, they are found.
-
-    Raises:
-        ConfigError: It does not.
-    """
-    saves = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
-    if saves.get("out_dir"):
-        raise ConfigError(
-            f"default_hooks.checkpoint.out_dir: got {saves['out_dir']}, expected none: a work folder has its own "
-            f"checkpoints; --work-dir names another one"
-        )
-    if not CHECKPOINT.fullmatch(str(saves.get("filename_tmpl") or "iter_{}.pth").format(1)):
-        raise ConfigError(
-            f"default_hooks.checkpoint.filename_tmpl: got {saves['filename_tmpl']!r}, expected 'iter_{{}}.pth' or "
-            f"'epoch_{{}}.pth', by which checkpoints are found"
-        )
 
 
 def find_checkpoint(checkpoint: str | Path) -> str:

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from vitdense.checkpoint import read as read_module
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.read import read
-from vitdense.mm.train.checkpoints import RUN_GLOBALS, install_loader, read_checkpoint
+from vitdense.mm.checkpoints import RUN_GLOBALS, install_loader, read_checkpoint
 from vitdense.mm.train.hooks import ExactLoadHook
-from vitdense.mm.train.work_folder import find_checkpoint
+from vitdense.mm.work_folder import find_checkpoint
 
 
 @pytest.fixture
