@@ -21,6 +21,8 @@ class Fault:
         items: What has the fault: ids, files, lines. Their number precedes `what`. Empty: the fault is of one thing.
         fix: What to do; may be empty.
         grave: It stops a training. If not, it is a warning.
+        of: Of `items` that are ids of a COCO file, in which of its lists: ``annotations`` or ``images``; or empty.
+        total: How many things could have the fault; 0: that is not known.
     """
 
     what: str
@@ -28,11 +30,16 @@ class Fault:
     items: tuple = ()
     fix: str = ""
     grave: bool = True
+    of: str = ""
+    total: int = 0
 
     def __str__(self) -> str:
-        where = f"{self.where}: " if self.where else ""
-        text = f"{len(self.items)} {self.what} {join_some(self.items)}" if self.items else self.what
-        return f"{where}{text}{f'; {self.fix}' if self.fix else ''}"
+        where, fix = f"{self.where}: " if self.where else "", f"; {self.fix}" if self.fix else ""
+        if not self.items:
+            return f"{where}{self.what}{fix}"
+        share = f" ({100 * len(self.items) / self.total:.3g} % of {self.total})" if self.total else ""
+        kind = f": {self.of}" if self.of else ""
+        return f"{where}{len(self.items)} {self.what}{kind} {join_some(self.items)}{share}{fix}"
 
     def within(self, where: str) -> "Fault":
         """The same fault in a larger place."""
@@ -45,10 +52,10 @@ class Faults:
     def __init__(self) -> None:
         self._items: dict[Fault, list] = {}
 
-    def add(self, what: str, *items: object, grave: bool = True, fix: str = "") -> None:
+    def add(self, what: str, *items: object, grave: bool = True, fix: str = "", of: str = "") -> None:
         """Add items with a fault; nothing if there are none."""
         if items:
-            self._items.setdefault(Fault(what, grave=grave, fix=fix), []).extend(items)
+            self._items.setdefault(Fault(what, grave=grave, fix=fix, of=of), []).extend(items)
 
     def __iter__(self) -> Iterator[Fault]:
         return (replace(fault, items=tuple(items)) for fault, items in self._items.items())
