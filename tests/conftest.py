@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import math
 import random
 from collections import OrderedDict
@@ -21,6 +22,9 @@ REPO = Path(__file__).parents[1]
 HAS_RESEARCH = (REPO / "vitdense/research").is_dir()  # the floor can be deleted, with its tests, configs and pages
 needs_research = pytest.mark.skipif(not HAS_RESEARCH, reason="no vitdense/research")
 RECIPES = sorted(path for path in REPO.glob("configs/**/*.py") if "_base_" not in path.parts)
+# pytest attaches its handlers to loggers that do not propagate: torch then writes its traces, a fifth of the time of an
+# export.
+logging.getLogger("torch.__trace").propagate = True
 PARITY_TABLE: list[str] = []  # printed at the end of a run with `pytest -s`
 
 
