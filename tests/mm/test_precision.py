@@ -32,7 +32,7 @@ def has_bfloat16(request, monkeypatch):
 
 @pytest.fixture
 def _two_gpus(monkeypatch):
-    monkeypatch.setattr(precision, "_number_of", lambda kind: {"cpu": 1, "cuda": 2}.get(kind, 0))
+    monkeypatch.setattr(precision, "devices", lambda: {"cpu": 1, "cuda": 2})
 
 
 @pytest.mark.usefixtures("_two_gpus")
@@ -42,6 +42,27 @@ def test_devices_of_this_machine():
     for device in ("cuda:2", "mps", "xpu", "meta", "cpu:1", "nonsense", "", None):
         with pytest.raises(ConfigError, match=r"--device: got .*cuda:0, cuda:1"):
             precision.check_device("--device", device)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 1)])
+def test_devices_are_those_of_torch(monkeypatch, kind, count):
+    """Of the accelerator that torch has; on a kind without autocast, float32 alone."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    assert precision.devices() == {"cpu": 1, kind: count}
+    assert Inference(f"{kind}:{count - 1}", torch.bfloat16).computing().device == kind
+    with pytest.raises(ConfigError, match="device: got"):
+        Inference(f"{kind}:{count}")
+    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda name: name != kind)
+    assert type(Inference(kind).computing()) is nullcontext
+    with pytest.raises(ConfigError, match=f"no autocast on {kind}"):
+        Inference(kind, torch.float16)
+
+
+def test_a_machine_without_an_accelerator_has_its_cpu(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert precision.devices() == {"cpu": 1}
 
 
 @pytest.mark.parametrize(

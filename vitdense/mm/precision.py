@@ -20,7 +20,7 @@ class Inference:
     """How a trained model predicts: the same options for `vitdense.load`, evaluation and the tools.
 
     Attributes:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: See `check_device`.
         dtype: In which it computes (autocast): `torch.float32`; `torch.bfloat16`, on a GPU or a CPU that has it; or
             `torch.float16`, on a GPU.
         score_thr: Minimum score of detections, 0 to 1.
@@ -113,17 +113,25 @@ def add_onednn(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def devices() -> dict[str, int]:
+    """How many devices of each kind torch finds on this machine: the CPU, and its accelerator if there is one."""
+    if not torch.accelerator.is_available():
+        return {"cpu": 1}
+    return {"cpu": 1, torch.accelerator.current_accelerator().type: torch.accelerator.device_count()}
+
+
 def check_device(option: str, device: str) -> None:
     """Raise if torch does not find a device on this machine.
 
     Args:
         option: For the message.
-        device: ``cpu``, ``cuda`` or ``cuda:N``; or another kind that this torch has, such as ``mps``.
+        device: ``cpu``; or a kind of accelerator that torch knows, such as ``cuda``, ``mps`` or ``xpu``, also with a
+            number: ``cuda:N``.
 
     Raises:
         ConfigError: There is no such device.
     """
-    kinds = {kind: _number_of(kind) for kind in ("cpu", "cuda", "mps", "xpu")}
+    kinds = devices()
     try:
         found = torch.device(device)
         is_there = (found.index or 0) < kinds.get(found.type, 0)
@@ -136,11 +144,6 @@ def check_device(option: str, device: str) -> None:
         )
 
 
-def _number_of(kind: str) -> int:
-    module = getattr(torch, kind, None)
-    return module.device_count() if module is not None else 0
-
-
 def check_precision(option: str, dtype: str | None, device: str) -> None:
     """Raise if a device does not compute in a data type.
 
@@ -150,13 +153,19 @@ def check_precision(option: str, dtype: str | None, device: str) -> None:
         device: See `check_device`.
 
     Raises:
-        ConfigError: It is another data type; or float16 on a CPU; or this CPU has no instructions for bfloat16: torch
-            would emulate them, in several times the time of float32. See also `check_device`.
+        ConfigError: It is another data type; or the device has no autocast; or it is float16 on a CPU; or this CPU has
+            no instructions for bfloat16: torch would emulate them, in several times the time of float32. See also
+            `check_device`.
     """
     check_device("device", device)
     if dtype not in (None, "float32", *AMP_DTYPES):
         raise ConfigError(f"{option}: expected float32, {' or '.join(AMP_DTYPES)}")
-    if torch.device(device).type != "cpu" or dtype in (None, "float32"):
+    kind = torch.device(device).type
+    if dtype in (None, "float32"):
+        return
+    if not torch.amp.is_autocast_available(kind):
+        raise ConfigError(f"{option}: torch has no autocast on {kind}; leave it out for float32")
+    if kind != "cpu":
         return
     if dtype != "bfloat16":
         raise ConfigError(

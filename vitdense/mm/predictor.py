@@ -291,7 +291,7 @@ def load_model(
     Args:
         cfg: Its config.
         checkpoint: A file, or an address.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: See `vitdense.mm.precision.check_device`.
         mask_score_thr: Masks of detections from this score on are RLE, see `use_rle`; None: all, as mmdet has them.
         classes: Names by output, for a checkpoint that has none; of an output of no class it is empty.
 

@@ -54,6 +54,12 @@ def test_a_cpu_is_not_filled(monkeypatch):
     assert max(taken) == 9
 
 
+def test_memory_of_other_devices_is_not_tried(monkeypatch):
+    monkeypatch.setattr(batch_size, "get_device", lambda: "mps")
+    with pytest.raises(ConfigError, match="memory of mps"):
+        set_batch_size(load_config("cascade_swin_nano_shapes"), Asked(auto_batch_size=True))
+
+
 @pytest.mark.long
 def test_sizes_are_tried_on_a_real_step(tmp_path, monkeypatch):
     pytest.importorskip("mmdet")

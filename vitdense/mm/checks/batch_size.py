@@ -54,13 +54,15 @@ def set_batch_size(cfg: Config, asked: Asked) -> None:
     guess.
 
     Raises:
-        ConfigError: The training resumes, there are several processes, or the config has no ``base_batch_size``; or one
-            image is too much.
+        ConfigError: The training resumes, there are several processes, or the config has no ``base_batch_size``; the
+            device is neither a CPU nor of CUDA; or one image is too much.
     """
     if not asked.auto_batch_size:
         return
     if asked.resume is not None:
         raise ConfigError("--batch-size auto: got --resume too, which goes on with the batch size of the run")
+    if (device := get_device()) not in ("cpu", "cuda"):
+        raise ConfigError(f"--batch-size auto: it cannot limit the memory of {device}; give a number")
     base = (cfg.get("auto_scale_lr") or {}).get("base_batch_size")
     if cfg.get("launcher", "none") != "none":
         raise ConfigError(
@@ -77,7 +79,7 @@ def set_batch_size(cfg: Config, asked: Asked) -> None:
     cfg.merge_from_dict({"auto_scale_lr.enable": True})
     rate = cfg.optim_wrapper.optimizer.lr
     print_log(
-        f"--batch-size auto: {found} images fit into memory ({get_device()}), {found * counts} a step of the optimizer "
+        f"--batch-size auto: {found} images fit into memory ({device}), {found * counts} a step of the optimizer "
         f"(at most {base}, as in the recipe); learning rate {rate} * {found * counts} / {base} = "
         f"{rate * found * counts / base:.3g}",
         logger="current",

@@ -22,11 +22,11 @@ class Estimate:
     """Cost of training.
 
     Attributes:
-        device: ``cuda`` or ``cpu``.
+        device: On which it trains, as mmengine finds it.
         batch_size: Images per iteration.
         seconds: Per iteration; the data are loaded before it, as by worker processes.
         memory: Peak in bytes: of the GPU's, as torch allocates it, or of the process; None where the system does not
-            say it, as on Windows.
+            say it, as on Windows, and on other devices than these.
         iterations: Of the whole run.
     """
 
@@ -71,8 +71,8 @@ def measure(config: Path) -> Estimate:
         for i, batch in enumerate(itertools.islice(batches, WARM_UP + MEASURED)):
             start = time.perf_counter()
             model.train_step(batch, optim_wrapper)
-            if device == "cuda":
-                torch.cuda.synchronize()
+            if device != "cpu":
+                torch.accelerator.synchronize()
             seconds += (time.perf_counter() - start) * (i >= WARM_UP)
     iterations = cfg.train_cfg.get("max_iters") or cfg.train_cfg.max_epochs * len(loader)
     return Estimate(device, cfg.train_dataloader.batch_size, seconds / MEASURED, _peak_memory(device), iterations)
@@ -81,7 +81,7 @@ def measure(config: Path) -> Estimate:
 def _peak_memory(device: str) -> int | None:
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    if sys.platform == "win32":
+    if device != "cpu" or sys.platform == "win32":
         return None
     import resource  # Unix has it
 

@@ -42,7 +42,7 @@ def contact_sheet(
         out_file: The sheet.
         query: See `sheet_rows`.
         layers: See `sheet_rows`.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: See `vitdense.mm.precision.check_device`.
         classes: See `load_model`.
 
     Returns:

@@ -234,7 +234,7 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda or cuda:N; default: cuda where there is one",
+        help="cpu, or an accelerator that torch finds: cuda, cuda:N, mps, xpu; default: cuda where there is one",
     )
 
 
