@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UPSTREAM := .venv-upstream
 UPSTREAM_READY := $(UPSTREAM)/.ready
-DEMO := cascade_swin_nano_shapes
 JOBS ?= 2
 # One thread a process; the tests of a file stay together, for they share what they build. Files with few, but long tests
 # do not come last.
@@ -13,10 +12,10 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --
 # A test that hangs is stopped, and shows where; none of these comes near.
 WATCHED := --timeout 600
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
-CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
-    f"error: Python {v[0]}.{v[1]} found, 3.10 to 3.12 expected; run: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 10) else \
+    f"error: Python {v[0]}.{v[1]} found, 3.10 or newer expected; run: make PYTHON=python3.13 $(MAKECMDGOALS)")'
 
-.PHONY: help setup demo test test-docs test-slow test-commands test-fast test-upstream test-pairs test-faults test-losses test-bands test-gpus check docs gallery zoo clean
+.PHONY: help setup demo test test-docs test-slow test-commands test-fast test-upstream test-pairs test-faults test-losses test-bands test-gpus check docs gallery zoo dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
@@ -24,10 +23,7 @@ help:  ## list the targets
 setup: $(READY)  ## install the package and its pinned dependencies into .venv
 
 demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten minutes on two CPU cores
-	$(BIN)/python tools/train.py configs/demo/$(DEMO).py
-	$(BIN)/python tools/predict.py configs/demo/$(DEMO).py work_dirs/$(DEMO) \
-	    data/shapes/val/00001*.jpg --out-dir work_dirs/$(DEMO)/pictures
-	$(BIN)/python tools/test.py configs/demo/$(DEMO).py work_dirs/$(DEMO)
+	$(BIN)/python -m vitdense demo
 
 # The longest files first, or one core waits for them at the end.
 LONGEST := tests/models tests/mm
@@ -78,6 +74,9 @@ gallery: $(READY)  ## make the pictures of docs/images; it says which demo to tr
 
 zoo: $(READY)  ## write the tables of docs/model-zoo.md
 	$(BIN)/python scripts/zoo.py
+
+dist: $(READY)  ## build the sdist and the wheel into dist/
+	$(BIN)/python -m build
 
 clean:  ## remove both environments and build outputs
 	rm -rf $(VENV) $(UPSTREAM) *.egg-info build dist site

@@ -4,12 +4,13 @@ import base64
 import json
 import posixpath
 import re
-from importlib.metadata import version
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+import vitdense
 
 REPO = Path(__file__).parents[1]
 # Files of the repository: their names in the book.
@@ -28,7 +29,7 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+://)([^)#\s]+)")
 
 def on_config(config: MkDocsConfig) -> None:
     """The version is a part of every page's header."""
-    config.site_name += f" {version('vitdense')}"
+    config.site_name += f" {vitdense.__version__}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:

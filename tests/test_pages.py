@@ -66,6 +66,7 @@ WORDS = {
 # Commands that are not run here, and configs that are built alone, by a pattern, and why.
 NOT_RUN = {
     r"^pip install": "installs; .ci/run does it",
+    r"^vitdense demo": "takes ten minutes; tests/mm/cli/test_demo.py",
     r"^make ": "targets are the tests themselves, or the demo",
     r"^python -m pytest": "a test of its own",
     r"vitdense ops ": "changes the environment; tests/mm/ops/test_environment.py",
@@ -293,6 +294,7 @@ def prepare(words, here, twin, weights_of):
 def run_line(line, here, twin, weights_of):
     for old, new in WORDS.items():
         line = line.replace(old, new)
+    line = re.sub(r"^vitdense\b", "python -m vitdense", line)
     words = shlex.split(re.sub(r"--amp\b(?! bfloat16)", "--amp bfloat16", line), comments=True)
     if words[:3] == ["python", "-m", "vitdense"]:
         words = words[3:]

@@ -11,7 +11,7 @@ from typing import Any
 from vitdense.mm.ops.finder import install as _install_ops
 from vitdense.models.registry import FOLDERS
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
     **dict.fromkeys(("create", "list_models"), "vitdense.hub"),
     "load": "vitdense.mm.predictor",

@@ -51,6 +51,7 @@ COMMANDS = {
     "export": "export a trained model",
     "show": "draw what a trained model sees in an image",
     "swap": "another backbone in a config you already have",
+    "demo": "train, predict and evaluate a small detector on drawn shapes",
     "convert": "convert a checkpoint to the names of another project",
     "flops": "count parameters and multiply-adds of a config",
     "benchmark": "compare a backbone with another project's; in a clone",
@@ -138,7 +139,7 @@ def report() -> int:
     elif versions["mmengine"] and versions["mmcv"] and (versions["mmdet"] or versions["mmseg"]):
         print("Ready.")
     else:
-        print(f"Ready for backbones in Python. For recipes and tools as well, in a clone: {INSTALL_MM}")
+        print(f"Ready for backbones in Python. For recipes and commands as well: {INSTALL_MM}")
     return 1 if needed else 0
 
 
@@ -193,8 +194,12 @@ def _call_nms() -> None:
 def _devices() -> list[str]:
     import torch
 
-    gpus = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    return [f"CPU, {torch.get_num_threads()} threads", *gpus]
+    found = [f"CPU, {torch.get_num_threads()} threads"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator().type
+        name = getattr(torch.get_device_module(kind), "get_device_name", lambda i: "")  # mps has none
+        found += [f"{kind}:{i} {name(i)}" for i in range(torch.accelerator.device_count())]
+    return found
 
 
 if __name__ == "__main__":

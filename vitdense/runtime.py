@@ -1,4 +1,4 @@
-"""A program of `tools/export.py` without torch and without this package: images in, results out.
+"""A program of `vitdense export` without torch and without this package: images in, results out.
 
 This file needs NumPy, and onnxruntime or OpenVINO; copy it into a product. ::
 
@@ -112,7 +112,7 @@ ENGINES = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
 
 
 class Program:
-    """An ONNX file of `tools/export.py`, of a detector (not of its maps), a segmentor or a mask transformer.
+    """An ONNX file of `vitdense export`, of a detector (not of its maps), a segmentor or a mask transformer.
 
     Args:
         path: The file.
@@ -125,7 +125,7 @@ class Program:
         is_panoptic: Whether results have segments.
 
     Raises:
-        ValueError: The file is not of `tools/export.py`, or has a detector's maps; or the engine is none of the two.
+        ValueError: The file is not of `vitdense export`, or has a detector's maps; or the engine is none of the two.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Program:
             reason = str(error).strip().partition("\n")[0]
             reason = reason if len(reason) < 160 else f"...{reason[-160:]}"  # which says it after its own source lines
             raise ValueError(
-                f"{path}: {engine} cannot read it: it is cut, or no file of tools/export.py ({reason})"
+                f"{path}: {engine} cannot read it: it is cut, or no file of vitdense export ({reason})"
             ) from error
         outputs, about = self._engine.outputs, self._engine.about
         needed = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
@@ -149,7 +149,7 @@ class Program:
         about = self._about = {key: json.loads(about[key]) for key in KEYS if key in about}
         if not forms or not {"mean", "std", "channels", "classes", "resize", needed[forms[0]]} <= about.keys():
             raise ValueError(
-                f"{path}: got outputs {outputs} and metadata {sorted(about)}, expected a file of tools/export.py "
+                f"{path}: got outputs {outputs} and metadata {sorted(about)}, expected a file of vitdense export "
                 f"with one of {[*needed]}, exported without --maps from a config that resizes images in one step at "
                 f"most"
             )

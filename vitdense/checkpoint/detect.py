@@ -146,7 +146,7 @@ def refuse_omitted(checkpoint: Mapping) -> None:
     for name, (weights, _) in meta.get(OMITTED, {}).items():
         raise CheckpointMismatchError(
             f"the checkpoint was saved without its frozen {name}, which has the weights {weights['checkpoint']}: load "
-            f"those, or the whole model by tools/train.py (load_from), tools/test.py or tools/predict.py"
+            f"those, or the whole model by vitdense train (load_from), vitdense test or vitdense predict"
         )
 
 
@@ -189,7 +189,7 @@ def detect(
             raise CheckpointMismatchError(
                 f"the keys fit several readings: {', '.join(map(str, fits))}; choose one, in a config in "
                 f"init_cfg=dict(type='Pretrained', checkpoint=..., scheme=..., prefix=...), which reads the model's "
-                f"family; of tools/convert.py by --family, --scheme and --prefix"
+                f"family; of vitdense convert by --family, --scheme and --prefix"
             )
         return fits[0]
     if prefix is None and (starts := _prefixes(state, families, scheme)):
@@ -197,7 +197,7 @@ def detect(
         raise CheckpointMismatchError(
             f"keys of the {' or '.join(families)} family begin with {' or '.join(map(repr, starts))}: give {example}, "
             f"as an argument of create or in a config in init_cfg=dict(type='Pretrained', checkpoint=..., {example}); "
-            f"of tools/convert.py --prefix {starts[0]}"
+            f"of vitdense convert --prefix {starts[0]}"
         )
     # With equal shares, `min` takes the first, which is of a requested family.
     near = [

@@ -119,7 +119,7 @@ def match_exactly(
         if any(".lora." in key for key in refused):
             advice = (
                 "Keys with .lora. are low-rank updates: for a model with finetune='lora' and a file without them, "
-                "tools/train.py --fresh '.+\\.lora\\..+'; for the contrary, tools/convert.py --merge-lora. "
+                "vitdense train --fresh '.+\\.lora\\..+'; for the contrary, vitdense convert --merge-lora. "
             )
         raise CheckpointMismatchError(f"the checkpoint does not fit the model exactly. {advice}{listed}")
     return {key: value for key, value in state.items() if key not in left_out}

@@ -295,7 +295,7 @@ def fit_whole(
         if pattern is None:
             return f"Give the config that {source} was trained with. "
         return (
-            f"To train these parts anew, for other classes: tools/train.py --fresh '{pattern}' (in a config: "
+            f"To train these parts anew, for other classes: vitdense train --fresh '{pattern}' (in a config: "
             f"default_hooks=dict(exact_load=dict(fresh=[r'{pattern}']))). Otherwise, give the config that {source} was "
             f"trained with. "
         )

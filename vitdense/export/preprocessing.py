@@ -124,7 +124,7 @@ def one_class(threshold: float) -> OnnxFunction:
 
 
 def of_photos(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
-    """A program of `tools/export.py` as one that takes photos.
+    """A program of `vitdense export` as one that takes photos.
 
     Args:
         program: Its input is ``image``, ``[B, 3, h, w]``, normalised. Changed.

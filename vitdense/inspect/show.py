@@ -1,6 +1,6 @@
 """What a model sees: attention, features as colours, receptive fields and position biases, as arrays.
 
-`tools/show.py` draws them.
+`vitdense show` draws them.
 """
 
 from collections.abc import Callable, Mapping

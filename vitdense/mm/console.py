@@ -80,7 +80,7 @@ USER_ERRORS = (
 LIMITS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine
 
 
-TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # of a clone, or copies in an installed package
+TOOLS = (Path(vitdense.__file__).parent / ".mim/tools").resolve()  # in a clone, its tools/
 
 
 @contextmanager
@@ -120,9 +120,8 @@ def explain(error: Exception) -> str:
 
 
 def command_line(tool: str) -> str:
-    """How to call one of our tools from the working folder: by its file, in a clone, else as a command."""
-    path = TOOLS / f"{tool}.py"
-    return f"python {path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else f"vitdense {tool}"
+    """How to call one of our tools from the working folder: by its file in that of a clone, else as a command."""
+    return f"python tools/{tool}.py" if Path.cwd() / "tools" == TOOLS else f"vitdense {tool}"
 
 
 def result_commands(config: str, work_dir: str) -> list[str]:

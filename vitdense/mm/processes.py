@@ -43,13 +43,13 @@ LAUNCHERS = {
     "pytorch": Launcher(
         ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"),
         ("MASTER_ADDR",),
-        "torchrun --nproc-per-node N tools/train.py ...",
+        "torchrun --nproc-per-node N -m vitdense train ...",
     ),
-    "slurm": Launcher(("SLURM_PROCID", "SLURM_NTASKS"), ("SLURM_NODELIST",), "srun python tools/train.py ..."),
+    "slurm": Launcher(("SLURM_PROCID", "SLURM_NTASKS"), ("SLURM_NODELIST",), "srun vitdense train ..."),
     "mpi": Launcher(
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
         ("MASTER_ADDR",),
-        "mpirun -x MASTER_ADDR=HOST python tools/train.py ...",
+        "mpirun -x MASTER_ADDR=HOST vitdense train ...",
     ),
 }
 

@@ -80,7 +80,7 @@ class WorkFolder:
         """Why there is no latest checkpoint."""
         if cut := self.checkpoints:
             return f"the folder has no whole checkpoint: {join_some(path.name for path in cut)} cut short"
-        return "the folder has no checkpoint; train one with tools/train.py, or name a file or another folder"
+        return "the folder has no checkpoint; train one with vitdense train, or name a file or another folder"
 
     def is_of(self, config: Path) -> bool:
         """Whether a file is the config of the training in this folder."""

@@ -308,13 +308,6 @@ def test_absolute_file_names_that_do_not_exist_are_left_to_the_check(boxes, caps
     assert "/nowhere/3.jpg" in capsys.readouterr().out
 
 
-def test_package_without_its_configs_is_named(boxes, capsys, tmp_path, monkeypatch):
-    boxes()
-    monkeypatch.setattr(new, "CONFIGS", tmp_path)
-    assert run(*DETECTION, "mine.py") == 2
-    assert "--base" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("base", "names"), [("cascade_swin_nano_coco", ("red fox", "owl")), ("cascade_swin_nano_shapes", ("red fox",))]
 )

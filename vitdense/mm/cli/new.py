@@ -39,23 +39,23 @@ from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, join_some
 
-DETECTORS = {  # (method, boxes only) -> config
-    ("cascade", False): "cascade_swin_t_coco.py",
-    ("cascade", True): "cascade_rcnn_swin_t_coco.py",
-    ("mask_rcnn", False): "mask_rcnn_swin_t_coco.py",
-    ("mask_rcnn", True): "faster_rcnn_swin_t_coco.py",
-    ("rfdetr", False): "rfdetr_seg_s_coco.py",
-    ("rfdetr", True): "rfdetr_s_coco.py",
+DETECTORS = {  # (method, boxes only) -> recipe
+    ("cascade", False): "cascade_swin_t_coco",
+    ("cascade", True): "cascade_rcnn_swin_t_coco",
+    ("mask_rcnn", False): "mask_rcnn_swin_t_coco",
+    ("mask_rcnn", True): "faster_rcnn_swin_t_coco",
+    ("rfdetr", False): "rfdetr_seg_s_coco",
+    ("rfdetr", True): "rfdetr_s_coco",
 }
 MIN_MEMORY = 8e9  # bytes of a GPU, with which a detector is a cascade
 CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of other classes than COCO's
-SEGMENTORS = {  # head -> config
-    "upernet": "upernet_swin_t_ade20k.py",
-    "linear": "linear_dinov3_s_ade20k.py",
-    "dpt": "dpt_dinov3_b_ade20k.py",
-    "mask2former": "mask2former_swin_t_ade20k.py",
+SEGMENTORS = {  # head -> recipe
+    "upernet": "upernet_swin_t_ade20k",
+    "linear": "linear_dinov3_s_ade20k",
+    "dpt": "dpt_dinov3_b_ade20k",
+    "mask2former": "mask2former_swin_t_ade20k",
 }
-PANOPTIC = "eomt_dinov2_s_640_coco_panoptic.py"
+PANOPTIC = "eomt_dinov2_s_640_coco_panoptic"
 SMALL = {
     "detection": "cascade_swin_nano_coco",
     "segmentation": "upernet_swin_nano_camvid",
@@ -457,16 +457,14 @@ def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
 
 
 def _recipe(args: argparse.Namespace) -> Path:
-    """The config of the method, or of the head."""
+    """The recipe of the method, or of the head."""
     if args.task == "panoptic":
         name = PANOPTIC
     elif args.task == "detection":
         name = DETECTORS[args.method, args.boxes]
     else:
         name = SEGMENTORS[args.head or "upernet"]
-    if not (CONFIGS / name).is_file():
-        raise ConfigError(f"{CONFIGS / name} does not exist: install vitdense again, or give --base CONFIG")
-    return CONFIGS / name
+    return CONFIGS / f"{name}.py"
 
 
 def _check_base(cfg: Config, args: argparse.Namespace) -> None:
@@ -480,7 +478,7 @@ def _check_base(cfg: Config, args: argparse.Namespace) -> None:
     if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
         raise ConfigError(
             f"--boxes: {args.base} has a mask head; start from a config without one, such as "
-            f"configs/{DETECTORS['cascade', True]}"
+            f"{DETECTORS['cascade', True]}"
         )
 
 

@@ -6,6 +6,6 @@ from vitdense.mm.ops.finder import INSTALL_MM
 
 if find_spec("mmengine") is None:
     raise ModuleNotFoundError(
-        f"the recipes, tools and commands need mmengine, mmcv and mmdet or mmseg; in a clone of vitdense: {INSTALL_MM}",
+        f"the recipes, tools and commands need mmengine, mmcv and mmdet or mmseg: {INSTALL_MM}",
         name="mmengine",
     )

@@ -52,7 +52,7 @@ class Asked:
 
     @property
     def exported(self) -> str | None:
-        """The checkpoint, if it is a file of ``tools/export.py --to onnx``."""
+        """The checkpoint, if it is a file of ``vitdense export --to onnx``."""
         return self.checkpoint if str(self.checkpoint).endswith(".onnx") else None
 
 

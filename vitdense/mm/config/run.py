@@ -84,7 +84,9 @@ def shard(cfg: Config, asked: Asked) -> None:
     cfg.pop("shard", None)  # of the run whose config this is
     if asked.shard:
         if cfg.launcher == "none":
-            raise ConfigError("--shard: got one process, expected several: torchrun --nproc-per-node N tools/train.py")
+            raise ConfigError(
+                "--shard: got one process, expected several: torchrun --nproc-per-node N -m vitdense train ..."
+            )
         cfg.shard = True
 
 

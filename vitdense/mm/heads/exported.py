@@ -25,7 +25,7 @@ def open_program(path: str | Path) -> Program:
 
 @MODELS.register_module()
 class ExportedModel(BaseModel):
-    """A file of ``tools/export.py --to onnx``, run by `vitdense.runtime.Program`.
+    """A file of ``vitdense export --to onnx``, run by `vitdense.runtime.Program`.
 
     Args:
         path: The file.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from vitdense.mm.ops.missing import BUILD_COMMAND, missing_op
 
 NAME = "mmcv._ext"
-INSTALL_MM = "pip install -c constraints.txt -e '.[mm]'"  # in a clone of the project
+INSTALL_MM = "pip install 'vitdense[mm]'"
 logger = logging.getLogger("vitdense")
 
 

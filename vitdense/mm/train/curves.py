@@ -56,7 +56,7 @@ def draw_curves(work_dirs: Sequence[Path], out_file: Path, metrics: Sequence[str
     runs = {str(folder): read_scalars(Path(folder)) for folder in work_dirs}
     if absent := [name for name, records in runs.items() if not records]:
         raise ConfigError(
-            f"no record of a training in {', '.join(absent)}; expected work folders of tools/train.py, with {SCALARS} "
+            f"no record of a training in {', '.join(absent)}; expected work folders of vitdense train, with {SCALARS} "
             f"and at least default_hooks.logger.interval iterations"
         )
     known = dict.fromkeys(key for records in runs.values() for record in records for key in record)

@@ -8,14 +8,15 @@ import os
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
 
+import vitdense
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.files import sha256_of
 from vitdense.mm.checkpoints import REST, install_loader, is_checkpoint
@@ -160,7 +161,7 @@ def replay(cfg: Config, file: str) -> None:
 
 def _facts(cfg: Config) -> dict[str, str]:
     """What all processes of a training must have in common."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("vitdense", "torch"))
+    versions = f"vitdense {vitdense.__version__}, torch {torch.__version__}"
     config = {key: value for key, value in cfg.to_dict().items() if key not in ("work_dir", "load_from")}
     config = sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
     facts = {"checkpoint": "none", "versions": versions, "config": config}
@@ -187,7 +188,7 @@ def test(  # no test of pytest
 
     Args:
         cfg: From `load_config`.
-        checkpoint: See `find_checkpoint`; or a file of ``tools/export.py --to onnx``, see `ExportedModel`.
+        checkpoint: See `find_checkpoint`; or a file of ``vitdense export --to onnx``, see `ExportedModel`.
         inference: How the model predicts. `device` and `score_thr` are those of the test: mmengine's, and the config's.
         tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
         report: Folder for what the metrics are made of; see `report_test`.

@@ -23,6 +23,7 @@ from mmengine.runner import EpochBasedTrainLoop
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import vitdense
 from vitdense.checkpoint.convert import write_torch
 from vitdense.files import remove
 from vitdense.mm.checkpoints import REST, SCRATCH, read_checkpoint
@@ -195,7 +196,7 @@ class Runner(mmengine.runner.Runner):
                 meta={"epoch": self.epoch, "iter": self.iter},
                 backend_args={"backend": "vitdense.atomic"},
             )
-            again = f"To run this step alone: tools/train.py ... --replay {path}. "
+            again = f"To run this step alone: vitdense train ... --replay {path}. "
         else:
             again = "The weights were not finite before it. "
         names = [getattr(sample, "img_path", "?") for sample in self.batch.get("data_samples") or ()]
@@ -229,7 +230,7 @@ class Runner(mmengine.runner.Runner):
         elif fn_name == "after_load_checkpoint" and self._resume:
             self._load_states(kwargs["checkpoint"])
         elif fn_name == "before_save_checkpoint":
-            kwargs["checkpoint"]["meta"]["validated"] = self.validated
+            kwargs["checkpoint"]["meta"] |= {"validated": self.validated, "vitdense_version": vitdense.__version__}
             self._add_place(kwargs["checkpoint"]["meta"])
             kwargs["checkpoint"]["hooks"] = {name: state_of(hook) for name, hook in self._deciding()}
         if fn_name in AFTER and self._saves(fn_name):

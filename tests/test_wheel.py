@@ -1,0 +1,124 @@
+"""The wheel and the sdist: what they hold, and that the wheel is enough, in an empty folder without a clone."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from conftest import REPO
+from PIL import Image
+
+import vitdense
+
+pytest.importorskip("mmseg")
+pytestmark = [pytest.mark.long, pytest.mark.commands]
+
+MOST = 2.5e6  # bytes of the wheel
+PLACES = {"configs": "vitdense/.mim/configs/configs", "tools": "vitdense/.mim/tools", "vitdense": "vitdense"}
+# A segmentor of small images, whose classes are the values 0 and 1 of the label maps.
+NEW = (
+    "new segmentation --images images --labels labels --val-images images --val-labels labels --image-suffix .png "
+    "--label-suffix .png --classes ground,square --base upernet_swin_nano_shapes --iters 2 --no-estimate mine.py"
+)
+CHAIN = (
+    NEW,
+    "check mine.py",
+    "train mine.py --batch-size 2",
+    "test work_dirs/mine",
+    "predict work_dirs/mine images",
+    "export work_dirs/mine --to pt2 --images images/0.png",
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The files: the sdist of a copy of the repository, and the wheel of the sdist, as `make dist` builds them."""
+    root = tmp_path_factory.mktemp("built")
+    copy = root / "clone"
+    copy.mkdir()
+    for path in filter(Path.is_file, REPO.iterdir()):
+        shutil.copy(path, copy)
+    for folder in re.findall(r"^graft (\S+)$", (REPO / "MANIFEST.in").read_text(), re.M):
+        shutil.copytree(REPO / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", root], copy)
+    return next(root.glob("*.tar.gz")), next(root.glob("*.whl"))
+
+
+def run(command, folder, **variables):
+    """What a command prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
+
+
+def test_files_that_readme_and_docs_name_are_in_wheel_and_sdist(built):
+    sdist, wheel = built
+    assert wheel.stat().st_size <= MOST
+    with tarfile.open(sdist) as file:
+        in_sdist = {name.partition("/")[2] for name in file.getnames()}
+    in_wheel = {*zipfile.ZipFile(wheel).namelist()}
+    text = "".join(
+        page.read_text() for page in [*REPO.glob("*.md"), *REPO.glob("docs/*.md"), *REPO.glob("*/README.md")]
+    )
+    named = {*re.findall(r"\b(?:[\w.]+/)*[\w.]+\.\w+\b|\bMakefile\b", text)}
+    named |= {path.relative_to(REPO).as_posix() for folder in PLACES for path in REPO.glob(f"{folder}/**/*.py")}
+    named = {name for name in named if (REPO / name).is_file() and "/.mim/" not in name}
+    assert {"constraints.txt", "docs/install.md", "configs/atss_swin_t_coco.py"} < named
+    assert named - in_sdist == set()
+    places = {name: name.partition("/")[::2] for name in named if name.partition("/")[0] in PLACES}
+    assert {name for name, (top, rest) in places.items() if f"{PLACES[top]}/{rest}" not in in_wheel} == set()
+    assert not {name for name in in_wheel if name.startswith(("tests", "scripts", "docs")) or name.endswith(".pyc")}
+
+
+def test_metadata_is_complete_and_the_version_is_one(built):
+    wheel = zipfile.ZipFile(built[1])
+    (name,) = (name for name in wheel.namelist() if name.endswith("dist-info/METADATA"))
+    metadata = message_from_bytes(wheel.read(name))
+    citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
+    assert metadata["Version"] == citation["version"] == vitdense.__version__
+    assert metadata["License-Expression"] == citation["license"]
+    assert metadata["Summary"]
+    assert metadata["Keywords"]
+    page = (REPO / "docs/install.md").read_text()
+    assert [extra for extra in metadata.get_all("Provides-Extra") if f"`{extra}`" not in page] == []
+
+
+def test_the_wheel_is_enough_in_an_empty_folder(built, tmp_path):
+    """An environment of its own, which sees the packages of this one; the editable install of this one is not seen."""
+    home, work = tmp_path / "environment", tmp_path / "work"
+    venv.create(home, with_pip=False)
+    scheme = sysconfig.get_path("purelib", "venv", {"base": home, "platbase": home})
+    Path(scheme, "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = ["-m", "pip", "--python", home, "install", "--quiet", "--no-deps", "--no-index", built[1]]
+    run([sys.executable, *install], tmp_path)
+    work.mkdir()
+    draw = np.random.default_rng(0)
+    for folder in ("images", "labels"):
+        (work / folder).mkdir()
+    for i in range(4):
+        pixels, labels = draw.integers(0, 99, (64, 64, 3), dtype=np.uint8), np.zeros((64, 64), np.uint8)
+        pixels[8 : 24 + 8 * i, 8:40], labels[8 : 24 + 8 * i, 8:40] = 255, 1
+        Image.fromarray(pixels).save(work / f"images/{i}.png")
+        Image.fromarray(labels).save(work / f"labels/{i}.png")
+    bin = home / "bin"
+    code = "import vitdense; print(vitdense.__file__, vitdense.__version__)"
+    where, version = run([bin / "python", "-c", code], work, PYTHONPATH="").split()
+    assert Path(where).is_relative_to(scheme)
+    assert version == vitdense.__version__
+    printed = [run([bin / "vitdense", *line.split()], work, PYTHONPATH="") for line in CHAIN]
+    assert "vitdense train mine.py" in printed[0]
+    assert '_base_ = "vitdense::configs/demo/upernet_swin_nano_shapes.py"' in (work / "mine.py").read_text()
+    assert "mIoU" in printed[3]
+    assert len([*(work / "predictions/mine").rglob("*.png")]) >= 4
+    assert (work / "exports/mine.pt2").is_file()
