@@ -1,26 +1,34 @@
 """What a data set holds, for `vitdense check`: rows to print, and the faults that its images and counts show."""
 
+import math
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from huggingface_hub.utils import tqdm
 from mmengine.config import Config
 
 from vitdense.mm.checks.data import decode_head, label_faults, label_loader, labels_of, read_annotations
+from vitdense.mm.checks.pictures import MapPictures, ObjectPictures, Picture
 from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
+from vitdense.mm.data.coco import Annotations, has_box
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import (
     ImageFile,
     by,
     describe_images,
     evenly_spaced,
+    header_size,
     image_faults,
     keeps_orientation,
     read_image_file,
+    read_pixels,
 )
-from vitdense.mm.data.label_maps import UNLABELLED, build_dataset
-from vitdense.mm.errors import join_some
+from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_map
+from vitdense.mm.data.panoptic import ids_of_colours
+from vitdense.mm.errors import ConfigError, join_some
 
 CLASSES_SHOWN = 40
 BAR = 40  # characters
@@ -36,16 +44,31 @@ class Description:
         cfg: The whole config.
         number: Image files, PNGs and label maps to read; None: all.
         row: Prints a row, while the files are read.
+        for_report: Sizes of all images and pictures will be asked for.
 
     Attributes:
-        num_train: Images of a training; after `faults`.
+        num_train: Images of a training; this and the others after `faults`.
+        rows: The rows, without those of classes.
+        counts: Of each class, in `unit`.
+        image_sizes: Width and height of the images in pixels.
+        object_shares: The side of each object, sqrt(width * height), in shares of the shorter side of its image.
     """
 
     def __init__(
-        self, split: str, dataset: dict, kind: type, cfg: Config, number: int | None, row: Callable[[str], None]
+        self,
+        split: str,
+        dataset: dict,
+        kind: type,
+        cfg: Config,
+        number: int | None,
+        row: Callable[[str], None],
+        for_report: bool = False,
     ) -> None:
         self.where, self.training = f"{split}_dataloader", split == "train"
-        self.dataset, self.kind, self.cfg, self.number, self.row = dataset, kind, cfg, number, row
+        self.dataset, self.kind, self.cfg, self.number, self._print = dataset, kind, cfg, number, row
+        self.for_report, self.drawn = for_report, None
+        self.rows, self.counts, self.unit, self.image_sizes, self.object_shares = [], {}, "% of pixels", [], []
+        self.stored = keeps_orientation(dataset)
         self.root, self.prefix = dataset.get("data_root") or "", dataset.get("data_prefix") or {}
         self.num_train = 0
 
@@ -63,6 +86,30 @@ class Description:
             yield from self._instances(ann_file)
         else:
             self.row(f"{self.kind.__name__} in {Path(self.root)}: not annotations of COCO instances")
+
+    def row(self, text: str) -> None:
+        """Print a row, and keep it."""
+        self.rows.append(text)
+        self._print(text)
+
+    def pictures(self, fault: Fault) -> Iterator[Picture]:
+        """Of what has a fault, if it is in this data set."""
+        is_here = fault.where.startswith(self.where) and (
+            not fault.of or self.rows[0].partition(": ")[0] in fault.where
+        )
+        return self._drawn(self.drawn.of(fault)) if self.drawn and is_here else iter(())
+
+    def examples(self, number: int) -> Iterator[Picture]:
+        """Of images of the data set, evenly spaced."""
+        return self._drawn(evenly_spaced(list(self.drawn.images), number)) if self.drawn else iter(())
+
+    def _drawn(self, these: Sequence) -> Iterator[Picture]:
+        for one in these:
+            try:
+                picture = self.drawn.draw(one)
+            except ConfigError:  # an image that cannot be read, a fault of its own
+                continue
+            yield picture
 
     def _fault(self, what: str, *items: object, fix: str = "", grave: bool = True) -> Fault:
         return Fault(what, self.where, items, fix, grave)
@@ -90,6 +137,8 @@ class Description:
                 )
         folder = os.path.join(self.root, self.prefix.get("img", ""))
         of_file = {os.path.join(folder, image["file_name"]): image for image in images}
+        if self.for_report:
+            self._keep_objects(found, of_file)
         # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
         stored, wrong, turned = keeps_orientation(self.dataset), [], []
         for file in (yield from self._images(list(of_file))):
@@ -107,11 +156,27 @@ class Description:
                 "turned images",
             )
         self.row(f"boxes of {len(classes)} classes:")
-        self._bars({name: counts.get(name, 0) for name in classes}, "{:.0f}")
+        self.counts, self.unit = {name: counts.get(name, 0) for name in classes}, "boxes"
+        self._bars(self.counts, "{:.0f}")
         if ignored := [f"{name} ({count})" for name, count in counts.items() if name not in classes]:
             self.row(f"boxes of other categories, not used: {join_some(ignored)}")
         yield from self._absent("box", [name for name in classes if not counts.get(name)])
         yield from (fault.within(f"{self.where}: {ann_file}") for fault in found.faults)
+
+    def _keep_objects(self, found: Annotations, images: Mapping[str, dict]) -> None:
+        """Keep sizes, and what pictures need."""
+        self.image_sizes = [(one["width"], one["height"]) for one in found.images]
+        short = {one["id"]: min(one["width"], one["height"]) for one in found.images}
+        boxes = [(one["bbox"], short.get(one["image_id"], 0)) for one in found.objects if has_box(one)]
+        self.object_shares = [math.sqrt(b[2] * b[3]) / side for b, side in boxes if min(*b[2:], side) > 0]
+        names = {one["id"]: one["name"] for one in found.content["categories"]}
+        self.drawn = ObjectPictures(images, found.objects, names, self.stored)
+
+    def _keep_maps(self, maps: Mapping[str, str], names: Sequence[str], read: Callable[[str], np.ndarray]) -> None:
+        """Keep what pictures of label maps or PNGs need, by the paths of their images; see `MapPictures`."""
+        sizes = (header_size(path, self.stored) for path in tqdm(maps, "sizes of images", disable=None))
+        self.image_sizes = list(filter(None, sizes))
+        self.drawn = MapPictures(maps, names, read, self.stored)
 
     def _segments(self, ann_file: str) -> Iterator[Fault]:
         found = read_annotations(self.dataset, self.kind, self.number)
@@ -122,9 +187,29 @@ class Description:
         folder = os.path.join(self.root, self.prefix.get("img") or "")
         yield from self._images([os.path.join(folder, image["file_name"]) for image in found.images])
         self.row(f"pixels of classes in {found.read} of {len(found.images)} PNGs:")
-        self._bars({name: 100 * found.pixels[name] / max(found.pixels.total(), 1) for name in names}, "{:.3g} %")
+        self.counts = {name: 100 * found.pixels[name] / max(found.pixels.total(), 1) for name in names}
+        self._bars(self.counts, "{:.3g} %")
+        if self.for_report:
+            self._keep_segments(found, folder)
         yield from self._absent("segment", [name for name, count in found.counts.items() if not count])
         yield from (fault.within(f"{self.where}: {ann_file}") for fault in found.faults)
+
+    def _keep_segments(self, found: Annotations, folder: str) -> None:
+        """Keep sizes, and what pictures need."""
+        paths = {image["id"]: os.path.join(folder, image["file_name"]) for image in found.images}
+        segments, names = Path(self.root, self.prefix.get("seg") or ""), found.names
+        index = {one["id"]: names.index(one["name"]) for one in found.content["categories"]}
+        maps, of_png = {}, {}
+        for one in found.content["annotations"]:
+            if path := paths.get(one["image_id"]):
+                maps[path] = png = str((segments / os.path.relpath(path, folder)).with_suffix(".png"))
+                of_png[png] = {part["id"]: index.get(part["category_id"], len(names)) for part in one["segments_info"]}
+
+        def read(png: str) -> np.ndarray:
+            values, places = np.unique(ids_of_colours(read_pixels(png)), return_inverse=True)
+            return np.array([of_png[png].get(value, len(names)) for value in values.tolist()])[places]  # [H, W]
+
+        self._keep_maps(maps, names, read)
 
     def _label_maps(self) -> Iterator[Fault]:
         built = build_dataset(self.where, self.dataset)
@@ -146,9 +231,23 @@ class Description:
         labels = {raw: maps.label(raw) for raw in sorted(maps.pixels)}
         text = {raw: names.get(x, "unlabelled" if x == ignored else "NO CLASS") for raw, x in labels.items()}
         total = maps.pixels.total()
-        self._bars({f"{raw} {text[raw]}": 100 * maps.pixels[raw] / total for raw in labels}, "{:.3g} %")
+        shares = {raw: 100 * maps.pixels[raw] / total for raw in labels}
+        self._bars({f"{raw} {text[raw]}": shares[raw] for raw in labels}, "{:.3g} %")
+        self.counts = {name: sum(shares[raw] for raw in labels if labels[raw] == x) for x, name in names.items()}
+        if self.for_report:
+            self._keep_labels({one["img_path"]: one["seg_map_path"] for one in samples}, list(names.values()), maps)
         yield from self._absent("pixel", [names[label] for label in names.keys() - set(labels.values())])
         yield from label_faults(self.where, maps, self.kind, self.cfg)
+
+    def _keep_labels(self, paths: Mapping[str, str], names: Sequence[str], maps: LabelMaps) -> None:
+        """Keep sizes, and what pictures need."""
+        backend = label_loader(self.dataset).get("imdecode_backend", "pillow")
+
+        def read(path: str) -> np.ndarray:
+            values, places = np.unique(read_label_map(path, backend), return_inverse=True)
+            return np.array([maps.label(int(value)) for value in values])[places]  # [H, W]
+
+        self._keep_maps(paths, names, read)
 
     def _absent(self, what: str, names: Sequence[str]) -> Iterator[Fault]:
         """A warning of classes of which the training data have none."""
@@ -176,7 +275,7 @@ class Description:
             names[half:-half] = [None]
         for name in names:
             if name is None:
-                self.row(f"  ... {len(values) - CLASSES_SHOWN} more ...")
+                self._print(f"  ... {len(values) - CLASSES_SHOWN} more ...")
             else:
                 bar = "#" * round(BAR * values[name] / largest)
-                self.row(f"  {name:{width}} {form.format(values[name]):>8} {bar}")
+                self._print(f"  {name:{width}} {form.format(values[name]):>8} {bar}")

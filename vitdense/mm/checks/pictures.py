@@ -1,13 +1,209 @@
-"""Pictures of a batch as the model will see it."""
+"""Pictures of annotations as they are read, and of a batch as the model will see it."""
 
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import cv2
 import numpy as np
 from mmengine.config import Config
 from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
+from pycocotools import mask as rle
 
 from vitdense.files import atomic_write
 from vitdense.mm.checks.dry_step import loader_here
+from vitdense.mm.data.coco import has_box, mask_fault, turned
+from vitdense.mm.data.faults import Fault
+from vitdense.mm.data.images import by, read_pixels
+from vitdense.results import draw
+
+SIDE = 340  # pixels of a picture, the longer one
+NEAR = 3  # what is shown around an object is at least so many times smaller than the image
+MOST = 60  # objects of a picture
+COLOUR_TYPES = ("color", "color_ignore_orientation")  # of images as loaded, as stored
+GREY = 128  # beyond the edges of an image
+
+Picture = tuple[str, np.ndarray]  # a caption, and pixels [H, W, 3] uint8 RGB
+Box = Sequence[float]  # x, y, width, height in pixels
+
+
+class ObjectPictures:
+    """Pictures of the instances of an annotation file.
+
+    Args:
+        images: Of the file, by the paths of their files.
+        objects: Its annotations.
+        names: Of the categories, by their ids.
+        stored: Images are loaded as stored, not turned by their EXIF orientation.
+    """
+
+    def __init__(self, images: Mapping[str, dict], objects: Iterable[dict], names: Mapping[int, str], stored: bool):
+        self.images, self.color_type = images, COLOUR_TYPES[stored]
+        self.path_of = {image["id"]: path for path, image in images.items()}
+        self.names = dict(zip(names, draw.drawable(list(names.values()))))
+        self.colours = dict(zip(names, draw.distinct_colours(len(names))))
+        self.object_of, self.objects_of = {}, {}
+        for one in objects:
+            self.object_of[one["id"]] = one
+            self.objects_of.setdefault(one["image_id"], []).append(one)
+
+    def of(self, fault: Fault) -> list[str | dict]:
+        """What of it has a fault and can be drawn: paths, or annotations."""
+        if fault.of == "annotations":
+            found = [self.object_of.get(item) for item in fault.items]
+            return [one for one in found if one and one["image_id"] in self.path_of]
+        paths = (self.path_of.get(item) if fault.of else path_in(item, self.images) for item in fault.items)
+        return list(filter(None, paths))
+
+    def draw(self, what: str | dict) -> Picture:
+        """A path, with its objects, or an annotation.
+
+        Raises:
+            ConfigError: The image cannot be read.
+        """
+        return self._image(what) if isinstance(what, str) else self._object(what)
+
+    def _image(self, path: str) -> Picture:
+        image, pixels = self.images[path], read_pixels(path, self.color_type)
+        size, objects = pixels.shape[1::-1], self.objects_of.get(image["id"], [])[:MOST]
+        return f"{os.path.basename(path)}, {by(size)}", self._draw(pixels, objects, image, (0, 0, *size))
+
+    def _object(self, one: dict) -> Picture:
+        """An annotation with what is around it, or with the image that it is not inside of."""
+        path = self.path_of[one["image_id"]]
+        image, pixels = self.images[path], read_pixels(path, self.color_type)
+        same = [x["id"] for x in self.objects_of[one["image_id"]] if x["bbox"] == one["bbox"] and x is not one]
+        caption = f"annotation {one['id']}{f', as {same[0]}' if same else ''}, in {os.path.basename(path)}"
+        limits = [(*low, *(high - low)) for x in _polygons(one, image) for low, high in [(x.min(0), x.max(0))]]
+        limits += [one["bbox"]] if has_box(one) else []
+        limits += [rle.toBbox(code) for code in _codes(one, image)]
+        return caption, self._draw(pixels, [one], image, region(pixels.shape[1::-1], limits))
+
+    def _draw(self, pixels: np.ndarray, objects: Iterable[dict], image: dict, shown: Box) -> np.ndarray:
+        """Objects on a part of the plane of an image [H, W, 3]; those whose box is none are left out."""
+        objects, scale = [one for one in objects if has_box(one)], SIDE / max(shown[2:])
+        view, masks = _view(pixels, shown, scale, GREY), []
+        for one in objects:
+            mask = np.zeros(view.shape[:2], np.uint8)
+            for points in _polygons(one, image):
+                cv2.fillPoly(mask, [np.round((points - shown[:2]) * scale).astype(np.int32)], 1)
+            for code in _codes(one, image):
+                mask |= _view(rle.decode(code), shown, scale, 0)
+            masks.append(mask.view(bool))
+        boxes = [
+            [(x - shown[0]) * scale, (y - shown[1]) * scale, w * scale, h * scale]
+            for x, y, w, h in (one["bbox"] for one in objects)
+        ]
+        texts = [f"{self.names.get(x['category_id'], '?')}{' (crowd)' * bool(x.get('iscrowd'))}" for x in objects]
+        return draw.instances(
+            view, boxes, texts, [self.colours.get(x["category_id"], draw.MARK) for x in objects], masks
+        )
+
+
+class MapPictures:
+    """Pictures of label maps, or of the PNGs of panoptic segments.
+
+    Args:
+        maps: Their paths, by the paths of the images.
+        names: Of the classes.
+        read: The class of each pixel, [H, W], of a path of a map; outside of `names`: none.
+        stored: Images are loaded as stored, not turned by their EXIF orientation.
+    """
+
+    def __init__(self, maps: Mapping[str, str], names: Sequence[str], read: Callable[[str], np.ndarray], stored: bool):
+        self.images, self.names, self.read, self.color_type = maps, draw.drawable(names), read, COLOUR_TYPES[stored]
+        self.colours = np.concatenate([draw.distinct_colours(len(names)), np.zeros((1, 3), np.uint8)])
+        self.image_of = {name: image for image, path in maps.items() for name in (image, path, os.path.basename(path))}
+
+    def of(self, fault: Fault) -> list[str]:
+        """Paths of the images that have a fault."""
+        found = [path_in(item, self.image_of) for item in fault.items]
+        return list(dict.fromkeys(filter(None, found)))
+
+    def draw(self, path: str) -> Picture:
+        """An image under its map, or beside one of another size.
+
+        Raises:
+            ConfigError: One of them cannot be read.
+        """
+        pixels, labels, none = read_pixels(path, self.color_type), self.read(self.images[path]), len(self.names)
+        labels = np.where((labels >= 0) & (labels < none), labels, none)
+        scale = SIDE / max(pixels.shape[:2])
+        if labels.shape == pixels.shape[:2]:
+            view = _view(pixels, (0, 0, *pixels.shape[1::-1]), scale, GREY)
+            small = cv2.resize(labels.astype(np.int32), view.shape[1::-1], interpolation=cv2.INTER_NEAREST)
+            drawn = draw.overlay(view, small, self.colours)
+        else:
+            height = max(1, round(pixels.shape[0] * scale / 2))
+            parts = [(x, max(1, round(x.shape[1] * height / x.shape[0]))) for x in (pixels, self.colours[labels])]
+            drawn = np.concatenate([cv2.resize(x, (w, height), interpolation=cv2.INTER_AREA) for x, w in parts], 1)
+        shares = draw.class_shares(labels, none + 1)[:-1]
+        caption = f"{os.path.basename(path)}, {by(pixels.shape[1::-1])}"
+        return caption, draw.with_legend(drawn, self.names, self.colours, shares)
+
+
+def path_in(item: object, known: Mapping[str, Any]) -> str | None:
+    """The image of an item of a fault, which is a path in `known`, maybe with a note; None: it is none."""
+    text = str(item)
+    for name in (text, text.rpartition(" (")[0], text.rpartition(" of ")[2]):
+        if name in known:
+            return known[name] if isinstance(known[name], str) else name
+    return None
+
+
+def region(size: Sequence[int], boxes: Sequence[Box]) -> Box:
+    """The part of the plane of an image that shows boxes: what is around them, or the image if they are not inside.
+
+    Args:
+        size: Width and height of the image.
+        boxes: In it, or beyond its edges; more than a width or height beyond is not shown.
+    """
+    start, length = [], []
+    for axis, side in enumerate(size):
+        first = min((box[axis] for box in boxes), default=0)
+        last = max((box[axis] + box[axis + 2] for box in boxes), default=side)
+        if first < 0 or last > side:
+            first, last = max(min(first, 0), -side), min(max(last, side), 2 * side)
+        else:
+            shown = min(max(1.5 * (last - first), side / NEAR), side)
+            first = min(max((first + last - shown) / 2, 0), side - shown)
+            last = first + shown
+        start.append(first)
+        length.append(max(last - first, 1))
+    return *start, *length
+
+
+def _view(plane: np.ndarray, shown: Box, scale: float, beyond: int) -> np.ndarray:
+    """A part of an image [H, W, ...], scaled; `beyond` its edges."""
+    left, top, width, height = shown
+    first = [max(0, int(x)) for x in (left, top)]
+    cut = plane[first[1] : int(np.ceil(top + height)), first[0] : int(np.ceil(left + width))]
+    size = [max(1, round(side * scale)) for side in cut.shape[1::-1]]
+    small = cv2.resize(cut, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST)
+    view = np.full((max(1, round(height * scale)), max(1, round(width * scale)), *plane.shape[2:]), beyond, np.uint8)
+    x, y = (max(0, round((a - b) * scale)) for a, b in zip(first, (left, top)))
+    inside = view[y : y + size[1], x : x + size[0]]
+    inside[:] = small[: inside.shape[0], : inside.shape[1]]
+    return view
+
+
+def _polygons(one: Mapping, image: Mapping) -> list[np.ndarray]:
+    """The polygons of an annotation, or its box as it was turned: [points, 2] each."""
+    mask = one.get("segmentation")
+    if not mask and turned(one) and has_box(one):
+        x, y, w, h = one["bbox"]
+        return [cv2.boxPoints(((x + w / 2, y + h / 2), (w, h), float(one["attributes"]["rotation"])))]
+    is_list = isinstance(mask, list) and not mask_fault(mask, image)
+    return [np.array(polygon, float).reshape(-1, 2) for polygon in mask] if is_list else []
+
+
+def _codes(one: Mapping, image: Mapping) -> list[dict]:
+    """The run-length code of an annotation that has one."""
+    mask = one.get("segmentation")
+    if not isinstance(mask, dict) or mask_fault(mask, image):
+        return []
+    return [rle.frPyObjects(mask, *mask["size"]) if isinstance(mask["counts"], list) else mask]
 
 
 def draw_batch(cfg: Config, folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """`python -m vitdense check`: what training checks before its start, and a report of the data."""
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vitdense.files import atomic_write
 from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.description import Description
 from vitdense.mm.checks.pictures import draw_batch
+from vitdense.mm.checks.report import write_report
 from vitdense.mm.checks.schedule import warm_up
 from vitdense.mm.config.arguments import make_parser
 from vitdense.mm.config.base import Asked, describe, run_passes
@@ -28,6 +30,9 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser(__doc__)
     parser.prog = "python -m vitdense check"
     parser.add_argument("--all", action="store_true", help=f"read every image file, not only {FILES_READ} per data set")
+    parser.add_argument(
+        "--report", type=Path, metavar="FOLDER", help="write report.html: what was found, with pictures"
+    )
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw a batch as the model will see it")
     parser.add_argument("--write", type=Path, metavar="FILE.py", help="write the config with everything resolved")
     parser.add_argument("--passes", action="store_true", help="print what each pass changes before a training")
@@ -39,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             run_passes([*TRAINING, *(step for step in STARTING if step.name != "checks")], trained, Asked(), changes)
             built(trained, Asked(), changes=changes)
             print(*describe(changes), "", sep="\n")
-        status = report(cfg, args.all)
+        status = report(cfg, args.all, args.report)
         if args.pictures and status == 0:
             print("drew", *draw_batch(cfg, args.pictures))
         if args.write:
@@ -49,12 +54,13 @@ def main(argv: Sequence[str]) -> int:
     return status
 
 
-def report(cfg: Config, all_files: bool = False) -> int:
+def report(cfg: Config, all_files: bool = False, folder: Path | None = None) -> int:
     """Check a config and describe its data.
 
     Args:
         cfg: From `load_config`.
         all_files: Read every image file and label map, not only `FILES_READ` per data set.
+        folder: For the page with pictures; None: there is none.
 
     Returns:
         The exit status: 0, or 2 if there are errors.
@@ -62,18 +68,28 @@ def report(cfg: Config, all_files: bool = False) -> int:
     print(f"{'config':12}{cfg.filename}: {cfg.model.type}, {cfg.get('default_scope', 'mmdet')}", flush=True)
     given = {split: cfg.get(f"{split}_cfg") is not None for split in ("train", "val", "test")}
     splits = tuple(split for split in given if given[split] and cfg.get(f"{split}_dataloader"))
-    described = list(_described(cfg, splits, None if all_files else FILES_READ))
+    descriptions, described = [], []
+    for one in _descriptions(cfg, splits, None if all_files else FILES_READ, folder is not None):
+        described += _collected(one.faults())
+        descriptions.append(one)
+    described += warm_up(cfg, sum(one.num_train for one in descriptions))
     faults = [*_collected(findings(cfg, splits)), *described]
     if "train" in splits and not any(fault.grave for fault in faults):
         text = f"losses and gradients of a small batch, and its validation, on {get_device()} ..."
         print(f"{'dry step':12}{text}", flush=True)
         faults += dry_step.find(cfg, splits)
-    return _print_faults(faults)
+    faults = _ordered(faults)
+    errors = sum(fault.grave for fault in faults)
+    print("", *(f"{'error' if fault.grave else 'warning'}: {fault}" for fault in faults), sep="\n")
+    print(f"errors: {errors}, warnings: {len(faults) - errors}")
+    if folder is not None:
+        print(f"wrote {write_report(folder, cfg, faults, descriptions)}")
+    return 2 if errors else 0
 
 
-def _described(cfg: Config, splits: Sequence[str], number: int | None) -> Iterator[Fault]:
-    """Print rows about the data sets; their faults."""
-    seen, num_train = {}, 0
+def _descriptions(cfg: Config, splits: Sequence[str], number: int | None, for_report: bool) -> Iterator[Description]:
+    """The data sets, each once; where one is that of another split, a row is printed."""
+    seen = {}
     for split in splits:
         for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
             kind, row = find_class(DATASETS, dataset["type"], cfg), _Rows(split)
@@ -82,10 +98,7 @@ def _described(cfg: Config, splits: Sequence[str], number: int | None) -> Iterat
                 row(f"as {seen[files]}")
             elif kind is not None:  # a fault that the checks find
                 seen[files] = split
-                description = Description(split, dataset, kind, cfg, number, row)
-                yield from _collected(description.faults())
-                num_train += description.num_train
-    yield from warm_up(cfg, num_train)
+                yield Description(split, dataset, kind, cfg, number, row, for_report)
 
 
 class _Rows:
@@ -107,12 +120,8 @@ def _collected(faults: Iterable[Fault]) -> Iterator[Fault]:
         yield Fault(explain(error))
 
 
-def _print_faults(faults: Iterable[Fault]) -> int:
-    """Print faults, each once, also where the test set is the validation set; the exit status."""
-    errors, warnings = (
-        [line for line in dict.fromkeys(lines) if not line.startswith("test_") or f"val_{line[5:]}" not in lines]
-        for lines in ([str(fault) for fault in faults if fault.grave == grave] for grave in (True, False))
-    )
-    print("", *(f"warning: {line}" for line in warnings), *(f"error: {line}" for line in errors), sep="\n")
-    print(f"errors: {len(errors)}, warnings: {len(warnings)}")
-    return 2 if errors else 0
+def _ordered(faults: Iterable[Fault]) -> list[Fault]:
+    """Faults, each once, also where the test set is the validation set; errors first, then what most things have."""
+    of = {str(fault): fault for fault in faults}
+    once = [x for line, x in of.items() if not line.startswith("test_") or f"val_{line[5:]}" not in of]
+    return sorted(once, key=lambda fault: (not fault.grave, -len(fault.items) / (fault.total or math.inf)))

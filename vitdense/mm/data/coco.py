@@ -194,7 +194,7 @@ def examine(content: Mapping[str, list[dict]]) -> Annotations:
                 name,
                 grave=False,
             )
-        if len(box) != 4 or not all(isinstance(v, NUMBER) and abs(v) < 2**31 for v in box):
+        if not has_box(item):
             faults.add("boxes are not four numbers: annotations", name)
         elif box[2] < 1 or box[3] < 1 or item["area"] <= 0:
             faults.add(f"boxes have no area, or a side below one pixel; {left_out}", name, grave=False)
@@ -214,6 +214,12 @@ def examine(content: Mapping[str, list[dict]]) -> Annotations:
     if annotations and not used and not any(fault.grave for fault in found):
         found.append(Fault(f"all {len(annotations)} annotations are crowds, ignored or without area: none counts"))
     return Annotations(content, annotations, found)
+
+
+def has_box(annotation: Mapping) -> bool:
+    """Whether the box of an annotation is four numbers."""
+    box = annotation["bbox"]
+    return len(box) == 4 and all(isinstance(v, NUMBER) and abs(v) < 2**31 for v in box)
 
 
 def turned(annotation: Mapping) -> bool:

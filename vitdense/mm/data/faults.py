@@ -37,9 +37,22 @@ class Fault:
         where, fix = f"{self.where}: " if self.where else "", f"; {self.fix}" if self.fix else ""
         if not self.items:
             return f"{where}{self.what}{fix}"
-        share = f" ({100 * len(self.items) / self.total:.3g} % of {self.total})" if self.total else ""
-        kind = f": {self.of}" if self.of else ""
-        return f"{where}{len(self.items)} {self.what}{kind} {join_some(self.items)}{share}{fix}"
+        kind = ": " if self.of else " "
+        return f"{where}{len(self.items)} {self.what}{kind}{self.listed}{self._share}{fix}"
+
+    @property
+    def _share(self) -> str:
+        return f" ({100 * len(self.items) / self.total:.3g} % of {self.total})" if self.total else ""
+
+    @property
+    def headline(self) -> str:
+        """How many things have the fault, and what it is."""
+        return f"{len(self.items)} {self.what.rstrip(':')}{self._share}" if self.items else self.what
+
+    @property
+    def listed(self) -> str:
+        """The first items; empty if there are none."""
+        return f"{self.of} {join_some(self.items)}".strip() if self.items else ""
 
     def within(self, where: str) -> "Fault":
         """The same fault in a larger place."""

@@ -81,7 +81,7 @@ def read_label_maps(
         if path is None:
             return LabelMaps(len(built), faults=[Fault("set data_prefix.seg_map_path, the folder of label maps")])
         try:
-            labels = _read(path, backend)  # [H, W]
+            labels = read_label_map(path, backend)  # [H, W]
         except Exception as error:  # decoders have no error in common
             where = "of paths made of data_prefix.seg_map_path and seg_map_suffix"
             faults.add(f"label maps cannot be read ({type(error).__name__}: {error}), {where}:", path)
@@ -104,7 +104,7 @@ def read_label_maps(
     return maps
 
 
-def _read(path: str, decoder: str) -> np.ndarray:
+def read_label_map(path: str, decoder: str) -> np.ndarray:
     """One label map, as mmseg's loader reads it: [H, W], if it has one channel."""
     labels = mmcv.imfrombytes(Path(path).read_bytes(), flag="unchanged", backend=decoder)
     return labels[..., 0] if labels.ndim == 3 and labels.shape[2] == 1 else labels

@@ -1,0 +1,115 @@
+"""`python -m vitdense check --report`: the page, on data in good order and on data spoiled in many ways at once."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from PIL import Image
+
+from vitdense.mm import checks
+from vitdense.mm.checks import dry_step, model
+from vitdense.mm.cli.check import report
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+NAMES = ("red fox", "owl <b>")
+SIZE = (96, 72)  # width, height
+LOOP = {"train_cfg": {"max_epochs": 1}, "optim_wrapper": {}, "param_scheduler": None, "val_cfg": {}}
+RESIZE = {"type": "Resize", "scale": (96, 64), "keep_ratio": True}
+
+
+@pytest.fixture(autouse=True)
+def without_models(monkeypatch):
+    """These configs have no model that can be built."""
+    monkeypatch.setattr(checks, "CHECKS", [one for one in checks.CHECKS if one is not model.build])
+    monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())
+
+
+def rectangle(x, y, w, h):
+    return [[x, y, x + w, y, x + w, y + h, x, y + h]]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two splits of images with a rectangle of each class: their contents, to be changed, and a function that writes
+    them and returns a config."""
+    contents, draw = {}, np.random.default_rng(0)
+    for split, number in (("train", 12), ("val", 4)):
+        images, objects = [], []
+        for i in range(1, number + 1):
+            path = tmp_path / split / f"{split}_{i}.jpg"
+            path.parent.mkdir(exist_ok=True)
+            pixels = draw.integers(0, 90, (SIZE[1], SIZE[0], 3), dtype=np.uint8)
+            images.append({"id": i, "file_name": path.name, "width": SIZE[0], "height": SIZE[1]})
+            for j in (0, 1):
+                x, y, w, h = 8 + 40 * j, 6 + 2 * i, 30, 24
+                pixels[y : y + h, x : x + w, j] = 220
+                one = {"id": 10 * i + j, "image_id": i, "category_id": 4 + j, "bbox": [x, y, w, h], "area": w * h}
+                objects.append({**one, "iscrowd": 0, "segmentation": rectangle(x, y, w, h)})
+            Image.fromarray(pixels).save(path)
+        categories = [{"id": 4 + j, "name": name} for j, name in enumerate(NAMES)]
+        contents[split] = {"images": images, "annotations": objects, "categories": categories}
+
+    def write():
+        loaders = {}
+        for split, content in contents.items():
+            (tmp_path / f"{split}.json").write_text(json.dumps(content))
+            dataset = {"type": "CocoDataset", "data_root": str(tmp_path), "ann_file": f"{split}.json"}
+            dataset["data_prefix"] = {"img": split}
+            steps = [{"type": "LoadImageFromFile"}, {"type": "LoadAnnotations", "with_mask": True}, RESIZE]
+            loaders[f"{split}_dataloader"] = {"dataset": {**dataset, "pipeline": steps}}
+        return Config({"default_scope": "mmdet", "model": {"type": "MaskRCNN"}, **LOOP, **loaders})
+
+    return contents, write
+
+
+def page_of(cfg, folder, status):
+    assert report(cfg, True, folder) == status
+    assert [path.name for path in folder.iterdir()] == ["report.html"]
+    return (folder / "report.html").read_text()
+
+
+def cards(page):
+    """Of every fault: its kind, its text and the number of its pictures."""
+    found = re.findall(r'<div class="card (error|warning)">(.*?)(?=<div class="card|<h2>)', page, re.S)
+    return [(kind, re.sub(r"<[^>]+>", "", text), text.count("<img")) for kind, text in found]
+
+
+def test_data_in_good_order_have_no_finding(data, tmp_path):
+    _, write = data
+    page = page_of(write(), tmp_path / "page", 0)
+    assert cards(page) == []
+    assert "In good order" in page
+    assert page.count("<img") == 4  # of the training, as they are read
+    assert "owl &lt;b&gt;" in page
+    assert "<b>" not in re.sub(r"<b>(What|\d)", "", page)
+    assert not re.search(r"<script|https?:|url\(", page)
+
+
+SPOILED = [  # in the order of the page: kind, words, pictures
+    ("error", "image files cannot be read", 0),
+    ("error", "have another size", 1),
+]
+
+
+def test_ten_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_path):
+    contents, write = data
+    content = contents["train"]
+    of = {one["id"]: one for one in content["annotations"]}
+    of[10]["bbox"] = [70, 8, 60, 24]
+    of[11]["bbox"], of[11]["segmentation"] = [200, 8, 30, 24], rectangle(90, 8, 6, 24)
+    of[20]["bbox"] = [8, 10, 0, 24]
+    content["annotations"] += [{**of[21], "id": 500}]
+    of[30]["attributes"], of[30]["segmentation"] = {"rotation": 30.0}, []
+    content["images"][3]["width"] = 48
+    (tmp_path / "train/train_5.jpg").write_bytes((tmp_path / "train/train_5.jpg").read_bytes()[:900])
+    (tmp_path / "train/train_6.jpg").unlink()
+    of[71]["segmentation"] = [[1, 2, 3, 4]]
+    content["categories"].append({"id": 9, "name": "lynx"})
+    (tmp_path / "val/val_1.jpg").write_bytes((tmp_path / "train/train_8.jpg").read_bytes())
+    page = page_of(write(), tmp_path / "page", 2)
+    for card in cards(page):
+        print(card)
+    import shutil; shutil.copy(tmp_path/"page/report.html", "/tmp/doctor-r/spoiled.html")

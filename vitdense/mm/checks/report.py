@@ -1,0 +1,139 @@
+"""The page of `vitdense check --report`: faults with pictures, and what data sets hold, in one HTML file."""
+
+import base64
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from string import Template
+
+from mmengine.config import Config
+from PIL import Image
+
+from vitdense import __version__
+from vitdense.files import atomic_write
+from vitdense.mm.checks.description import Description
+from vitdense.mm.checks.pictures import Picture
+from vitdense.mm.config.settings import image_size
+from vitdense.mm.data.faults import Fault
+
+PICTURES = 4  # of a fault
+MOST_PICTURES = 120  # of a page, some 25 kB each
+SIDES = (8, 16, 32, 96)  # pixels, between the kinds of objects
+
+
+def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], descriptions: Sequence[Description]) -> Path:
+    """Write ``report.html``, which needs no other file and no network.
+
+    Args:
+        folder: Where.
+        cfg: The config.
+        faults: Of it and its data, in the order of the page.
+        descriptions: Of its data sets, whose `faults` were asked for.
+
+    Returns:
+        The path of the page.
+    """
+    left = MOST_PICTURES
+    cards = []
+    for fault in faults:
+        pictures = list(islice((one for of in descriptions for one in of.pictures(fault)), min(PICTURES, left)))
+        left -= len(pictures)
+        cards.append(_card(fault, pictures))
+    examples = (one for of in descriptions if of.training for one in of.examples(PICTURES))
+    mode = "crops" if cfg.get("default_scope") == "mmseg" else "a short side"
+    size, name = image_size(cfg), Path(cfg.filename or "config").stem
+    page = Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8")).substitute(
+        title=escape(f"Check of {name}"),
+        about=escape(f"{cfg.filename}, {cfg.model.type}, vitdense {__version__}"),
+        verdict=_verdict(faults),
+        findings="\n".join(cards) or "<p>Nothing.</p>",
+        splits="\n".join(map(_split, descriptions)),
+        examples="\n".join(map(_figure, islice(examples, PICTURES))),
+        classes="\n".join(_classes(descriptions)),
+        input=escape(f"The recipe's input: {mode} of {size} pixels."),
+        sizes="\n".join(table for of in descriptions for table in _sizes(of, size)),
+    )
+    path = folder / "report.html"
+    with atomic_write(path) as scratch:
+        scratch.write_bytes(page.encode("utf-8", "backslashreplace"))  # names of files may be no text
+    return path
+
+
+def _verdict(faults: Sequence[Fault]) -> str:
+    errors = sum(fault.grave for fault in faults)
+    if not faults:
+        return '<b class="good">In good order: no error, no warning.</b>'
+    stops = "An error stops a training; a warning does not." if errors else "A training can start."
+    return f"<b>{errors} errors, {len(faults) - errors} warnings.</b> {stops}"
+
+
+def _card(fault: Fault, pictures: Iterable[Picture]) -> str:
+    kind = "error" if fault.grave else "warning"
+    fix = f"<p><b>What to do:</b> {escape(fault.fix)}.</p>" if fault.fix else ""
+    shown = "".join(map(_figure, pictures))
+    return (
+        f'<div class="card {kind}"><h3><b class="kind">{kind.title()}</b> {escape(fault.headline)}</h3>{fix}'
+        f'<p class="faint">{escape(fault.where)} {escape(fault.listed)}</p>'
+        + (f'<div class="pictures">{shown}</div>' if shown else "")
+        + "</div>"
+    )
+
+
+def _figure(picture: Picture) -> str:
+    caption, pixels = picture  # [H, W, 3] uint8 RGB
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=80)
+    data, text = base64.b64encode(buffer.getvalue()).decode(), escape(caption)
+    image = f'<img src="data:image/jpeg;base64,{data}" width="{pixels.shape[1]}" height="{pixels.shape[0]}"'
+    return f'<figure>{image} alt="{text}"><figcaption>{text}</figcaption></figure>'
+
+
+def _split(of: Description) -> str:
+    rows = "".join(f"<li>{escape(text)}</li>" for text in of.rows if not text.endswith(":"))
+    return f'<div class="card"><h3>{escape(of.where.removesuffix("_dataloader"))}</h3><ul>{rows}</ul></div>'
+
+
+def _classes(descriptions: Sequence[Description]) -> Iterator[str]:
+    """A table: a row for each class, a column for each data set."""
+    shown = [of for of in descriptions if of.counts]
+    names = list(dict.fromkeys(name for of in shown for name in of.counts))
+    largest = [max(of.counts.values()) or 1 for of in shown]
+    heads = "".join(f"<th>{escape(of.where.removesuffix('_dataloader'))}, {escape(of.unit)}" for of in shown)
+    yield f'<div class="scroll"><table><thead><tr><th>class{heads}</thead>'
+    for name in names:
+        yield f"<tr><td>{escape(name)}"
+        for of, most in zip(shown, largest):
+            value = of.counts.get(name, 0)
+            bar = f'<span class="bar" style="width:{100 * value / most:.1f}%"></span>' if value else ""
+            yield f'<td class="n">{value:.4g}{bar}' if value else '<td class="n none">none'
+    yield "</table></div>"
+
+
+def _sizes(of: Description, size: int) -> Iterator[str]:
+    """Tables of the sizes of images, and of objects as the model sees them."""
+    split, ratios = of.where.removesuffix("_dataloader"), [min(image) / size for image in of.image_sizes]
+    names = ("under half of the input: enlarged", "under the input: enlarged", "up to twice the input", "larger")
+    yield from _histogram(f"{split}: short side of {len(ratios)} images", names, (0.5, 1, 2), ratios)
+    sides = [share * size for share in of.object_shares]
+    names = tuple(f"{a} to {b} pixels" for a, b in zip((0, *SIDES), SIDES))
+    title = f"{split}: side of {len(sides)} objects in the input"
+    yield from _histogram(title, (*names, f"{SIDES[-1]} and more"), SIDES, sides)
+
+
+def _histogram(title: str, names: Sequence[str], limits: Sequence[float], values: Sequence[float]) -> Iterator[str]:
+    """A table of how many values are below each limit; nothing of no values."""
+    counts = dict.fromkeys(names, 0)
+    for value in values:
+        counts[names[sum(value >= limit for limit in limits)]] += 1
+    if values:
+        yield f'<div class="card"><h3>{escape(title)}</h3><table>{"".join(_rows(counts, len(values)))}</table></div>'
+
+
+def _rows(counts: Mapping[str, int], total: int) -> Iterator[str]:
+    for name, count in counts.items():
+        share = 100 * count / total
+        bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if count else ""
+        yield f'<tr><td>{escape(name)}<td class="n">{count} ({share:.3g} %){bar}'
