@@ -16,7 +16,8 @@ pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 NAMES = ("red fox", "owl <b>")
 SIZE = (96, 72)  # width, height
-LOOP = {"train_cfg": {"max_epochs": 1}, "optim_wrapper": {}, "param_scheduler": None, "val_cfg": {}}
+LOOP = {"train_cfg": {"max_epochs": 1}, "optim_wrapper": {}, "param_scheduler": None}
+LOOP |= {"val_cfg": {}, "val_evaluator": {}}
 RESIZE = {"type": "Resize", "scale": (96, 64), "keep_ratio": True}
 
 
@@ -56,8 +57,9 @@ def data(tmp_path):
         loaders = {}
         for split, content in contents.items():
             (tmp_path / f"{split}.json").write_text(json.dumps(content))
-            dataset = {"type": "CocoDataset", "data_root": str(tmp_path), "ann_file": f"{split}.json"}
-            dataset["data_prefix"] = {"img": split}
+            dataset = {"type": "vitdense.CocoDataset", "data_root": str(tmp_path), "ann_file": f"{split}.json"}
+            classes = [category["name"] for category in content["categories"]]
+            dataset |= {"data_prefix": {"img": split}, "metainfo": {"classes": classes}}
             steps = [{"type": "LoadImageFromFile"}, {"type": "LoadAnnotations", "with_mask": True}, RESIZE]
             loaders[f"{split}_dataloader"] = {"dataset": {**dataset, "pipeline": steps}}
         return Config({"default_scope": "mmdet", "model": {"type": "MaskRCNN"}, **LOOP, **loaders})
@@ -88,9 +90,17 @@ def test_data_in_good_order_have_no_finding(data, tmp_path):
     assert not re.search(r"<script|https?:|url\(", page)
 
 
-SPOILED = [  # in the order of the page: kind, words, pictures
+SPOILED = [  # the words and the pictures of each kind
+    ("error", "polygons with fewer than three points", 0),
+    ("error", "image files do not exist", 0),
     ("error", "image files cannot be read", 0),
-    ("error", "have another size", 1),
+    ("error", "images have another size", 1),
+    ("warning", "no box of 1 classes: lynx", 0),
+    ("warning", "over the edge", 0),
+    ("warning", "outside their image", 0),
+    ("warning", "have no area", 0),
+    ("warning", "are turned", 0),
+    ("warning", "box and class of another", 0),
 ]
 
 
@@ -102,14 +112,14 @@ def test_ten_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_pa
     of[11]["bbox"], of[11]["segmentation"] = [200, 8, 30, 24], rectangle(90, 8, 6, 24)
     of[20]["bbox"] = [8, 10, 0, 24]
     content["annotations"] += [{**of[21], "id": 500}]
-    of[30]["attributes"], of[30]["segmentation"] = {"rotation": 30.0}, []
-    content["images"][3]["width"] = 48
+    of[30]["attributes"] = {"rotation": 30.0}
+    content["images"][3]["width"] = 90
     (tmp_path / "train/train_5.jpg").write_bytes((tmp_path / "train/train_5.jpg").read_bytes()[:900])
     (tmp_path / "train/train_6.jpg").unlink()
     of[71]["segmentation"] = [[1, 2, 3, 4]]
-    content["categories"].append({"id": 9, "name": "lynx"})
-    (tmp_path / "val/val_1.jpg").write_bytes((tmp_path / "train/train_8.jpg").read_bytes())
-    page = page_of(write(), tmp_path / "page", 2)
-    for card in cards(page):
-        print(card)
-    import shutil; shutil.copy(tmp_path/"page/report.html", "/tmp/doctor-r/spoiled.html")
+    [x["categories"].append({"id": 9, "name": "lynx"}) for x in contents.values()]
+    found = cards(page_of(write(), tmp_path / "page", 2))
+    assert len(found) == len(SPOILED)
+    for kind, words, pictures in SPOILED:
+        assert [one[::2] for one in found if words in one[1]] == [(kind, pictures)], words
+    assert [kind for kind, *_ in found] == sorted(kind for kind, *_ in found)  # the gravest first

@@ -189,9 +189,9 @@ def _view(plane: np.ndarray, shown: Box, scale: float, beyond: int) -> np.ndarra
 
 
 def _polygons(one: Mapping, image: Mapping) -> list[np.ndarray]:
-    """The polygons of an annotation, or its box as it was turned: [points, 2] each."""
+    """The polygons of an annotation, of a turned one its box as it was turned: [points, 2] each."""
     mask = one.get("segmentation")
-    if not mask and turned(one) and has_box(one):
+    if turned(one) and has_box(one):
         x, y, w, h = one["bbox"]
         return [cv2.boxPoints(((x + w / 2, y + h / 2), (w, h), float(one["attributes"]["rotation"])))]
     is_list = isinstance(mask, list) and not mask_fault(mask, image)

@@ -18,6 +18,7 @@ from vitdense.mm.checks.description import Description
 from vitdense.mm.checks.pictures import Picture
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
+from vitdense.mm.errors import ConfigError
 
 PICTURES = 4  # of a fault
 MOST_PICTURES = 120  # of a page, some 25 kB each
@@ -43,23 +44,34 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], description
         left -= len(pictures)
         cards.append(_card(fault, pictures))
     examples = (one for of in descriptions if of.training for one in of.examples(PICTURES))
-    mode = "crops" if cfg.get("default_scope") == "mmseg" else "a short side"
-    size, name = image_size(cfg), Path(cfg.filename or "config").stem
+    size, said = _input(cfg)
     page = Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8")).substitute(
-        title=escape(f"Check of {name}"),
-        about=escape(f"{cfg.filename}, {cfg.model.type}, vitdense {__version__}"),
+        title=escape(f"Check of {Path(cfg.filename or 'a config').stem}"),
+        about=escape(f"{cfg.filename or ''} {cfg.model.type}, vitdense {__version__}"),
         verdict=_verdict(faults),
         findings="\n".join(cards) or "<p>Nothing.</p>",
         splits="\n".join(map(_split, descriptions)),
         examples="\n".join(map(_figure, islice(examples, PICTURES))),
         classes="\n".join(_classes(descriptions)),
-        input=escape(f"The recipe's input: {mode} of {size} pixels."),
-        sizes="\n".join(table for of in descriptions for table in _sizes(of, size)),
+        input=escape(said),
+        sizes="\n".join(table for of in descriptions for table in (_sizes(of, size) if size else ())),
     )
     path = folder / "report.html"
     with atomic_write(path) as scratch:
         scratch.write_bytes(page.encode("utf-8", "backslashreplace"))  # names of files may be no text
     return path
+
+
+def _input(cfg: Config) -> tuple[int, str]:
+    """The size of the model's input in pixels, and what it is; 0 if no step of the pipelines says it."""
+    try:
+        size = image_size(cfg)
+    except ConfigError as error:
+        return 0, str(error)
+    return (
+        size,
+        f"The recipe's input: {'crops' if cfg.get('default_scope') == 'mmseg' else 'a short side'} of {size} pixels.",
+    )
 
 
 def _verdict(faults: Sequence[Fault]) -> str:
