@@ -72,6 +72,7 @@ def main() -> None:
     names = [cell.name for cell in CELLS]
     parser.add_argument("cells", nargs="*", metavar="CELL", help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep environments and logs here")
+    parser.add_argument("--jobs", default="2", help="processes of the tests; default: 2")
     args = parser.parse_args()
     if unknown := {*args.cells} - {*names}:
         parser.error(f"cells: got {', '.join(sorted(unknown))}, expected some of {', '.join(names)}")
@@ -80,12 +81,12 @@ def main() -> None:
     for cell in CELLS:
         if not args.cells or cell.name in args.cells:
             with tempfile.TemporaryDirectory() as scratch:
-                row = measure(cell, (args.keep or Path(scratch)) / cell.name)
+                row = measure(cell, (args.keep or Path(scratch)) / cell.name, args.jobs)
             print(*row, sep=" | ", flush=True)
             write(row)
 
 
-def measure(cell: Cell, folder: Path) -> list[str]:
+def measure(cell: Cell, folder: Path, jobs: str) -> list[str]:
     """Install and test in a folder; the row of the table."""
     folder.mkdir(parents=True)
     python = str(folder / "environment/bin/python")
@@ -102,7 +103,7 @@ def measure(cell: Cell, folder: Path) -> list[str]:
     version, torch = run([python, "-c", versions], folder).stdout.split()
     start = [f"{version}, {cell.by}", torch, cell.packages]
     tests = ["tests"] if cell.packages == "all" else [f"tests/{name}" for name in TORCH_FLOOR]
-    options = ["-q", "-n", "2", "--dist", "loadfile", "--timeout", "600", "-m", QUICK, "-p", "no:cacheprovider"]
+    options = ["-q", "-n", jobs, "--dist", "loadfile", "--timeout", "600", "-m", QUICK, "-p", "no:cacheprovider"]
     done = run([python, "-m", "pytest", *options, "--junitxml", str(folder / "tests.xml"), *tests], folder)
     if not (folder / "tests.xml").is_file():
         return [*start, "", "", f"not tested: {last_line(done)}"]

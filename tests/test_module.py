@@ -4,9 +4,11 @@ import logging
 
 import pytest
 import torch
+from torch import nn
+
+pytest.importorskip("mmengine")
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModule, Sequential
-from torch import nn
 
 import vitdense
 import vitdense.mm.registry

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config, ConfigDict
 from PIL import Image
 
 pytest.importorskip("mmdet")
+from mmengine.config import Config, ConfigDict
+
 from vitdense.export.compare import BOUNDS, can_compare, compare_maps, compare_results
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import describe, of_noise, of_one_size, of_photos, paths_of

@@ -8,12 +8,14 @@ import sys
 import pytest
 import torch
 from conftest import run_ranks
-from mmengine.model import revert_sync_batchnorm
 from test_contract import BACKBONES
 from test_vit_adapter import TRUNK, TRUNKS, VIT, adapter
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+
+pytest.importorskip("mmengine")
+from mmengine.model import revert_sync_batchnorm
 
 from vitdense.layers import layout
 

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+
+pytest.importorskip("pycocotools")
 from pycocotools import mask as rle
 
 from vitdense.errors import OptionError

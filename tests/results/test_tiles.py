@@ -3,6 +3,8 @@
 import cv2
 import numpy as np
 import pytest
+
+pytest.importorskip("pycocotools")
 from pycocotools import mask as rle
 
 from vitdense.errors import OptionError

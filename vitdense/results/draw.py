@@ -236,7 +236,8 @@ def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float]) -> 
         [H, W, 3] uint8 RGB.
     """
     scaled = np.asarray(values, np.float32) / max(float(np.max(values)), 1e-30)
-    table = cv2.cvtColor(cv2.applyColorMap(np.arange(256, dtype=np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)
+    levels = np.arange(256, dtype=np.uint8)[:, None]
+    table = cv2.cvtColor(cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)  # [256, 1, 3]
     colours = _enlarge(table[np.round(255 * scaled).astype(np.uint8), 0], image, stride)  # [H, W, 3]
     weight = _enlarge(np.sqrt(scaled)[..., None], image, stride)  # [H, W, 1]
     grey = DIMMED * image.mean(-1, keepdims=True)
