@@ -36,7 +36,7 @@ CHAIN = (
     "train mine.py --batch-size 2",
     "test work_dirs/mine",
     "predict work_dirs/mine images",
-    "export work_dirs/mine --to pt2 --images images/0.png",
+    "export work_dirs/mine --to pt2 --static 64 64 --images images/0.png",
 )
 
 
