@@ -72,8 +72,8 @@ def test_files_that_readme_and_docs_name_are_in_wheel_and_sdist(built):
         page.read_text() for page in [*REPO.glob("*.md"), *REPO.glob("docs/*.md"), *REPO.glob("*/README.md")]
     )
     named = {*re.findall(r"\b(?:[\w.]+/)*[\w.]+\.\w+\b|\bMakefile\b", text)}
-    named |= {path.relative_to(REPO).as_posix() for folder in PLACES for path in REPO.glob(f"{folder}/**/*.py")}
-    named = {name for name in named if (REPO / name).is_file() and "/.mim/" not in name}
+    named |= {path.relative_to(REPO).as_posix() for folder in PLACES for path in REPO.glob(f"{folder}/**/*.*")}
+    named = {name for name in named if (REPO / name).is_file() and not re.search(r"/\.mim/|\.pyc$", name)}
     assert {"constraints.txt", "docs/install.md", "configs/atss_swin_t_coco.py"} < named
     assert named - in_sdist == set()
     places = {name: name.partition("/")[::2] for name in named if name.partition("/")[0] in PLACES}
