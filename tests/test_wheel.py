@@ -99,9 +99,9 @@ def test_the_wheel_is_enough_in_an_empty_folder(built, tmp_path):
     home, work = tmp_path / "environment", tmp_path / "work"
     venv.create(home, with_pip=False)
     install = ["-m", "pip", "--python", home, "install", "--quiet", "--no-deps", "--no-index", built[1]]
-    run([sys.executable, *install], tmp_path)
+    run([sys.executable, *install], tmp_path, PYTHONPATH="")
     scheme = sysconfig.get_path("purelib", "venv", {"base": home, "platbase": home})
-    Path(scheme, "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")  # after pip, which would see ours
+    Path(scheme, "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")  # after pip, which would see this one
     work.mkdir()
     draw = np.random.default_rng(0)
     for folder in ("images", "labels"):
