@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 UPSTREAM := .venv-upstream
 UPSTREAM_READY := $(UPSTREAM)/.ready
 JOBS ?= 2
-# One thread a process; the tests of a file stay together, for they share what they build. Files with few, but long tests
-# do not come last.
+# One thread a process; the tests of a file stay together, for they share what they build, but for those of the pages, the
+# most of which are in one file. Files with few, but long tests do not come last.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # A test that hangs is stopped, and shows where; none of these comes near.
 WATCHED := --timeout 600
@@ -35,7 +35,7 @@ test-commands: $(READY)  ## the commands as users start them, also in several pr
 	$(PYTEST) $(WATCHED) -m 'commands and not slow'
 
 test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
-	$(PYTEST) $(WATCHED) -m 'docs and not slow'
+	$(PYTEST) --dist worksteal $(WATCHED) -m 'docs and not slow'
 
 test-pairs: $(READY)  ## options in pairs, each row a training, a test, predictions and an export: some ten minutes
 	$(PYTEST) --dist load $(WATCHED) -m pairs tests/pairs
