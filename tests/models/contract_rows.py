@@ -1,7 +1,7 @@
 """The backbones of the contract: a new family is a new row of `MODELS`. Those of research are in `research_rows`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -54,7 +54,13 @@ class Row:
     def __call__(self, **options):
         return self.prepare(self.kind(self.arch, **{"drop_path_rate": 0.0, **self.options, **options}))
 
+    def shallow(self) -> "Row":
+        """The same with few blocks, but some of each kind: for what takes seconds for every block."""
+        arch, options = ({key: FEW.get(key, value) for key, value in old.items()} for old in (self.arch, self.options))
+        return replace(self, arch=arch, options=options)
 
+
+FEW = {"depths": (1, 1, 2, 1), "depth": 2, "global_indices": (1,)}
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}

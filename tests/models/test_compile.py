@@ -1,7 +1,7 @@
 """`torch.compile(fullgraph=True, dynamic=True)`: one program for ordinary sizes, equal to the model, gradients too."""
 
 import shutil
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ class Programs:
 @every_but_slow("vit")
 @pytest.mark.long
 def test_forward_and_backward(make):
-    model, programs = with_fixed_statistics(with_random_norms(make())), Programs()
+    model, programs = with_fixed_statistics(with_random_norms(make.shallow()())), Programs()
     compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
     for batch, *size in SIZES:
         image = torch.randn(batch, 3, *size)
@@ -54,13 +54,14 @@ def test_forward_and_backward(make):
 
 @pytest.mark.slow
 def test_forward_and_backward_of_low_rank_updates():
-    test_forward_and_backward(partial(BACKBONES["vit"], finetune="lora"))
+    row = BACKBONES["vit"]
+    test_forward_and_backward(replace(row, options={**row.options, "finetune": "lora"}))
 
 
 @every_but_slow("resnet")
 @pytest.mark.long
 def test_forward(make):
-    model, programs = make().eval(), Programs()
+    model, programs = make.shallow()().eval(), Programs()
     compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
     with torch.no_grad():
         for batch, *size in SIZES:

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def cfg():
-    return load_config("eomt_nano_shapes")
+    cfg = load_config("eomt_nano_shapes")
+    cfg.model.backbone.arch.depth = 3
+    return cfg
 
 
 @pytest.mark.parametrize("to", ["onnx", pytest.param("pt2", marks=pytest.mark.slow)])

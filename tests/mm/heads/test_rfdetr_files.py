@@ -18,6 +18,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.checkpoint.whole_models import trained_classes
 from vitdense.mm import predictor
+from vitdense.mm.checks import dry_step
 from vitdense.mm.cli.new import main as new
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_published, list_published, trained_of
@@ -134,7 +135,8 @@ def own(file, tmp_path, monkeypatch):
     return write
 
 
-def test_queries_and_size_of_own_data(own, file, capsys):
+def test_queries_and_size_of_own_data(own, file, capsys, monkeypatch):
+    monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())  # a step of 310 objects and 700 queries takes long
     cfg = own(310)
     assert "310 objects" in capsys.readouterr().out
     assert cfg.model.bbox_head.num_queries == cfg.model.test_cfg.max_per_img == 700  # of 300

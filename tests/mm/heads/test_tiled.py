@@ -95,11 +95,11 @@ def test_the_test_of_a_config_has_tiles(tmp_path):
     def make():
         cfg = load_config("cascade_swin_nano_shapes", work_dir=str(tmp_path / "work"))
         cfg.test_dataloader.update(num_workers=0, persistent_workers=False, batch_size=1)
-        draw = dict(num_train=1, num_val=4, image_size=(96, 96))
+        draw = dict(num_train=1, num_val=2, image_size=(96, 96))
         cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
         cfg.test_dataloader.dataset.pipeline[1].scale = (96, 96)
         cfg.test_evaluator.ann_file = str(tmp_path / "shapes/annotations/instances_val.json")
-        cfg.model.test_cfg.rcnn.score_thr = 0.0
+        cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=50)
         return cfg
 
     torch.manual_seed(0)

@@ -98,6 +98,9 @@ def make(repo, tmp_path, monkeypatch):
         cfg = load_config(
             repo / "configs/demo/upernet_swin_nano_shapes.py", {"data_root": f"{tmp_path}/shapes/"}, work_dir
         )
+        cfg.model.backbone.arch = dict(embed_dims=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1))
+        cfg.model.decode_head.update(in_channels=[8, 16, 32, 64], channels=8)
+        cfg.model.auxiliary_head.update(in_channels=32, channels=8)
         for split in ("train", "val", "test"):
             loader = cfg[f"{split}_dataloader"]
             loader.update(batch_size=2, num_workers=0, persistent_workers=False)
