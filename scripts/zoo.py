@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from cost import CostCounter
@@ -18,54 +17,11 @@ from vitdense.files import atomic_write, read_text
 from vitdense.inspect.flops import count, macs, num_params
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
+from vitdense.mm.config.model_index import SHAPES, figures, recipes, shape_of
 from vitdense.models.registry import MODELS, Model, backbone_class
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs/model-zoo.md"
-SHAPES = {"coco": (800, 1280), "ade20k": (512, 2048), "panoptic": (640, 640)}  # at which papers count
-TRAINING = {  # of weights, by the end of their names
-    "in1k": "ImageNet-1k",
-    "in21k": "ImageNet-21k",
-    "in22k": "ImageNet-22k",
-    "inw21k": "ImageNet-21k, release of winter 2021",
-    "in21k_ft_in1k": "ImageNet-21k, then 1k",
-    "in22k_ft_in1k": "ImageNet-22k, then 1k",
-    "dist_in1k": "ImageNet-1k, distilled",
-    "distilled_in1k": "ImageNet-1k, distilled",
-    "dino": "ImageNet-1k without labels, DINO",
-    "mae": "ImageNet-1k without labels, MAE",
-    "lvd142m": "LVD-142M without labels, DINOv2",
-    "lvd1689m": "LVD-1689M without labels, DINOv3",
-    "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
-    "robbyant": "LingBot-Vision",
-    "fb": "Perception Encoder",
-    "webli": "WebLI, SigLIP 2",
-    "mim_in22k": "ImageNet-22k without labels, EVA-02",
-    "mim_m38m": "Merged-38M without labels, EVA-02",
-    "mim_in22k_ft_in1k": "ImageNet-22k without labels, then 1k",
-    "mim_in22k_ft_in22k_in1k": "ImageNet-22k without labels, then 22k and 1k",
-    "mim_m38m_ft_in22k_in1k": "Merged-38M without labels, then ImageNet-22k and 1k",
-}
-
-
-def recipes() -> list[dict[str, Any]]:
-    """The recipes in configs/metafile.yml."""
-    return yaml.safe_load(read_text(REPO / "configs/metafile.yml"))["Models"]
-
-
-def shape_of(recipe: Mapping[str, Any]) -> tuple[int, int]:
-    """Image height and width in pixels at which a recipe is counted."""
-    return tuple(recipe.get("Metadata", {}).get("Shape") or SHAPES[recipe["Name"].rpartition("_")[2]])
-
-
-def result(recipe: Mapping[str, Any]) -> str:
-    """The published AP of boxes / masks or mIoU; empty if there is none."""
-    found = {name: value for part in recipe.get("Results", ()) for name, value in part["Metrics"].items()}
-    if "mask AP" in found:
-        return f"{found.get('box AP', '-')} / {found['mask AP']}"
-    if "mIoU(ms+flip)" in found:
-        return f"{found.get('mIoU', '-')}; {found['mIoU(ms+flip)']}"
-    return str(next(iter(found.values()), ""))
 
 
 def table(head: str, rows: list[tuple]) -> str:
@@ -109,8 +65,7 @@ def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[s
     for name, group in grouped((row for row in MODELS.values() if row.weights), lambda row: parts(row)[1]).items():
         hosts = [re.sub(r"(https://)?([\w.-]+).*", r"\2", row.weights) for row in group]
         facts = [row.licence for row in group], hosts, [row.family for row in group]
-        trained = TRAINING.get(name) or TRAINING[name.partition("_")[2]]
-        lines.append((f"`{name}`", trained, *(", ".join(dict.fromkeys(fact)) for fact in facts)))
+        lines.append((f"`{name}`", group[0].trained_on, *(", ".join(dict.fromkeys(fact)) for fact in facts)))
     found["Weights"] = table("| weights | trained on | licence | from | families |", lines)
     lines = []
     for recipe in recipes():
@@ -120,7 +75,7 @@ def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[s
         by += [recipe["Note"]] if "Note" in recipe else []
         shape = "x".join(map(str, shape_of(recipe)))
         lines.append(
-            (f"`{recipe['Name']}.py`", result(recipe) or "none", "; ".join(by), total, of_recipe(recipe), shape)
+            (f"`{recipe['Name']}.py`", figures(recipe) or "none", "; ".join(by), total, of_recipe(recipe), shape)
         )
     found["Recipes"] = table("| config | published | by | published total | counted total | at |", lines)
     return found

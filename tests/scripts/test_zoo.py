@@ -76,7 +76,7 @@ def test_every_recipe_is_in_the_metafile():
 @of_each_recipe
 def test_docstring_of_a_config_has_the_figures_of_the_page(recipe):
     text = " ".join(ast.get_docstring(ast.parse((REPO / recipe["Config"]).read_text())).split())
-    assert set(numbers(zoo.result(recipe))) <= set(numbers(text))
+    assert set(numbers(zoo.figures(recipe))) <= set(numbers(text))
     printed = [recipe.get("Metadata", {}).get(key) for key in ("Parameters", "FLOPs")]
     for total in re.findall(r"([\d.]+) M,? (?:and )?([\d.]+) G", text):
         millions, billions = map(float, total)
@@ -96,7 +96,7 @@ def test_tables_of_recipes_have_the_figures_of_the_page(page, heading, length):
         totals = params, flops
         for i, name in enumerate(re.findall(r"`(\w+)\.py`", configs)):
             recipe = RECIPES[name]
-            known = numbers(zoo.result(recipe))
+            known = numbers(zoo.figures(recipe))
             assert numbers(published) == known[: len(numbers(published))], name
             assert ("none" in published) == ("Results" not in recipe or published.startswith("none /")), name
             printed = recipe.get("Metadata", {})

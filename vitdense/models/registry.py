@@ -39,6 +39,29 @@ SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 RELEASES = "https://github.com/SwinTransformer/storage/releases/download"
+TRAINED_ON = {  # by the end of the names of weights
+    "in1k": "ImageNet-1k",
+    "in21k": "ImageNet-21k",
+    "in22k": "ImageNet-22k",
+    "inw21k": "ImageNet-21k, release of winter 2021",
+    "in21k_ft_in1k": "ImageNet-21k, then 1k",
+    "in22k_ft_in1k": "ImageNet-22k, then 1k",
+    "dist_in1k": "ImageNet-1k, distilled",
+    "distilled_in1k": "ImageNet-1k, distilled",
+    "dino": "ImageNet-1k without labels, DINO",
+    "mae": "ImageNet-1k without labels, MAE",
+    "lvd142m": "LVD-142M without labels, DINOv2",
+    "lvd1689m": "LVD-1689M without labels, DINOv3",
+    "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
+    "robbyant": "LingBot-Vision",
+    "fb": "Perception Encoder",
+    "webli": "WebLI, SigLIP 2",
+    "mim_in22k": "ImageNet-22k without labels, EVA-02",
+    "mim_m38m": "Merged-38M without labels, EVA-02",
+    "mim_in22k_ft_in1k": "ImageNet-22k without labels, then 1k",
+    "mim_in22k_ft_in22k_in1k": "ImageNet-22k without labels, then 22k and 1k",
+    "mim_m38m_ft_in22k_in1k": "Merged-38M without labels, then ImageNet-22k and 1k",
+}
 Arch = TypeVar("Arch")
 
 
@@ -75,6 +98,12 @@ class Model:
     sha256: str | None = None
     gate: str | None = None
     patch_size: int | None = None
+
+    @property
+    def trained_on(self) -> str | None:
+        """The data of the weights, and how labels were used."""
+        name = self.name.partition(".")[2]
+        return TRAINED_ON.get(name) or TRAINED_ON.get(name.partition("_")[2])
 
     def without_weights(self) -> "Model":
         """The same model with no facts of weights: only mean and standard deviation, which it is usually given."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import yaml
 from mmengine.config import Config
@@ -22,6 +23,8 @@ from vitdense.mm.config.query import as_list, flat
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.work_folder import find_checkpoint
 
+INDEX = CONFIGS / "metafile.yml"
+SHAPES = {"coco": (800, 1280), "ade20k": (512, 2048), "panoptic": (640, 640)}  # at which papers count
 LICENCE = "Apache-2.0"  # of mmdet and mmseg
 DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name
 
@@ -117,6 +120,28 @@ def list_published() -> list[str]:
     return [row.name for row in _read("Weights")]
 
 
+def recipes() -> list[dict[str, Any]]:
+    """The recipes in configs/metafile.yml."""
+    return yaml.safe_load(read_text(INDEX))["Models"]
+
+
+def shape_of(recipe: Mapping[str, Any]) -> tuple[int, int]:
+    """Image height and width in pixels at which a recipe is counted."""
+    return tuple(
+        recipe.get("Metadata", {}).get("Shape") or SHAPES.get(recipe["Name"].rpartition("_")[2], SHAPES["coco"])
+    )
+
+
+def figures(recipe: Mapping[str, Any]) -> str:
+    """What was published for a recipe: AP of boxes / masks, or mIoU; empty if nothing."""
+    found = {name: value for part in recipe.get("Results", ()) for name, value in part["Metrics"].items()}
+    if "mask AP" in found:
+        return f"{found.get('box AP', '-')} / {found['mask AP']}"
+    if "mIoU(ms+flip)" in found:
+        return f"{found.get('mIoU', '-')}; {found['mIoU(ms+flip)']}"
+    return str(next(iter(found.values()), ""))
+
+
 def _read(text: str) -> Iterator[Published]:
     """The models of all indices that have this text."""
     for package, files in _indices():
@@ -141,7 +166,7 @@ def _read(text: str) -> Iterator[Published]:
 
 def _indices() -> Iterator[tuple[str, list[Path]]]:
     """The files of every package that is installed."""
-    yield "vitdense", [CONFIGS / "metafile.yml"]
+    yield "vitdense", [INDEX]
     for package in ("mmdet", "mmseg"):
         if spec := find_spec(package):
             yield package, sorted(Path(spec.origin).parent.glob(".mim/configs/*/metafile.y*ml"))
