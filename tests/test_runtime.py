@@ -256,7 +256,7 @@ def test_other_files_and_images_are_refused(tmp_path):
     graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["image"], ["logits"])], "g", [image], [out])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
     onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(ValueError, match=r"expected a file of tools/export\.py"):
+    with pytest.raises(ValueError, match=r"expected a file of vitdense export"):
         Program(tmp_path / "other.onnx")
     about = {"mean": "null", "std": "null", "channels": '"RGB"', "classes": '["a", "b", "c"]', "resize": "null"}
     about["threshold"] = "null"
@@ -281,6 +281,6 @@ def test_an_image_whose_resize_leaves_no_pixel(tmp_path):
     about = {"resize": {"scale": [1333, 800], "keep_ratio": True}}
     assert fitted((1, 5000), about["resize"]) == (0, 1333)
     program = object.__new__(Program)
-    program._about = about
+    program.about = about
     with pytest.raises(ValueError, match=r"image: got \[1, 5000\] pixels"):
         program(np.zeros((1, 5000, 3), np.uint8))

@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument(
         "--unchecked", action="store_true", help="write it also where the model finds nothing to compare"
     )
+    parser.add_argument("--no-proof", dest="proof", action="store_false", help="no NAME.proof, for vitdense verify")
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
     parser.need("--calibrate", "--int8")
     args = parser.parse_args()
@@ -46,7 +47,7 @@ def main() -> None:
         static = tuple(args.static) if args.static else None
         precision = "int8" if args.int8 else "float16" if args.half else "float32"
         options = (path, args.to, static, precision, args.maps, args.images, args.with_preprocessing, args.calibrate)
-        print(export(*trained_of(args), *options, args.unchecked, args.classes))
+        print(export(*trained_of(args), *options, args.unchecked, args.classes, args.proof))
 
 
 if __name__ == "__main__":

@@ -49,12 +49,14 @@ COMMANDS = {
     "test": "evaluate a checkpoint",
     "predict": "predict on images",
     "export": "export a trained model",
+    "verify": "whether an exported model computes here what it did where it was trained",
     "show": "draw what a trained model sees in an image",
     "swap": "another backbone in a config you already have",
     "demo": "train, predict and evaluate a small detector on drawn shapes",
     "convert": "convert a checkpoint to the names of another project",
     "flops": "count parameters and multiply-adds of a config",
     "benchmark": "compare a backbone with another project's; in a clone",
+    "card": "what a model or a recipe is: weights, licence, sizes, figures, commands",
     "plot": "draw the curves of training runs",
 }
 

@@ -6,11 +6,18 @@ This file needs NumPy, and onnxruntime or OpenVINO; copy it into a product. ::
     result = model(image)  # [H, W, 3] uint8 RGB, for example numpy.asarray(PIL.Image.open("photo.jpg").convert("RGB"))
     for box, score, label in zip(result.boxes, result.scores, result.labels):
         print(model.names[label], score, box)
+
+``python runtime.py --verify model.onnx`` tells whether the engine of this machine computes what the trained model did,
+by the file ``model.proof`` beside the program.
 """
 
+import argparse
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +26,7 @@ import numpy as np
 # Of `metadata_props`.
 KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, in the cache of a CPU
+SAMPLED, FOUND = ("sizes", "at", "values"), ("boxes", "scores", "labels", "masks", "semantic", "panoptic")  # of `Proof`
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 
 
@@ -73,26 +81,42 @@ class Engine:
 
 
 def open_onnxruntime(
-    path: str | os.PathLike, threads: int = 0, providers: Sequence[str] = ("CPUExecutionProvider",)
+    path: str | os.PathLike,
+    threads: int = 0,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    more: Sequence[str] = (),
 ) -> Engine:
-    """A file in onnxruntime, by its providers in order of preference."""
+    """A file in onnxruntime, by its providers in order of preference; `more` names tensors inside of it, as outputs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(os.fspath(path), options, providers=list(providers))
+    model = os.fspath(path)
+    if more:
+        with open(path, "rb") as file:
+            model = file.read() + outputs_of_graph(more)
+    session = onnxruntime.InferenceSession(model, options, providers=list(providers))
     image = session.get_inputs()[0]
     dtype = {"tensor(uint8)": np.uint8, "tensor(float16)": np.float16}.get(image.type, np.float32)
     outputs, about = [out.name for out in session.get_outputs()], session.get_modelmeta().custom_metadata_map
     return Engine(lambda batch: session.run(None, {image.name: batch}), outputs, dtype, about)
 
 
-def open_openvino(path: str | os.PathLike, threads: int = 0, precision: str = "f32", device: str = "CPU") -> Engine:
-    """A file in OpenVINO, which computes in ``f32``, ``bf16`` or ``f16``, whatever the file's weights are in."""
+def open_openvino(
+    path: str | os.PathLike,
+    threads: int = 0,
+    precision: str = "f32",
+    device: str = "CPU",
+    more: Sequence[str] = (),
+) -> Engine:
+    """A file in OpenVINO, which computes in ``f32``, ``bf16`` or ``f16``, whatever the file's weights are in; `more`:
+    see `open_onnxruntime`."""
     import openvino
 
     core = openvino.Core()
     model = core.read_model(os.fspath(path))
+    for name in more:
+        model.add_outputs(name)
     options = {"INFERENCE_PRECISION_HINT": precision}
     if threads:
         options["INFERENCE_NUM_THREADS"] = threads
@@ -108,6 +132,22 @@ def open_openvino(path: str | os.PathLike, threads: int = 0, precision: str = "f
     )
 
 
+def outputs_of_graph(names: Sequence[str]) -> bytes:
+    """What makes tensors of an ONNX file outputs of its graph, if it is written after the file: protobuf joins the two.
+
+    Field 7 of a model is its graph, field 12 of a graph an output, field 1 of an output its name.
+    """
+
+    def field(number: int, content: bytes) -> bytes:
+        length, size = bytearray(), len(content)
+        while size > 127:  # 7 bits a byte, the lowest first
+            length.append(size & 127 | 128)
+            size >>= 7
+        return bytes([number << 3 | 2, *length, size]) + content
+
+    return field(7, b"".join(field(12, field(1, name.encode())) for name in names))
+
+
 ENGINES = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
 
 
@@ -116,25 +156,27 @@ class Program:
 
     Args:
         path: The file.
-        engine: ``onnxruntime`` or ``openvino``, the package that runs it.
+        engine: ``onnxruntime`` or ``openvino``, the package that runs it; or an `Engine` of another.
         threads: Of a CPU; 0: all.
         **options: Of the engine: `providers` of onnxruntime, `precision` and `device` of OpenVINO.
 
     Attributes:
         names: Of the classes.
         is_panoptic: Whether results have segments.
+        about: What the file says of itself: mean and std, classes, resize and others.
+        of_photos: Whether the file takes photos, and not normalised images.
 
     Raises:
         ValueError: The file is not of `vitdense export`, or has a detector's maps; or the engine is none of the two.
     """
 
     def __init__(
-        self, path: str | os.PathLike, engine: str = "onnxruntime", threads: int = 0, **options: object
+        self, path: str | os.PathLike, engine: "str | Engine" = "onnxruntime", threads: int = 0, **options: object
     ) -> None:
-        if engine not in ENGINES:
+        if not isinstance(engine, Engine) and engine not in ENGINES:
             raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
         try:
-            self._engine = ENGINES[engine](path, threads, **options)
+            self._engine = engine if isinstance(engine, Engine) else ENGINES[engine](path, threads, **options)
         except ImportError:
             raise
         except Exception as error:  # engines have no error in common
@@ -146,7 +188,7 @@ class Program:
         outputs, about = self._engine.outputs, self._engine.about
         needed = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
         forms = [name for name in needed if name in outputs]
-        about = self._about = {key: json.loads(about[key]) for key in KEYS if key in about}
+        about = self.about = {key: json.loads(about[key]) for key in KEYS if key in about}
         if not forms or not {"mean", "std", "channels", "classes", "resize", needed[forms[0]]} <= about.keys():
             raise ValueError(
                 f"{path}: got outputs {outputs} and metadata {sorted(about)}, expected a file of vitdense export "
@@ -155,7 +197,7 @@ class Program:
             )
         self.names: list[str] = about["classes"]
         self.is_panoptic = bool((about.get("queries") or {}).get("panoptic"))
-        self._of_photos = self._engine.dtype == np.uint8
+        self.of_photos = self._engine.dtype == np.uint8
 
     def __call__(self, image: np.ndarray, score_thr: float = 0.3) -> Output:
         """Predict.
@@ -173,13 +215,29 @@ class Program:
             raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3] of at least one pixel")
         if not 0 <= score_thr <= 1:
             raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
+        return self.read(self.run(self.batch(image)), image.shape[:2], score_thr)
+
+    def batch(self, image: np.ndarray) -> np.ndarray:
+        """A photo, see `__call__`, as the file takes it.
+
+        Raises:
+            ValueError: It has no pixel after its resize.
+        """
         size = image.shape[:2]
-        seen = fitted(size, self._about["resize"])  # (h, w)
+        seen = fitted(size, self.about["resize"])  # (h, w)
         if not min(seen):
             raise ValueError(f"image: got {list(size)} pixels, which the resize of the program makes {list(seen)}")
-        batch = image[None] if self._of_photos else normalised(image, seen, self._about).astype(self._engine.dtype)
-        found = dict(zip(self._engine.outputs, (out[0] for out in self._engine.run(np.ascontiguousarray(batch)))))
-        return read(found, self._about, seen, size, score_thr, self._of_photos)
+        if self.of_photos:
+            return np.ascontiguousarray(image[None])  # [1, H, W, 3]
+        return np.ascontiguousarray(normalised(image, seen, self.about).astype(self._engine.dtype))  # [1, 3, h, w]
+
+    def run(self, batch: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs for the image of a batch, by name."""
+        return dict(zip(self._engine.outputs, (out[0] for out in self._engine.run(batch))))
+
+    def read(self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float = 0.0) -> Output:
+        """Outputs for a photo of a size (H, W), as what was found in it."""
+        return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
 
 
 def read(
@@ -470,3 +528,256 @@ def segments_of(codes: np.ndarray, num_classes: int, num_things: int) -> tuple[n
         if i
     ]
     return ids[places].reshape(codes.shape).astype(np.int64), segments
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """By how much a program may differ from its model in float32; otherwise nothing is written.
+
+    Attributes:
+        error: Of maps and logits, relative; None: by what the logits mean, `classes`.
+        classes: Share of an image's pixels with the model's class, at least. Where two classes are a hair apart, either
+            is right.
+        score: Of the model's objects that count, more than this.
+        objects: Share of them that must be found as follows.
+        iou: Overlap of a box with the model's, at least.
+        difference: Of scores.
+        mask_iou: Overlap of a mask with the model's, at least.
+    """
+
+    error: float | None
+    classes: float
+    score: float
+    objects: float
+    iou: float
+    difference: float
+    mask_iou: float
+
+
+# Half precision and int8 change scores, and thereby what suppression keeps.
+BOUNDS = {
+    "float32": Bounds(error=1e-4, classes=0.999, score=0.05, objects=1, iou=0.999, difference=1e-3, mask_iou=0.99),
+    "float16": Bounds(error=1e-2, classes=0.99, score=0.05, objects=1, iou=0.98, difference=2e-2, mask_iou=0.95),
+    "int8": Bounds(error=None, classes=0.9, score=0.3, objects=0.9, iou=0.5, difference=0.2, mask_iou=0.5),
+}
+
+
+def counting(want: Output, bounds: Bounds) -> np.ndarray:
+    """Which objects of a model count, [N] bool; of those without an area there is no overlap."""
+    return (want.scores > bounds.score) & (want.boxes[:, 2:] > want.boxes[:, :2]).all(1)
+
+
+def compare_results(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
+    """Whether a program finds in images what the model finds: the classes of their pixels, or their objects.
+
+    Args:
+        pairs: Of the program and of the model, for every image.
+        bounds: Of the differences.
+
+    Returns:
+        Whether they fit, and the largest differences.
+    """
+    pairs = list(pairs)
+    if pairs[0][1].boxes is not None:
+        return compare_objects(pairs, bounds)
+    equal = min((classes_of(got) == classes_of(want)).mean() for got, want in pairs)
+    fits = bool(equal >= bounds.classes)
+    said = f"{equal:.2%} of the pixels with the model's class"
+    return fits, said if fits else f"{said}, expected at least {bounds.classes:.1%}"
+
+
+def compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
+    rows, has_masks = [], False  # of each object of the model: IoU of boxes, difference of scores, IoU of masks
+    for got, want in pairs:
+        has_masks = want.masks is not None
+        overlaps = box_iou(want.boxes, got.boxes)  # [wanted, found]
+        overlaps *= want.labels[:, None] == got.labels  # [wanted, found]
+        differences = np.abs(want.scores[:, None] - got.scores)
+        for i in np.flatnonzero(counting(want, bounds)):
+            if not len(got.boxes):
+                rows.append((0.0, 1.0, 0.0))
+                continue
+            k, of_masks = (overlaps[i] - differences[i]).argmax(), 1.0
+            if has_masks:
+                union = (got.masks[k] | want.masks[i]).sum()
+                of_masks = (got.masks[k] & want.masks[i]).sum() / union if union else 1.0
+            rows.append((overlaps[i, k], differences[i, k], of_masks))
+    if not rows:
+        return False, f"nothing to compare: no object of the model has a score above {bounds.score}"
+    of_boxes, of_scores, of_masks = np.array(rows).T  # a NaN stays one in their least and largest, and fits nothing
+    same = (of_boxes >= bounds.iou) & (of_scores <= bounds.difference) & (of_masks >= bounds.mask_iou)
+    found = (
+        f"{same.sum()} of {len(rows)} objects: boxes with IoU {of_boxes.min():.4f}, scores within "
+        f"{of_scores.max():.1e}" + f", masks with IoU {of_masks.min():.4f}" * has_masks
+    )
+    fits = bool(same.mean() >= bounds.objects)
+    expected = f"{bounds.objects:.0%} with {bounds.iou}, {bounds.difference} and {bounds.mask_iou}"
+    return fits, found if fits else f"{found} of the model's, expected {expected}"
+
+
+def box_iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Overlap of boxes ``[N, 4]`` (x1, y1, x2, y2) with others ``[M, 4]``: ``[N, M]``."""
+    sides = np.minimum(boxes[:, None, 2:], others[:, 2:]) - np.maximum(boxes[:, None, :2], others[:, :2])  # [N, M, 2]
+    both = sides.clip(0).prod(-1)
+    areas, others_areas = ((one[:, 2:] - one[:, :2]).prod(-1) for one in (boxes, others))
+    return both / np.maximum(areas[:, None] + others_areas - both, np.finfo(np.float32).tiny)
+
+
+def classes_of(found: Output) -> np.ndarray:
+    """The class of every pixel, ``[H, W]``; of a panoptic result -1 where there is no segment."""
+    if found.semantic is not None:
+        return found.semantic
+    return np.array([-1, *(segment["label"] for segment in found.segments)])[found.panoptic]
+
+
+class Proof:
+    """What a trained model found in photos, and computed inside; `vitdense.export.proof` writes the file.
+
+    Attributes:
+        about: What the program said of itself.
+        outputs: Its outputs.
+        blocks: Parts of the model by their names, in the order of the graph; the first is the image.
+        tensors: Of the other blocks, the tensors of the graph.
+        inner: Those that are no outputs.
+        bounds: Relative error up to which a block is the same, [blocks]: ``own`` of the engines that the export ran,
+            ``half`` of an engine in half precision.
+        precision: Of the program, one of `BOUNDS`.
+        photos: [H, W, 3] uint8 RGB each.
+        sizes, at, values: For each photo: elements of every block [blocks], places of some of them [blocks, samples],
+            and their values [blocks, samples].
+        results: For each photo.
+
+    Raises:
+        ValueError: The file is missing, cut, or no such file.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            index = json.loads(str(arrays["index"]))
+            self.about, self.outputs, self.precision = index["about"], index["outputs"], index["precision"]
+            self.blocks, self.tensors, self.bounds = index["blocks"], index["tensors"], index["bounds"]
+            self.inner = [name for name in self.tensors if name not in self.outputs]
+            numbers = range(index["photos"])
+            self.photos = [arrays[f"photo{i}"] for i in numbers]
+            self.sizes, self.at, self.values = ([arrays[f"{name}{i}"] for i in numbers] for name in SAMPLED)
+            self.results = [
+                Output(**{name: arrays.get(f"{name}{i}") for name in FOUND}, segments=index["segments"][i])
+                for i in numbers
+            ]
+        except FileNotFoundError:
+            raise ValueError(f"{path}: there is no such file; export the program again, without --no-proof") from None
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{path}: it is cut, or no proof of vitdense export ({error})") from error
+
+
+def verify(
+    path: str | os.PathLike,
+    engine: str = "onnxruntime",
+    threads: int = 0,
+    run: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None = None,
+    **options: object,
+) -> tuple[bool, str]:
+    """Whether an engine computes of photos what the trained model did, by the file ``NAME.proof`` beside a program.
+
+    Args:
+        path: The program.
+        engine, threads, **options: See `Program`.
+        run: In place of an engine, for others such as TensorRT: a batch and names of tensors to the tensors.
+
+    Returns:
+        Whether it does, and what was compared: the first block that departs, by how much, and what commonly causes it.
+
+    Raises:
+        ValueError: The proof is missing, cut or no such file.
+        ImportError: The engine is not installed.
+    """
+    proof, is_half = Proof(os.path.splitext(path)[0] + ".proof"), options.get("precision", "f32") != "f32"
+    try:
+        if run is not None:
+            names = [*proof.outputs, *proof.inner]
+            about = {key: json.dumps(value) for key, value in proof.about.items()}
+            dtype = np.float16 if proof.precision == "float16" else np.float32
+            engine = Engine(lambda batch: [*map(run(batch, names).get, names)], names, dtype, about)
+            program = Program(path, engine)
+        else:
+            program = Program(path, engine, threads, more=proof.inner, **options)
+    except ValueError as error:
+        return False, f"differs: {error}"
+    for key in (key for key in KEYS if program.about.get(key) != proof.about.get(key)):
+        return False, f"differs: the file says {key} {program.about.get(key)}, but at export {proof.about.get(key)}"
+    errors, pairs, bounds = np.zeros(len(proof.blocks)), [], np.array(proof.bounds["half" if is_half else "own"])
+    for photo, want, *sampled in zip(proof.photos, proof.results, proof.sizes, proof.at, proof.values):
+        batch = program.batch(photo)
+        found = program.run(batch)
+        if absent := [name for name in proof.tensors if name not in found]:
+            return False, f"differs: got a program without {absent}, which it had at export: of another form or model"
+        computed = [batch[0], *(found[name] for name in proof.tensors)]
+        errors = np.maximum(errors, [*map(error_at, computed, *sampled)])  # NaN stays one
+        pairs.append((program.read(found, photo.shape[:2]), want))
+    wrong = np.flatnonzero(~(errors <= bounds))
+    if len(wrong):
+        first = wrong[0]
+        cause = cause_of(first, errors[first], proof.bounds["half"][first], is_half)
+        return False, (
+            f"differs from {proof.blocks[first]} on: relative error {errors[first]:.1e}, expected at most "
+            f"{bounds[first]:.1e}. Commonly {cause}"
+        )
+    said = f"{len(errors) - 1} blocks within {errors.max():.1e}"
+    limits = BOUNDS["float16" if is_half and proof.precision == "float32" else proof.precision]
+    if all(want.boxes is not None and not counting(want, limits).any() for want in proof.results):
+        return True, f"same: {said}; the model finds no object in the photos"
+    fits, results = compare_results(pairs, limits)
+    if fits:
+        return True, f"same: {said}; {results}"
+    return False, (
+        f"differs in what is found, after the blocks: {results}. Commonly thresholds, suppression, or the order of "
+        f"classes: the end of the graph"
+    )
+
+
+def error_at(found: np.ndarray, size: int, at: np.ndarray, values: np.ndarray) -> float:
+    """The relative error of a tensor at some places; infinite if it has another number of elements."""
+    if found.size != size:
+        return np.inf
+    return float(np.linalg.norm(found.ravel()[at].astype(np.float64) - values) / max(np.linalg.norm(values), 1e-12))
+
+
+def cause_of(block: int, error: float, half: float, is_half: bool) -> str:
+    """What commonly causes that a block is the first to depart."""
+    if block == 0:
+        return "the resize, mean and std, or the order of channels"
+    if np.isinf(error):
+        return "a transposed layout, or a program for another size"
+    if error <= half and not is_half:
+        return "an engine that computes in half precision: ask it for float32"
+    if block == 1:
+        return "the order of channels, mean and std, a transposed layout, or changed weights"
+    return "an op of this block that another opset or converter changed, other weights, or another quantisation"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``--verify``; the exit status: 0 the same, 1 other, 2 where it cannot be told."""
+    parser = argparse.ArgumentParser(
+        description="Whether the engine of this machine computes what a trained model did."
+    )
+    parser.add_argument("--verify", required=True, metavar="NAME.onnx", help="the program; NAME.proof lies beside it")
+    parser.add_argument("--engine", default="onnxruntime", choices=ENGINES)
+    parser.add_argument("--precision", choices=("f32", "bf16", "f16"), help="of OpenVINO")
+    parser.add_argument("--threads", type=int, default=0, help="of a CPU; default: all")
+    args = parser.parse_args(argv)
+    if args.precision and args.engine != "openvino":
+        parser.error("--precision: got onnxruntime, which computes as the file says; expected --engine openvino")
+    try:
+        options = {"precision": args.precision} if args.precision else {}
+        same, said = verify(args.verify, args.engine, args.threads, **options)
+    except (ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.verify} in {args.engine} {args.precision or ''}".rstrip(), said, sep=": ")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -43,6 +43,7 @@ def cascade(**options):
     cfg.model.test_cfg.rcnn.score_thr = 0.0  # random weights score low
     cfg.default_hooks.pop("visualization")
     cfg.merge_from_dict(options)
+    cfg.visualizer.name = cfg.work_dir  # mmengine would find the one of an earlier test, whose folder is gone
     return cfg
 
 

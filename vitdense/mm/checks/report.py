@@ -4,7 +4,6 @@ import base64
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from string import Template
@@ -13,7 +12,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from vitdense import __version__
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, read_text
 from vitdense.mm.checks.description import Description
 from vitdense.mm.checks.pictures import Picture
 from vitdense.mm.config.settings import image_size
@@ -45,7 +44,7 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], description
         cards.append(_card(fault, pictures))
     examples = (one for of in descriptions if of.training for one in of.examples(PICTURES))
     size, said = _input(cfg)
-    page = Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8")).substitute(
+    page = Template(read_text(Path(__file__).with_name("report.html"))).substitute(
         title=escape(f"Check of {Path(cfg.filename or 'a config').stem}"),
         about=escape(f"{cfg.filename or ''} {cfg.model.type}, vitdense {__version__}"),
         verdict=_verdict(faults),

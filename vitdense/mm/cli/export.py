@@ -19,6 +19,7 @@ from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.query import leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import fix
+from vitdense.mm.export.proof import Record
 from vitdense.mm.export.samples import Sample, describe, of_noise, of_one_size, of_photos, paths_of
 from vitdense.mm.export.tasks import task_of
 from vitdense.mm.precision import Inference
@@ -43,6 +44,7 @@ def export(
     calibration: Sequence[str] = (),
     unchecked: bool = False,
     classes: Sequence[str] | None = None,
+    proof: bool = True,
 ) -> str:
     """Export a detector or a segmentor, and compare the result with the model, from the photo to its objects.
 
@@ -60,6 +62,7 @@ def export(
         calibration: Photos for int8; some of the config's training data when empty.
         unchecked: Write it also where the model finds nothing to compare at.
         classes: See `vitdense.mm.predictor.load_model`.
+        proof: Write ``NAME.proof`` beside an ONNX file that `vitdense.runtime` reads; see `vitdense.export.proof`.
 
     Returns:
         What was written and compared.
@@ -112,6 +115,8 @@ def export(
             )
         fix(predictor.model)
         outputs = [*task(samples[0].image)]
+    reads = to == "onnx" and not maps and "resize" in about and predictor.reader.own_reader is None
+    record = Record(task, predictor, about, images, preprocessing, found) if proof and reads else None
     shape = (1, channels, *static) if static else (EXAMPLE[0], channels, *EXAMPLE[1:])
     dtype = torch.float16 if precision == "float16" else torch.float32
     _say("exporting the program, a minute or more")
@@ -161,6 +166,8 @@ def export(
             if not fits:
                 hint = "" if precision == "float32" else "; export in float32"
                 raise ConfigError(f"{path}: got in {name} {compared}; not written{hint}")
+    if record:
+        said.append(record.write(path.with_suffix(".proof"), path, precision))
     sizes = " and ".join(str(list(sample.given.shape)) for sample in samples)
     listed = ", ".join(f"{name} {list(out.shape)}" for name, out in got[0].items())
     return "\n".join((f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}", *said, listed))
