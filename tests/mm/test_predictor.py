@@ -331,6 +331,15 @@ def test_names_of_another_number_than_the_outputs_are_refused(folders, tmp_path)
         vitdense.load(next(folders["detector"].glob("*.py")), tmp_path / "two.pth")
 
 
+def test_names_of_a_checkpoint_decide_where_the_annotation_file_is_on_another_machine(
+    folders, photos, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    model = vitdense.load("cascade_swin_nano_coco", folders["detector"] / "iter_1.pth")
+    assert tuple(model.names) == CLASSES
+    model(photos[0])
+
+
 def test_a_recipe_alone_is_no_model():
     with pytest.raises(ConfigError, match="expected a checkpoint"):
         vitdense.load("cascade_swin_nano_shapes")

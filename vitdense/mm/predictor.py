@@ -23,7 +23,7 @@ from vitdense.checkpoint.whole_models import trained_classes
 from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.classes import class_counts
+from vitdense.mm.config.classes import class_counts, lacks_classes
 from vitdense.mm.config.diff import OF_RESULTS, log_differences
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model import check_tiles
@@ -322,9 +322,7 @@ def load_model(
             ) from error
         raise ConfigError(
             f"{checkpoint} was trained on {trained} classes, but heads of {cfg.filename} have "
-            f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder. Or, if the heads follow a "
-            f"data set whose annotation file is not on this machine, state metainfo=dict(classes=(...)) of the "
-            f"training data"
+            f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder"
         ) from error
     names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
     if others := {number for _, number in class_counts(cfg.model)} - {names, things}:
@@ -366,12 +364,13 @@ def _names_of(
                 f"classes: got {list(classes)}, but {checkpoint} names its outputs {named}; leave them out"
             )
     if not found and (own or classes is not None):
-        names = [*own.values()] if own else [name for name in classes if name]
-        found, saved = {"classes": tuple(names)}, saved if own else {**saved, "args": {"class_names": list(classes)}}
+        names = tuple(own.values() if own else filter(None, classes))
+        found, saved = {"classes": names}, saved if own else {**saved, "args": {"class_names": list(classes)}}
+    is_named = bool(found.get("classes"))
+    if is_named and (classes is not None or own or lacks_classes(cfg)):
         for _, head in class_heads(cfg.model):
             if "num_classes" in head:
-                head["num_classes"] = len(names)
-    is_named = bool(found.get("classes"))
+                head["num_classes"] = len(found["classes"])
     if not is_named:
         found = next((meta for meta in (dataset.get("metainfo"), kind.METAINFO) if meta and meta.get("classes")), {})
         names = found.get("classes") or ()

@@ -68,7 +68,7 @@ def detection(tmp_path):
                 "category_id": 4,
                 "bbox": [1, 2, 9, 9],
                 "area": 81,
-                "segmentation": [[1] * 6],
+                "segmentation": [[1, 2, 10, 2, 10, 11, 1, 11]],
                 **box,
             }
             for i in range(2)
@@ -103,8 +103,9 @@ def test_report_of_a_data_set_for_detection(detection, capsys):
     assert re.search("red fox +2 ####", printed)
     assert "val         as train" in printed
     assert "\ntest" not in printed  # no test_cfg
-    (warning,) = lines(printed, "warning")
-    assert "no box of 1 classes: owl" in warning
+    absent, same = sorted(lines(printed, "warning"))
+    assert "in training and validation both" in same
+    assert "no object of 1 classes: owl" in absent
 
 
 def test_all_errors_are_reported_not_only_the_first(detection, tmp_path, capsys):

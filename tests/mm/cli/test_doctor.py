@@ -91,16 +91,16 @@ def test_data_in_good_order_have_no_finding(data, tmp_path):
 
 
 SPOILED = [  # the words and the pictures of each kind
-    ("error", "polygons with fewer than three points", 0),
+    ("error", "polygons with fewer than three points", 1),
     ("error", "image files do not exist", 0),
     ("error", "image files cannot be read", 0),
     ("error", "images have another size", 1),
-    ("warning", "no box of 1 classes: lynx", 0),
-    ("warning", "over the edge", 0),
-    ("warning", "outside their image", 0),
-    ("warning", "have no area", 0),
-    ("warning", "are turned", 0),
-    ("warning", "box and class of another", 0),
+    ("warning", "no object of 1 classes: lynx", 0),
+    ("warning", "over the edge", 1),
+    ("warning", "outside their image", 1),
+    ("warning", "have no area", 1),
+    ("warning", "are turned", 1),
+    ("warning", "box and class of another", 1),
 ]
 
 
@@ -108,9 +108,8 @@ def test_ten_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_pa
     contents, write = data
     content = contents["train"]
     of = {one["id"]: one for one in content["annotations"]}
-    of[10]["bbox"] = [70, 8, 60, 24]
-    of[11]["bbox"], of[11]["segmentation"] = [200, 8, 30, 24], rectangle(90, 8, 6, 24)
-    of[20]["bbox"] = [8, 10, 0, 24]
+    for key, box in ((10, [70, 8, 60, 24]), (11, [200, 8, 30, 24]), (20, [8, 10, 0.5, 24])):
+        of[key] |= {"bbox": box, "area": box[2] * box[3], "segmentation": rectangle(*box)}
     content["annotations"] += [{**of[21], "id": 500}]
     of[30]["attributes"] = {"rotation": 30.0}
     content["images"][3]["width"] = 90

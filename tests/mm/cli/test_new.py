@@ -537,7 +537,7 @@ def test_downloads_of_the_training_are_named_with_their_option(boxes, capsys, me
     boxes()
     options = [*DETECTION, "a.py", "--method", method, "--no-estimate"]
     main(options)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "downloads" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the training downloads")]
     assert len(lines) == 1
     assert f"{option}=FILE" in lines[0]
     assert weights in lines[0]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from mmengine.config import ConfigDict
 from mmengine.registry import DATASETS, METRICS, init_default_scope
+from PIL import Image
 
 from vitdense.mm.checks import check
 from vitdense.mm.checks.data import classes
@@ -15,6 +16,7 @@ from vitdense.mm.config.query import class_heads, drop_weights
 
 pytest.importorskip("mmdet")
 NAMES = ("cat", "dog", "red fox")
+SQUARE = [1, 2, 10, 2, 10, 11, 1, 11]
 
 
 def num_classes(cfg):
@@ -27,7 +29,8 @@ def mine(repo, tmp_path):
     categories = [{"id": 7 * i + 3, "name": name} for i, name in enumerate(NAMES)]
     images = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]
     box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 9, 9], "area": 81, "iscrowd": 0}
-    box["segmentation"] = [[1, 2, 10, 2, 10, 11]]
+    box["segmentation"] = [SQUARE]
+    Image.new("RGB", (40, 30)).save(tmp_path / "1.jpg")
     content = {"images": images, "annotations": [box], "categories": categories}
     for split in ("train", "val"):
         (tmp_path / f"{split}.json").write_text(json.dumps(content))
@@ -124,7 +127,11 @@ def rename(path, order, names=NAMES):
     content["categories"] = [{"id": 20 - i, "name": names[k]} for i, k in enumerate(order)]
     one = content["annotations"][0]
     content["annotations"] = [
-        {**one, "id": i, "category_id": 20 - i, "bbox": [3 + 12 * k, 2, 9, 9]} for i, k in enumerate(order)
+        {
+            **{**one, "id": i, "category_id": 20 - i, "bbox": [3 + 12 * k, 2, 9, 9]},
+            "segmentation": [[x + 2 + 12 * k if j % 2 == 0 else x for j, x in enumerate(SQUARE)]],
+        }
+        for i, k in enumerate(order)
     ]  # ids from 0; the place tells the class
     path.write_text(json.dumps(content))
 
@@ -204,3 +211,43 @@ def test_values_of_label_maps_follow_by_name(mine):
     follow_checkpoint(cfg, "a.pth", ("b", "c", "a"))
     dataset = DATASETS.build({**cfg.val_dataloader.dataset, "pipeline": [], "lazy_init": True})
     assert dataset.label_map == {0: 1, 1: 2, 2: 0}  # c, a, b
+
+
+@pytest.mark.parametrize("parts", ["files", "metainfo"])
+def test_joined_data_sets_of_other_classes_meet_by_name(mine, tmp_path, parts):
+    rename(tmp_path / "train.json", (0, 1))
+    (tmp_path / "second.json").write_text((tmp_path / "train.json").read_text())
+    rename(tmp_path / "second.json", (2, 1))
+    rename(tmp_path / "val.json", (2, 0, 1))
+    stated = [f", metainfo=dict(classes={names})" if parts == "metainfo" else "" for names in (NAMES[:2], NAMES[:0:-1])]
+    cfg = mine(
+        "own = dict(type='CocoDataset', data_root=data['data_root'], data_prefix=data['data_prefix'], pipeline=[])\n"
+        "train_dataloader = dict(dataset=dict(_delete_=True, type='ConcatDataset', datasets=[\n"
+        f"    dict(own, ann_file='train.json'{stated[0]}), dict(own, ann_file='second.json'{stated[1]})]))\ndel own"
+    )
+    assert num_classes(cfg) == {3}
+    init_default_scope("mmdet")
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    assert set(dataset.metainfo["classes"]) == set(NAMES)
+    for i, kept in enumerate([(0, 1), (2, 1)]):
+        found = dataset.get_data_info(i)["instances"]
+        names = {one["bbox"][0]: dataset.metainfo["classes"][one["bbox_label"]] for one in found}
+        assert names == {3 + 12 * k: NAMES[k] for k in kept}
+    assert labels(cfg, "val")[0] == {3 + 12 * k: NAMES[k] for k in (0, 1, 2)}
+    assert not any(fault.grave for fault in classes(cfg, ("train", "val")))
+
+
+def test_joined_label_maps_of_other_classes_meet_by_name(mine):
+    pytest.importorskip("mmseg")
+    cfg = mine(
+        "part = train_dataloader['dataset']\n"
+        "train_dataloader = dict(dataset=dict(_delete_=True, type='ConcatDataset', datasets=[\n"
+        "    dict(type='BaseSegDataset', metainfo=dict(classes=('a', 'b')), lazy_init=True),\n"
+        "    dict(type='BaseSegDataset', metainfo=dict(classes=('c', 'b')), lazy_init=True)]))\ndel part",
+        "upernet_swin_nano_camvid",
+    )
+    init_default_scope("mmseg")
+    parts = [DATASETS.build(one) for one in cfg.train_dataloader.dataset.datasets]
+    assert [part.metainfo["classes"] for part in parts] == [("a", "b", "c")] * 2
+    assert [part.label_map for part in parts] == [{0: 0, 1: 1}, {0: 2, 1: 1}]
+    assert num_classes(cfg) == {3}

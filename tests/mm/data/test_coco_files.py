@@ -12,7 +12,6 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.data import coco
 from vitdense.mm.data.coco import examine, overview, read_coco
 from vitdense.mm.data.detection import Truth
-from vitdense.mm.data.faults import refuse
 from vitdense.mm.errors import ConfigError
 
 
@@ -39,107 +38,22 @@ def write(tmp_path):
 
 
 def test_counts(write):
-    data = content(segmentation=[[1, 2, 3, 4, 5, 6]], iscrowd=1)
-    data["annotations"] += content(id=6, bbox=[1, 2, 11, 20])["annotations"]
+    data = content(segmentation=[[1, 2, 11, 2, 11, 22, 1, 22]], iscrowd=1)
+    data["annotations"] += [content(id=i, bbox=[i, 2, 10, 20])["annotations"][0] for i in (6, 7, 8)]
     found = read_coco(write(data))
-    assert (len(found.images), len(found.objects), found.densest, found.without_mask) == (2, 2, 1, [6])
-    assert found.counts == {"cat": 2}
+    assert (len(found.images), len(found.objects), found.densest, found.without_mask) == (2, 4, 3, [6, 7, 8])
+    assert found.counts == {"cat": 4}
     assert found.faults == []
     del data["annotations"]  # of test images
     assert read_coco(write(data)).objects == []
 
 
-HALF = 40 * 15
-RLE = {"size": [30, 40], "counts": [HALF, HALF]}
-MASKS = [
-    ([[1, 2, 3, 4, 5, 6]], None),
-    (RLE, None),
-    ({"size": [30, 40], "counts": "X_1P;"}, "counts"),  # of fewer pixels
-    ([[1, 2, 3, 4]], "three points"),
-    ([[1, 2]], "three points"),
-    ([[1, 2, 3, 4, 5, 6, 7]], "half a point"),
-    ([1, 2, 3, 4, 5, 6], "polygons"),
-    ([[[1, 2], [3, 4], [5, 6]]], "three points"),
-    ([[1, 2, 3, float("nan"), 5, 6]], "finite"),
-    ([[1, 2, 3, "4", 5, 6]], "finite"),
-    ([[1, 2, 1e9, 4, 5, 6]], "far outside"),  # ends the process in pycocotools
-    ("mask", "neither polygons nor RLE"),
-    ({"a": 1}, "neither polygons nor RLE"),
-    ({"counts": [1200]}, "neither polygons nor RLE"),
-    (RLE | {"size": [40, 30]}, "another size"),
-    (RLE | {"size": [10**12, 40]}, "another size"),
-    (RLE | {"counts": [10]}, "counts"),
-    (RLE | {"counts": [HALF, HALF, 1]}, "counts"),
-    (RLE | {"counts": [-5, 1205]}, "counts"),
-    (RLE | {"counts": "garbage"}, "counts"),
-]
-
-
-@pytest.mark.parametrize(
-    ("changes", "grave", "fault"),
-    [
-        ({"bbox": [-0.5, 0, 41, 30]}, False, None),  # rounded over the edge
-        ({"bbox": [1, 2, 0.5, 20]}, False, "no area"),
-        ({"bbox": [40, 2, 10, 10]}, False, "outside"),
-        ({"bbox": [35, 2, 10, 10]}, False, "over the edge"),
-        ({"attributes": {"rotation": 45.0}}, False, "turned"),
-        ({"attributes": {"rotation": 0.0}}, False, None),
-        ({"bbox": [1, 2, 3]}, True, "four numbers"),
-        ({"bbox": [1, 2, 3, float("nan")]}, True, "four numbers"),
-        ({"image_id": 71}, True, "image that is not in the file"),
-        ({"category_id": 0}, True, "category ids"),
-        *(({"segmentation": mask}, True, fault) for mask, fault in MASKS),
-    ],
-)
-def test_fault_of_an_annotation_is_one_line_with_its_id(changes, grave, fault):
-    lines = faults(content(**changes), grave)
-    assert len(lines) == (fault is not None)
-    for line in lines:
-        assert fault in line
-        assert line.startswith("1 ")
-        assert line.endswith(" 0" if fault == "category ids" else " 5")
-
-
-def test_an_object_that_is_annotated_twice_is_a_warning():
-    data = content()
-    data["annotations"] += content(id=6)["annotations"]
-    assert faults(data, grave=False) == ["1 annotations have the box and class of another: annotations 6"]
-
-
-@pytest.mark.parametrize("changes", [{"iscrowd": 1}, {"ignore": 1}, {"area": 0}])
-def test_annotations_of_which_none_counts(changes):
-    assert any("none counts" in line for line in faults(content(**changes)))
-
-
-@pytest.mark.parametrize("value", [0, -3, float("nan"), float("inf")])
-def test_images_without_size(value):
-    data = content()
-    data["images"][1]["width"] = value
-    assert "1 images have no width or height above 0: images 8" in faults(data)
-
-
-@pytest.mark.parametrize(("kind", "key"), [("categories", "name"), ("images", "file_name")])
-def test_names_that_steer_a_terminal(kind, key):
-    steering = content()
-    steering[kind][0][key] = "\x1b[31mred"
-    with pytest.raises(ConfigError) as error:
-        refuse(examine(steering).faults)
-    assert str(error.value).endswith(r"\x1b[31mred")
-
-
-@pytest.mark.parametrize("kind", ["images", "annotations", "categories"])
-def test_repeated_ids(kind):
-    data = content()
-    data[kind].append(data[kind][0])
-    assert any(line.startswith(f"1 {kind} have the same id") for line in faults(data))
-
-
 def test_long_lists_of_ids_are_cut():
     data = content()
     data["annotations"] = [dict(content(area=0)["annotations"][0], id=i) for i in range(15)]
-    (line,) = faults(data, grave=False)
+    (line,) = (line for line in faults(data, grave=False) if "no area" in line)
     assert line.startswith("15 ")
-    assert line.endswith("... 5 more")
+    assert "9, ... 5 more (100 % of 15)" in line
 
 
 def test_images_with_too_much_for_memory_are_named():
@@ -149,29 +63,10 @@ def test_images_with_too_much_for_memory_are_named():
     boxes = [{"id": i, "image_id": 7, **box, "bbox": [i / 10, 1, 9, 9]} for i in range(30_000)]
     masked = [{**one, "id": -1 - one["id"], "image_id": 8, "segmentation": [[1, 1, 9, 1, 9, 9]]} for one in boxes[:50]]
     data = content() | {"images": images, "annotations": boxes + masked}
-    assert faults(data) == ["1 images have over 20000 annotations; cut them into tiles: images 7"]
-    assert faults(data, False) == ["1 images have masks of over 4 GiB in training; cut them into tiles: images 8"]
-
-
-WRONG = [  # list, key, value
-    *(
-        ("images", "height", ...),
-        ("annotations", "area", ...),
-        ("annotations", "bbox", ...),
-        ("categories", "name", ...),
-    ),
-    *(("annotations", "area", None), ("annotations", "id", "a"), ("images", "width", "40"), ("categories", "name", 3)),
-]
-
-
-@pytest.mark.parametrize(("kind", "key", "value"), WRONG)
-def test_missing_keys_and_values_of_another_type_are_named(write, kind, key, value):
-    data = content()
-    data[kind][0][key] = value
-    if value is ...:
-        del data[kind][0][key]
-    with pytest.raises(ConfigError, match=rf"1 of \d {kind} have no '{key}' of type"):
-        read_coco(write(data))
+    assert faults(data) == ["1 images have over 20000 annotations; cut them into tiles: images 7 (50 % of 2)"]
+    assert faults(data, False) == [
+        "1 images have masks of over 4 GiB in training; cut them into tiles: images 8 (50 % of 2)"
+    ]
 
 
 TEXT = json.dumps(content() | {"info": "K\u00e4fer"}, ensure_ascii=False)
@@ -181,14 +76,14 @@ TEXT = json.dumps(content() | {"info": "K\u00e4fer"}, ensure_ascii=False)
     ("text", "message"),
     [
         (TEXT.encode("utf-8-sig"), None),
-        (TEXT.encode("utf-16"), None),  # JSON says which it is
+        (TEXT.encode("utf-16"), "is not JSON in UTF-8"),
         (TEXT.encode("latin-1"), "is not JSON in UTF-8"),
         (gzip.compress(TEXT.encode()), "is not JSON in UTF-8"),
         (TEXT.encode()[:-9], "is not JSON in UTF-8"),
         (TEXT.encode() + b"{}", "is not JSON in UTF-8"),
         (b"[" * 10**5, "is not JSON in UTF-8"),
-        (b"[]", "is not a COCO"),
-        (b'{"images": []}', "is not a COCO"),
+        (b"[]", "got no images and no categories"),
+        (b'{"images": []}', "got no images and no categories"),
         (content() | {"annotations": None}, "got annotations .*expected a list of objects"),
         (content() | {"annotations": {"a": 1}}, "got annotations .*expected a list of objects"),
         (content() | {"annotations": [None]}, "got annotations .*expected a list of objects"),
@@ -222,14 +117,12 @@ LOAD = {"type": "LoadAnnotations", "with_mask": True}
 
 
 @pytest.mark.parametrize("pipeline", [[LOAD], [{"type": "RandomChoice", "transforms": [[LOAD]]}]])
-def test_missing_masks_name_the_way_out_if_the_pipeline_loads_them(write, pipeline):
-    dataset = {"ann_file": str(write(content())), "pipeline": pipeline}
-    (fault,) = data.masks("train_dataloader", dataset)
-    assert str(fault).startswith("train_dataloader: 1 of 1 annotations ")
-    assert "--boxes" in fault.fix
-    assert not list(data.masks("train_dataloader", dataset | {"pipeline": [{**LOAD, "with_mask": False}]}))
-    write(content(segmentation=[[1, 2, 3, 4, 5, 6]]))
-    assert not list(data.masks("train_dataloader", dataset))
+def test_missing_masks_name_the_way_out_if_the_pipeline_loads_them(at_the_start, pipeline):
+    (line,) = at_the_start(pipeline, segmentation=[])
+    assert "1 annotations have no 'segmentation'" in line
+    assert "--boxes" in line
+    assert not at_the_start([{**LOAD, "with_mask": False}], segmentation=[])
+    assert not at_the_start(pipeline)
 
 
 NAMES = ("a", "b", "c")
@@ -264,7 +157,7 @@ def at_the_start(repo, tmp_path, monkeypatch):
     """What the start of a training finds where an annotation has these changes."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
 
-    def find(**changes):
+    def find(pipeline=None, **changes):
         (tmp_path / "annotations").mkdir(exist_ok=True)
         for split in ("train", "val"):
             (tmp_path / f"{split}2017").mkdir(exist_ok=True)
@@ -272,7 +165,8 @@ def at_the_start(repo, tmp_path, monkeypatch):
             text = json.dumps(content(**mask | changes))
             (tmp_path / f"annotations/instances_{split}2017.json").write_text(text)
         cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"data_root": f"{tmp_path}/"})
-        return list(map(str, data.annotations(cfg, ("train",))))
+        cfg.train_dataloader.dataset.pipeline = pipeline or cfg.train_dataloader.dataset.pipeline
+        return [str(fault) for fault in data.annotations(cfg, ("train",)) if fault.grave]
 
     return find
 

@@ -9,8 +9,8 @@ from PIL import Image, ImageFile
 from vitdense.mm.data.images import (
     describe_images,
     evenly_spaced,
+    examine_images,
     header_size,
-    image_faults,
     read_image_file,
     read_pixels,
     run_steps,
@@ -145,15 +145,26 @@ def test_truncated_and_unreadable_files_are_named(tmp_path):
     whole = (tmp_path / "cut.jpg").read_bytes()
     (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.jpg").write_text("no image")
-    files = [read_image_file(str(tmp_path / name)) for name in ("cut.jpg", "text.jpg", "absent.jpg")]
-    assert all(file.error for file in files)
-    assert [(fault.grave, len(fault.items)) for fault in image_faults(files)] == [(True, 3)]
-    assert "cut.jpg" in str(next(iter(image_faults(files))))
-    assert "none" in describe_images(files)
+    (tmp_path / "empty.jpg").write_text("")
+    names = [str(tmp_path / name) for name in ("cut.jpg", "text.jpg", "empty.jpg", "absent.jpg")]
+    for whole in (True, False):
+        found = examine_images(dict.fromkeys(names), None, stored=False, whole=whole)
+        assert [(fault.grave, len(fault.items)) for fault in found.faults] == [(True, 1), (True, 3)]
+        assert "absent.jpg" in str(found.faults[0])
+        assert "cut.jpg" in str(found.faults[1])
+        assert "none" in describe_images(found.read)
+
+
+def test_the_header_tells_what_decoding_does(image):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for path in (image("a.png", "I;16"), image("b.jpg", "RGB", exif=exif)):
+        assert read_image_file(path) == read_image_file(path, whole=False)
 
 
 def test_images_of_more_than_8_bits_are_a_warning(image, tmp_path):
-    (fault,) = image_faults([read_image_file(image("a.png", "I;16")), read_image_file(image("b.png"))])
+    sizes = dict.fromkeys((str(image("a.png", "I;16")), str(image("b.png"))))
+    (fault,) = examine_images(sizes, None, stored=False).faults
     assert not fault.grave
     assert fault.items == (str(tmp_path / "a.png"),)
 

@@ -1,14 +1,9 @@
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from vitdense.mm.data.coco import KEYS, examine
-from vitdense.mm.data.faults import refuse
 from vitdense.mm.data.yolo import read_yolo
-from vitdense.mm.errors import ConfigError
 
 DATA = "names: {0: fox, 1: owl}\npath: set\ntrain: images/train\nval: images/val\n"
 BOX = "1 0.5 0.25 0.2 0.1\n"
@@ -73,60 +68,8 @@ def test_where_images_and_labels_may_be(train, labels, write, tmp_path):
     assert all((folder / image["file_name"]).is_file() for image in content["images"])
 
 
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("2 0.5 0.5 0.1 0.1", "class 2, expected 0 to 1"),
-        ("0.5 0.5 0.5 0.1 0.1", "class 0.5"),
-        ("0 80 20 40 10", "expected shares"),
-        ("0 nan 0.5 0.1 0.1", "expected shares"),
-        ("0 0.5 0.5 0.1", "3 values"),
-        ("0 0.5 0.5 0.1 0.1 0.2 0.2 0.3", "7 values"),
-        ("fox 0.5 0.5 0.1 0.1", "fox"),
-    ],
-)
-def test_a_line_that_is_no_object_is_named(line, named, write):
-    data = write(f"{BOX}{line}\n")
-    (fault,) = read_yolo(data, "train")[2]
-    assert re.match(rf"1 lines.*a\.txt:2: .*{re.escape(named)}", str(fault))
-
-
 def test_shares_that_an_exporter_rounded_are_of_the_image(write):
     content, *_ = read_yolo(write("0 0.2 -0.0000001 1.0000001 0.5 0.3 0.9\n"), "train")
     x, y, width, _ = content["annotations"][0]["bbox"]
     assert min(x, y) >= 0
     assert x + width == content["images"][0]["width"]
-
-
-@pytest.mark.parametrize(
-    ("data", "named"),
-    [
-        ("names: [a]\n", "'train'"),
-        ("a: [", "no YAML"),
-        ("- a\n", "expected the data.yaml"),
-        (DATA.replace("1: owl", "2: owl"), "names"),
-        (DATA.replace("1: owl", '"1": owl'), "names"),
-        (DATA.replace("owl", "no"), "quotes"),
-        (DATA.replace("path: set", "path: 2024"), "path 2024"),
-        (f"{DATA}kpt_shape: [17, 3]\n", "kpt_shape"),
-        (DATA.replace("images/train", "[]"), r"train: \[\]"),
-        (f"{DATA}nc: 3\n", "nc 3"),
-        (DATA.replace("images/train", "pictures"), "pictures is neither"),
-        (DATA.replace("images/train", "labels"), "labels .train. has no images"),
-        (DATA.replace("images/train", "images/val"), "no image of train has labels"),
-        (DATA.replace("images/train", "list.txt"), r"list\.txt:1: .*gone\.jpg is not a file"),
-    ],
-)
-def test_a_wrong_file_is_named(data, named, write, tmp_path):
-    path = write(BOX, data)
-    (tmp_path / "set/list.txt").write_text("./gone.jpg\n")
-    with pytest.raises(ConfigError, match=named):
-        refuse(read_yolo(path, "train")[2])
-
-
-def test_an_image_that_cannot_be_read_is_named(write):
-    data = write(BOX)
-    Path(data.parent, "set/images/train/c.jpg").write_bytes(b"no image")
-    content, _, (fault,) = read_yolo(data, "train")
-    assert re.match(r"1 images of train cannot be read.*c\.jpg", str(fault))
-    assert len(content["images"]) == 2

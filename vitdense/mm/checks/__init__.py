@@ -13,7 +13,16 @@ from vitdense.mm.data.faults import Fault, caught, refuse
 
 CHECKS = (
     *(config.loaders, config.types, config.values),
-    *(data.files, data.classes, data.annotations, data.label_maps, data.evaluators, schedule.monitors),
+    *(
+        data.files,
+        data.classes,
+        data.annotations,
+        data.voc,
+        data.label_maps,
+        data.overlap,
+        data.evaluators,
+        schedule.monitors,
+    ),
     *(model.channels, model.build, config.batch_size, model.normalisation, model.frozen, model.padding),
     schedule.schedule,
 )
@@ -31,9 +40,10 @@ def findings(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def check(cfg: Config, splits: Sequence[str]) -> None:
-    """Raise the first grave fault of `findings`, and log the warnings before it.
+    """Raise the first grave fault of `findings` and of image files, which `vitdense check` decodes; log warnings.
 
     Raises:
         ConfigError: There is one.
     """
     refuse(findings(cfg, splits))
+    refuse(data.images(cfg, splits))

@@ -4,13 +4,18 @@ Labels that are off by one, or unlabelled pixels that are read as a class, silen
 """
 
 import inspect
+import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 
 import torch
+from mmdet.datasets import XMLDataset
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
@@ -25,14 +30,28 @@ from vitdense.mm.config.classes import (
     reads_coco,
 )
 from vitdense.mm.config.query import as_list, class_heads, find_class, leaf_datasets, loads_labels, nodes
-from vitdense.mm.data.coco import Annotations, overview, read_coco
+from vitdense.mm.data.classes import names_faults
+from vitdense.mm.data.coco import DOUBLES, Annotations, overview, read_coco
 from vitdense.mm.data.faults import Fault, caught
-from vitdense.mm.data.images import FILES_READ, keeps_orientation
+from vitdense.mm.data.images import (
+    FILES_READ,
+    Examined,
+    copied,
+    evenly_spaced,
+    examine_images,
+    keeps_orientation,
+)
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.data.panoptic import read_panoptic
+from vitdense.mm.data.voc import Voc, read_voc
 from vitdense.mm.errors import ConfigError, join_some
 
-VERSION = 4  # of the faults of annotation files
+VERSION = 5  # of the faults of annotation files
+BOXES_ALONE = (
+    "remove them or add masks. To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
+    "configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
+)
+SAMPLE = 2000  # images of each split of which copies are sought
 VALUES_SHOWN = 20  # in a histogram
 
 
@@ -88,6 +107,8 @@ def classes(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
     trained = [dataset for where, dataset, _ in found if where.startswith("train")]
     for where, dataset, kind in found:
         model, own = model_classes(cfg), effective_classes(dataset, kind)
+        if annotation_file(dataset) is None:  # of a file, its reader says it
+            yield from (fault.within(f"{where}.dataset") for fault in names_faults(own or ()))
         # `follow_classes` gives the model's to all that can have them.
         if None not in (model, own) and own != model:
             what = (
@@ -101,7 +122,7 @@ def _categories(dataset: dict) -> tuple[str, ...] | None:
     """Names in the annotation file of a data set; None if the file is absent or cannot be read: other checks say so."""
     ann_file = annotation_file(dataset)
     with suppress(ConfigError):
-        return overview(Path(ann_file)).categories if ann_file and Path(ann_file).is_file() else None
+        return overview(Path(ann_file)).categories or None if ann_file and Path(ann_file).is_file() else None
 
 
 def _classes_of_file(where: str, dataset: dict, kind: type, trained: Sequence[dict]) -> Iterator[Fault]:
@@ -121,7 +142,7 @@ def _classes_of_file(where: str, dataset: dict, kind: type, trained: Sequence[di
         yield Fault(
             f"{ann_file} has no category {join_some(absent)} of the classes; it has {join_some(names)}",
             where,
-            fix="give the same class the same name, or leave it out of metainfo",
+            fix="give the same class the same name in both",
             grave=len(absent) == len(own) or (where.startswith("train") and not set(absent) <= anywhere),
         )
 
@@ -161,38 +182,103 @@ def _classes_of_heads(cfg: Config) -> Iterator[Fault]:
                 )
 
 
+@dataclass
+class Summary:
+    """What the start of a training asks of an annotation file, without reading it again.
+
+    Attributes:
+        faults: Of the file.
+        images: Name, width and height of its images.
+        counts: Objects per category name.
+        without_mask: Ids of annotations of instances without a mask.
+    """
+
+    faults: list[Fault]
+    images: list[tuple[str, int, int]]
+    counts: dict[str, int]
+    without_mask: list[int]
+
+
+SUMMARIES: dict[Path, Summary] = {}  # that this process made or read
+
+
 def annotations(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
     """Annotation files of COCO's formats are right. One process of a machine reads them, for all."""
-    seen = set()
+    seen, trained = set(), set()
     for where, dataset, kind in datasets(cfg, splits):
         ann_file = annotation_file(dataset)
         if not is_on_disk(dataset, kind) or not ann_file or not (reads_coco(kind) or is_panoptic(kind)):
             continue
-        if reads_coco(kind):
-            yield from caught(masks, where, dataset)
-        if ann_file in seen or int(os.environ.get("LOCAL_RANK", 0)):
-            continue
+        is_training, first = where.startswith("train"), ann_file not in seen
         seen.add(ann_file)
-        try:
-            faults = [] if _passed(ann_file).exists() else read_annotations(dataset, kind).faults
-            objects = overview(Path(ann_file)).annotations
-        except ConfigError as error:
-            yield Fault(str(error))
+        if int(os.environ.get("LOCAL_RANK", 0)):
             continue
-        if not objects:
-            what = f"{ann_file} has no annotations: there is nothing to"
-            is_training = where.startswith("train")
-            yield Fault(f"{what} {'learn' if is_training else 'evaluate'}", where, grave=is_training)
-        yield from (fault.within(f"{where}: {ann_file}") for fault in faults if fault.grave)
+        try:
+            found = summary(dataset, kind)
+        except ConfigError as error:
+            if first:
+                yield Fault(str(error))
+            continue
+        if is_training:
+            trained |= found.counts.keys()
+        if first:
+            if not any(found.counts.values()):
+                what = f"{ann_file} has no annotations: there is nothing to"
+                yield Fault(f"{what} {'learn' if is_training else 'evaluate'}", where, grave=is_training)
+            faults = (x for x in found.faults if x.what != DOUBLES or not dataset.get("drop_doubles"))
+            yield from (fault.within(f"{where}: {ann_file}") for fault in faults)
+        if found.without_mask and any(step.get("with_mask") for step in nodes(dataset.get("pipeline", ()))):
+            what = "annotations have no 'segmentation', but the pipeline loads masks (with_mask=True)"
+            items, total = tuple(found.without_mask), sum(found.counts.values())
+            yield Fault(what, f"{where}: {ann_file}", items, BOXES_ALONE, of="annotations", total=total)
+        own = effective_classes(dataset, kind) or ()
+        if is_training and (absent := [name for name in own if not found.counts.get(name)]):
+            yield Fault(f"no object of {len(absent)} classes: {join_some(absent)}", where, grave=False)
+        others = [f"{name} ({n})" for name, n in found.counts.items() if n and name not in {*own, *trained}]
+        if trained and others:
+            what = f"objects of classes that the training data do not have are not evaluated: {join_some(others)}"
+            yield Fault(what, where, grave=False)
 
 
-def _passed(ann_file: str) -> Path:
-    """The mark of a file without grave faults, by its digest: to read a large file takes a while."""
-    return Path(torch.hub.get_dir(), "vitdense", f"annotations-{VERSION}-{sha256_of(Path(ann_file))}")
+def summary(dataset: dict, kind: type) -> Summary:
+    """What an annotation file holds, in short; that of a file without grave faults is remembered on the disk.
+
+    Raises:
+        ConfigError: See `read_coco`, `read_panoptic`.
+    """
+    mark = _mark(dataset, kind)
+    if mark not in SUMMARIES and mark.is_file():
+        saved = json.loads(mark.read_bytes())
+        faults = [Fault(**{**one, "items": tuple(one["items"])}) for one in saved.pop("faults")]
+        SUMMARIES[mark] = Summary(faults, **saved)
+    if mark not in SUMMARIES:
+        read_annotations(dataset, kind)
+    return SUMMARIES[mark]
+
+
+def _mark(dataset: dict, kind: type) -> Path:
+    """The file of a summary, by the digest of the annotation file and the times of its PNGs: to read takes a while."""
+    pngs = () if (segments := segments_folder(dataset, kind)) is None else segments.glob("*.png")
+    times = sorted((one.name, one.stat().st_mtime_ns) for one in pngs)
+    stat = os.stat(annotation_file(dataset))
+    known = _digest(os.path.abspath(annotation_file(dataset)), stat.st_mtime_ns, stat.st_size)
+    digest = sha256(f"{VERSION} {known} {times}".encode()).hexdigest()
+    return Path(torch.hub.get_dir(), "vitdense", f"annotations-{digest}.json")
+
+
+@lru_cache
+def _digest(path: str, _modified: int, _size: int) -> str:
+    return sha256_of(path)
+
+
+def segments_folder(dataset: dict, kind: type) -> Path | None:
+    """The folder of the PNGs of panoptic data."""
+    inside = (dataset.get("data_prefix") or {}).get("seg") or ""
+    return Path(dataset.get("data_root") or "", inside) if is_panoptic(kind) else None
 
 
 def read_annotations(dataset: dict, kind: type, number: int | None = FILES_READ) -> Annotations:
-    """The annotations of a data set. That they have no grave fault is remembered.
+    """The annotations of a data set, of which a summary is remembered.
 
     Args:
         dataset: Its config.
@@ -202,37 +288,107 @@ def read_annotations(dataset: dict, kind: type, number: int | None = FILES_READ)
     Raises:
         ConfigError: See `read_coco`, `read_panoptic`.
     """
-    ann_file = annotation_file(dataset)
-    if is_panoptic(kind):
-        segments = Path(dataset.get("data_root") or "", (dataset.get("data_prefix") or {}).get("seg") or "")
-        found = read_panoptic(Path(ann_file), segments, number)
-    else:
-        found = read_coco(Path(ann_file))
+    ann_file, segments, mark = Path(annotation_file(dataset)), segments_folder(dataset, kind), _mark(dataset, kind)
+    found = read_coco(ann_file) if segments is None else read_panoptic(ann_file, segments, number)
+    images = [(image["file_name"], image["width"], image["height"]) for image in found.images]
+    without_mask = found.without_mask if segments is None else []
+    SUMMARIES[mark] = made = Summary(found.faults, images, found.counts, without_mask)
     if not any(fault.grave for fault in found.faults):
-        with suppress(OSError), atomic_write(_passed(ann_file)) as scratch:  # else the next start reads the file again
-            scratch.touch()
+        with suppress(OSError), atomic_write(mark) as scratch:  # else the next start reads the file again
+            scratch.write_text(json.dumps(asdict(made), default=str), encoding="utf-8")
     return found
 
 
-def masks(where: str, dataset: Mapping) -> Iterator[Fault]:
-    """Annotations have masks if the pipeline loads masks. A worker would raise ``KeyError: 'mask'``.
+def voc(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """Names in Pascal VOC's files are classes: mmdet drops other objects."""
+    for where, dataset, kind in datasets(cfg, splits):
+        if is_voc(kind) and is_on_disk(dataset, kind) and not int(os.environ.get("LOCAL_RANK", 0)):
+            found, own = voc_of(dataset), effective_classes(dataset, kind) or ()
+            yield from (fault.within(where) for fault in found.faults)
+            absent = [name for name in own if not found.counts[name]]
+            if others := [f"{name} ({count})" for name, count in found.counts.items() if name not in own]:
+                what = f"objects of names that are no class are left out: {join_some(others)}; got {join_some(own)}"
+                grave = len(absent) == len(own) or (bool(absent) and where.startswith("train"))
+                yield Fault(what, where, fix="give the same class the same name in both", grave=grave)
+            elif absent and where.startswith("train"):
+                yield Fault(f"no object of {len(absent)} classes: {join_some(absent)}", where, grave=False)
 
-    Args:
-        where: Name of the data set in messages.
-        dataset: Its config: one with a COCO annotation file that exists.
+
+def is_voc(kind: type | None) -> bool:
+    """Whether a data set reads Pascal VOC's files as mmdet's XMLDataset does."""
+    return kind is not None and issubclass(kind, XMLDataset) and kind.load_data_list is XMLDataset.load_data_list
+
+
+def voc_of(dataset: dict) -> Voc:
+    """The XML files of a data set.
+
+    Raises:
+        ConfigError: The list of files cannot be read.
     """
-    if any(step.get("with_mask") for step in nodes(dataset.get("pipeline", ()))):
-        ann_file = annotation_file(dataset)
-        found = overview(Path(ann_file))
-        if (without := found.annotations - found.masks) > 0:
-            yield Fault(
-                f"{without} of {found.annotations} annotations of {ann_file} have no 'segmentation', but the pipeline "
-                f"loads masks (with_mask=True)",
-                where,
-                fix="remove them or add masks. To train on boxes alone, start from "
-                "configs/cascade_rcnn_swin_t_coco.py or configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense "
-                "new detection --boxes` write a config",
-            )
+    with DATASETS.switch_scope_and_registry("mmdet") as registry:
+        built = registry.build({**dataset, "pipeline": [], "lazy_init": True})
+    folder = Path(built.sub_data_root)
+    return read_voc(Path(built.ann_file), folder / built.ann_subdir, folder / built.img_subdir)
+
+
+def images(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """Image files exist, and are whole and of the size that is annotated, of a sample by their first and last bytes.
+
+    For the start of a training or test; `vitdense check` decodes them.
+    """
+    for where, dataset, kind in datasets(cfg, splits):
+        if is_on_disk(dataset, kind) and not int(os.environ.get("LOCAL_RANK", 0)):
+            with suppress(ConfigError):  # of the annotations, which are faults already
+                yield from examined_images(where, dataset, kind, FILES_READ, whole=False).faults
+
+
+def examined_images(where: str, dataset: dict, kind: type, number: int | None, whole: bool = True) -> Examined:
+    """See `examine_images`. Of a training that skips images that it cannot read, faults are warnings."""
+    found = examine_images(image_sizes(where, dataset, kind), number, keeps_orientation(dataset), whole)
+    skips = any(step.get("skip_unreadable") for step in dataset.get("pipeline") or ())
+    return found._replace(
+        faults=[replace(fault.within(where), grave=fault.grave and not skips) for fault in found.faults]
+    )
+
+
+def image_sizes(where: str, dataset: dict, kind: type) -> dict[str, tuple[int, int] | None]:
+    """Paths of the images of a data set, and their annotated width and height, if they have one; none of other kinds.
+
+    Raises:
+        ConfigError: The data set cannot be read.
+    """
+    if annotation_file(dataset) and (reads_coco(kind) or is_panoptic(kind)):
+        folder = os.path.join(dataset.get("data_root") or "", (dataset.get("data_prefix") or {}).get("img") or "")
+        return {os.path.join(folder, name): (w, h) for name, w, h in summary(dataset, kind).images}
+    if is_voc(kind):
+        return dict(voc_of(dataset).sizes)
+    if hasattr(kind, "get_label_map"):
+        built = build_dataset(where, dataset)
+        return {built.get_data_info(i)["img_path"]: None for i in range(len(built))}
+    return {}
+
+
+def overlap(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """Training and validation have no image in common, by its path or, of a sample, by its bytes."""
+    if not {"train", "val"} <= {*splits} or int(os.environ.get("LOCAL_RANK", 0)):
+        return
+    of: dict[str, set[str]] = {"train": set(), "val": set()}
+    for split, paths in of.items():
+        for where, dataset, kind in datasets(cfg, (split,)):
+            if is_on_disk(dataset, kind):
+                with suppress(ConfigError):
+                    paths |= {os.path.abspath(path) for path in image_sizes(where, dataset, kind)}
+    if same := sorted(of["train"] & of["val"]):
+        yield Fault("images are in training and validation both:", "val_dataloader", tuple(same), grave=False)
+    others = (evenly_spaced(sorted(paths - {*same}), SAMPLE) for paths in of.values())
+    if copies := copied(*others):
+        pairs = tuple(f"{b} ({a})" for a, b in copies)
+        yield Fault(
+            "images of the validation are copies of images of the training, in both by their bytes:",
+            "val_dataloader",
+            pairs,
+            grave=False,
+        )
 
 
 def evaluators(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
@@ -300,9 +456,11 @@ def label_faults(where: str, maps: LabelMaps, kind: type, cfg: Config) -> Iterat
     num_classes, ignored = head["num_classes"], head.get("ignore_index", UNLABELLED)
     outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # a sigmoid has 0 and 1
     labels = {raw: maps.label(raw) for raw in sorted(maps.pixels)}
-    # mmseg keeps labels in 8 bits
-    outside = [raw for raw, label in labels.items() if label != ignored and not 0 <= label < min(outputs, 256)]
-    if set(labels.values()) <= {ignored} and where.startswith(("train", "val")):
+    outside = [raw for raw, label in labels.items() if label != ignored and not 0 <= label < outputs]
+    if outputs > UNLABELLED:
+        what = f"have {outputs} classes, but mmseg reads them in 8 bits: labels are 0 to 254, and 255 is unlabelled"
+        fix = "join classes until there are 255 or fewer, and write maps anew"
+    elif set(labels.values()) <= {ignored} and where.startswith(("train", "val")):
         what = f"have no pixel of a class: there is nothing to {'learn' if training else 'evaluate'}"
         fix = "set ignore_index, label_map or reduce_zero_label, or label the images"
     elif outside:
@@ -322,6 +480,8 @@ def label_faults(where: str, maps: LabelMaps, kind: type, cfg: Config) -> Iterat
             where,
             fix=fix,
         )
+    elif training and (absent := [name for i, name in enumerate(maps.names) if i not in set(labels.values())]):
+        yield Fault(f"no pixel of {len(absent)} classes: {join_some(absent)}", where, grave=False)
 
 
 def _zero_fault(values: Collection[int], num_classes: int, reduced: bool, kind: type, training: bool) -> str | None:

@@ -2,28 +2,33 @@
 
 import math
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from huggingface_hub.utils import tqdm
 from mmengine.config import Config
 
-from vitdense.mm.checks.data import decode_head, label_faults, label_loader, labels_of, read_annotations
+from vitdense.mm.checks.data import (
+    decode_head,
+    examined_images,
+    is_voc,
+    label_faults,
+    label_loader,
+    labels_of,
+    read_annotations,
+    voc_of,
+)
 from vitdense.mm.checks.pictures import MapPictures, ObjectPictures, Picture
 from vitdense.mm.config.classes import annotation_file, dataset_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.data.coco import Annotations, has_box
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import (
-    ImageFile,
-    by,
     describe_images,
     evenly_spaced,
     header_size,
-    image_faults,
     keeps_orientation,
-    read_image_file,
     read_pixels,
 )
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_map
@@ -84,6 +89,8 @@ class Description:
             yield from self._segments(ann_file)
         elif ann_file and reads_coco(self.kind):
             yield from self._instances(ann_file)
+        elif is_voc(self.kind):
+            yield from self._voc()
         else:
             self.row(f"{self.kind.__name__} in {Path(self.root)}: not annotations of COCO instances")
 
@@ -139,29 +146,21 @@ class Description:
         of_file = {os.path.join(folder, image["file_name"]): image for image in images}
         if self.for_report:
             self._keep_objects(found, of_file)
-        # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
-        stored, wrong, turned = keeps_orientation(self.dataset), [], []
-        for file in (yield from self._images(list(of_file))):
-            annotated = (of_file[file.path]["width"], of_file[file.path]["height"])
-            if annotated != (file.stored if stored else file.loaded):
-                sizes = f"{by(file.loaded)}, annotated as {by(annotated)}"
-                (turned if annotated == file.stored else wrong).append(f"{file.path} ({sizes})")
-        if wrong:
-            yield self._fault(f"images have another size than in {ann_file}:", *wrong)
-        if turned:
-            yield self._fault(
-                f"images are turned by mm's loader by their EXIF orientation, but {ann_file} has the size before:",
-                *turned,
-                fix="set color_type='color_ignore_orientation' in LoadImageFromFile of every pipeline, or annotate the "
-                "turned images",
-            )
+        yield from self._images()
         self.row(f"boxes of {len(classes)} classes:")
         self.counts, self.unit = {name: counts.get(name, 0) for name in classes}, "boxes"
         self._bars(self.counts, "{:.0f}")
         if ignored := [f"{name} ({count})" for name, count in counts.items() if name not in classes]:
             self.row(f"boxes of other categories, not used: {join_some(ignored)}")
-        yield from self._absent("box", [name for name in classes if not counts.get(name)])
-        yield from (fault.within(f"{self.where}: {ann_file}") for fault in found.faults)
+
+    def _voc(self) -> Iterator[Fault]:
+        found, classes = voc_of(self.dataset), dataset_classes(self.dataset, self.kind) or ()
+        self.num_train = len(found.sizes) * self.training
+        self.row(f"{len(found.sizes)} images, {found.counts.total()} objects")
+        yield from self._images()
+        self.row(f"boxes of {len(classes)} classes:")
+        self.counts, self.unit = {name: found.counts[name] for name in classes}, "boxes"
+        self._bars(self.counts, "{:.0f}")
 
     def _keep_objects(self, found: Annotations, images: Mapping[str, dict]) -> None:
         """Keep sizes, and what pictures need."""
@@ -185,14 +184,12 @@ class Description:
         self.row(f"{ann_file}: {len(found.images)} images, {len(found.objects)} segments")
         self.row(f"{things} classes of things, {len(names) - things} of stuff")
         folder = os.path.join(self.root, self.prefix.get("img") or "")
-        yield from self._images([os.path.join(folder, image["file_name"]) for image in found.images])
+        yield from self._images()
         self.row(f"pixels of classes in {found.read} of {len(found.images)} PNGs:")
         self.counts = {name: 100 * found.pixels[name] / max(found.pixels.total(), 1) for name in names}
         self._bars(self.counts, "{:.3g} %")
         if self.for_report:
             self._keep_segments(found, folder)
-        yield from self._absent("segment", [name for name, count in found.counts.items() if not count])
-        yield from (fault.within(f"{self.where}: {ann_file}") for fault in found.faults)
 
     def _keep_segments(self, found: Annotations, folder: str) -> None:
         """Keep sizes, and what pictures need."""
@@ -216,16 +213,11 @@ class Description:
         samples = [built.get_data_info(i) for i in range(len(built))]
         self.num_train = len(samples) * self.training
         self.row(f"{samples[0]['img_path'].rsplit('/', 1)[0]}: {len(samples)} images")
-        yield from self._images([sample["img_path"] for sample in samples])
+        yield from self._images()
         if label_loader(self.dataset) is None:
             return
-        if absent := [path for one in samples if (path := one.get("seg_map_path")) and not os.path.isfile(path)]:
-            yield self._fault(
-                "label maps do not exist; their paths are made of data_prefix.seg_map_path and seg_map_suffix:", *absent
-            )
-            return
         maps = labels_of(self.where, self.dataset, self.number)
-        names = dict(enumerate(built.metainfo.get("classes") or ()))
+        names = dict(enumerate(maps.names))
         ignored = decode_head(self.cfg).get("ignore_index", UNLABELLED)
         self.row(f"pixels of raw values in {maps.read} of {maps.total} label maps:")
         labels = {raw: maps.label(raw) for raw in sorted(maps.pixels)}
@@ -236,7 +228,6 @@ class Description:
         self.counts = {name: sum(shares[raw] for raw in labels if labels[raw] == x) for x, name in names.items()}
         if self.for_report:
             self._keep_labels({one["img_path"]: one["seg_map_path"] for one in samples}, list(names.values()), maps)
-        yield from self._absent("pixel", [names[label] for label in names.keys() - set(labels.values())])
         yield from label_faults(self.where, maps, self.kind, self.cfg)
 
     def _keep_labels(self, paths: Mapping[str, str], names: Sequence[str], maps: LabelMaps) -> None:
@@ -249,22 +240,11 @@ class Description:
 
         self._keep_maps(paths, names, read)
 
-    def _absent(self, what: str, names: Sequence[str]) -> Iterator[Fault]:
-        """A warning of classes of which the training data have none."""
-        if self.training and names:
-            yield self._fault(f"no {what} of {len(names)} classes: {join_some(names)}", grave=False)
-
-    def _images(self, paths: Sequence[str]) -> Generator[Fault, None, list[ImageFile]]:
-        """A row about the image files, and their faults; those that can be read."""
-        if absent := [path for path in paths if not os.path.isfile(path)]:
-            is_windows = any("\\" in path for path in absent)
-            hint = "a backslash separates folders on Windows alone: write /" if is_windows else ""
-            yield self._fault(f"of {len(paths)} image files do not exist:", *absent, fix=hint)
-        missing = set(absent)
-        files = [read_image_file(path) for path in evenly_spaced([x for x in paths if x not in missing], self.number)]
-        self.row(f"image files: {len(files)} of {len(paths)} read: {describe_images(files)}")
-        yield from (fault.within(self.where) for fault in image_faults(files))
-        return [file for file in files if not file.error]
+    def _images(self) -> Iterator[Fault]:
+        """A row about the image files; their faults."""
+        found = examined_images(self.where, self.dataset, self.kind, self.number)
+        self.row(f"image files: {len(found.read)} of {found.total} read: {describe_images(found.read)}")
+        yield from found.faults
 
     def _bars(self, values: Mapping[str, float], form: str) -> None:
         """A bar per class; of many classes, the largest and the smallest only."""

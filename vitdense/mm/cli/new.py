@@ -32,6 +32,7 @@ from vitdense.mm.config.print import Name, check_new_file, code, docstring
 from vitdense.mm.config.query import class_heads
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.console import command_line, exit_on_user_error, result_commands
+from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.coco import examine, read_coco
 from vitdense.mm.data.faults import refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
@@ -101,9 +102,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     with exit_on_user_error():
         check_new_file(args.out, args.force)
-        if args.task == "detection":
-            _set_method(args)
-        data = (_segmentation if args.task == "segmentation" else _annotated)(args)
+        data = read(args)
         text = config_text(args, data)
         for path, content in data.written.items():
             with atomic_write(path) as scratch:
@@ -227,6 +226,13 @@ def _gpu_memory() -> int:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
+def read(args: argparse.Namespace) -> Data:
+    """Read the data that the options name."""
+    if args.task == "detection":
+        _set_method(args)
+    return (_segmentation if args.task == "segmentation" else _annotated)(args)
+
+
 def _annotated(args: argparse.Namespace) -> Data:
     """Read annotations of instances, or of panoptic segments, whose PNGs the check looks at."""
     is_panoptic, written = args.task == "panoptic", {}
@@ -280,10 +286,6 @@ def _check_folder(option: str, folder: Path, name: str) -> None:
     """Raise if an image is not where it should be, but in a folder below."""
     if (folder / name).exists() or Path(name).is_absolute():
         return
-    if "\\" in name:
-        raise ConfigError(
-            f"{option}: {folder} has no {name}; a backslash separates folders on Windows alone: write / in file_name"
-        )
     if below := next(folder.rglob(glob.escape(name)), None):
         right = below.parents[len(Path(name).parts) - 1]
         raise ConfigError(f"{option}: {folder} has no {name}, but {right} has it; give {option} {right}")
@@ -326,8 +328,9 @@ def _line(task: str, classes: Sequence[str], num_train: int, num_val: int) -> st
 def _class_names(given: str) -> tuple[str, ...]:
     names = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
     names = tuple(name.strip() for name in names if name.strip())
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise ConfigError(f"--classes: got {given!r}, expected a file or two or more different names, a,b,c")
+    refuse(fault.within("--classes") for fault in names_faults(names))
+    if len(names) < 2:
+        raise ConfigError(f"--classes: got {given!r}, expected a file or two or more names, a,b,c")
     return names
 
 

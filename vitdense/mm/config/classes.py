@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.fileio import list_from_file
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, METRICS, MODELS
 
+from vitdense.files import read_text
 from vitdense.mm.config.query import SPLITS, as_list, class_heads, find_class, leaf_datasets, nodes
 from vitdense.mm.data.classes import colours, difference
 from vitdense.mm.data.coco import overview
@@ -64,7 +64,7 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
     """
     given = (dataset.get("metainfo") or {}).get("classes")
     if given is not None:
-        return tuple(list_from_file(given) if isinstance(given, str) else given)
+        return tuple(read_text(given).splitlines() if isinstance(given, str) else given)
     ann_file = annotation_file(dataset)
     if ann_file is not None and Path(ann_file).is_file():
         found = overview(Path(ann_file))
@@ -88,27 +88,48 @@ def effective_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
 def model_classes(cfg: Config) -> tuple[str, ...] | None:
     """Class names of the model, in the order of its labels: of the training data, else of the other data.
 
-    Of several data sets of one type, the first that names its classes decides.
+    Of several data sets of one type those of all, each once: those that the config states, else those of their files.
     """
-    first, kind = _first(cfg)
-    return None if kind is None else dataset_classes(first, kind)
+    deciding, kind = _deciding(cfg)
+    if len(deciding) == 1:
+        return dataset_classes(deciding[0], kind) if kind else None
+    names = dict.fromkeys(name for dataset in deciding for name in dataset_classes(dataset, kind) or ())
+    if kind is not None and is_panoptic(kind):
+        things = {name for dataset in deciding for name in _things(dataset, kind) or ()}
+        return tuple(sorted(names, key=lambda name: name not in things))
+    return tuple(names) or None
 
 
 def model_things(cfg: Config) -> int | None:
     """How many of `model_classes` are things; None for data without stuff."""
-    first, kind = _first(cfg)
+    deciding, kind = _deciding(cfg)
     if kind is None or not is_panoptic(kind):
         return None
-    things = (first.get("metainfo") or kind.METAINFO).get("thing_classes")
-    return None if things is None else len(things)
+    things = [_things(dataset, kind) for dataset in deciding]
+    return None if None in things else len({name for names in things for name in names})
 
 
-def _first(cfg: Config) -> tuple[dict, type | None]:
-    """The data set that decides, and its class."""
+def lacks_classes(cfg: Config) -> bool:
+    """Whether the classes of a config are those of an annotation file that is not on this machine."""
+    deciding, kind = _deciding(cfg)
+    absent = any(annotation_file(dataset) and not _states_classes(dataset) for dataset in deciding)
+    return absent and kind is not None and not getattr(kind, "drawn_on_demand", False)
+
+
+def _things(dataset: dict, kind: type) -> Sequence[str] | None:
+    """Names of the things of panoptic data."""
+    return (dataset.get("metainfo") or kind.METAINFO).get("thing_classes")
+
+
+def _deciding(cfg: Config) -> tuple[list[dict], type | None]:
+    """The data sets that decide, which are of one split and type, and their class."""
     leaves = _data_sets(cfg)
-    alike = [leaf[1:] for leaf in leaves if leaf[1]["type"] == leaves[0][1]["type"]]
+    alike = [leaf for leaf in leaves if leaf[1]["type"] == leaves[0][1]["type"]]
     # The training file may be on another machine.
-    return next((leaf for leaf in alike if _states_classes(leaf[0])), alike[0] if alike else ({}, None))
+    stating = [leaf for leaf in alike if _states_classes(leaf[1])] or alike[:1]
+    datasets = [dataset for split, dataset, _ in stating if split == stating[0][0]]
+    stated = [dataset for dataset in datasets if "classes" in (dataset.get("metainfo") or {})]
+    return stated or datasets, stating[0][2] if stating else None
 
 
 def _data_sets(cfg: Config) -> list[tuple[str, dict, type | None]]:
@@ -132,7 +153,7 @@ def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) 
     """
     given, own = dict(dataset.get("metainfo") or {}), dataset_classes(dataset, kind)
     if "classes" in given:
-        if own != classes and (set(own) != set(classes) or numbers_by_file(kind)):
+        if own != classes and (not set(own) <= set(classes) or numbers_by_file(kind)):
             return
         if own != classes and has_raw_labels(kind):
             dataset.setdefault("values", own)
@@ -171,12 +192,15 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
         _set_heads(cfg, len(classes), model_things(cfg))
         _order_weights(cfg, before, classes)
     for split in ("val", "test"):
-        files = [annotation_file(dataset) for of, dataset, _ in leaves if of == split]
+        parts = [dataset for of, dataset, _ in leaves if of == split]
+        files = list(map(annotation_file, parts))
         for metric in as_list(cfg.get(f"{split}_evaluator")):
             kind = find_class(METRICS, metric["type"], cfg)
             _read_by_name(metric, kind)
             if len(files) == 1 and files[0] is not None and kind and "ann_file" in (arguments(kind) or ()):
                 metric.setdefault("ann_file", files[0])
+                if parts[0].get("drop_doubles"):
+                    metric.setdefault("drop_doubles", True)
 
 
 def follows(head: dict, cfg: Config) -> bool:

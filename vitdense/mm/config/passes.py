@@ -20,7 +20,7 @@ SIZES = ("*_dataloader.*", "tta_pipeline.*", "model.data_preprocessor.*", "model
 LOGGERS = ("visualizer", "visualizer.*", "default_hooks.logger.log_metric_by_epoch")
 NUMBERS = tuple(f"model.*num_{of}classes" for of in ("", "things_", "stuff_"))  # of classes
 LABELS = ("*_dataloader.*.metainfo*", "*_dataloader.*.type", "*_dataloader.*.values*", *NUMBERS, "model.*class_weight*")
-METRICS = ("*_evaluator.ann_file", "*_evaluator.*.ann_file", "*_evaluator.type", "*_evaluator.*.type")
+METRICS = tuple(f"*_evaluator.{part}{key}" for part in ("", "*.") for key in ("ann_file", "drop_doubles", "type"))
 FRESH = ("default_hooks.*.fresh", "custom_hooks.*.fresh")
 TESTED = ("model", "model.*", "test_dataloader.dataset*.pipeline*")
 

@@ -1,10 +1,22 @@
 """Labels by name: the mapping between the classes of a model and those of data sets, metrics and checkpoints."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from vitdense.errors import CONTROL
+from vitdense.mm.data.faults import Faults
 from vitdense.mm.errors import join_some
 from vitdense.results.draw import distinct_colours
+
+
+def names_faults(names: Sequence[str]) -> Faults:
+    """What is wrong with names of classes: empty, twice, or what steers a terminal."""
+    faults, counts = Faults(), Counter(names)
+    faults.add("classes have no name:", *(repr(name) for name in names if not name.strip()))
+    faults.add("classes have the same name", *(name for name, count in counts.items() if count > 1))
+    faults.add("names have control characters, which steer a terminal:", *filter(CONTROL.search, counts))
+    return faults
 
 
 def category_ids(classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:

@@ -13,7 +13,7 @@ from mmdet.datasets.transforms import LoadAnnotations
 from mmdet.datasets.transforms import LoadPanopticAnnotations as _LoadPanopticAnnotations
 
 from vitdense.mm.data.classes import category_ids
-from vitdense.mm.data.coco import overview
+from vitdense.mm.data.coco import left_out, overview, without_doubles
 from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.data.shapes import CLASSES, PALETTE, STUFF, DrawnOnDemand, draw_panoptic_dataset
 from vitdense.mm.errors import ConfigError
@@ -45,6 +45,13 @@ class ByName:
 
 class NamedCOCO(ByName, COCO):
     """Boxes and masks."""
+
+
+class OnceCOCO(NamedCOCO):
+    """Each object once."""
+
+    def index(self, content: Mapping) -> None:
+        super().index(without_doubles(content))
 
 
 class NamedPanoptic(ByName, COCOPanoptic):
@@ -79,10 +86,13 @@ class Truth(ByName, COCO):
         self.numbers = {key: i for i, key in enumerate([*self.ids, *(category["id"] for category in others)], 1)}
         self.images = {key: i for i, key in enumerate(sorted({image["id"] for image in self.content["images"]}), 1)}
         names = [*classes, *(category["name"] for category in others)]
-        kept = [  # faults that the checks name
+        image_of = {image["id"]: image for image in self.content["images"]}
+        kept = [  # as training has them; of the others the checks warn
             one
             for one in self.content.get("annotations", ())
-            if one["image_id"] in self.images and one["category_id"] in self.numbers
+            if one["image_id"] in image_of
+            and one["category_id"] in self.numbers
+            and (one.get("iscrowd") or not left_out(one, image_of[one["image_id"]]))
         ]
         self.index(
             {
@@ -120,9 +130,18 @@ class Truth(ByName, COCO):
 
 @DATASETS.register_module()
 class CocoDataset(mmdet.datasets.CocoDataset):
-    """mmdet's, whose labels have the order of `metainfo.classes`, not that of the file."""
+    """mmdet's, whose labels have the order of `metainfo.classes`, not that of the file.
+
+    Args:
+        drop_doubles: Of annotations with the same class and box, the first alone. Metrics of the data follow.
+        *args, **options: Of mmdet's class.
+    """
 
     COCOAPI = NamedCOCO
+
+    def __init__(self, *args: Any, drop_doubles: bool = False, **options: Any) -> None:
+        self.COCOAPI = OnceCOCO if drop_doubles else NamedCOCO
+        super().__init__(*args, **options)
 
 
 @DATASETS.register_module()

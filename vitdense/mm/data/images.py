@@ -1,6 +1,7 @@
 """Images: the reader of all pixels, whatever they come as, and the files of a data set, their modes and sizes."""
 
 import io
+import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,8 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from vitdense.errors import OptionError
-from vitdense.mm.data.faults import Faults
+from vitdense.files import sha256_of
+from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.errors import ConfigError
 
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
@@ -64,6 +66,12 @@ def header_size(path: str, stored: bool) -> tuple[int, int] | None:
             return image.size[::-1] if _orientation(image) >= 5 and not stored else image.size
     except (OSError, Image.DecompressionBombError):
         return None
+
+
+def is_turned(path: str) -> bool:
+    """Whether an image that can be read has an EXIF orientation."""
+    with Image.open(path) as image:
+        return _orientation(image) != 1
 
 
 def _orientation(image: Image.Image) -> int:
@@ -189,15 +197,96 @@ def evenly_spaced(items: Sequence[Item], number: int | None) -> list[Item]:
     return [items[i] for i in np.linspace(0, len(items) - 1, number).astype(int)]
 
 
-def read_image_file(path: str) -> ImageFile:
-    """Decode an image file as in training and prediction."""
+def read_image_file(path: str, whole: bool = True) -> ImageFile:
+    """An image file as in training and prediction.
+
+    Args:
+        path: Of the file.
+        whole: Decode it; otherwise read its first bytes, and decode it if its last ones are missing.
+    """
     try:
-        content = Path(path).read_bytes()
-        height, width = decode(content).shape[:2]
-        with Image.open(io.BytesIO(content)) as image:
-            return ImageFile(path, image.mode, image.size, (width, height))
+        content = Path(path).read_bytes() if whole or _may_be_cut(path) else None
+        if content is not None:
+            decode(content)
+        with Image.open(path) as image:
+            stored = image.size
+            return ImageFile(path, image.mode, stored, stored[::-1] if _orientation(image) >= 5 else stored)
     except Exception as error:  # decoders have no error in common
         return ImageFile(path, error=f"{type(error).__name__}: {error}")
+
+
+def _may_be_cut(path: str) -> bool:
+    """Whether a file has the first bytes of a format, but not the last ones."""
+    with Path(path).open("rb") as file:
+        begin = file.read(8)
+        file.seek(-min(12, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        end = file.read()
+    return any(begin.startswith(start) and not end.endswith(stop) for start, stop in MARKERS)
+
+
+class Examined(NamedTuple):
+    """Image files of a data set.
+
+    Attributes:
+        read: Those that were read, and can be.
+        faults: What is wrong.
+        total: How many there should be.
+    """
+
+    read: list[ImageFile]
+    faults: list[Fault]
+    total: int
+
+
+def examine_images(
+    sizes: Mapping[str, tuple[int, int] | None], number: int | None, stored: bool, whole: bool = True
+) -> Examined:
+    """Look for image files, and read some of them.
+
+    Args:
+        sizes: Paths, and the annotated width and height of each, if it has one.
+        number: Files to read, evenly spaced; None: all.
+        stored: Images are loaded as stored, not turned by their EXIF orientation.
+        whole: See `read_image_file`.
+    """
+    absent = {path for path in sizes if not os.path.isfile(path)}
+    fix = "a backslash separates folders on Windows alone: write /" if any("\\" in path for path in absent) else ""
+    found = [read_image_file(x, whole) for x in evenly_spaced([x for x in sizes if x not in absent], number)]
+    faults = Faults()
+    faults.add(f"of {len(sizes)} image files do not exist:", *sorted(absent), fix=fix)
+    for file in found:
+        annotated = sizes[file.path]
+        if file.error:
+            faults.add("image files cannot be read; repair or remove them:", f"{file.path} ({file.error})")
+            continue
+        if file.mode in DEEP_MODES:
+            what = "image files have more than 8 bits per channel, of which mm's loader keeps the upper 8:"
+            fix = "convert them to 8 bits if their values do not fill the range"
+            faults.add(what, file.path, grave=False, fix=fix)
+        if annotated is None or annotated == (file.stored if stored else file.loaded):
+            continue
+        # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
+        what, fix = "images have another size than annotated:", ""
+        if annotated == file.stored:
+            what = "images are turned by mm's loader by their EXIF orientation, but annotated as they are stored:"
+            fix = (
+                "set color_type='color_ignore_orientation' in LoadImageFromFile of every pipeline, or turn annotations"
+            )
+        faults.add(what, f"{file.path} ({by(file.loaded)}, annotated as {by(annotated)})", fix=fix)
+    return Examined([file for file in found if not file.error], list(faults), len(sizes))
+
+
+def copied(first: Iterable[str], second: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of files of two lists with the same bytes; those that exist."""
+    of_size: dict[int, list[str]] = {}
+    for path in filter(os.path.isfile, first):
+        of_size.setdefault(os.path.getsize(path), []).append(path)
+    pairs = []
+    for path in filter(os.path.isfile, second):
+        digests = {sha256_of(other): other for other in of_size.get(os.path.getsize(path), ())}
+        if digests and (digest := sha256_of(path)) in digests:
+            pairs.append((digests[digest], path))
+    return pairs
 
 
 def describe_images(files: Iterable[ImageFile]) -> str:
@@ -211,17 +300,3 @@ def describe_images(files: Iterable[ImageFile]) -> str:
     )
     median = [round(statistics.median(file.loaded[axis] for file in readable)) for axis in (0, 1)]
     return f"{modes}; {small[0]}x{small[1]} to {large[0]}x{large[1]}, median {median[0]}x{median[1]}"
-
-
-def image_faults(files: Iterable[ImageFile]) -> Faults:
-    """What is wrong with image files."""
-    faults = Faults()
-    for file in files:
-        if file.error:
-            what = "image files cannot be read; repair or remove them:"
-            faults.add(what, f"{file.path} ({file.error})")
-        elif file.mode in DEEP_MODES:
-            what = "image files have more than 8 bits per channel, of which mm's loader keeps the upper 8:"
-            fix = "convert them to 8 bits if their values do not fill the range"
-            faults.add(what, file.path, grave=False, fix=fix)
-    return faults

@@ -1,5 +1,6 @@
 """Label maps of mmseg's data sets: their raw values, the labels that mmseg makes of them, and what is wrong."""
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +9,10 @@ import mmcv
 import numpy as np
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.data.images import FILES_READ, by, evenly_spaced, header_size
+from vitdense.mm.data.images import FILES_READ, by, evenly_spaced, header_size, is_turned
 from vitdense.mm.errors import ConfigError
 
 UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_index of its heads
@@ -27,6 +29,7 @@ class LabelMaps:
         first_in: The first file of every raw value.
         reduced: The data set's ``reduce_zero_label``.
         label_map: New label per old one, for a subset of classes; may be empty.
+        names: Of the labels; may be empty.
         faults: What is wrong with the files.
     """
 
@@ -36,6 +39,7 @@ class LabelMaps:
     first_in: dict[int, str] = field(default_factory=dict)
     reduced: bool = False
     label_map: dict[int, int] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
     faults: list[Fault] = field(default_factory=list)
 
     def label(self, raw: int) -> int:
@@ -73,18 +77,26 @@ def read_label_maps(
         number: How many files to read, evenly spaced; very rare values are missed. None: all.
         stored: Images keep their size in the file, and are not turned by their EXIF orientation.
     """
-    maps, faults = LabelMaps(len(built)), Faults()
-    for i in evenly_spaced(range(len(built)), number):
-        sample = built.get_data_info(int(i))
-        path = sample.get("seg_map_path")
-        maps.reduced, maps.label_map = sample["reduce_zero_label"], sample.get("label_map") or {}
-        if path is None:
-            return LabelMaps(len(built), faults=[Fault("set data_prefix.seg_map_path, the folder of label maps")])
+    maps, faults = LabelMaps(len(built), names=tuple(built.metainfo.get("classes") or ())), Faults()
+    samples = [built.get_data_info(i) for i in range(len(built))]
+    maps.reduced, maps.label_map = samples[0]["reduce_zero_label"], samples[0].get("label_map") or {}
+    if "seg_map_path" not in samples[0]:
+        maps.faults.append(Fault("set data_prefix.seg_map_path, the folder of label maps"))
+        return maps
+    absent = {path for sample in samples if not os.path.isfile(path := sample["seg_map_path"])}
+    where = "of paths made of data_prefix.seg_map_path and seg_map_suffix"
+    faults.add(f"label maps do not exist, {where}:", *sorted(absent))
+    if not built.ann_file or not os.path.isfile(built.ann_file):
+        folder, suffix = Path(built.data_prefix["img_path"]), built.img_suffix
+        images = (path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+        others = sorted(str(path) for path in images if not path.name.endswith(suffix))
+        faults.add(f"images have another suffix than img_suffix={suffix!r}, and are left out:", *others, grave=False)
+    for sample in evenly_spaced([one for one in samples if one["seg_map_path"] not in absent], number):
+        path = sample["seg_map_path"]
         try:
             labels = read_label_map(path, backend)  # [H, W]
         except Exception as error:  # decoders have no error in common
-            where = "of paths made of data_prefix.seg_map_path and seg_map_suffix"
-            faults.add(f"label maps cannot be read ({type(error).__name__}: {error}), {where}:", path)
+            faults.add(f"label maps cannot be read ({type(error).__name__}: {error}):", path)
             continue
         if labels.ndim != 2 or labels.dtype.kind == "f":
             got = f"got {labels.dtype} of shape {labels.shape}, expected one channel of class indices"
@@ -92,6 +104,8 @@ def read_label_maps(
             continue
         if path.lower().endswith((".jpg", ".jpeg")):
             faults.add("label maps are JPEG, whose compression changes values; save them as PNG:", path, grave=False)
+        if is_turned(path):
+            faults.add("label maps have an EXIF orientation, which mmseg does not apply; save them turned:", path)
         size = header_size(sample["img_path"], stored)
         if size not in (None, labels.shape[::-1]):  # as transposed ones: mmseg would train on them
             sizes = f"{by(labels.shape[::-1])}, the image {by(size)}"

@@ -1,16 +1,18 @@
 """COCO panoptic files: JSON of segments, PNGs of their ids; what they hold, and what is wrong with them."""
 
+import io
 from collections import Counter
 from pathlib import Path
 
 import cv2
-import mmcv
 import numpy as np
+from PIL import Image
 
+from vitdense.errors import OptionError
 from vitdense.mm.data import coco
 from vitdense.mm.data.coco import NUMBER, Annotations
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.data.images import evenly_spaced
+from vitdense.mm.data.images import decode, evenly_spaced
 
 KEYS = {
     "images": coco.KEYS["images"],
@@ -28,6 +30,19 @@ def ids_of_colours(image: np.ndarray) -> np.ndarray:
 def colours_of_ids(ids: np.ndarray) -> np.ndarray:
     """The inverse of `ids_of_colours`."""
     return np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=-1).astype(np.uint8)
+
+
+def read_ids(png: Path) -> np.ndarray:
+    """The ids of the segments in a PNG, int32 [H, W].
+
+    Raises:
+        OSError, OptionError: It cannot be read, is truncated, or has other pixels than RGB in 8 bits.
+    """
+    content = png.read_bytes()
+    with Image.open(io.BytesIO(content)) as image:
+        if image.mode not in ("RGB", "RGBA", "P") or image.format != "PNG":
+            raise OptionError(f"got {image.format} of mode {image.mode}, expected a PNG of RGB in 8 bits")
+    return ids_of_colours(decode(content)[..., ::-1])
 
 
 def read_panoptic(file: Path, folder: Path | None = None, number: int | None = None) -> Annotations:
@@ -59,9 +74,18 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
                 faults.add(
                     "segments have a category that is not in the file:", f"{segment['id']} of {item['file_name']}"
                 )
+            if coco.has_strange_flag(segment):
+                faults.add(f"{coco.FLAGS}: segments", f"{segment['id']} of {item['file_name']}")
+            if len(segment["bbox"]) != 4 or not all(type(v) in NUMBER for v in segment["bbox"]):
+                faults.add("boxes of segments are not four numbers:", f"{segment['id']} of {item['file_name']}")
+        ids = Counter(segment["id"] for segment in item["segments_info"])
+        twice = [f"{key} of {item['file_name']}" for key, count in ids.items() if count > 1]
+        faults.add("segments of an image have the same id, twice:", *twice)
         if any(count > 1 for label, count in in_image.items() if label in stuff):
             faults.add("images have a class of stuff in several segments, which are one:", item["file_name"])
-    faults.add("images have no annotation:", *(image_of.keys() - {item["image_id"] for item in annotations}))
+    of_image = Counter(item["image_id"] for item in annotations)
+    faults.add("images are annotated twice: images", *(key for key, count in of_image.items() if count > 1))
+    faults.add("images have no annotation:", *(image_of.keys() - of_image.keys()))
     found = Annotations(content, segments, [])
     known = [one for one in annotations if one["image_id"] in image_of] if folder is not None else []
     for item in evenly_spaced(known, number):
@@ -71,9 +95,9 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
             faults.add("PNGs do not exist:", png)
             continue
         try:
-            ids = ids_of_colours(mmcv.imread(str(png), channel_order="rgb"))
-        except (OSError, cv2.error) as error:
-            faults.add(f"PNGs cannot be read ({type(error).__name__}):", png)
+            ids = read_ids(png)
+        except (OSError, OptionError, cv2.error) as error:
+            faults.add(f"PNGs cannot be read ({type(error).__name__}: {error}):", png)
             continue
         if ids.shape != (image["height"], image["width"]):
             faults.add("PNGs have another size than their image in the file:", png.name)

@@ -7,6 +7,7 @@ the width and height of the image, as it is after its EXIF orientation.
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
                 faults.add("lines are no objects:", f"{label}:{number}: {error}")
             else:
                 annotations.append({"id": len(annotations) + 1, "image_id": i, "iscrowd": 0, **one})
+    shared = [str(label) for label, count in Counter(labels).items() if count > 1]
+    faults.add("images have the same label file as another, for names differ by suffix alone:", *shared, grave=False)
     found = list(faults)
     if not any(label.exists() for label in labels):
         found.append(Fault(f"no image of {split} has labels; those of {paths[0]} would be in {labels[0]}"))
@@ -81,7 +84,7 @@ def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
     names, path = data["names"], data.get("path") or ""
     if isinstance(names, dict) and names.keys() == {*range(len(names))}:
         names = [names[i] for i in range(len(names))]
-    if not isinstance(names, list) or len(names) != data.get("nc", len(names)):
+    if not isinstance(names, list) or not names or len(names) != data.get("nc", len(names)):
         raise ConfigError(
             f"--yolo: {file}: got names {str(names)[:99]} and nc {data.get('nc')}, expected a name for every class"
         )
@@ -93,7 +96,13 @@ def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
         raise ConfigError(
             f"--yolo: {file}: got kpt_shape, of lines with keypoints; expected boxes or polygons: export them"
         )
-    return names, file.parent / path, list(map(str, data[split] if isinstance(data[split], list) else [data[split]]))
+    if data.get("channels", 3) not in (1, 3):
+        raise ConfigError(f"--yolo: {file}: got channels {data['channels']}, expected images of 3")
+    entries = data[split] if isinstance(data[split], list) else [data[split]]
+    if not entries or not all(isinstance(entry, str) and entry for entry in entries):
+        expected = "folders of images, or text files with paths"
+        raise ConfigError(f"--yolo: {file}: got {split}: {data[split]!r}, expected {expected}")
+    return names, file.parent / path, entries
 
 
 def _images(root: Path, entry: str, split: str) -> Iterator[Path]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import mmcv
 import numpy as np
 from mmdet.datasets.api_wrappers import COCOeval, COCOevalMP
 from mmdet.evaluation import metrics as mmdet_metrics
@@ -20,8 +19,9 @@ from mmengine import fileio
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 
+from vitdense.mm.data.coco import without_doubles
 from vitdense.mm.data.detection import Truth
-from vitdense.mm.data.panoptic import ids_of_colours
+from vitdense.mm.data.panoptic import read_ids
 from vitdense.mm.registry import METRICS
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
@@ -33,14 +33,18 @@ _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
 class _CocoMixin:
     """The changes to mmdet's metrics: the truth is a `Truth`.
 
+    Args:
+        drop_doubles: See `CocoDataset`.
+
     Attributes:
         evaluations: None; or a list, to which the COCO evaluations of boxes and masks are added. They are large.
     """
 
-    def __init__(self, ann_file: str | None = None, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, ann_file: str | None = None, *args: Any, drop_doubles: bool = False, **kwargs: Any) -> None:
         super().__init__(None, *args, **kwargs)
         if ann_file is not None:
-            self._coco_api = Truth(json.loads(fileio.get(ann_file, self.backend_args)))
+            content = json.loads(fileio.get(ann_file, self.backend_args))
+            self._coco_api = Truth(without_doubles(content) if drop_doubles else content)
         self.converts, self.evaluations = ann_file is None, None
 
     def compute_metrics(self, results: list) -> dict[str, float]:
@@ -205,7 +209,7 @@ class PanopticMetric(BaseMetric):
             codes = sample["pred_panoptic_seg"]["sem_seg"][0].cpu().numpy()
             labels = {int(code): int(code) % INSTANCE_OFFSET for code in np.unique(codes)}
             labels = {code: label for code, label in labels.items() if label < len(classes)}
-            truth = ids_of_colours(mmcv.imread(sample["seg_map_path"], channel_order="rgb"))
+            truth = read_ids(Path(sample["seg_map_path"]))
             segments = [
                 {**one, "is_crowd": classes[one["category"]] in things and not one["is_thing"]}
                 for one in sample["segments_info"]

@@ -1,0 +1,424 @@
+"""Small sound data sets of every format, to be made wrong, and what `new`, `check`, a training and a test say."""
+
+import contextlib
+import copy
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from mmdet.structures import INSTANCE_OFFSET
+from mmengine.config import ConfigDict
+from mmengine.registry import DATASETS, METRICS, init_default_scope
+from PIL import Image
+
+from vitdense.errors import OptionError
+from vitdense.mm import checks
+from vitdense.mm.checks import data as data_checks
+from vitdense.mm.checks import dry_step
+from vitdense.mm.cli import check, new
+from vitdense.mm.config.classes import follow_classes
+from vitdense.mm.config.load import load_config
+from vitdense.mm.config.query import as_list, nodes
+from vitdense.mm.data import faults
+
+W, H = 80, 60
+BASES = {"coco": "cascade_swin_nano_shapes", "maps": "upernet_swin_nano_camvid", "panoptic": "eomt_nano_shapes"}
+BASES |= {"yolo": "cascade_rcnn_swin_nano_shapes", "voc": "cascade_rcnn_swin_nano_shapes"}
+DATA_CHECKS = (data_checks.files, data_checks.classes, data_checks.annotations, data_checks.label_maps)
+DATA_CHECKS = (*DATA_CHECKS, data_checks.voc, data_checks.overlap)
+SPLITS = {"train": 3, "val": 2}
+
+
+def encoded(image: Image.Image | np.ndarray, form: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def photo(seed: int, size: tuple[int, int] = (W, H), form: str = "JPEG", turned: int = 0) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    exif = Image.Exif()
+    if turned:
+        exif[0x0112] = turned
+    return encoded(pixels, form, exif=exif)
+
+
+PHOTOS = {f"{split}/{i}.jpg": photo(10 * len(split) + i) for split, n in SPLITS.items() for i in range(n)}
+
+
+def square(x: float, y: float, w: float, h: float) -> list[list[float]]:
+    return [[x, y, x + w, y, x + w, y + h, x, y + h]]
+
+
+class Data:
+    """Files of a data set by name, what `new` is asked, and what its config says besides."""
+
+    def __init__(self) -> None:
+        self.files = dict(PHOTOS)
+        self.options: list[str] = []
+        self.dataset: dict = {}
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        return self.files
+
+
+class Coco(Data):
+    """Two objects of two classes in every image."""
+
+    format = "coco"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train, self.val = (self.content(split) for split in SPLITS)
+
+    def content(self, split: str) -> dict:
+        images = [{"id": i + 1, "file_name": f"{i}.jpg", "width": W, "height": H} for i in range(SPLITS[split])]
+        boxes = [[10, 10, 20, 20], [40, 20, 30, 24]]
+        annotations = [
+            {
+                **{"id": 2 * image["id"] + k, "image_id": image["id"], "category_id": k + 1, "iscrowd": 0},
+                **{"bbox": box, "area": box[2] * box[3], "segmentation": square(*box)},
+            }
+            for image in images
+            for k, box in enumerate(boxes)
+        ]
+        categories = [{"id": i, "name": name} for i, name in enumerate(("cat", "dog"), 1)]
+        return {"images": images, "annotations": annotations, "categories": categories}
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        texts = {f"{split}.json": json.dumps(getattr(self, split)).encode() for split in SPLITS}
+        return {**texts, **self.files}
+
+    def command(self) -> list[str]:
+        folders = ["--train", "train.json", "--val", "val.json", "--images", "train", "--val-images", "val"]
+        return ["detection", *folders, *self.options]
+
+    def configs(self) -> dict[str, dict]:
+        return {
+            split: dict(type="CocoDataset", ann_file=f"{split}.json", data_prefix=dict(img=split)) for split in SPLITS
+        }
+
+
+class Panoptic(Coco):
+    """A thing of each class, and stuff around them, in every image."""
+
+    format = "panoptic"
+
+    def content(self, split: str) -> dict:
+        content = super().content(split)
+        content["categories"] = [
+            {"id": 10 * i, "name": name, "isthing": int(i < 3)} for i, name in enumerate(("cat", "dog", "sky"), 1)
+        ]
+        content["annotations"] = []
+        for image in content["images"]:
+            ids = np.full((H, W), 3, np.int32)
+            ids[10:30, 10:30], ids[20:44, 40:70] = 1, 300
+            name = f"{image['id'] - 1}.png"
+            self.files[f"{split}_png/{name}"] = png_of(ids)
+            parts = (
+                (1, 10, [10, 10, 20, 20], 400),
+                (300, 20, [40, 20, 30, 24], 720),
+                (3, 30, [0, 0, W, H], W * H - 1120),
+            )
+            segments = [
+                {"id": key, "category_id": category, "bbox": box, "area": area, "iscrowd": 0}
+                for key, category, box, area in parts
+            ]
+            content["annotations"].append({"image_id": image["id"], "file_name": name, "segments_info": segments})
+        return content
+
+    def command(self) -> list[str]:
+        return ["panoptic", *super().command()[1:], "--segments", "train_png", "--val-segments", "val_png"]
+
+    def configs(self) -> dict[str, dict]:
+        return {
+            split: dict(
+                type="vitdense.PanopticDataset",
+                ann_file=f"{split}.json",
+                data_prefix=dict(img=split, seg=f"{split}_png"),
+            )
+            for split in SPLITS
+        }
+
+
+def png_of(ids: np.ndarray) -> bytes:
+    return encoded(np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], -1).astype(np.uint8))
+
+
+class Yolo(Data):
+    """The data of `Coco` as boxes in shares of the image."""
+
+    format = "yolo"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = {f"images/{name}": content for name, content in self.files.items()}
+        self.lines = ["0 0.25 0.333333 0.25 0.333333", "1 0.6875 0.533333 0.375 0.4"]
+        self.files |= {name.replace("images", "labels").replace("jpg", "txt"): None for name in self.files}
+        self.yaml = {"train": "images/train", "val": "images/val", "names": "[cat, dog]"}
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        text = "".join(f"{key}: {value}\n" for key, value in self.yaml.items()).encode()
+        lines = "\n".join(self.lines).encode()
+        found = {"data.yaml": text, **{name: lines if one is None else one for name, one in self.files.items()}}
+        return found
+
+    def command(self) -> list[str]:
+        return ["detection", "--yolo", "data.yaml", "--boxes", *self.options]
+
+    def configs(self) -> dict[str, dict]:
+        return {}
+
+
+class Maps(Data):
+    """Three classes, and 255 for unlabelled pixels."""
+
+    format = "maps"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes, self.suffix = "cat,dog,sky", ".png"
+        self.maps = {f"{split}_maps/{i}.png": self.labels() for split, n in SPLITS.items() for i in range(n)}
+
+    @staticmethod
+    def labels() -> np.ndarray:
+        labels = np.full((H, W), 2, np.uint8)
+        labels[10:30, 10:30], labels[20:44, 40:70], labels[:2] = 0, 1, 255
+        return labels
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        return {**self.files, **{name: encoded(one) for name, one in self.maps.items()}}
+
+    def command(self) -> list[str]:
+        folders = ["--images", "train", "--labels", "train_maps", "--val-images", "val", "--val-labels", "val_maps"]
+        options = [*folders, "--classes", self.classes, "--image-suffix", ".jpg", "--label-suffix", self.suffix]
+        return ["segmentation", *options, *self.options]
+
+    def configs(self) -> dict[str, dict]:
+        names = self.classes if self.classes.endswith(".txt") else tuple(self.classes.split(","))
+        return {
+            split: dict(
+                **dict(type="BaseSegDataset", data_prefix=dict(img_path=split, seg_map_path=f"{split}_maps")),
+                **dict(img_suffix=".jpg", seg_map_suffix=self.suffix, metainfo=dict(classes=names)),
+                reduce_zero_label="--reduce-zero-label" in self.options,
+            )
+            for split in SPLITS
+        }
+
+
+class Voc(Data):
+    """The data of `Coco` in Pascal VOC's files."""
+
+    format = "voc"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = ["cat", "dog"]
+        self.dataset = {"metainfo": {"classes": ("cat", "dog")}}
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        photos = {name: content for name, content in self.files.items() if name in PHOTOS}
+        found = {f"JPEGImages/{name.replace('/', '')}": content for name, content in photos.items()}
+        boxes = ((10, 10, 30, 30), (40, 20, 70, 44), (35, 2, 50, 9))
+        for split, number in SPLITS.items():
+            found[f"{split}.txt"] = "".join(f"{split}{i}\n" for i in range(number)).encode()
+            for i in range(number):
+                objects = "".join(
+                    f"<object><name>{name}</name><difficult>0</difficult><bndbox>"
+                    + "".join(f"<{key}>{v}</{key}>" for key, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
+                    + "</bndbox></object>"
+                    for name, box in zip(self.names, boxes)
+                )
+                size = f"<size><width>{W}</width><height>{H}</height><depth>3</depth></size>"
+                found[f"Annotations/{split}{i}.xml"] = f"<annotation>{size}{objects}</annotation>".encode()
+        return found | {name: content for name, content in self.files.items() if name not in PHOTOS}
+
+    def configs(self) -> dict[str, dict]:
+        return {
+            split: dict(type="XMLDataset", ann_file=f"{split}.txt", data_prefix=dict(sub_data_root=""))
+            for split in SPLITS
+        }
+
+
+class Said(SimpleNamespace):
+    """What a tool says: `errors` and `warnings`, texts."""
+
+    @property
+    def verdict(self) -> str:
+        return "refused" if self.errors else "warned" if self.warnings else "fine"
+
+    def __contains__(self, word: str) -> bool:
+        return any(word in line for line in (*self.errors, *self.warnings))
+
+
+def refusal(error: Exception) -> Said:
+    return Said(errors=[str(error)], warnings=[])
+
+
+class Tools:
+    """The data checks of all commands on a data set; models are not built."""
+
+    def __init__(self, data: Data, folder: Path, base, monkeypatch) -> None:
+        self.data, self.folder, self.base, self.patch = data, folder, base, monkeypatch
+        monkeypatch.setenv("TORCH_HOME", str(folder / "cache"))
+        monkeypatch.setattr(checks, "CHECKS", DATA_CHECKS)
+        monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())
+        for name, content in data.contents.items():
+            if content is not None:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+        self.configs, self.asked = {s: one | data.dataset for s, one in data.configs().items()}, None
+        self.has_truth = any(getattr(data, "val", {}).get("annotations") or ()) or not isinstance(data, Coco)
+        if hasattr(data, "command"):
+            self.asked = self._read()
+
+    def _read(self) -> Said:
+        args = new._parser().parse_args([*self.data.command(), "--force", "--no-estimate", "out.py"])
+        args.base = Path(BASES[self.data.format])
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), logged(self.patch) as warnings:
+                found = new.read(args)
+        except OptionError as error:
+            return refusal(error)
+        for path, content in found.written.items():
+            path.write_text(json.dumps(content), encoding="utf-8")
+        for split in SPLITS:
+            own = dict(found.shared) | dict(getattr(found, split)) | self.data.dataset
+            kind = self.configs.get(split, {}).get("type", "CocoDataset")
+            self.configs[split] = {"type": kind, **own}
+            self.configs[split]["data_root"] = found.root
+        return Said(errors=[], warnings=warnings)
+
+    def config(self):
+        cfg = copy.deepcopy(self.base)
+        for split in ("train", "val", "test"):
+            loader = cfg[f"{split}_dataloader"]
+            own = self.configs[split.replace("test", "val")]
+            loader.dataset = ConfigDict({"data_root": "", **copy.deepcopy(own), "pipeline": loader.dataset.pipeline})
+            for metric in as_list(cfg.get(f"{split}_evaluator")):
+                metric.pop("ann_file", None)
+        init_default_scope(cfg.default_scope)
+        follow_classes(cfg)
+        return cfg
+
+    def new(self) -> Said:
+        """Reading, then the report."""
+        if self.asked is None or self.asked.errors:
+            return self.asked
+        found = self.check()
+        return Said(errors=found.errors, warnings=self.asked.warnings + found.warnings)
+
+    def check(self) -> Said:
+        try:
+            cfg = self.config()
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                status = check.report(cfg)
+        except OptionError as error:
+            return refusal(error)
+        lines = printed.getvalue().splitlines()
+        found = {kind: [x for x in lines if x.startswith(kind)] for kind in ("error:", "warning:")}
+        assert (status == 2) == bool(found["error:"])
+        return Said(errors=found["error:"], warnings=found["warning:"])
+
+    def start(self, *splits: str) -> Said:
+        """Of a training or of a test."""
+        try:
+            with logged(self.patch) as warnings:
+                checks.check(self.config(), splits)
+        except OptionError as error:
+            return refusal(error)
+        return Said(errors=[], warnings=warnings)
+
+    def score(self) -> float:
+        """The metric of finding exactly what a training learns, 0 to 1."""
+        cfg = self.config()
+        metrics = [METRICS.build(one) for one in as_list(cfg.test_evaluator)]
+        own = {"pipeline": [], "test_mode": True} if self.data.format != "maps" else {"test_mode": True}
+        dataset = DATASETS.build({**cfg.test_dataloader.dataset, **own})
+        metric = metrics[0]
+        metric.dataset_meta = dataset.metainfo
+        for i in range(len(dataset)):
+            sample = dataset.get_data_info(i) if self.data.format != "maps" else dataset[i]
+            metric.process({}, [getattr(self, f"_of_{self.data.format}")(sample, dataset)])
+        with contextlib.redirect_stdout(io.StringIO()):
+            values = metric.evaluate(len(dataset))
+        scores = {key.rpartition("/")[2]: value for key, value in values.items()}
+        return next(
+            scores[key] / part
+            for key, part in (("bbox_mAP", 1), ("PQ", 100), ("mIoU", 100), ("mAP", 1))
+            if key in scores
+        )
+
+    @staticmethod
+    def _of_coco(sample: dict, dataset) -> dict:
+        kept = [one for one in sample["instances"] if not one["ignore_flag"]]
+        boxes = torch.tensor([one["bbox"] for one in kept], dtype=torch.float).reshape(-1, 4)
+        found = {"bboxes": boxes, "scores": torch.ones(len(kept))}
+        found["labels"] = torch.tensor([one["bbox_label"] for one in kept], dtype=torch.long)
+        if "masks" not in found and "segm" in getattr(dataset, "metrics", ()):
+            found["masks"] = []
+        return {"img_id": sample["img_id"], "ori_shape": (sample["height"], sample["width"]), "pred_instances": found}
+
+    _of_yolo = _of_coco
+
+    @staticmethod
+    def _of_voc(sample: dict, dataset) -> dict:
+        found = Tools._of_coco(sample, dataset)
+        truth = {
+            "bboxes": found["pred_instances"]["bboxes"],
+            "labels": found["pred_instances"]["labels"],
+        }
+        return {
+            **found,
+            "gt_instances": truth,
+            "ignored_instances": {"bboxes": torch.zeros(0, 4), "labels": truth["labels"][:0]},
+        }
+
+    @staticmethod
+    def _of_maps(sample: dict, dataset) -> dict:
+        truth = sample["data_samples"].gt_sem_seg.data
+        found = torch.where(truth == 255, 0, truth)
+        return {"gt_sem_seg": {"data": truth}, "pred_sem_seg": {"data": found}, "img_path": "", "seg_map_path": ""}
+
+    @staticmethod
+    def _of_panoptic(sample: dict, dataset) -> dict:
+        from vitdense.mm.data.panoptic import ids_of_colours
+
+        ids = ids_of_colours(np.asarray(Image.open(sample["seg_map_path"])))
+        codes = np.full_like(ids, len(dataset.metainfo["classes"]))
+        for i, one in enumerate(sample["segments_info"]):
+            codes[ids == one["id"]] = one["category"] + INSTANCE_OFFSET * (i + 1)
+        found = {"sem_seg": torch.from_numpy(codes)[None]}
+        return {**{key: sample[key] for key in ("seg_map_path", "segments_info")}, "pred_panoptic_seg": found}
+
+
+@contextlib.contextmanager
+def logged(patch):
+    """The warnings that `refuse` logs."""
+    found: list[str] = []
+    patch.setattr(faults, "print_log", lambda text, **kwargs: found.append(text))
+    yield found
+
+
+def base_configs() -> dict:
+    found = {}
+    for kind, name in BASES.items():
+        found[kind] = load_config(name)
+        for head in nodes(found[kind].model):  # as in the file
+            for key in ("num_things_classes", "num_stuff_classes"):
+                head.pop(key, None)
+        if kind in ("coco", "yolo"):
+            for split in ("val", "test"):
+                found[kind][f"{split}_evaluator"] = dict(type="vitdense.CocoMetric", metric="bbox")
+        if kind == "voc":
+            for split in ("val", "test"):
+                found[kind][f"{split}_evaluator"] = dict(type="VOCMetric", metric="mAP", eval_mode="11points")
+    return found

@@ -1,0 +1,927 @@
+"""One table of what data sets have wrong: `new`, `check`, a training and a test say the same of each."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from mmengine.registry import DATASETS
+from PIL import Image
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+from kinds import SPLITS, Coco, H, Maps, Panoptic, Tools, Voc, W, Yolo, base_configs, encoded, photo, png_of, square
+
+FINE, WARNED, REFUSED = "fine", "warned", "refused"
+NAN, INF, BIG = float("nan"), float("inf"), 2**53
+
+
+@pytest.fixture(scope="module")
+def bases():
+    return base_configs()
+
+
+def both(change):
+    """A change of the content of both annotation files."""
+
+    def apply(data):
+        change(data.train), change(data.val)
+
+    return apply
+
+
+def train(change):
+    return lambda data: change(data.train)
+
+
+def val(change):
+    return lambda data: change(data.val)
+
+
+def one(kind="annotations", index=0, **values):
+    """Values of one item of a list; `...` removes a key."""
+
+    def change(content):
+        item = content[kind][index]
+        for key, value in values.items():
+            if value is ...:
+                item.pop(key, None)
+            else:
+                item[key] = value(item) if callable(value) else value
+
+    return change
+
+
+def every(kind="annotations", step=1, **values):
+    def change(content):
+        for i in range(0, len(content[kind]), step):
+            one(kind, i, **values)(content)
+
+    return change
+
+
+def put(key, value):
+    return lambda content: content.__setitem__(key, value)
+
+
+def add(kind, like=0, **values):
+    """A copy of an item, with other values."""
+    return lambda content: content[kind].append({**copy.deepcopy(content[kind][like]), **values})
+
+
+def seq(*changes):
+    def change(content):
+        for each in changes:
+            each(content)
+
+    return change
+
+
+def renumber(kind, key, number):
+    """Other ids, in all that refers to them."""
+
+    def change(content):
+        new = {item["id"]: number(item["id"]) for item in content[kind]}
+        for item in content[kind]:
+            item["id"] = new[item["id"]]
+        for item in content["annotations"]:
+            if key in item:
+                item[key] = new[item[key]]
+        for item in content["annotations"]:
+            for segment in item.get("segments_info", ()):
+                if key in segment:
+                    segment[key] = new[segment[key]]
+
+    return change
+
+
+def rename(content):
+    content["categories"].reverse()
+
+
+def shares(box):
+    return [box[0] / W, box[1] / H, box[2] / W, box[3] / H]
+
+
+def corners(item):
+    x, y, w, h = item["bbox"]
+    return [x, y, x + w, y + h]
+
+
+def rle(item):
+    mask = np.zeros((H, W), np.uint8)
+    x, y, w, h = map(int, item["bbox"])
+    mask[y : y + h, x : x + w] = 1
+    flat, counts, value = mask.T.ravel().tolist(), [0], 0
+    for pixel in flat:
+        if pixel != value:
+            counts.append(0)
+            value = pixel
+        counts[-1] += 1
+    return {"size": [H, W], "counts": counts}
+
+
+def packed(item):
+    from pycocotools import mask
+
+    found = mask.frPyObjects(rle(item), H, W)
+    return {**found, "counts": found["counts"].decode()}
+
+
+def hole(item):
+    x, y, w, h = item["bbox"]
+    return [*square(x, y, w, h), *square(x + 4, y + 4, w - 8, h - 8)]
+
+
+def moved(dx, dy=0):
+    return lambda item: square(item["bbox"][0] + dx, item["bbox"][1] + dy, *item["bbox"][2:])
+
+
+def double(content):
+    for item in list(content["annotations"]):
+        content["annotations"].append({**copy.deepcopy(item), "id": item["id"] + 1000})
+
+
+def joined(*names):
+    """Other names of the categories."""
+
+    def change(content):
+        for category, name in zip(content["categories"], names):
+            category["name"] = name
+
+    return change
+
+
+def image(name, content):
+    return lambda data: data.files.__setitem__(name, content)
+
+
+def raw(change):
+    """Bytes in place of an annotation file."""
+
+    def apply(data):
+        for split in SPLITS:
+            data.files[f"{split}.json"] = change(json.dumps(getattr(data, split)))
+
+    return apply
+
+
+def turn_annotated(data):
+    """Photos that are turned by EXIF, annotated as they are shown."""
+    for split, number in SPLITS.items():
+        for i in range(number):
+            data.files[f"{split}/{i}.jpg"] = photo(50 + 10 * len(split) + i, (H, W), turned=6)
+
+
+def turn_stored(data):
+    """Photos that are turned by EXIF, annotated as they are stored."""
+    for split, number in SPLITS.items():
+        for i in range(number):
+            data.files[f"{split}/{i}.jpg"] = photo(50 + 10 * len(split) + i, turned=6)
+
+
+def webp_turned(data):
+    for split, number in SPLITS.items():
+        content = getattr(data, split)
+        for i in range(number):
+            content["images"][i]["file_name"] = f"{i}.webp"
+            data.files[f"{split}/{i}.webp"] = photo(50 + 10 * len(split) + i, (H, W), "WEBP", turned=6)
+
+
+def absent(name):
+    return lambda data: data.files.pop(name)
+
+
+def same_images(data):
+    for i in range(2):
+        data.files[f"val/{i}.jpg"] = data.files[f"train/{i}.jpg"]
+
+
+def shared_file(data):
+    data.val = data.train
+    data.options = ["--val", "train.json", "--val-images", "train"]
+
+
+COCO = {  # change, what is right, words of the message
+    "sound": (both(lambda content: None), FINE),
+    "keys that nobody reads": (both(seq(put("info", {"categories": []}), put("licenses", []), every(note="x"))), FINE),
+    "a BOM": (raw(lambda text: b"\xef\xbb\xbf" + text.encode()), FINE),
+    "names that are not ASCII": (both(joined("кот", "狗")), FINE),
+    "names with spaces and commas": (both(joined("red cat", "dog, wild")), FINE),
+    "category ids from 0": (both(renumber("categories", "category_id", lambda i: i - 1)), FINE),
+    "category ids with gaps": (both(renumber("categories", "category_id", lambda i: 40 * i)), FINE),
+    "negative category ids": (both(renumber("categories", "category_id", lambda i: -i)), FINE),
+    "annotation ids from 0": (both(renumber("annotations", None, lambda i: i - 2)), FINE),
+    "negative annotation ids": (both(renumber("annotations", None, lambda i: -i)), FINE),
+    "image ids above 2**53": (both(renumber("images", "image_id", lambda i: BIG + i)), FINE),
+    "annotation ids above 2**53": (both(renumber("annotations", None, lambda i: BIG + i)), FINE),
+    "image ids from 0": (both(renumber("images", "image_id", lambda i: i - 1)), FINE),
+    "negative image ids": (both(renumber("images", "image_id", lambda i: -i)), FINE),
+    "categories of the validation in another order": (val(rename), FINE),
+    "categories of both in reverse order": (both(rename), FINE),
+    "images in another order": (both(lambda content: content["images"].reverse()), FINE),
+    "run-length codes": (both(every(segmentation=rle)), FINE),
+    "compressed run-length codes": (both(every(segmentation=packed)), FINE),
+    "a crowd": (both(one(iscrowd=1, segmentation=rle)), FINE),
+    "an image without annotations": (both(lambda content: content["annotations"].__delitem__(slice(0, 2))), FINE),
+    "boxes of floating-point numbers": (
+        both(every(bbox=lambda a: [v + 0.25 for v in a["bbox"]], segmentation=moved(0.25, 0.25))),
+        FINE,
+    ),
+    "an object of several polygons": (
+        both(one(segmentation=[*square(10, 10, 9, 20), *square(21, 10, 9, 20)], area=360)),
+        FINE,
+    ),
+    "the area of the box beside a mask": (both(every(segmentation=lambda a: [moved(0)(a)[0][:6]])), FINE),
+    "a box that an exporter rounded over the edge": (
+        both(one(bbox=[59.5, 20, 21, 20], segmentation=square(59.5, 20, 20.5, 20), area=410)),
+        FINE,
+    ),
+    "file names in folders": (
+        lambda data: [
+            (
+                content["images"][0].update(file_name="a/b.jpg"),
+                data.files.update({f"{s}/a/b.jpg": data.files.pop(f"{s}/0.jpg")}),
+            )
+            for s, content in (("train", data.train), ("val", data.val))
+        ],
+        FINE,
+    ),
+    "photos turned by EXIF, annotated as shown": (turn_annotated, FINE),
+    "WebP turned by EXIF, annotated as shown": (webp_turned, FINE),
+    "a grey photo": (image("train/0.jpg", encoded(Image.new("L", (W, H)), "JPEG")), FINE),
+    "a PNG with alpha": (image("train/0.jpg", encoded(Image.new("RGBA", (W, H)))), FINE),
+    "rotation 0 of CVAT": (both(every(attributes={"occluded": False, "rotation": 0.0})), FINE),
+    "bbox_mode of detectron2, XYWH": (both(every(bbox_mode=1)), FINE),
+    "isthing of a panoptic file": (both(every("categories", isthing=1)), FINE),
+    "supercategories": (both(every("categories", supercategory="animal")), FINE),
+    "ignore 0": (both(every(ignore=0)), FINE),
+    # What is warned of
+    "CVAT's rotation": (both(one(attributes={"rotation": 45.0})), WARNED, "rotation"),
+    "CVAT's rotation as text": (both(one(attributes={"rotation": "45"})), WARNED, "rotation"),
+    "an object twice": (both(add("annotations", id=99)), WARNED, "box and class of another"),
+    "all objects twice": (both(double), WARNED, "box and class of another"),
+    "half of the objects crowds": (both(every(step=2, iscrowd=1, segmentation=rle)), WARNED, "crowds"),
+    "half of the objects ignored": (both(every(step=2, ignore=1)), WARNED, "ignore"),
+    "an area of 1e11": (both(one(area=1e11)), WARNED, "area"),
+    "an area of 1": (both(every(area=1.0)), WARNED, "area"),
+    "an area in shares": (both(every(area=lambda a: a["area"] / W / H)), WARNED, "area"),
+    "a hole as an inner polygon": (
+        both(every(segmentation=hole, area=lambda a: a["area"] - (a["bbox"][2] - 8) * (a["bbox"][3] - 8))),
+        WARNED,
+        "hole",
+    ),
+    "a polygon beside its box": (both(one(segmentation=moved(30))), WARNED, "polygon"),
+    "a mask without a pixel": (both(one(segmentation={"size": [H, W], "counts": [H * W]})), WARNED, "no pixel"),
+    "a box without area": (both(one(bbox=[10, 10, 0, 5])), WARNED, "no area"),
+    "a box of half a pixel": (both(one(bbox=[10, 10, 0.5, 5])), WARNED, "below one pixel"),
+    "a box outside": (
+        both(one(bbox=[200, 10, 10, 5], segmentation=square(200, 10, 10, 5), area=50)),
+        WARNED,
+        "outside",
+    ),
+    "a box over the edge": (both(one(bbox=[70, 10, 20, 20], segmentation=square(70, 10, 20, 20))), WARNED, "edge"),
+    "a class without objects": (train(add("categories", id=7, name="owl")), WARNED, "owl"),
+    "Roboflow's group category": (
+        both(lambda c: c["categories"].insert(0, {"id": 0, "name": "pets", "supercategory": "none"})),
+        WARNED,
+        "pets",
+    ),
+    "a class of the validation alone": (
+        val(
+            seq(
+                add("categories", id=7, name="owl"),
+                add("annotations", id=99, category_id=7, bbox=[1, 1, 9, 9], area=81, segmentation=square(1, 1, 9, 9)),
+            )
+        ),
+        WARNED,
+        "owl",
+    ),
+    "a file name twice": (both(one("images", 1, file_name="0.jpg")), WARNED, "file_name"),
+    "most images without annotations": (
+        train(lambda c: c["annotations"].__delitem__(slice(2, None))),
+        WARNED,
+        "without annotation",
+    ),
+    "a validation without annotations": (val(put("annotations", [])), WARNED, "evaluate"),
+    "the validation is the training": (shared_file, WARNED, "train"),
+    "images in both, by bytes": (same_images, WARNED, "both"),
+    "16 bits": (
+        image("train/0.jpg", encoded(np.full((H, W), 4000, np.uint16))),
+        WARNED,
+        "8 bits",
+    ),
+    # What is refused
+    "UTF-16": (raw(lambda text: text.encode("utf-16")), REFUSED, "train.json"),
+    "Latin-1": (
+        raw(lambda text: text.replace("cat", "c\u00e4t", 2).replace("\\u00e4", "\u00e4").encode("latin-1")),
+        REFUSED,
+        "train.json",
+    ),
+    "cut": (raw(lambda text: text[: len(text) // 2].encode()), REFUSED, "train.json"),
+    "empty": (raw(lambda text: b""), REFUSED, "train.json"),
+    "a list": (raw(lambda text: b"[]"), REFUSED, "train.json"),
+    "an image": (raw(lambda text: photo(1)), REFUSED, "train.json"),
+    "nested without end": (raw(lambda text: b"[" * 100000), REFUSED, "train.json"),
+    "no images": (both(put("images", [])), REFUSED, "images"),
+    "no categories": (both(put("categories", [])), REFUSED, "categories"),
+    "images null": (both(put("images", None)), REFUSED, "images"),
+    "annotations null": (both(put("annotations", None)), REFUSED, "annotations"),
+    "no annotations": (both(put("annotations", [])), REFUSED, "nothing to learn"),
+    "no annotations to learn": (train(put("annotations", [])), REFUSED, "nothing to learn"),
+    "images a dict": (
+        both(lambda c: c.update(images={str(i): x for i, x in enumerate(c["images"])})),
+        REFUSED,
+        "images",
+    ),
+    "image_id of no image": (both(one(image_id=99)), REFUSED, "image"),
+    "image_id a string": (both(every(image_id=lambda a: str(a["image_id"]))), REFUSED, "image_id"),
+    "image ids strings": (both(every("images", id=lambda a: str(a["id"]))), REFUSED, "id"),
+    "category_id of none": (both(one(category_id=99)), REFUSED, "category"),
+    "category_id null": (both(one(category_id=None)), REFUSED, "category_id"),
+    "image ids twice": (both(one("images", 1, id=1)), REFUSED, "same id"),
+    "annotation ids twice": (both(one("annotations", 1, id=2)), REFUSED, "same id"),
+    "category ids twice": (both(one("categories", 1, id=1)), REFUSED, "same id"),
+    "names twice": (both(joined("cat", "cat")), REFUSED, "same name"),
+    "a name that is no text": (both(one("categories", name=7)), REFUSED, "name"),
+    "an empty name": (both(one("categories", name="")), REFUSED, "name"),
+    "a name of blanks": (both(one("categories", name="  ")), REFUSED, "name"),
+    "a name with an escape": (both(one("categories", name="c\x1b[31mat")), REFUSED, "control"),
+    "a file name with an escape": (both(one("images", file_name="\x1b]0;0.jpg")), REFUSED, "control"),
+    "file_name absent": (both(one("images", file_name=...)), REFUSED, "file_name"),
+    "an image without a size": (both(one("images", width=...)), REFUSED, "width"),
+    "width 0": (both(one("images", width=0)), REFUSED, "width"),
+    "width NaN": (both(one("images", width=NAN)), REFUSED, "width"),
+    "width and height swapped": (both(every("images", width=H, height=W)), REFUSED, "size"),
+    "another size": (both(every("images", width=2 * W, height=2 * H)), REFUSED, "size"),
+    "a box of two numbers": (both(one(bbox=[1, 2])), REFUSED, "four numbers"),
+    "a box of five numbers": (both(every(bbox=lambda a: [*a["bbox"], 30])), REFUSED, "four numbers"),
+    "a box NaN": (both(one(bbox=[1, NAN, 3, 4])), REFUSED, "four numbers"),
+    "a box infinite": (both(one(bbox=[1, INF, 3, 4])), REFUSED, "four numbers"),
+    "a box of texts": (both(one(bbox=["1", "2", "3", "4"])), REFUSED, "four numbers"),
+    "a box null": (both(one(bbox=None)), REFUSED, "bbox"),
+    "a box a dict": (both(one(bbox={"x": 1, "y": 1, "w": 1, "h": 1})), REFUSED, "bbox"),
+    "an area absent": (both(one(area=...)), REFUSED, "area"),
+    "an area NaN": (both(one(area=NAN)), REFUSED, "area"),
+    "a bool in a box": (both(one(bbox=[True, 10, 20, 20])), REFUSED, "four numbers"),
+    "boxes in shares": (both(every(bbox=lambda a: shares(a["bbox"]))), REFUSED, "shares"),
+    "boxes as corners": (both(every(bbox=corners)), REFUSED, "corners"),
+    "boxes as centres": (
+        both(every(bbox=lambda a: [75, 10, 8, 8], area=64, segmentation=square(71, 6, 8, 8))),
+        REFUSED,
+        "polygon",
+    ),
+    "bbox_mode of detectron2, XYXY": (both(every(bbox_mode=0, bbox=corners)), REFUSED, "bbox_mode"),
+    "polygons in shares": (
+        both(every(segmentation=lambda a: square(*shares(a["bbox"])))),
+        REFUSED,
+        "shares",
+    ),
+    "all polygons beside their boxes": (both(every(segmentation=moved(-9, 25))), REFUSED, "polygon"),
+    "crowds only": (both(every(iscrowd=1, segmentation=rle)), REFUSED, "crowds"),
+    "ignored only": (both(every(ignore=1)), REFUSED, "ignored"),
+    "iscrowd a text": (both(one(iscrowd="0")), REFUSED, "iscrowd"),
+    "ignore a text": (both(one(ignore="false")), REFUSED, "ignore"),
+    "areas 0": (both(every(area=0)), REFUSED, "none counts"),
+    "segmentation {}": (both(one(segmentation={})), REFUSED, "segmentation"),
+    "segmentation [[]]": (both(one(segmentation=[[]])), REFUSED, "three points"),
+    "segmentation null": (both(one(segmentation=None)), REFUSED, "segmentation"),
+    "segmentation []": (both(one(segmentation=[])), REFUSED, "segmentation"),
+    "segmentation absent": (both(one(segmentation=...)), REFUSED, "segmentation"),
+    "segmentation flat": (both(one(segmentation=lambda a: moved(0)(a)[0])), REFUSED, "polygons"),
+    "segmentation of points": (both(one(segmentation=[[[1, 1], [9, 1], [9, 9]]])), REFUSED, "numbers"),
+    "segmentation a string": (both(one(segmentation="abc")), REFUSED, "RLE"),
+    "a polygon of one point": (both(one(segmentation=[[1, 1]])), REFUSED, "three points"),
+    "a polygon of half a point": (both(one(segmentation=[[1, 1, 9, 1, 9, 9, 1]])), REFUSED, "half a point"),
+    "a polygon with NaN": (both(one(segmentation=[[NAN, 1, 9, 1, 9, 9]])), REFUSED, "finite"),
+    "a polygon at 1e9": (both(one(segmentation=[[1e9, 1, 9, 1, 9, 9]])), REFUSED, "far outside"),
+    "run-length codes of another size": (
+        both(one(segmentation={"size": [7, 9], "counts": [0, 63]})),
+        REFUSED,
+        "another size",
+    ),
+    "run-length codes of width and height": (
+        both(every(segmentation=lambda a: {**rle(a), "size": [W, H]})),
+        REFUSED,
+        "another size",
+    ),
+    "run-length codes that are too short": (
+        both(one(segmentation={"size": [H, W], "counts": [0, 5]})),
+        REFUSED,
+        "counts",
+    ),
+    "run-length codes of garbage": (both(one(segmentation={"size": [H, W], "counts": "ooooooo0"})), REFUSED, "counts"),
+    "run-length codes that are negative": (
+        both(one(segmentation={"size": [H, W], "counts": [-5, H * W + 5]})),
+        REFUSED,
+        "counts",
+    ),
+    "another name in the validation": (val(joined("Cat", "Dog")), REFUSED, "Cat"),
+    "photos turned by EXIF, annotated as stored": (turn_stored, REFUSED, "EXIF"),
+    "an image that does not exist": (absent("train/1.jpg"), REFUSED, "not exist"),
+    "an image of no byte": (image("train/1.jpg", b""), REFUSED, "1.jpg"),
+    "an image of text": (image("train/1.jpg", b"no image"), REFUSED, "1.jpg"),
+    "an image that is cut": (image("train/1.jpg", photo(1)[:-200]), REFUSED, "1.jpg"),
+    "a backslash in file names": (
+        both(every("images", file_name=lambda a: f"a\\{a['file_name']}")),
+        REFUSED,
+        "backslash",
+    ),
+    "an image of another size": (image("train/1.jpg", photo(1, (W, H + 9))), REFUSED, "size"),
+}
+
+
+# ---- YOLO
+
+
+def entry(**values):
+    """Other values of data.yaml; `...` removes a key."""
+
+    def change(data):
+        data.yaml = {k: v for k, v in {**data.yaml, **values}.items() if v is not ...}
+
+    return change
+
+
+def lines(*texts):
+    return lambda data: setattr(data, "lines", list(texts))
+
+
+def label(content, name="labels/train/0.txt"):
+    return lambda data: data.files.__setitem__(name, content)
+
+
+def no_labels(data, of=("train", "val"), first=0):
+    for name in list(data.files):
+        if name.startswith(tuple(f"labels/{split}/" for split in of)) and int(name[-5]) >= first:
+            del data.files[name]
+
+
+def listed(data):
+    for split, number in SPLITS.items():
+        data.files[f"{split}.txt"] = "".join(f"./images/{split}/{i}.jpg\n" for i in range(number)).encode()
+    data.yaml |= {"train": "train.txt", "val": "val.txt"}
+
+
+def yolo_turned(data):
+    for split, number in SPLITS.items():
+        for i in range(number):
+            data.files[f"images/{split}/{i}.jpg"] = photo(50 + 10 * len(split) + i, (H, W), turned=6)
+
+
+BOX = "0 0.25 0.333333 0.25 0.333333"
+POLYGON = "1 0.5 0.33 0.875 0.33 0.875 0.73 0.5 0.73"
+YOLO = {
+    "sound": (entry(), FINE),
+    "names by number": (entry(names="{0: cat, 1: dog}"), FINE),
+    "quoted names": (entry(names="['yes', '007']"), FINE),
+    "nc": (entry(nc=2), FINE),
+    "a path": (entry(path="."), FINE),
+    "roboflow's folders": (entry(train="../images/train", val="../images/val"), FINE),
+    "keys that nobody reads": (entry(download="none", license="MIT"), FINE),
+    "a test split": (entry(test="images/val"), FINE),
+    "a list of folders": (entry(train="[images/train]"), FINE),
+    "lists of files": (listed, FINE),
+    "polygons": (lines("0 0.125 0.17 0.375 0.17 0.375 0.5 0.125 0.5", POLYGON), FINE),
+    "boxes and polygons": (lines(BOX, POLYGON), FINE),
+    "tabs and blank lines": (lines(BOX.replace(" ", "\t"), "", "1 0.6875 0.533333 0.375 0.4  "), FINE),
+    "Windows' ends of lines": (lines(BOX + "\r", "1 0.6875 0.533333 0.375 0.4\r"), FINE),
+    "a class as 0.0": (lines(BOX.replace("0 ", "0.0 ", 1), "1 0.6875 0.533333 0.375 0.4"), FINE),
+    "an empty label file": (label(b""), FINE),
+    "a BOM in a label file": (label(b"\xef\xbb\xbf" + BOX.encode()), FINE),
+    "a BOM in data.yaml": (
+        label(b"\xef\xbb\xbftrain: images/train\nval: images/val\nnames: [cat, dog]\n", "data.yaml"),
+        FINE,
+    ),
+    "names that are not ASCII": (entry(names="[кот, 狗]"), FINE),
+    "photos turned by EXIF": (yolo_turned, FINE),
+    "channels: 3": (entry(channels=3), FINE),
+    "an object twice": (lines(BOX, BOX, "1 0.6875 0.533333 0.375 0.4"), WARNED, "box and class of another"),
+    "a box without area": (lines(BOX, "1 0.6875 0.533333 0 0.4"), WARNED, "no area"),
+    "a class without objects": (entry(names="[cat, dog, owl]"), WARNED, "owl"),
+    "the validation is the training": (entry(val="images/train"), WARNED, "both"),
+    "labels of one image of three": (lambda data: no_labels(data, ("train",), 1), WARNED, "without annotation"),
+    "two images with one label file": (
+        lambda data: data.files.__setitem__("images/train/0.png", photo(77, form="PNG")),
+        WARNED,
+        "same label file",
+    ),
+    "kpt_shape": (entry(kpt_shape="[1, 3]"), REFUSED, "kpt_shape"),
+    "channels: 4": (entry(channels=4), REFUSED, "channels"),
+    "train empty": (entry(train="''"), REFUSED, "train"),
+    "val empty": (entry(val=""), REFUSED, "val"),
+    "train null": (entry(train="null"), REFUSED, "train"),
+    "train an empty list": (entry(train="[]"), REFUSED, "train"),
+    "train a number": (entry(train=7), REFUSED, "train"),
+    "train a dict": (entry(train="{a: b}"), REFUSED, "train"),
+    "a list with a number": (entry(train="[7]"), REFUSED, "train"),
+    "train absent": (entry(train=...), REFUSED, "train"),
+    "val absent": (entry(val=...), REFUSED, "val"),
+    "a folder that does not exist": (entry(train="images/nowhere"), REFUSED, "nowhere"),
+    "a list file without lines": (
+        lambda d: (d.files.update({"t.txt": b"\n"}), entry(train="t.txt")(d)),
+        REFUSED,
+        "t.txt",
+    ),
+    "a list file with an absent image": (
+        lambda d: (d.files.update({"t.txt": b"images/train/9.jpg"}), entry(train="t.txt")(d)),
+        REFUSED,
+        "9.jpg",
+    ),
+    "names absent": (entry(names=...), REFUSED, "names"),
+    "names empty": (entry(names="[]"), REFUSED, "names"),
+    "names a text": (entry(names="cat"), REFUSED, "names"),
+    "names yes and no": (entry(names="[yes, no]"), REFUSED, "quotes"),
+    "names on and off": (entry(names="{0: on, 1: off}"), REFUSED, "quotes"),
+    "a name ~": (entry(names="[cat, ~]"), REFUSED, "quotes"),
+    "a name 007": (entry(names="[007, dog]"), REFUSED, "quotes"),
+    "a name 0x10": (entry(names="[0x10, dog]"), REFUSED, "quotes"),
+    "a name that is a date": (entry(names="[2024-01-01, dog]"), REFUSED, "quotes"),
+    "an empty name": (entry(names="['', dog]"), REFUSED, "name"),
+    "names twice": (entry(names="[cat, cat]"), REFUSED, "name"),
+    "a name with an escape": (entry(names='["c\\e[31m", dog]'), REFUSED, "control"),
+    "keys of names mixed": (entry(names='{0: cat, "1": dog}'), REFUSED, "names"),
+    "names from 1": (entry(names="{1: cat, 2: dog}"), REFUSED, "names"),
+    "names with a gap": (entry(names="{0: cat, 2: dog}"), REFUSED, "names"),
+    "another nc": (entry(nc=3), REFUSED, "nc"),
+    "path a number": (entry(path=2024), REFUSED, "path"),
+    "path a list": (entry(path="[data]"), REFUSED, "path"),
+    "data.yaml a list": (label(b"- a\n", "data.yaml"), REFUSED, "data.yaml"),
+    "data.yaml empty": (label(b"", "data.yaml"), REFUSED, "data.yaml"),
+    "data.yaml in UTF-16": (label("names: [a]".encode("utf-16"), "data.yaml"), REFUSED, "data.yaml"),
+    "data.yaml that is no YAML": (label(b"names: [a\n", "data.yaml"), REFUSED, "data.yaml"),
+    "data.yaml in Latin-1": (label("names: [ä]".encode("latin-1"), "data.yaml"), REFUSED, "data.yaml"),
+    "no labels": (no_labels, REFUSED, "labels"),
+    "a class too many": (lines("2 0.5 0.5 0.2 0.2"), REFUSED, "class 2"),
+    "classes from 1": (lines("1 0.5 0.5 0.2 0.2", "2 0.5 0.5 0.2 0.2"), REFUSED, "class 2"),
+    "a negative class": (lines("-1 0.5 0.5 0.2 0.2"), REFUSED, "class -1"),
+    "a class 0.5": (lines("0.5 0.5 0.5 0.2 0.2"), REFUSED, "class 0.5"),
+    "a class by name": (lines("cat 0.5 0.5 0.2 0.2"), REFUSED, "cat"),
+    "boxes in pixels": (lines("0 20 20 10 10"), REFUSED, "shares"),
+    "a share of 1.2": (lines("0 1.2 0.5 0.2 0.2"), REFUSED, "shares"),
+    "a share of -0.2": (lines("0 -0.2 0.5 0.2 0.2"), REFUSED, "shares"),
+    "NaN": (lines("0 nan 0.5 0.2 0.2"), REFUSED, "shares"),
+    "three values": (lines("0 0.5 0.5 0.2"), REFUSED, "3 values"),
+    "a score after the box": (lines("0 0.5 0.5 0.2 0.2 0.9"), REFUSED, "5 values"),
+    "the class alone": (lines("0"), REFUSED, "0 values"),
+    "half a point": (lines("0 0.1 0.1 0.5 0.1 0.5 0.5 0.2"), REFUSED, "7 values"),
+    "points with visibility 2": (lines("0 0.5 0.5 0.2 0.2 0.5 0.5 2 0.4 0.4 2"), REFUSED, "shares"),
+    "commas": (lines("0,0.5,0.5,0.2,0.2"), REFUSED, "lines are no objects"),
+    "text": (lines("a cat and a dog"), REFUSED, "lines are no objects"),
+    "a label file in UTF-16": (label(BOX.encode("utf-16")), REFUSED, "labels/train/0.txt"),
+    "a label file that is an image": (label(photo(1)), REFUSED, "labels/train/0.txt"),
+    "an image that cannot be read": (label(b"no image", "images/train/0.jpg"), REFUSED, "images/train/0.jpg"),
+    "an image of no byte": (label(b"", "images/train/0.jpg"), REFUSED, "images/train/0.jpg"),
+}
+
+# ---- label maps
+
+
+def maps(change, of=("train", "val")):
+    """Other label maps."""
+
+    def apply(data):
+        for name, labels in data.maps.items():
+            if name.startswith(of):
+                data.maps[name] = change(labels.copy())
+
+    return apply
+
+
+def option(*options, classes=None):
+    def apply(data):
+        data.options += options
+        data.classes = classes or data.classes
+
+    return apply
+
+
+def also(*changes):
+    def apply(data):
+        for change in changes:
+            change(data)
+
+    return apply
+
+
+def without_255(labels):
+    return np.where(labels == 255, 2, labels).astype(labels.dtype)
+
+
+def suffix(new, form):
+    """Label maps in another format."""
+
+    def apply(data):
+        for name in list(data.maps):
+            data.files[name.replace(".png", new)] = encoded(Image.fromarray(data.maps.pop(name)), form)
+        data.suffix = new
+
+    return apply
+
+
+def palette(labels):
+    found = Image.fromarray(labels)
+    found = found.convert("P")
+    found.putdata(labels.ravel().tolist())
+    found.putpalette([v for i in range(256) for v in (i, 255 - i, 7)])
+    return found
+
+
+def map_file(content, name="train_maps/0.png"):
+    def apply(data):
+        data.maps.pop(name, None)
+        if content is not None:
+            data.files[name] = content
+
+    return apply
+
+
+def many(number):
+    return ",".join(f"c{i}" for i in range(number))
+
+
+def turned_map(turned):
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    return encoded(Maps.labels(), "PNG", exif=exif)
+
+
+def with_palette(data):
+    for name in list(data.maps):
+        data.files[name] = encoded(palette(data.maps.pop(name)))
+
+
+def names_file(content):
+    return also(option(classes="names.txt"), label(content, "names.txt"))
+
+
+MAPS = {
+    "sound": (option(), FINE),
+    "without unlabelled pixels": (maps(without_255), FINE),
+    "16 bits": (maps(lambda x: x.astype(np.uint16)), FINE),
+    "palettes": (with_palette, FINE),
+    "a TIFF": (suffix(".tif", "TIFF"), FINE),
+    "reduce_zero_label": (also(option("--reduce-zero-label"), maps(lambda x: (x + 1).astype(np.uint8))), FINE),
+    "names that are not ASCII": (option(classes="кот,狗,sky"), FINE),
+    "a file of names": (names_file(b"cat\ndog\nsky\n"), FINE),
+    "a file of names with a BOM": (names_file(b"\xef\xbb\xbfcat\r\ndog\r\nsky\r\n"), FINE),
+    "photos turned by EXIF": (turn_annotated, FINE),
+    "a class absent from the validation": (maps(lambda x: np.where(x == 1, 2, x).astype(np.uint8), ("val",)), FINE),
+    "a class that never occurs": (option(classes="cat,dog,sky,owl"), WARNED, "owl"),
+    "JPEG": (also(suffix(".jpg", "JPEG"), option(classes=many(255))), WARNED, "JPEG"),
+    "the validation is the training": (
+        lambda d: d.options.extend(["--val-images", "train", "--val-labels", "train_maps"]),
+        WARNED,
+        "both",
+    ),
+    "images of another suffix": (image("train/7.png", photo(7, form="PNG")), WARNED, "suffix"),
+    "a value without a class": (maps(lambda x: (x + (x == 2)).astype(np.uint8)), REFUSED, "no class"),
+    "values of 16 bits": (maps(lambda x: x.astype(np.uint16) * 300), REFUSED, "no class"),
+    "300 classes": (
+        also(option(classes=many(300)), maps(lambda x: np.where(x == 2, 299, x).astype(np.uint16))),
+        REFUSED,
+        "255",
+    ),
+    "256 classes, the last of them 255": (option(classes=many(256)), REFUSED, "255"),
+    "a negative value": (suffix(".tif", "TIFF"), FINE),
+    "floating-point values": (
+        also(maps(lambda x: x.astype(np.float32)), lambda d: suffix_of(d, ".tif")),
+        REFUSED,
+        "float32",
+    ),
+    "NaN": (
+        also(maps(lambda x: np.full(x.shape, NAN, np.float32)), lambda d: suffix_of(d, ".tif")),
+        REFUSED,
+        "float32",
+    ),
+    "colours": (maps(lambda x: np.dstack([x, x // 2, x * 0])), REFUSED, "one channel"),
+    "three equal channels": (maps(lambda x: np.dstack([x, x, x])), REFUSED, "one channel"),
+    "alpha": (maps(lambda x: np.dstack([x, x])), REFUSED, "one channel"),
+    "all unlabelled": (maps(lambda x: np.full_like(x, 255)), REFUSED, "nothing to learn"),
+    "all 0 with reduce_zero_label": (also(option("--reduce-zero-label"), maps(np.zeros_like)), REFUSED, "nothing to"),
+    "a validation that is unlabelled": (maps(lambda x: np.full_like(x, 255), ("val",)), REFUSED, "nothing to evaluate"),
+    "masks of 0 and 255": (
+        also(option(classes="no,yes"), maps(lambda x: np.where(x == 2, 0, 255).astype(np.uint8))),
+        REFUSED,
+        "255",
+    ),
+    "classes from 1": (maps(lambda x: (x + 1).astype(np.uint8)), REFUSED, "no class"),
+    "another size": (maps(lambda x: x[:-4]), REFUSED, "another size"),
+    "transposed": (maps(lambda x: x.T.copy()), REFUSED, "another size"),
+    "a map that does not exist": (map_file(None), REFUSED, "not exist"),
+    "a map of text": (map_file(b"no image"), REFUSED, "cannot be read"),
+    "a map of no byte": (map_file(b""), REFUSED, "cannot be read"),
+    "a map that is cut": (map_file(encoded(Maps.labels())[:-30]), REFUSED, "0.png"),
+    "a map turned by EXIF": (map_file(turned_map(3)), REFUSED, "EXIF"),
+    "an image that cannot be read": (image("train/1.jpg", b"no image"), REFUSED, "1.jpg"),
+    "the photos as maps": (map_file(photo(3, form="PNG")), REFUSED, "one channel"),
+    "names in Latin-1": (names_file("k\u00e4t\ndog\nsky\n".encode("latin-1")), REFUSED, "names.txt"),
+    "names twice": (option(classes="cat,cat,sky"), REFUSED, "same name"),
+    "a name with an escape": (option(classes="c\x1b[31m,dog,sky"), REFUSED, "control"),
+    "one name": (option(classes="cat"), REFUSED),
+    "too few names": (option(classes="cat,dog"), REFUSED, "no class"),
+}
+
+
+def suffix_of(data, new):
+    for name in list(data.maps):
+        data.files[name.replace(".png", new)] = encoded(Image.fromarray(data.maps.pop(name)), "TIFF")
+    data.suffix = new
+
+
+# ---- panoptic
+
+
+def segments(**values):
+    """Values of all first segments."""
+
+    def change(content):
+        for item in content["annotations"]:
+            one_segment = item["segments_info"][0]
+            for key, value in values.items():
+                if value is ...:
+                    one_segment.pop(key)
+                else:
+                    one_segment[key] = value
+
+    return change
+
+
+def drop_segment(content):
+    content["annotations"][0]["segments_info"].pop(0)
+
+
+def all_segments(change):
+    def apply(content):
+        for item in content["annotations"]:
+            change(item["segments_info"])
+
+    return apply
+
+
+def pngs(change, form="PNG"):
+    """Other PNGs; `change` gets the picture."""
+
+    def apply(data):
+        for name in [name for name in data.files if "_png/" in name]:
+            import io
+
+            data.files[name] = encoded(change(Image.open(io.BytesIO(data.files[name]))), form)
+
+    return apply
+
+
+def of_array(change):
+    return pngs(lambda picture: np.ascontiguousarray(change(np.asarray(picture))))
+
+
+PANOPTIC = {
+    "sound": (both(lambda c: None), FINE),
+    "stuff before things": (both(rename), FINE),
+    "categories of the validation in another order": (val(rename), FINE),
+    "unlabelled pixels": (
+        also(both(all_segments(lambda s: s.pop())), of_array(lambda x: x * (x != [3, 0, 0]).any(-1, keepdims=True))),
+        WARNED,
+        "sky",
+    ),
+    "a crowd": (both(segments(iscrowd=1)), FINE),
+    "category ids with gaps": (both(renumber("categories", "category_id", lambda i: 7 * i)), FINE),
+    "image ids above 2**53": (both(renumber("images", "image_id", lambda i: BIG + i)), FINE),
+    "a BOM": (raw(lambda text: b"\xef\xbb\xbf" + text.encode()), FINE),
+    "no stuff": (also(both(every("categories", isthing=1))), WARNED, "stuff"),
+    "a class without segments": (both(add("categories", id=99, name="owl")), WARNED, "owl"),
+    "the validation is the training": (
+        lambda d: (
+            setattr(d, "val", d.train),
+            [d.files.__setitem__(f"val{k}", d.files[f"train{k}"]) for k in ("/0.jpg", "/1.jpg")],
+            d.files.update(
+                {
+                    f"val{k}": v
+                    for k, v in (("/2.jpg", d.files["train/2.jpg"]), ("_png/2.png", d.files["train_png/2.png"]))
+                }
+            ),
+        ),
+        WARNED,
+        "both",
+    ),
+    "ids that are not in the PNGs": (both(segments(id=77)), REFUSED, "no pixel"),
+    "no segments": (both(all_segments(list.clear)), REFUSED, "no annotations"),
+    "a segment that is not in the file": (both(drop_segment), REFUSED, "no segment in the file"),
+    "a category that is not in the file": (both(segments(category_id=77)), REFUSED, "category"),
+    "iscrowd a text": (both(segments(iscrowd="0")), REFUSED, "iscrowd"),
+    "an id twice": (both(all_segments(lambda s: s.append(dict(s[0])))), REFUSED, "twice"),
+    "stuff in several segments": (both(segments(category_id=30)), REFUSED, "stuff"),
+    "isthing absent": (both(one("categories", isthing=...)), REFUSED, "isthing"),
+    "segments_info absent": (both(one(segments_info=...)), REFUSED, "segments_info"),
+    "segments_info of texts": (both(one(segments_info=["a"])), REFUSED, "segments"),
+    "a segment without category_id": (both(segments(category_id=...)), REFUSED, "category_id"),
+    "a box of a segment of texts": (both(segments(bbox=["a"] * 4)), REFUSED, "four numbers"),
+    "names twice": (both(joined("cat", "cat")), REFUSED, "same name"),
+    "image ids twice": (both(one("images", 1, id=1)), REFUSED, "same id"),
+    "an image that is annotated twice": (both(add("annotations")), REFUSED, "twice"),
+    "an image without annotation": (both(lambda c: c["annotations"].pop()), REFUSED, "no annotation"),
+    "an annotation of no image": (both(one(image_id=99)), REFUSED, "not in the file"),
+    "instances": (both(every(segments_info=..., bbox=[1, 1, 9, 9], category_id=10)), REFUSED, "segments_info"),
+    "PNGs in BGR": (of_array(lambda x: x[..., ::-1]), REFUSED, "no pixel"),
+    "grey PNGs": (pngs(lambda p: p.convert("L")), REFUSED, "PNG"),
+    "PNGs of 16 bits": (pngs(lambda p: np.asarray(p)[..., 0].astype(np.uint16)), REFUSED, "PNG"),
+    "PNGs of another size": (of_array(lambda x: x[:-4]), REFUSED, "another size"),
+    "the images as PNGs": (pngs(lambda p: Image.new("RGB", (W, H), (90, 4, 7))), REFUSED, "no pixel"),
+    "JPEG in the place of PNGs": (pngs(lambda p: p, "JPEG"), REFUSED, "PNG"),
+    "a PNG that does not exist": (absent("train_png/1.png"), REFUSED, "not exist"),
+    "a PNG of text": (image("train_png/1.png", b"text"), REFUSED, "1.png"),
+    "a PNG of no byte": (image("train_png/1.png", b""), REFUSED, "1.png"),
+    "a PNG that is cut": (image("train_png/1.png", png_of(np.full((H, W), 3))[:40]), REFUSED, "1.png"),
+    "an image that does not exist": (absent("train/1.jpg"), REFUSED, "1.jpg"),
+    "an image of another size": (image("train/1.jpg", photo(1, (W, H + 9))), REFUSED, "size"),
+    "all unlabelled": (also(both(all_segments(list.clear)), of_array(lambda x: x * 0)), REFUSED, "nothing to learn"),
+}
+
+# ---- Pascal VOC
+
+
+def voc(*names, classes=("cat", "dog")):
+    def apply(data):
+        data.names, data.dataset = list(names), {"metainfo": {"classes": classes}}
+
+    return apply
+
+
+def xml(content, name="Annotations/train0.xml"):
+    return lambda data: data.files.__setitem__(name, content)
+
+
+VOC = {
+    "sound": (voc("cat", "dog"), FINE),
+    "classes in another order": (voc("cat", "dog", classes=("dog", "cat")), FINE),
+    "names in another case": (voc("cat", "Dog"), REFUSED, "Dog"),
+    "another name": (voc("cat", "owl"), REFUSED, "owl"),
+    "a name more": (voc("cat", "dog", "owl"), WARNED, "owl"),
+    "no name that is a class": (voc("owl", "fox"), REFUSED, "owl"),
+    "a class without objects": (voc("cat", "dog", classes=("cat", "dog", "owl")), WARNED, "owl"),
+    "XML that is cut": (xml(b"<annotation><size>"), REFUSED, "train0.xml"),
+    "XML of no byte": (xml(b""), REFUSED, "train0.xml"),
+    "an object without a box": (
+        xml(b"<annotation><object><name>cat</name></object></annotation>"),
+        REFUSED,
+        "train0.xml",
+    ),
+    "an image that does not exist": (lambda data: data.files.pop("train/0.jpg"), REFUSED, "train0.jpg"),
+    "an image of another size": (image("train/0.jpg", photo(5, (W + 9, H))), REFUSED, "size"),
+}
+
+
+def check_row(data, row, bases, tmp_path, monkeypatch):
+    change, right, *words = row
+    change(data)
+    monkeypatch.chdir(tmp_path)
+    tools = Tools(data, tmp_path, bases[data.format], monkeypatch)
+    said = {} if tools.asked is None else {"new": tools.new()}
+    if tools.configs:  # YOLO's are written as COCO's
+        said |= {"check": tools.check(), "train": tools.start("train", "val")}
+    if data.format == "yolo" and right == WARNED:  # the lines are no longer there
+        said = {"new": said["new"]}
+    wrong = {
+        tool: found for tool, found in said.items() if found.verdict != right or not all(x in found for x in words)
+    }
+    assert not wrong
+    if tools.configs and tools.has_truth and tools.start("test").verdict != REFUSED:
+        score = tools.score()
+        assert score == pytest.approx(1) or (right == REFUSED and not score > 0)
+
+
+@pytest.mark.parametrize("name", COCO)
+def test_coco(name, bases, tmp_path, monkeypatch):
+    check_row(Coco(), COCO[name], bases, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", YOLO)
+def test_yolo(name, bases, tmp_path, monkeypatch):
+    check_row(Yolo(), YOLO[name], bases, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_maps(name, bases, tmp_path, monkeypatch):
+    check_row(Maps(), MAPS[name], bases, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", PANOPTIC)
+def test_panoptic(name, bases, tmp_path, monkeypatch):
+    check_row(Panoptic(), PANOPTIC[name], bases, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", VOC)
+def test_voc(name, bases, tmp_path, monkeypatch):
+    check_row(Voc(), VOC[name], bases, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_an_object_that_is_annotated_twice_is_dropped_by_an_option(drop, bases, tmp_path, monkeypatch):
+    data = Coco()
+    both(double)(data)
+    data.dataset = {"type": "vitdense.CocoDataset", "drop_doubles": drop}
+    monkeypatch.chdir(tmp_path)
+    tools = Tools(data, tmp_path, bases["coco"], monkeypatch)
+    dataset = DATASETS.build({**tools.config().train_dataloader.dataset, "pipeline": []})
+    assert len(dataset.get_data_info(0)["instances"]) == (2 if drop else 4)
+    assert tools.score() == pytest.approx(1)
