@@ -48,6 +48,13 @@ def test_counts(write):
     assert read_coco(write(data)).objects == []
 
 
+@pytest.mark.parametrize(("area", "warns"), [(1200, False), (300, False), (1.0, True), (1e11, True)])
+def test_areas_of_boxes_without_masks(area, warns):
+    """A mask fills a part of its box, and not more."""
+    found = faults(content(area=area, bbox=[0, 0, 40, 30]), grave=False)
+    assert any("areas" in line for line in found) == warns
+
+
 def test_long_lists_of_ids_are_cut():
     data = content()
     data["annotations"] = [dict(content(area=0)["annotations"][0], id=i) for i in range(15)]

@@ -46,7 +46,7 @@ from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.voc import Voc, read_voc
 from vitdense.mm.errors import ConfigError, join_some
 
-VERSION = 5  # of the faults of annotation files
+VERSION = 6  # of the faults of annotation files
 BOXES_ALONE = (
     "remove them or add masks. To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
     "configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"

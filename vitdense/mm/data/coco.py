@@ -215,13 +215,16 @@ def examine(content: Mapping[str, list[dict]]) -> Annotations:
             fix = "drop_doubles=True of vitdense.CocoDataset drops them"
             faults.add(DOUBLES, name, of="annotations", grave=False, fix=fix)
         seen.add(object_key(item))
-        if image and (mask := item.get("segmentation")) is not None and mask != []:
-            if fault := mask_fault(mask, image):
-                faults.add(f"masks {fault}", name, of="annotations")
-            else:
-                masks.add(item, outline(mask))
-        if image:
-            boxes.add(item, image)
+        if not image:
+            continue
+        boxes.add(item, image)
+        mask = item.get("segmentation")
+        if mask in (None, []):
+            masks.add_box(item)
+        elif fault := mask_fault(mask, image):
+            faults.add(f"masks {fault}", name, of="annotations")
+        else:
+            masks.add(item, outline(mask))
     ignored = [item["id"] for item in annotations if item.get("iscrowd") or item.get("ignore")]
     if len(ignored) > MUCH * len(annotations):
         what = "annotations are crowds (iscrowd) or ignored (ignore), and training leaves them out"
@@ -330,13 +333,19 @@ class _Masks:
         elif not 0.5 * mask.area - AREA <= area <= 2 * max(mask.area, w * h / 2) + AREA:
             self.areas.append(item["id"])
 
+    def add_box(self, item: Mapping) -> None:
+        """Add an annotation without a mask, whose area may be that of one."""
+        pixels = item["bbox"][2] * item["bbox"][3]
+        if not pixels / 50 - AREA <= item["area"] <= 1.1 * pixels + AREA:
+            self.areas.append(item["id"])
+
     def faults(self) -> Iterator[Fault]:
         """What is wrong with them."""
         guess = "these points look like shares of the image" if self.are_shares else ""
         guess = "bbox looks like [centre x, centre y, width, height]" if self.are_centres else guess
         guess = guess if len(self.beside) > self.number / 2 else ""
         polygons = "masks, polygons or RLE, are beside their boxes, [x, y, width, height] in pixels"
-        sizes = "areas are not those of the masks, and AP of small, medium and large objects goes by them"
+        sizes = "areas are not those of the masks or boxes, and AP of small, medium and large objects goes by them"
         holes = "polygons are inside another of their annotation, and COCO's have no holes"
         for what, items, fix, grave in (
             ("masks have no pixel", self.empty, "", False),
