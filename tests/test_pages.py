@@ -332,7 +332,7 @@ PAGES_TO_RUN = [page for page, lines in LINES.items() if lines and not any(lines
 
 
 # What takes a minute or more: benchmarks and exports.
-SLOW = ["export.md", "performance.md", "segmentation.md"]
+SLOW = ["export.md", "performance.md"]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,11 @@ from vitdense.layers.layout import is_traced, without_autocast, zero
 
 
 def init_transformer(module: nn.Module) -> None:
-    """Linear layers truncated normal with std 0.02 and zero bias (the init of Swin and ViT code); use with `apply`."""
-    if isinstance(module, nn.Linear):
+    """Linear layers truncated normal with std 0.02 and zero bias (the init of Swin and ViT code); use with `apply`.
+
+    On the meta device, which has no values, drawing them would take most of the time to build a model.
+    """
+    if isinstance(module, nn.Linear) and not module.weight.is_meta:
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
