@@ -247,10 +247,11 @@ def summary(dataset: dict, kind: type) -> Summary:
         ConfigError: See `read_coco`, `read_panoptic`.
     """
     mark = _mark(dataset, kind)
-    if mark not in SUMMARIES and mark.is_file():
-        saved = json.loads(mark.read_bytes())
-        faults = [Fault(**{**one, "items": tuple(one["items"])}) for one in saved.pop("faults")]
-        SUMMARIES[mark] = Summary(faults, **saved)
+    if mark not in SUMMARIES:
+        with suppress(OSError, ValueError, TypeError):  # none yet, or cut by a full disk: the file is read
+            saved = json.loads(mark.read_bytes())
+            faults = [Fault(**{**one, "items": tuple(one["items"])}) for one in saved.pop("faults")]
+            SUMMARIES[mark] = Summary(faults, **saved)
     if mark not in SUMMARIES:
         read_annotations(dataset, kind)
     return SUMMARIES[mark]
