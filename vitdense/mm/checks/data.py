@@ -15,7 +15,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-from mmdet.datasets import XMLDataset
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
@@ -317,7 +316,8 @@ def voc(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 def is_voc(kind: type | None) -> bool:
     """Whether a data set reads Pascal VOC's files as mmdet's XMLDataset does."""
-    return kind is not None and issubclass(kind, XMLDataset) and kind.load_data_list is XMLDataset.load_data_list
+    xml = next((base for base in getattr(kind, "__mro__", ()) if base.__name__ == "XMLDataset"), None)
+    return xml is not None and kind.load_data_list is xml.load_data_list
 
 
 def voc_of(dataset: dict) -> Voc:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-from pycocotools import mask as rle
 
 from vitdense.errors import CONTROL
 from vitdense.files import read_text
@@ -374,6 +373,8 @@ class Outline(NamedTuple):
 def outline(mask: Any) -> Outline:
     """The outline of a mask without a `mask_fault`."""
     if isinstance(mask, dict):
+        from pycocotools import mask as rle  # here, so that commands start without it
+
         coded = rle.frPyObjects(mask, *mask["size"]) if isinstance(mask["counts"], list) else mask
         return Outline(rle.toBbox(coded).tolist(), float(rle.area(coded)))
     polygons = [np.array(polygon, np.float32).reshape(-1, 2) for polygon in mask]  # [points, 2] each
@@ -427,6 +428,8 @@ def mask_fault(mask: Any, image: Mapping) -> str | None:
 
 
 def _decodes(mask: Mapping) -> bool:
+    from pycocotools import mask as rle
+
     try:
         rle.decode(mask)
     except ValueError:
