@@ -111,7 +111,7 @@ def faults_of(model: ModelProto) -> Iterator[Fault]:
         yield Fault("axis of Softmax", i, lambda model, i=i: set_attribute(model, i, "axis", -2))
     for i in places("Gelu")[1:2]:
         yield Fault("GELU by tanh", i, lambda model, i=i: set_attribute(model, i, "approximate", "tanh"))
-    for i in places("Resize")[:1]:
+    for i in places("Resize")[-1:]:
         yield Fault("resize of maps, asymmetric", i, lambda model, i=i: set_attribute(model, i, MODE, "asymmetric"))
     biases = places("Add", lambda node: any(len(weights.get(name, ())) >= 3 for name in node.input))
     for i in biases[:1]:

@@ -27,6 +27,7 @@ import numpy as np
 KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, in the cache of a CPU
 SAMPLED, FOUND = ("sizes", "at", "values"), ("boxes", "scores", "labels", "masks", "semantic", "panoptic")  # of `Proof`
+HALF_ERROR = 0.02  # relative, of a block in half precision; more where another choice follows from it
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 
 
@@ -232,11 +233,12 @@ class Program:
         return np.ascontiguousarray(normalised(image, seen, self.about).astype(self._engine.dtype))  # [1, 3, h, w]
 
     def run(self, batch: np.ndarray) -> dict[str, np.ndarray]:
-        """The outputs for the image of a batch, by name."""
-        return dict(zip(self._engine.outputs, (out[0] for out in self._engine.run(batch))))
+        """The outputs for a batch, by name."""
+        return dict(zip(self._engine.outputs, self._engine.run(batch)))
 
     def read(self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float = 0.0) -> Output:
-        """Outputs for a photo of a size (H, W), as what was found in it."""
+        """Outputs for a batch of one photo, of a size (H, W), as what was found in it."""
+        found = {name: out[0] for name, out in found.items()}
         return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
 
 
@@ -750,7 +752,7 @@ def cause_of(block: int, error: float, half: float, is_half: bool) -> str:
         return "the resize, mean and std, or the order of channels"
     if np.isinf(error):
         return "a transposed layout, or a program for another size"
-    if error <= half and not is_half:
+    if error <= min(half, HALF_ERROR) and not is_half:
         return "an engine that computes in half precision: ask it for float32"
     if block == 1:
         return "the order of channels, mean and std, a transposed layout, or changed weights"
