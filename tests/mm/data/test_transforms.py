@@ -1,16 +1,21 @@
 import io
+import random
 from types import SimpleNamespace
 
 import mmcv
 import numpy as np
 import pytest
+import torch
 from mmcv.transforms import LoadImageFromFile
+from mmdet.structures.bbox import HorizontalBoxes
+from mmdet.structures.mask import BitmapMasks
 from mmengine.dataset import BaseDataset
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.data import transforms
+from vitdense.mm.data.detection import Mosaic
 from vitdense.mm.data.shapes import draw_image
 from vitdense.mm.data.transforms import LoadImage, name_unreadable
 from vitdense.mm.errors import ConfigError
@@ -133,3 +138,42 @@ def test_an_image_of_another_size_than_annotated_is_refused(write):
     with pytest.raises(ConfigError, match=r"is 128x64, but annotated as 64x128"):
         LoadImage().transform({**image, "width": 64, "height": 128})
     assert LoadImage(skip_unreadable=True).transform({**image, "width": 64, "height": 128}) is None
+
+
+def mosaic_part(draw, size, label):
+    """A sample of an image [H, W, 3] in which 200 marks its objects, with boxes and masks."""
+    (height, width), masks, boxes = size, np.zeros((2, *size), np.uint8), []
+    for i, mask in enumerate(masks):
+        x, y = (int(draw.integers(2, side // 3)) + i * side // 2 for side in (width, height))
+        boxes.append([x, y, x + width // 5, y + height // 5])
+        mask[y : y + height // 5, x : x + width // 5] = 1
+    image = np.where(masks.any(0)[..., None], 200, 20).repeat(3, -1).astype(np.uint8)
+    instances = {"gt_bboxes": HorizontalBoxes(boxes, dtype=torch.float32), "gt_masks": BitmapMasks(masks, *size)}
+    labels = {"gt_bboxes_labels": np.array([label, label + 1]), "gt_ignore_flags": np.zeros(2, bool)}
+    return {"img": image, "img_shape": size, **instances, **labels}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mosaic_has_the_masks_of_its_objects(seed):
+    draw = np.random.default_rng(seed)
+    random.seed(seed)
+    sizes = [(60, 80), (80, 60), (50, 50), (40, 90)]
+    first, *others = (
+        mosaic_part(draw, size, 10 * i) for i, size in enumerate([(60, 80), (80, 60), (50, 50), (40, 90)])
+    )
+    step = Mosaic(img_scale=(64, 96))
+    mixed = step({**first, "mix_results": others})
+    masks = mixed["gt_masks"].masks  # [objects, H, W]
+    assert len(masks) == len(mixed["gt_bboxes"]) == len(mixed["gt_bboxes_labels"]) > 2
+    differ = (mixed["img"][..., 0] > 150) & (mixed["img"][..., 0] != step.pad_val) != masks.any(0)
+    assert differ.mean() < 0.02  # edges, which images have interpolated
+    for mask, box in zip(masks, mixed["gt_bboxes"].tensor.tolist()):
+        rows, columns = mask.any(1).nonzero()[0], mask.any(0).nonzero()[0]
+        found = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+        assert np.allclose(found, box, atol=2.5), (found, box)
+    assert set(mixed["gt_bboxes_labels"]) <= {label + 10 * i for i in range(4) for label in (0, 1)}
+
+
+def test_mosaic_mixes_images_of_the_data_set_alone():
+    random.seed(0)
+    assert {i for _ in range(40) for i in Mosaic(img_scale=(64, 96)).get_indexes(range(2))} == {0, 1}

@@ -119,7 +119,8 @@ def _classes(descriptions: Sequence[Description]) -> Iterator[str]:
         for of, most in zip(shown, largest):
             value = of.counts.get(name, 0)
             bar = f'<span class="bar" style="width:{100 * value / most:.1f}%"></span>' if value else ""
-            yield f'<td class="n">{value:.4g}{bar}' if value else '<td class="n none">none'
+            number = str(value) if isinstance(value, int) else f"{value:.3g}"
+            yield f'<td class="n">{number}{bar}' if value else '<td class="n none">none'
     yield "</table></div>"
 
 

@@ -2,15 +2,19 @@
 
 import io
 import json
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import mmdet.datasets
+import numpy as np
 from mmdet.datasets.api_wrappers import COCO, COCOPanoptic
 from mmdet.datasets.transforms import LoadAnnotations
 from mmdet.datasets.transforms import LoadPanopticAnnotations as _LoadPanopticAnnotations
+from mmdet.datasets.transforms import Mosaic as _Mosaic
+from mmdet.structures.mask import BitmapMasks
 
 from vitdense.mm.data.classes import category_ids
 from vitdense.mm.data.coco import left_out, overview, without_doubles
@@ -199,6 +203,45 @@ class ShapesPanopticDataset(DrawnOnDemand, PanopticDataset):
         "palette": [*PALETTE, (90, 90, 90)],
     }
     draw_files = staticmethod(draw_panoptic_dataset)
+
+
+@TRANSFORMS.register_module()
+class Mosaic(_Mosaic):
+    """mmdet's `Mosaic`, which leaves the masks of its image as they were, with those of all four images.
+
+    It also asks for images of the data set alone; mmdet's may ask for the one after the last.
+
+    Args:
+        *args, **kwargs: See mmdet's class. It is a step of the pipeline of a `MultiImageMixDataset`.
+    """
+
+    def get_indexes(self, dataset: Sequence) -> list[int]:
+        """The three images to mix with one."""
+        return [random.randrange(len(dataset)) for _ in range(3)]
+
+    def _mosaic_combine(self, loc: str, center: tuple[int, int], size: tuple[int, int]) -> tuple[tuple, tuple]:
+        paste, crop = super()._mosaic_combine(loc, center, size)
+        self._placed.append((size, paste, crop))
+        return paste, crop
+
+    def transform(self, results: dict) -> dict:
+        self._placed: list[tuple] = []
+        parts = [results, *results["mix_results"]]
+        if "gt_masks" not in results:
+            return super().transform(results)
+        labels = np.concatenate([part["gt_bboxes_labels"] for part in parts])
+        numbers = np.split(np.arange(len(labels)), np.cumsum([len(part["gt_bboxes_labels"]) for part in parts])[:-1])
+        first, *others = ({**part, "gt_bboxes_labels": number} for part, number in zip(parts, numbers))
+        mixed = super().transform({**first, "mix_results": others})
+        if not self._placed:  # by `prob`
+            return results
+        height, width = mixed["img_shape"]
+        masks = np.zeros((len(labels), height, width), np.uint8)
+        for part, of, (size, (x1, y1, x2, y2), (left, top, right, bottom)) in zip(parts, numbers, self._placed):
+            small = part["gt_masks"].resize(size[::-1]).to_ndarray()  # [objects, h, w]
+            masks[of, y1:y2, x1:x2] = small[:, top:bottom, left:right]
+        kept = mixed["gt_bboxes_labels"]
+        return {**mixed, "gt_bboxes_labels": labels[kept], "gt_masks": BitmapMasks(masks[kept], height, width)}
 
 
 @TRANSFORMS.register_module()
