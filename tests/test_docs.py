@@ -59,6 +59,11 @@ class Block:
     def is_config(self):
         return self.first == "# config"
 
+    @property
+    def is_module(self):
+        """Whether it is a file beside the configs of its page."""
+        return self.language == "python" and re.fullmatch(r"# \w+\.py", self.first)
+
 
 def blocks(page):
     text = page.read_text()
@@ -171,7 +176,7 @@ def test_python_blocks_run_and_print_what_the_page_shows(page, constant_weights,
     namespace = {}
     found = list(blocks(page))
     for block, after in zip(found, [*found[1:], None]):
-        if block.language != "python" or block.is_config:
+        if block.language != "python" or block.is_config or block.is_module:
             continue
         for name in FILES:
             if name in block.text:

@@ -81,6 +81,7 @@ NOT_RUN = {
     r"tools/convert\.py (swin_tiny|mine\.pth) .*--verify": "downloads; tests/tools/test_convert_tool.py",
     r"htcpp_swin_l": "283 M parameters",
     r"(mae_vit_b|simmim_swin_b)": "86 M parameters in batches of 512; tests/research/pretraining/test_masked.py",
+    r'type="Albu"': "albumentations is not installed here",
     r"in_channels=4": "needs images of four channels; tests/checkpoint/test_load.py",
     r"--replay": "needs a step that was refused; tests/mm/train/test_guards.py",
     r"--log-to.* wandb": "needs an account; tests/mm/train/test_wandb_backend.py",
@@ -350,6 +351,8 @@ def test_configs_train(block, here, twin):
     if "checkpoint" not in text and "train.json" not in text:
         for name, small in TWINS.items():
             text = re.sub(rf'^(_base_ = ".*){name}\.py', rf"\1demo/{small}.py", text, flags=re.M)
+    for module in (one for one in BLOCKS if one.page == block.page and one.is_module):
+        (here / module.first.removeprefix("# ")).write_text(module.text)
     path = here / "of_the_page.py"
     path.write_text(re.sub(r'^_base_ = "(?!\w+::)', f'_base_ = "{REPO}/configs/', text, flags=re.M))
     if is_run(text):

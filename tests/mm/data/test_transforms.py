@@ -158,9 +158,7 @@ def test_mosaic_has_the_masks_of_its_objects(seed):
     draw = np.random.default_rng(seed)
     random.seed(seed)
     sizes = [(60, 80), (80, 60), (50, 50), (40, 90)]
-    first, *others = (
-        mosaic_part(draw, size, 10 * i) for i, size in enumerate([(60, 80), (80, 60), (50, 50), (40, 90)])
-    )
+    first, *others = (mosaic_part(draw, size, 10 * i) for i, size in enumerate(sizes))
     step = Mosaic(img_scale=(64, 96))
     mixed = step({**first, "mix_results": others})
     masks = mixed["gt_masks"].masks  # [objects, H, W]
