@@ -90,12 +90,14 @@ def test_data_in_good_order_have_no_finding(data, tmp_path):
     assert not re.search(r"<script|https?:|url\(", page)
 
 
-SPOILED = [  # the words and the pictures of each kind
+SPOILED = [  # kinds, words and the number of pictures; what cannot be drawn has none
     ("error", "polygons with fewer than three points", 1),
     ("error", "image files do not exist", 0),
     ("error", "image files cannot be read", 0),
     ("error", "images have another size", 1),
+    ("warning", "copies of images of the training", 1),
     ("warning", "no object of 1 classes: lynx", 0),
+    ("warning", "beside their boxes", 4),  # of five
     ("warning", "over the edge", 1),
     ("warning", "outside their image", 1),
     ("warning", "have no area", 1),
@@ -104,19 +106,26 @@ SPOILED = [  # the words and the pictures of each kind
 ]
 
 
-def test_ten_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_path):
+def test_many_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_path):
     contents, write = data
     content = contents["train"]
     of = {one["id"]: one for one in content["annotations"]}
-    for key, box in ((10, [70, 8, 60, 24]), (11, [200, 8, 30, 24]), (20, [8, 10, 0.5, 24])):
-        of[key] |= {"bbox": box, "area": box[2] * box[3], "segmentation": rectangle(*box)}
-    content["annotations"] += [{**of[21], "id": 500}]
-    of[30]["attributes"] = {"rotation": 30.0}
-    content["images"][3]["width"] = 90
-    (tmp_path / "train/train_5.jpg").write_bytes((tmp_path / "train/train_5.jpg").read_bytes()[:900])
-    (tmp_path / "train/train_6.jpg").unlink()
+    over, outside, empty, turned = of[10], of[11], of[20], of[30]
+    over["bbox"], over["segmentation"] = [70, 8, 60, 24], rectangle(70, 8, 60, 24)
+    outside["bbox"], outside["segmentation"] = [200, 8, 30, 24], rectangle(200, 8, 30, 24)
+    empty["bbox"], empty["segmentation"] = [8, 10, 0, 24], rectangle(8, 10, 0, 24)
+    empty["area"], turned["attributes"] = 0, {"rotation": 30.0}
+    content["annotations"].append({**of[21], "id": 500})
     of[71]["segmentation"] = [[1, 2, 3, 4]]
-    [x["categories"].append({"id": 9, "name": "lynx"}) for x in contents.values()]
+    for i in range(80, 121, 10):
+        of[i]["segmentation"] = rectangle(60, 6, 20, 20)
+    for each in contents.values():
+        each["categories"].append({"id": 9, "name": "lynx"})
+    content["images"][3]["width"] = 90
+    cut, absent, copied = (tmp_path / f"train/train_{i}.jpg" for i in (5, 6, 7))
+    cut.write_bytes(cut.read_bytes()[:900])
+    absent.unlink()
+    (tmp_path / "val/val_1.jpg").write_bytes(copied.read_bytes())
     found = cards(page_of(write(), tmp_path / "page", 2))
     assert len(found) == len(SPOILED)
     for kind, words, pictures in SPOILED:

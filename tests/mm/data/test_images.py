@@ -1,4 +1,5 @@
 import io
+from functools import partial
 
 import cv2
 import numpy as np
@@ -148,7 +149,7 @@ def test_truncated_and_unreadable_files_are_named(tmp_path):
     (tmp_path / "empty.jpg").write_text("")
     names = [str(tmp_path / name) for name in ("cut.jpg", "text.jpg", "empty.jpg", "absent.jpg")]
     for whole in (True, False):
-        found = examine_images(dict.fromkeys(names), None, stored=False, whole=whole)
+        found = examine_images(dict.fromkeys(names), None, stored=False, read=partial(read_image_file, whole=whole))
         assert [(fault.grave, len(fault.items)) for fault in found.faults] == [(True, 1), (True, 3)]
         assert "absent.jpg" in str(found.faults[0])
         assert "cut.jpg" in str(found.faults[1])

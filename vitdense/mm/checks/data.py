@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from vitdense.files import atomic_write, sha256_of
+from vitdense.mm.checks.seen import SeenImages
 from vitdense.mm.config.classes import (
     annotation_file,
     effective_classes,
@@ -39,6 +40,7 @@ from vitdense.mm.data.images import (
     evenly_spaced,
     examine_images,
     keeps_orientation,
+    read_image_file,
 )
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.data.panoptic import read_panoptic
@@ -50,7 +52,8 @@ BOXES_ALONE = (
     "remove them or add masks. To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
     "configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
 )
-SAMPLE = 2000  # images of each split of which copies are sought
+SAMPLE = 20_000  # images of each split of which copies are sought
+ABSENT = "label some, or leave the names out of the classes"
 VALUES_SHOWN = 20  # in a histogram
 
 
@@ -232,7 +235,7 @@ def annotations(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
             yield Fault(what, f"{where}: {ann_file}", items, BOXES_ALONE, of="annotations", total=total)
         own = effective_classes(dataset, kind) or ()
         if is_training and (absent := [name for name in own if not found.counts.get(name)]):
-            yield Fault(f"no object of {len(absent)} classes: {join_some(absent)}", where, grave=False)
+            yield Fault(f"no object of {len(absent)} classes: {join_some(absent)}", where, fix=ABSENT, grave=False)
         others = [f"{name} ({n})" for name, n in found.counts.items() if n and name not in {*own, *trained}]
         if trained and others:
             what = f"objects of classes that the training data do not have are not evaluated: {join_some(others)}"
@@ -311,7 +314,7 @@ def voc(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
                 grave = len(absent) == len(own) or (bool(absent) and where.startswith("train"))
                 yield Fault(what, where, fix="give the same class the same name in both", grave=grave)
             elif absent and where.startswith("train"):
-                yield Fault(f"no object of {len(absent)} classes: {join_some(absent)}", where, grave=False)
+                yield Fault(f"no object of {len(absent)} classes: {join_some(absent)}", where, fix=ABSENT, grave=False)
 
 
 def is_voc(kind: type | None) -> bool:
@@ -345,7 +348,11 @@ def images(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 def examined_images(where: str, dataset: dict, kind: type, number: int | None, whole: bool = True) -> Examined:
     """See `examine_images`. Of a training that skips images that it cannot read, faults are warnings."""
-    found = examine_images(image_sizes(where, dataset, kind), number, keeps_orientation(dataset), whole)
+    sizes = image_sizes(where, dataset, kind)
+    read = SeenImages(sizes) if whole else partial(read_image_file, whole=False)
+    found = examine_images(sizes, number, keeps_orientation(dataset), read)
+    if whole:
+        read.save()
     skips = any(step.get("skip_unreadable") for step in dataset.get("pipeline") or ())
     return found._replace(
         faults=[replace(fault.within(where), grave=fault.grave and not skips) for fault in found.faults]

@@ -3,10 +3,10 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub.utils import tqdm
 from mmengine.config import Config
 
 from vitdense.mm.checks.data import (
@@ -28,6 +28,7 @@ from vitdense.mm.data.images import (
     describe_images,
     evenly_spaced,
     header_size,
+    in_threads,
     keeps_orientation,
     read_pixels,
 )
@@ -173,7 +174,7 @@ class Description:
 
     def _keep_maps(self, maps: Mapping[str, str], names: Sequence[str], read: Callable[[str], np.ndarray]) -> None:
         """Keep what pictures of label maps or PNGs need, by the paths of their images; see `MapPictures`."""
-        sizes = (header_size(path, self.stored) for path in tqdm(maps, "sizes of images", disable=None))
+        sizes = in_threads(partial(header_size, stored=self.stored), list(maps), "sizes")
         self.image_sizes = list(filter(None, sizes))
         self.drawn = MapPictures(maps, names, read, self.stored)
 

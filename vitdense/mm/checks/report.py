@@ -21,6 +21,11 @@ from vitdense.mm.errors import ConfigError
 
 PICTURES = 4  # of a fault
 MOST_PICTURES = 120  # of a page, some 25 kB each
+FIXES = {  # of things of which the fault says nothing else, by their list in the annotation file
+    "annotations": "Correct these annotations, or remove them",
+    "images": "Correct these images in the annotation file, or remove them",
+    "": "Correct what is listed, or take it out of the data",
+}
 SIDES = (8, 16, 32, 96)  # pixels, between the kinds of objects
 
 
@@ -83,7 +88,8 @@ def _verdict(faults: Sequence[Fault]) -> str:
 
 def _card(fault: Fault, pictures: Iterable[Picture]) -> str:
     kind = "error" if fault.grave else "warning"
-    fix = f"<p><b>What to do:</b> {escape(fault.fix)}.</p>" if fault.fix else ""
+    words = fault.fix or (FIXES[fault.of] if fault.items else "")
+    fix = f"<p><b>What to do:</b> {escape(words[:1].upper() + words[1:])}.</p>" if words else ""
     shown = "".join(map(_figure, pictures))
     return (
         f'<div class="card {kind}"><h3><b class="kind">{kind.title()}</b> {escape(fault.headline)}</h3>{fix}'

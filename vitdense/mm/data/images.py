@@ -5,12 +5,14 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import mmcv
 import numpy as np
+from huggingface_hub.utils import tqdm
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from vitdense.files import sha256_of
 from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.errors import ConfigError
 
+THREADS = 8  # at most, that decode images
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
 # Pillow's modes of 16 bits, and those of more than 8; those whose pixels are a file's, however it is decoded.
 OF_16_BITS = ("I;16", "I;16B", "I;16L")
@@ -224,6 +227,12 @@ def _may_be_cut(path: str) -> bool:
     return any(begin.startswith(start) and not end.endswith(stop) for start, stop in MARKERS)
 
 
+def in_threads(function: Callable[[Item], Any], items: Sequence[Item], words: str) -> list:
+    """What a function gives for each item, in their order; with a progress bar on a terminal."""
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        return list(tqdm(pool.map(function, items), words, len(items), disable=None))
+
+
 class Examined(NamedTuple):
     """Image files of a data set.
 
@@ -239,7 +248,10 @@ class Examined(NamedTuple):
 
 
 def examine_images(
-    sizes: Mapping[str, tuple[int, int] | None], number: int | None, stored: bool, whole: bool = True
+    sizes: Mapping[str, tuple[int, int] | None],
+    number: int | None,
+    stored: bool,
+    read: Callable[[str], ImageFile] = read_image_file,
 ) -> Examined:
     """Look for image files, and read some of them.
 
@@ -247,11 +259,11 @@ def examine_images(
         sizes: Paths, and the annotated width and height of each, if it has one.
         number: Files to read, evenly spaced; None: all.
         stored: Images are loaded as stored, not turned by their EXIF orientation.
-        whole: See `read_image_file`.
+        read: Reads one.
     """
     absent = {path for path in sizes if not os.path.isfile(path)}
     fix = "a backslash separates folders on Windows alone: write /" if any("\\" in path for path in absent) else ""
-    found = [read_image_file(x, whole) for x in evenly_spaced([x for x in sizes if x not in absent], number)]
+    found = in_threads(read, evenly_spaced([path for path in sizes if path not in absent], number), "images")
     faults = Faults()
     faults.add(f"of {len(sizes)} image files do not exist:", *sorted(absent), fix=fix)
     for file in found:
