@@ -9,8 +9,9 @@ from mmengine.config import Config
 from PIL import Image
 
 from vitdense.mm import checks
-from vitdense.mm.checks import dry_step, model
+from vitdense.mm.checks import dry_step, model, seen
 from vitdense.mm.cli.check import report
+from vitdense.mm.data.images import read_image_file
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -131,3 +132,21 @@ def test_many_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_p
     for kind, words, pictures in SPOILED:
         assert [one[::2] for one in found if words in one[1]] == [(kind, pictures)], words
     assert [kind for kind, *_ in found] == sorted(kind for kind, *_ in found)  # the gravest first
+
+
+def test_a_second_look_reads_only_what_has_changed(data, monkeypatch, tmp_path, capsys):
+    _, write = data
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "notes"))
+    cfg, read = write(), []
+    monkeypatch.setattr(seen, "read_image_file", lambda path: read.append(path) or read_image_file(path))
+    assert report(cfg, True) == 0
+    assert len(read) == 16
+    read.clear()
+    first = capsys.readouterr().out
+    assert report(cfg, True) == 0
+    assert read == []
+    assert capsys.readouterr().out == first
+    changed = tmp_path / "val/val_2.jpg"
+    changed.write_bytes(changed.read_bytes()[:-300])
+    assert report(cfg, True) == 2
+    assert read == [str(changed)]
