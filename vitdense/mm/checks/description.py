@@ -228,7 +228,8 @@ class Description:
         self._bars({f"{raw} {text[raw]}": shares[raw] for raw in labels}, "{:.3g} %")
         self.counts = {name: sum(shares[raw] for raw in labels if labels[raw] == x) for x, name in names.items()}
         if self.for_report:
-            self._keep_labels({one["img_path"]: one["seg_map_path"] for one in samples}, list(names.values()), maps)
+            paths = {one["img_path"]: one["seg_map_path"] for one in samples if one.get("seg_map_path")}
+            self._keep_labels(paths, list(names.values()), maps)
         yield from label_faults(self.where, maps, self.kind, self.cfg)
 
     def _keep_labels(self, paths: Mapping[str, str], names: Sequence[str], maps: LabelMaps) -> None:

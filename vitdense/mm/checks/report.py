@@ -68,14 +68,12 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], description
 
 def _input(cfg: Config) -> tuple[int, str]:
     """The size of the model's input in pixels, and what it is; 0 if no step of the pipelines says it."""
+    mode = "crops" if cfg.get("default_scope") == "mmseg" else "a short side"
     try:
         size = image_size(cfg)
     except ConfigError as error:
         return 0, str(error)
-    return (
-        size,
-        f"The recipe's input: {'crops' if cfg.get('default_scope') == 'mmseg' else 'a short side'} of {size} pixels.",
-    )
+    return size, f"The recipe's input: {mode} of {size} pixels."
 
 
 def _verdict(faults: Sequence[Fault]) -> str:
@@ -133,7 +131,7 @@ def _classes(descriptions: Sequence[Description]) -> Iterator[str]:
 def _sizes(of: Description, size: int) -> Iterator[str]:
     """Tables of the sizes of images, and of objects as the model sees them."""
     split, ratios = of.where.removesuffix("_dataloader"), [min(image) / size for image in of.image_sizes]
-    names = ("under half of the input: enlarged", "under the input: enlarged", "up to twice the input", "larger")
+    names = ("under half of the input", "under the input", "up to twice the input", "larger")
     yield from _histogram(f"{split}: short side of {len(ratios)} images", names, (0.5, 1, 2), ratios)
     sides = [share * size for share in of.object_shares]
     names = tuple(f"{a} to {b} pixels" for a, b in zip((0, *SIDES), SIDES))
