@@ -237,7 +237,13 @@ class Description:
         backend = label_loader(self.dataset).get("imdecode_backend", "pillow")
 
         def read(path: str) -> np.ndarray:
-            values, places = np.unique(read_label_map(path, backend), return_inverse=True)
+            try:
+                raw = read_label_map(path, backend)
+            except Exception as error:  # decoders have no error in common
+                raise ConfigError(f"{path} cannot be read") from error
+            if raw.ndim != 2:
+                raise ConfigError(f"{path} has {raw.ndim} dimensions, expected 2")
+            values, places = np.unique(raw, return_inverse=True)
             return np.array([maps.label(int(value)) for value in values])[places]  # [H, W]
 
         self._keep_maps(paths, names, read)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -13,7 +12,7 @@ from pycocotools import mask as rle
 
 from vitdense.files import atomic_write
 from vitdense.mm.checks.dry_step import loader_here
-from vitdense.mm.data.coco import has_box, mask_fault, turned
+from vitdense.mm.data.coco import NUMBER, has_box, mask_fault, turned
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import by, read_pixels
 from vitdense.results import draw
@@ -40,7 +39,7 @@ class ObjectPictures:
 
     def __init__(self, images: Mapping[str, dict], objects: Iterable[dict], names: Mapping[int, str], stored: bool):
         self.images, self.color_type = images, COLOUR_TYPES[stored]
-        self.path_of = {image["id"]: path for path, image in images.items()}
+        self.path_of, self.image_of = {x["id"]: path for path, x in images.items()}, {path: path for path in images}
         self.names = dict(zip(names, draw.drawable(list(names.values()))))
         self.colours = dict(zip(names, draw.distinct_colours(len(names))))
         self.object_of, self.objects_of = {}, {}
@@ -53,7 +52,7 @@ class ObjectPictures:
         if fault.of == "annotations":
             found = [self.object_of.get(item) for item in fault.items]
             return [one for one in found if one and one["image_id"] in self.path_of]
-        paths = (self.path_of.get(item) if fault.of else path_in(item, self.images) for item in fault.items)
+        paths = (self.path_of.get(item) if fault.of else path_in(item, self.image_of) for item in fault.items)
         return list(filter(None, paths))
 
     def draw(self, what: str | dict) -> Picture:
@@ -91,14 +90,10 @@ class ObjectPictures:
             for code in _codes(one, image):
                 mask |= _view(rle.decode(code), shown, scale, 0)
             masks.append(mask.view(bool))
-        boxes = [
-            [(x - shown[0]) * scale, (y - shown[1]) * scale, w * scale, h * scale]
-            for x, y, w, h in (one["bbox"] for one in objects)
-        ]
+        boxes = [(np.subtract(one["bbox"], (*shown[:2], 0, 0)) * scale).tolist() for one in objects]
         texts = [f"{self.names.get(x['category_id'], '?')}{' (crowd)' * bool(x.get('iscrowd'))}" for x in objects]
-        return draw.instances(
-            view, boxes, texts, [self.colours.get(x["category_id"], draw.MARK) for x in objects], masks
-        )
+        colours = [self.colours.get(one["category_id"], draw.MARK) for one in objects]
+        return draw.instances(view, boxes, texts, colours, masks)
 
 
 class MapPictures:
@@ -143,13 +138,10 @@ class MapPictures:
         return caption, draw.with_legend(drawn, self.names, self.colours, shares)
 
 
-def path_in(item: object, known: Mapping[str, Any]) -> str | None:
-    """The image of an item of a fault, which is a path in `known`, maybe with a note; None: it is none."""
+def path_in(item: object, known: Mapping[str, str]) -> str | None:
+    """The image of an item of a fault, by a path in `known`, maybe with a note; None: it is none."""
     text = str(item)
-    for name in (text, text.rpartition(" (")[0], text.rpartition(" of ")[2]):
-        if name in known:
-            return known[name] if isinstance(known[name], str) else name
-    return None
+    return next((known[x] for x in (text, text.rpartition(" (")[0], text.rpartition(" of ")[2]) if x in known), None)
 
 
 def region(size: Sequence[int], boxes: Sequence[Box]) -> Box:
@@ -191,9 +183,9 @@ def _view(plane: np.ndarray, shown: Box, scale: float, beyond: int) -> np.ndarra
 def _polygons(one: Mapping, image: Mapping) -> list[np.ndarray]:
     """The polygons of an annotation, of a turned one its box as it was turned: [points, 2] each."""
     mask = one.get("segmentation")
-    if turned(one) and has_box(one):
+    if turned(one) and has_box(one) and isinstance(angle := one["attributes"]["rotation"], NUMBER):
         x, y, w, h = one["bbox"]
-        return [cv2.boxPoints(((x + w / 2, y + h / 2), (w, h), float(one["attributes"]["rotation"])))]
+        return [cv2.boxPoints(((x + w / 2, y + h / 2), (w, h), angle))]
     is_list = isinstance(mask, list) and not mask_fault(mask, image)
     return [np.array(polygon, float).reshape(-1, 2) for polygon in mask] if is_list else []
 
