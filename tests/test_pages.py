@@ -346,13 +346,14 @@ def test_commands_run(page, here, twin, weights_of):
 
 
 @pytest.mark.parametrize("block", CONFIGS, ids=str)
-def test_configs_train(block, here, twin):
+def test_configs_train(block, here, twin, monkeypatch):
     text = block.text
     if "checkpoint" not in text and "train.json" not in text:
         for name, small in TWINS.items():
             text = re.sub(rf'^(_base_ = ".*){name}\.py', rf"\1demo/{small}.py", text, flags=re.M)
     for module in (one for one in BLOCKS if one.page == block.page and one.is_module):
         (here / module.first.removeprefix("# ")).write_text(module.text)
+        monkeypatch.syspath_prepend(here)  # `twin` reads the config as mmengine does
     path = here / "of_the_page.py"
     path.write_text(re.sub(r'^_base_ = "(?!\w+::)', f'_base_ = "{REPO}/configs/', text, flags=re.M))
     if is_run(text):
