@@ -98,7 +98,7 @@ SPOILED = [  # kinds, words and the number of pictures; what cannot be drawn has
     ("error", "images have another size", 1),
     ("warning", "copies of images of the training", 1),
     ("warning", "no object of 1 classes: lynx", 0),
-    ("warning", "beside their boxes", 4),  # of five
+    ("warning", "beside their boxes", 4),  # of six
     ("warning", "over the edge", 1),
     ("warning", "outside their image", 1),
     ("warning", "have no area", 1),
@@ -114,8 +114,7 @@ def test_many_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_p
     over, outside, empty, turned = of[10], of[11], of[20], of[30]
     over["bbox"], over["segmentation"] = [70, 8, 60, 24], rectangle(70, 8, 60, 24)
     outside["bbox"], outside["segmentation"] = [200, 8, 30, 24], rectangle(200, 8, 30, 24)
-    empty["bbox"], empty["segmentation"] = [8, 10, 0, 24], rectangle(8, 10, 0, 24)
-    empty["area"], turned["attributes"] = 0, {"rotation": 30.0}
+    empty["bbox"], turned["attributes"] = [8, 10, 0, 24], {"rotation": 30.0}
     content["annotations"].append({**of[21], "id": 500})
     of[71]["segmentation"] = [[1, 2, 3, 4]]
     for i in range(80, 121, 10):
