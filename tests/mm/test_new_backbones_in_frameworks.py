@@ -68,7 +68,8 @@ def folder(tmp_path_factory):
 
 def config_with(backbone, name, folder):
     """The config with this backbone, few images and two iterations. One stride becomes four by a DeconvPyramid."""
-    cfg = load_config(name, {"data_root": f"{folder}/shapes", "settings.max_iters": 2})
+    size = {"settings.image_size": 96} if name.startswith("cascade") else {}  # the segmentor's images are as drawn
+    cfg = load_config(name, {"data_root": f"{folder}/shapes", "settings.max_iters": 2, **size})
     options = {key: value for key, value in backbone.items() if key != "type"}
     with torch.device("meta"):
         built = backbone_class(backbone["type"])(**options)
@@ -81,7 +82,7 @@ def config_with(backbone, name, folder):
     for split in ("train", "val", "test"):
         loader = cfg[f"{split}_dataloader"]
         loader.update(num_workers=0, persistent_workers=False, batch_size=2)
-        loader.dataset.draw = dict(num_train=4, num_val=2, image_size=(128, 160), workers=1)
+        loader.dataset.draw = dict(num_train=4, num_val=2, image_size=(96, 128), workers=1)
     cfg.default_hooks.logger.interval = 1
     cfg.work_dir = f"{folder}/{name}"
     return cfg
