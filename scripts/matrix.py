@@ -104,7 +104,8 @@ def measure(cell: Cell, folder: Path, jobs: str) -> list[str]:
     start = [f"{version}, {cell.by}", torch, cell.packages]
     tests = ["tests"] if cell.packages == "all" else [f"tests/{name}" for name in TORCH_FLOOR]
     options = ["-q", "-n", jobs, "--dist", "loadfile", "--timeout", "600", "-m", QUICK, "-p", "no:cacheprovider"]
-    done = run([python, "-m", "pytest", *options, "--junitxml", str(folder / "tests.xml"), *tests], folder)
+    options += ["--basetemp", str(folder / "scratch"), "--junitxml", str(folder / "tests.xml")]
+    done = run([python, "-m", "pytest", *options, *tests], folder)
     if not (folder / "tests.xml").is_file():
         return [*start, "", "", f"not tested: {last_line(done)}"]
     return [*start, *counted(folder / "tests.xml")]
