@@ -113,6 +113,13 @@ def test_what_does_not_go_together(folder, options, match):
         export(make(folder), str(folder / "random.pth"), folder / "never", **options)
 
 
+def test_onnx_is_asked_for_where_it_is_needed(folder, monkeypatch):
+    monkeypatch.setattr("vitdense.mm.cli.export.find_spec", lambda name: None)
+    for to, match in (("onnx", r"vitdense\[export\]"), ("pt2", "--int8: got --to pt2")):
+        with pytest.raises(ConfigError, match=match):
+            export(make(folder), str(folder / "random.pth"), folder / "never", to, precision="int8")
+
+
 def test_a_pipeline_of_other_steps_has_no_program_of_photos(folder):
     cfg = make(folder)
     cfg.test_dataloader.dataset.pipeline.insert(2, dict(type="RandomFlip", prob=0.0))
