@@ -1,5 +1,6 @@
 import io
 from functools import partial
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
+from vitdense.mm.data import images
 from vitdense.mm.data.images import (
+    copied,
     describe_images,
     evenly_spaced,
     examine_images,
@@ -185,3 +188,17 @@ def test_evenly_spaced_items_have_both_ends():
 def test_long_lists_are_cut():
     assert join_some(range(3)) == "0, 1, 2"
     assert join_some(range(12)).endswith("9, ... 2 more")
+
+
+def test_copies_are_found_and_few_files_are_read_whole(tmp_path, monkeypatch):
+    """Files of one size, as those of BMP, differ at their ends; two differ in the middle alone."""
+    read = []
+    monkeypatch.setattr(images, "sha256_of", lambda path: read.append(path) or Path(path).read_bytes())
+    contents = [bytes([i]) + bytes(20_000) for i in range(40)]
+    contents += [b"same" + bytes(9_000) + middle + bytes(10_996) for middle in (b"a", b"b")]
+    paths = [str(tmp_path / f"{i}.bmp") for i in range(len(contents) + 1)]
+    for path, content in zip(paths, [*contents, contents[3]]):
+        Path(path).write_bytes(content)
+    train, val = [*paths[:20], paths[40], str(tmp_path / "absent.bmp")], [*paths[20:40], *paths[41:]]
+    assert copied(train, val) == [(paths[3], paths[42])]
+    assert sorted(read) == sorted([paths[3], *paths[40:]])

@@ -27,6 +27,7 @@ FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would tak
 OF_16_BITS = ("I;16", "I;16B", "I;16L")
 DEEP_MODES = ("I", *OF_16_BITS)
 OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")
+ENDS = 4096  # bytes at the start and at the end of a file, by which copies are sought first
 # First and last bytes of complete files.
 MARKERS = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"))
 
@@ -290,15 +291,23 @@ def examine_images(
 
 def copied(first: Iterable[str], second: Iterable[str]) -> list[tuple[str, str]]:
     """Pairs of files of two lists with the same bytes; those that exist."""
-    of_size: dict[int, list[str]] = {}
-    for path in filter(os.path.isfile, first):
-        of_size.setdefault(os.path.getsize(path), []).append(path)
-    pairs = []
-    for path in filter(os.path.isfile, second):
-        digests = {sha256_of(other): other for other in of_size.get(os.path.getsize(path), ())}
-        if digests and (digest := sha256_of(path)) in digests:
-            pairs.append((digests[digest], path))
-    return pairs
+    lists = [list(filter(os.path.isfile, paths)) for paths in (first, second)]
+    for key in (os.path.getsize, _ends, sha256_of):  # few files are read whole, also of a format of one size
+        groups: list[dict[object, list[str]]] = [{}, {}]
+        for group, paths in zip(groups, lists):
+            for path in paths:
+                group.setdefault(key(path), []).append(path)
+        common = [value for value in groups[0] if value in groups[1]]
+        lists = [[path for value in common for path in group[value]] for group in groups]
+    return [(groups[0][value][0], path) for value in common for path in groups[1][value]]
+
+
+def _ends(path: str) -> bytes:
+    """The first and the last bytes of a file."""
+    with open(path, "rb") as file:
+        first = file.read(ENDS)
+        file.seek(max(0, os.path.getsize(path) - ENDS))
+        return first + file.read()
 
 
 def describe_images(files: Iterable[ImageFile]) -> str:
