@@ -22,6 +22,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "LICENSE": "LICENSE.txt",
+    "CITATION.cff": "CITATION.txt",
 }
 TOUR = "tour.ipynb"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+://)([^)#\s]+)")
