@@ -743,7 +743,12 @@ def error_at(found: np.ndarray, size: int, at: np.ndarray, values: np.ndarray) -
     """The relative error of a tensor at some places; infinite if it has another number of elements."""
     if found.size != size:
         return np.inf
-    return float(np.linalg.norm(found.ravel()[at].astype(np.float64) - values) / max(np.linalg.norm(values), 1e-12))
+    return relative(found.ravel()[at], values)
+
+
+def relative(got: np.ndarray, want: np.ndarray) -> float:
+    """The relative error of an array (Frobenius norm)."""
+    return float(np.linalg.norm(got.ravel().astype(np.float64) - want.ravel()) / max(np.linalg.norm(want), 1e-12))
 
 
 def cause_of(block: int, error: float, half: float, is_half: bool) -> str:

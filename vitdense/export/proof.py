@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vitdense.files import atomic_write
-from vitdense.runtime import FOUND, SAMPLED, Output, open_onnxruntime, resize_photo
+from vitdense.runtime import FOUND, SAMPLED, Output, open_onnxruntime, relative, resize_photo
 
 SAMPLES = 256  # of a block
 PIXELS = 450_000  # of a photo: three are some 4 MB
@@ -136,8 +136,3 @@ def write_proof(
     with atomic_write(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, **arrays)
     return len(kept)
-
-
-def relative(got: np.ndarray, want: np.ndarray) -> float:
-    """The relative error of an array."""
-    return float(np.linalg.norm(got.ravel().astype(np.float64) - want.ravel()) / max(np.linalg.norm(want), 1e-12))

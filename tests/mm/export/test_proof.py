@@ -114,5 +114,6 @@ def test_bad_files_are_one_line(programs, tmp_path, capsys):
 
 
 def test_no_proof(folder, tmp_path):
+    (tmp_path / "a.proof").write_text("of the program before")
     export(test_exported_files.make(folder), str(folder / "random.pth"), tmp_path / "a.onnx", "onnx", proof=False)
     assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]

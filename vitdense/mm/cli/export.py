@@ -168,6 +168,8 @@ def export(
                 raise ConfigError(f"{path}: got in {name} {compared}; not written{hint}")
     if record:
         said.append(record.write(path.with_suffix(".proof"), path, precision))
+    elif to == "onnx":
+        path.with_suffix(".proof").unlink(missing_ok=True)  # of the program that was here before
     sizes = " and ".join(str(list(sample.given.shape)) for sample in samples)
     listed = ", ".join(f"{name} {list(out.shape)}" for name, out in got[0].items())
     return "\n".join((f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}", *said, listed))
