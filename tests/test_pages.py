@@ -34,7 +34,7 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import leaf_datasets, nodes
 from vitdense.mm.data.shapes import CLASSES as SHAPES
-from vitdense.mm.data.shapes import draw_panoptic_dataset
+from vitdense.mm.data.shapes import draw_dataset
 from vitdense.models.registry import find_model
 
 pytestmark = pytest.mark.docs
@@ -110,7 +110,7 @@ def annotations(source, target, things, stuff=()):
 def small_data(tmp_path_factory):
     """A folder with the data that the pages name; images of training and validation are the same."""
     root = tmp_path_factory.mktemp("pages")
-    shapes = draw_panoptic_dataset(root / "shapes", num_train=4, num_val=1, image_size=(72, 96))
+    shapes = draw_dataset(root / "shapes", num_train=4, num_val=1, image_size=(72, 96))
     images, instances = shapes / "train", shapes / "annotations/instances_train.json"
     panoptic, segments = shapes / "panoptic/panoptic_train.json", shapes / "panoptic/train"
 

@@ -26,7 +26,7 @@ from torch import nn
 
 import vitdense
 from vitdense.mm.checkpoints import read_checkpoint
-from vitdense.mm.data.shapes import CLASSES, draw_panoptic_dataset
+from vitdense.mm.data.shapes import CLASSES, draw_dataset
 from vitdense.models.base import Backbone
 
 DRAW = dict(num_train=4, num_val=4, image_size=(96, 96))
@@ -145,7 +145,7 @@ class Shared:
     def __init__(self, folder):
         self.folder, self.data, self.other_data = folder, folder / "shapes", folder / "other shapes"
         for root in (self.data, self.other_data):
-            draw_panoptic_dataset(root, **DRAW)
+            draw_dataset(root, **DRAW)
 
     @cache  # noqa: B019
     def base(self, name):

@@ -8,6 +8,7 @@ from vitdense.mm.checks.config import batch_size
 from vitdense.mm.checks.data import evaluators
 from vitdense.mm.checks.model import channels, normalisation, padding
 from vitdense.mm.checks.schedule import monitors, schedule, warm_up
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.faults import caught
 
@@ -68,7 +69,8 @@ def test_metric_of_another_annotation_file(tmp_path):
     data = {"dataset": {"type": "CocoDataset", "data_root": str(tmp_path), "ann_file": "val.json"}}
 
     def faults(**metric):
-        return list(map(str, evaluators(Config({"val_dataloader": data, "val_evaluator": [metric]}), ("val",))))
+        cfg = Config({"val_dataloader": data, "val_evaluator": [metric]})
+        return list(map(str, evaluators(cfg, data_sets(cfg, ("val",)))))
 
     (line,) = faults(type="CocoMetric", ann_file=str(tmp_path / "train.json"))
     assert re.match(r"val_evaluator\.ann_file: got .*train\.json.*val\.json", line)

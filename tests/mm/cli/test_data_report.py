@@ -11,6 +11,8 @@ from PIL import Image
 from vitdense.__main__ import main
 from vitdense.mm import checks
 from vitdense.mm.checks import config, dry_step, model
+from vitdense.mm.checks.data import contents
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.cli.check import report
 from vitdense.mm.config.load import load_config
 
@@ -105,7 +107,7 @@ def test_report_of_a_data_set_for_detection(detection, capsys):
     assert "\ntest" not in printed  # no test_cfg
     absent, same = sorted(lines(printed, "warning"))
     assert "in training and validation both" in same
-    assert "no object of 1 classes: owl" in absent
+    assert "no object of 1 class: owl" in absent
 
 
 def test_all_errors_are_reported_not_only_the_first(detection, tmp_path, capsys):
@@ -195,7 +197,7 @@ def test_report_of_a_data_set_for_segmentation(segmentation, capsys):
     assert "2 images" in printed
     assert re.search("1 owl +75 % ####", printed)
     assert re.search("255 unlabelled +25 % ####", printed)
-    assert "no pixel of 1 classes: red fox" in lines(printed, "warning")[0]
+    assert "no pixel of 1 class: red fox" in lines(printed, "warning")[0]
 
 
 def test_faults_of_label_maps(segmentation, tmp_path, capsys):
@@ -209,6 +211,9 @@ def test_faults_of_label_maps(segmentation, tmp_path, capsys):
     cfg = segmentation([labels, labels])
     cfg.model.decode_head.ignore_index = 254
     assert "hold 9" in error(cfg)
+    sets = data_sets(cfg, ("train",))
+    (fault,) = [found for found in contents(cfg, sets) if found.grave]
+    assert len(list(sets[0].pictures(fault))) == 1
     assert re.search("254 unlabelled +25 %", printed[-1])
     assert re.search("9 NO CLASS +25 %", printed[-1])
     del cfg.model.decode_head.ignore_index

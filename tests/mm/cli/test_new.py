@@ -23,6 +23,7 @@ from vitdense.mm.checks.model import channels, normalisation, padding
 from vitdense.mm.cli import new
 from vitdense.mm.cli.estimate import Estimate, estimate
 from vitdense.mm.cli.swap import try_model
+from vitdense.mm.config import own_data
 from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.config.model_index import fetched
 from vitdense.mm.config.query import class_heads
@@ -176,7 +177,7 @@ def test_other_backbones(boxes, maps, task, name):
     kinds = [neck.type for neck in (necks if isinstance(necks, list) else [necks])]
     assert ("vitdense.DeconvPyramid" in kinds) == name.startswith(("deit", "vit"))
     assert cfg.model.backbone.frozen_stages == "all"
-    assert new.OMIT in cfg.custom_hooks
+    assert own_data.OMIT in cfg.custom_hooks
 
 
 @pytest.mark.slow
@@ -212,8 +213,10 @@ NAMES += ("{{ fileBasename }}", "{{_base_.settings}}", "{{$HOME:nowhere}}", "{{{
 def test_class_names_of_any_text(names):
     """In the docstring and in the code, as mmengine reads them: it replaces {{ ... }} in the text of a config."""
     args = new._parser().parse_args([*DETECTION[1:], "--method", "cascade", "mine.py"])
-    data = new.Data(new._line("Detection", names, 1, 1), "./", 64, {"metainfo": {"classes": names}}, {}, {})
-    Path("mine.py").write_text(new.config_text(args, data), encoding="utf-8")
+    data = own_data.Data(
+        own_data.describe("Detection", names, "a", "b"), "./", 64, {"metainfo": {"classes": names}}, {}, {}
+    )
+    Path("mine.py").write_text(own_data.config_text(args, data), encoding="utf-8")
     assert Config.fromfile("mine.py").train_dataloader.dataset.metainfo.classes == names
 
 
@@ -357,7 +360,7 @@ def test_segmentation(maps):
     cfg = load_config("mine.py")
     assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 3
     assert cfg.train_dataloader.dataset.metainfo.classes == classes == ("sky", "road", "red car")
-    assert cfg.train_cfg.max_iters == new.ITERS
+    assert cfg.train_cfg.max_iters == own_data.ITERS
     assert cfg.model.data_preprocessor.size == (64, 64)
     assert not cfg.val_dataloader.dataset.reduce_zero_label
 
@@ -381,7 +384,7 @@ def test_heads_and_what_trains(maps, options, expected):
     assert {key: cfg.model.backbone[key] for key in expected} == expected
     assert cfg.model.decode_head.num_classes == 3
     is_frozen = cfg.model.backbone.get("frozen_stages") == "all"
-    assert any(hook.type == new.OMIT["type"] for hook in cfg.get("custom_hooks", [])) == is_frozen
+    assert any(hook.type == own_data.OMIT["type"] for hook in cfg.get("custom_hooks", [])) == is_frozen
     if "dinov2" in options:
         assert cfg.model.data_preprocessor.size == (70, 70)  # whole patches of 14 pixels
     if "mask2former" in options:

@@ -9,7 +9,8 @@ from mmengine.registry import DATASETS, METRICS, init_default_scope
 from PIL import Image
 
 from vitdense.mm.checks import check
-from vitdense.mm.checks.data import classes
+from vitdense.mm.checks.data import classes, contents
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.classes import follow_checkpoint
 from vitdense.mm.config.load import ConfigError, find_config, load_config
 from vitdense.mm.config.query import class_heads, drop_weights
@@ -177,7 +178,7 @@ def test_names_of_a_file_meet_those_of_training_data_of_another_type(mine, tmp_p
     )
     assert cfg.train_dataloader.dataset.type == "vitdense.ShapesDataset"
     assert num_classes(cfg) == {8}
-    faults = [*classes(cfg, ("val", "test"))]
+    faults = [*classes(cfg, data_sets(cfg, ("val", "test")))]
     assert not any(fault.grave for fault in faults), faults
     assert labels(cfg, "val")[0] == {3 + 12 * k: names[k] for k in order}
 
@@ -234,7 +235,9 @@ def test_joined_data_sets_of_other_classes_meet_by_name(mine, tmp_path, parts):
         names = {one["bbox"][0]: dataset.metainfo["classes"][one["bbox_label"]] for one in found}
         assert names == {3 + 12 * k: NAMES[k] for k in kept}
     assert labels(cfg, "val")[0] == {3 + 12 * k: NAMES[k] for k in (0, 1, 2)}
-    assert not any(fault.grave for fault in classes(cfg, ("train", "val")))
+    sets = data_sets(cfg, ("train", "val"))
+    assert [*classes(cfg, sets)] == []
+    assert not [fault for fault in contents(cfg, sets) if "no object" in fault.what]
 
 
 def test_joined_label_maps_of_other_classes_meet_by_name(mine):

@@ -19,16 +19,18 @@ from vitdense.mm import checks
 from vitdense.mm.checks import data as data_checks
 from vitdense.mm.checks import dry_step
 from vitdense.mm.cli import check, new
+from vitdense.mm.config import own_data
 from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import as_list, nodes
 from vitdense.mm.data import faults
+from vitdense.mm.data.classes import classes_of
+from vitdense.mm.data.predictions import CocoPredictions
 
 W, H = 80, 60
 BASES = {"coco": "cascade_swin_nano_shapes", "maps": "upernet_swin_nano_camvid", "panoptic": "eomt_nano_shapes"}
 BASES |= {"yolo": "cascade_rcnn_swin_nano_shapes", "voc": "cascade_rcnn_swin_nano_shapes"}
-DATA_CHECKS = (data_checks.files, data_checks.classes, data_checks.annotations, data_checks.label_maps)
-DATA_CHECKS = (*DATA_CHECKS, data_checks.voc, data_checks.overlap)
+DATA_CHECKS = (data_checks.files, data_checks.classes, data_checks.contents, data_checks.overlap)
 SPLITS = {"train": 3, "val": 2}
 
 
@@ -285,7 +287,9 @@ class Tools:
         args.base = Path(BASES[self.data.format])
         try:
             with contextlib.redirect_stdout(io.StringIO()), logged(self.patch) as warnings:
-                found = new.read(args)
+                if args.task == "detection":
+                    new.set_method(args)
+                found = own_data.read(args)
         except OptionError as error:
             return refusal(error)
         for path, content in found.written.items():
@@ -356,6 +360,14 @@ class Tools:
             for key, part in (("bbox_mAP", 1), ("PQ", 100), ("mIoU", 100), ("mAP", 1))
             if key in scores
         )
+
+    def results(self) -> dict[int, str]:
+        """The ids and names of what is found after a training, by the names that its checkpoint has."""
+        cfg = self.config()
+        dataset = DATASETS.build({**cfg.train_dataloader.dataset, "pipeline": [], "lazy_init": True})
+        checkpoint = {"meta": {"dataset_meta": dataset.metainfo}}
+        found = CocoPredictions(classes_of(checkpoint), cfg.test_dataloader.dataset).categories
+        return {one["id"]: one["name"] for one in found}
 
     @staticmethod
     def _of_coco(sample: dict, dataset) -> dict:

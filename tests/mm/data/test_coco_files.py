@@ -7,10 +7,10 @@ import pytest
 import torch
 
 pytest.importorskip("mmdet")
-from vitdense.mm.checks import data
+from vitdense.mm.checks import data, sets
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data import coco
-from vitdense.mm.data.coco import examine, overview, read_coco
+from vitdense.mm.data.coco import examine, overview, read_coco, used
 from vitdense.mm.data.detection import Truth
 from vitdense.mm.errors import ConfigError
 
@@ -41,11 +41,11 @@ def test_counts(write):
     data = content(segmentation=[[1, 2, 11, 2, 11, 22, 1, 22]], iscrowd=1)
     data["annotations"] += [content(id=i, bbox=[i, 2, 10, 20])["annotations"][0] for i in (6, 7, 8)]
     found = read_coco(write(data))
-    assert (len(found.images), len(found.objects), found.densest, found.without_mask) == (2, 4, 3, [6, 7, 8])
+    assert (len(found.sizes), found.densest, found.without_mask) == (2, 3, [6, 7, 8])
     assert found.counts == {"cat": 4}
     assert found.faults == []
     del data["annotations"]  # of test images
-    assert read_coco(write(data)).objects == []
+    assert read_coco(write(data)).counts == {"cat": 0}
 
 
 @pytest.mark.parametrize(("area", "warns"), [(1200, False), (300, False), (1.0, True), (1e11, True)])
@@ -70,9 +70,9 @@ def test_images_with_too_much_for_memory_are_named():
     boxes = [{"id": i, "image_id": 7, **box, "bbox": [i / 10, 1, 9, 9]} for i in range(30_000)]
     masked = [{**one, "id": -1 - one["id"], "image_id": 8, "segmentation": [[1, 1, 9, 1, 9, 9]]} for one in boxes[:50]]
     data = content() | {"images": images, "annotations": boxes + masked}
-    assert faults(data) == ["1 images have over 20000 annotations; cut them into tiles: images 7 (50 % of 2)"]
+    assert faults(data) == ["1 image has over 20000 annotations; cut them into tiles: images 7 (50 % of 2)"]
     assert faults(data, False) == [
-        "1 images have masks of over 4 GiB in training; cut them into tiles: images 8 (50 % of 2)"
+        "1 image has masks of over 4 GiB in training; cut them into tiles: images 8 (50 % of 2)"
     ]
 
 
@@ -99,18 +99,18 @@ TEXT = json.dumps(content() | {"info": "K\u00e4fer"}, ensure_ascii=False)
 )
 def test_a_file_of_another_kind_is_named(write, text, message):
     if message is None:
-        assert len(read_coco(write(text)).images) == 2
+        assert len(read_coco(write(text)).sizes) == 2
     else:
         with pytest.raises(ConfigError, match=rf"some\.json:? {message}"):
             read_coco(write(text))
 
 
 def test_images_that_are_used_for_training():
-    found = examine(content())  # a box in one of two images of 40x30
-    assert found.used(["cat"], {}) == 2
-    assert found.used(["cat"], {"filter_empty_gt": True}) == 1
-    assert found.used(["dog"], {"filter_empty_gt": True}) == 0
-    assert found.used(["cat"], {"min_size": 32}) == 0
+    found = content()  # a box in one of two images of 40x30
+    assert used(found, ["cat"], {}) == 2
+    assert used(found, ["cat"], {"filter_empty_gt": True}) == 1
+    assert used(found, ["dog"], {"filter_empty_gt": True}) == 0
+    assert used(found, ["cat"], {"min_size": 32}) == 0
 
 
 @pytest.mark.parametrize("key", ["iscrowd", "ignore"])
@@ -126,7 +126,7 @@ LOAD = {"type": "LoadAnnotations", "with_mask": True}
 @pytest.mark.parametrize("pipeline", [[LOAD], [{"type": "RandomChoice", "transforms": [[LOAD]]}]])
 def test_missing_masks_name_the_way_out_if_the_pipeline_loads_them(at_the_start, pipeline):
     (line,) = at_the_start(pipeline, segmentation=[])
-    assert "1 annotations have no 'segmentation'" in line
+    assert "1 annotation has no 'segmentation'" in line
     assert "--boxes" in line
     assert not at_the_start([{**LOAD, "with_mask": False}], segmentation=[])
     assert not at_the_start(pipeline)
@@ -164,16 +164,16 @@ def at_the_start(repo, tmp_path, monkeypatch):
     """What the start of a training finds where an annotation has these changes."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
 
-    def find(pipeline=None, **changes):
+    def find(pipeline=None, write=True, **changes):
         (tmp_path / "annotations").mkdir(exist_ok=True)
-        for split in ("train", "val"):
+        for split in ("train", "val") if write else ():
             (tmp_path / f"{split}2017").mkdir(exist_ok=True)
             mask = {"segmentation": [[1, 2, 3, 4, 5, 6]]}
             text = json.dumps(content(**mask | changes))
             (tmp_path / f"annotations/instances_{split}2017.json").write_text(text)
         cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"data_root": f"{tmp_path}/"})
         cfg.train_dataloader.dataset.pipeline = pipeline or cfg.train_dataloader.dataset.pipeline
-        return [str(fault) for fault in data.annotations(cfg, ("train",)) if fault.grave]
+        return [str(fault) for fault in data.contents(cfg, sets.data_sets(cfg, ("train",))) if fault.grave]
 
     return find
 
@@ -191,7 +191,7 @@ def test_errors_of_a_file_stop_a_training(at_the_start, monkeypatch):
 
 def test_a_file_without_errors_is_read_once(at_the_start, monkeypatch):
     read = []
-    monkeypatch.setattr(data, "read_coco", lambda path: read.append(path) or read_coco(path))
-    for area in (200, 200, 80):
-        at_the_start(area=area)
+    monkeypatch.setattr(sets, "read_coco", lambda path: read.append(path) or read_coco(path))
+    for write in (True, False, True):
+        at_the_start(write=write)
     assert len(read) == 2

@@ -12,6 +12,11 @@ pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 from kinds import SPLITS, Coco, H, Maps, Panoptic, Tools, Voc, W, Yolo, base_configs, encoded, photo, png_of, square
 
+from vitdense.mm.checks.data import evaluators
+from vitdense.mm.checks.sets import data_sets
+from vitdense.mm.config.classes import follow_classes
+from vitdense.mm.errors import count
+
 FINE, WARNED, REFUSED = "fine", "warned", "refused"
 NAN, INF, BIG = float("nan"), float("inf"), 2**53
 
@@ -888,11 +893,30 @@ def check_row(data, row, bases, tmp_path, monkeypatch):
     if tools.configs and tools.has_truth and tools.start("test").verdict != REFUSED:
         score = tools.score()
         assert score == pytest.approx(1) or (right == REFUSED and not score > 0)
+        if data.format in ("coco", "panoptic") and right == FINE:
+            assert tools.results() == {one["id"]: one["name"] for one in data.val["categories"]}
 
 
 @pytest.mark.parametrize("name", COCO)
 def test_coco(name, bases, tmp_path, monkeypatch):
     check_row(Coco(), COCO[name], bases, tmp_path, monkeypatch)
+
+
+OF_MASKS = ["segmentation null", "segmentation absent", "segmentation flat", "all polygons beside their boxes"]
+OF_MASKS += ["polygons in shares", "a polygon of half a point", "run-length codes of another size"]
+
+
+@pytest.mark.parametrize("name", OF_MASKS)
+def test_masks_stop_a_training_only_where_it_loads_them(name, bases, tmp_path, monkeypatch):
+    data, (change, *_) = Coco(), COCO[name]
+    change(data)
+    data.options = ["--boxes"]
+    monkeypatch.chdir(tmp_path)
+    tools = Tools(data, tmp_path, bases["yolo"], monkeypatch)
+    said = {"new": tools.new(), "check": tools.check(), "train": tools.start("train", "val")}
+    right = FINE if "ull" in name or "absent" in name else WARNED
+    assert {tool: found.verdict for tool, found in said.items()} == dict.fromkeys(said, right)
+    assert tools.score() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", YOLO)
@@ -925,3 +949,24 @@ def test_an_object_that_is_annotated_twice_is_dropped_by_an_option(drop, bases, 
     dataset = DATASETS.build({**tools.config().train_dataloader.dataset, "pipeline": []})
     assert len(dataset.get_data_info(0)["instances"]) == (2 if drop else 4)
     assert tools.score() == pytest.approx(1)
+
+
+def test_a_metric_that_does_not_know_of_dropped_objects_is_refused(bases, tmp_path, monkeypatch):
+    data = Coco()
+    both(double)(data)
+    data.dataset = {"type": "vitdense.CocoDataset", "drop_doubles": True}
+    monkeypatch.chdir(tmp_path)
+    cfg = Tools(data, tmp_path, bases["coco"], monkeypatch).config()
+    for metric, number in (("mmdet.CocoMetric", 0), ("mmdet.CocoOccludedSeparatedMetric", 1)):
+        cfg.val_evaluator = {"type": metric, "ann_file": "val.json"}
+        follow_classes(cfg)
+        found = list(evaluators(cfg, data_sets(cfg, ("val",))))
+        assert len(found) == number
+        assert all(fault.grave and "drop_doubles" in str(fault) for fault in found)
+
+
+def test_faults_of_one_thing_and_of_several():
+    assert count(1, "masks have no pixel") == "1 mask has no pixel"
+    assert count(2, "masks have no pixel") == "2 masks have no pixel"
+    assert count(1, "category ids of annotations are not") == "1 category id of annotations is not"
+    assert [count(1, x) for x in ("boxes", "classes", "categories")] == ["1 box", "1 class", "1 category"]

@@ -4,6 +4,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from vitdense.mm.checks import data
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.data.faults import refuse
 from vitdense.mm.errors import ConfigError
 
@@ -29,7 +30,8 @@ def segmentation(root, num_classes, prefixes=("images", "maps"), split="train", 
 
 def check(cfg, splits):
     """The checks of the data alone: the configs here have nothing to train with."""
-    refuse((*data.files(cfg, splits), *data.label_maps(cfg, splits)))
+    sets = data_sets(cfg, splits)
+    refuse((*data.files(cfg, sets), *data.contents(cfg, sets)))
 
 
 @pytest.fixture
@@ -113,7 +115,8 @@ def test_files_of_label_maps(maps):
         with pytest.raises(ConfigError, match=r"cannot be read .*0001.png"):
             check(cfg, ("train",))
     Image.open(root / "maps/0000.png").save(root / "maps/0000.jpg", quality=100)
-    (fault,) = data.label_maps(segmentation(root, 2, seg_map_suffix=".jpg", indices=1), ("train",))
+    cfg = segmentation(root, 2, seg_map_suffix=".jpg", indices=1)
+    (fault,) = data.contents(cfg, data_sets(cfg, ("train",)))
     assert "JPEG" in str(fault)
     assert not fault.grave
 

@@ -16,9 +16,9 @@ from vitdense.mm.checks import check
 from vitdense.mm.cli import new
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import load_config
+from vitdense.mm.config.load import find_config, load_config
 from vitdense.mm.data.panoptic import colours_of_ids, ids_of_colours, read_panoptic
-from vitdense.mm.data.shapes import CLASSES, draw_panoptic_dataset
+from vitdense.mm.data.shapes import CLASSES, draw_dataset
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.metrics import count_segments
 
@@ -26,9 +26,7 @@ from vitdense.mm.train.metrics import count_segments
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
     """Eight images to train, the last without an object, and four to validate, one with a crowd."""
-    return draw_panoptic_dataset(
-        tmp_path_factory.mktemp("data") / "shapes", num_train=8, num_val=4, image_size=(64, 96)
-    )
+    return draw_dataset(tmp_path_factory.mktemp("data") / "shapes", num_train=8, num_val=4, image_size=(64, 96))
 
 
 @pytest.fixture
@@ -61,8 +59,8 @@ def test_colours_and_ids():
 
 def test_segments_of_the_shapes_are_their_instances(shapes):
     truth = json.loads((shapes / "annotations/instances_val.json").read_text())
-    content = read_panoptic(shapes / "panoptic/panoptic_val.json").content
-    assert [one["name"] for one in content["categories"]] == [*CLASSES, "background"]
+    assert list(read_panoptic(shapes / "panoptic/panoptic_val.json").counts) == [*CLASSES, "background"]
+    content = json.loads((shapes / "panoptic/panoptic_val.json").read_text())
     for annotation in content["annotations"]:
         instances = [one for one in truth["annotations"] if one["image_id"] == annotation["image_id"]]
         *things, background = annotation["segments_info"]
@@ -126,8 +124,9 @@ def test_faults_of_files(shapes, tmp_path):
 
     whole = read_panoptic(shapes / "panoptic/panoptic_val.json", shapes / "panoptic/val")
     assert whole.faults == []
-    assert (whole.read, whole.pixels.total()) == (4, 4 * 64 * 96)
-    content = whole.content
+    assert "in 4 of 4 PNGs" in whole.rows[-1]
+    assert sum(whole.shares.values()) == pytest.approx(100)
+    content = json.loads((shapes / "panoptic/panoptic_val.json").read_text())
     (tmp_path / "ids").mkdir()
     for png in (shapes / "panoptic/val").iterdir():
         Image.open(png).save(tmp_path / "ids" / png.name)
@@ -143,7 +142,7 @@ def test_faults_of_files(shapes, tmp_path):
     content["images"].append({**content["images"][0], "file_name": "copy.jpg"})
     lines = faults()
     assert "do not exist" in lines
-    assert "1 images have the same id 1" in lines
+    assert "1 image has the same id 1" in lines
     content["annotations"] = [{"image_id": 1}]
     with pytest.raises(ConfigError, match="file_name"):
         faults()
@@ -190,3 +189,30 @@ def test_predict_writes_ids_and_segments(shapes, tmp_path):
         assert ids.shape == (64, 96)
         areas = {int(value): int(count) for value, count in zip(*np.unique(ids, return_counts=True)) if value}
         assert areas == {segment["id"]: segment["area"] for segment in one["segments_info"]}
+
+
+def test_joined_panoptic_data_of_other_classes_meet_by_name(reversed_files):
+    """The second file has its stuff first, and a class of its own."""
+    first, second = (json.loads(Path(f"{split}.json").read_text()) for split in ("train", "val"))
+    second["categories"].reverse()
+    second["categories"].insert(0, {"id": 1000, "name": "sky", "isthing": 0})
+    Path("val.json").write_text(json.dumps(second))
+    own = dict(type="vitdense.PanopticDataset", pipeline=[])
+    splits = {split: dict(img=split, seg=f"ids_{split}") for split in ("train", "val")}
+    parts = [dict(own, ann_file=f"{split}.json", data_prefix=of) for split, of in splits.items()]
+    joined = dict(_delete_=True, type="ConcatDataset", datasets=parts)
+    base = f"_base_ = {str(find_config('eomt_nano_shapes'))!r}\ndata_root = ''"
+    Path("mine.py").write_text(f"{base}\ntrain_dataloader = dict(dataset={joined})\n")
+    cfg = load_config("mine.py")
+    init_default_scope("mmdet")
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    classes = dataset.metainfo["classes"]
+    assert set(classes) == {*CLASSES, "background", "sky"}
+    assert set(classes[:8]) == set(CLASSES)
+    head = cfg.model.panoptic_head
+    assert (head.num_things_classes, head.num_stuff_classes) == (8, 2)
+    for content, start in ((first, 0), (second, 8)):
+        names = {one["id"]: one["name"] for one in content["categories"]}
+        for i, annotation in enumerate(content["annotations"]):
+            found = {one["id"]: classes[one["category"]] for one in dataset.get_data_info(start + i)["segments_info"]}
+            assert found == {one["id"]: names[one["category_id"]] for one in annotation["segments_info"]}

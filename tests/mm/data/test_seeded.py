@@ -9,7 +9,9 @@ import torch
 pytest.importorskip("mmcv")
 from mmcv.transforms import RandomApply
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
+from torch.utils.data import DataLoader
 
+from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, seed_everything
 from vitdense.mm.data.transforms import SeedFromSample
 
@@ -117,3 +119,34 @@ def test_seed_everything_separates_keys():
         seed_everything(*keys)
         seen.add(draws())
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_rest_of_an_epoch_has_the_mosaics_of_the_whole_epoch(workers):
+    mmdet = pytest.importorskip("mmdet.datasets")
+    from mmdet.structures.bbox import HorizontalBoxes
+
+    from vitdense.mm.data.detection import Mosaic
+
+    def load(results):
+        boxes = HorizontalBoxes(torch.tensor([[2.0, 2.0, 9.0, 9.0]]))
+        pixels = np.full((16, 16, 3), results["n"], np.uint8)
+        arrays = {
+            "img": pixels,
+            "img_shape": (16, 16),
+            "gt_bboxes": boxes,
+            "gt_bboxes_labels": np.array([results["n"]]),
+        }
+        return {**results, **arrays, "gt_ignore_flags": np.zeros(1, bool)}
+
+    class Pictures(BaseDataset):
+        def load_data_list(self):
+            return [{"n": i} for i in range(10)]
+
+    inner = Pictures(pipeline=[SeedFromSample(), load])
+    mixed = mmdet.MultiImageMixDataset(inner, [Mosaic(img_scale=(16, 16), pad_val=99)])
+    loader = DataLoader(mixed, 2, sampler=SeededEpochSampler(mixed, seed=1), num_workers=workers, collate_fn=list)
+    whole = [[one["img"] for one in batch] for batch in loader]
+    rest = [[one["img"] for one in batch] for batch in ContinuedLoader(loader, 2)]
+    np.testing.assert_array_equal(rest, whole[2:])
+    assert len({one.tobytes() for batch in whole for one in batch}) == 10

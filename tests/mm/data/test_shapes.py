@@ -40,7 +40,7 @@ def test_an_image_depends_on_its_seed_split_and_index_alone(drawn, tmp_path):
     assert first == content(shapes.draw_dataset(tmp_path / "again", **SMALL, workers=1))
     fewer = content(shapes.draw_dataset(tmp_path / "fewer", **{**SMALL, "num_train": 3}))
     images = {name: data for name, data in fewer.items() if name.endswith(("jpg", "png"))}
-    assert len(images) == 2 * (3 + 5)
+    assert len(images) == 3 * (3 + 5)
     assert images.items() <= first.items()
     other = content(shapes.draw_dataset(tmp_path / "other", **SMALL, seed=1))
     assert len({first["train/000001.jpg"], first["val/000001.jpg"], other["train/000001.jpg"]}) == 3

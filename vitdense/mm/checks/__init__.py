@@ -1,7 +1,7 @@
 """Checks of a config before the first iteration, for what would fail late, or silently train a wrong model.
 
-Every check is a function of a config and of splits that gives `Fault`s, and an entry of `CHECKS`. The dry step follows:
-in `vitdense check` on a model with random weights, in a training on that of the runner.
+A check gives `Fault`s of a config and of splits or, if it is one `OF_DATA`, of their data sets; `CHECKS` has all. The
+dry step follows: in `vitdense check` on a model with random weights, in a training on that of the runner.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,34 +9,29 @@ from collections.abc import Iterator, Sequence
 from mmengine.config import Config
 
 from vitdense.mm.checks import config, data, model, schedule
+from vitdense.mm.checks.sets import DataSet, data_sets
 from vitdense.mm.data.faults import Fault, caught, refuse
 
+OF_DATA = (data.files, data.classes, data.contents, data.overlap, data.evaluators)
 CHECKS = (
     *(config.loaders, config.types, config.values),
-    *(
-        data.files,
-        data.classes,
-        data.annotations,
-        data.voc,
-        data.label_maps,
-        data.overlap,
-        data.evaluators,
-        schedule.monitors,
-    ),
-    *(model.channels, model.build, config.batch_size, model.normalisation, model.frozen, model.padding),
-    schedule.schedule,
+    *OF_DATA,
+    *(schedule.monitors, model.channels, model.build, config.batch_size),
+    *(model.normalisation, model.frozen, model.padding, schedule.schedule),
 )
 
 
-def findings(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+def findings(cfg: Config, splits: Sequence[str], sets: Sequence[DataSet] | None = None) -> Iterator[Fault]:
     """What all checks find.
 
     Args:
         cfg: The config.
         splits: Among ``train``, ``val`` and ``test``.
+        sets: Of `data_sets`, if they are there already.
     """
+    sets = data_sets(cfg, splits) if sets is None else sets
     for one in CHECKS:
-        yield from caught(one, cfg, splits)
+        yield from caught(one, cfg, sets if one in OF_DATA else splits)
 
 
 def check(cfg: Config, splits: Sequence[str]) -> None:
@@ -45,5 +40,6 @@ def check(cfg: Config, splits: Sequence[str]) -> None:
     Raises:
         ConfigError: There is one.
     """
-    refuse(findings(cfg, splits))
-    refuse(data.images(cfg, splits))
+    sets = data_sets(cfg, splits)
+    refuse(findings(cfg, splits, sets))
+    refuse(data.images(cfg, sets))

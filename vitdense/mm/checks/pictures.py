@@ -113,7 +113,7 @@ class MapPictures:
 
     def of(self, fault: Fault) -> list[str]:
         """Paths of the images that have a fault."""
-        found = [path_in(item, self.image_of) for item in fault.items]
+        found = [path_in(item, self.image_of) for item in (*fault.items, *fault.examples)]
         return list(dict.fromkeys(filter(None, found)))
 
     def draw(self, path: str) -> Picture:

@@ -13,11 +13,11 @@ from PIL import Image
 
 from vitdense import __version__
 from vitdense.files import atomic_write, read_text
-from vitdense.mm.checks.description import Description
 from vitdense.mm.checks.pictures import Picture
+from vitdense.mm.checks.sets import DataSet
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.errors import ConfigError, count
 
 PICTURES = 4  # of a fault
 MOST_PICTURES = 120  # of a page, some 25 kB each
@@ -29,14 +29,14 @@ FIXES = {  # of things of which the fault says nothing else, by their list in th
 SIDES = (8, 16, 32, 96)  # pixels, between the kinds of objects
 
 
-def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], descriptions: Sequence[Description]) -> Path:
+def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Sequence[DataSet]) -> Path:
     """Write ``report.html``, which needs no other file and no network.
 
     Args:
         folder: Where.
         cfg: The config.
         faults: Of it and its data, in the order of the page.
-        descriptions: Of its data sets, whose `faults` were asked for.
+        sets: Its data sets, each once, after `describe`.
 
     Returns:
         The path of the page.
@@ -44,21 +44,21 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], description
     left = MOST_PICTURES
     cards = []
     for fault in faults:
-        pictures = list(islice((one for of in descriptions for one in of.pictures(fault)), min(PICTURES, left)))
+        pictures = list(islice((one for of in sets for one in of.pictures(fault)), min(PICTURES, left)))
         left -= len(pictures)
         cards.append(_card(fault, pictures))
-    examples = (one for of in descriptions if of.training for one in of.examples(PICTURES))
+    examples = (one for of in sets if of.training for one in of.examples(PICTURES))
     size, said = _input(cfg)
     page = Template(read_text(Path(__file__).with_name("report.html"))).substitute(
         title=escape(f"Check of {Path(cfg.filename or 'a config').stem}"),
         about=escape(f"{cfg.filename or ''} {cfg.model.type}, vitdense {__version__}"),
         verdict=_verdict(faults),
         findings="\n".join(cards) or "<p>Nothing.</p>",
-        splits="\n".join(map(_split, descriptions)),
+        splits="\n".join(map(_split, sets)),
         examples="\n".join(map(_figure, islice(examples, PICTURES))),
-        classes="\n".join(_classes(descriptions)),
+        classes="\n".join(_classes([of for of in sets if of.is_here and of.counts])),
         input=escape(said),
-        sizes="\n".join(table for of in descriptions for table in (_sizes(of, size) if size else ())),
+        sizes="\n".join(table for of in sets if of.is_here and size for table in _sizes(of, size)),
     )
     path = folder / "report.html"
     with atomic_write(path) as scratch:
@@ -81,7 +81,7 @@ def _verdict(faults: Sequence[Fault]) -> str:
     if not faults:
         return '<b class="good">In good order: no error, no warning.</b>'
     stops = "An error stops a training; a warning does not." if errors else "A training can start."
-    return f"<b>{errors} errors, {len(faults) - errors} warnings.</b> {stops}"
+    return f"<b>{count(errors, 'errors')}, {count(len(faults) - errors, 'warnings')}.</b> {stops}"
 
 
 def _card(fault: Fault, pictures: Iterable[Picture]) -> str:
@@ -106,17 +106,16 @@ def _figure(picture: Picture) -> str:
     return f'<figure>{image} alt="{text}"><figcaption>{text}</figcaption></figure>'
 
 
-def _split(of: Description) -> str:
-    rows = "".join(f"<li>{escape(text)}</li>" for text in of.rows if not text.endswith(":"))
-    return f'<div class="card"><h3>{escape(of.where.removesuffix("_dataloader"))}</h3><ul>{rows}</ul></div>'
+def _split(of: DataSet) -> str:
+    rows = "".join(f"<li>{escape(text)}</li>" for text in of.rows)
+    return f'<div class="card"><h3>{escape(of.name)}</h3><ul>{rows}</ul></div>'
 
 
-def _classes(descriptions: Sequence[Description]) -> Iterator[str]:
+def _classes(shown: Sequence[DataSet]) -> Iterator[str]:
     """A table: a row for each class, a column for each data set."""
-    shown = [of for of in descriptions if of.counts]
     names = list(dict.fromkeys(name for of in shown for name in of.counts))
     largest = [max(of.counts.values()) or 1 for of in shown]
-    heads = "".join(f"<th>{escape(of.where.removesuffix('_dataloader'))}, {escape(of.unit)}" for of in shown)
+    heads = "".join(f"<th>{escape(of.name)}, {escape(of.unit)}" for of in shown)
     yield f'<div class="scroll"><table><thead><tr><th>class{heads}</thead>'
     for name in names:
         yield f"<tr><td>{escape(name)}"
@@ -128,14 +127,14 @@ def _classes(descriptions: Sequence[Description]) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _sizes(of: Description, size: int) -> Iterator[str]:
+def _sizes(of: DataSet, size: int) -> Iterator[str]:
     """Tables of the sizes of images, and of objects as the model sees them."""
-    split, ratios = of.where.removesuffix("_dataloader"), [min(image) / size for image in of.image_sizes]
+    ratios = [min(image) / size for image in of.image_sizes]
     names = ("under half of the input", "under the input", "up to twice the input", "larger")
-    yield from _histogram(f"{split}: short side of {len(ratios)} images", names, (0.5, 1, 2), ratios)
+    yield from _histogram(f"{of.name}: short side of {count(len(ratios), 'images')}", names, (0.5, 1, 2), ratios)
     sides = [share * size for share in of.object_shares]
     names = tuple(f"{a} to {b} pixels" for a, b in zip((0, *SIDES), SIDES))
-    title = f"{split}: side of {len(sides)} objects in the input"
+    title = f"{of.name}: side of {count(len(sides), 'objects')} in the input"
     yield from _histogram(title, (*names, f"{SIDES[-1]} and more"), SIDES, sides)
 
 
@@ -149,7 +148,7 @@ def _histogram(title: str, names: Sequence[str], limits: Sequence[float], values
 
 
 def _rows(counts: Mapping[str, int], total: int) -> Iterator[str]:
-    for name, count in counts.items():
-        share = 100 * count / total
-        bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if count else ""
-        yield f'<tr><td>{escape(name)}<td class="n">{count} ({share:.3g} %){bar}'
+    for name, number in counts.items():
+        share = 100 * number / total
+        bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if number else ""
+        yield f'<tr><td>{escape(name)}<td class="n">{number} ({share:.3g} %){bar}'

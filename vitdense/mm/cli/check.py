@@ -3,26 +3,26 @@
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.registry import DATASETS
 
 from vitdense.files import atomic_write
 from vitdense.mm.checks import dry_step, findings
-from vitdense.mm.checks.description import Description
 from vitdense.mm.checks.pictures import draw_batch
 from vitdense.mm.checks.report import write_report
 from vitdense.mm.checks.schedule import warm_up
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.arguments import make_parser
 from vitdense.mm.config.base import Asked, describe, run_passes
 from vitdense.mm.config.load import config_of
 from vitdense.mm.config.passes import STARTING, TRAINING, built
-from vitdense.mm.config.query import find_class, leaf_datasets
 from vitdense.mm.console import USER_ERRORS, exit_on_user_error, explain
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import FILES_READ
+from vitdense.mm.errors import ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,12 +68,16 @@ def report(cfg: Config, all_files: bool = False, folder: Path | None = None) -> 
     print(f"{'config':12}{cfg.filename}: {cfg.model.type}, {cfg.get('default_scope', 'mmdet')}", flush=True)
     given = {split: cfg.get(f"{split}_cfg") is not None for split in ("train", "val", "test")}
     splits = tuple(split for split in given if given[split] and cfg.get(f"{split}_dataloader"))
-    descriptions, described = [], []
-    for one in _descriptions(cfg, splits, None if all_files else FILES_READ, folder is not None):
-        described += _collected(one.faults())
-        descriptions.append(one)
-    described += warm_up(cfg, sum(one.num_train for one in descriptions))
-    faults = [*_collected(findings(cfg, splits)), *described]
+    sets, described, seen = data_sets(cfg, splits, None if all_files else FILES_READ), [], {}
+    for one in sets:
+        if id(one.kept) in seen:
+            _Rows(one.name)(f"as {seen[id(one.kept)].name}")
+        elif one.kind is not None:  # a fault that the checks find
+            seen[id(one.kept)] = one
+            described += _collected(one.describe(_Rows(one.name)))
+    faults = [*_collected(findings(cfg, splits, sets)), *described]
+    with suppress(ConfigError):  # of the annotations, a fault already
+        faults += warm_up(cfg, sum(one.num_train for one in seen.values()))
     if "train" in splits and not any(fault.grave for fault in faults):
         text = f"losses and gradients of a small batch, and its validation, on {get_device()} ..."
         print(f"{'dry step':12}{text}", flush=True)
@@ -83,22 +87,8 @@ def report(cfg: Config, all_files: bool = False, folder: Path | None = None) -> 
     print("", *(f"{'error' if fault.grave else 'warning'}: {fault}" for fault in faults), sep="\n")
     print(f"errors: {errors}, warnings: {len(faults) - errors}")
     if folder is not None:
-        print(f"wrote {write_report(folder, cfg, faults, descriptions)}")
+        print(f"wrote {write_report(folder, cfg, faults, list(seen.values()))}")
     return 2 if errors else 0
-
-
-def _descriptions(cfg: Config, splits: Sequence[str], number: int | None, for_report: bool) -> Iterator[Description]:
-    """The data sets, each once; where one is that of another split, a row is printed."""
-    seen = {}
-    for split in splits:
-        for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset):
-            kind, row = find_class(DATASETS, dataset["type"], cfg), _Rows(split)
-            files = str([dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")])
-            if files in seen:
-                row(f"as {seen[files]}")
-            elif kind is not None:  # a fault that the checks find
-                seen[files] = split
-                yield Description(split, dataset, kind, cfg, number, row, for_report)
 
 
 class _Rows:

@@ -197,9 +197,10 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
         for metric in as_list(cfg.get(f"{split}_evaluator")):
             kind = find_class(METRICS, metric["type"], cfg)
             _read_by_name(metric, kind)
-            if len(files) == 1 and files[0] is not None and kind and "ann_file" in (arguments(kind) or ()):
+            taken = arguments(find_class(METRICS, metric["type"], cfg)) or () if kind else ()
+            if len(files) == 1 and files[0] is not None and "ann_file" in taken:
                 metric.setdefault("ann_file", files[0])
-                if parts[0].get("drop_doubles"):
+                if parts[0].get("drop_doubles") and "drop_doubles" in taken:
                     metric.setdefault("drop_doubles", True)
 
 

@@ -4,8 +4,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ import numpy as np
 from vitdense.errors import CONTROL
 from vitdense.files import read_text
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.data.samples import Samples
+from vitdense.mm.errors import ConfigError, count
 
 NUMBER = (int, float)
 KEYS = {  # that mmdet and the metric read, without a default, and their types
@@ -28,77 +29,20 @@ FAR = 10  # times the longer side of the image
 MOST = 20_000  # annotations of an image: every one is compared with every anchor
 MASK_BYTES = 4 * 2**30  # of an image: mmdet has a byte for every pixel and annotation
 FLAGS = "iscrowd or ignore are not 0 or 1"
+AREAS = "areas are not those of the masks or boxes, and AP of small, medium and large objects goes by them"
+HOLES = "write masks with holes as RLE"
+SHARES = "these points look like shares of the image"
+CENTRES = "bbox looks like [centre x, centre y, width, height]"
 DOUBLES = "annotations have the box and class of another"
 SMALL, OUTSIDE = "have no area, or a side below one pixel", "are outside their image"  # boxes that are left out
 XYWH = 1  # detectron2's BoxMode
+KEPT = 32 * 2**20  # bytes of a file whose content stays in memory
 MUCH = 0.3  # of the annotations, that training leaves out
 AREA = 16  # pixels that an area may be off: of small masks, pixels and outlines differ
 TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
 
 
-@dataclass
-class Annotations:
-    """What an annotation file holds, of instances or of panoptic segments.
-
-    Attributes:
-        content: Of the file: lists of images, annotations and categories.
-        objects: Its annotations of instances, or its segments.
-        faults: What is wrong.
-        pixels: Of panoptic files: pixels per category name in the PNGs that were read.
-        read: Of panoptic files: how many PNGs.
-    """
-
-    content: Mapping[str, list[dict]]
-    objects: list[dict]
-    faults: list[Fault]
-    pixels: Counter = field(default_factory=Counter)
-    read: int = 0
-
-    @property
-    def images(self) -> list[dict]:
-        """Its images."""
-        return self.content["images"]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of its categories in the order of the file; those of stuff last, as mmdet's panoptic labels."""
-        by_kind = sorted(self.content["categories"], key=lambda category: not category.get("isthing", 1))
-        return tuple(category["name"] for category in by_kind)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Objects per category name."""
-        number = Counter(item["category_id"] for item in self.objects)
-        return {one["name"]: number[one["id"]] for one in self.content["categories"]}
-
-    @property
-    def densest(self) -> int:
-        """Most objects of an image, without crowds."""
-        of_image = Counter(item["image_id"] for item in self.objects if not item.get("iscrowd"))
-        return max(of_image.values(), default=0)
-
-    @property
-    def without_mask(self) -> list[int]:
-        """Ids of annotations without a mask."""
-        return [item["id"] for item in self.objects if not item.get("segmentation")]
-
-    def used(self, classes: Sequence[str], filter_cfg: Mapping) -> int:
-        """Number of images that mmdet keeps for training.
-
-        Args:
-            classes: Of the data set.
-            filter_cfg: Of the data set: `filter_empty_gt` and `min_size`, the shortest side in pixels.
-        """
-        ids = {category["id"] for category in self.content["categories"] if category["name"] in set(classes)}
-        with_box = {item["image_id"] for item in self.objects if item["category_id"] in ids}
-        return sum(
-            min(image["width"], image["height"]) >= filter_cfg.get("min_size", 0)
-            and (image["id"] in with_box or not filter_cfg.get("filter_empty_gt"))
-            for image in self.images
-        )
-
-
-def read_coco(file: Path) -> Annotations:
+def read_coco(file: Path) -> Samples:
     """Read a COCO annotation file of instances.
 
     Raises:
@@ -106,6 +50,30 @@ def read_coco(file: Path) -> Annotations:
             type there.
     """
     return examine(read_json(file, KEYS))
+
+
+def parse(file: Path) -> Any:
+    """The content of a JSON file, for reading alone. A small file is parsed once, until it changes.
+
+    Raises:
+        ConfigError: It is no JSON.
+    """
+    stat = file.stat()
+    kept = _parsed if stat.st_size < KEPT else _parsed.__wrapped__
+    return kept(file.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(2)  # of a training and of its validation
+def _parsed(file: Path, _modified: int, _size: int) -> Any:
+    try:
+        return json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
+
+
+def forget() -> None:
+    """Free what `parse` keeps."""
+    _parsed.cache_clear()
 
 
 def read_json(file: Path, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict]]:
@@ -118,20 +86,34 @@ def read_json(file: Path, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, li
     Raises:
         ConfigError: It is another file.
     """
-    try:
-        content = json.loads(read_text(file))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
+    content = parse(file)
     lists = content if isinstance(content, dict) else {}
     if empty := [key for key in ("images", "categories") if not lists.get(key)]:
         missing = " and ".join(f"no {key}" for key in empty)
         raise ConfigError(
             f"{file}: got {missing}; expected a COCO annotation file, with lists 'images' and 'categories'"
         )
-    content.setdefault("annotations", [])  # absent from files of test images
+    content = {"annotations": [], **content}  # absent from files of test images
     for kind, of_kind in keys.items():
         check_keys(file, kind, content[kind], of_kind)
     return content
+
+
+def used(content: Mapping[str, list[dict]], classes: Collection[str], filter_cfg: Mapping) -> int:
+    """Number of images that mmdet keeps for training.
+
+    Args:
+        content: Of an annotation file.
+        classes: Of the data set.
+        filter_cfg: Of the data set: `filter_empty_gt` and `min_size`, the shortest side in pixels.
+    """
+    ids = {category["id"] for category in content["categories"] if category["name"] in classes}
+    with_box = {item["image_id"] for item in content["annotations"] if item["category_id"] in ids}
+    return sum(
+        min(image["width"], image["height"]) >= filter_cfg.get("min_size", 0)
+        and (image["id"] in with_box or not filter_cfg.get("filter_empty_gt"))
+        for image in content["images"]
+    )
 
 
 def check_keys(file: Path, kind: str, items: Any, keys: Mapping[str, Any]) -> None:
@@ -178,7 +160,26 @@ def common_faults(content: Mapping[str, Sequence[Mapping]]) -> Faults:
     return faults
 
 
-def examine(content: Mapping[str, list[dict]]) -> Annotations:
+def samples_of(content: Mapping[str, list[dict]], objects: Sequence[Mapping], faults: list[Fault]) -> Samples:
+    """The samples of a file.
+
+    Args:
+        content: Of it.
+        objects: Its instances or segments, which are counted.
+        faults: What is wrong.
+    """
+    number = Counter(item["category_id"] for item in objects)
+    of_image = Counter(item["image_id"] for item in objects if not item.get("iscrowd"))
+    kinds = sorted(content["categories"], key=lambda one: not one.get("isthing", 1))  # mmdet's labels of stuff are last
+    return Samples(
+        {image["file_name"]: (image["width"], image["height"]) for image in content["images"]},
+        {one["name"]: number[one["id"]] for one in kinds},
+        faults,
+        densest=max(of_image.values(), default=0),
+    )
+
+
+def examine(content: Mapping[str, list[dict]]) -> Samples:
     """Find the faults of instances.
 
     Args:
@@ -198,32 +199,26 @@ def examine(content: Mapping[str, list[dict]]) -> Annotations:
     modes = [item["id"] for item in annotations if item.get("bbox_mode", XYWH) != XYWH]
     faults.add(f"boxes have another bbox_mode than {XYWH}, of [x, y, width, height]", *modes, of="annotations")
     faults.add(FLAGS, *(item["id"] for item in annotations if has_strange_flag(item)), of="annotations")
-    seen, boxes, masks = set(), _Boxes(), _Masks()
-    for item in annotations:
-        image, name = image_of.get(item["image_id"]), item["id"]
-        if turned(item):
-            what = "boxes are turned (attributes.rotation), and training takes them unturned"
-            faults.add(what, name, of="annotations", grave=False)
-        if not has_box(item):
-            faults.add("boxes are not four numbers", name, of="annotations")
-            continue
-        if not math.isfinite(item["area"]):
-            faults.add("areas are not finite", name, of="annotations")
-            continue
-        if object_key(item) in seen:  # the metric finds one, and counts the other as missed
-            fix = "drop_doubles=True of vitdense.CocoDataset drops them"
-            faults.add(DOUBLES, name, of="annotations", grave=False, fix=fix)
-        seen.add(object_key(item))
-        if not image:
-            continue
-        boxes.add(item, image)
-        mask = item.get("segmentation")
-        if mask in (None, []):
-            masks.add_box(item)
-        elif fault := mask_fault(mask, image):
-            faults.add(f"masks {fault}", name, of="annotations")
+    what = "boxes are turned (attributes.rotation), and training takes them unturned"
+    faults.add(what, *(item["id"] for item in annotations if turned(item)), of="annotations", grave=False)
+    boxes = [item for item in annotations if has_box(item)]
+    no_box = (item["id"] for item in annotations if not has_box(item))
+    faults.add("boxes are not four numbers", *no_box, of="annotations")
+    items = [item for item in boxes if math.isfinite(item["area"])]
+    no_area = (item["id"] for item in boxes if not math.isfinite(item["area"]))
+    faults.add("areas are not finite", *no_area, of="annotations")
+    first = {object_key(item): item["id"] for item in reversed(items)}  # the metric finds one, and misses the other
+    doubles = (item["id"] for item in items if first[object_key(item)] != item["id"])
+    fix = "drop_doubles=True of vitdense.CocoDataset drops them"
+    faults.add(DOUBLES, *doubles, of="annotations", grave=False, fix=fix)
+    items, masks = [item for item in items if item["image_id"] in image_of], {}
+    for item in (item for item in items if item.get("segmentation") not in (None, [])):
+        if fault := mask_fault(item["segmentation"], image_of[item["image_id"]]):
+            faults.add(f"masks {fault}", item["id"], of="annotations", of_masks=True)
         else:
-            masks.add(item, outline(mask))
+            masks[item["id"]] = outline(item["segmentation"])
+    reasons = [left_out(item, image_of[item["image_id"]]) for item in items]
+    learned = [x for x, reason in zip(items, reasons) if not (reason or x.get("iscrowd") or x.get("ignore"))]
     ignored = [item["id"] for item in annotations if item.get("iscrowd") or item.get("ignore")]
     if len(ignored) > MUCH * len(annotations):
         what = "annotations are crowds (iscrowd) or ignored (ignore), and training leaves them out"
@@ -233,10 +228,21 @@ def examine(content: Mapping[str, list[dict]]) -> Annotations:
     if annotations and len(empty) > len(image_of) / 2:
         faults.add("images are without annotation", *sorted(empty), of="images", grave=False)
     totals = {"annotations": len(annotations), "images": len(content["images"]), "": 0}
-    found = [replace(fault, total=totals[fault.of]) for fault in (*faults, *boxes.faults(), *masks.faults())]
-    if annotations and not boxes.used and not any(fault.grave for fault in found):
+    found = [
+        replace(fault, total=totals[fault.of])
+        for fault in (*faults, *box_faults(items, reasons, image_of), *mask_faults(items, masks))
+    ]
+    if annotations and not learned and not any(fault.grave for fault in found):
         found.append(Fault(f"all {len(annotations)} annotations are crowds, ignored or without area: none counts"))
-    return Annotations(content, annotations, found)
+    samples, crowds = samples_of(content, annotations, found), sum(bool(item.get("iscrowd")) for item in annotations)
+    samples.without_mask = [item["id"] for item in annotations if not item.get("segmentation")]
+    with_mask = len(annotations) - len(samples.without_mask)
+    samples.rows = [
+        f"{count(len(content['images']), 'images')}, {len(empty)} without annotation",
+        f"{count(len(annotations), 'annotations')}, {with_mask} with masks, {crowds} of crowds",
+        f"up to {samples.densest} objects in an image",
+    ]
+    return samples
 
 
 def has_strange_flag(item: Mapping) -> bool:
@@ -269,91 +275,72 @@ def left_out(annotation: Mapping, image: Mapping) -> str:
     return OUTSIDE if min(x + w, width) <= max(x, 0) or min(y + h, height) <= max(y, 0) else ""
 
 
-class _Boxes:
-    """Boxes of a file: of many with one fault, what their numbers seem to mean.
+def box_faults(items: Sequence[Mapping], reasons: Sequence[str], image_of: Mapping[int, Mapping]) -> Iterator[Fault]:
+    """What is wrong with boxes: of many with one fault, what their numbers seem to mean.
 
-    Attributes:
-        used: How many a training learns.
+    Args:
+        items: Annotations.
+        reasons: See `left_out`.
+        image_of: The images, by their ids.
     """
-
-    def __init__(self) -> None:
-        self.used, self.number, self.are_corners, self.are_shares = 0, 0, True, True
-        self.small, self.outside, self.over = [], [], []
-
-    def add(self, item: Mapping, image: Mapping) -> None:
-        """Add the box of an annotation."""
-        (x, y, w, h), width, height = item["bbox"], image["width"], image["height"]
-        self.number += 1
-        self.are_shares &= max(x + w / 2, y + h / 2, w, h) <= 1
-        self.are_corners &= x < w <= width + TOLERANCE and y < h <= height + TOLERANCE
-        self.used += not item.get("iscrowd") and not item.get("ignore") and not left_out(item, image)
-        if reason := left_out(item, image):
-            (self.small if reason == SMALL else self.outside).append(item["id"])
-        elif max(-x, -y, x + w - width, y + h - height) > TOLERANCE:
-            self.over.append(item["id"])
-
-    def faults(self) -> Iterator[Fault]:
-        """What is wrong with them."""
-        pixels = "bbox is [x, y, width, height] in pixels"
-        guess = self.are_corners and len(self.over) + len(self.outside) > self.number / 5
-        corners = f"{pixels}, these look like corners [x1, y1, x2, y2]" if guess else ""
-        shares = f"{pixels}, these look like shares of the image" if self.are_shares else ""
-        over = f"boxes reach over the edge of their image ({pixels}); training clips them"
-        for what, items, fix in (
-            (f"boxes {SMALL}; training leaves them out", self.small, shares),
-            (f"boxes {OUTSIDE}; training leaves them out", self.outside, corners),
-            (over, self.over, corners),
-        ):
-            if items:
-                yield Fault(what, items=tuple(items), fix=fix, grave=bool(fix), of="annotations")
+    images = [image_of[item["image_id"]] for item in items]
+    x, y, w, h = np.array([item["bbox"] for item in items], float).reshape(-1, 4).T
+    width, height = np.array([(image["width"], image["height"]) for image in images], float).reshape(-1, 2).T
+    beyond = np.max([-x, -y, x + w - width, y + h - height], 0) > TOLERANCE
+    of = {reason: [x["id"] for x, own in zip(items, reasons) if own == reason] for reason in (SMALL, OUTSIDE)}
+    over = [item["id"] for item, reason, far in zip(items, reasons, beyond) if far and not reason]
+    are_shares = (np.max([x + w / 2, y + h / 2, w, h], 0) <= 1).all()
+    are_corners = ((x < w) & (w <= width + TOLERANCE) & (y < h) & (h <= height + TOLERANCE)).all()
+    pixels = "bbox is [x, y, width, height] in pixels"
+    guess = are_corners and len(over) + len(of[OUTSIDE]) > len(items) / 5
+    corners = f"{pixels}, these look like corners [x1, y1, x2, y2]" if guess else ""
+    shares = f"{pixels}, these look like shares of the image" if are_shares else ""
+    for what, found, fix in (
+        (f"boxes {SMALL}; training leaves them out", of[SMALL], shares),
+        (f"boxes {OUTSIDE}; training leaves them out", of[OUTSIDE], corners),
+        (f"boxes reach over the edge of their image ({pixels}); training clips them", over, corners),
+    ):
+        if found:
+            yield Fault(what, items=tuple(found), fix=fix, grave=bool(fix), of="annotations")
 
 
-class _Masks:
-    """Masks of a file against the boxes and areas of their annotations."""
+def mask_faults(items: Sequence[Mapping], masks: Mapping[int, "Outline"]) -> Iterator[Fault]:
+    """What is wrong with masks against the boxes and areas of their annotations.
 
-    def __init__(self) -> None:
-        self.number, self.apart, self.are_shares, self.are_centres = 0, 0, True, True
-        self.empty, self.beside, self.areas, self.holes = [], [], [], []
-
-    def add(self, item: Mapping, mask: "Outline") -> None:
-        """Add the mask of an annotation."""
-        (x, y, w, h), (left, top, width, height), area = item["bbox"], mask.box, item["area"]
-        self.number += 1
-        shared = [min(a + b, c + d) - max(a, c) for a, b, c, d in ((x, w, left, width), (y, h, top, height))]
-        if not mask.area:
-            self.empty.append(item["id"])
-        elif min(shared) < 0 or shared[0] * shared[1] < width * height / 2:
-            self.beside.append(item["id"])
-            self.apart += min(shared) <= 0
-            self.are_shares &= max(left + width, top + height) <= 1
-            self.are_centres &= max(abs(left + width / 2 - x), abs(top + height / 2 - y)) <= TOLERANCE
-        elif mask.nested and area <= mask.area - 1.5 * mask.nested:  # that of the outer without the inner ones
-            self.holes.append(item["id"])
-        elif not 0.5 * mask.area - AREA <= area <= 2 * max(mask.area, w * h / 2) + AREA:
-            self.areas.append(item["id"])
-
-    def add_box(self, item: Mapping) -> None:
-        """Add an annotation without a mask, whose area may be that of one."""
-        pixels = item["bbox"][2] * item["bbox"][3]
-        if not pixels / 50 - AREA <= item["area"] <= 1.1 * pixels + AREA:
-            self.areas.append(item["id"])
-
-    def faults(self) -> Iterator[Fault]:
-        """What is wrong with them."""
-        guess = "these points look like shares of the image" if self.are_shares else ""
-        guess = "bbox looks like [centre x, centre y, width, height]" if self.are_centres else guess
-        guess = guess if len(self.beside) > self.number / 2 else ""
-        polygons = "masks, polygons or RLE, are beside their boxes, [x, y, width, height] in pixels"
-        sizes = "areas are not those of the masks or boxes, and AP of small, medium and large objects goes by them"
-        holes = "polygons are inside another of their annotation, and COCO's have no holes"
-        for what, items, fix, grave in (
-            ("masks have no pixel", self.empty, "", False),
-            (polygons, self.beside, guess, bool(guess) or self.apart > self.number / 2),
-            (holes, self.holes, "write masks with holes as RLE", False),
-            (sizes, self.areas, "", False),
-        ):
-            if items:
-                yield Fault(what, items=tuple(items), fix=fix, grave=grave, of="annotations")
+    Args:
+        items: Annotations.
+        masks: Those of some, by their ids. The area of another may be that of a mask that is not in the file.
+    """
+    with_mask = [item for item in items if item["id"] in masks]
+    x, y, w, h, area = np.array([(*item["bbox"], item["area"]) for item in with_mask], float).reshape(-1, 5).T
+    outlines = [masks[item["id"]] for item in with_mask]
+    left, top, width, height, full, inner = np.array([(*a.box, *a[1:]) for a in outlines], float).reshape(-1, 6).T
+    across, down = (
+        np.minimum(a + b, c + d) - np.maximum(a, c) for a, b, c, d in ((x, w, left, width), (y, h, top, height))
+    )
+    side, empty = np.minimum(across, down), full == 0
+    beside = ~empty & ((side < 0) | (across * down < width * height / 2))
+    hollow = ~empty & ~beside & (inner > 0) & (area <= full - 1.5 * inner)  # that of the outer without the inner ones
+    other = ~((0.5 * full - AREA <= area) & (area <= 2 * np.maximum(full, w * h / 2) + AREA))
+    centred = np.maximum(abs(left + width / 2 - x), abs(top + height / 2 - y)) <= TOLERANCE
+    guess = ""
+    if beside.sum() > len(with_mask) / 2:
+        guess = SHARES if (np.maximum(left + width, top + height)[beside] <= 1).all() else ""
+        guess = CENTRES if centred[beside].all() else guess
+    alone = [one for one in items if one.get("segmentation") in (None, [])]
+    sizes = [(one["area"], one["bbox"][2] * one["bbox"][3]) for one in alone]
+    wrong = [one["id"] for one, (a, box) in zip(alone, sizes) if not box / 50 - AREA <= a <= 1.1 * box + AREA]
+    is_grave = bool(guess) or (side[beside] <= 0).sum() > len(with_mask) / 2
+    for what, chosen, fix, grave in (
+        ("masks have no pixel", empty, "", False),
+        ("masks (polygons or RLE) are beside their boxes, [x, y, width, height] in pixels", beside, guess, is_grave),
+        ("polygons are inside another of their annotation, and COCO's have no holes", hollow, HOLES, False),
+        (AREAS, other & ~(empty | beside | hollow), "", False),
+    ):
+        found = [item["id"] for item, is_one in zip(with_mask, chosen) if is_one] + (wrong if what == AREAS else [])
+        if found:
+            # Of centres, it is the boxes that are wrong.
+            yield Fault(what, "", tuple(found), fix, grave, of="annotations", of_masks=fix != CENTRES)
 
 
 class Outline(NamedTuple):

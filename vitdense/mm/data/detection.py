@@ -1,7 +1,6 @@
 """For mmdet: data sets with labels by name, panoptic data without panopticapi, and the truth of metrics."""
 
 import io
-import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -17,9 +16,9 @@ from mmdet.datasets.transforms import Mosaic as _Mosaic
 from mmdet.structures.mask import BitmapMasks
 
 from vitdense.mm.data.classes import category_ids
-from vitdense.mm.data.coco import left_out, overview, without_doubles
+from vitdense.mm.data.coco import forget, left_out, overview, parse, without_doubles
 from vitdense.mm.data.panoptic import ids_of_colours
-from vitdense.mm.data.shapes import CLASSES, PALETTE, STUFF, DrawnOnDemand, draw_panoptic_dataset
+from vitdense.mm.data.shapes import CLASSES, PALETTE, STUFF, DrawnOnDemand
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import DATASETS, TRANSFORMS
 
@@ -31,7 +30,7 @@ class ByName:
 
     def __init__(self, annotation_file: str) -> None:
         super().__init__()
-        self.index(json.loads(Path(annotation_file).read_bytes()))
+        self.index(parse(Path(annotation_file)))
 
     def index(self, content: Mapping) -> None:
         """Take the content of a file."""
@@ -147,6 +146,13 @@ class CocoDataset(mmdet.datasets.CocoDataset):
         self.COCOAPI = OnceCOCO if drop_doubles else NamedCOCO
         super().__init__(*args, **options)
 
+    def load_data_list(self) -> list[dict]:
+        """As mmdet's. A training is the last to read its file, a validation is not: its metric follows."""
+        found = super().load_data_list()
+        if not self.test_mode:
+            forget()
+        return found
+
 
 @DATASETS.register_module()
 class PanopticDataset(mmdet.datasets.CocoPanopticDataset):
@@ -202,7 +208,6 @@ class ShapesPanopticDataset(DrawnOnDemand, PanopticDataset):
         "stuff_classes": STUFF,
         "palette": [*PALETTE, (90, 90, 90)],
     }
-    draw_files = staticmethod(draw_panoptic_dataset)
 
 
 @TRANSFORMS.register_module()

@@ -8,7 +8,7 @@ from typing import Any
 from mmengine.logging import print_log
 
 from vitdense.errors import OptionError
-from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.errors import ConfigError, count, join_some
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Fault:
         grave: It stops a training. If not, it is a warning.
         of: Of `items` that are ids of a COCO file, in which of its lists: ``annotations`` or ``images``; or empty.
         total: How many things could have the fault; 0: that is not known.
+        of_masks: It is a warning where a training does not load masks.
+        examples: Files to draw, where there are no items.
     """
 
     what: str
@@ -32,13 +34,15 @@ class Fault:
     grave: bool = True
     of: str = ""
     total: int = 0
+    of_masks: bool = False
+    examples: tuple = ()
 
     def __str__(self) -> str:
         where, fix = f"{self.where}: " if self.where else "", f"; {self.fix}" if self.fix else ""
         if not self.items:
             return f"{where}{self.what}{fix}"
         kind = ": " if self.of else " "
-        return f"{where}{len(self.items)} {self.what}{kind}{self.listed}{self._share}{fix}"
+        return f"{where}{count(len(self.items), self.what)}{kind}{self.listed}{self._share}{fix}"
 
     @property
     def _share(self) -> str:
@@ -47,7 +51,7 @@ class Fault:
     @property
     def headline(self) -> str:
         """How many things have the fault, and what it is."""
-        return f"{len(self.items)} {self.what.rstrip(':')}{self._share}" if self.items else self.what
+        return f"{count(len(self.items), self.what.rstrip(':'))}{self._share}" if self.items else self.what
 
     @property
     def listed(self) -> str:
@@ -65,10 +69,10 @@ class Faults:
     def __init__(self) -> None:
         self._items: dict[Fault, list] = {}
 
-    def add(self, what: str, *items: object, grave: bool = True, fix: str = "", of: str = "") -> None:
-        """Add items with a fault; nothing if there are none."""
+    def add(self, what: str, *items: object, **options: Any) -> None:
+        """Add items with a fault, whose other attributes are `options`; nothing if there are no items."""
         if items:
-            self._items.setdefault(Fault(what, grave=grave, fix=fix, of=of), []).extend(items)
+            self._items.setdefault(Fault(what, **options), []).extend(items)
 
     def __iter__(self) -> Iterator[Fault]:
         return (replace(fault, items=tuple(items)) for fault, items in self._items.items())

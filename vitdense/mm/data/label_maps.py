@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mmengine.registry import DATASETS
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.data.images import FILES_READ, by, evenly_spaced, header_size, is_turned
+from vitdense.mm.data.images import by, evenly_spaced, header_size, is_turned
 from vitdense.mm.errors import ConfigError
 
 UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_index of its heads
@@ -67,18 +68,18 @@ def build_dataset(where: str, dataset: dict) -> BaseDataset:
 
 
 def read_label_maps(
-    built: BaseDataset, backend: str = "pillow", number: int | None = FILES_READ, stored: bool = False
+    built: BaseDataset, samples: Sequence[dict], backend: str, number: int | None, stored: bool
 ) -> LabelMaps:
     """Count the raw values of label maps.
 
     Args:
         built: From `build_dataset`.
+        samples: What it says of each image.
         backend: Decoder of the step of the pipeline that loads label maps.
         number: How many files to read, evenly spaced; very rare values are missed. None: all.
         stored: Images keep their size in the file, and are not turned by their EXIF orientation.
     """
     maps, faults = LabelMaps(len(built), names=tuple(built.metainfo.get("classes") or ())), Faults()
-    samples = [built.get_data_info(i) for i in range(len(built))]
     maps.reduced, maps.label_map = samples[0]["reduce_zero_label"], samples[0].get("label_map") or {}
     if "seg_map_path" not in samples[0]:
         maps.faults.append(Fault("set data_prefix.seg_map_path, the folder of label maps"))

@@ -10,9 +10,11 @@ from PIL import Image
 
 from vitdense.errors import OptionError
 from vitdense.mm.data import coco
-from vitdense.mm.data.coco import NUMBER, Annotations
+from vitdense.mm.data.coco import NUMBER
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import decode, evenly_spaced
+from vitdense.mm.data.samples import Samples
+from vitdense.mm.errors import count
 
 KEYS = {
     "images": coco.KEYS["images"],
@@ -45,7 +47,7 @@ def read_ids(png: Path) -> np.ndarray:
     return ids_of_colours(decode(content)[..., ::-1])
 
 
-def read_panoptic(file: Path, folder: Path | None = None, number: int | None = None) -> Annotations:
+def read_panoptic(file: Path, folder: Path | None = None, number: int | None = None) -> Samples:
     """Read a panoptic annotation file, and compare it with its PNGs.
 
     Args:
@@ -86,7 +88,7 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
     of_image = Counter(item["image_id"] for item in annotations)
     faults.add("images are annotated twice: images", *(key for key, count in of_image.items() if count > 1))
     faults.add("images have no annotation:", *(image_of.keys() - of_image.keys()))
-    found = Annotations(content, segments, [])
+    read, seen = 0, Counter()
     known = [one for one in annotations if one["image_id"] in image_of] if folder is not None else []
     for item in evenly_spaced(known, number):
         image = image_of[item["image_id"]]
@@ -103,13 +105,22 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
             faults.add("PNGs have another size than their image in the file:", png.name)
         values, counts = np.unique(ids, return_counts=True)
         pixels = dict(zip(values.tolist(), counts.tolist()))
-        found.read += 1
+        read += 1
         for segment in item["segments_info"]:
             if segment["id"] not in pixels:
                 faults.add("segments have no pixel in their PNG:", f"{segment['id']} of {png.name}")
-            found.pixels[names.get(segment["category_id"])] += pixels.pop(segment["id"], 0)
+            seen[names.get(segment["category_id"])] += pixels.pop(segment["id"], 0)
         pixels.pop(0, None)  # unlabelled
         faults.add("ids of PNGs are no segment in the file:", *(f"{value} of {png.name}" for value in pixels))
-    absent = [kind for kind, n in (("things", len(names) - len(stuff)), ("stuff", len(stuff))) if not n]
-    found.faults = [*faults, *(Fault(f"no category is of {kind} ('isthing')", grave=False) for kind in absent)]
+    things = len(names) - len(stuff)
+    absent = [kind for kind, n in (("things", things), ("stuff", len(stuff))) if not n]
+    wrong = [*faults, *(Fault(f"no category is of {kind} ('isthing')", grave=False) for kind in absent)]
+    found = coco.samples_of(content, segments, wrong)
+    found.shares = {name: 100 * seen[name] / max(seen.total(), 1) for name in found.counts}
+    images = count(len(content["images"]), "images")
+    found.rows = [
+        f"{images}, {count(len(segments), 'segments')}",
+        f"{count(things, 'classes')} of things, {len(stuff)} of stuff",
+        f"pixels of classes in {read} of {len(annotations)} PNGs:",
+    ]
     return found

@@ -9,7 +9,8 @@ from pathlib import Path
 from mmengine.logging import print_log
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
-from vitdense.files import atomic_write, read_text
+from vitdense.files import atomic_write
+from vitdense.mm.data.coco import parse
 from vitdense.mm.errors import join_some
 from vitdense.results.result import Result
 
@@ -38,7 +39,7 @@ class CocoPredictions:
         folder = root / (dataset.get("data_prefix") or {}).get("img", "")
         self.ann_file = root / (dataset.get("ann_file") or "")
         exists = self.ann_file.suffix == ".json" and self.ann_file.is_file()
-        truth = json.loads(read_text(self.ann_file)) if exists else {}
+        truth = parse(self.ann_file) if exists else {}
         images = truth.get("images", []) if base is None else []
         self.known_images = {_locate(folder / _file_name(image)): image for image in images}
         self.used_ids = {image["id"] for image in self.known_images.values()}

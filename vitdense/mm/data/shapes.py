@@ -2,7 +2,7 @@
 
 The class of an object is its shape. Colour is a weak cue: each class has a mean hue, and the hues of classes overlap.
 Texture, size, rotation and lighting are random. The ground truth of an image is written as COCO instances (visible
-pixels only, run-length encoded), as a label map and, where it is asked for, as panoptic segments.
+pixels only, run-length encoded), as a label map and as panoptic segments.
 """
 
 import colorsys
@@ -11,14 +11,12 @@ import math
 import os
 import shutil
 import uuid
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -26,7 +24,7 @@ import numpy as np
 from vitdense.errors import OptionError
 from vitdense.files import read_text
 
-__all__ = ["CLASSES", "PALETTE", "STUFF", "DrawnOnDemand", "draw_dataset", "draw_image", "draw_panoptic_dataset"]
+__all__ = ["CLASSES", "PALETTE", "STUFF", "DrawnOnDemand", "draw_dataset", "draw_image"]
 
 CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
 PALETTE = [(220, 60, 60), (60, 120, 230), (60, 180, 75), (240, 190, 30),
@@ -46,13 +44,19 @@ CONTRAST = 0.2  # largest difference between the two colours of a texture, per c
 MIN_DISTANCE = 0.3  # between the colours of an object and its background; larger than CONTRAST
 
 
-@dataclass
-class Instance:
-    """An annotated object or, with ``crowd``, a region of many objects."""
+class Instance(NamedTuple):
+    """An annotated object or, with ``crowd``, a region of many objects.
 
-    label: int  # index into CLASSES
-    mask: np.ndarray  # bool [H, W], visible pixels
-    area: float  # pixels of the whole shape, occluded ones included
+    Attributes:
+        label: Index into `CLASSES`.
+        mask: Visible pixels, bool [H, W].
+        area: Pixels of the whole shape, occluded ones included.
+        crowd: Whether it is a region.
+    """
+
+    label: int
+    mask: np.ndarray
+    area: float
     crowd: bool = False
 
     @property
@@ -71,23 +75,20 @@ class DrawnOnDemand:
 
     drawn_on_demand = True  # read by the checks before training: files may be missing
 
-    def __init__(self, *args, draw: dict | None = None, **kwargs) -> None:
+    def __init__(self, *args: Any, draw: dict | None = None, **kwargs: Any) -> None:
         self.draw = draw or {}
         super().__init__(*args, **kwargs)
 
-    @staticmethod
-    def draw_files(root: str | Path, **options: Any) -> Path:
-        """See `draw_dataset`."""
-        return draw_dataset(root, **options)
-
-    def load_data_list(self) -> list[dict]:
+    def full_init(self) -> None:
         """Draw the data set unless it exists, then load it."""
         from mmengine.logging import print_log  # here, so that `draw_image` works without it
 
         if not Path(self.data_root).exists():
             print_log(f"drawing the data set into {self.data_root}, once, in about a minute", logger="current")
-        self.draw_files(self.data_root, **self.draw)
-        return super().load_data_list()
+        draw_dataset(self.data_root, **self.draw)
+        if self.ann_file and not Path(self.ann_file).exists():  # which earlier versions did not draw
+            raise OptionError(f"{self.ann_file} does not exist; delete {self.data_root}, and it is drawn anew")
+        super().full_init()
 
 
 def draw_dataset(
@@ -102,9 +103,12 @@ def draw_dataset(
 
     Every image has its own random seed ``(seed, split, index)``; the numbers of workers and images do not change it.
 
-    ``root`` then has ``train/*.jpg``, ``val/*.jpg``, ``annotations/instances_{train,val}.json`` (COCO, compressed
-    RLE; crowd regions with ``iscrowd=1``) and ``semantic/{train,val}/*.png`` (uint8 [H, W]: 0 background,
-    1 + index into ``CLASSES``, 255 crowd).
+    ``root`` then has ``train/*.jpg``, ``val/*.jpg`` and, for both splits:
+
+    - ``annotations/instances_{train,val}.json``: COCO, compressed RLE; crowd regions with ``iscrowd=1``;
+    - ``semantic/{train,val}/*.png``: uint8 [H, W], 0 background, 1 + index into ``CLASSES``, 255 crowd;
+    - ``panoptic/panoptic_{train,val}.json`` and ``panoptic/{train,val}/*.png``: COCO's panoptic format. Ids are
+      R + 256 G; 1 to n are the instances, from back to front, n + 1 is the background.
 
     Args:
         root: Folder to create; its parents are created too.
@@ -123,25 +127,18 @@ def draw_dataset(
     root = Path(root)
     stamp = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": [*image_size], "seed": seed}
     if not _is_drawn(root, stamp):
-        with _renamed_when_complete(root) as folder:
+        # If several processes draw, the first to rename its folder wins, and the others delete theirs.
+        folder = root.with_name(f".{root.name}.{uuid.uuid4().hex}")
+        try:
             _draw_into(folder, stamp, workers or min(8, os.cpu_count() or 1))
+            folder.rename(root)
+        except OSError:
+            if not root.exists():
+                raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         _is_drawn(root, stamp)  # perhaps by another process, of other arguments
     return root
-
-
-@contextmanager
-def _renamed_when_complete(folder: Path) -> Iterator[Path]:
-    """A temporary folder. If several processes fill one, the first to rename wins, and the others delete theirs."""
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        temporary.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_drawn(root: Path, stamp: dict) -> bool:
@@ -160,104 +157,55 @@ def _is_drawn(root: Path, stamp: dict) -> bool:
 
 def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
     """Write both splits and the stamp."""
-    (folder / "annotations").mkdir()
+    things = [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, 1)]
+    kinds = [{"id": i, "name": x, "isthing": int(x in CLASSES)} for i, x in enumerate((*CLASSES, *STUFF), 1)]
+    info = {"info": {"description": "vitdense shapes", "version": str(VERSION)}, "licenses": []}
     # Threads, not processes: OpenCV and numpy release the interpreter lock for most of the work, and threads also run
     # inside data-loader workers and notebooks.
     with ThreadPoolExecutor(workers) as pool:
         for split in SPLITS:
-            (folder / split).mkdir()
-            (folder / "semantic" / split).mkdir(parents=True)
+            for part in (split, f"semantic/{split}", f"panoptic/{split}", "annotations"):
+                (folder / part).mkdir(parents=True, exist_ok=True)
             draw = partial(_draw_sample, folder, split, stamp["image_size"], stamp["seed"])
-            images, annotations = zip(*pool.map(draw, range(stamp[f"num_{split}"])))
-            content = {
-                "info": {"description": "vitdense shapes", "version": str(VERSION)},
-                "licenses": [],
-                "images": images,
-                "annotations": [{"id": i, **a} for i, a in enumerate((a for each in annotations for a in each), 1)],
-                "categories": [{"id": i, "name": c, "supercategory": "shape"} for i, c in enumerate(CLASSES, 1)],
-            }
-            (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content), encoding="utf-8")
+            images, objects, segments = zip(*pool.map(draw, range(stamp[f"num_{split}"])))
+            annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
+            instances = {**info, "images": images, "annotations": annotations, "categories": things}
+            panoptic = {"images": images, "annotations": segments, "categories": kinds}
+            for name, content in (("annotations/instances", instances), ("panoptic/panoptic", panoptic)):
+                (folder / f"{name}_{split}.json").write_text(json.dumps(content), encoding="utf-8")
     (folder / STAMP).write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
 
 
-def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
-    """Write one image and its label map; return its COCO entry and annotations, the latter without ids."""
+def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict], dict]:
+    """Write one image, its label map and its segments; return its COCO entry, its annotations without ids, and its
+    panoptic annotation."""
     from pycocotools import mask as rle  # here, so that `draw_image` works without it
 
     rng = np.random.default_rng((seed, SPLITS.index(split), index))
     empty, crowd = (index % every == at for every, at in (EMPTY, CROWD))
     image, instances = draw_image(rng, size, empty=empty, crowd=crowd)
-    labels, annotations, name = np.zeros(size, np.uint8), [], f"{index + 1:06d}"
-    for one in instances:
-        labels[one.mask] = 255 if one.crowd else one.label + 1
+    number, name, background = index + 1, f"{index + 1:06d}", len(instances) + 1
+    labels, ids = np.zeros(size, np.uint8), np.full(size, background, np.uint8)
+    for i, one in enumerate(instances, 1):
+        labels[one.mask], ids[one.mask] = 255 if one.crowd else one.label + 1, i
+    annotations, segments = [], []
+    rest = Instance(len(CLASSES), ids == background, 0)
+    for i, one in enumerate((*instances, rest), 1):
         code = rle.encode(np.asfortranarray(one.mask, np.uint8))
-        annotations.append(
-            {
-                "image_id": index + 1,
-                "category_id": one.label + 1,
-                "iscrowd": int(one.crowd),
-                "bbox": rle.toBbox(code).tolist(),
-                "area": int(rle.area(code)),
-                "segmentation": {"size": code["size"], "counts": code["counts"].decode()},
-            }
-        )
-    _write(folder / split / f"{name}.jpg", image[..., ::-1], cv2.IMWRITE_JPEG_QUALITY, 95)
-    _write(folder / "semantic" / split / f"{name}.png", labels)
-    return {"id": index + 1, "file_name": f"{name}.jpg", "height": size[0], "width": size[1]}, annotations
-
-
-def _write(path: Path, image: np.ndarray, *options: int) -> None:
-    """Write an image; raises if the disk is full, where ``cv2.imwrite`` returns False."""
-    path.write_bytes(cv2.imencode(path.suffix, image, options)[1].tobytes())
-
-
-def draw_panoptic_dataset(root: str | Path, **options: Any) -> Path:
-    """Draw the embedded data set unless it exists, and with it ``panoptic/``.
-
-    The folder has ``panoptic_{train,val}.json`` and ``{train,val}/*.png`` in COCO's panoptic format: ids are R + 256 G;
-    1 to n are the instances, from back to front, n + 1 is the background.
-
-    Args:
-        root: See `draw_dataset`.
-        **options: See `draw_dataset`.
-    """
-    root = draw_dataset(root, **options)
-    if (root / "panoptic").exists():
-        return root
-    categories = [
-        {"id": i, "name": name, "isthing": int(name in CLASSES)} for i, name in enumerate((*CLASSES, *STUFF), 1)
-    ]
-    with _renamed_when_complete(root / "panoptic") as folder:
-        for split in SPLITS:
-            (folder / split).mkdir()
-            truth, of_image = json.loads(read_text(root / f"annotations/instances_{split}.json")), defaultdict(list)
-            for annotation in truth["annotations"]:
-                of_image[annotation["image_id"]].append(annotation)
-            annotations = [_write_segments(folder / split, one, of_image[one["id"]]) for one in truth["images"]]
-            content = {"images": truth["images"], "annotations": annotations, "categories": categories}
-            (folder / f"panoptic_{split}.json").write_text(json.dumps(content), encoding="utf-8")
-    return root
-
-
-def _write_segments(folder: Path, image: dict, annotations: list[dict]) -> dict:
-    """Write the ids of an image as a PNG; return its entry."""
-    from pycocotools import mask as rle
-
-    from vitdense.mm.data.panoptic import colours_of_ids
-
-    ids = np.full((image["height"], image["width"]), len(annotations) + 1, np.int32)
-    for i, annotation in enumerate(annotations, 1):
-        ids[rle.decode(annotation["segmentation"]).astype(bool)] = i
-    segments = []
-    for i, one in enumerate([*annotations, {"category_id": len(CLASSES) + 1, "iscrowd": 0}], 1):
-        ys, xs = np.nonzero(ids == i)
-        if len(xs):
-            box = [int(x) for x in (xs.min(), ys.min(), np.ptp(xs) + 1, np.ptp(ys) + 1)]
-            kind = {"category_id": one["category_id"], "iscrowd": one["iscrowd"]}
-            segments.append({"id": i, **kind, "area": len(xs), "bbox": box})
-    name = f"{Path(image['file_name']).stem}.png"
-    _write(folder / name, colours_of_ids(ids)[..., ::-1])
-    return {"image_id": image["id"], "file_name": name, "segments_info": segments}
+        kind, box, area = {"category_id": one.label + 1, "iscrowd": int(one.crowd)}, rle.toBbox(code), rle.area(code)
+        mask = {"size": code["size"], "counts": code["counts"].decode()}
+        shape = {"bbox": box.tolist(), "area": int(area), "segmentation": mask}
+        annotations.append({"image_id": number, **kind, **shape})
+        if area:
+            segments.append({"id": i, **kind, "area": int(area), "bbox": box.astype(int).tolist()})
+    for path, pixels, options in (
+        (f"{split}/{name}.jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95)),
+        (f"semantic/{split}/{name}.png", labels, ()),
+        (f"panoptic/{split}/{name}.png", np.dstack([labels * 0, labels * 0, ids]), ()),  # BGR
+    ):  # cv2.imwrite would return False where the disk is full
+        (folder / path).write_bytes(cv2.imencode(path[-4:], pixels, options)[1].tobytes())
+    entry = {"id": number, "file_name": f"{name}.jpg", "height": size[0], "width": size[1]}
+    return entry, annotations[:-1], {"image_id": number, "file_name": f"{name}.png", "segments_info": segments}
 
 
 def draw_image(
@@ -290,7 +238,7 @@ class _Scene:
         self.rng, self.size, self.instances = rng, tuple(size), []
         self.scale = min(size) / 256  # of all lengths
         self.canvas = np.zeros((3, *size), np.float32)  # RGB in 0..1, in planes: numpy is faster on long rows
-        self._paint(np.ones(self.size, np.float32), _colour(rng, rng.uniform(), saturation=(0.0, 0.35)))
+        self._paint(np.ones(self.size, np.float32), self._colour(rng.uniform(), (0.0, 0.35)))
 
     def add_clutter(self) -> None:
         """Add distractors: blurred patches of another texture, and thin lines."""
@@ -299,13 +247,13 @@ class _Scene:
             patch = _ellipse(rng, 0.4)
             cover = self._rasterize(patch, rng.uniform(15, 60) * self.scale, rng.uniform(0, 1, 2) * (width, height))
             cover = cv2.GaussianBlur(cover, (0, 0), 5 * self.scale) * np.float32(rng.uniform(0.3, 0.7))
-            self._paint(cover, _jitter(rng, self.canvas.mean((1, 2)), 0.3))
+            self._paint(cover, self._jitter(self.canvas.mean((1, 2)), 0.3))
         for _ in range(rng.integers(0, 5)):
             points = rng.uniform(0, 1, (rng.integers(2, 5), 2)) * (width, height)
             line = np.zeros(self.size, np.uint8)  # the only dtype with anti-aliased lines in OpenCV
             cv2.polylines(line, [np.int32(points)], False, 255, int(rng.integers(1, 3)), cv2.LINE_AA)
             cover = line * np.float32(rng.uniform(0.4, 0.9) / 255)
-            self._paint(cover, _jitter(rng, self.canvas.mean((1, 2)), 0.5))
+            self._paint(cover, self._jitter(self.canvas.mean((1, 2)), 0.5))
 
     def add_crowd(self) -> None:
         """Add a cluster of tiny overlapping shapes of one class, annotated as one region."""
@@ -315,7 +263,7 @@ class _Scene:
         for _ in range(rng.integers(18, 40)):
             radius = max(4.0, rng.uniform(5, 8) * self.scale)
             cover = self._rasterize(_outline(rng, label), radius, centre + rng.normal(0, spread, 2))
-            self._paint(cover, _class_colour(rng, label, background))
+            self._paint(cover, self._class_colour(label, background))
             region |= cover >= 0.5
         self.instances.append(Instance(label, region, float(region.sum()), crowd=True))
 
@@ -326,15 +274,17 @@ class _Scene:
         for side in sorted(sides.clip(9), reverse=True):
             label = int(rng.integers(len(CLASSES)))
             outline = _outline(rng, label)
-            radius = min(side / math.sqrt(_area(outline)), 0.45 * min(self.size))
+            whole, *holes = (cv2.contourArea(contour.astype(np.float32)) for contour in outline)
+            area = whole - sum(holes)
+            radius = min(side / math.sqrt(area), 0.45 * min(self.size))
             for _ in range(15):
                 centre = rng.uniform(0.45 * radius, np.array((width, height)) - 0.45 * radius)
                 cover = self._rasterize(outline, radius, centre)
-                new = Instance(label, cover >= 0.5, _area(outline) * radius**2)
-                rest = [Instance(old.label, old.mask & ~new.mask, old.area, old.crowd) for old in self.instances]
+                new = Instance(label, cover >= 0.5, area * radius**2)
+                rest = [old._replace(mask=old.mask & ~new.mask) for old in self.instances]
                 if all(instance.visible >= MIN_VISIBLE for instance in (*rest, new)):
                     self.instances = [*rest, new]
-                    self._paint(cover, _class_colour(rng, label, self.canvas[:, new.mask].mean(1)))
+                    self._paint(cover, self._class_colour(label, self.canvas[:, new.mask].mean(1)))
                     break
 
     def render(self) -> np.ndarray:
@@ -364,10 +314,43 @@ class _Scene:
 
     def _paint(self, cover: np.ndarray, colour: np.ndarray) -> None:
         """Blend a random texture of ``colour`` and a similar colour over the canvas, with opacity ``cover`` [H, W]."""
-        mix = _texture(self.rng, self.size, self.scale)
-        other = _jitter(self.rng, colour, CONTRAST)
+        mix, other = self._texture(), self._jitter(colour, CONTRAST)
         first, change = np.float32(colour)[:, None, None], np.float32(other - colour)[:, None, None]
         self.canvas += cover * (first + mix * change - self.canvas)
+
+    def _texture(self) -> np.ndarray:
+        """A random pattern: the share of a second colour, float32 [H, W]."""
+        rng, (height, width) = self.rng, self.size
+        ys, xs = np.arange(height, dtype=np.float32)[:, None], np.arange(width, dtype=np.float32)
+        angle, period = rng.uniform(0, 2 * np.pi), rng.uniform(8, 32) * max(self.scale, 0.5)
+        c, s = math.cos(angle) * 2 * math.pi / period, math.sin(angle) * 2 * math.pi / period
+        u, v = xs * c + ys * s + rng.uniform(0, 6), ys * c - xs * s + rng.uniform(0, 6)
+        cells = [max(2, round(n / period) + 1) for n in self.size]
+        patterns = {
+            "flat": lambda: np.zeros(self.size, np.float32),
+            "stripes": lambda: np.sin(u) * 2 + 0.5,
+            "checks": lambda: np.sin(u) * np.sin(v) * 4 + 0.5,
+            "spots": lambda: (np.cos(u) + np.cos(v) - 0.7) * 2,
+            "clouds": lambda: cv2.resize(rng.random(cells, np.float32), (width, height), interpolation=cv2.INTER_CUBIC),
+        }
+        return patterns[rng.choice(list(patterns))]().clip(0, 1)
+
+    def _jitter(self, colour: np.ndarray, amount: float) -> np.ndarray:
+        """A colour that differs by at most ``amount`` in each channel."""
+        return np.clip(colour + self.rng.uniform(-amount, amount, 3), 0, 1)
+
+    def _colour(self, hue: float, saturation: tuple[float, float]) -> np.ndarray:
+        """An RGB colour in 0..1 of a hue (0..1 is the whole circle), with random saturation and brightness."""
+        return np.array(colorsys.hsv_to_rgb(hue % 1, self.rng.uniform(*saturation), self.rng.uniform(0.25, 0.95)))
+
+    def _class_colour(self, label: int, under: np.ndarray) -> np.ndarray:
+        """A colour around the hue of the class that differs from its background ``under``, if 12 draws find one."""
+        for _ in range(12):
+            hue = (label + self.rng.normal(0, 0.45)) / len(CLASSES)  # hues of neighbouring classes overlap
+            colour = self._colour(hue, (0.4, 1.0))
+            if np.linalg.norm(colour - under) >= MIN_DISTANCE:
+                break
+        return colour
 
 
 def _arc(angles: np.ndarray) -> np.ndarray:
@@ -410,50 +393,3 @@ def _outline(rng: np.random.Generator, label: int) -> list[np.ndarray]:
             outer, inner = math.atan2(y, x), math.atan2(y, x - d)
             out, back = np.linspace(outer, 2 * np.pi - outer, 48), np.linspace(2 * np.pi - inner, inner, 48)
             return [np.concatenate([_arc(out), _arc(back[1:-1]) * q + (d, 0)])]
-
-
-def _area(outline: list[np.ndarray]) -> float:
-    """The area inside the first contour minus the area of the holes."""
-    whole, *holes = (cv2.contourArea(contour.astype(np.float32)) for contour in outline)
-    return whole - sum(holes)
-
-
-def _texture(rng: np.random.Generator, size: tuple[int, int], scale: float) -> np.ndarray:
-    """A random pattern, float32 [H, W]: the share of a second colour; ``scale`` multiplies its period."""
-    ys, xs = np.arange(size[0], dtype=np.float32)[:, None], np.arange(size[1], dtype=np.float32)
-    angle, period = rng.uniform(0, 2 * np.pi), rng.uniform(8, 32) * max(scale, 0.5)
-    c, s = math.cos(angle) * 2 * math.pi / period, math.sin(angle) * 2 * math.pi / period
-    u, v = xs * c + ys * s + rng.uniform(0, 6), ys * c - xs * s + rng.uniform(0, 6)
-    match rng.choice(["flat", "stripes", "checks", "spots", "clouds"]):
-        case "flat":
-            mix = np.zeros(size, np.float32)
-        case "stripes":
-            mix = np.sin(u) * 2 + 0.5
-        case "checks":
-            mix = np.sin(u) * np.sin(v) * 4 + 0.5
-        case "spots":
-            mix = (np.cos(u) + np.cos(v) - 0.7) * 2
-        case "clouds":
-            cells = [max(2, round(n / period) + 1) for n in size]
-            mix = cv2.resize(rng.random(cells, np.float32), size[::-1], interpolation=cv2.INTER_CUBIC)
-    return mix.clip(0, 1)
-
-
-def _jitter(rng: np.random.Generator, colour: np.ndarray, amount: float) -> np.ndarray:
-    """A colour that differs by at most ``amount`` in each channel."""
-    return np.clip(colour + rng.uniform(-amount, amount, 3), 0, 1)
-
-
-def _colour(rng: np.random.Generator, hue: float, saturation: tuple[float, float]) -> np.ndarray:
-    """An RGB colour in 0..1 of a hue (0..1 is the whole circle), with random saturation and brightness."""
-    return np.array(colorsys.hsv_to_rgb(hue % 1, rng.uniform(*saturation), rng.uniform(0.25, 0.95)))
-
-
-def _class_colour(rng: np.random.Generator, label: int, under: np.ndarray) -> np.ndarray:
-    """A colour around the hue of the class that differs from its background ``under``, if 12 draws find one."""
-    for _ in range(12):
-        hue = (label + rng.normal(0, 0.45)) / len(CLASSES)  # hues of neighbouring classes overlap
-        colour = _colour(rng, hue, saturation=(0.4, 1.0))
-        if np.linalg.norm(colour - under) >= MIN_DISTANCE:
-            break
-    return colour

@@ -2,30 +2,17 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 from vitdense.files import read_text
-from vitdense.mm.data.faults import Fault, Faults
+from vitdense.mm.data.faults import Faults
+from vitdense.mm.data.samples import Samples
+from vitdense.mm.errors import count
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
-class Voc(NamedTuple):
-    """What the XML files of a data set hold.
-
-    Attributes:
-        counts: Objects per name.
-        sizes: Width and height of the images, by their paths; None where a file does not have them.
-        faults: What is wrong.
-    """
-
-    counts: Counter
-    sizes: dict[str, tuple[int, int] | None]
-    faults: list[Fault]
-
-
-def read_voc(list_file: Path, annotations: Path, images: Path) -> Voc:
+def read_voc(list_file: Path, annotations: Path, images: Path) -> Samples:
     """Read XML files.
 
     Args:
@@ -36,7 +23,7 @@ def read_voc(list_file: Path, annotations: Path, images: Path) -> Voc:
     Raises:
         OptionError: The list is not UTF-8.
     """
-    found, faults = Voc(Counter(), {}, []), Faults()
+    sizes, counts, faults = {}, Counter(), Faults()
     for name in read_text(list_file).split():
         path = annotations / f"{name}.xml"
         try:
@@ -46,9 +33,9 @@ def read_voc(list_file: Path, annotations: Path, images: Path) -> Voc:
             continue
         size = [root.findtext(f"size/{side}") for side in ("width", "height")]
         has_size = all(text and text.strip().isdigit() for text in size)
-        found.sizes[str(images / f"{name}.jpg")] = (int(size[0]), int(size[1])) if has_size else None
+        sizes[str(images / f"{name}.jpg")] = (int(size[0]), int(size[1])) if has_size else None
         for one in root.iter("object"):
-            found.counts[one.findtext("name", "").strip()] += 1
+            counts[one.findtext("name", "").strip()] += 1
             try:
                 x, y, right, bottom = (float(one.findtext(f"bndbox/{side}", "")) for side in SIDES)
             except ValueError:
@@ -56,5 +43,5 @@ def read_voc(list_file: Path, annotations: Path, images: Path) -> Voc:
                 continue
             if right <= x or bottom <= y:
                 faults.add("objects have a box without area (bndbox has corners):", path, grave=False)
-    found.faults.extend(faults)
-    return found
+    rows = [f"{count(len(sizes), 'images')}, {count(counts.total(), 'objects')}"]
+    return Samples(sizes, counts, list(faults), rows)

@@ -19,7 +19,7 @@ from mmengine import fileio
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 
-from vitdense.mm.data.coco import without_doubles
+from vitdense.mm.data.coco import parse, without_doubles
 from vitdense.mm.data.detection import Truth
 from vitdense.mm.data.panoptic import read_ids
 from vitdense.mm.registry import METRICS
@@ -43,7 +43,8 @@ class _CocoMixin:
     def __init__(self, ann_file: str | None = None, *args: Any, drop_doubles: bool = False, **kwargs: Any) -> None:
         super().__init__(None, *args, **kwargs)
         if ann_file is not None:
-            content = json.loads(fileio.get(ann_file, self.backend_args))
+            with fileio.get_local_path(ann_file, backend_args=self.backend_args) as local:
+                content = parse(Path(local))
             self._coco_api = Truth(without_doubles(content) if drop_doubles else content)
         self.converts, self.evaluations = ann_file is None, None
 
@@ -56,7 +57,7 @@ class _CocoMixin:
         truths, found = zip(*results)
         if self.converts:  # from what the pipeline packs
             with TemporaryDirectory() as folder:
-                self._coco_api = Truth(json.loads(Path(self.gt_to_coco_json(truths, f"{folder}/all")).read_bytes()))
+                self._coco_api = Truth(parse(Path(self.gt_to_coco_json(truths, f"{folder}/all"))))
         self._coco_api.number(self.dataset_meta["classes"])
         self.cat_ids = list(range(1, len(self._coco_api.classes) + 1))
         self.img_ids = self._coco_api.number_images([truth["img_id"] for truth in truths])

@@ -54,7 +54,7 @@ class ImageFolder(BaseDataset):
         if strange := sorted(set(folders) - set(classes)):
             raise OptionError(
                 f"data_root: got images in {', '.join(strange[:5])} of {root}, expected all in folders of the classes "
-                f"{', '.join(classes[:5])}..; move them, or set metainfo.classes"
+                f"{', '.join(classes[:5])}..; move them into these, or out of {root}"
             )
         number = {name: i for i, name in enumerate(classes)}
         return [{"img_path": str(path), "gt_label": number[name]} for path, name in zip(paths, folders)]

@@ -1,0 +1,593 @@
+"""The data sets of a config by their formats: what each holds, what is wrong with it, its rows and pictures.
+
+The files of a data set are listed and read once for all checks of a start, and for the report.
+"""
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.registry import DATASETS
+
+from vitdense.mm.checks.pictures import MapPictures, ObjectPictures, Picture
+from vitdense.mm.checks.seen import Notes, SeenImages, mark
+from vitdense.mm.config.classes import annotation_file, effective_classes, is_panoptic, reads_coco
+from vitdense.mm.config.limits import as_options, raised_limits
+from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes
+from vitdense.mm.data.coco import DOUBLES, has_box, parse, read_coco, used
+from vitdense.mm.data.faults import Fault
+from vitdense.mm.data.images import (
+    FILES_READ,
+    Examined,
+    describe_images,
+    evenly_spaced,
+    examine_images,
+    header_size,
+    in_threads,
+    keeps_orientation,
+    read_image_file,
+    read_pixels,
+)
+from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_map, read_label_maps
+from vitdense.mm.data.panoptic import ids_of_colours, read_panoptic
+from vitdense.mm.data.samples import Samples, Size
+from vitdense.mm.data.voc import read_voc
+from vitdense.mm.errors import ConfigError, count, join_some
+
+BOXES_ALONE = (
+    "remove them or add masks. To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
+    "configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
+)
+SAME_NAMES = "give the same class the same name in both"
+VALUES_SHOWN = 20  # in a histogram
+CLASSES_SHOWN = 40
+BAR = 40  # characters
+
+
+def once(method: Callable) -> property:
+    """A property that is made once for all data sets of the same files."""
+
+    @wraps(method)
+    def get(self: "DataSet") -> Any:
+        if method.__name__ not in self.kept:
+            self.kept[method.__name__] = method(self)
+        return self.kept[method.__name__]
+
+    return property(get)
+
+
+class DataSet:
+    """A data set of a config, of a format that is not known here.
+
+    Args:
+        where: Its loader.
+        dataset: Its config.
+        kind: Its class; None: it is not registered.
+        cfg: The whole config.
+        number: Image files, PNGs and label maps to read, evenly spaced; None: all.
+        kept: What was made of the same files.
+
+    Attributes:
+        rows: What `describe` said, without the classes.
+        unit: Of `counts`.
+    """
+
+    unit, form, thing = "boxes", "{:.0f}", "object"
+
+    def __init__(
+        self, where: str, dataset: dict, kind: type | None, cfg: Config, number: int | None, kept: dict[str, Any]
+    ) -> None:
+        self.where, self.dataset, self.kind, self.cfg, self.number, self.kept = where, dataset, kind, cfg, number, kept
+        self.name, self.training, self.rows = where.removesuffix("_dataloader"), where.startswith("train"), []
+        self.root, self.prefix = str(dataset.get("data_root") or ""), dataset.get("data_prefix") or {}
+        self.file, self.folder = annotation_file(dataset), ""
+        self.is_drawn = getattr(kind, "drawn_on_demand", False)
+
+    @property
+    def paths(self) -> Iterator[tuple[str, Path]]:
+        """What it reads from the disk, and where. A storage service (s3://) is mmengine's."""
+        if self.kind is None or "://" in self.root:
+            return
+        if self.dataset.get("ann_file"):
+            yield "annotation file", Path(self.root, self.dataset["ann_file"])
+        for name, prefix in self.prefix.items():
+            if prefix is not None:
+                yield f"folder ({name})", Path(self.root, prefix)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all that it reads is on this disk."""
+        paths = list(self.paths)
+        return bool(paths) and all(path.exists() for _, path in paths)
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names of its labels, in their order."""
+        return effective_classes(self.dataset, self.kind) or ()
+
+    @property
+    def stored(self) -> bool:
+        """Whether images are loaded as stored, not turned by their EXIF orientation."""
+        return keeps_orientation(self.dataset)
+
+    @once
+    def samples(self) -> Samples:
+        """What its files hold.
+
+        Raises:
+            ConfigError: They are of another format.
+        """
+        return Samples({})
+
+    @property
+    def image_paths(self) -> dict[str, Size | None]:
+        """Paths of the images, and their annotated sizes."""
+        return {os.path.join(self.folder, name): size for name, size in self.samples.sizes.items()}
+
+    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
+        """What is wrong with what it holds.
+
+        Args:
+            first: It is the first one of its files.
+            trained: Classes with objects in the training data.
+        """
+        for fault in self.samples.faults if first else ():
+            place = f"{self.where}: {self.file}" if self.file else self.where
+            yield replace(fault, grave=fault.grave and (self.loads_masks or not fault.of_masks)).within(place)
+
+    @property
+    def loads_masks(self) -> bool:
+        """Whether the pipeline or the metric takes masks of instances."""
+        metrics = [] if self.training else as_list(self.cfg.get(f"{self.name}_evaluator"))
+        steps = any(step.get("with_mask") for step in nodes(self.dataset.get("pipeline", ())))
+        return steps or any("segm" in as_list(metric.get("metric")) for metric in metrics)
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Of each class, in `unit`."""
+        return {name: self.samples.counts.get(name, 0) for name in self.classes}
+
+    @property
+    def absent(self) -> list[str]:
+        """Classes of which it has nothing."""
+        return [name for name, number in self.counts.items() if not number]
+
+    def images(self, whole: bool = True) -> Examined:
+        """Its image files; see `examine_images`. Of a training that skips images that it cannot read, faults are
+        warnings.
+
+        Args:
+            whole: Decode them; otherwise the first and last bytes of a sample are read.
+        """
+        read = SeenImages(self.image_paths) if whole else partial(read_image_file, whole=False)
+        found = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, read)
+        if whole:
+            read.save()
+        skips = any(step.get("skip_unreadable") for step in self.dataset.get("pipeline") or ())
+        faults = [replace(fault.within(self.where), grave=fault.grave and not skips) for fault in found.faults]
+        return found._replace(faults=faults)
+
+    @property
+    def num_train(self) -> int:
+        """Images that a training learns."""
+        return len(self.samples.sizes) * self.training if self.is_here else 0
+
+    def describe(self, say: Callable[[str], None]) -> Iterator[Fault]:
+        """Rows about it; what the images and they show.
+
+        Args:
+            say: Prints a row, while the files are read.
+        """
+
+        def row(text: str) -> None:
+            self.rows.append(text)
+            say(text)
+
+        place = f"{self.kind.__name__} in {Path(self.root)}"
+        if not self.is_here:
+            row(f"{place}: not on this disk")
+            return
+        first, *others = self.samples.rows or [f"{place}: not annotations of COCO instances"]
+        row(f"{self.file}: {first}" if self.file else first)
+        for text in others:
+            row(text)
+        yield from self.row_faults(row)
+        found = self.images()
+        row(f"image files: {len(found.read)} of {found.total} read: {describe_images(found.read)}")
+        yield from found.faults
+        for title, values in self.histogram():
+            say(title)
+            for text in bars(values, self.form):
+                say(text)
+        if self.absent:
+            say(f"no {self.thing} of {len(self.absent)} of {count(len(self.classes), 'classes')}")
+
+    def row_faults(self, row: Callable[[str], None]) -> Iterator[Fault]:
+        """More rows, and what they show."""
+        yield from ()
+
+    def histogram(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        """A title, and values."""
+        if self.counts:
+            yield f"{self.unit} of {count(len(self.counts), 'classes')}:", self.counts
+
+    @once
+    def image_sizes(self) -> list[Size]:
+        """Width and height of the images in pixels."""
+        return list(filter(None, self.samples.sizes.values()))
+
+    @once
+    def object_shares(self) -> list[float]:
+        """The side of each object, sqrt(width * height), in shares of the shorter side of its image."""
+        return []
+
+    @once
+    def drawn(self) -> ObjectPictures | MapPictures | None:
+        """Pictures of it; None: there are none."""
+        return None
+
+    def pictures(self, fault: Fault) -> Iterator[Picture]:
+        """Of what has a fault, if it is in this data set."""
+        if self.is_here and fault.where.startswith(self.where) and (not fault.of or self.file in fault.where):
+            yield from self._drawn(self.drawn.of(fault) if self.drawn else ())
+
+    def examples(self, number: int) -> Iterator[Picture]:
+        """Of images of the data set, evenly spaced."""
+        if self.is_here and self.drawn:
+            yield from self._drawn(evenly_spaced(list(self.drawn.images), number))
+
+    def _drawn(self, these: Iterable) -> Iterator[Picture]:
+        for one in these:
+            try:
+                picture = self.drawn.draw(one)
+            except ConfigError:  # an image that cannot be read, a fault of its own
+                continue
+            yield picture
+
+
+class AnnotatedSet(DataSet):
+    """A JSON file of instances or of panoptic segments. What it holds is remembered on the disk."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.folder = os.path.join(self.root, self.prefix.get("img") or "")
+
+    @property
+    def depends(self) -> list[object]:
+        """What `samples` depends on."""
+        return [os.path.abspath(self.file), mark(self.file)]
+
+    def read(self) -> Samples:
+        """Read the file."""
+        return read_coco(Path(self.file))
+
+    @once
+    def samples(self) -> Samples:
+        notes = Notes("annotations", *self.depends)
+        if (saved := notes.read()) is None:
+            notes.write(asdict(found := self.read()))
+            return found
+        faults = [Fault(**{**one, "items": tuple(one["items"])}) for one in saved.pop("faults")]
+        sizes = {name: size and tuple(size) for name, size in saved.pop("sizes").items()}
+        return Samples(sizes, faults=faults, **saved)
+
+    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
+        held, of_file = self.samples, f"{self.where}: {self.file}"
+        if first and not any(held.counts.values()):
+            what = f"{self.file} has no annotations: there is nothing to {'learn' if self.training else 'evaluate'}"
+            yield Fault(what, self.where, grave=self.training)
+        dropped = DOUBLES if self.dataset.get("drop_doubles") else None
+        yield from (fault for fault in super().faults(first, trained) if fault.what != dropped)
+        if held.without_mask and self.loads_masks:
+            what = "annotations have no 'segmentation', but masks are loaded (with_mask=True) or evaluated (segm)"
+            items, total = tuple(held.without_mask), sum(held.counts.values())
+            yield Fault(what, of_file, items, BOXES_ALONE, of="annotations", total=total)
+        others = [f"{name} ({n})" for name, n in held.counts.items() if n and name not in {*self.classes, *trained}]
+        if trained and others:
+            what = f"objects of classes that the training data do not have are not evaluated: {join_some(others)}"
+            yield Fault(what, self.where, grave=False)
+
+    @property
+    def num_train(self) -> int:
+        if not self.training or not self.is_here:
+            return 0
+        return used(parse(Path(self.file)), set(self.classes), self.dataset.get("filter_cfg") or {})
+
+    def row_faults(self, row: Callable[[str], None]) -> Iterator[Fault]:
+        densest = self.samples.densest
+        if limits := raised_limits(self.cfg, densest):
+            what = f"an image of {self.file} has {densest} objects, more than the model can find or the metric counts"
+            fix = f"to raise their limits: --cfg-options {as_options(limits)}"
+            yield Fault(what, self.where, fix=fix, grave=False)
+        if self.training:
+            row(f"{count(number := self.num_train, 'images')} used for training")
+            if not number:
+                what = f"no image of {self.file} is left for training: filter_cfg={self.dataset.get('filter_cfg')} "
+                yield Fault(f"{what}leaves out small ones, and those without a box of the classes", self.where)
+
+    def histogram(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        yield from super().histogram()
+        others = [f"{name} ({n})" for name, n in self.samples.counts.items() if name not in self.classes]
+        if others:
+            yield f"boxes of other categories, not used: {join_some(others)}", {}
+
+    @once
+    def object_shares(self) -> list[float]:
+        content = parse(Path(self.file))
+        short = {one["id"]: min(one["width"], one["height"]) for one in content["images"]}
+        boxes = [(one["bbox"], short.get(one["image_id"], 0)) for one in content.get("annotations", ()) if has_box(one)]
+        return [math.sqrt(b[2] * b[3]) / side for b, side in boxes if min(*b[2:], side) > 0]
+
+    @once
+    def drawn(self) -> ObjectPictures:
+        content = parse(Path(self.file))
+        images = {os.path.join(self.folder, image["file_name"]): image for image in content["images"]}
+        names = {one["id"]: one["name"] for one in content["categories"]}
+        return ObjectPictures(images, content.get("annotations", ()), names, self.stored)
+
+
+class PanopticSet(AnnotatedSet):
+    """Segments, in a JSON file and PNGs."""
+
+    unit, form, thing = "% of pixels", "{:.3g} %", "segment"
+    object_shares, num_train, row_faults = DataSet.object_shares, DataSet.num_train, DataSet.row_faults
+
+    @property
+    def segments(self) -> Path:
+        """The folder of the PNGs."""
+        return Path(self.root, self.prefix.get("seg") or "")
+
+    @property
+    def depends(self) -> list[object]:
+        times = sorted((one.name, one.stat().st_mtime_ns) for one in self.segments.glob("*.png"))
+        return [*super().depends, self.number, times]
+
+    def read(self) -> Samples:
+        return read_panoptic(Path(self.file), self.segments, self.number)
+
+    @property
+    def absent(self) -> list[str]:
+        return [name for name in self.classes if not self.samples.counts.get(name)]
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        return self.samples.shares
+
+    def histogram(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        yield "pixels of classes:", self.counts
+
+    @once
+    def drawn(self) -> MapPictures:
+        content, names = parse(Path(self.file)), list(self.samples.counts)
+        paths = {image["id"]: os.path.join(self.folder, image["file_name"]) for image in content["images"]}
+        index = {one["id"]: names.index(one["name"]) for one in content["categories"]}
+        maps, of_png = {}, {}
+        for one in content["annotations"]:
+            if path := paths.get(one["image_id"]):
+                maps[path] = png = str((self.segments / os.path.relpath(path, self.folder)).with_suffix(".png"))
+                of_png[png] = {part["id"]: index.get(part["category_id"], len(names)) for part in one["segments_info"]}
+
+        def read(png: str) -> np.ndarray:
+            values, places = np.unique(ids_of_colours(read_pixels(png)), return_inverse=True)
+            return np.array([of_png[png].get(value, len(names)) for value in values.tolist()])[places]  # [H, W]
+
+        return MapPictures(maps, names, read, self.stored)
+
+
+class VocSet(DataSet):
+    """Pascal VOC's XML files, as mmdet's XMLDataset reads them."""
+
+    @once
+    def samples(self) -> Samples:
+        with DATASETS.switch_scope_and_registry("mmdet") as registry:
+            built = registry.build({**self.dataset, "pipeline": [], "lazy_init": True})
+        folder = Path(built.sub_data_root)
+        return read_voc(Path(built.ann_file), folder / built.ann_subdir, folder / built.img_subdir)
+
+    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
+        yield from super().faults(first, trained)
+        found, own = self.samples.counts, self.classes
+        if others := [f"{name} ({number})" for name, number in found.items() if name not in own]:
+            what = f"objects of names that are no class are left out: {join_some(others)}; got {join_some(own)}"
+            grave = len(self.absent) == len(own) or (bool(self.absent) and self.training)
+            yield Fault(what, self.where, fix=SAME_NAMES, grave=grave)
+
+
+class MapSet(DataSet):
+    """Label maps of mmseg."""
+
+    unit, form, thing = "% of pixels", "{:.3g} %", "pixel"
+
+    @property
+    def loader(self) -> dict | None:
+        """The step of the pipeline that loads label maps."""
+        return next(filter(loads_labels, self.dataset.get("pipeline", ())), None)
+
+    @property
+    def head(self) -> dict:
+        """The head that predicts the classes, the last of a cascade; empty if the model has none."""
+        head = self.cfg.model.get("decode_head", {})
+        return head[-1] if isinstance(head, (list, tuple)) else head
+
+    @once
+    def built(self) -> BaseDataset:
+        """The data set of mmseg, which lists the files."""
+        return build_dataset(self.where, self.dataset)
+
+    @once
+    def listed(self) -> list[dict]:
+        """What mmseg says of each image."""
+        return [self.built.get_data_info(i) for i in range(len(self.built))]
+
+    @once
+    def samples(self) -> Samples:
+        folder = os.path.dirname(self.listed[0]["img_path"])
+        sizes = {one["img_path"]: None for one in self.listed}
+        return Samples(sizes, rows=[f"{folder}: {count(len(sizes), 'images')}"])
+
+    @once
+    def maps(self) -> LabelMaps:
+        """What was read of them."""
+        decoder = (self.loader or {}).get("imdecode_backend", "pillow")
+        return read_label_maps(self.built, self.listed, decoder, self.number, self.stored)
+
+    @property
+    def labels(self) -> dict[int, int]:
+        """The label of each raw value."""
+        return {raw: self.maps.label(raw) for raw in sorted(self.maps.pixels)}
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        if self.loader is None:
+            return {}
+        pixels, labels, total = self.maps.pixels, self.labels, max(self.maps.pixels.total(), 1)
+        return {
+            name: sum(100 * pixels[raw] / total for raw, label in labels.items() if label == i)
+            for i, name in enumerate(self.maps.names)
+        }
+
+    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
+        """Of the files, else of values without a class and of ``reduce_zero_label``."""
+        if self.loader is None or self.head.get("num_classes") is None:
+            return
+        maps, head = self.maps, self.head
+        yield from (fault.within(self.where) for fault in maps.faults)
+        if any(fault.grave for fault in maps.faults):
+            return
+        num_classes, ignored = head["num_classes"], head.get("ignore_index", UNLABELLED)
+        outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # a sigmoid has 0 and 1
+        outside = [raw for raw, label in self.labels.items() if label != ignored and not 0 <= label < outputs]
+        shown = outside or list(maps.pixels)
+        if outputs > UNLABELLED:
+            what = f"have {outputs} classes, but mmseg reads them in 8 bits: labels are 0 to 254, and 255 is unlabelled"
+            fix = "join classes until there are 255 or fewer, and write maps anew"
+        elif set(self.labels.values()) <= {ignored} and self.name in ("train", "val"):
+            what = f"have no pixel of a class: there is nothing to {'learn' if self.training else 'evaluate'}"
+            fix = "set ignore_index, label_map or reduce_zero_label, or label the images"
+        elif outside:
+            values = ", ".join(map(str, outside[:10]))
+            what = f"hold {values} (first in {maps.first_in[outside[0]]}), which have no class"
+            fix = (
+                "set num_classes and classes, reduce_zero_label (True: 0 means unlabelled) or ignore_index accordingly"
+            )
+        elif maps.label_map:
+            return
+        elif self.training and not maps.reduced and set(maps.pixels) == {0, UNLABELLED} == {0, ignored}:
+            what, fix = "are masks of 0 and 255, but 255 is ignored", "write 1 in place of 255"
+        else:
+            what, fix = self._zero_fault(num_classes), f"set reduce_zero_label={not maps.reduced} in the data set"
+        if what is not None:
+            yield Fault(
+                f"label maps {what}. Got raw values {_shares(maps.pixels)} in {maps.read} of {maps.total} maps; "
+                f"expected values for num_classes={num_classes}, reduce_zero_label={maps.reduced}, "
+                f"ignore_index={ignored}",
+                self.where,
+                fix=fix,
+                examples=tuple(dict.fromkeys(maps.first_in[raw] for raw in shown)),
+            )
+
+    def _zero_fault(self, num_classes: int) -> str | None:
+        """What is wrong with ``reduce_zero_label``, if all values have a class; None if nothing certainly is."""
+        default, values = inspect.signature(self.kind).parameters.get("reduce_zero_label"), self.maps.pixels
+        usually_reduced = default is not None and default.default is True
+        if not self.maps.reduced:
+            # Files of this type whose labels were already reduced have 255 for unlabelled pixels, not 0.
+            if usually_reduced and 0 in values and UNLABELLED not in values:
+                return f"have 0 for unlabelled pixels, as is usual for {self.kind.__name__}, but 0 is read as a class"
+            return None
+        # A validation set may lack the last class by chance, and so may a type that is usually reduced. There, only
+        # pixels of 255 show that 0 does not mean unlabelled.
+        likely = UNLABELLED in values or (self.training and not usually_reduced)
+        if likely and set(range(num_classes)) <= set(values) and num_classes not in values:
+            return f"have 0 for a class, but 0 is read as unlabelled, and class {num_classes - 1} never occurs"
+        return None
+
+    def histogram(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        if self.loader is None:
+            return
+        names, ignored, pixels = dict(enumerate(self.maps.names)), self.head.get("ignore_index", UNLABELLED), {}
+        for raw, label in self.labels.items():
+            name = names.get(label, "unlabelled" if label == ignored else "NO CLASS")
+            pixels[f"{raw} {name}"] = 100 * self.maps.pixels[raw] / self.maps.pixels.total()
+        yield f"pixels of raw values in {self.maps.read} of {self.maps.total} label maps:", pixels
+
+    @once
+    def image_sizes(self) -> list[Size]:
+        sizes = in_threads(partial(header_size, stored=self.stored), list(self.samples.sizes), "sizes")
+        return list(filter(None, sizes))
+
+    @once
+    def drawn(self) -> MapPictures | None:
+        if self.loader is None:
+            return None
+        decoder, paths = self.loader.get("imdecode_backend", "pillow"), {}
+        paths |= {one["img_path"]: one["seg_map_path"] for one in self.listed if one.get("seg_map_path")}
+
+        def read(path: str) -> np.ndarray:
+            try:
+                raw = read_label_map(path, decoder)
+            except Exception as error:  # decoders have no error in common
+                raise ConfigError(f"{path} cannot be read") from error
+            if raw.ndim != 2:
+                raise ConfigError(f"{path} has {raw.ndim} dimensions, expected 2")
+            values, places = np.unique(raw, return_inverse=True)
+            return np.array([self.maps.label(int(value)) for value in values])[places]  # [H, W]
+
+        return MapPictures(paths, list(self.maps.names), read, self.stored)
+
+
+def _shares(pixels: Mapping[int, int]) -> str:
+    """The lowest values, each with its share of the pixels."""
+    parts = [f"{raw} ({100 * pixels[raw] / sum(pixels.values()):.2g} %)" for raw in sorted(pixels)]
+    rest = [f"... {len(parts) - VALUES_SHOWN} more"] if len(parts) > VALUES_SHOWN else []
+    return ", ".join(parts[:VALUES_SHOWN] + rest)
+
+
+def bars(values: Mapping[str, float], form: str) -> Iterator[str]:
+    """A bar per class; of many classes, the largest and the smallest only."""
+    names, half = list(values), CLASSES_SHOWN // 2
+    width, largest = max(map(len, names), default=0), max(values.values(), default=0) or 1
+    if len(names) > CLASSES_SHOWN:
+        names = sorted(names, key=values.get, reverse=True)
+        names[half:-half] = [None]
+    for name in names:
+        if name is None:
+            yield f"  ... {len(values) - CLASSES_SHOWN} more ..."
+        else:
+            yield f"  {name:{width}} {form.format(values[name]):>8} {'#' * round(BAR * values[name] / largest)}"
+
+
+def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_READ) -> list[DataSet]:
+    """All data sets of the loaders of some splits, without wrappers; `number`: see `DataSet`."""
+    found, kept = [], {}
+    for split in splits:
+        loader = cfg.get(f"{split}_dataloader")
+        for dataset in leaf_datasets(loader.dataset) if loader else ():
+            kind = find_class(DATASETS, dataset["type"], cfg)
+            parts = [dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")]
+            decoders = [step for step in dataset.get("pipeline") or () if "imdecode_backend" in step]
+            made = kept.setdefault(str([*parts, keeps_orientation(dataset), decoders]), {})
+            found.append(_format(dataset, kind)(f"{split}_dataloader", dataset, kind, cfg, number, made))
+    return found
+
+
+def _format(dataset: dict, kind: type | None) -> type[DataSet]:
+    """The class of a data set's format."""
+    if kind is None:
+        return DataSet
+    xml = next((base for base in kind.__mro__ if base.__name__ == "XMLDataset"), None)
+    if xml is not None and kind.load_data_list is xml.load_data_list:
+        return VocSet
+    if hasattr(kind, "get_label_map"):
+        return MapSet
+    if annotation_file(dataset) and is_panoptic(kind):
+        return PanopticSet
+    return AnnotatedSet if annotation_file(dataset) and reads_coco(kind) else DataSet

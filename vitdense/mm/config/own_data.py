@@ -1,0 +1,359 @@
+"""A config for a user's own data: what the data say, and its text, on a recipe."""
+
+import argparse
+import glob
+import os
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from vitdense.files import read_text
+from vitdense.mm.config.backbone import model_changes, row_of_weights
+from vitdense.mm.config.classes import follows
+from vitdense.mm.config.limits import as_options, raised_limits
+from vitdense.mm.config.load import CONFIGS, find_config
+from vitdense.mm.config.model_index import find_published
+from vitdense.mm.config.print import Name, check_new_file, code, docstring
+from vitdense.mm.config.query import class_heads
+from vitdense.mm.config.settings import image_size
+from vitdense.mm.console import command_line, result_commands
+from vitdense.mm.data.classes import names_faults
+from vitdense.mm.data.coco import examine, read_coco
+from vitdense.mm.data.faults import refuse
+from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
+from vitdense.mm.data.panoptic import read_panoptic
+from vitdense.mm.data.samples import Samples
+from vitdense.mm.data.yolo import read_yolo
+from vitdense.mm.errors import ConfigError, count, join_some
+
+DETECTORS = {  # (method, boxes only) -> recipe
+    ("cascade", False): "cascade_swin_t_coco",
+    ("cascade", True): "cascade_rcnn_swin_t_coco",
+    ("mask_rcnn", False): "mask_rcnn_swin_t_coco",
+    ("mask_rcnn", True): "faster_rcnn_swin_t_coco",
+    ("rfdetr", False): "rfdetr_seg_s_coco",
+    ("rfdetr", True): "rfdetr_s_coco",
+}
+CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of other classes than COCO's
+SEGMENTORS = {  # head -> recipe
+    "upernet": "upernet_swin_t_ade20k",
+    "linear": "linear_dinov3_s_ade20k",
+    "dpt": "dpt_dinov3_b_ade20k",
+    "mask2former": "mask2former_swin_t_ade20k",
+}
+PANOPTIC = "eomt_dinov2_s_640_coco_panoptic"
+FINETUNE = {  # options of the backbone
+    "all": {"frozen_stages": -1, "finetune": None},
+    "frozen": {"frozen_stages": "all", "finetune": None},
+    "attention": {"frozen_stages": -1, "finetune": "attention"},
+    "lora": {"frozen_stages": -1, "finetune": "lora"},
+}
+OMIT = {"type": "vitdense.OmitFrozenBackboneHook"}
+EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a config says of its data.
+
+    Attributes:
+        line: The task and the data in a line.
+        root: Their common folder.
+        short_side: Median of the training images, in pixels.
+        shared: Arguments of both data sets.
+        train: Other arguments of the training set.
+        val: Likewise.
+        densest: Most objects of an image, of a detector's data.
+        written: Annotation files to write, by their paths.
+    """
+
+    line: str
+    root: str
+    short_side: int
+    shared: Mapping[str, Any]
+    train: Mapping[str, Any]
+    val: Mapping[str, Any]
+    densest: int = 0
+    written: Mapping[Path, Mapping] = field(default_factory=dict)
+
+
+def read(args: argparse.Namespace) -> Data:
+    """Read the data that the options of `vitdense new` name.
+
+    Raises:
+        ConfigError: They cannot be read, or other options do not fit them.
+    """
+    return (_label_maps if args.task == "segmentation" else _annotated)(args)
+
+
+def _annotated(args: argparse.Namespace) -> Data:
+    """Read annotations of instances, or of panoptic segments, whose PNGs the check looks at."""
+    is_panoptic, written = args.task == "panoptic", {}
+    for split, images in (("train", "images"), ("val", "val_images")) if vars(args).get("yolo") else ():
+        content, folder, faults = read_yolo(args.yolo, split)
+        refuse(fault.within("--yolo") for fault in faults)
+        path = args.out.with_name(f"{args.out.stem}_{split}.json")
+        check_new_file(path, args.force, ".json")
+        written[path] = content
+        vars(args).update({split: path, images: folder})
+    files = {"train": args.train, "val": args.val}
+    folders = {"img": {"train": args.images, "val": args.val_images or args.images}}
+    if is_panoptic:
+        folders["seg"] = {"train": args.segments, "val": args.val_segments or args.segments}
+    found: dict[str, Samples] = {}
+    for (split, path), option in zip(files.items(), ("", "val-")):
+        if not written and not path.is_file():
+            raise ConfigError(f"--{split}: {path} is not a file")
+        reader = read_panoptic if is_panoptic else read_coco
+        one = found[split] = examine(written[path]) if written else reader(path)
+        name = next(iter(one.sizes))
+        _check_folder(f"--{option}images", folders["img"][split], name)
+        if is_panoptic:
+            _check_folder(f"--{option}segments", folders["seg"][split], str(Path(name).with_suffix(".png")))
+        elif one.without_mask and not args.boxes and args.base is None:
+            raise ConfigError(
+                f"--{split}: {len(one.without_mask)} of {sum(one.counts.values())} annotations of {path} have no "
+                f"'segmentation' (ids {join_some(one.without_mask)}); remove them or add masks, or give --boxes to "
+                f"train on boxes alone"
+            )
+    all_folders = [folder for of_split in folders.values() for folder in of_split.values()]
+    root = _common_folder(*all_folders, *(path.parent for path in files.values()))
+    own = {
+        split: {
+            "ann_file": _below(path, root),
+            "data_prefix": {key: _below(of[split], root) for key, of in folders.items()},
+        }
+        for split, path in files.items()
+    }
+    classes, sizes = tuple(found["train"].counts), list(found["train"].sizes.values())
+    shared = {} if is_panoptic else {"metainfo": {"classes": classes}}
+    densest = 0 if is_panoptic else max(one.densest for one in found.values())
+    line = describe("Panoptic segmentation" if is_panoptic else "Detection", classes, sizes, found["val"].sizes)
+    return Data(line, root, _short_side(sizes), shared, **own, densest=densest, written=written)
+
+
+def _check_folder(option: str, folder: Path, name: str) -> None:
+    """Raise if an image is not where it should be, but in a folder below."""
+    if (folder / name).exists() or Path(name).is_absolute():
+        return
+    if below := next(folder.rglob(glob.escape(name)), None):
+        right = below.parents[len(Path(name).parts) - 1]
+        raise ConfigError(f"{option}: {folder} has no {name}, but {right} has it; give {option} {right}")
+
+
+def _label_maps(args: argparse.Namespace) -> Data:
+    """Look at the folders."""
+    classes, splits = _class_names(args.classes), {"train": "", "val": "val_"}
+    folders = {split: (vars(args)[f"{key}images"], vars(args)[f"{key}labels"]) for split, key in splits.items()}
+    for folder in (*folders["train"], *folders["val"]):
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder; expected one of images or of label maps")
+    suffixes = [_suffix(args.images, "--image-suffix", args.image_suffix)]
+    suffixes += [_suffix(args.labels, "--label-suffix", args.label_suffix)]
+    root = _common_folder(*folders["train"], *folders["val"])
+    files = {split: sorted(map(str, images.rglob(f"*{suffixes[0]}"))) for split, (images, _) in folders.items()}
+    sizes = [one.loaded for one in map(read_image_file, evenly_spaced(files["train"], FILES_READ)) if not one.error]
+    if not sizes:
+        raise ConfigError(f"--images: {args.images} has no image that can be read and ends with {suffixes[0]}")
+    own = {
+        split: {"data_prefix": dict(zip(("img_path", "seg_map_path"), (_below(one, root) for one in of)))}
+        for split, of in folders.items()
+    }
+    shared = {"type": "BaseSegDataset", "metainfo": {"classes": classes}}
+    shared |= dict(zip(("img_suffix", "seg_map_suffix"), suffixes), reduce_zero_label=args.reduce_zero_label)
+    line = describe("Segmentation", classes, files["train"], files["val"])
+    return Data(line, root, _short_side(sizes), shared, **own)
+
+
+def describe(task: str, names: Sequence[str], train: Sized, val: Sized) -> str:
+    """The task and the data in a line."""
+    images = f"{count(len(train), 'images')} to train, {len(val)} to validate"
+    return f"{task}, {count(len(names), 'classes')} ({join_some(names)}): {images}."
+
+
+def _short_side(sizes: Sequence[tuple[int, int]]) -> int:
+    """The median of the shorter sides."""
+    return round(statistics.median(map(min, sizes)))
+
+
+def _class_names(given: str) -> tuple[str, ...]:
+    names = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
+    names = tuple(name.strip() for name in names if name.strip())
+    refuse(fault.within("--classes") for fault in names_faults(names))
+    if len(names) < 2:
+        raise ConfigError(f"--classes: got {given!r}, expected a file or two or more names, a,b,c")
+    return names
+
+
+def _suffix(folder: Path, option: str, given: str | None) -> str:
+    """End of the file names in a folder: as given, or their one extension."""
+    kinds = {path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
+    if given is None and len(kinds) != 1:
+        raise ConfigError(
+            f"{option}: the images in {folder} end with {', '.join(sorted(kinds)) or 'nothing'}; mmseg takes one "
+            f"suffix: convert them, or give the one to use"
+        )
+    return given or next(iter(kinds))
+
+
+def _common_folder(*paths: Path) -> str:
+    """The lowest folder with all paths: relative, as configs name it, if it is below the working folder."""
+    common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))
+    return f"{common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common}/"
+
+
+def _below(path: Path, root: str) -> str:
+    return Path(os.path.relpath(path, root)).as_posix()
+
+
+def config_text(args: argparse.Namespace, data: Data) -> str:
+    """The text of a config.
+
+    Raises:
+        ConfigError: There is no such backbone or base config, they do not fit, or the recipes are not on this disk.
+    """
+    if args.base is not None and (args.backbone or vars(args).get("method") or vars(args).get("head")):
+        raise ConfigError("--base: got --backbone, --method or --head as well; the base config decides these")
+    base = find_config(args.base) if args.base else _recipe(args)
+    cfg = Config.fromfile(base)
+    if args.base is not None:
+        _check_base(cfg, args)
+    settings = {}
+    by_epoch = "max_epochs" in cfg.train_cfg
+    unit, other = ("epochs", "iters") if by_epoch else ("iters", "epochs")
+    if getattr(args, other) is not None:
+        raise ConfigError(f"--{other}: {base} counts {unit}; give --{unit}")
+    length = args.epochs or args.iters or (None if args.base else EPOCHS if by_epoch else ITERS)
+    if length:
+        settings[f"max_{unit}"] = length
+    # Detectors enlarge COCO, whose median short side is 480 pixels, to 800.
+    side = data.short_side * 5 // 3 if args.task == "detection" else data.short_side
+    is_rfdetr = vars(args).get("method") == "rfdetr"
+    step = cfg.model.data_preprocessor.pad_size_divisor if is_rfdetr else 32  # whole windows
+    if args.base is None and side < image_size(cfg):
+        settings["image_size"] = max(side // step, 2) * step
+    model = model_changes(cfg, args.backbone) if args.backbone else {}  # otherwise the recipe's
+    if is_rfdetr:  # loaded as a whole
+        model = {"backbone": {"init_cfg": None}}
+    if args.finetune:
+        model = {**model, "backbone": {**model.get("backbone", {}), **FINETUNE[args.finetune]}}
+    backbone = {**cfg.model.backbone, **model.get("backbone", {})}
+    patch = getattr(row_of_weights(backbone), "patch_size", None)
+    if args.base is None and patch and 32 % patch:  # whole patches of 14 pixels
+        settings["image_size"] = -(-min(side, image_size(cfg)) // patch) * patch
+    limits = raised_limits(cfg, data.densest)
+    changed = Config({"model": model})
+    if limits:
+        print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
+    changed.merge_from_dict({**limits, **_of_other_data(cfg, data)})
+    model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
+    lines = [
+        docstring(data.line, commands(args.out)),
+        "",
+        f"_base_ = {code(_base_path(base, args.out))}",
+        "",
+        f"data_root = {code(data.root)}",
+    ]
+    if settings:
+        lines.append(f"settings = {code(settings)}  # schedules and sizes of the recipe follow")
+    if model:
+        reason = f"  # up to {data.densest} objects in an image" if limits else ""
+        lines.append(f"model = {code(model, prefix=8)}{reason}")
+    if is_rfdetr:
+        lines.append(f"load_from = {code(args.weights or find_published(base.stem).address)}")
+        fresh = {"exact_load": {"fresh": [Name(f'r"{CLASS_HEADS}"')]}}
+        lines.append(f"default_hooks = {code(fresh)}  # everything but the classes is from COCO")
+    if backbone.get("frozen_stages") == "all":
+        base_hooks = "_base_.custom_hooks + " if cfg.get("custom_hooks") else ""
+        lines.append(f"custom_hooks = {base_hooks}{code([OMIT])}  # checkpoints without the frozen backbone")
+    shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
+    if "metainfo" in cfg.train_dataloader.dataset and "metainfo" in data.shared:  # classes and colours of other data
+        shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
+    lines.append(f"dataset = {code(shared, prefix=10)}")
+    for split, own in (("train", data.train), ("val", data.val)):
+        dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, args.task)}
+        lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
+    lines += ["test_dataloader = val_dataloader", "del dataset"]
+    if evaluator:
+        lines += [f"val_evaluator = {code(evaluator)}", "test_evaluator = val_evaluator"]
+    return "\n".join(lines) + "\n"
+
+
+def _of_other_data(cfg: Config, data: Data) -> dict[str, Any]:
+    """What a base states of its own data, as those of mmdet and mmseg do: values of the new data, by dotted keys."""
+    evaluator, changed = cfg.get("val_evaluator"), {}
+    if isinstance(evaluator, Mapping) and "ann_file" in evaluator and "ann_file" in data.val:
+        changed["val_evaluator.ann_file"] = Name(f"data_root + {code(data.val['ann_file'])}")
+    number = len(data.shared.get("metainfo", {}).get("classes", ()))
+    for path, head in class_heads(cfg.model) if number else ():
+        weights = "class_weight" in head.get("loss_cls", {})  # of Mask2Former
+        if head.get("num_classes") in (None, number) or (follows(head, cfg) and not weights):
+            continue
+        parent, _, last = path.rpartition(".")
+        if last.isdigit():  # a config inherits lists whole
+            changed.setdefault(parent, []).append({**head, "num_classes": number})
+            continue
+        changed[f"{path}.num_classes"] = number
+        if weights:
+            changed[f"{path}.loss_cls.class_weight"] = Name(f"[1.0] * {number} + [0.1]")  # and no object
+    return changed
+
+
+def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
+    """What a data set needs that takes the place of the base's, of a type with other arguments."""
+    dataset = cfg[f"{split}_dataloader"].dataset
+    own = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}.get(task)
+    if dataset.type == own if own else "draw" not in dataset:
+        return {}
+    kind = {"type": own} if own else {}
+    replacing = {"_delete_": True, **kind, "pipeline": Name(f"_base_.{split}_dataloader.dataset.pipeline")}
+    return replacing if split == "train" else {**replacing, "test_mode": True}
+
+
+def _recipe(args: argparse.Namespace) -> Path:
+    """The recipe of the method, or of the head."""
+    if args.task == "panoptic":
+        name = PANOPTIC
+    elif args.task == "detection":
+        name = DETECTORS[args.method, args.boxes]
+    else:
+        name = SEGMENTORS[args.head or "upernet"]
+    return CONFIGS / f"{name}.py"
+
+
+def _check_base(cfg: Config, args: argparse.Namespace) -> None:
+    """A base config must be of the task, with one data set of a type in each loader, and without masks for boxes."""
+    scope = "mmseg" if args.task == "segmentation" else "mmdet"
+    if cfg.get("default_scope") != scope:
+        raise ConfigError(f"--base: {args.base} has default_scope {cfg.get('default_scope')!r}, expected {scope!r}")
+    for split in ("train", "val"):
+        if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
+            raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
+    if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
+        raise ConfigError(
+            f"--boxes: {args.base} has a mask head; start from a config without one, such as "
+            f"{DETECTORS['cascade', True]}"
+        )
+
+
+def _base_path(base: Path, out: Path) -> str:
+    """The base config as the new one names it: by its path within a clone; a recipe of the package by the package, so
+    that the file is good on another machine; else by its absolute path."""
+    base, folder = base.resolve(), out.resolve().parent
+    if base.is_relative_to(CONFIGS.parent) and folder.is_relative_to(CONFIGS.parent):
+        return Path(os.path.relpath(base, folder)).as_posix()
+    if base.is_relative_to(CONFIGS):
+        return f"vitdense::configs/{base.relative_to(CONFIGS).as_posix()}"
+    return base.as_posix()
+
+
+def commands(config: Path) -> list[str]:
+    """The commands for training, evaluation and prediction."""
+    training = f"{command_line('train')} {shlex.quote(str(config))} --auto-scale-lr"
+    return [training, *result_commands(str(config), f"work_dirs/{config.stem}")]
