@@ -141,7 +141,7 @@ def contents(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
         except ConfigError as error:
             yield Fault(str(error))
     with suppress(ConfigError):
-        yield from _absent([one for one in sets if one.training and one.is_here])
+        yield from _absent([one for one in _readable(sets) if one.training and one.counts])
 
 
 def _absent(trained: Sequence[DataSet]) -> Iterator[Fault]:

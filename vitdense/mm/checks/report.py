@@ -56,9 +56,9 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
         findings="\n".join(cards) or "<p>Nothing.</p>",
         splits="\n".join(map(_split, sets)),
         examples="\n".join(map(_figure, islice(examples, PICTURES))),
-        classes="\n".join(_classes([of for of in sets if of.is_here and of.counts])),
+        classes="\n".join(_classes([of for of in sets if of.is_described and of.counts])),
         input=escape(said),
-        sizes="\n".join(table for of in sets if of.is_here and size for table in _sizes(of, size)),
+        sizes="\n".join(table for of in sets if of.is_described and size for table in _sizes(of, size)),
     )
     path = folder / "report.html"
     with atomic_write(path) as scratch:
@@ -108,14 +108,14 @@ def _figure(picture: Picture) -> str:
 
 def _split(of: DataSet) -> str:
     rows = "".join(f"<li>{escape(text)}</li>" for text in of.rows)
-    return f'<div class="card"><h3>{escape(of.name)}</h3><ul>{rows}</ul></div>'
+    return f'<div class="card"><h3>{escape(of.label)}</h3><ul>{rows}</ul></div>'
 
 
 def _classes(shown: Sequence[DataSet]) -> Iterator[str]:
     """A table: a row for each class, a column for each data set."""
     names = list(dict.fromkeys(name for of in shown for name in of.counts))
     largest = [max(of.counts.values()) or 1 for of in shown]
-    heads = "".join(f"<th>{escape(of.name)}, {escape(of.unit)}" for of in shown)
+    heads = "".join(f"<th>{escape(of.label)}, {escape(of.unit)}" for of in shown)
     yield f'<div class="scroll"><table><thead><tr><th>class{heads}</thead>'
     for name in names:
         yield f"<tr><td>{escape(name)}"
@@ -131,10 +131,10 @@ def _sizes(of: DataSet, size: int) -> Iterator[str]:
     """Tables of the sizes of images, and of objects as the model sees them."""
     ratios = [min(image) / size for image in of.image_sizes]
     names = ("under half of the input", "under the input", "up to twice the input", "larger")
-    yield from _histogram(f"{of.name}: short side of {count(len(ratios), 'images')}", names, (0.5, 1, 2), ratios)
+    yield from _histogram(f"{of.label}: short side of {count(len(ratios), 'images')}", names, (0.5, 1, 2), ratios)
     sides = [share * size for share in of.object_shares]
     names = tuple(f"{a} to {b} pixels" for a, b in zip((0, *SIDES), SIDES))
-    title = f"{of.name}: side of {count(len(sides), 'objects')} in the input"
+    title = f"{of.label}: side of {count(len(sides), 'objects')} in the input"
     yield from _histogram(title, (*names, f"{SIDES[-1]} and more"), SIDES, sides)
 
 

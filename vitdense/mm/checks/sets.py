@@ -76,7 +76,9 @@ class DataSet:
         kept: What was made of the same files.
 
     Attributes:
+        label: In rows and reports: its split, and its number among several.
         rows: What `describe` said, without the classes.
+        is_described: `describe` could read it.
         unit: Of `counts`.
     """
 
@@ -86,7 +88,8 @@ class DataSet:
         self, where: str, dataset: dict, kind: type | None, cfg: Config, number: int | None, kept: dict[str, Any]
     ) -> None:
         self.where, self.dataset, self.kind, self.cfg, self.number, self.kept = where, dataset, kind, cfg, number, kept
-        self.name, self.training, self.rows = where.removesuffix("_dataloader"), where.startswith("train"), []
+        self.name, self.training = where.removesuffix("_dataloader"), where.startswith("train")
+        self.label, self.rows, self.is_described = self.name, [], False
         self.root, self.prefix = str(dataset.get("data_root") or ""), dataset.get("data_prefix") or {}
         self.file, self.folder = annotation_file(dataset), ""
         self.is_drawn = getattr(kind, "drawn_on_demand", False)
@@ -153,7 +156,7 @@ class DataSet:
     @property
     def counts(self) -> Mapping[str, float]:
         """Of each class, in `unit`."""
-        return {name: self.samples.counts.get(name, 0) for name in self.classes}
+        return {name: self.samples.counts.get(name, 0) for name in self.classes if self.samples.rows}
 
     @property
     def absent(self) -> list[str]:
@@ -195,9 +198,12 @@ class DataSet:
         if not self.is_here:
             row(f"{place}: not on this disk")
             return
-        first, *others = self.samples.rows or [f"{place}: not annotations of COCO instances"]
-        row(f"{self.file}: {first}" if self.file else first)
-        for text in others:
+        if not self.samples.rows:
+            row(f"{place}: not annotations of COCO instances")
+            return
+        self.is_described = True
+        first, *others = self.samples.rows
+        for text in (f"{self.file}: {first}" if self.file else first, *others):
             row(text)
         yield from self.row_faults(row)
         found = self.images()
@@ -236,12 +242,13 @@ class DataSet:
 
     def pictures(self, fault: Fault) -> Iterator[Picture]:
         """Of what has a fault, if it is in this data set."""
-        if self.is_here and fault.where.startswith(self.where) and (not fault.of or self.file in fault.where):
-            yield from self._drawn(self.drawn.of(fault) if self.drawn else ())
+        is_here = fault.where.startswith(self.where) and (not fault.of or self.file in fault.where)
+        if is_here and self.is_described and self.drawn:
+            yield from self._drawn(self.drawn.of(fault))
 
     def examples(self, number: int) -> Iterator[Picture]:
         """Of images of the data set, evenly spaced."""
-        if self.is_here and self.drawn:
+        if self.is_described and self.drawn:
             yield from self._drawn(evenly_spaced(list(self.drawn.images), number))
 
     def _drawn(self, these: Iterable) -> Iterator[Picture]:
@@ -297,7 +304,7 @@ class AnnotatedSet(DataSet):
 
     @property
     def num_train(self) -> int:
-        if not self.training or not self.is_here:
+        if not self.training or not self.is_here or not self.samples.sizes:
             return 0
         return used(parse(Path(self.file)), set(self.classes), self.dataset.get("filter_cfg") or {})
 
@@ -446,9 +453,9 @@ class MapSet(DataSet):
 
     @property
     def counts(self) -> Mapping[str, float]:
-        if self.loader is None:
+        if self.loader is None or not self.maps.read:
             return {}
-        pixels, labels, total = self.maps.pixels, self.labels, max(self.maps.pixels.total(), 1)
+        pixels, labels, total = self.maps.pixels, self.labels, self.maps.pixels.total()
         return {
             name: sum(100 * pixels[raw] / total for raw, label in labels.items() if label == i)
             for i, name in enumerate(self.maps.names)
@@ -569,13 +576,15 @@ def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_REA
     """All data sets of the loaders of some splits, without wrappers; `number`: see `DataSet`."""
     found, kept = [], {}
     for split in splits:
-        loader = cfg.get(f"{split}_dataloader")
+        loader, start = cfg.get(f"{split}_dataloader"), len(found)
         for dataset in leaf_datasets(loader.dataset) if loader else ():
             kind = find_class(DATASETS, dataset["type"], cfg)
             parts = [dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")]
             decoders = [step for step in dataset.get("pipeline") or () if "imdecode_backend" in step]
             made = kept.setdefault(str([*parts, keeps_orientation(dataset), decoders]), {})
             found.append(_format(dataset, kind)(f"{split}_dataloader", dataset, kind, cfg, number, made))
+        for i, one in enumerate(found[start:] if len(found) > start + 1 else (), 1):
+            one.label = f"{split} {i}"
     return found
 
 

@@ -71,10 +71,10 @@ def report(cfg: Config, all_files: bool = False, folder: Path | None = None) -> 
     sets, described, seen = data_sets(cfg, splits, None if all_files else FILES_READ), [], {}
     for one in sets:
         if id(one.kept) in seen:
-            _Rows(one.name)(f"as {seen[id(one.kept)].name}")
+            _Rows(one.label)(f"as {seen[id(one.kept)].label}")
         elif one.kind is not None:  # a fault that the checks find
             seen[id(one.kept)] = one
-            described += _collected(one.describe(_Rows(one.name)))
+            described += _collected(one.describe(_Rows(one.label)))
     faults = [*_collected(findings(cfg, splits, sets)), *described]
     with suppress(ConfigError):  # of the annotations, a fault already
         faults += warm_up(cfg, sum(one.num_train for one in seen.values()))

@@ -257,7 +257,7 @@ def object_key(annotation: Mapping) -> tuple:
 
 def without_doubles(content: Mapping) -> dict:
     """The content of an annotation file with each object once."""
-    first = {object_key(one): one for one in reversed(content["annotations"])}
+    first = {object_key(one): one for one in reversed(content.get("annotations", ()))}
     return {**content, "annotations": list(reversed(first.values()))}
 
 
@@ -330,7 +330,7 @@ def mask_faults(items: Sequence[Mapping], masks: Mapping[int, "Outline"]) -> Ite
     alone = [one for one in items if one.get("segmentation") in (None, [])]
     sizes = [(one["area"], one["bbox"][2] * one["bbox"][3]) for one in alone]
     wrong = [one["id"] for one, (a, box) in zip(alone, sizes) if not box / 50 - AREA <= a <= 1.1 * box + AREA]
-    is_grave = bool(guess) or (side[beside] <= 0).sum() > len(with_mask) / 2
+    is_grave = bool(guess or (side[beside] <= 0).sum() > len(with_mask) / 2)
     for what, chosen, fix, grave in (
         ("masks have no pixel", empty, "", False),
         ("masks (polygons or RLE) are beside their boxes, [x, y, width, height] in pixels", beside, guess, is_grave),

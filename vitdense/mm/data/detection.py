@@ -131,8 +131,19 @@ class Truth(ByName, COCO):
         return super().loadRes([self._numbered(one) for one in resFile])
 
 
+class Forgetting:
+    """Mixin for a data set: a training is the last to read its file. A validation is not: its metric follows."""
+
+    def load_data_list(self) -> list[dict]:
+        """As mmdet's."""
+        found = super().load_data_list()
+        if not self.test_mode:
+            forget()
+        return found
+
+
 @DATASETS.register_module()
-class CocoDataset(mmdet.datasets.CocoDataset):
+class CocoDataset(Forgetting, mmdet.datasets.CocoDataset):
     """mmdet's, whose labels have the order of `metainfo.classes`, not that of the file.
 
     Args:
@@ -146,16 +157,9 @@ class CocoDataset(mmdet.datasets.CocoDataset):
         self.COCOAPI = OnceCOCO if drop_doubles else NamedCOCO
         super().__init__(*args, **options)
 
-    def load_data_list(self) -> list[dict]:
-        """As mmdet's. A training is the last to read its file, a validation is not: its metric follows."""
-        found = super().load_data_list()
-        if not self.test_mode:
-            forget()
-        return found
-
 
 @DATASETS.register_module()
-class PanopticDataset(mmdet.datasets.CocoPanopticDataset):
+class PanopticDataset(Forgetting, mmdet.datasets.CocoPanopticDataset):
     """mmdet's `CocoPanopticDataset` for any categories, in any order in the file, and for images of any suffix.
 
     Labels are the things, then the stuff, as mmdet's heads have them. Without `metainfo` they are those of `ann_file`.
