@@ -96,7 +96,7 @@ SPOILED = [  # kinds, words and the number of pictures; what cannot be drawn has
     ("error", "image files does not exist", 0),
     ("error", "image file cannot be read", 0),
     ("error", "image has another size", 1),
-    ("warning", "copies of images of the training", 1),
+    ("warning", "both, as copies", 1),
     ("warning", "no object of 1 class: lynx", 0),
     ("warning", "beside their boxes", 4),  # of six
     ("warning", "over the edge", 1),

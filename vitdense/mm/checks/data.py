@@ -174,7 +174,7 @@ def overlap(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
         yield Fault("images are in training and validation both:", "val_dataloader", tuple(same), grave=False)
     others = (evenly_spaced(sorted(paths - {*same}), SAMPLE) for paths in of.values())
     if copies := copied(*others):
-        what = "images of the validation are copies of images of the training, in both by their bytes:"
+        what = "images are in training and validation both, as copies by their bytes:"
         yield Fault(what, "val_dataloader", tuple(f"{b} ({a})" for a, b in copies), grave=False)
 
 

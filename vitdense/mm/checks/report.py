@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -113,17 +113,15 @@ def _split(of: DataSet) -> str:
 
 def _classes(shown: Sequence[DataSet]) -> Iterator[str]:
     """A table: a row for each class, a column for each data set."""
-    names = list(dict.fromkeys(name for of in shown for name in of.counts))
-    largest = [max(of.counts.values()) or 1 for of in shown]
+    columns = [of.counts for of in shown]
     heads = "".join(f"<th>{escape(of.label)}, {escape(of.unit)}" for of in shown)
     yield f'<div class="scroll"><table><thead><tr><th>class{heads}</thead>'
-    for name in names:
+    for name in dict.fromkeys(name for counts in columns for name in counts):
         yield f"<tr><td>{escape(name)}"
-        for of, most in zip(shown, largest):
-            value = of.counts.get(name, 0)
-            bar = f'<span class="bar" style="width:{100 * value / most:.1f}%"></span>' if value else ""
+        for counts in columns:
+            value = counts.get(name, 0)
             number = str(value) if isinstance(value, int) else f"{value:.3g}"
-            yield f'<td class="n">{number}{bar}' if value else '<td class="n none">none'
+            yield f'<td class="n">{number}{_bar(value, max(counts.values()))}' if value else '<td class="n none">none'
     yield "</table></div>"
 
 
@@ -140,15 +138,15 @@ def _sizes(of: DataSet, size: int) -> Iterator[str]:
 
 def _histogram(title: str, names: Sequence[str], limits: Sequence[float], values: Sequence[float]) -> Iterator[str]:
     """A table of how many values are below each limit; nothing of no values."""
-    counts = dict.fromkeys(names, 0)
+    counts, total = dict.fromkeys(names, 0), len(values)
     for value in values:
         counts[names[sum(value >= limit for limit in limits)]] += 1
+    rows = (
+        f'{escape(x)}<td class="n">{n} ({100 * n / total:.3g} %){_bar(n, total)}' for x, n in counts.items() if total
+    )
     if values:
-        yield f'<div class="card"><h3>{escape(title)}</h3><table>{"".join(_rows(counts, len(values)))}</table></div>'
+        yield f'<div class="card"><h3>{escape(title)}</h3><table><tr><td>{"<tr><td>".join(rows)}</table></div>'
 
 
-def _rows(counts: Mapping[str, int], total: int) -> Iterator[str]:
-    for name, number in counts.items():
-        share = 100 * number / total
-        bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if number else ""
-        yield f'<tr><td>{escape(name)}<td class="n">{number} ({share:.3g} %){bar}'
+def _bar(value: float, most: float) -> str:
+    return f'<span class="bar" style="width:{100 * value / most:.1f}%"></span>' if value else ""

@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain, repeat
 from pathlib import Path
 
 from mmengine.config import Config
@@ -19,8 +20,8 @@ from vitdense.mm.config.arguments import make_parser
 from vitdense.mm.config.base import Asked, describe, run_passes
 from vitdense.mm.config.load import config_of
 from vitdense.mm.config.passes import STARTING, TRAINING, built
-from vitdense.mm.console import USER_ERRORS, exit_on_user_error, explain
-from vitdense.mm.data.faults import Fault
+from vitdense.mm.console import exit_on_user_error
+from vitdense.mm.data.faults import Fault, caught
 from vitdense.mm.data.images import FILES_READ
 from vitdense.mm.errors import ConfigError
 
@@ -71,11 +72,11 @@ def report(cfg: Config, all_files: bool = False, folder: Path | None = None) -> 
     sets, described, seen = data_sets(cfg, splits, None if all_files else FILES_READ), [], {}
     for one in sets:
         if id(one.kept) in seen:
-            _Rows(one.label)(f"as {seen[id(one.kept)].label}")
+            _rows(one.label)(f"as {seen[id(one.kept)].label}")
         elif one.kind is not None:  # a fault that the checks find
             seen[id(one.kept)] = one
-            described += _collected(one.describe(_Rows(one.label)))
-    faults = [*_collected(findings(cfg, splits, sets)), *described]
+            described += caught(one.describe, _rows(one.label))
+    faults = [*findings(cfg, splits, sets), *described]
     with suppress(ConfigError):  # of the annotations, a fault already
         faults += warm_up(cfg, sum(one.num_train for one in seen.values()))
     if "train" in splits and not any(fault.grave for fault in faults):
@@ -91,23 +92,10 @@ def report(cfg: Config, all_files: bool = False, folder: Path | None = None) -> 
     return 2 if errors else 0
 
 
-class _Rows:
-    """Prints rows of a table, the first with a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, text: str) -> None:
-        print(f"{self.name:12}{text}", flush=True)
-        self.name = ""
-
-
-def _collected(faults: Iterable[Fault]) -> Iterator[Fault]:
-    """Faults, and an error that a user can fix as the last of them."""
-    try:
-        yield from faults
-    except USER_ERRORS as error:
-        yield Fault(explain(error))
+def _rows(name: str) -> Callable[[str], None]:
+    """What prints rows of a table, the first with a name."""
+    names = chain([name], repeat(""))
+    return lambda text: print(f"{next(names):12}{text}", flush=True)
 
 
 def _ordered(faults: Iterable[Fault]) -> list[Fault]:

@@ -161,13 +161,7 @@ def common_faults(content: Mapping[str, Sequence[Mapping]]) -> Faults:
 
 
 def samples_of(content: Mapping[str, list[dict]], objects: Sequence[Mapping], faults: list[Fault]) -> Samples:
-    """The samples of a file.
-
-    Args:
-        content: Of it.
-        objects: Its instances or segments, which are counted.
-        faults: What is wrong.
-    """
+    """The samples of a file whose instances or segments are `objects`."""
     number = Counter(item["category_id"] for item in objects)
     of_image = Counter(item["image_id"] for item in objects if not item.get("iscrowd"))
     kinds = sorted(content["categories"], key=lambda one: not one.get("isthing", 1))  # mmdet's labels of stuff are last
@@ -276,13 +270,7 @@ def left_out(annotation: Mapping, image: Mapping) -> str:
 
 
 def box_faults(items: Sequence[Mapping], reasons: Sequence[str], image_of: Mapping[int, Mapping]) -> Iterator[Fault]:
-    """What is wrong with boxes: of many with one fault, what their numbers seem to mean.
-
-    Args:
-        items: Annotations.
-        reasons: See `left_out`.
-        image_of: The images, by their ids.
-    """
+    """What is wrong with boxes, which are left out for `reasons`: of many with one fault, what their numbers mean."""
     images = [image_of[item["image_id"]] for item in items]
     x, y, w, h = np.array([item["bbox"] for item in items], float).reshape(-1, 4).T
     width, height = np.array([(image["width"], image["height"]) for image in images], float).reshape(-1, 2).T
@@ -305,12 +293,8 @@ def box_faults(items: Sequence[Mapping], reasons: Sequence[str], image_of: Mappi
 
 
 def mask_faults(items: Sequence[Mapping], masks: Mapping[int, "Outline"]) -> Iterator[Fault]:
-    """What is wrong with masks against the boxes and areas of their annotations.
-
-    Args:
-        items: Annotations.
-        masks: Those of some, by their ids. The area of another may be that of a mask that is not in the file.
-    """
+    """What is wrong with masks, by the ids of their annotations, against boxes and areas. An area without a mask may be
+    that of one that is not in the file."""
     with_mask = [item for item in items if item["id"] in masks]
     x, y, w, h, area = np.array([(*item["bbox"], item["area"]) for item in with_mask], float).reshape(-1, 5).T
     outlines = [masks[item["id"]] for item in with_mask]

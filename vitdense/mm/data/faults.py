@@ -7,7 +7,7 @@ from typing import Any
 
 from mmengine.logging import print_log
 
-from vitdense.errors import OptionError
+from vitdense.mm.console import USER_ERRORS, explain
 from vitdense.mm.errors import ConfigError, count, join_some
 
 
@@ -79,11 +79,11 @@ class Faults:
 
 
 def caught(function: Callable[..., Iterable[Fault] | None], *args: Any) -> Iterator[Fault]:
-    """The faults that a function gives, and an error of ours that it raises."""
+    """The faults that a function gives, and an error that a user can fix as the last of them."""
     try:
         yield from function(*args) or ()
-    except OptionError as error:
-        yield Fault(str(error))
+    except USER_ERRORS as error:
+        yield Fault(explain(error))
 
 
 def refuse(faults: Iterable[Fault]) -> None:
