@@ -124,7 +124,7 @@ def test_faults_of_files(shapes, tmp_path):
 
     whole = read_panoptic(shapes / "panoptic/panoptic_val.json", shapes / "panoptic/val")
     assert whole.faults == []
-    assert "in 4 of 4 PNGs" in whole.rows[-1]
+    assert "4 of 4 PNGs" in whole.rows[-1]
     assert sum(whole.shares.values()) == pytest.approx(100)
     content = json.loads((shapes / "panoptic/panoptic_val.json").read_text())
     (tmp_path / "ids").mkdir()

@@ -47,6 +47,7 @@ BOXES_ALONE = (
     "configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
 )
 SAME_NAMES = "give the same class the same name in both"
+OF_USE = ("pipeline", "test_mode", "filter_cfg", "lazy_init", "serialize_data")  # arguments that change no file
 VALUES_SHOWN = 20  # in a histogram
 CLASSES_SHOWN = 40
 BAR = 40  # characters
@@ -535,8 +536,8 @@ class MapSet(DataSet):
     def drawn(self) -> MapPictures | None:
         if self.loader is None:
             return None
-        decoder, paths = self.loader.get("imdecode_backend", "pillow"), {}
-        paths |= {one["img_path"]: one["seg_map_path"] for one in self.listed if one.get("seg_map_path")}
+        decoder = self.loader.get("imdecode_backend", "pillow")
+        paths = {one["img_path"]: one["seg_map_path"] for one in self.listed if one.get("seg_map_path")}
 
         def read(path: str) -> np.ndarray:
             try:
@@ -579,9 +580,9 @@ def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_REA
         loader, start = cfg.get(f"{split}_dataloader"), len(found)
         for dataset in leaf_datasets(loader.dataset) if loader else ():
             kind = find_class(DATASETS, dataset["type"], cfg)
-            parts = [dataset.get(key) for key in ("type", "data_root", "ann_file", "data_prefix", "indices")]
+            files = {key: value for key, value in dataset.items() if key not in OF_USE}
             decoders = [step for step in dataset.get("pipeline") or () if "imdecode_backend" in step]
-            made = kept.setdefault(str([*parts, keeps_orientation(dataset), decoders]), {})
+            made = kept.setdefault(str([files, keeps_orientation(dataset), decoders]), {})
             found.append(_format(dataset, kind)(f"{split}_dataloader", dataset, kind, cfg, number, made))
         for i, one in enumerate(found[start:] if len(found) > start + 1 else (), 1):
             one.label = f"{split} {i}"

@@ -121,6 +121,6 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
     found.rows = [
         f"{images}, {count(len(segments), 'segments')}",
         f"{count(things, 'classes')} of things, {len(stuff)} of stuff",
-        f"pixels of classes in {read} of {len(annotations)} PNGs:",
+        f"{read} of {len(annotations)} PNGs read",
     ]
     return found
