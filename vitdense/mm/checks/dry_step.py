@@ -110,12 +110,7 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
 
 
 def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:
-    """A warning of padding that costs more than the images, as to the size of another crop.
-
-    Args:
-        images: Height and width of each.
-        inputs: Of the model, [B, 3, H, W].
-    """
+    """A warning of padding images (height and width) to `inputs`, [B, 3, H, W], that costs more than they do."""
     height, width = (max(sides) for sides in zip(*images)) if images else (0, 0)
     if isinstance(inputs, torch.Tensor) and inputs.shape[-1] * inputs.shape[-2] > 2 * height * width > 0:
         yield Fault(

@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -408,14 +408,9 @@ def _decodes(mask: Mapping) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Overview:
-    """What every process of a training asks of an annotation file.
-
-    Attributes:
-        categories: Names, in the order of the file.
-        things: Names of categories of things; others, in panoptic files, are stuff.
-    """
+class Overview(NamedTuple):
+    """What every process asks of an annotation file: names of its categories in its order, and those of things; others,
+    in panoptic files, are stuff."""
 
     categories: tuple[str, ...]
     things: tuple[str, ...]

@@ -81,27 +81,23 @@ def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
         raise ConfigError(f"--yolo: {file} is no YAML file ({str(error)[:200]})") from error
     if not isinstance(data, dict) or not {"names", split} <= data.keys():
         raise ConfigError(f"--yolo: {file} lacks 'names' or {split!r}, expected the data.yaml of a YOLO data set")
-    names, path = data["names"], data.get("path") or ""
+    names, path, nc, channels = data["names"], data.get("path") or "", data.get("nc"), data.get("channels", 3)
     if isinstance(names, dict) and names.keys() == {*range(len(names))}:
         names = [names[i] for i in range(len(names))]
-    if not isinstance(names, list) or not names or len(names) != data.get("nc", len(names)):
-        raise ConfigError(
-            f"--yolo: {file}: got names {str(names)[:99]} and nc {data.get('nc')}, expected a name for every class"
-        )
-    if wrong := [name for name in names if not isinstance(name, str)]:
-        raise ConfigError(f"--yolo: {file}: YAML reads names as {wrong[:9]}, expected text; put names in quotes")
-    if not isinstance(path, str):
-        raise ConfigError(f"--yolo: {file}: got path {path!r}, expected the name of a folder; put it in quotes")
-    if "kpt_shape" in data:
-        raise ConfigError(
-            f"--yolo: {file}: got kpt_shape, of lines with keypoints; expected boxes or polygons: export them"
-        )
-    if data.get("channels", 3) not in (1, 3):
-        raise ConfigError(f"--yolo: {file}: got channels {data['channels']}, expected images of 3")
     entries = data[split] if isinstance(data[split], list) else [data[split]]
-    if not entries or not all(isinstance(entry, str) and entry for entry in entries):
-        expected = "folders of images, or text files with paths"
-        raise ConfigError(f"--yolo: {file}: got {split}: {data[split]!r}, expected {expected}")
+    is_list = isinstance(names, list) and bool(names) and nc in (None, len(names))
+    no_text = [name for name in names if not isinstance(name, str)] if is_list else []
+    are_paths = bool(entries) and all(isinstance(entry, str) and entry for entry in entries)
+    for is_right, text in (
+        (is_list, f"got names {str(names)[:99]} and nc {nc}, expected a name for every class"),
+        (not no_text, f"YAML reads names as {no_text[:9]}, expected text; put names in quotes"),
+        (isinstance(path, str), f"got path {path!r}, expected the name of a folder; put it in quotes"),
+        ("kpt_shape" not in data, "got kpt_shape, of lines with keypoints; expected boxes or polygons: export them"),
+        (channels in (1, 3), f"got channels {channels}, expected images of 3"),
+        (are_paths, f"got {split}: {data[split]!r}, expected folders of images, or text files with paths"),
+    ):
+        if not is_right:
+            raise ConfigError(f"--yolo: {file}: {text}")
     return names, file.parent / path, entries
 
 
