@@ -117,7 +117,7 @@ def test_all_errors_are_reported_not_only_the_first(detection, tmp_path, capsys)
     assert report(cfg) == 2
     printed = capsys.readouterr().out
     errors = lines(printed, "error")
-    for name in ("category ids", "0.jpg", "1.jpg", "model.backbone"):
+    for name in ("category id of", "0.jpg", "1.jpg", "model.backbone"):
         assert sum(name in line for line in errors) == 1, name
     assert f"errors: {len(errors)}," in printed
 
@@ -213,6 +213,7 @@ def test_faults_of_label_maps(segmentation, tmp_path, capsys):
     assert "hold 9" in error(cfg)
     sets = data_sets(cfg, ("train",))
     (fault,) = [found for found in contents(cfg, sets) if found.grave]
+    list(sets[0].describe([].append))
     assert len(list(sets[0].pictures(fault))) == 1
     assert re.search("254 unlabelled +25 %", printed[-1])
     assert re.search("9 NO CLASS +25 %", printed[-1])

@@ -93,7 +93,7 @@ def test_data_in_good_order_have_no_finding(data, tmp_path):
 
 SPOILED = [  # kinds, words and the number of pictures; what cannot be drawn has none
     ("error", "polygons with fewer than three points", 1),
-    ("error", "image files does not exist", 0),
+    ("error", "image file does not exist", 0),
     ("error", "image file cannot be read", 0),
     ("error", "image has another size", 1),
     ("warning", "both, as copies", 1),

@@ -141,7 +141,7 @@ def test_faults_of_files(shapes, tmp_path):
     (tmp_path / "ids" / third["file_name"]).unlink()
     content["images"].append({**content["images"][0], "file_name": "copy.jpg"})
     lines = faults()
-    assert "do not exist" in lines
+    assert "not exist" in lines
     assert "1 image has the same id 1" in lines
     content["annotations"] = [{"image_id": 1}]
     with pytest.raises(ConfigError, match="file_name"):

@@ -266,7 +266,7 @@ def examine_images(
     fix = "a backslash separates folders on Windows alone: write /" if any("\\" in path for path in absent) else ""
     found = in_threads(read, evenly_spaced([path for path in sizes if path not in absent], number), "images")
     faults = Faults()
-    faults.add(f"of {len(sizes)} image files do not exist:", *sorted(absent), fix=fix)
+    faults.add("image files do not exist:", *sorted(absent), fix=fix, total=len(sizes))
     for file in found:
         annotated = sizes[file.path]
         if file.error:
