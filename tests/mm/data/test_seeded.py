@@ -144,7 +144,7 @@ def test_the_rest_of_an_epoch_has_the_mosaics_of_the_whole_epoch(workers):
             return [{"n": i} for i in range(10)]
 
     inner = Pictures(pipeline=[SeedFromSample(), load])
-    mixed = mmdet.MultiImageMixDataset(inner, [Mosaic(img_scale=(16, 16), pad_val=99)])
+    mixed = mmdet.MultiImageMixDataset(inner, [dict(type=Mosaic, img_scale=(16, 16), pad_val=99)])
     loader = DataLoader(mixed, 2, sampler=SeededEpochSampler(mixed, seed=1), num_workers=workers, collate_fn=list)
     whole = [[one["img"] for one in batch] for batch in loader]
     rest = [[one["img"] for one in batch] for batch in ContinuedLoader(loader, 2)]
