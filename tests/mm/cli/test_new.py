@@ -191,7 +191,7 @@ def test_every_model_of_the_table(boxes, name, capsys):
 def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monkeypatch):
     ruff = Path(sys.executable).with_name("ruff")
     boxes(names=[f"a long name of class {i}" for i in range(9)])
-    monkeypatch.setattr(new, "CONFIGS", Path.cwd() / "configs")
+    monkeypatch.setattr(own_data, "CONFIGS", Path.cwd() / "configs")
     monkeypatch.setattr(console, "TOOLS", Path.cwd() / "tools")
     shutil.copytree(repo / "configs", "configs")
     assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "configs/mine.py") == 0
