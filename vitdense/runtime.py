@@ -66,19 +66,12 @@ class Output:
 
 @dataclass
 class Engine:
-    """A file, loaded by a runtime.
+    """A file, loaded by a runtime."""
 
-    Attributes:
-        run: A batch to the outputs.
-        outputs: Their names.
-        dtype: Of the batch; uint8: it is of photos, not of normalised images.
-        about: The file's `metadata_props`.
-    """
-
-    run: Callable[[np.ndarray], Sequence[np.ndarray]]
-    outputs: list[str]
-    dtype: type
-    about: dict[str, Any]
+    run: Callable[[np.ndarray], Sequence[np.ndarray]]  # a batch to the outputs
+    outputs: list[str]  # their names
+    dtype: type  # of the batch; uint8: it is of photos, not of normalised images
+    about: dict[str, Any]  # the file's `metadata_props`
 
 
 def open_onnxruntime(

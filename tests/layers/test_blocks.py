@@ -32,7 +32,7 @@ def test_gradients_of_an_mlp_that_computes_its_activation_again(approximate, wit
 
 
 def test_patch_embed_pads_right_and_bottom():
-    embed = PatchEmbed(3, 8, 4, norm=False)
+    embed = PatchEmbed(3, 8, 4, norm=None)
     x = torch.randn(1, 3, 9, 14)
     padded = torch.zeros(1, 3, 12, 16)
     padded[..., :9, :14] = x

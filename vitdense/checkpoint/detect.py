@@ -24,21 +24,13 @@ OMITTED = "omitted_backbones"  # in `meta`: frozen backbones that were not saved
 
 @dataclass(frozen=True)
 class Match:
-    """The backbone in a checkpoint, read with one naming scheme.
+    """The backbone in a checkpoint, read with one naming scheme."""
 
-    Attributes:
-        family: A key of `NAMING`.
-        scheme: The naming scheme.
-        prefix: Of the backbone's keys in the checkpoint.
-        state: Tensors of the backbone with the scheme's names, without the prefix.
-        rest: The other tensors, with their full names.
-    """
-
-    family: str
-    scheme: Scheme
-    prefix: str
-    state: dict[str, Tensor]
-    rest: dict[str, Tensor]
+    family: str  # a key of `NAMING`
+    scheme: Scheme  # the naming scheme
+    prefix: str  # of the backbone's keys in the checkpoint
+    state: dict[str, Tensor]  # tensors of the backbone with the scheme's names, without the prefix
+    rest: dict[str, Tensor]  # the other tensors, with their full names
 
     def __str__(self) -> str:
         return f"family={self.family!r} by scheme={self.scheme.name!r} with prefix={self.prefix!r}"
@@ -135,11 +127,7 @@ def is_finite(x: Tensor) -> bool:
 
 
 def refuse_omitted(checkpoint: Mapping) -> None:
-    """Refuse the checkpoint of a run that was saved without its frozen backbones: none can be loaded from it.
-
-    Raises:
-        CheckpointMismatchError: The checkpoint was saved so, or its `meta` is no dict.
-    """
+    """Refuse the checkpoint of a run that was saved without its frozen backbones: none can be loaded from it."""
     meta = checkpoint.get("meta", {})
     if not isinstance(meta, Mapping):
         raise CheckpointMismatchError(f"meta of the checkpoint: got {meta!r:.100}, expected a dict")

@@ -340,11 +340,8 @@ def _with_base(
 def _are_differences(trunk: Match, source: str) -> bool:
     """Whether a trunk with the names of EoMT's authors holds differences to the weights of DINOv3.
 
-    Published files hold differences, checkpoints of a training hold weights. In norms, weights are near 1 and
-    differences near 0.
-
-    Raises:
-        CheckpointMismatchError: The values are neither.
+    Other values are refused. Published files hold differences, checkpoints of a training hold weights. In norms,
+    weights are near 1 and differences near 0.
     """
     if trunk.scheme.name != DIFFERENCES:
         return False
@@ -391,15 +388,8 @@ def _omitted_backbones(model: nn.Module, checkpoint: Mapping, source: str) -> di
 
 
 def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
-    """Rename the backbone in a state dict to our names, in place, if it has the names of another project.
-
-    Args:
-        model: The backbone; not changed.
-        state: State dict to load; it may have keys of other modules.
-        prefix: Of the backbone's keys.
-
-    Raises:
-        CheckpointMismatchError: The keys of the backbone have no known naming scheme.
+    """Rename the backbone in a state dict to our names, in place, if it has the names of another project. Keys of other
+    modules, which do not start with `prefix`, stay. Unknown names are a `CheckpointMismatchError`.
     """
     targets = model.state_dict()
     part = {key: value for key, value in state.items() if key.startswith(prefix)}

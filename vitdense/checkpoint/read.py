@@ -43,10 +43,8 @@ class LogHistory:
 
 
 def run_globals(history: type = LogHistory) -> tuple:
-    """What trainers save in addition to tensors and numbers, for `torch.serialization.safe_globals`.
-
-    Args:
-        history: The class of mmengine's log buffers.
+    """What trainers save in addition to tensors and numbers, for `torch.serialization.safe_globals`; `history` is the
+    class of mmengine's log buffers.
     """
 
     def statistic(owner: type, name: str) -> Any:
@@ -105,14 +103,8 @@ def read(
 
 
 def parts_in_timm(checkpoint: Mapping, family: str) -> dict[str, Any]:
-    """What the parameters of a model of timm do not show, see `Family.parts_in_timm`; empty for other checkpoints.
-
-    Args:
-        checkpoint: From `read`.
-        family: Of its weights.
-
-    Raises:
-        CheckpointMismatchError: The model computes something else than ours with the same parameters.
+    """What the parameters of a model of timm do not show, see `Family.parts_in_timm`, of what `read` returned and its
+    family; empty for other checkpoints.
     """
     find = NAMING[family].parts_in_timm
     return find(checkpoint["timm_model"]) if find and "timm_model" in checkpoint else {}

@@ -29,20 +29,13 @@ class Rule:
 
     A pattern has indices, ``{i}`` or ``{2i+1}``, and may end in ``*`` for any tail. Both sides use the same letters. A
     side may be a tuple of patterns if one scheme splits a tensor that the other keeps joined.
-
-    Attributes:
-        theirs: Pattern or patterns of the scheme.
-        ours: Pattern or patterns of this project.
-        transform: What happens to the tensors; None leaves them as they are.
-        optional: Patterns of a tuple that may be absent; they come last in it.
-        read_only: Legacy key: accepted when reading, never written.
     """
 
-    theirs: str | tuple[str, ...]
-    ours: str | tuple[str, ...]
-    transform: Transform | None = None
-    optional: tuple[str, ...] = ()
-    read_only: bool = False
+    theirs: str | tuple[str, ...]  # pattern or patterns of the scheme
+    ours: str | tuple[str, ...]  # pattern or patterns of this project
+    transform: Transform | None = None  # what happens to the tensors; None leaves them as they are
+    optional: tuple[str, ...] = ()  # patterns of a tuple that may be absent; they come last in it
+    read_only: bool = False  # legacy key: accepted when reading, never written
 
     @cached_property
     def sources(self) -> tuple["Pattern", ...]:
@@ -221,11 +214,8 @@ class Scheme:
     layout: Layout | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a bad table of rules: found later, it would be an error about a user's file.
-
-        Raises:
-            ValueError: A key has two rules, in this table or in the reversed one, or the sides of a rule have other
-                indices or tails.
+        """Refuse a bad table: in it or in its reverse a key has two rules, or the sides of a rule have other indices or
+        tails. Found later, it would be an error about a user's file.
         """
         for rule in self.rules:
             theirs, ours = rule.sources[0].names, rule.targets[0].names

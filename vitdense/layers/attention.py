@@ -72,10 +72,8 @@ def attend_windows(
 
 
 def masked_bias(bias: Tensor | None, windows: Windows) -> Tensor:
-    """The sum of a bias ``[heads, N, align(N)]``, or None, and of the mask of every window that has one.
-
-    Returns:
-        ``[windows with a mask, heads or 1, N, align(N)]``; while a model is compiled, of the windows of one image.
+    """The sum of a bias ``[heads, N, align(N)]``, or None, and of the mask of every window that has one:
+    ``[windows with a mask, heads or 1, N, align(N)]``; while a model is compiled, of the windows of one image.
     """
     return (windows.mask if bias is None else windows.mask + bias).flatten(0, 1)
 
@@ -107,14 +105,9 @@ def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
     """Queries and keys divided by their lengths, times a scale: scaled cosine attention (Swin V2, equation 2).
 
     Lengths are computed in float32 at least, where squares do not overflow; the map stays in its dtype. A query or key
-    of length zero, such as the key of padding, stays zero and has no gradient.
-
-    Args:
-        qkv: Queries, keys and values, ``[n, 3 heads d]``. Changed in place, except views and while a model is compiled.
-        scale: Of queries and keys, ``[2, heads]``, in float32 or wider.
-
-    Returns:
-        ``[n, 3 heads d]``.
+    of length zero, such as the key of padding, stays zero and has no gradient. `qkv`, ``[n, 3 heads d]``, is changed in
+    place, except a view and while a model is compiled; `scale`, ``[2, heads]`` of queries and keys, is in float32 or
+    wider.
     """
     # What is a view, such as the result of a low-rank update, cannot be changed in place together with a second result.
     if not is_traced() and not qkv._is_view():

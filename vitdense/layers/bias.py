@@ -13,16 +13,11 @@ from vitdense.layers.resize import resize_relative_position
 
 
 def relative_position_index(window: tuple[int, int]) -> Tensor:
-    """Row of the bias table for every pair of tokens in a window (Swin section 3.2).
+    """Row of the bias table for every pair of tokens in a window (h, w) (Swin section 3.2): ``[wh * ww, wh * ww]``,
+    int64.
 
     Query ``i = (hi, wi)`` and key ``j = (hj, wj)``, row-major, read row
     ``(hi - hj + wh - 1) * (2 ww - 1) + (wi - wj + ww - 1)``.
-
-    Args:
-        window: Window size (h, w) in tokens.
-
-    Returns:
-        ``[wh * ww, wh * ww]``, int64.
     """
     wh, ww = window
     h, w = torch.arange(wh).repeat_interleave(ww), torch.arange(ww).repeat(wh)  # [wh*ww] each
@@ -30,14 +25,10 @@ def relative_position_index(window: tuple[int, int]) -> Tensor:
 
 
 class _WindowBias(FormulaBuffers):
-    """A bias of all pairs of tokens in a window.
-
-    Attributes:
-        index: Row of the table of every pair, ``[N * align(N)]``, int32: rows of keys are filled up with the last one.
-    """
+    """A bias of all pairs of tokens in a window."""
 
     window: tuple[int, int]
-    index: Tensor
+    index: Tensor  # row of the table of every pair, [N * align(N)], int32: rows of keys are filled up with the last one
 
     def make_buffers(self, device: torch.device | None = None) -> None:
         index = relative_position_index(self.window)  # [N, N]
@@ -50,11 +41,8 @@ class _WindowBias(FormulaBuffers):
         raise NotImplementedError
 
     def forward(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The bias of every pair, ``[heads, N, align(N)]`` for N = wh * ww; the last columns fill the rows up.
-
-        Args:
-            dtype: Of the result; the parameters' when None. The bias of an offset is cast before it is repeated
-                for every pair.
+        """The bias of every pair, ``[heads, N, align(N)]`` for N = wh * ww, in a dtype; the parameters' when None. The
+        last columns fill the rows up.
         """
         table = self.of_offsets()  # [heads, (2wh-1)(2ww-1)]
         pairs = table.to(dtype or table.dtype).index_select(1, self.index)  # [heads, N*align(N)]
@@ -62,12 +50,7 @@ class _WindowBias(FormulaBuffers):
 
 
 class TableBias(_WindowBias):
-    """Learned relative position bias of one window size (Swin section 3.2, equation 4).
-
-    Args:
-        window: Window size (h, w) in tokens.
-        num_heads: Number of attention heads.
-    """
+    """Learned relative position bias of a window of (h, w) tokens (Swin section 3.2, equation 4)."""
 
     def __init__(self, window: tuple[int, int], num_heads: int) -> None:
         super().__init__()
@@ -83,17 +66,11 @@ class TableBias(_WindowBias):
 
 
 def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, int]) -> Tensor:
-    """Every offset between two tokens of a window, log-spaced (Swin V2 section 3.3).
+    """Every offset between two tokens of a window (h, w), log-spaced (Swin V2 section 3.3):
+    ``[1, 2 h - 1, 2 w - 1, 2]``.
 
-    Offsets are first scaled so that the pretraining window spans -8 to 8. Along a pretraining window of one token there
-    is no span: offsets are multiplied by 8 alone.
-
-    Args:
-        window: Window size (h, w) in tokens.
-        pretrained_window: Window size (h, w) in tokens whose offsets the MLP was trained on.
-
-    Returns:
-        ``[1, 2 h - 1, 2 w - 1, 2]``, within ±log2(9)/3 for the pretraining window.
+    Offsets are first scaled so that the pretraining window spans -8 to 8, which are ±log2(9)/3 then. Along a
+    pretraining window of one token there is no span: offsets are multiplied by 8 alone.
     """
     axes = [
         8 * torch.arange(1 - side, side, dtype=torch.float64) / max(trained - 1, 1)  # [2*side-1]
@@ -104,10 +81,8 @@ def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, in
 
 
 def window_of_offsets(table: Tensor) -> tuple[int, int]:
-    """The pretraining window (h, w) in tokens of a table that `log_spaced_offsets` made; 1 where it has one token.
-
-    Args:
-        table: ``[1, 2 h - 1, 2 w - 1, 2]``.
+    """The pretraining window (h, w) in tokens of a table ``[1, 2 h - 1, 2 w - 1, 2]`` that `log_spaced_offsets` made; 1
+    where it has one token.
     """
     _, rows, columns, _ = table.shape
     farthest = (2 ** (math.log2(8) * table[0, -1, -1].double()) - 1).tolist()  # 8 (side - 1) / (pretraining side - 1)
@@ -175,13 +150,8 @@ class DecomposedBias(nn.Module):
 class LogCpbBias(_WindowBias):
     """Continuous relative position bias: an MLP from log-spaced offsets to a logit (Swin V2 section 3.3).
 
-    Its weights do not depend on the window, so that weights of one window serve another without interpolation. It is
-    computed in float32 at least: half precision distinguishes neighbouring offsets badly.
-
-    Args:
-        window: Window size (h, w) in tokens.
-        num_heads: Number of attention heads.
-        pretrained_window: Window size (h, w) in tokens that the weights were trained with; `window` when None.
+    Its weights do not depend on the window of (h, w) tokens: weights of another window, `pretrained_window`, serve
+    without interpolation. It is computed in float32 at least: half precision distinguishes neighbouring offsets badly.
     """
 
     def __init__(

@@ -179,10 +179,8 @@ FFNS: dict[str, Callable[[int, int, Callable], nn.Module]] = {
 
 
 class LinearNoKeyBias(nn.Linear):
-    """Queries, keys and values of tokens; queries and values have a bias, keys have none (EVA-02, DINOv3).
-
-    Args:
-        dim: Channels of the tokens; the result has three times as many.
+    """Queries, keys and values of tokens of `dim` channels; queries and values have a bias, keys have none
+    (EVA-02, DINOv3).
     """
 
     def __init__(self, dim: int) -> None:
@@ -204,20 +202,20 @@ QKV_LAYERS: dict[str, Callable[[int], nn.Linear]] = {
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches by a strided convolution, then LayerNorm (Swin section 3.1).
+    """Non-overlapping patches by a strided convolution, then a norm (Swin section 3.1).
 
     Args:
         in_channels: Image channels.
         dim: Channels of the result.
         patch_size: Side of a patch in pixels.
-        norm: Whether to normalise the tokens.
+        norm: Makes the norm of the tokens from their channels; None for no norm.
     """
 
-    def __init__(self, in_channels: int, dim: int, patch_size: int, norm: bool = True) -> None:
+    def __init__(self, in_channels: int, dim: int, patch_size: int, norm: Callable | None = ResidualLayerNorm) -> None:
         super().__init__()
         self.patch_size = patch_size
         self.proj = nn.Conv2d(in_channels, dim, patch_size, stride=patch_size)
-        self.norm = ResidualLayerNorm(dim) if norm else nn.Identity()
+        self.norm = norm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Image ``[B, 3, H, W]``, padded right and bottom to whole patches, to ``[B, ceil(H/p), ceil(W/p), C]``."""
@@ -247,12 +245,7 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int = 0) -> Tensor:
 
 
 class OverlapPatchEmbed(nn.Module):
-    """Patches of 7x7 pixels every 4, without a norm (MViTv2 appendix, "patch embedding").
-
-    Args:
-        in_channels: Image channels.
-        dim: Channels of the result.
-    """
+    """Patches of 7x7 pixels every 4, without a norm (MViTv2 appendix, "patch embedding")."""
 
     def __init__(self, in_channels: int, dim: int) -> None:
         super().__init__()
@@ -265,12 +258,7 @@ class OverlapPatchEmbed(nn.Module):
 
 def merge_2x2(x: Tensor) -> Tensor:
     """Space to depth: 2x2 neighbours as channels, in the authors' order: (row, column) (0, 0), (1, 0), (0, 1), (1, 1).
-
-    Args:
-        x: ``[B, H, W, C]``, padded right and bottom to even sizes.
-
-    Returns:
-        ``[B, ceil(H/2), ceil(W/2), 4 C]``.
+    ``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 4 C]``.
     """
     b, h, w, c = x.shape
     half_h, half_w = (h + 1) // 2, (w + 1) // 2
@@ -281,11 +269,7 @@ def merge_2x2(x: Tensor) -> Tensor:
 
 
 class PatchMerging(nn.Module):
-    """Halve the map and double the channels: space to depth, LayerNorm, Linear (Swin section 3.1).
-
-    Args:
-        dim: Channels of the input map.
-    """
+    """Halve the map and double the channels: space to depth, LayerNorm, Linear (Swin section 3.1)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -298,11 +282,7 @@ class PatchMerging(nn.Module):
 
 
 class PostNormMerging(nn.Module):
-    """As `PatchMerging`, but the LayerNorm comes after the Linear: Swin V2's residual post-norm (section 3.2).
-
-    Args:
-        dim: Channels of the input map.
-    """
+    """As `PatchMerging`, but the LayerNorm comes after the Linear: Swin V2's residual post-norm (section 3.2)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

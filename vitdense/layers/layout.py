@@ -206,14 +206,10 @@ class ShiftedWindows(Windows):
     Only the windows of the last row and of the last column have masked pairs. They come last, so that all others share
     one bias: the sum of bias and mask of all windows is as large as the attention matrix. In order: the others, the
     last column, the last row, its corner; each with its images one after another.
-
-    Attributes:
-        gather: Index of the token in every slot of the windows, ``[B * nH * nW * N]``, int32.
-        slots: Index of the slot of every token of the padded map, ``[B * nH * wh * nW * ww]``.
     """
 
-    gather: Tensor | None = None
-    slots: Tensor | None = None
+    gather: Tensor | None = None  # index of the token in every slot of the windows, [B * nH * nW * N], int32
+    slots: Tensor | None = None  # index of the slot of every token of the padded map, [B * nH * wh * nW * ww]
 
     def cut(self, x: Tensor) -> Tensor:
         tokens = self.pad(x).flatten(0, 2)  # [B*nH*wh*nW*ww, C]
@@ -232,12 +228,9 @@ class RolledWindows(Windows):
     There may be no windows without a mask, which a program for all sizes cannot leave out. In eager passes such a form
     cost 12 kernels less for Swin-T at 800x1344 and 0.15 GB more, and with windows of 24 six times the memory of
     queries, keys and values.
-
-    Attributes:
-        shift: (h, w) in tokens.
     """
 
-    shift: tuple[int, int] = (0, 0)
+    shift: tuple[int, int] = (0, 0)  # (h, w) in tokens
 
     def pad(self, x: Tensor) -> Tensor:
         x = super().pad(x)  # [B, nH*wh, nW*ww, C]
@@ -253,12 +246,8 @@ class RolledWindows(Windows):
 
 
 def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (0, 0)) -> Windows:
-    """The windows of a map ``[B, h, w, C]``.
-
-    Args:
-        x: The map. The mask has the dtype in which attention computes for it.
-        window: Window (h, w) in tokens.
-        shift: Cyclic shift (h, w) in tokens.
+    """The windows of (h, w) tokens of a map ``[B, h, w, C]``, shifted cyclically by (h, w) tokens. Their mask has the
+    dtype in which attention computes for the map.
     """
     batch, h, w, _ = x.shape
     if not any(shift):
@@ -309,13 +298,11 @@ def _slots_of_axis(count: int, side: int, shift: int, device: torch.device) -> t
 def _row_slots(
     batch: int, count: int, window: tuple[int, int], shift: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The part of rows in `ShiftedWindows.slots`, for the columns of windows before the last column and for the last.
+    """The part of rows in `ShiftedWindows.slots`, for the columns of windows before the last column and for the last,
+    ``[2, B, nH*wh]``, and what to add times ``nW - 1``, ``[2, 1, nH*wh]``.
 
     Windows before the last column and row are numbered ``row (nW - 1) + column``; windows of the last column
     ``(nH - 1) (nW - 1) + row``; windows of the last row ``(nH - 1) (nW - 1) + nH - 1 + column``.
-
-    Returns:
-        For both kinds ``[2, B, nH*wh]``, and what to add times ``nW - 1``, ``[2, 1, nH*wh]``.
     """
     row, place = _slots_of_axis(count, window[0], shift, device)  # [nH*wh] each
     is_last, before = (row == count - 1).long(), count - 1
@@ -338,14 +325,12 @@ def _column_slots(
 
 @cached_by_size
 def _masks(window: tuple[int, int], shift: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Attention masks of shifted windows, for the last column of windows, the last row, and the corner.
+    """Attention masks ``[3, N, align(N)]`` of shifted windows, for the last column of windows, the last row, and the
+    corner.
 
     They block pairs that are adjacent only because of the cyclic shift: the rows that it moved from the top of the map
     to the bottom, and those before. Padding is like the pixels next to it: padded keys stay visible, as in the authors'
     dense code with which every published detector was trained.
-
-    Returns:
-        ``[3, N, align(N)]``.
     """
     moved = [torch.arange(side, device=device) >= side - by for side, by in zip(window, shift)]  # [wh], [ww]
     rows, columns = (x[:, None] ^ x for x in moved)  # [wh, wh], [ww, ww]; torch 2.11 compiles no `!=` of bools
@@ -385,20 +370,13 @@ def relative_index(
 def relative_index_1d(
     num_queries: int, num_keys: int, width: int | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """Row of a decomposed table for every query and key along one axis (MViTv2 section 3.1).
+    """Row of a decomposed table for every query and key along one axis (MViTv2 section 3.1), ``[num_queries, width]``,
+    int64.
 
     Queries and keys may differ in number: both are placed on the finer of the two grids. Query i and key j then read
     row ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, computed in float32 and rounded towards zero as by the
-    authors, of a table of ``2 max(q, k) - 1``.
-
-    Args:
-        num_queries: Queries.
-        num_keys: Keys.
-        width: Columns of the result; columns after the keys hold any row of the table. `num_keys` when None.
-        device: Of the result.
-
-    Returns:
-        ``[num_queries, width]``, int64.
+    authors, of a table of ``2 max(q, k) - 1``. Columns after the keys, where `width` is larger, hold any row of the
+    table.
     """
     finer = longer(num_queries, num_keys)
     of_query, of_key = finer / num_queries, finer / num_keys

@@ -94,11 +94,7 @@ def _per_head(x: Tensor, tables: Tensor) -> Tensor:
 
 
 def num_offsets(kernel: int, border: str) -> int:
-    """How many offsets a query has from its keys along an axis.
-
-    Raises:
-        ValueError: An even kernel or an unknown border.
-    """
+    """How many offsets a query has from its keys along an axis; an even kernel or an unknown border is refused."""
     if not isinstance(kernel, int) or kernel < 1 or kernel % 2 == 0:
         raise OptionError(f"kernel: got {kernel}, expected an odd number of positions, such as 7")
     if border not in BORDERS:

@@ -19,25 +19,15 @@ from vitdense.layers.layout import Windows, cached_by_size, compute_dtype
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """How a model rotates. Channels of a head are in pairs, half of them for the rows, half for the columns.
+    """How a model rotates. Channels of a head are in pairs, half of them for the rows, half for the columns."""
 
-    Attributes:
-        base: Of the geometric progression of the periods.
-        position: One of `POSITIONS`.
-        neighbours: Whether channels 2k and 2k + 1 are a pair, or k and k + d/2.
-        per_window: Whether the axes are of a window, or of the map.
-        columns_first: Whether the first half of the pairs is for the columns.
-        turn: Angle of a period in radians.
-        has_buffer: Whether the periods are a buffer, which checkpoints may hold.
-    """
-
-    base: float
-    position: str
-    neighbours: bool
-    per_window: bool = False
-    columns_first: bool = False
-    turn: float = 1.0
-    has_buffer: bool = False
+    base: float  # of the geometric progression of the periods
+    position: str  # one of `POSITIONS`
+    neighbours: bool  # whether channels 2k and 2k + 1 are a pair, or k and k + d/2
+    per_window: bool = False  # whether the axes are of a window, or of the map
+    columns_first: bool = False  # whether the first half of the pairs is for the columns
+    turn: float = 1.0  # angle of a period in radians
+    has_buffer: bool = False  # whether the periods are a buffer, which checkpoints may hold
 
 
 # Of the tokens 0 to n - 1 of an axis, from their numbers and n.

@@ -54,11 +54,7 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_arguments(kind: type, given: Mapping[str, Any]) -> None:
-    """Check the arguments of a constructor by `ARGUMENTS`; a default of True or False allows these two alone.
-
-    Raises:
-        ValueError: A value is of another kind, or out of range.
-    """
+    """Check the arguments of a constructor by `ARGUMENTS`; a default of True or False allows these two alone."""
     defaults = arguments(kind) or {}
     for name, value in given.items():
         default = defaults.get(name, inspect.Parameter.empty)
@@ -70,11 +66,7 @@ def check_arguments(kind: type, given: Mapping[str, Any]) -> None:
 
 
 def check_init_cfg(init_cfg: InitCfg) -> None:
-    """Check an `init_cfg` that loads weights.
-
-    Raises:
-        ValueError: It has no `type`, no `checkpoint`, or a key that is no argument of `load_pretrained`.
-    """
+    """Check an `init_cfg` that loads weights: a `type`, a `checkpoint`, and options of `load_pretrained` alone."""
     for cfg in init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg] if init_cfg else []:
         example = "expected such as dict(type='Pretrained', checkpoint='swin_tiny')"
         if not isinstance(cfg, Mapping) or "type" not in cfg:
@@ -90,11 +82,7 @@ def check_init_cfg(init_cfg: InitCfg) -> None:
 
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
-    """A size given as one int or as (h, w), as a tuple (h, w).
-
-    Raises:
-        ValueError: Anything else, or a size below 1.
-    """
+    """A size given as one int or as (h, w), as a tuple (h, w); a ValueError for anything else, or a size below 1."""
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(pair) != 2 or not all(map(is_whole, pair)):
         raise OptionError(f"{name}: got {value!r}, expected a positive int or a pair (h, w) of them")
@@ -115,11 +103,7 @@ def drop_path_rates(last: float, depth: int) -> list[float]:
 
 
 def check_image(x: Tensor, channels: int) -> Tensor:
-    """The same, if it is a batch of images.
-
-    Raises:
-        ValueError: It has no batch, other channels, or holds integers.
-    """
+    """The same, if it is a batch of images of these channels that are no integers; otherwise a ValueError."""
     if not isinstance(x, Tensor) or x.ndim != 4 or x.shape[1] != channels or not x.is_floating_point():
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise OptionError(

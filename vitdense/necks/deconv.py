@@ -16,17 +16,11 @@ STEPS = (2, 1, 0, -1)  # of a level from the map's stride, in powers of two: str
 
 @dataclass(frozen=True)
 class Design:
-    """How a map is enlarged.
+    """How a map is enlarged."""
 
-    Attributes:
-        width: Output channels of an enlargement over its input channels.
-        depthwise: Whether every channel is enlarged on its own.
-        norm: From channels to the norm that precedes the GELU between two enlargements.
-    """
-
-    width: float
-    depthwise: bool
-    norm: Callable[[int], nn.Module]
+    width: float  # output channels of an enlargement over its input channels
+    depthwise: bool  # whether every channel is enlarged on its own
+    norm: Callable[[int], nn.Module]  # from channels to the norm that precedes the GELU between two enlargements
 
 
 DESIGNS = {

@@ -29,9 +29,6 @@ def _attention_width(state: Mapping[str, Tensor], block: str) -> int:
 def stages_of_blocks(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Our names, by stages, for blocks that are numbered through. A new stage begins where the attention has another
     width.
-
-    Raises:
-        CheckpointMismatchError: The weights of an attention are missing.
     """
     found = {key: (int(match[1]), match[2]) for key in state if (match := re.fullmatch(r"blocks\.(\d+)\.(.+)", key))}
     depth = max((n for n, _ in found.values()), default=-1) + 1

@@ -32,31 +32,18 @@ KV_STRIDE = 4  # of the first stage; half of it per stage (section 4.1)
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block. Grid and window are (h, w) in tokens of its input.
+    """One block. Grid and window are (h, w) in tokens of its input."""
 
-    Attributes:
-        stage: Counted from 0.
-        dim: Channels of its input.
-        dim_attn: Channels of its attention.
-        dim_out: Channels of its output.
-        num_heads: Attention heads.
-        grid: Its input in pretraining.
-        q_stride: Of the pooling of queries: the map shrinks by it.
-        kv_stride: Of the pooling of keys and values.
-        window: None attends globally.
-        drop_path: Stochastic depth.
-    """
-
-    stage: int
-    dim: int
-    dim_attn: int
-    dim_out: int
-    num_heads: int
-    grid: tuple[int, int]
-    q_stride: int
-    kv_stride: int
-    window: tuple[int, int] | None
-    drop_path: float
+    stage: int  # counted from 0
+    dim: int  # channels of its input
+    dim_attn: int  # channels of its attention
+    dim_out: int  # channels of its output
+    num_heads: int  # attention heads
+    grid: tuple[int, int]  # its input in pretraining
+    q_stride: int  # of the pooling of queries: the map shrinks by it
+    kv_stride: int  # of the pooling of keys and values
+    window: tuple[int, int] | None  # None attends globally
+    drop_path: float  # stochastic depth
 
 
 def plan(arch: MViTArch, window: str, grid: tuple[int, int], drop_path_rate: float) -> list[BlockSpec]:
@@ -106,11 +93,7 @@ def plan(arch: MViTArch, window: str, grid: tuple[int, int], drop_path_rate: flo
 
 
 class PooledAttention(nn.Module):
-    """Self-attention between pooled queries and pooled keys and values (section 3.2, "Pooling Attention").
-
-    Args:
-        arch: Says how it pools, and which positions and residuals it has.
-    """
+    """Self-attention between pooled queries and pooled keys and values (section 3.2, "Pooling Attention")."""
 
     def __init__(self, spec: BlockSpec, arch: MViTArch) -> None:
         super().__init__()

@@ -18,10 +18,8 @@ from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
 
 
 class NeighborhoodAttention(LocalAttention):
-    """Multi-head self-attention of every position to the window around it, which stays on the map (section 3.1).
-
-    Args:
-        spec: The block. Its window is a square of odd sides.
+    """Multi-head self-attention of every position to the window around it, which stays on the map (section 3.1): a
+    square of odd sides.
     """
 
     def __init__(self, spec: BlockSpec) -> None:
@@ -53,12 +51,7 @@ class NATBlock(SwinBlock):
 
 
 class ConvPatchEmbed(nn.Module):
-    """Two overlapping convolutions of stride 2, then LayerNorm (section 3.3).
-
-    Args:
-        in_channels: Image channels.
-        dim: Channels of the result.
-    """
+    """Two overlapping convolutions of stride 2, then LayerNorm (section 3.3)."""
 
     def __init__(self, in_channels: int, dim: int) -> None:
         super().__init__()
@@ -72,11 +65,7 @@ class ConvPatchEmbed(nn.Module):
 
 
 class ConvMerging(nn.Module):
-    """Halve the map and double the channels: an overlapping convolution of stride 2, then LayerNorm (section 3.3).
-
-    Args:
-        dim: Channels of the input map.
-    """
+    """Halve the map and double the channels: an overlapping convolution of stride 2, then LayerNorm (section 3.3)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

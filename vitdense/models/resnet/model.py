@@ -18,23 +18,14 @@ from vitdense.models.resnet.sizes import RESNET, ResNetArch
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block.
+    """One block."""
 
-    Attributes:
-        stage: Counted from 0.
-        in_channels: Of its input.
-        width: Channels of its 3x3 convolutions.
-        out_channels: Of its output.
-        stride: Of the block: 2 halves the map.
-        drop_path: Stochastic depth.
-    """
-
-    stage: int
-    in_channels: int
-    width: int
-    out_channels: int
-    stride: int
-    drop_path: float
+    stage: int  # counted from 0
+    in_channels: int  # of its input
+    width: int  # channels of its 3x3 convolutions
+    out_channels: int  # of its output
+    stride: int  # of the block: 2 halves the map
+    drop_path: float  # stochastic depth
 
 
 def plan(arch: ResNetArch, drop_path_rate: float) -> list[BlockSpec]:
@@ -55,11 +46,7 @@ def plan(arch: ResNetArch, drop_path_rate: float) -> list[BlockSpec]:
 
 
 class ResNetStage(nn.Sequential):
-    """Blocks of one resolution, named by their index; the first one halves the map.
-
-    Args:
-        with_cp: Recompute the activations of each block in the backward pass.
-    """
+    """Blocks of one resolution, named by their index; the first one halves the map."""
 
     downsample = None
 

@@ -23,13 +23,11 @@ from vitdense.layers.bias import log_spaced_offsets, relative_position_index
 
 
 def from_unfold(x: Tensor) -> Tensor:
-    """Reorder the input channels of a patch merging from ``nn.Unfold`` order to the authors' order.
+    """Reorder the input channels of a patch merging, ``[out, 4 C]`` or ``[4 C]``, from ``nn.Unfold`` order to the
+    authors' order.
 
     Unfold puts channel c of neighbour k (2 * row + column) at ``4 c + k``. The authors concatenate the neighbours
     (0, 0), (1, 0), (0, 1), (1, 1), each with all channels. mmdet, mmseg and mmpretrain use Unfold.
-
-    Args:
-        x: ``[out, 4 C]`` weight or ``[4 C]`` norm parameter.
     """
     blocks = x.unflatten(-1, (-1, 4))[..., [0, 2, 1, 3]]  # [..., C, 4]
     return blocks.transpose(-1, -2).flatten(-2)  # [..., 4*C]

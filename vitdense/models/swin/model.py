@@ -57,12 +57,7 @@ def plan(arch: SwinArch, window: tuple[int, int], drop_path_rate: float, shift: 
 
 
 class WindowAttention(nn.Module):
-    """Multi-head self-attention inside windows (section 3.2).
-
-    Args:
-        qkv_bias: Whether queries, keys and values have a bias.
-        relative_bias: Whether logits get a learned relative position bias.
-    """
+    """Multi-head self-attention inside windows (section 3.2)."""
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         super().__init__()
@@ -76,15 +71,7 @@ class WindowAttention(nn.Module):
         return window_layout(x, self.spec.window, self.spec.shift)
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        """Attend within the windows of a map.
-
-        Args:
-            x: Map, ``[B, H, W, C]``.
-            windows: Partition of the map.
-
-        Returns:
-            ``[B, H, W, C]``.
-        """
+        """Attend within the windows of a map ``[B, H, W, C]``, to the same."""
         # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
         x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C], cast before it is copied
         return self.project(self.attend(x, windows), windows)  # [B, H, W, C]
@@ -168,9 +155,6 @@ class SwinTrunk(Backbone):
             merging: Builds a patch merging from its input channels.
             patch_size: Stride of the patch embedding in pixels.
             position_grid: Grid (h, w) of an absolute position embedding in tokens; None for none.
-
-        Raises:
-            ValueError: Sizes that do not fit together.
         """
         dims = [self.arch.embed_dims * 2**i for i in range(len(self.arch.depths))]
         self.patch_embed = stem(self.in_channels, dims[0])

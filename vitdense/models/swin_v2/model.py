@@ -29,15 +29,10 @@ from vitdense.models.swin_v2.sizes import SWIN_V2, SwinV2Arch
 
 @dataclass(frozen=True)
 class BlockSpecV2(BlockSpec):
-    """One block of V2.
+    """One block of V2."""
 
-    Attributes:
-        pretrained_window: Window (h, w) in tokens that the weights were trained with.
-        extra_norm: Whether a third norm ends the block.
-    """
-
-    pretrained_window: tuple[int, int]
-    extra_norm: bool
+    pretrained_window: tuple[int, int]  # window (h, w) in tokens that the weights were trained with
+    extra_norm: bool  # whether a third norm ends the block
 
 
 def plan(
@@ -65,11 +60,7 @@ def plan(
 def windows_by_stage(
     sizes: int | Sequence[int | Sequence[int]] | None, window: tuple[int, int], num_stages: int
 ) -> list[tuple[int, int]]:
-    """The pretraining window (h, w) of every stage, from an argument that may give one for all, or none.
-
-    Raises:
-        ValueError: Not one size per stage, or not a size.
-    """
+    """The pretraining window (h, w) of every stage, from an argument with one for all, one for each, or none."""
     name = "pretrained_window_sizes"
     if sizes is None:
         return [window] * num_stages

@@ -34,21 +34,13 @@ WINDOW_PADDINGS = ("tokens", "qkv")
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block. Window and grid are (h, w) in tokens.
+    """One block. Window and grid are (h, w) in tokens."""
 
-    Attributes:
-        arch: Sizes and parts.
-        window: None attends globally.
-        table: The grid whose relative positions it has a table for; None for no relative positions.
-        drop_path: Stochastic depth.
-        pads_qkv: Whether windows are padded after qkv, not before.
-    """
-
-    arch: ViTArch
-    window: tuple[int, int] | None = None
-    table: tuple[int, int] | None = None
-    drop_path: float = 0.0
-    pads_qkv: bool = False
+    arch: ViTArch  # sizes and parts
+    window: tuple[int, int] | None = None  # None attends globally
+    table: tuple[int, int] | None = None  # grid of its relative positions; None for none
+    drop_path: float = 0.0  # stochastic depth
+    pads_qkv: bool = False  # whether windows are padded after qkv, not before
 
 
 def default_out_indices(depth: int) -> tuple[int, ...]:
@@ -144,10 +136,8 @@ class Attention(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """Attention, then an MLP, each on a normalised branch (ViT section 3.1), which LayerScale may weigh.
-
-    Args:
-        mlp_ratio: Hidden width of the MLP over its input, where the arch has no `ffn_dims`.
+    """Attention, then an MLP, each on a normalised branch (ViT section 3.1), which LayerScale may weigh. The MLP is
+    `mlp_ratio` times as wide as its input where the arch has no `ffn_dims`.
     """
 
     attention: type[Attention] = Attention  # of variants another
@@ -302,7 +292,7 @@ class ViT(Backbone):
 
     def make_stem(self, in_channels: int) -> nn.Module:
         """Makes patches ``[B, ceil(H/p), ceil(W/p), C]`` of images ``[B, in_channels, H, W]``."""
-        return PatchEmbed(in_channels, self.arch.embed_dims, self.arch.patch_size, norm=False)
+        return PatchEmbed(in_channels, self.arch.embed_dims, self.arch.patch_size, norm=None)
 
     def make_position(self, grid: tuple[int, int]) -> nn.Module:
         """Adds positions of the pretraining grid (h, w) to patches ``[B, H, W, C]``."""

@@ -22,10 +22,8 @@ ACTIVATIONS_IN_TIMM = {
 
 
 def parts_in_timm(model: nn.Module) -> dict[str, Any]:
-    """What the parameters of a plain ViT of timm do not show, as fields of `ViTArch`; empty for other models.
-
-    Raises:
-        CheckpointMismatchError: It has parts that fit ours, and compute something else.
+    """What the parameters of a plain ViT of timm do not show, as fields of `ViTArch`; empty for other models. Parts
+    that fit ours, and compute something else, are a `CheckpointMismatchError`.
     """
     from timm.layers import GluMlp
     from timm.models.eva import Eva, EvaBlock

@@ -11,31 +11,19 @@ from vitdense.models.vit.model import JointStep, ViT
 
 
 class Tokens(NamedTuple):
-    """A map of a ViT and the tokens before it.
+    """A map of a ViT and the tokens before it."""
 
-    Attributes:
-        map: ``[B, C, h, w]``.
-        prefix: Class token and registers, ``[B, E, C]``.
-    """
-
-    map: Tensor
-    prefix: Tensor
+    map: Tensor  # [B, C, h, w]
+    prefix: Tensor  # class token and registers, [B, E, C]
 
 
 class Joint(NamedTuple):
-    """Tokens before the last blocks of a ViT, and these blocks.
+    """Tokens before the last blocks of a ViT, and these blocks."""
 
-    Attributes:
-        map: ``[B, C, h, w]``.
-        prefix: Class token and registers, ``[B, E, C]``.
-        join: Makes the blocks for a number of queries; see `ViT.join`.
-        norm: The last norm, which follows every block that something is predicted from.
-    """
-
-    map: Tensor
-    prefix: Tensor
-    join: Callable[[int], list[JointStep]]
-    norm: nn.Module
+    map: Tensor  # [B, C, h, w]
+    prefix: Tensor  # class token and registers, [B, E, C]
+    join: Callable[[int], list[JointStep]]  # makes the blocks for a number of queries; see `ViT.join`
+    norm: nn.Module  # the last norm, which follows every block that something is predicted from
 
 
 class TokenViT(ViT):

@@ -18,9 +18,6 @@ class TalkingHeads(Attention):
     """Attention with a linear layer over the heads of the logits, and another over the heads of the weights (CaiT).
 
     Fused attention cannot mix heads. This form makes all logits, ``[B, heads, N, N]``, and copies them several times.
-
-    Raises:
-        ValueError: Relative or rotary positions.
     """
 
     def __init__(self, spec: BlockSpec) -> None:
@@ -46,12 +43,7 @@ class CaiTBlock(ViTBlock):
 
 
 class ClassAttention(nn.Module):
-    """Attention of the first token to all.
-
-    Args:
-        dim: Channels.
-        num_heads: Attention heads.
-    """
+    """Attention of the first token to all."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -67,13 +59,7 @@ class ClassAttention(nn.Module):
 
 
 class ClassBlock(nn.Module):
-    """Class attention, then an MLP of the class token, each with LayerScale. The other tokens stay as they are.
-
-    Args:
-        dim: Channels.
-        num_heads: Attention heads.
-        layer_scale: Initial value of the factors on the branches.
-    """
+    """Class attention, then an MLP of the class token, each with LayerScale. The other tokens stay as they are."""
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float, layer_scale: float) -> None:
         super().__init__()
@@ -91,12 +77,7 @@ class ClassBlock(nn.Module):
 
 
 class ClassBlocks(nn.Module):
-    """A learned class token, and the blocks in which it attends to the tokens of a map.
-
-    Args:
-        dim: This and the next three: see `ClassBlock`.
-        depth: Blocks.
-    """
+    """A learned class token, and the blocks in which it attends to the tokens of a map."""
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float, layer_scale: float, depth: int) -> None:
         super().__init__()

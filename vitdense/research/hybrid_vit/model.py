@@ -34,12 +34,8 @@ class SameConv(StdConv2d):
 class HybridStem(nn.Module):
     """Tokens of a ResNet's last map by a 1x1 convolution: the hybrid architecture of ViT (section 3.1).
 
-    It is timm's ResNet with GroupNorm and standardised weights (section 4.1, "ResNet (BiT)").
-
-    Args:
-        in_channels: Image channels.
-        dim: Channels of the result.
-        layers: Blocks of every stage. With three its stride is 16, with four 32.
+    It is timm's ResNet with GroupNorm and standardised weights (section 4.1, "ResNet (BiT)"). With three stages its
+    stride is 16, with four 32.
     """
 
     def __init__(self, in_channels: int, dim: int, layers: Sequence[int]) -> None:

@@ -75,26 +75,15 @@ TRANSFERS = {"windows": window_layout, "resize": resampled_window_layout}
 
 
 def mix_tokens(layer: Callable[[Tensor], Tensor], x: Tensor, windows: Windows | Resampling) -> Tensor:
-    """Apply a layer over the tokens of every window, channel by channel.
-
-    Args:
-        layer: ``[..., N]`` to the same.
-        x: Normalised map, ``[B, H, W, C]``. It is padded with zeros to whole windows.
-        windows: Partition of the map.
-
-    Returns:
-        ``[B, H, W, C]``.
+    """Apply a layer, ``[..., N]`` to the same, over the tokens of every window of a normalised map, channel by channel:
+    ``[B, H, W, C]``, padded with zeros to whole windows, to the same.
     """
     x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C]
     return windows.unpartition(layer(x.transpose(1, 2)).transpose(1, 2))  # [B, H, W, C]
 
 
 class Affine(nn.Module):
-    """A learned factor and offset per channel, which ResMLP has in place of norms (section 2).
-
-    Args:
-        dim: Channels.
-    """
+    """A learned factor and offset per channel, which ResMLP has in place of norms (section 2)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -107,13 +96,7 @@ class Affine(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    """Token-mixing MLP, then channel MLP, each on a branch after LayerNorm over the channels (MLP-Mixer section 2).
-
-    Args:
-        arch: Sizes.
-        tokens: Tokens per window.
-        drop_path: Stochastic depth.
-    """
+    """Token-mixing MLP, then channel MLP, each on a branch after LayerNorm over the channels (MLP-Mixer section 2)."""
 
     def __init__(self, arch: MixerArch, tokens: int, drop_path: float) -> None:
         super().__init__()
@@ -221,7 +204,7 @@ class Mixer(Backbone):
             raise OptionError(f"pretrain_img_size: got {image[0]}x{image[1]}, expected whole patches of {patch} pixels")
         self.grid = image[0] // patch, image[1] // patch
         self.transfer = transfer
-        self.patch_embed = PatchEmbed(self.in_channels, dim, patch, norm=False)
+        self.patch_embed = PatchEmbed(self.in_channels, dim, patch, norm=None)
         block = partial(BLOCKS[self.arch.block], self.arch, self.grid[0] * self.grid[1])
         self.blocks = nn.ModuleList(block(rate) for rate in drop_path_rates(drop_path_rate, depth))
         self.out_indices = default_out_indices(depth) if out_indices is None else out_indices

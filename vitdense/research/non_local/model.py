@@ -14,10 +14,8 @@ ATTENTION = {"nonlocal": NonLocal, "sagan": SAGANAttention}
 
 
 class NonLocalStage(ResNetStage):
-    """A stage with attention after some of its blocks.
-
-    Args:
-        attn: Attention layers by the index of the block that they follow.
+    """A stage with attention after some of its blocks; `attn` has the layers by the index of the block that they
+    follow.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], with_cp: bool, attn: Mapping[int, nn.Module]) -> None:
@@ -31,11 +29,7 @@ class NonLocalStage(ResNetStage):
 
 
 def layers_after(attention: Mapping, arch: ResNetArch) -> dict[tuple[int, int], nn.Module]:
-    """Attention layers by the (stage, block) that they follow. For `attention` see `NonLocalResNet`.
-
-    Raises:
-        ValueError: An unknown kind, or a block that does not exist.
-    """
+    """Attention layers by the (stage, block) that they follow. For `attention` see `NonLocalResNet`."""
     options = dict(attention)
     kind, after = options.pop("kind", None), options.pop("after", ())
     if kind not in ATTENTION:

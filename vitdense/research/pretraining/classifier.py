@@ -114,11 +114,7 @@ class Classifier(ModelWithTeacher):
         return [head for head in (self.head, self.head_dist) if head is not None]
 
     def init_weights(self) -> None:
-        """As mmengine's; heads that ``keep_classifier`` read are copied.
-
-        Raises:
-            CheckpointMismatchError, RuntimeError: The backbone's checkpoint or its heads do not fit.
-        """
+        """As mmengine's; heads that ``keep_classifier`` read are copied."""
         super().init_weights()
         classifier = getattr(self.backbone.load_report, "classifier", {})
         for name, head in zip(("head", "head_dist"), self.heads):

@@ -24,13 +24,7 @@ from vitdense.research.pretraining.teacher import ModelWithTeacher, Teacher
 
 
 class Decoder(nn.Module):
-    """MAE's decoder: mask tokens in the place of dropped patches, fixed positions, and a few blocks of a ViT.
-
-    Args:
-        dim: Channels of the encoder.
-        out: Channels of a prediction.
-        embed_dims, depth, num_heads: Sizes.
-    """
+    """MAE's decoder: mask tokens in the place of dropped patches, fixed positions, and a few blocks of a ViT."""
 
     def __init__(self, dim: int, out: int, embed_dims: int = 512, depth: int = 8, num_heads: int = 16) -> None:
         super().__init__()
@@ -42,16 +36,10 @@ class Decoder(nn.Module):
         self.pred = nn.Linear(embed_dims, out)
 
     def forward(self, x: Tensor, num_extra: int, order: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Predict every patch.
+        """Predict every patch, ``[B, h, w, out]`` for a grid (h, w).
 
-        Args:
-            x: The visible patches after E extra tokens, ``[B, E + n, C]``.
-            num_extra: E.
-            order: Numbers of the patches, ``[B, h * w]``: of the visible ones as in `x`, then of the dropped ones.
-            grid: (h, w).
-
-        Returns:
-            ``[B, h, w, out]``.
+        `x` has the visible patches after `num_extra` tokens, ``[B, E + n, C]``; `order` the numbers of the patches,
+        ``[B, h * w]``: of the visible ones as in `x`, then of the dropped ones.
         """
         extra, x = self.embed(x).tensor_split((num_extra,), dim=1)  # [B, E, D], [B, n, D]
         dropped = self.mask_token.expand(x.shape[0], order.shape[1] - x.shape[1], -1)  # [B, h*w - n, D]
@@ -147,9 +135,6 @@ class MaskedImageModel(ModelWithTeacher):
             data_samples: One per image, with the `mask` and `cell` of `DrawMask`.
             mode: ``'loss'`` gives ``{"loss": mean over the masked patches}``; ``'tensor'`` the prediction of every
                 whole patch, ``[B, h, w, D]``, and the mask, ``[B, h, w]``.
-
-        Raises:
-            ValueError: Another mode, or masks that do not fit; see `masks_of` and `predict_patches`.
         """
         mask = self.masks_of(data_samples, inputs)  # [B, h, w]
         prediction = self.predict_patches(inputs, mask)  # [B, h, w, D]
@@ -160,11 +145,7 @@ class MaskedImageModel(ModelWithTeacher):
         return {"loss": self.loss_of(prediction, mask, inputs)}
 
     def masks_of(self, data_samples: Sequence[BaseDataElement] | None, images: Tensor) -> Tensor:
-        """The masks of whole patches on the CPU, ``[B, h, w]``, True where masked. Padding is never masked.
-
-        Raises:
-            ValueError: A sample has no mask; their cells differ, or have no whole number of patches.
-        """
+        """The masks of whole patches on the CPU, ``[B, h, w]``, True where masked. Padding is never masked."""
         if not data_samples or not all("mask" in sample for sample in data_samples):
             raise OptionError(
                 f"data_samples: expected a mask for every image; add dict(type='vitdense.DrawMask', ratio=0.6, "
@@ -181,10 +162,8 @@ class MaskedImageModel(ModelWithTeacher):
         return _pad(_repeat(mask, cell // self.side), grid)  # [B, h, w]
 
     def predict_patches(self, images: Tensor, mask: Tensor) -> Tensor:
-        """The prediction of every whole patch, ``[B, h, w, D]``; see `forward`.
-
-        Raises:
-            ValueError: There is a decoder, and an image has more masked patches than another.
+        """The prediction of every whole patch, ``[B, h, w, D]``; see `forward`. With a decoder all images have the same
+        number of masked patches.
         """
         x = self.backbone.patch_embed(images)  # [B, h', w', C]
         factor = self.side // self.backbone.patch_embed.patch_size

@@ -22,13 +22,11 @@ def random_mask(grid: tuple[int, int], ratio: float) -> Tensor:
 
 
 def block_mask(grid: tuple[int, int], ratio: float) -> Tensor:
-    """Rectangles of 16 cells or more and of aspects 0.3 to 3.3, up to a share of the image (BEiT algorithm 1).
+    """Rectangles of 16 cells or more and of aspects 0.3 to 3.3, up to a share of the image (BEiT algorithm 1):
+    ``[h, w]``, True where masked.
 
-    A rectangle is smaller where the grid ends, or where less of the share is left.
-
-    Returns:
-        ``[h, w]`` of an image, True where masked. The share may be smaller: a rectangle that would exceed it is drawn
-        again, ten times at most.
+    A rectangle is smaller where the grid ends, or where less of the share is left. One that would exceed the share is
+    drawn again, ten times at most.
     """
     mask = torch.zeros(grid, dtype=torch.bool)  # [h, w]
     allowed = max(1, round(grid[0] * grid[1] * ratio))
@@ -103,11 +101,7 @@ class PixelTarget:
 
 
 class MeanColour:
-    """The mean colour of every patch, one of 512: three bits a channel (ViT section 4.6 and appendix B.1.2).
-
-    Args:
-        side: Of a patch in pixels.
-    """
+    """The mean colour of every patch, one of 512: three bits a channel (ViT section 4.6 and appendix B.1.2)."""
 
     loss = staticmethod(class_loss)
     channels = BINS**3
@@ -124,10 +118,7 @@ class MeanColour:
 
 class VisualWords:
     """The word of every patch: the centre nearest to a teacher's feature. In BEiT a tokenizer gives the words.
-
-    Args:
-        side: Of a patch in pixels.
-        centres: ``[words, C]``, or a file that `torch.save` wrote; see `find_words`.
+    `centres` are ``[words, C]``, or a file that `torch.save` wrote; see `find_words`.
     """
 
     loss = staticmethod(class_loss)

@@ -28,11 +28,7 @@ class ConvNorm(nn.Module):
 
 
 class Fuse(nn.Module):
-    """Fast normalised fusion (EfficientDet, section 3.3), then swish: a weighted mean with weights of at least 0.
-
-    Args:
-        num_maps: Maps to fuse, all of one shape.
-    """
+    """Fast normalised fusion (EfficientDet, section 3.3), then swish: a weighted mean with weights of at least 0."""
 
     def __init__(self, num_maps: int) -> None:
         super().__init__()
@@ -47,10 +43,7 @@ class Fuse(nn.Module):
 
 class BiFPNLayer(nn.Module):
     """A top-down pass, then a bottom-up pass, over maps that each have half the size of the one before, rounded up.
-
-    Args:
-        in_channels: Of every map.
-        out_channels: Of every output. Maps that have other channels get a 1x1 convolution first.
+    Maps that have other channels than the outputs get a 1x1 convolution first.
     """
 
     def __init__(self, in_channels: Sequence[int], out_channels: int) -> None:

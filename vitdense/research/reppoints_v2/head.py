@@ -63,14 +63,10 @@ def semantic_focal_loss(logits: Tensor, weights: Tensor, alpha: float = 0.25, ga
 
 
 class CornerPooling(nn.Module):
-    """Finds a corner (CornerNet): sums the maxima along two directions and adds the input.
+    """Finds a corner (CornerNet): sums the maxima along two directions, modes of mmcv's `CornerPool`, and adds the
+    input.
 
     Modules have the names of the authors' weights.
-
-    Args:
-        channels: Of the input and the output.
-        corner_dim: Of the pooled maps.
-        directions: The two modes of mmcv's `CornerPool`.
     """
 
     def __init__(self, channels: int, corner_dim: int, directions: tuple[str, str]) -> None:
@@ -339,15 +335,10 @@ class RepPointsV2Head(BaseDenseHead):
 
 
 def refine_corners(boxes: Tensor, scores: Tensor, offsets: Tensor, stride: int) -> Tensor:
-    """Boxes with each corner at the best of the four cells around it, plus the offset there.
+    """Boxes in pixels [n, 4] with each corner at the best of the four cells around it, plus the offset there.
 
-    Maps have 2x2 cells at least: pad images to 32 pixels.
-
-    Args:
-        boxes: In pixels [n, 4].
-        scores: Of top-left and bottom-right corners [2, h, w].
-        offsets: (x, y) of both in strides [4, h, w].
-        stride: Of these maps.
+    Maps, `stride` pixels apart, have the scores of top-left and bottom-right corners [2, h, w], and the offsets (x, y)
+    of both in strides [4, h, w]. They have 2x2 cells at least: pad images to 32 pixels.
     """
     h, w = scores.shape[1:]
     x, y = (boxes.view(-1, 2, 2) / stride).floor().long().unbind(-1)  # [n, 2] each

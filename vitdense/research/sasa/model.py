@@ -16,11 +16,6 @@ class LocalConv(nn.Module):
 
     The product of the query with row and column offsets is added to the logits, which are not scaled. Keys outside of
     the map are masked. The mean over 2x2 pixels follows where the convolution has a stride of 2.
-
-    Args:
-        dim: Channels.
-        arch: Has the neighbourhood and the heads.
-        stride: 1 or 2.
     """
 
     def __init__(self, dim: int, arch: SASAArch, stride: int) -> None:

@@ -23,13 +23,6 @@ class PositionAttention(WindowAttention):
     """Values weighted by the softmax of the relative position bias alone (Table 4, "rel. pos. w/o app.").
 
     There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
-
-    Args:
-        qkv_bias: Whether values have a bias.
-        relative_bias: True.
-
-    Raises:
-        ValueError: No relative position bias.
     """
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
@@ -62,11 +55,7 @@ class SlidingAttention(LocalAttention):
     """Multi-head self-attention of every position to the window around it: "sliding window" (Tables 5 and 6).
 
     It has the parameters of `WindowAttention`. Of the bias table the centre is used, for keys up to half a window away.
-
-    Args:
-        spec: The block. Its window is square; a window of even sides is one row and column less, to have a centre.
-        qkv_bias: Whether queries, keys and values have a bias.
-        relative_bias: Whether logits get a learned relative position bias.
+    The window is square; one of even sides is one row and column less, to have a centre.
     """
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
@@ -82,12 +71,7 @@ class SlidingAttention(LocalAttention):
 
 
 class KernelAttention(PerformerAttention):
-    """Performer attention over the whole map (Tables 5 and 6). It has no windows, shifts or position bias.
-
-    Args:
-        qkv_bias: Whether queries, keys and values have a bias.
-        relative_bias: False.
-    """
+    """Performer attention over the whole map (Tables 5 and 6). It has no windows, shifts or position bias."""
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         super().__init__(spec.dim, spec.num_heads, qkv_bias)

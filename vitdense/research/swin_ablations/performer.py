@@ -24,11 +24,6 @@ class PerformerAttention(nn.Module):
 
     There are no logits, hence no `attend` and no bias: values are summed once for all queries. Features, ``d log d`` of
     them for heads of d channels, are drawn once and kept in checkpoints.
-
-    Args:
-        dim: Channels.
-        num_heads: Attention heads.
-        qkv_bias: Whether queries, keys and values have a bias.
     """
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:

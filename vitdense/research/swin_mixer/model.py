@@ -27,9 +27,6 @@ class WindowLinear(nn.Module):
 
     A shift needs no roll and no mask: zeros left of and above the map move the grid of windows, and are cut off
     again. It costs one more window along each axis.
-
-    Args:
-        spec: The block. Its window and shift are (h, w) in tokens.
     """
 
     def __init__(self, spec: BlockSpec) -> None:

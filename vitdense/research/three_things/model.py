@@ -21,10 +21,6 @@ class ParallelBlock(ViTBlock):
 
     The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1; further ones count
     on. Branches of a kind read the same input and are dropped independently.
-
-    Args:
-        spec: This and the next one: see `ViTBlock`.
-        parallel: Branches of each kind.
     """
 
     def __init__(self, spec: BlockSpec, mlp_ratio: float, parallel: int) -> None:
@@ -106,7 +102,7 @@ class ConvStem(nn.Module):
 # By name; all take image channels, channels and the patch size. The order of norm and GELU of linear stems, which the
 # paper does not print, is that of the others.
 STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "patch": partial(PatchEmbed, norm=False),
+    "patch": partial(PatchEmbed, norm=None),
     "linear_bn": partial(ConvStem, convs=LINEAR, norm=SyncBatchNorm),
     "linear_gelu": partial(ConvStem, convs=LINEAR, norm=None, last_gelu=True),
     "linear_bn_gelu": partial(ConvStem, convs=LINEAR, norm=SyncBatchNorm, last_gelu=True),
