@@ -1,6 +1,7 @@
 """The base of this package's errors."""
 
 import re
+from collections.abc import Iterable
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the end of a line
 
@@ -13,3 +14,9 @@ class OptionError(ValueError):
 
     def __str__(self) -> str:
         return CONTROL.sub(lambda match: ascii(match[0])[1:-1], super().__str__())
+
+
+def check_choice(name: str, got: object, known: Iterable) -> None:
+    """Raise an `OptionError` unless an option has one of the known values."""
+    if got not in (values := list(known)):
+        raise OptionError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, values))}")

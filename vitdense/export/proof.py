@@ -6,15 +6,16 @@
 import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from vitdense.files import atomic_write
-from vitdense.runtime import FOUND, SAMPLED, Output, open_onnxruntime, relative, resize_photo
+from vitdense.runtime import FOUND, SAMPLED, Output, error_at, open_onnxruntime, relative, resize_photo
 
 SAMPLES = 256  # of a block
 PIXELS = 450_000  # of a photo: three are some 4 MB
@@ -31,25 +32,35 @@ def shrunk(photo: np.ndarray) -> np.ndarray:
     return photo if by >= 1 else resize_photo(photo, (max(int(height * by), 1), max(int(width * by), 1)))
 
 
+class Sampled(NamedTuple):
+    """A tensor, of which some elements are kept."""
+
+    size: int  # number of its elements
+    at: np.ndarray  # places of the kept ones, [SAMPLES]
+    values: np.ndarray  # float32, [SAMPLES]
+
+
+def sampled(x: Tensor) -> Sampled:
+    """A sample of a tensor; its places depend on the number of elements alone."""
+    at = np.random.default_rng(x.numel()).integers(0, x.numel(), SAMPLES)
+    return Sampled(x.numel(), at, x.detach().flatten()[at].float().numpy())
+
+
 @contextmanager
-def recording(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+def recording(model: nn.Module) -> Iterator[dict[str, Sampled]]:
     """What the blocks of a model return within this context, by their names: parts of lists and sequences."""
-    found: dict[str, Tensor] = {}
-    hooks = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential):
-            for key, block in module.named_children():
+    found: dict[str, Sampled] = {}
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.ModuleList | nn.Sequential):
+                for key, block in module.named_children():
 
-                def keep(block: nn.Module, args: tuple, out: object, name: str = f"{name}.{key}") -> None:
-                    if isinstance(out, Tensor) and out.is_floating_point():
-                        found[name] = out.clone()  # the next layer may write into it
+                    def keep(block: nn.Module, args: tuple, out: object, name: str = f"{name}.{key}") -> None:
+                        if isinstance(out, Tensor) and out.is_floating_point():
+                            found[name] = sampled(out)
 
-                hooks.append(block.register_forward_hook(keep))
-    try:
+                    stack.enter_context(block.register_forward_hook(keep))
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def tensors_of(path: str | Path) -> dict[str, str]:
@@ -74,8 +85,8 @@ def write_proof(
     precision: str,
     photos: Sequence[np.ndarray],
     batches: Sequence[np.ndarray],
-    blocks: Sequence[Mapping[str, Tensor]],
-    halves: Mapping[str, Tensor],
+    blocks: Sequence[Mapping[str, Sampled]],
+    halves: Mapping[str, Sampled],
     results: Sequence[Output],
 ) -> int:
     """Write the proof of a program.
@@ -108,12 +119,10 @@ def write_proof(
     for batch, of_photo in zip(batches, blocks):
         found = dict(zip(engine.outputs, engine.run(batch)))
         for name, tensor in tensors.items():
-            got, want = found[tensor], of_photo[name].numpy()
-            error = relative(got, want) if got.size == want.size else np.inf
-            errors[name] = max(errors[name], error)
+            errors[name] = max(errors[name], error_at(found[tensor], *of_photo[name]))
     limit = 1e-3 if precision == "float32" else 0.5  # beyond it, the tensor is not what the block returns
     kept = [name for name, error in errors.items() if error < limit]
-    half = {name: relative(halves[name].float().numpy(), blocks[0][name].numpy()) for name in kept}
+    half = {name: relative(halves[name].values, blocks[0][name].values) for name in kept}
     own = [max(SLACK * errors[name], FLOOR) if precision == "float32" else 2 * errors[name] for name in kept]
     bounds = {
         "own": [1e-3 if precision == "float16" else FLOOR, *own],
@@ -127,11 +136,8 @@ def write_proof(
     }
     arrays = {"index": np.array(json.dumps(index))}
     for i, (photo, batch, of_photo, result) in enumerate(zip(photos, batches, blocks, results)):
-        values = [batch[0].ravel(), *(of_photo[name].numpy().ravel() for name in kept)]
-        rng = np.random.default_rng(i)
-        at = [rng.integers(0, x.size, SAMPLES) for x in values]
-        sampled = (np.array([x.size for x in values]), np.array(at), np.array([x[k] for x, k in zip(values, at)]))
-        arrays |= {f"photo{i}": photo, **{f"{name}{i}": part for name, part in zip(SAMPLED, sampled)}}
+        samples = zip(*(sampled(torch.from_numpy(batch[0])), *(of_photo[name] for name in kept)))
+        arrays |= {f"photo{i}": photo, **{f"{name}{i}": np.array(part) for name, part in zip(SAMPLED, samples)}}
         arrays |= {f"{name}{i}": value for name in FOUND if (value := getattr(result, name)) is not None}
     with atomic_write(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, **arrays)

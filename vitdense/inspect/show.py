@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -86,12 +87,8 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
 def _arguments(model: Callable, image: Tensor, layer: nn.Module) -> tuple[Any, ...]:
     """What a layer gets when the model sees the image."""
     calls: list[tuple] = []
-    handle = layer.register_forward_pre_hook(lambda _, args: calls.append(args))
-    try:
-        with torch.no_grad():
-            model(image)
-    finally:
-        handle.remove()
+    with torch.no_grad(), layer.register_forward_pre_hook(lambda _, args: calls.append(args)):
+        model(image)
     if not calls:
         raise OptionError(
             f"layer: got a {type(layer).__name__} that the model does not run; it is after its last output"
@@ -113,13 +110,10 @@ def _values_and_sums(attn: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, Te
     def keep_sums(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen["sums"] = inputs[0]
 
-    handles = [maker.register_forward_hook(replace_values)]
-    handles += [reader.register_forward_pre_hook(keep_sums)] if reader is not None else []
-    try:
+    with maker.register_forward_hook(replace_values), ExitStack() as stack:
+        if reader is not None:
+            stack.enter_context(reader.register_forward_pre_hook(keep_sums))
         out = attn(*args)
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen["values"], seen.get("sums", out)
 
 
@@ -159,13 +153,10 @@ def features(model: Callable, image: Tensor, parts: Mapping[str, nn.Module]) -> 
         ValueError: The model does not run a part, or it does not return maps.
     """
     outs: dict[str, list[Tensor]] = {}
-    handles = [part.register_forward_hook(partial(_keep_maps, outs, name)) for name, part in parts.items()]
-    try:
-        with torch.no_grad():
-            model(image)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), ExitStack() as stack:
+        for name, part in parts.items():
+            stack.enter_context(part.register_forward_hook(partial(_keep_maps, outs, name)))
+        model(image)
     if missing := [name for name in parts if name not in outs]:
         raise OptionError(f"parts: got {', '.join(missing)}, which the model does not run")
     return {name: outs[name] for name in parts}

@@ -62,6 +62,12 @@ class LayerNorm(ResidualLayerNorm):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
+def add_layer_scale(block: nn.Module, dim: int, value: float | None) -> None:
+    """Give a block ``gamma_1`` and ``gamma_2``, learned factors per channel for `scaled`; None makes both None."""
+    for name in ("gamma_1", "gamma_2"):
+        block.register_parameter(name, None if value is None else nn.Parameter(torch.full((dim,), value)))
+
+
 def scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
     """LayerScale of a branch ``[..., C]``, where the block has it."""
     return branch if gamma is None else gamma * branch

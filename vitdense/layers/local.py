@@ -15,7 +15,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
 from vitdense.layers.layout import align, cached_by_size, copied, longer, zero
@@ -97,8 +97,7 @@ def num_offsets(kernel: int, border: str) -> int:
     """How many offsets a query has from its keys along an axis; an even kernel or an unknown border is refused."""
     if not isinstance(kernel, int) or kernel < 1 or kernel % 2 == 0:
         raise OptionError(f"kernel: got {kernel}, expected an odd number of positions, such as 7")
-    if border not in BORDERS:
-        raise OptionError(f"border: got {border!r}, expected one of {', '.join(BORDERS)}")
+    check_choice("border", border, BORDERS)
     return 2 * kernel - 1 if border == "clamp" else kernel
 
 
@@ -329,8 +328,7 @@ class LocalAttention(nn.Module):
     ) -> None:
         super().__init__()
         length = num_offsets(kernel, border)
-        if position not in POSITIONS:
-            raise OptionError(f"position: got {position!r}, expected one of {', '.join(map(repr, POSITIONS))}")
+        check_choice("position", position, POSITIONS)
         if dim % (num_heads * (2 if position == "query" else 1)):
             raise OptionError(f"num_heads: got {num_heads} for {dim} channels, expected equal heads, of even channels")
         self.num_heads, self.kernel, self.border, self.position, self.scale = num_heads, kernel, border, position, scale

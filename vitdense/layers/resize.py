@@ -19,14 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 
 RULES = ("bicubic", "timm")
-
-
-def _check(rule: str) -> None:
-    if rule not in RULES:
-        raise OptionError(f"resize: got {rule!r}, expected one of {', '.join(RULES)}")
 
 
 def is_resized(old: Sequence[int], new: Sequence[int]) -> bool:
@@ -52,7 +47,7 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
     Returns:
         ``[B, H, W, C]``.
     """
-    _check(rule)
+    check_choice("resize", rule, RULES)
     if not is_resized(x.shape[1:3], size):
         return x
     y = x.to(wide_dtype(x)).permute(0, 3, 1, 2)  # [B, C, h, w]
@@ -123,7 +118,7 @@ def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicub
     Raises:
         ValueError: There is no such rule, or the table is too small for it.
     """
-    _check(rule)
+    check_choice("resize", rule, RULES)
     new = (2 * window[0] - 1, 2 * window[1] - 1)
     if tuple(table.shape[:2]) == new:
         return table

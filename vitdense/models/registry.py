@@ -250,6 +250,12 @@ def check_positive(arch: object, *names: str) -> None:
             raise OptionError(f"arch: {name} is {value!r}, expected a number above 0")
 
 
+def check_heads(dim: int, heads: int) -> None:
+    """Raise a ValueError unless `heads` is a number above 0 that divides the channels."""
+    if not is_whole(heads) or dim % heads:
+        raise OptionError(f"arch: num_heads is {heads!r}, expected a number above 0 that divides {dim} channels")
+
+
 def check_sizes(embed_dims: int, depths: tuple[int, ...]) -> None:
     """Raise a ValueError unless the channels of the first stage and the blocks of every stage are numbers above 0."""
     if not is_whole(embed_dims):

@@ -7,7 +7,7 @@ from functools import partial
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.layers.blocks import SyncBatchNorm, max_pool
 from vitdense.module import Module
 
@@ -80,8 +80,7 @@ class DeconvPyramid(Module):
                 f"in_channels, out_channels: got {in_channels}, {out_channels}; expected numbers above 0, in_channels "
                 f"one, or four that are the same, out_channels one or None"
             )
-        if design not in DESIGNS:
-            raise OptionError(f"design: got {design!r}, expected one of {', '.join(DESIGNS)}")
+        check_choice("design", design, DESIGNS)
         if num_outs < len(STEPS) or (num_outs > len(STEPS) and out_channels is None):
             raise OptionError(f"num_outs: got {num_outs}, expected 4, or more together with out_channels")
         self.num_maps, self.num_outs, self.in_channels = len(channels), num_outs, channels[0]

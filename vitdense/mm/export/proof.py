@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitdense.export.proof import recording, shrunk, write_proof
+from vitdense.export.proof import Sampled, recording, sampled, shrunk, write_proof
 from vitdense.mm.data.shapes import draw_image
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import Sample, of_photos, paths_of
@@ -71,6 +71,6 @@ class Record:
         )
 
 
-def _maps(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _maps(outputs: Mapping[str, Tensor]) -> dict[str, Sampled]:
     """Outputs that are computed without a choice of the best: logits of pixels, queries and their masks."""
-    return {} if "boxes" in outputs else {f"the output {name}": x.float() for name, x in outputs.items()}
+    return {} if "boxes" in outputs else {f"the output {name}": sampled(x) for name, x in outputs.items()}

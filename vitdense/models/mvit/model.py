@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
@@ -228,8 +228,7 @@ class MViT(Backbone):
     ) -> None:
         super().__init__(drop_path_rate=drop_path_rate, **common)
         row = self.arch = find_arch(arch, MVIT)
-        if window not in WINDOWS:
-            raise OptionError(f"window: got {window!r}, expected one of {', '.join(WINDOWS)}")
+        check_choice("window", window, WINDOWS)
         image = as_pair(pretrain_img_size, "pretrain_img_size")
         # Every window must hold whole steps of the pooling of keys, also in the first stage.
         total = 4 * max(KV_STRIDE, 2 ** (len(row.depths) - 1))

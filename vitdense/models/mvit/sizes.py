@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 
-from vitdense.errors import OptionError
-from vitdense.models.registry import Model, check_sizes
+from vitdense.errors import check_choice
+from vitdense.models.registry import Model, check_heads, check_sizes
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,9 @@ class MViTArch:
 
     def __post_init__(self) -> None:
         check_sizes(self.embed_dims, self.depths)
-        if not isinstance(self.num_heads, int) or self.num_heads < 1:
-            raise OptionError(
-                f"arch: num_heads is {self.num_heads!r}, expected the number of the first stage; it doubles per stage"
-            )
-        if self.embed_dims % self.num_heads:
-            raise OptionError(
-                f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads"
-            )
-        for name, known in (("growth", ("attention", "mlp")), ("pool", ("conv", "max"))):
-            if (got := getattr(self, name)) not in known:
-                raise OptionError(f"arch: {name} is {got!r}, expected one of {', '.join(known)}")
+        check_heads(self.embed_dims, self.num_heads)
+        check_choice("arch: growth", self.growth, ("attention", "mlp"))
+        check_choice("arch: pool", self.pool, ("conv", "max"))
 
 
 _mvit_v1 = partial(

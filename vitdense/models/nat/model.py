@@ -7,10 +7,9 @@ keys and values are made, and padded keys are visible.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from vitdense.layers.blocks import ResidualLayerNorm, scaled
+from vitdense.layers.blocks import ResidualLayerNorm
 from vitdense.layers.local import LocalAttention, Tiles, num_offsets
 from vitdense.models.nat.sizes import NAT as SIZES
 from vitdense.models.registry import find_arch
@@ -29,25 +28,6 @@ class NeighborhoodAttention(LocalAttention):
     def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
         """``[B, H, W, C]`` to the same; for `tiles` see `LocalAttention`."""
         return self.proj(super().forward(x, tiles))
-
-
-class NATBlock(SwinBlock):
-    """Neighborhood attention (section 3.1) and MLP, each on a normalised branch, with LayerScale in the larger models.
-
-    Args:
-        layer_scale: Initial value of a learned factor per channel on both branches; None for no factors.
-    """
-
-    def __init__(self, spec: BlockSpec, mlp_ratio: float, layer_scale: float | None) -> None:
-        super().__init__(spec, NeighborhoodAttention(spec), mlp_ratio)
-        for name in ("gamma_1", "gamma_2"):
-            gamma = None if layer_scale is None else nn.Parameter(torch.full((spec.dim,), layer_scale))
-            self.register_parameter(name, gamma)
-
-    def forward(self, x: Tensor, *args: Tiles) -> Tensor:
-        """``[B, H, W, C]`` to the same; see `SwinBlock`."""
-        x = x + self.drop_path(scaled(self.attn(self.norm1(x), *args), self.gamma_1))
-        return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
 class ConvPatchEmbed(nn.Module):
@@ -102,6 +82,6 @@ class NAT(SwinTrunk):
         self.build(
             plan(row, (kernel_size, kernel_size), drop_path_rate, shift=False),
             stem=ConvPatchEmbed,
-            block=lambda spec: NATBlock(spec, row.mlp_ratio, row.layer_scale),
+            block=lambda spec: SwinBlock(spec, NeighborhoodAttention(spec), row.mlp_ratio, row.layer_scale),
             merging=ConvMerging,
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
-from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, init_transformer
+from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, add_layer_scale, init_transformer, scaled
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.local import Tiles
 from vitdense.layers.position import AbsolutePosition
@@ -88,24 +88,25 @@ class WindowAttention(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Windowed attention and MLP, each on a normalised branch (equation 3)."""
+    """Windowed attention and MLP, each on a normalised branch (equation 3), which LayerScale may weigh."""
 
     norm = LayerNorm
     mixer = "attn"  # name of the layer that mixes tokens
 
-    def __init__(self, spec: BlockSpec, attn: nn.Module, mlp_ratio: float) -> None:
+    def __init__(self, spec: BlockSpec, attn: nn.Module, mlp_ratio: float, layer_scale: float | None = None) -> None:
         super().__init__()
         self.spec = spec
         self.norm1 = self.norm(spec.dim)
         self.add_module(self.mixer, attn)
         self.norm2 = self.norm(spec.dim)
         self.mlp = Mlp(spec.dim, int(spec.dim * mlp_ratio))
+        add_layer_scale(self, spec.dim, layer_scale)
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(self, x: Tensor, *args: Windows | Tiles) -> Tensor:
         """``[B, H, W, C]`` to the same; `args` are the other arguments of the layer that mixes tokens."""
-        x = x + self.drop_path(getattr(self, self.mixer)(self.norm1(x), *args))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = x + self.drop_path(scaled(getattr(self, self.mixer)(self.norm1(x), *args), self.gamma_1))
+        return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
     def arguments(self, x: Tensor, layouts: dict[tuple, Windows | Tiles]) -> tuple[Windows | Tiles, ...]:
         """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: its layout, if it has any.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vitdense.errors import OptionError
-from vitdense.models.registry import RELEASES, Model, check_sizes
+from vitdense.models.registry import RELEASES, Model, check_heads, check_sizes
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,7 @@ class SwinArch:
                 f"arch: depths {self.depths} and num_heads {self.num_heads} must name the same number of stages"
             )
         for stage, heads in enumerate(self.num_heads):
-            if (dim := self.embed_dims * 2**stage) % heads:
-                raise OptionError(
-                    f"arch: stage {stage} has {dim} channels, which {heads} heads do not divide; change num_heads"
-                )
+            check_heads(self.embed_dims * 2**stage, heads)
 
 
 # Swin section 3.3, "Architecture Variants".

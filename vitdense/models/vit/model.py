@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import FFNS, QKV_LAYERS, PatchEmbed, init_transformer, scaled
+from vitdense.layers.blocks import FFNS, QKV_LAYERS, PatchEmbed, add_layer_scale, init_transformer, scaled
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import POSITION_RULES, AbsolutePosition, ExtraTokens
 from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
@@ -151,9 +150,7 @@ class ViTBlock(nn.Module):
         self.attn = self.attention(spec)
         self.norm2 = norm(dim)
         self.mlp = FFNS[arch.ffn](dim, arch.ffn_dims or int(dim * mlp_ratio), norm)
-        for name in ("gamma_1", "gamma_2"):
-            scale = None if arch.layer_scale is None else nn.Parameter(torch.full((dim,), arch.layer_scale))
-            self.register_parameter(name, scale)
+        add_layer_scale(self, dim, arch.layer_scale)
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
@@ -247,8 +244,7 @@ class ViT(Backbone):
             ("window_padding", window_padding, WINDOW_PADDINGS),
             ("out_norm", out_norm, OUT_NORMS),
         ):
-            if got not in known:
-                raise OptionError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
+            check_choice(name, got, known)
         # What would otherwise change nothing, without a word.
         for name, is_unused, missing in (
             ("global_indices", global_indices is not None and window is None, "a window_size"),

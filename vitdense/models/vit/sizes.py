@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from vitdense.errors import OptionError
-from vitdense.models.registry import CLIP, HALF, IMAGENET, SATELLITE, Model, check_positive
+from vitdense.models.registry import CLIP, HALF, IMAGENET, SATELLITE, Model, check_heads, check_positive
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,8 @@ class ViTArch:
     def __post_init__(self) -> None:
         if (self.distilled or self.registers) and not self.class_token:
             raise OptionError("arch: distilled and registers need a class_token")
-        check_positive(self, "embed_dims", "depth", "num_heads", "patch_size")
-        if self.embed_dims % self.num_heads:
-            raise OptionError(
-                f"arch: {self.num_heads} heads do not divide {self.embed_dims} channels; change num_heads"
-            )
+        check_positive(self, "embed_dims", "depth", "patch_size")
+        check_heads(self.embed_dims, self.num_heads)
 
 
 # DINOv2 (Oquab et al.) Table 16 and the authors' code: at other sizes those with registers resize by another rule.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitdense.errors import OptionError
 from vitdense.layers.attention import attend
-from vitdense.layers.blocks import Mlp, init_transformer
+from vitdense.layers.blocks import Mlp, add_layer_scale, init_transformer
 from vitdense.models.vit.model import Attention, BlockSpec, LayerNorm, ViT, ViTBlock
 from vitdense.research.cait.sizes import CAIT
 
@@ -67,8 +67,7 @@ class ClassBlock(nn.Module):
         self.attn = ClassAttention(dim, num_heads)
         self.norm2 = LayerNorm(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.gamma_1 = nn.Parameter(torch.full((dim,), layer_scale))
-        self.gamma_2 = nn.Parameter(torch.full((dim,), layer_scale))
+        add_layer_scale(self, dim, layer_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """The class token and the tokens of a map, ``[B, 1 + N, C]``, to the new class token, ``[B, 1, C]``."""

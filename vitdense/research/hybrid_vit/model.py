@@ -8,7 +8,7 @@ from timm.layers import StdConv2d
 from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import check_choice
 from vitdense.layers.blocks import pad_to_multiple
 from vitdense.models.vit.model import ViT
 from vitdense.research.hybrid_vit.sizes import RESNETS
@@ -70,8 +70,7 @@ class HybridViT(ViT):
     family = "hybrid_vit"
 
     def __init__(self, arch: str | Mapping = "deit_small", *, stem: str = "r50_s16", **options: Any) -> None:
-        if stem not in RESNETS:
-            raise OptionError(f"stem: got {stem!r}, expected one of {', '.join(RESNETS)}")
+        check_choice("stem", stem, RESNETS)
         self.stem = stem
         super().__init__(arch, patch_size=2 ** (len(RESNETS[stem]) + 1), **options)
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.layers import blocks
-from vitdense.layers.blocks import Mlp, PatchEmbed, init_transformer
+from vitdense.layers.blocks import Mlp, PatchEmbed, add_layer_scale, init_transformer, scaled
 from vitdense.layers.layout import Windows, cached_by_size, compute_dtype, copied, resample, window_layout
 from vitdense.layers.resize import bicubic_weights
 from vitdense.models.base import Backbone, as_pair, drop_path_rates, maybe_checkpoint
@@ -98,39 +98,38 @@ class Affine(nn.Module):
 class MixerBlock(nn.Module):
     """Token-mixing MLP, then channel MLP, each on a branch after LayerNorm over the channels (MLP-Mixer section 2)."""
 
+    norm: Callable[[int], nn.Module] = LayerNorm
+    mixer = "mlp_tokens"  # name of the layer over the tokens
+
     def __init__(self, arch: MixerArch, tokens: int, drop_path: float) -> None:
         super().__init__()
-        self.norm1 = LayerNorm(arch.embed_dims)
-        self.mlp_tokens = Mlp(tokens, arch.embed_dims // 2)
-        self.norm2 = LayerNorm(arch.embed_dims)
-        self.mlp_channels = Mlp(arch.embed_dims, int(arch.embed_dims * arch.mlp_ratio))
+        dim = arch.embed_dims
+        self.norm1 = self.norm(dim)
+        self.add_module(self.mixer, self.make_mixer(tokens, dim))
+        self.norm2 = self.norm(dim)
+        self.mlp_channels = Mlp(dim, int(dim * arch.mlp_ratio))
+        add_layer_scale(self, dim, arch.layer_scale)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.apply(init_transformer)
 
+    def make_mixer(self, tokens: int, dim: int) -> nn.Module:
+        """The layer over the tokens, ``[..., N]`` to the same."""
+        return Mlp(tokens, dim // 2)
+
     def forward(self, x: Tensor, windows: Windows | Resampling) -> Tensor:
         """``[B, H, W, C]`` to the same; see `mix_tokens`."""
-        x = x + self.drop_path(mix_tokens(self.mlp_tokens, self.norm1(x), windows))
-        return x + self.drop_path(self.mlp_channels(self.norm2(x)))
+        y = mix_tokens(getattr(self, self.mixer), self.norm1(x), windows)  # [B, H, W, C]
+        x = x + self.drop_path(scaled(y, self.gamma_1))
+        return x + self.drop_path(scaled(self.mlp_channels(self.norm2(x)), self.gamma_2))
 
 
-class ResMlpBlock(nn.Module):
+class ResMlpBlock(MixerBlock):
     """One linear layer over the tokens, then a channel MLP, with `Affine` and LayerScale (ResMLP section 2)."""
 
-    def __init__(self, arch: MixerArch, tokens: int, drop_path: float) -> None:
-        super().__init__()
-        self.norm1 = Affine(arch.embed_dims)
-        self.linear_tokens = nn.Linear(tokens, tokens)
-        self.gamma_1 = nn.Parameter(torch.full((arch.embed_dims,), arch.layer_scale))
-        self.norm2 = Affine(arch.embed_dims)
-        self.mlp_channels = Mlp(arch.embed_dims, int(arch.embed_dims * arch.mlp_ratio))
-        self.gamma_2 = nn.Parameter(torch.full((arch.embed_dims,), arch.layer_scale))
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.apply(init_transformer)
+    norm, mixer = Affine, "linear_tokens"
 
-    def forward(self, x: Tensor, windows: Windows | Resampling) -> Tensor:
-        """``[B, H, W, C]`` to the same; see `mix_tokens`."""
-        x = x + self.drop_path(self.gamma_1 * mix_tokens(self.linear_tokens, self.norm1(x), windows))
-        return x + self.drop_path(self.gamma_2 * self.mlp_channels(self.norm2(x)))
+    def make_mixer(self, tokens: int, dim: int) -> nn.Module:
+        return nn.Linear(tokens, tokens)
 
 
 class GMlpBlock(nn.Module):
@@ -197,8 +196,7 @@ class Mixer(Backbone):
         super().__init__(drop_path_rate=drop_path_rate, out_indices=out_indices, **common)
         self.arch = find_arch(arch, MIXER)
         dim, depth, patch = self.arch.embed_dims, self.arch.depth, self.arch.patch_size
-        if transfer not in TRANSFERS:
-            raise OptionError(f"transfer: got {transfer!r}, expected one of {', '.join(map(repr, TRANSFERS))}")
+        check_choice("transfer", transfer, TRANSFERS)
         image = as_pair(pretrain_img_size, "pretrain_img_size")
         if image[0] % patch or image[1] % patch:
             raise OptionError(f"pretrain_img_size: got {image[0]}x{image[1]}, expected whole patches of {patch} pixels")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.models.registry import HALF, IMAGENET, UNIT, Model, check_positive
 
 
@@ -29,8 +29,7 @@ class MixerArch:
 
     def __post_init__(self) -> None:
         check_positive(self, "embed_dims", "depth", "patch_size")
-        if self.block not in ("mixer", "resmlp", "gmlp"):
-            raise OptionError(f"arch: block is {self.block!r}, expected one of mixer, resmlp, gmlp")
+        check_choice("arch: block", self.block, ("mixer", "resmlp", "gmlp"))
         if (self.block == "resmlp") != (self.layer_scale is not None):
             raise OptionError(
                 f"arch: layer_scale is {self.layer_scale!r}, block {self.block!r}; expected a number for 'resmlp' alone"

@@ -4,14 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.inspect.show import CHANNELS_FIRST, LAYERS
 from vitdense.layers.attention import attend
 from vitdense.layers.blocks import max_pool
 from vitdense.layers.layout import copied, longer
 from vitdense.layers.resize import crop
-
-POOLS = ("before", "after")
 
 
 class NonLocal(nn.Module):
@@ -52,8 +50,7 @@ class NonLocal(nn.Module):
                 f"reduction: got {reduction} for {in_channels} channels, expected a divisor of them that is a multiple "
                 f"of value_reduction, {value_reduction}"
             )
-        if pool not in (None, *POOLS):
-            raise OptionError(f"pool: got {pool!r}, expected None or one of {', '.join(POOLS)}")
+        check_choice("pool", pool, (None, "before", "after"))
         self.pool, self.scale = pool, scale
         # Fused kernels take values as long as keys. Longer ones become heads, which share queries and keys.
         self.num_heads = reduction // value_reduction

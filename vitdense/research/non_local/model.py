@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.models.resnet.model import ResNet, ResNetStage
 from vitdense.models.resnet.sizes import ResNetArch
 from vitdense.research.non_local.attention import NonLocal, SAGANAttention
@@ -32,8 +32,7 @@ def layers_after(attention: Mapping, arch: ResNetArch) -> dict[tuple[int, int], 
     """Attention layers by the (stage, block) that they follow. For `attention` see `NonLocalResNet`."""
     options = dict(attention)
     kind, after = options.pop("kind", None), options.pop("after", ())
-    if kind not in ATTENTION:
-        raise OptionError(f"attention.kind: got {kind!r}, expected one of {', '.join(ATTENTION)}")
+    check_choice("attention.kind", kind, ATTENTION)
     pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else pair for pair in after]
     known = {(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)}
     if not pairs or not set(pairs) <= known or len(set(pairs)) < len(pairs):

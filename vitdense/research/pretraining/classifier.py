@@ -10,7 +10,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from vitdense import ViT
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.mm.registry import MODELS
 from vitdense.research.pretraining.teacher import ModelWithTeacher, Teacher
 
@@ -83,13 +83,9 @@ class Classifier(ModelWithTeacher):
         **options: object,
     ) -> None:
         super().__init__(backbone, teacher, **options)
-        for name, got, known in (
-            ("distillation", distillation, (None, *DISTILLATION)),
-            ("base", base, ("ce", "bce")),
-            ("prediction", prediction, tuple(PREDICTIONS)),
-        ):
-            if got not in known:
-                raise OptionError(f"{name}: got {got!r}, expected one of {', '.join(map(repr, known))}")
+        check_choice("distillation", distillation, (None, *DISTILLATION))
+        check_choice("base", base, ("ce", "bce"))
+        check_choice("prediction", prediction, PREDICTIONS)
         if (teacher is None) != (distillation is None):
             raise OptionError(f"distillation: got {distillation!r} with teacher={teacher!r}; give both or neither")
         self.distillation, self.alpha, self.tau = distillation, alpha if distillation else 0.0, tau

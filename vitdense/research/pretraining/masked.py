@@ -12,7 +12,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from vitdense import ViT
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.layers.blocks import init_transformer
 from vitdense.layers.position import sine_cosine
 from vitdense.mm.registry import MODELS
@@ -108,8 +108,7 @@ class MaskedImageModel(ModelWithTeacher):
 
     def _check(self, target: Mapping, decoder: Mapping | None) -> None:
         backbone, last = self.backbone, len(self.backbone.stage_modules()) - 1
-        if target.get("type") not in TARGETS:
-            raise OptionError(f"target: got {target}, expected one of type {', '.join(TARGETS)}")
+        check_choice("target.type", target.get("type"), TARGETS)
         is_vit = isinstance(backbone, ViT) and backbone.norm is not None and not backbone.output_cls_token
         if not (is_vit or isinstance(backbone, SwinTrunk)) or backbone.out_indices != (last,):
             raise OptionError(

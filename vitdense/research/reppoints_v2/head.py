@@ -288,12 +288,7 @@ class RepPointsV2Head(BaseDenseHead):
 
     def predict_by_feat(
         self,
-        cls_scores: Sequence[Tensor],
-        pts_init: Sequence[Tensor],
-        pts_refine: Sequence[Tensor],
-        hm_scores: Sequence[Tensor],
-        hm_offsets: Sequence[Tensor],
-        sem_scores: Sequence[Tensor],
+        *outs: Sequence[Tensor],
         batch_img_metas: Sequence[dict],
         cfg: Mapping | None = None,
         rescale: bool = False,
@@ -308,6 +303,7 @@ class RepPointsV2Head(BaseDenseHead):
             cfg: Replaces `test_cfg`.
         """
         cfg = cfg or self.test_cfg
+        cls_scores, _, pts_refine, hm_scores, hm_offsets, _ = outs
         _, points, counts = self._points(cls_scores)
         all_boxes = _boxes(pts_refine, points).split(counts, 1)  # [B, n, 4] each
         all_scores = _flat(cls_scores).sigmoid().split(counts, 1)  # [B, n, num_classes] each

@@ -11,7 +11,7 @@ from typing import Any
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.layers.blocks import PatchEmbed, SyncBatchNorm, pad_to_multiple, scaled
 from vitdense.models.vit.model import BlockSpec, ViT, ViTBlock
 
@@ -128,8 +128,7 @@ class StemViT(ViT):
     """
 
     def __init__(self, arch: str | Mapping = "deit_small", *, stem: str = "hmlp", **options: Any) -> None:
-        if stem not in STEMS:
-            raise OptionError(f"stem: got {stem!r}, expected one of {', '.join(STEMS)}")
+        check_choice("stem", stem, STEMS)
         self.stem = stem
         super().__init__(arch, **options)
 
@@ -151,7 +150,6 @@ class ParallelViT(StemViT):
     def __init__(
         self, arch: str | Mapping = "deit_small", *, parallel: int = 2, stem: str = "patch", **options: Any
     ) -> None:
-        if parallel not in (2, 3, 4):
-            raise OptionError(f"parallel: got {parallel!r}, expected one of 2, 3, 4; for 1 there is ViT")
+        check_choice("parallel", parallel, (2, 3, 4))
         self.block = partial(ParallelBlock, parallel=parallel)
         super().__init__(arch, stem=stem, **options)

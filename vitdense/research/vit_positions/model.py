@@ -7,7 +7,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
+from vitdense.errors import check_choice
 from vitdense.layers.resize import resize_grid
 from vitdense.models.vit.model import ViT
 
@@ -49,8 +49,7 @@ class PositionViT(ViT):
     """
 
     def __init__(self, arch: str | Mapping = "deit_small", *, position: str = "2d", **options: Any) -> None:
-        if position not in POSITIONS:
-            raise OptionError(f"position: got {position!r}, expected one of {', '.join(POSITIONS)}; '1d' is ViT")
+        check_choice("position (learned 1-D positions are ViT's)", position, POSITIONS)
         self.position = position
         super().__init__(arch, **options)
 
