@@ -62,11 +62,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, or the doctor where none is named; the exit status.
-
-    Args:
-        argv: Arguments of the command line; by default those of this process.
-    """
+    """Run a command, or the doctor where none is named; the exit status."""
     if argv is None:
         in_utf8()
     parser = argparse.ArgumentParser("vitdense", description="Without a command: report the environment.")

@@ -35,11 +35,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark, whatever the locale.
-
-    Raises:
-        OptionError: It is in another encoding.
-    """
+    """The text of a file in UTF-8, with or without a byte order mark, whatever the locale."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -50,14 +46,8 @@ def read_text(path: str | Path) -> str:
 
 
 def check_writable(path: str | Path, option: str) -> None:
-    """Check that a file can be written, before the work whose result it will hold.
-
-    Args:
-        path: The file; its folder need not exist.
-        option: The option that names another file, for the message.
-
-    Raises:
-        OptionError: The file cannot be written.
+    """Check that a file can be written, before the work whose result it will hold; its folder need not exist. The
+    `option` that names another file is for the message.
     """
     path = Path(path)
     folder = next(each for each in (path.absolute()).parents if os.path.lexists(each))

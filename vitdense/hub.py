@@ -89,11 +89,7 @@ def create(
 
 
 def _our_names(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Options of `create`, timm's among them, by the names of the class. The constructor refuses what it does not know.
-
-    Raises:
-        TypeError: An option of timm that no backbone has.
-    """
+    """Options of `create`, timm's among them, by the names of the class, whose constructor refuses unknown ones."""
     for theirs, ours in TIMM_NAMES.items():
         if theirs in options and ours in options:
             raise OptionError(f"create: {theirs} and {ours} are the same option; give one of them")

@@ -26,11 +26,7 @@ class Module(nn.Module):
         self.is_init = False
 
     def init_weights(self) -> None:
-        """Apply `init_cfg`. mmengine calls this on every module of a model before training.
-
-        Raises:
-            ValueError: `init_cfg` names an initialiser of mmengine, and `vitdense.registry` was never imported.
-        """
+        """Apply `init_cfg`. mmengine calls this on every module of a model before training."""
         if self.init_cfg:
             if Module.initialize is None:
                 raise OptionError(

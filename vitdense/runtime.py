@@ -299,12 +299,8 @@ def of_queries(
 
 
 def normalised(image: np.ndarray, size: Sequence[int], about: Mapping[str, Any]) -> np.ndarray:
-    """A photo, [H, W, 3] uint8 RGB, as a program takes it: float32 ``[1, 3, *size]``.
-
-    Args:
-        image: The photo.
-        size: To resize it to.
-        about: ``channels``, ``mean`` and ``std`` of the program.
+    """A photo, [H, W, 3] uint8 RGB, resized to `size`, as a program takes it by its ``channels``, ``mean`` and ``std``:
+    float32 ``[1, 3, *size]``.
     """
     pixels = resize_photo(image, size).astype(np.float32)
     if about["channels"] == "BGR":
@@ -382,14 +378,8 @@ def objects(
     size: Sequence[int],
     score_thr: float,
 ) -> Output:
-    """What a program of a detector gives for an image, as objects.
-
-    Args:
-        found: Its outputs: boxes ``[N, 4]`` in pixels of the image, scores ``[N]``, labels ``[N]``, and masks.
-        about: ``mask_stride`` and ``mask_thr`` of the program.
-        scale: Size of what the program saw over that of the image, (y, x).
-        size: Of the image, (H, W) in pixels.
-        score_thr: Minimum score.
+    """What a program of a detector gives for an image, as objects; see `read`. Boxes are in pixels of the image, and
+    `scale` is the size of what the program saw over that of the image, (y, x).
     """
     kept = found["scores"] >= max(score_thr, np.finfo(np.float32).tiny)  # empty places have score 0
     boxes, masks = found["boxes"][kept], None
@@ -563,14 +553,8 @@ def counting(want: Output, bounds: Bounds) -> np.ndarray:
 
 
 def compare_results(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
-    """Whether a program finds in images what the model finds: the classes of their pixels, or their objects.
-
-    Args:
-        pairs: Of the program and of the model, for every image.
-        bounds: Of the differences.
-
-    Returns:
-        Whether they fit, and the largest differences.
+    """Whether a program finds in images what the model finds: the classes of their pixels, or their objects; and the
+    largest differences. `pairs` are of the program and of the model, for every image.
     """
     pairs = list(pairs)
     if pairs[0][1].boxes is not None:

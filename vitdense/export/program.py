@@ -190,11 +190,8 @@ def save_program(program: ExportedProgram, path: str | Path, metadata: Mapping[s
 
 
 def largest_error(got: object, want: object) -> float:
-    """The largest relative error (Frobenius norm) of any output; NaN where one is not finite.
-
-    Args:
-        got: Tensors or arrays, in any nesting.
-        want: As many tensors.
+    """The largest relative error (Frobenius norm) of any output, tensors or arrays in any nesting; NaN where one is not
+    finite.
     """
     pairs = zip(tree_leaves(got), tree_leaves(want), strict=True)
     errors = [(torch.as_tensor(a).double() - b.double()).norm() / b.double().norm() for a, b in pairs]

@@ -89,23 +89,17 @@ def write_proof(
     halves: Mapping[str, Sampled],
     results: Sequence[Output],
 ) -> int:
-    """Write the proof of a program.
+    """Write the proof of a program; the number of its blocks.
 
     Blocks that the program has not, or has otherwise, are left out: an optimiser may have joined them with others.
 
     Args:
-        path: The file.
-        program: The ONNX file.
-        about: What it says of itself.
-        precision: Of it.
+        about: What the program says of itself.
         photos: [H, W, 3] uint8 RGB each.
         batches: What the program takes for each.
         blocks: What the model computed for each in float32, see `recording`; outputs that are maps as ``the output X``.
         halves: For the first photo, what it computed in half precision.
         results: What it found in each.
-
-    Returns:
-        The number of blocks.
     """
     ends = {}  # of blocks that end with the same tensor, the outermost
     for name, tensor in tensors_of(program).items():

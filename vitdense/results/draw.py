@@ -1,4 +1,4 @@
-"""Predictions and measures drawn on images, and sheets of pictures."""
+"""Predictions and measures drawn on images, and sheets of pictures; images and pictures are [H, W, 3] uint8 RGB."""
 
 import colorsys
 import math
@@ -54,10 +54,8 @@ def _has_glyphs(text: str, file: str) -> bool:
 
 
 def distinct_colours(count: int) -> np.ndarray:
-    """Fixed colours for classes without a palette: hues in steps of the golden ratio, and three lightnesses.
-
-    Returns:
-        [count, 3] uint8 RGB.
+    """Fixed colours for classes without a palette, [count, 3] uint8 RGB: hues in steps of the golden ratio, and three
+    lightnesses.
     """
     lightness = (0.55, 0.38, 0.72)
     colours = [colorsys.hls_to_rgb(i * 0.618034 % 1, lightness[i % 3], 0.75) for i in range(count)]
@@ -65,14 +63,8 @@ def distinct_colours(count: int) -> np.ndarray:
 
 
 def shades(colours: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """Tell the segments of a class apart: the first has its colour, the next ones lighter and darker ones.
-
-    Args:
-        colours: Of the class of each segment, [segments, 3] uint8 RGB.
-        labels: Of the classes.
-
-    Returns:
-        [segments, 3] uint8 RGB.
+    """Tell the segments of a class apart: the first has its colour, the next ones lighter and darker ones. `colours`
+    and `labels` are of the class of each segment; [segments, 3] uint8 RGB to the same.
     """
     steps = ((0, 0), (255, 0.35), (0, 0.35), (255, 0.6), (0, 0.6))  # towards white or black, and how far
     seen: Counter[int] = Counter()
@@ -90,16 +82,8 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def overlay(image: np.ndarray, labels: np.ndarray, palette: Sequence | np.ndarray, alpha: float = 0.5) -> np.ndarray:
-    """Blend the colour of each pixel's class over an image; it is opaque along borders between classes.
-
-    Args:
-        image: [H, W, 3] uint8 RGB.
-        labels: [H, W] integers, class indices.
-        palette: [classes, 3] RGB, 0 to 255.
-        alpha: Weight of the colours, 0 (only the contours) to 1 (only the colours).
-
-    Returns:
-        [H, W, 3] uint8 RGB.
+    """Blend the colour of each pixel's class, [H, W] indices of a palette [classes, 3], over an image; it is opaque
+    along borders between classes. `alpha` is the weight of the colours, 0 (only the contours) to 1 (only the colours).
     """
     colours = np.asarray(palette, np.uint8)[labels]  # [H, W, 3]
     mixed = np.round((1 - alpha) * image + alpha * colours).astype(np.uint8)
@@ -125,16 +109,11 @@ def instances(
     """Draw objects with their boxes, masks and texts; the last lies on top.
 
     Args:
-        image: [H, W, 3] uint8 RGB.
         boxes: x, y, width and height of each, in pixels.
         texts: Of each, at the upper left corner of its box.
-        colours: [objects, 3] RGB, 0 to 255.
         masks: [H, W] bool of each, or None. They are asked for one by one: those of a large image need not be in memory
             together.
         alpha: Weight of the colour in a mask, 0 to 1.
-
-    Returns:
-        [H, W, 3] uint8 RGB.
     """
     picture, side = image.copy(), math.sqrt(image.shape[0] * image.shape[1])
     line, text = max(1, round(side / OUTLINE_SHARE)), max(MIN_TEXT, round(side / (1.5 * TEXT_SHARE)))
@@ -178,16 +157,7 @@ def with_legend(
     """Add a legend to the right: colour, name and share of the classes that are present, the largest first.
 
     The legend is as wide as its longest line. If there are more classes than lines, the last line is the sum of the
-    smallest.
-
-    Args:
-        picture: [H, W, 3] uint8 RGB.
-        names: Names of the classes.
-        colours: [classes, 3] RGB, 0 to 255.
-        shares: [classes], 0 to 1; classes of share 0 are left out.
-
-    Returns:
-        [H', W', 3] uint8 RGB, H' >= H, W' > W, the picture at the top left; the picture itself if no class is present.
+    smallest. Classes of share 0 are left out; without others the picture stays as it is.
     """
     present = [i for i in np.argsort(-np.asarray(shares), kind="stable") if shares[i] > 0]
     if not present:
@@ -225,15 +195,9 @@ def _percent(share: float) -> str:
 
 
 def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
-    """Colour an image by a map of values: where it is 0 the image is seen, grey and dimmed; the largest is yellow.
-
-    Args:
-        image: [H, W, 3] uint8 RGB.
-        values: [h, w], not negative; the cell (0, 0) is at the top left.
-        stride: Height and width of a cell in pixels; cells outside of the image are cut off.
-
-    Returns:
-        [H, W, 3] uint8 RGB.
+    """Colour an image by a map of values [h, w], not negative: where it is 0 the image is seen, grey and dimmed; the
+    largest is yellow. A cell has `stride` pixels (height, width), the first at the top left; those outside of the image
+    are cut off.
     """
     scaled = np.asarray(values, np.float32) / max(float(np.max(values)), 1e-30)
     levels = np.arange(256, dtype=np.uint8)[:, None]
@@ -268,14 +232,8 @@ def cross(image: np.ndarray, at: tuple[int, int]) -> np.ndarray:
 
 
 def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, np.ndarray]]]], width: int = 240) -> np.ndarray:
-    """Pictures in rows, each row with a title, each picture with a caption under it.
-
-    Args:
-        rows: (title, [(caption, picture [H, W, 3] uint8 RGB), ...]), from top to bottom, from left to right.
-        width: Of a picture on the sheet, in pixels; heights follow.
-
-    Returns:
-        [H', W', 3] uint8 RGB.
+    """Pictures in rows, (title, [(caption, picture), ...]): each row has a title, each picture, made as wide as `width`
+    pixels, a caption under it.
     """
     text, gap = 13, 10
     font, title_font = ImageFont.load_default(text), ImageFont.load_default(text + 4)

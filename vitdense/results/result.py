@@ -116,11 +116,7 @@ class Result(Output):
         return found
 
     def to_supervision(self) -> "supervision.Detections":
-        """The objects as `supervision.Detections`; that package is not installed with this one.
-
-        Raises:
-            OptionError: See `to_coco`.
-        """
+        """The objects as `supervision.Detections`; that package is not installed with this one."""
         self._need("boxes", "to_supervision")
         import supervision
 

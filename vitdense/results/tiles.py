@@ -116,15 +116,8 @@ def _starts(length: int, side: int, overlap: float) -> list[int]:
 
 
 def place(mask: np.ndarray, corner: Sequence[int], size: Sequence[int]) -> dict:
-    """The mask of a tile, [h, w] of 0 and 1, as one of the image, which is never in memory as pixels.
-
-    Args:
-        mask: The mask.
-        corner: Left and upper edge of the tile.
-        size: Of the image, height and width in pixels.
-
-    Returns:
-        COCO's compressed run-length code.
+    """The mask of a tile, [h, w] of 0 and 1, as one of an image of this size (height, width), which is never in memory
+    as pixels: COCO's compressed run-length code. `corner` is the left and upper edge of the tile.
     """
     from pycocotools import mask as rle
 
@@ -180,11 +173,7 @@ def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[
 
 
 class _Comparison:
-    """Which detections are the same object.
-
-    Attributes:
-        whole: [N] bool: whether its tile sees the object whole.
-    """
+    """Which detections are the same object."""
 
     def __init__(self, found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> None:
         self.boxes, self.rle, self.size = found.boxes, found.rle, size
@@ -192,6 +181,7 @@ class _Comparison:
         height, width = size
         margin = MARGIN * (tiles[:, 2:] - tiles[:, :2]).max(initial=0)
         inside = self.tiles != (0, 0, width, height)  # edges of tiles that are not of the image
+        # [N] bool: whether its tile sees the object whole.
         self.whole = ~(inside & (abs(self.tiles - found.boxes) <= margin)).any(1)
 
     def same(self, one: int, others: np.ndarray) -> np.ndarray:

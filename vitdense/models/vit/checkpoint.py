@@ -21,34 +21,18 @@ from vitdense.checkpoint.schemes import (
     read_only,
     same,
 )
-from vitdense.models.vit.foundation import PACKED, TABLES
+from vitdense.models.vit.foundation import ATTENTION, GAMMAS, PACKED, PLAIN, SCALES, TABLES, block_of
 from vitdense.models.vit.foundation import SCHEMES as FOUNDATION
 from vitdense.models.vit.mask_heads import HEADS as MASK_HEADS
 from vitdense.models.vit.rfdetr import HEADS as RFDETR
 from vitdense.models.vit.timm_parts import parts_in_timm
-
-
-def block_rules(names: Mapping[str, str], path: str = "blocks.{i}.") -> tuple[Rule, ...]:
-    """Attention and MLP of a block at `path`. `names` differ from ours."""
-    rules = []
-    for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"):
-        for tail in ("weight", "bias") if name == "attn.qkv" else ("*",):  # in other schemes qkv is split
-            theirs = names.get(name, f"{name}.*").replace("*", tail)
-            rules.append(Rule(path + theirs, f"blocks.{{i}}.{name}.{tail}"))
-    return tuple(rules)
-
-
-def layer_scale(first: str, second: str, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
-    """LayerScale of attention and MLP; see `block_rules`."""
-    return Rule(path + first, "blocks.{i}.gamma_1"), Rule(path + second, "blocks.{i}.gamma_2")
-
 
 _TOKENS = (
     CLASS_TOKEN,
     Rule("dist_token", "tokens.dist_token"),
     position("tokens.cls_position", "tokens.dist_position"),
 )
-_BLOCK = (*block_rules({}), *layer_scale("gamma_1", "gamma_2"))
+_BLOCK = block_of({**PLAIN, **GAMMAS})
 _HEAD = same("norm.*", "fc_norm.*", "head.weight", "head.bias", "head_dist.*")
 _MAE = same(
     "mask_token", "decoder_pos_embed", "decoder_blocks.{i}.*", *(f"decoder_{x}.*" for x in ("embed", "norm", "pred"))
@@ -57,13 +41,13 @@ TIMM = (
     *(*PATCH, *_TOKENS, *_HEAD, *same("attn_pool.*")),  # of SigLIP
     *read_only(Rule("pre_logits.fc.*", "pre_logits.*")),
 )
-_MM_NAMES = {"norm1": "ln1.*", "norm2": "ln2.*", "mlp.fc1": "ffn.layers.0.0.*", "mlp.fc2": "ffn.layers.1.*"}
-_MMSEG_NAMES = {**_MM_NAMES, "attn.qkv": "attn.attn.in_proj_*", "attn.proj": "attn.attn.out_proj.*"}
+_MM_BLOCK = {"ln1.*": "norm1.*", "ln2.*": "norm2.*", "ffn.layers.0.0.*": "mlp.fc1.*", "ffn.layers.1.*": "mlp.fc2.*"}
 _MMPRETRAIN = (
     *_TOKENS,
     *(Rule(f"patch_embed.projection.{name}", f"patch_embed.proj.{name}") for name in ("weight", "bias")),
-    *block_rules(_MM_NAMES, "layers.{i}."),
-    *layer_scale("attn.gamma1.weight", "ffn.gamma2.weight", "layers.{i}."),
+    *block_of(
+        {**_MM_BLOCK, **ATTENTION, "attn.gamma1.weight": "gamma_1", "ffn.gamma2.weight": "gamma_2"}, "layers.{i}."
+    ),
     *(Rule("ln1.*", "norm.*"), Rule("ln2.*", "fc_norm.*")),
 )
 _FOUNDATION = same(
@@ -107,13 +91,15 @@ FAMILY = Family(
             (*same("patch_embed.proj.*"), *_TOKENS, *_BLOCK, *_HEAD, *_MAE),
             wrapper="model",
         ),
-        Scheme("timm", (*TIMM, *block_rules({}), *layer_scale("ls1.gamma", "ls2.gamma")), layout=PACKED),
+        Scheme("timm", (*TIMM, *block_of({**PLAIN, **SCALES})), layout=PACKED),
         Scheme(
             "mmseg",
             (
                 *(CLASS_TOKEN, CLASS_POSITION, Rule("ln1.*", "norm.*")),
                 patch_bias_optional("patch_embed.projection"),  # its default is none
-                *block_rules(_MMSEG_NAMES, "layers.{i}."),
+                *block_of(_MM_BLOCK, "layers.{i}."),
+                *block_of({f"in_proj_{x}": f"attn.qkv.{x}" for x in ("weight", "bias")}, "layers.{i}.attn.attn."),
+                *block_of({"out_proj.*": "attn.proj.*"}, "layers.{i}.attn.attn."),
             ),
             wrapper="state_dict",
         ),
@@ -131,7 +117,7 @@ FAMILY = Family(
         Scheme(
             "detectron2",  # ViTDet: no class token, but the position embedding of a model that had one
             (
-                *(*PATCH, CLASS_POSITION, *block_rules({})),
+                *(*PATCH, CLASS_POSITION, *block_of(PLAIN)),
                 *(Rule(f"blocks.{{i}}.attn.{x}", f"blocks.{{i}}.attn.bias.{x}") for x in ("rel_pos_h", "rel_pos_w")),
             ),
             prefix="backbone.net.",

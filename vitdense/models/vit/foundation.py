@@ -76,6 +76,7 @@ Names = Mapping[str | tuple[str, ...], str]  # of the parts of a block: ours by 
 
 
 def block_of(names: Names, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
+    """Parts of a block at `path`."""
     return tuple(
         Rule(tuple(path + name for name in theirs), f"blocks.{{i}}.{ours}", _join(len(theirs)))
         if isinstance(theirs, tuple)
@@ -84,7 +85,7 @@ def block_of(names: Names, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
     )
 
 
-def _named(*names: str) -> Names:
+def named(*names: str) -> Names:
     return {name: name for name in names}
 
 
@@ -105,13 +106,14 @@ def _position(name: str) -> Rule:
     return Rule(name, ("absolute_pos_embed.table", *of_token), change, optional=of_token)
 
 
-_NORMS = _named("norm1.*", "norm2.*")
-_MLP = _named("mlp.fc1.*", "mlp.fc2.*")
-_JOINED = {**_NORMS, **_named("attn.qkv.weight", "attn.proj.*")}
-_PLAIN = {**_JOINED, **_named("attn.qkv.bias"), **_MLP}
-_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+NORMS = named("norm1.*", "norm2.*")
+MLP = named("mlp.fc1.*", "mlp.fc2.*")
+ATTENTION = named("attn.qkv.weight", "attn.qkv.bias", "attn.proj.*")
+_JOINED = {**NORMS, **named("attn.qkv.weight", "attn.proj.*")}
+PLAIN = {**NORMS, **ATTENTION, **MLP}
+SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
 
-_DINOV2_BLOCK = {**_PLAIN, **_SCALES, **_named("mlp.w12.*", "mlp.w3.*")}
+_DINOV2_BLOCK = {**PLAIN, **SCALES, **named("mlp.w12.*", "mlp.w3.*")}
 _DINOV2 = (
     *(*PATCH, CLASS_TOKEN, _position("pos_embed"), *same("mask_token", "norm.*"), *block_of(_DINOV2_BLOCK)),
     Rule("register_tokens", "tokens.register_tokens"),
@@ -124,13 +126,13 @@ _TIMM_REGISTERS = Rule("reg_token", "tokens.register_tokens")
 _TIMM_DINOV2 = (
     *(*PATCH, *_HEAD, Rule("cls_token", ("tokens.cls_token", "tokens.cls_position"), _MERGED)),
     *(Rule("pos_embed", "absolute_pos_embed.table", CLASS_POSITION.transform), _TIMM_REGISTERS),
-    *block_of({**_PLAIN, **_SCALES}),
+    *block_of({**PLAIN, **SCALES}),
 )
 
 _DINOV3 = (
     *(*PATCH, CLASS_TOKEN, *same("mask_token", "norm.*", "local_cls_norm.*")),
     *(Rule("storage_tokens", "tokens.register_tokens"), Rule("rope_embed.periods", "rope.periods")),
-    *block_of({**_JOINED, **_MLP, **_SCALES, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
+    *block_of({**_JOINED, **MLP, **SCALES, **_gated("mlp.w1", "mlp.w2", "mlp.w3")}),
     Rule(
         ("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.qkv.bias_mask"),
         "blocks.{i}.attn.qkv.qv_bias",
@@ -142,10 +144,10 @@ _DINOV3 = (
 _EVA = (*PATCH, CLASS_TOKEN, *_HEAD)
 _EVA_BIAS = {("attn.q_bias", "attn.v_bias"): "attn.qkv.qv_bias"}
 _EVA_JOINED = {**_JOINED, **_EVA_BIAS}
-_EVA_APART = {**_NORMS, **_named("attn.proj.*"), **_split_qkv("attn.{}_proj", "weight")}
-_GAMMAS = _named("gamma_1", "gamma_2")
+_EVA_APART = {**NORMS, **named("attn.proj.*"), **_split_qkv("attn.{}_proj", "weight")}
+GAMMAS = named("gamma_1", "gamma_2")
 _EVA_GATED = _gated("mlp.fc1_g", "mlp.fc1_x", "mlp.fc2")
-_TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *block_of({**_EVA_JOINED, **_GAMMAS}))
+_TIMM_DINOV3 = (*_EVA, _TIMM_REGISTERS, *block_of({**_EVA_JOINED, **GAMMAS}))
 _TIMM_EVA02 = (*_EVA, CLASS_POSITION)
 # The detector's copies of the tables of rotary positions are rebuilt.
 TABLES = same(
@@ -160,7 +162,7 @@ _DETECTRON2_EVA02 = (
 # Perception Encoder: timm's names, and its authors'.
 _TIMM_PE = (
     *(patch_bias_optional("patch_embed.proj"), CLASS_TOKEN, CLASS_POSITION, *same("norm_pre.*")),
-    *block_of({**_PLAIN, **_GAMMAS}),
+    *block_of({**PLAIN, **GAMMAS}),
 )
 _VECTOR = Transform(lambda x: x[None, None], lambda x: x[0, 0])  # [C] and [1, 1, C]
 _ROWS = Transform(lambda x: split_position(x[None]), lambda *x: join_position(*x)[0])  # [N, C]
@@ -187,7 +189,7 @@ _DINOV2_OUTSIDE = (
     Rule("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
     _position("embeddings.position_embeddings"),
 )
-_DINOV2_PARTS = {**_NORMS, **_TRANSFORMERS_SCALES, **_MLP}
+_DINOV2_PARTS = {**NORMS, **_TRANSFORMERS_SCALES, **MLP}
 _TRANSFORMERS_DINOV2 = (
     *_DINOV2_OUTSIDE,
     *block_of(
@@ -218,7 +220,7 @@ _TRANSFORMERS_LWDETR = (
     *(Rule("embeddings.projection.*", "patch_embed.proj.*"), _position("embeddings.position_embeddings")),
     *block_of(
         {
-            **{"layernorm_before.*": "norm1.*", "layernorm_after.*": "norm2.*", **_GAMMAS, **_NO_KEY},
+            **{"layernorm_before.*": "norm1.*", "layernorm_after.*": "norm2.*", **GAMMAS, **_NO_KEY},
             **{"intermediate.fc1.*": "mlp.fc1.*", "intermediate.fc2.*": "mlp.fc2.*"},
             **_split_qkv("attention.attention.{}", "weight", names=("query", "key", "value")),
             ("attention.attention.query.bias", "attention.attention.value.bias"): "attn.qkv.qv_bias",
@@ -233,7 +235,7 @@ _TRANSFORMERS_SIGLIP = (
     *(Rule("post_layernorm.*", "norm.*"), Rule("head.*", "attn_pool.*")),
     *block_of(
         {
-            **{"layer_norm1.*": "norm1.*", "layer_norm2.*": "norm2.*", **_MLP},
+            **{"layer_norm1.*": "norm1.*", "layer_norm2.*": "norm2.*", **MLP},
             **_split_qkv("self_attn.{}_proj", "weight", "bias"),
             "self_attn.out_proj.*": "attn.proj.*",
         },
@@ -243,7 +245,7 @@ _TRANSFORMERS_SIGLIP = (
 
 
 # Of attention, norms and scales in a block of transformers' DINOv3, and of an MLP.
-_DINOV3_ATTENTION = {**_NORMS, **_TRANSFORMERS_SCALES, **_NO_KEY}
+_DINOV3_ATTENTION = {**NORMS, **_TRANSFORMERS_SCALES, **_NO_KEY}
 _DINOV3_MLP = {"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}
 DINOV3_LAYERS = {**_DINOV3_ATTENTION, **_DINOV3_MLP}
 _DINOV3_GATED = _gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -274,7 +276,7 @@ _TRANSFORMERS_EOMT = (
     *(Rule("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"), Rule("layernorm.*", "norm.*")),
     *block_of(
         {
-            **{**_NORMS, **_TRANSFORMERS_SCALES, **_MLP, "attention.out_proj.*": "attn.proj.*"},
+            **{**NORMS, **_TRANSFORMERS_SCALES, **MLP, "attention.out_proj.*": "attn.proj.*"},
             **_split_qkv("attention.{}_proj", "weight", "bias"),
             **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},
         },
@@ -288,14 +290,14 @@ SCHEMES = (
     # A file of timm without registers has these names, too.
     Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
     Scheme("dinov3", _DINOV3, r"rope_embed\.periods"),
-    Scheme("timm", (*_TIMM_DINOV3, *block_of(_MLP)), "reg_token"),
+    Scheme("timm", (*_TIMM_DINOV3, *block_of(MLP)), "reg_token"),
     Scheme("timm", (*_TIMM_DINOV3, *block_of(_EVA_GATED)), "reg_token"),
     Scheme("timm", _TIMM_DINOV2, "reg_token", layout=PACKED),
-    Scheme("timm", (*_TIMM_EVA02, *block_of({**_EVA_JOINED, **_MLP, **_GAMMAS})), r".+\.q_bias", layout=PACKED),
+    Scheme("timm", (*_TIMM_EVA02, *block_of({**_EVA_JOINED, **MLP, **GAMMAS})), r".+\.q_bias", layout=PACKED),
     Scheme(
         "timm",
         (
-            *(*_TIMM_EVA02, *block_of({**_EVA_APART, **_EVA_GATED, **_named("mlp.norm.*")})),
+            *(*_TIMM_EVA02, *block_of({**_EVA_APART, **_EVA_GATED, **named("mlp.norm.*")})),
             *block_of({("attn.q_proj.bias", "attn.v_proj.bias"): "attn.qkv.qv_bias"}),
         ),
         r".+\.fc1_g\.weight",

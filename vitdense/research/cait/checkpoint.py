@@ -3,12 +3,12 @@
 from vitdense.checkpoint.rename import Rule, Scheme
 from vitdense.checkpoint.schemes import CLASSIFIER, OUTPUT_NORMS, PRETRAINING, REBUILT, Family, position, same
 from vitdense.models.vit.checkpoint import FAMILY as VIT
-from vitdense.models.vit.checkpoint import block_rules, layer_scale
+from vitdense.models.vit.foundation import GAMMAS, PLAIN, block_of
 
 _TALKING = same(*(f"blocks.{{i}}.attn.proj_{x}.*" for x in "lw"))
 _THEIRS = (
     *(*same("patch_embed.proj.*", "norm.*", "head.*"), *_TALKING),
-    *(*block_rules({}), *layer_scale("gamma_1", "gamma_2"), position()),
+    *(*block_of({**PLAIN, **GAMMAS}), position()),
     *(Rule("cls_token", "class_blocks.cls_token"), Rule("blocks_token_only.{i}.*", "class_blocks.blocks.{i}.*")),
 )
 FAMILY = Family(

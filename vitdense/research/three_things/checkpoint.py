@@ -7,7 +7,8 @@ from dataclasses import replace
 from vitdense.checkpoint.rename import Rule, Scheme
 from vitdense.checkpoint.schemes import Family
 from vitdense.models.vit.checkpoint import FAMILY as VIT
-from vitdense.models.vit.checkpoint import TIMM, block_rules, layer_scale
+from vitdense.models.vit.checkpoint import TIMM
+from vitdense.models.vit.foundation import ATTENTION, MLP, block_of
 
 BRANCHES = range(4)  # of a block, at most
 
@@ -33,12 +34,9 @@ def _branches(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 def _timm(n: int) -> tuple[Rule, ...]:
     """One of timm's parallel attentions and MLPs."""
-    attention, mlp = f"attns.{n}.", f"ffns.{n}."
-    names = {"norm1": f"{attention}norm.*", "norm2": f"{mlp}norm.*"}
-    names |= {name: f"{attention}{name}.*" for name in ("attn.qkv", "attn.proj")}
-    names |= {name: f"{mlp}{name}.*" for name in ("mlp.fc1", "mlp.fc2")}
-    rules = (*block_rules(names), *layer_scale(f"{attention}ls.gamma", f"{mlp}ls.gamma"))
-    return tuple(replace(rule, ours=_branch(rule.ours, n)) for rule in rules)
+    attention = block_of({"norm.*": "norm1.*", **ATTENTION, "ls.gamma": "gamma_1"}, f"blocks.{{i}}.attns.{n}.")
+    mlp = block_of({"norm.*": "norm2.*", **MLP, "ls.gamma": "gamma_2"}, f"blocks.{{i}}.ffns.{n}.")
+    return tuple(replace(rule, ours=_branch(rule.ours, n)) for rule in (*attention, *mlp))
 
 
 _OURS, _OFFICIAL = (next(row for row in VIT.schemes if row.name == name) for name in ("vitdense", "official"))
