@@ -517,26 +517,15 @@ def segments_of(codes: np.ndarray, num_classes: int, num_things: int) -> tuple[n
 
 @dataclass(frozen=True)
 class Bounds:
-    """By how much a program may differ from its model in float32; otherwise nothing is written.
+    """By how much a program may differ from its model in float32; otherwise nothing is written."""
 
-    Attributes:
-        error: Of maps and logits, relative; None: by what the logits mean, `classes`.
-        classes: Share of an image's pixels with the model's class, at least. Where two classes are a hair apart, either
-            is right.
-        score: Of the model's objects that count, more than this.
-        objects: Share of them that must be found as follows.
-        iou: Overlap of a box with the model's, at least.
-        difference: Of scores.
-        mask_iou: Overlap of a mask with the model's, at least.
-    """
-
-    error: float | None
-    classes: float
-    score: float
-    objects: float
-    iou: float
-    difference: float
-    mask_iou: float
+    error: float | None  # of maps and logits, relative; None: by what the logits mean, `classes`
+    classes: float  # share of pixels with the model's class, at least: of two a hair apart, either is right
+    score: float  # of the model's objects that count, more than this
+    objects: float  # share of them that must be found as follows
+    iou: float  # overlap of a box with the model's, at least
+    difference: float  # of scores
+    mask_iou: float  # overlap of a mask with the model's, at least
 
 
 # Half precision and int8 change scores, and thereby what suppression keeps.

@@ -53,15 +53,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Layout:
-    """The part of renaming that needs all keys and shapes, not one key: for example the stage that a block belongs to.
+    """The part of renaming that needs all keys and shapes, not one key, such as the stage of a block."""
 
-    Attributes:
-        forward: Takes a state dict after the rules; returns our name of each of its keys.
-        inverse: Takes a state dict with our names; returns the name that the reversed rules know, for each key.
-    """
-
-    forward: Callable[[Mapping[str, Tensor]], dict[str, str]]
-    inverse: Callable[[Mapping[str, Tensor]], dict[str, str]]
+    forward: Callable[[Mapping[str, Tensor]], dict[str, str]]  # of each key of a state dict after the rules, our name
+    inverse: Callable[[Mapping[str, Tensor]], dict[str, str]]  # of each of our keys, the one for the reversed rules
 
 
 def _as_tuple(x: object) -> tuple:
@@ -194,24 +189,14 @@ def new_names(keys: Iterable[str], rules: tuple[Rule, ...]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A naming scheme, or one form of it: a name may appear twice in a family, as classifier and as dense backbone.
+    """A naming scheme, or one form of it: a name may appear twice in a family, as classifier and as dense backbone."""
 
-    Attributes:
-        name: Project that uses these names.
-        rules: Its rename table.
-        marker: Regular expression that at least one key must match; empty for none. It separates schemes whose keys
-            look alike.
-        prefix: Added to the keys when a backbone alone is written.
-        wrapper: Entry of a torch file for the tensors; None for the top level.
-        layout: Second step, after the rules; None if the rules alone give our names.
-    """
-
-    name: str
-    rules: tuple[Rule, ...]
-    marker: str = ""
-    prefix: str = ""
-    wrapper: str | None = None
-    layout: Layout | None = None
+    name: str  # project that uses these names
+    rules: tuple[Rule, ...]  # its rename table
+    marker: str = ""  # regular expression that a key must match, where schemes look alike; empty for none
+    prefix: str = ""  # added to the keys when a backbone alone is written
+    wrapper: str | None = None  # entry of a torch file for the tensors; None for the top level
+    layout: Layout | None = None  # second step, after the rules; None if the rules alone give our names
 
     def __post_init__(self) -> None:
         """Refuse a bad table: in it or in its reverse a key has two rules, or the sides of a rule have other indices or

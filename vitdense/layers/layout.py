@@ -121,20 +121,12 @@ def _numbers(length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Windows:
-    """The partition of maps of one size into windows; maps are padded right and bottom to whole windows.
+    """The partition of maps of one size into windows; maps are padded right and bottom to whole windows."""
 
-    Attributes:
-        size: Map (h, w) in tokens.
-        window: Window (h, w) in tokens.
-        mask: Added to the logits of the windows after the first `num_plain`: 0 or `MASK_VALUE`, ``[n, images or 1, 1,
-            N, align(N)]``; None without shift.
-        num_plain: Windows before the windows with a mask.
-    """
-
-    size: tuple[int, int]
-    window: tuple[int, int]
-    mask: Tensor | None = None
-    num_plain: int = 0
+    size: tuple[int, int]  # map (h, w) in tokens
+    window: tuple[int, int]  # window (h, w) in tokens
+    mask: Tensor | None = None  # for logits: 0 or `MASK_VALUE`, [n, images or 1, 1, N, align(N)]; None: no shift
+    num_plain: int = 0  # windows before the n with a mask
 
     @property
     def tokens(self) -> int:

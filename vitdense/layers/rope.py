@@ -46,17 +46,11 @@ AUGMENTATIONS = ("shift", "jitter", "rescale")
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotation of the tokens of a map, or of windows.
+    """The rotation of the tokens of a map, or of windows."""
 
-    Attributes:
-        cos: ``[nW, n, 1, 1, d]`` for nW windows that differ; 1 where all windows, or maps, are the same.
-        sin: Likewise, with the sign of the channel that it is multiplied with.
-        neighbours: See `RopeSpec`.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    neighbours: bool
+    cos: Tensor  # [nW, n, 1, 1, d] for nW windows that differ; 1 where all windows, or maps, are the same
+    sin: Tensor  # likewise, with the sign of the channel that it is multiplied with
+    neighbours: bool  # see `RopeSpec`
 
     def rotate(self, x: Tensor) -> Tensor:
         """Queries and keys ``[B, n, 2, heads, d]`` to the same, rotated."""

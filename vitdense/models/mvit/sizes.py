@@ -9,27 +9,17 @@ from vitdense.models.registry import Model, check_heads, check_sizes
 
 @dataclass(frozen=True)
 class MViTArch:
-    """Sizes of an MViT: channels and heads of the first stage (both double per stage), blocks per stage.
-
-    Attributes:
-        growth: Which branch changes the width: ``'attention'`` of a stage's first block, or ``'mlp'`` of the last block
-            of the stage before.
-        pool: ``'conv'`` (depthwise, with a norm) or ``'max'``.
-        pool_all_queries: Whether queries have that convolution in every block, or only in blocks that shrink the map.
-        relative_position: Decomposed relative positions.
-        absolute_position: An absolute position embedding after the patch embedding.
-        residual_pooling: Whether the pooled queries are added to the attention's result.
-    """
+    """Sizes of an MViT: channels and heads of the first stage (both double per stage), blocks per stage."""
 
     embed_dims: int
     depths: tuple[int, ...]
     num_heads: int
-    growth: str = "attention"
-    pool: str = "conv"
-    pool_all_queries: bool = True
-    relative_position: bool = True
-    absolute_position: bool = False
-    residual_pooling: bool = True
+    growth: str = "attention"  # of the width, by a stage's first attention, or by the last 'mlp' before it
+    pool: str = "conv"  # 'conv' (depthwise, with a norm) or 'max'
+    pool_all_queries: bool = True  # whether queries have that convolution in every block, or only where the map shrinks
+    relative_position: bool = True  # decomposed relative positions
+    absolute_position: bool = False  # an absolute position embedding after the patch embedding
+    residual_pooling: bool = True  # whether the pooled queries are added to the attention's result
 
     def __post_init__(self) -> None:
         check_sizes(self.embed_dims, self.depths)

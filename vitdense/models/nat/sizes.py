@@ -8,15 +8,10 @@ from vitdense.models.swin.sizes import SwinArch
 
 @dataclass(frozen=True)
 class NATArch(SwinArch):
-    """Sizes of a NAT: the fields of a Swin, and two more.
+    """Sizes of a NAT: the fields of a Swin, and two more."""
 
-    Attributes:
-        mlp_ratio: Hidden width of the MLPs over their input.
-        layer_scale: Initial value of a learned factor per channel on every residual branch; None for no factors.
-    """
-
-    mlp_ratio: float
-    layer_scale: float | None = None
+    mlp_ratio: float  # hidden width of the MLPs over their input
+    layer_scale: float | None = None  # at first, a learned factor per channel on each residual branch; None: no factors
 
 
 # NAT Table 1 and the authors' code.

@@ -7,17 +7,11 @@ from vitdense.models.registry import Model, check_sizes
 
 @dataclass(frozen=True)
 class ResNetArch:
-    """Sizes of a ResNet.
+    """Sizes of a ResNet."""
 
-    Attributes:
-        embed_dims: Width of the stem and of the 3x3 convolutions of the first stage; it doubles per stage.
-        depths: Blocks per stage.
-        bottleneck: Whether blocks are bottlenecks, whose output is four times as wide, or have two 3x3 convolutions.
-    """
-
-    embed_dims: int
-    depths: tuple[int, ...]
-    bottleneck: bool = True
+    embed_dims: int  # width of the stem and of the 3x3 convolutions of the first stage; it doubles per stage
+    depths: tuple[int, ...]  # blocks per stage
+    bottleneck: bool = True  # bottlenecks, whose output is four times as wide, or blocks of two 3x3 convolutions
 
     def __post_init__(self) -> None:
         check_sizes(self.embed_dims, self.depths)

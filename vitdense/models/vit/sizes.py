@@ -10,49 +10,27 @@ from vitdense.models.registry import CLIP, HALF, IMAGENET, SATELLITE, Model, che
 
 @dataclass(frozen=True)
 class ViTArch:
-    """Sizes of a plain ViT, the same in every block.
+    """Sizes of a plain ViT, the same in every block."""
 
-    Attributes:
-        embed_dims: Channels.
-        depth: Blocks.
-        num_heads: Attention heads.
-        patch_size: Patch side and stride in pixels.
-        distilled: Whether there is a distillation token in addition to the class token (DeiT section 4).
-        token_position: Whether these tokens have position embeddings.
-        layer_scale: Initial value of a learned factor per channel on every residual branch; None for no factors.
-        constant_drop_path: Whether all blocks have the same stochastic depth; otherwise it is linear from 0.
-        class_token: Whether there is a class token.
-        registers: Register tokens after the class token, without positions (Darcet et al., ICLR 2024).
-        norm_eps: Epsilon of every LayerNorm.
-        absolute_position: Whether there are learned positions of the patches.
-        position_rule: How a table of positions is resized to a map: see `layers.position`.
-        rope: Rotary positions, one of `vitdense.layers.rope.ROPES`; None for none.
-        qkv_bias: Which of queries, keys and values have a bias: ``'all'``, ``'no_key'`` or ``'none'``.
-        ffn: ``'mlp'``, with ``'mlp_tanh'`` approximate GELU, ``'swiglu'``, or with a norm inside ``'swiglu_norm'``.
-        ffn_dims: Its hidden channels; None for `mlp_ratio` times `embed_dims`.
-        pre_norm: Whether the tokens have a norm before the first block.
-        taps: Blocks whose maps the authors use; None for the last of every quarter.
-    """
-
-    embed_dims: int
-    depth: int
-    num_heads: int
-    patch_size: int = 16
-    distilled: bool = False
-    token_position: bool = True
-    layer_scale: float | None = None
-    constant_drop_path: bool = False
-    class_token: bool = True
-    registers: int = 0
-    norm_eps: float = 1e-6
-    absolute_position: bool = True
-    position_rule: str = "bicubic"
-    rope: str | None = None
-    qkv_bias: str = "all"
-    ffn: str = "mlp"
-    ffn_dims: int | None = None
-    pre_norm: bool = False
-    taps: tuple[int, ...] | None = None
+    embed_dims: int  # channels
+    depth: int  # blocks
+    num_heads: int  # attention heads
+    patch_size: int = 16  # patch side and stride in pixels
+    distilled: bool = False  # whether there is a distillation token in addition to the class token (DeiT section 4)
+    token_position: bool = True  # whether these tokens have position embeddings
+    layer_scale: float | None = None  # at first, a learned factor per channel on each residual branch; None: no factors
+    constant_drop_path: bool = False  # whether all blocks have the same stochastic depth; otherwise it is linear from 0
+    class_token: bool = True  # whether there is a class token
+    registers: int = 0  # register tokens after the class token, without positions (Darcet et al., ICLR 2024)
+    norm_eps: float = 1e-6  # epsilon of every LayerNorm
+    absolute_position: bool = True  # whether there are learned positions of the patches
+    position_rule: str = "bicubic"  # how a table of positions is resized to a map: see `layers.position`
+    rope: str | None = None  # rotary positions, one of `vitdense.layers.rope.ROPES`; None for none
+    qkv_bias: str = "all"  # which of queries, keys and values have a bias: 'all', 'no_key' or 'none'
+    ffn: str = "mlp"  # 'mlp', with 'mlp_tanh' approximate GELU, 'swiglu', or with a norm inside 'swiglu_norm'
+    ffn_dims: int | None = None  # its hidden channels; None for `mlp_ratio` times `embed_dims`
+    pre_norm: bool = False  # whether the tokens have a norm before the first block
+    taps: tuple[int, ...] | None = None  # blocks whose maps the authors use; None for the last of every quarter
 
     def __post_init__(self) -> None:
         if (self.distilled or self.registers) and not self.class_token:

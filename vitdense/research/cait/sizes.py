@@ -8,16 +8,12 @@ from vitdense.models.vit.sizes import ViTArch, timm_vit
 
 @dataclass(frozen=True)
 class CaiTArch(ViTArch):
-    """Sizes of a CaiT: the fields of `ViTArch`, with other defaults, and one more.
-
-    Attributes:
-        class_blocks: Blocks of class attention after the others, which have no class token.
-    """
+    """Sizes of a CaiT: the fields of `ViTArch`, with other defaults, and one more."""
 
     class_token: bool = False
     layer_scale: float = 1e-5
     constant_drop_path: bool = True
-    class_blocks: int = 2
+    class_blocks: int = 2  # blocks of class attention after the others, which have no class token
 
 
 CAIT = {  # Table 3, as far as released

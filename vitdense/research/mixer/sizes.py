@@ -9,23 +9,14 @@ from vitdense.models.registry import HALF, IMAGENET, UNIT, Model, check_positive
 
 @dataclass(frozen=True)
 class MixerArch:
-    """Sizes of an isotropic mixer, the same in every block.
+    """Sizes of an isotropic mixer, the same in every block."""
 
-    Attributes:
-        embed_dims: Channels.
-        depth: Blocks.
-        patch_size: Patch side and stride in pixels.
-        block: ``'mixer'``, ``'resmlp'`` or ``'gmlp'``.
-        mlp_ratio: Hidden width of the channel MLPs over `embed_dims`. (That of Mixer's token MLPs is 0.5.)
-        layer_scale: Initial value of a learned factor per channel on every residual branch; ResMLP's alone.
-    """
-
-    embed_dims: int
-    depth: int
-    patch_size: int = 16
-    block: str = "mixer"
-    mlp_ratio: float = 4.0
-    layer_scale: float | None = None
+    embed_dims: int  # channels
+    depth: int  # blocks
+    patch_size: int = 16  # patch side and stride in pixels
+    block: str = "mixer"  # 'mixer', 'resmlp' or 'gmlp'
+    mlp_ratio: float = 4.0  # hidden width of the channel MLPs over `embed_dims`. (That of Mixer's token MLPs is 0.5.)
+    layer_scale: float | None = None  # at first, a learned factor per channel on each residual branch; ResMLP's alone
 
     def __post_init__(self) -> None:
         check_positive(self, "embed_dims", "depth", "patch_size")

@@ -9,17 +9,11 @@ from vitdense.models.resnet.sizes import ResNetArch
 
 @dataclass(frozen=True)
 class SASAArch(ResNetArch):
-    """Sizes of a ResNet of bottlenecks with local self-attention.
+    """Sizes of a ResNet of bottlenecks with local self-attention."""
 
-    Attributes:
-        local_stages: Stages, counted from 0, whose bottlenecks have attention in place of the 3x3 convolution.
-        kernel: Side of its neighbourhood.
-        num_heads: Its heads.
-    """
-
-    local_stages: tuple[int, ...] = (0, 1, 2, 3)
-    kernel: int = 7
-    num_heads: int = 8
+    local_stages: tuple[int, ...] = (0, 1, 2, 3)  # from 0, whose bottlenecks have attention for the 3x3 convolution
+    kernel: int = 7  # side of its neighbourhood
+    num_heads: int = 8  # its heads
 
     def __post_init__(self) -> None:
         super().__post_init__()
