@@ -212,11 +212,7 @@ class Program:
         return self.read(self.run(self.batch(image)), image.shape[:2], score_thr)
 
     def batch(self, image: np.ndarray) -> np.ndarray:
-        """A photo, see `__call__`, as the file takes it.
-
-        Raises:
-            ValueError: It has no pixel after its resize.
-        """
+        """A photo, see `__call__`, as the file takes it. One that has no pixel after its resize is a ValueError."""
         size = image.shape[:2]
         seen = fitted(size, self.about["resize"])  # (h, w)
         if not min(seen):

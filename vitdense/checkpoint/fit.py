@@ -132,14 +132,8 @@ def same_kind(a: Tensor, b: Tensor) -> bool:
 
 
 def fresh_pattern(keys: Collection[str], others: Collection[str]) -> str | None:
-    """A short regular expression that fully matches `keys` and none of `others`.
-
-    Args:
-        keys: Names of parameters, such as ``roi_head.bbox_head.0.fc_cls.weight``.
-        others: Names of all other parameters.
-
-    Returns:
-        The shortest of a few forms, such as ``roi_head\\..*(fc_cls|fc_reg)\\..*``; None if it is long.
+    """A short regular expression that fully matches `keys`, names of parameters, and none of `others`: the shortest of
+    a few forms, such as ``roi_head\\..*(fc_cls|fc_reg)\\..*``; None if it is long.
     """
 
     def is_exact(pattern: str) -> bool:

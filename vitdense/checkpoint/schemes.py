@@ -109,11 +109,8 @@ def patch_bias_optional(theirs: str) -> Rule:
 
 
 def square(axis: int, what: str) -> Transform:
-    """Between a flat table of a square grid and ours, which has an axis for the height and one for the width.
-
-    Args:
-        axis: The flat axis, followed by the channels.
-        what: Name of the table, for error messages.
+    """Between a flat table of a square grid and ours, which has an axis for the height and one for the width. The flat
+    `axis` is followed by the channels; messages say `what` the table is.
     """
 
     def unflatten(x: Tensor) -> Tensor:

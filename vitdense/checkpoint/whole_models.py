@@ -88,10 +88,8 @@ def trained_classes(checkpoint: Mapping) -> dict[int, str]:
 
 
 def with_named_outputs(state: Mapping[str, Tensor], names: Mapping[int, str]) -> tuple[dict[str, Tensor], str]:
-    """The state dict of an RF-DETR without outputs that have no name, and a sentence on its outputs.
-
-    Raises:
-        CheckpointMismatchError: There are more names than outputs.
+    """The state dict of an RF-DETR without outputs that have no name, and a sentence on its outputs. More names than
+    outputs are a `CheckpointMismatchError`.
     """
     outputs = next((len(value) for key, value in state.items() if re.fullmatch(CLASSES, key)), 0)
     if not names or not outputs or (names.get(0), [*names.values()][-1], len(names), outputs) == COCO:

@@ -66,13 +66,9 @@ def _sides(size: tuple[int, int], like: Tensor) -> Tensor:
 
 
 def suppress(found: Found, groups: int, iou_threshold: float, number: int) -> Found:
-    """Non-maximum suppression among the boxes of a label, and of those left the best.
-
-    Args:
-        found: Boxes without an object have a score below 0.
-        groups: Number of labels.
-        iou_threshold: A box that overlaps one of a higher score by more is dropped.
-        number: Of boxes of an image that are kept.
+    """Non-maximum suppression among the boxes of a label, of which there are `groups`, and of those left the best,
+    `number` for an image. Boxes without an object have a score below 0; one that overlaps a box of a higher score by
+    more than `iou_threshold` is dropped.
     """
     boxes, scores, labels = found
     batch, count = scores.shape

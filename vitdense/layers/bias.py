@@ -94,11 +94,8 @@ class DecomposedBias(nn.Module):
     """Relative positions as a sum over the axes of products with the query (MViTv2 section 3.1, equation 5).
 
     The bias of query (y, x) and key (v, u) is ``q . rel_pos_h[y, v] + q . rel_pos_w[x, u]``. The two terms are returned
-    as two tensors: their sum over all pairs is as large as the attention matrix.
-
-    Args:
-        size: Sides (h, w) of the larger of the query and key grids in pretraining, in tokens.
-        dim: Channels of a head.
+    as two tensors: their sum over all pairs is as large as the attention matrix. `size` (h, w) is that of the larger of
+    the query and key grids in pretraining, in tokens; `dim` are the channels of a head.
     """
 
     def __init__(self, size: tuple[int, int], dim: int) -> None:

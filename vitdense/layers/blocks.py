@@ -119,8 +119,6 @@ class Mlp(nn.Module):
     what the GELU keeps anyway, except on a CPU.
 
     Args:
-        dim: Channels of the input.
-        hidden_dim: Channels between the layers.
         out_dim: Channels of the result; `dim` when None.
         approximate: Of the GELU: ``'none'`` or ``'tanh'``, as in torch.
     """
@@ -158,8 +156,6 @@ class SwiGLU(nn.Module):
     """Gated MLP: ``w3(norm(silu(a) * b))``, where a and b are the halves of ``w12(x)`` (Shazeer, 2020).
 
     Args:
-        dim: Channels of the input and of the result.
-        hidden_dim: Channels between the layers.
         norm: Makes the norm of the product from its channels (sub-LN, EVA-02 section 2.1); None for no norm.
     """
 
@@ -211,8 +207,6 @@ class PatchEmbed(nn.Module):
     """Non-overlapping patches by a strided convolution, then a norm (Swin section 3.1).
 
     Args:
-        in_channels: Image channels.
-        dim: Channels of the result.
         patch_size: Side of a patch in pixels.
         norm: Makes the norm of the tokens from their channels; None for no norm.
     """

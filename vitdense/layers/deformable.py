@@ -120,9 +120,6 @@ class DeformableAttention(nn.Module):
         num_heads: Heads; they divide the channels.
         num_levels: Maps that are sampled.
         ratio: Channels of the projected values over `dim`.
-
-    Raises:
-        ValueError: The heads do not divide the channels.
     """
 
     def __init__(self, dim: int, num_heads: int, num_levels: int, ratio: float = 1.0) -> None:

@@ -58,14 +58,8 @@ def _add_update(layer: nn.Linear, args: tuple[Any, ...], out: Tensor) -> Tensor:
 
 
 def add_lora(modules: Iterable[tuple[str, nn.Module]], config: LoRA) -> None:
-    """Add an update to every linear layer of `config.targets`.
-
-    Args:
-        modules: Names and modules of the parts of a model that train.
-        config: Rank, scale and layers.
-
-    Raises:
-        ValueError: A rank below 1, or a target that is no linear layer of attention or MLPs.
+    """Add an update to every linear layer of `config.targets`, of the parts of a model that train, `modules` by name. A
+    rank below 1, or a target that is no linear layer of attention or MLPs, is refused.
     """
     if config.rank < 1:
         raise OptionError(f"finetune: got rank={config.rank} for LoRA, expected at least 1")
@@ -88,9 +82,6 @@ def merge_lora(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict with every update added to its weight (section 4.1).
 
     The sum is rounded once to the dtype of the weight. Other tensors are the same objects.
-
-    Raises:
-        KeyError: A part of an update or its weight is missing.
     """
     merged = {key: value for key, value in state.items() if ".lora." not in key}
     for key in (key.removesuffix("lora.A") for key in state if key.endswith(".lora.A")):

@@ -16,12 +16,8 @@ POSITION_RULES = ("bicubic", "dinov2", "antialias", "bilinear")
 
 
 class AbsolutePosition(nn.Module):
-    """Learned position embedding of the pretraining grid, resized to the map it is added to.
-
-    Args:
-        grid: Pretraining grid (h, w) in tokens.
-        dim: Channels.
-        rule: One of `POSITION_RULES`.
+    """Learned position embedding of the pretraining grid (h, w) in tokens, resized to the map it is added to by one of
+    `POSITION_RULES`.
     """
 
     def __init__(self, grid: tuple[int, int], dim: int, rule: str = "bicubic") -> None:
@@ -65,12 +61,10 @@ def _added_size(x: Tensor, grid: Sequence[int]) -> float | Tensor:
 def _resize_weights(
     length: int, old: int, rule: str, added: float | Tensor, wide: torch.dtype, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The resize of the rows, or columns, of a grid by a rule other than ``'bicubic'``, in the dtype `wide`.
+    """The resize ``[length, old]`` of the rows, or columns, of a grid by a rule other than ``'bicubic'``, in the dtype
+    `wide`.
 
     Nothing asks for the value of a size, so that one exported program serves all.
-
-    Returns:
-        ``[length, old]``.
     """
     place = torch.arange(length, device=device, dtype=wide)  # [length]
     weights = {"dinov2": _bicubic_weights, "antialias": _antialias_weights, "bilinear": _bilinear_weights}[rule]
@@ -128,13 +122,7 @@ def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = N
 class ExtraTokens(nn.Module):
     """The class token of a ViT, and the distillation token of a DeiT (section 4), prepended to the tokens of the map.
 
-    Registers (Darcet et al., ICLR 2024) come after them and have no positions.
-
-    Args:
-        dim: Channels.
-        distilled: Whether there is a distillation token.
-        position: Whether the tokens have position embeddings (all but DeiT III).
-        registers: Register tokens.
+    In all but DeiT III they have a `position`. Registers (Darcet et al., ICLR 2024) come after them and have none.
     """
 
     def __init__(self, dim: int, distilled: bool, position: bool, registers: int = 0) -> None:

@@ -37,16 +37,7 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tensor:
-    """Resize a map of features.
-
-    Args:
-        x: ``[B, h, w, C]``.
-        size: New grid (H, W).
-        rule: See above.
-
-    Returns:
-        ``[B, H, W, C]``.
-    """
+    """Resize a map of features ``[B, h, w, C]`` to a grid (H, W), ``[B, H, W, C]``, by one of the rules above."""
     check_choice("resize", rule, RULES)
     if not is_resized(x.shape[1:3], size):
         return x
@@ -56,15 +47,9 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
 
 
 def resize_patch(weight: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize the convolution of a patch embedding, so that resized patches give what the old ones gave (FlexiViT,
-    section 3.4): by the pseudo-inverse of the bicubic resize with antialias.
-
-    Args:
-        weight: ``[D, C, h, w]``.
-        size: New patch (H, W) in pixels.
-
-    Returns:
-        ``[D, C, H, W]``.
+    """Resize the convolution of a patch embedding, ``[D, C, h, w]``, to patches of (H, W) pixels, ``[D, C, H, W]``, so
+    that resized patches give what the old ones gave (FlexiViT, section 3.4): by the pseudo-inverse of the bicubic
+    resize with antialias.
     """
     wide = weight.to(wide_dtype(weight))
 
@@ -77,16 +62,10 @@ def resize_patch(weight: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, int]) -> Tensor:
-    """A map read bilinearly at the pixels of a map of another stride, which covers the same image.
+    """A map ``[B, C, h, w]`` read bilinearly at the pixels of a map of another stride, which covers the same image:
+    ``[B, C, *size]``.
 
     Strides are in pixels, and need not divide each other. Outside of `x`, its border goes on.
-
-    Args:
-        x: ``[B, C, h, w]``.
-        size: New grid (H, W).
-
-    Returns:
-        ``[B, C, H, W]``.
     """
     step = math.lcm(stride, new_stride) // stride
     h, w = ((n + step - 1) // step * step for n in x.shape[2:])  # whole positions of both strides
@@ -157,14 +136,8 @@ def bicubic_weights(old: int, new: int, device: torch.device | None = None, dtyp
 
 
 def resize_relative_position(table: Tensor, length: int) -> Tensor:
-    """Linear resize of one axis of a decomposed relative position table, as the MViTv2 authors do at run time.
-
-    Args:
-        table: ``[L, d]``.
-        length: Rows wanted.
-
-    Returns:
-        ``[length, d]``.
+    """Linear resize of one axis of a decomposed relative position table, as the MViTv2 authors do at run time:
+    ``[L, d]`` to ``[length, d]``.
     """
     if not is_resized(table.shape[:1], (length,)):
         return table

@@ -124,12 +124,8 @@ class Rope(FormulaBuffers):
             self.values = tuple(self.periods.tolist())
 
     def forward(self, x: Tensor, window: tuple[int, int] | None, num_extra: int) -> Rotation:
-        """The rotation for a block.
-
-        Args:
-            x: Map ``[B, h, w, C]``; its size, device and dtype count.
-            window: Of the block, (h, w) in tokens; None for global attention.
-            num_extra: Tokens before the map, which are not rotated.
+        """The rotation for a block with a window of (h, w) tokens, or None, of a map ``[B, h, w, C]``, whose size,
+        device and dtype count. `num_extra` tokens before the map are not rotated.
         """
         size = x.shape[1], x.shape[2]
         # Windows of a map differ; their padding goes on as the map does.
@@ -169,10 +165,8 @@ def _turns(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Cosine and signed sine of the angles of the first `length` tokens of an axis of `size`.
-
-    Returns:
-        ``[2, length, 1, d/2]`` where neighbours are pairs, otherwise ``[2, length, 2, d/4]``.
+    """Cosine and signed sine of the angles of the first `length` tokens of an axis of `size`: ``[2, length, 1, d/2]``
+    where neighbours are pairs, otherwise ``[2, length, 2, d/4]``.
     """
     at = POSITIONS[spec.position](torch.arange(length, device=device, dtype=torch.float32), size)  # [length]
     if change is not None:

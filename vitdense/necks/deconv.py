@@ -95,9 +95,6 @@ class DeconvPyramid(Module):
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Maps ``[B, D, h, w]``, one or four, to ``[B, C_i, h_i, w_i]`` of sizes 4, 2, 1 and 1/2 (rounded up) times
         the input's.
-
-        Raises:
-            ValueError: Another number of maps, or of channels.
         """
         if len(maps) != self.num_maps:
             raise OptionError(
@@ -120,25 +117,17 @@ class DeconvPyramid(Module):
 
 
 class MaxPool(nn.Module):
-    """Max pooling without overlap, rounded up.
-
-    Args:
-        stride: Side of a window in pixels.
-    """
-
-    def __init__(self, stride: int) -> None:
-        super().__init__()
-        self.stride = stride
+    """Max pooling by 2, rounded up."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, C, H, W]`` to ``[B, C, ceil(H / stride), ceil(W / stride)]``."""
-        return max_pool(x, self.stride, self.stride)  # [B, C, h, w]
+        """``[B, C, H, W]`` to ``[B, C, ceil(H / 2), ceil(W / 2)]``."""
+        return max_pool(x, 2, 2)  # [B, C, h, w]
 
 
 def _level(dim: int, step: int, design: Design) -> nn.Module:
     """The layers of one level; see `STEPS`."""
     if step < 0:
-        return MaxPool(2**-step)
+        return MaxPool()
     layers: list[nn.Module] = []
     for n in range(step):
         width = int(dim * design.width)

@@ -47,17 +47,12 @@ class BlockSpec:
 
 
 def plan(arch: MViTArch, window: str, grid: tuple[int, int], drop_path_rate: float) -> list[BlockSpec]:
-    """Every block of an MViT in order.
+    """Every block of an MViT in order, for one of `WINDOWS` and the pretraining grid (h, w) after the patch embedding
+    in tokens.
 
     With hybrid windows the last block of every stage but the first is global, and pools its keys and values twice as
-    far, except in the last stage (section 3.3 and the authors' detection code). A window is the pretraining grid of
-    the block's input, so that it is smaller after a stage's first block.
-
-    Args:
-        arch: Sizes.
-        window: One of `WINDOWS`.
-        grid: Pretraining grid (h, w) after the patch embedding in tokens.
-        drop_path_rate: Of the last block; linear from 0.
+    far, except in the last stage (section 3.3 and the authors' detection code). A window is the pretraining grid of the
+    block's input, so that it is smaller after a stage's first block.
     """
     last = len(arch.depths) - 1
     specs = []

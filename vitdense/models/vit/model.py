@@ -58,13 +58,10 @@ def plan(
     """Every block of a ViT in order.
 
     Args:
-        arch: Sizes.
         window: Of all blocks but `global_indices`; None for global attention everywhere.
-        global_indices: Blocks without windows.
         table: Grid of the relative positions of blocks without windows (the others have the grid of their window); None
             for no relative positions.
         drop_path_rate: Of the last block, linear from 0, or of all (`ViTArch.constant_drop_path`).
-        pads_qkv: See `BlockSpec`.
     """
     windows = [None if i in global_indices else window for i in range(arch.depth)]
     rates = drop_path_rates(drop_path_rate, arch.depth)
@@ -322,14 +319,10 @@ class ViT(Backbone):
         return tuple(outs)
 
     def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
-        """A forward pass in steps, for a model that does something between blocks.
+        """A forward pass of patches ``[B, h, w, C]`` in steps, for a model that does something between blocks.
 
-        Args:
-            x: Patches ``[B, h, w, C]``.
-
-        Returns:
-            Tokens ``[B, E + h*w, C]`` before the first block, E extra ones first; the map (h, w); every block up to
-            the last output as a function from tokens to tokens.
+        Returns tokens ``[B, E + h*w, C]`` before the first block, E extra ones first; the map (h, w); every block up to
+        the last output as a function from tokens to tokens.
         """
         x = self.absolute_pos_embed(x)  # [B, h, w, C]
         size, with_cp = (x.shape[1], x.shape[2]), self.with_cp and self.training
@@ -385,10 +378,8 @@ class ViT(Backbone):
     def forward_tokens(self, x: Tensor) -> Tensor:
         """Some of the patches, positions added, ``[B, n, C]``, through all blocks: MAE's encoder drops the others.
 
-        Only for a ViT with a class token: windows, relative and rotary positions need the whole map.
-
-        Returns:
-            ``[B, E + n, C]`` after the norm of the last output; the E extra tokens come first.
+        Only for a ViT with a class token: windows, relative and rotary positions need the whole map. ``[B, E + n, C]``
+        after the norm of the last output; the E extra tokens come first.
         """
         x = self.prepare_tokens(x)  # [B, E + n, C]
         for block in self.blocks:

@@ -143,13 +143,8 @@ def word_features(teacher: Teacher, images: Tensor, grid: tuple[int, int]) -> Te
 
 
 def find_words(teacher: Teacher, batches: Sequence[Tensor], grid: tuple[int, int], words: int) -> Tensor:
-    """Centres of a teacher's features, by k-means: ``[words, C]``.
-
-    Args:
-        teacher: Its model is a backbone.
-        batches: Images ``[B, 3, H, W]`` with values in [0, 1].
-        grid: Patches (h, w) of every image.
-        words: Number of centres.
+    """Centres of a teacher's features, by k-means: ``[words, C]``. The teacher's model is a backbone, `batches` are
+    images ``[B, 3, H, W]`` with values in [0, 1] and a `grid` (h, w) of patches each.
     """
     from scipy.cluster.vq import kmeans2  # not a dependency of mmengine
 

@@ -115,9 +115,6 @@ class BiFPN(Module):
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Maps ``[B, C_i, h_i, w_i]``, each half as large as the one before, rounded up, to ``[B, out_channels, h_i,
         w_i]``.
-
-        Raises:
-            ValueError: Another number of maps, or of channels.
         """
         if tuple(x.shape[1] for x in maps) != self.in_channels:
             raise OptionError(

@@ -293,14 +293,11 @@ class RepPointsV2Head(BaseDenseHead):
         cfg: Mapping | None = None,
         rescale: bool = False,
     ) -> list[InstanceData]:
-        """Boxes, scores and labels of every image after NMS.
+        """Boxes, scores and labels of every image after NMS; `cfg` replaces `test_cfg`.
 
         As the authors, and unlike mmdet's other heads: the best points of a level keep all their classes. Except on the
         finest level, corners move to those that the heatmap of a finer level has found. Points may come in the wrong
         order: boxes without width or height are dropped, as in mmdet's other heads.
-
-        Args:
-            cfg: Replaces `test_cfg`.
         """
         cfg = cfg or self.test_cfg
         cls_scores, _, pts_refine, hm_scores, hm_offsets, _ = outs

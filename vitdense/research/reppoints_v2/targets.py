@@ -109,11 +109,8 @@ def _nearest(distances: Tensor, counts: Sequence[int], k: int) -> Tensor:
 
 
 def _claim(index: Tensor, costs: Tensor, num_points: int) -> Tensor:
-    """Assignment [num_points] where several boxes may claim a point: that of the lowest cost wins, or the first.
-
-    Args:
-        index: Points that a box claims [K, G], different ones in a column.
-        costs: [K, G], infinite for no claim.
+    """Assignment [num_points] where several boxes may claim a point: the lowest cost wins, or the first. A column of
+    `index` [K, G] has the different points that a box claims, `costs` [K, G] are infinite for no claim.
     """
     table = costs.new_full((num_points, 1 + costs.shape[1]), INFINITY)
     table[:, 1:].scatter_(0, index, costs)

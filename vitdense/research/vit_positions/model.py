@@ -16,10 +16,6 @@ class AxialPosition(nn.Module):
     """Learned embeddings of column and row, each of half the channels, concatenated (ViT appendix D.4, "2-D").
 
     Each is resized bicubically to the map, along its axis.
-
-    Args:
-        grid: Pretraining grid (h, w) in tokens.
-        dim: Channels, an even number.
     """
 
     def __init__(self, grid: tuple[int, int], dim: int) -> None:
