@@ -17,22 +17,13 @@ Size = tuple[int, int]
 
 
 class AttentionCost(NamedTuple):
-    """What the blocks of a plain ViT with global attention cost for one image, the class token left out.
+    """What the blocks of a plain ViT with global attention cost for one image, the class token left out."""
 
-    Attributes:
-        tokens: Patches of the image, N.
-        pairs: Of tokens, N^2: numbers in the attention matrix of one head.
-        linear: MACs of linear layers in all blocks.
-        pair: MACs of products of queries, keys and values in all blocks.
-        matrices: Bytes of the attention matrices of all layers in float32. This is a property of the formula: fused
-            attention keeps no matrix.
-    """
-
-    tokens: int
-    pairs: int
-    linear: int
-    pair: int
-    matrices: int
+    tokens: int  # patches of the image, N
+    pairs: int  # of tokens, N^2: numbers in the attention matrix of one head
+    linear: int  # MACs of linear layers in all blocks
+    pair: int  # MACs of products of queries, keys and values in all blocks
+    matrices: int  # bytes of those of all layers in float32: of the formula; fused attention keeps no matrix
 
 
 Costs = dict[tuple[int, Size], AttentionCost]  # by patch and image size

@@ -65,19 +65,12 @@ FILLS = {
 
 @dataclass(frozen=True)
 class Device:
-    """What a roofline needs of a GPU.
+    """What a roofline needs of a GPU."""
 
-    Attributes:
-        flops: Peak of dense matrix products in bfloat16, in FLOP/s.
-        bandwidth: Bandwidth of the memory, in bytes/s.
-        source: Where both figures are from.
-        launch: Seconds of a kernel launch in eager mode. An order of magnitude: the host decides it.
-    """
-
-    flops: float
-    bandwidth: float
-    source: str
-    launch: float = 4e-6
+    flops: float  # peak of dense matrix products in bfloat16, in FLOP/s
+    bandwidth: float  # bandwidth of the memory, in bytes/s
+    source: str  # where both figures are from
+    launch: float = 4e-6  # seconds of a kernel launch in eager mode. An order of magnitude: the host decides it
 
 
 # A measured peak is below that of a data sheet: compare models on one device, not devices.
@@ -92,21 +85,13 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of what ran inside a `CostCounter`.
+    """Cost of what ran inside a `CostCounter`."""
 
-    Attributes:
-        calls: Kernel launches by name. Names are ATen's, and ``attention`` and ``attention_backward``.
-        bytes_of: Bytes that they move, by the same names.
-        flops: FLOPs, two per multiply-add.
-        kept: Bytes that autograd keeps for the backward pass.
-        casts: Kernels that only change the dtype of a floating-point tensor.
-    """
-
-    calls: Mapping[str, int]
-    bytes_of: Mapping[str, int]
-    flops: int
-    kept: int
-    casts: int
+    calls: Mapping[str, int]  # kernel launches by name. Names are ATen's, and attention and attention_backward
+    bytes_of: Mapping[str, int]  # bytes that they move, by the same names
+    flops: int  # FLOPs, two per multiply-add
+    kept: int  # bytes that autograd keeps for the backward pass
+    casts: int  # kernels that only change the dtype of a floating-point tensor
 
     @property
     def kernels(self) -> int:
@@ -274,15 +259,10 @@ def _storage_bytes(t: Tensor) -> int:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Costs of a model for one batch.
+    """Costs of a model for one batch."""
 
-    Attributes:
-        forward: A forward pass in eval mode without gradients.
-        train: Forward and backward pass in train mode, added to gradients that are there.
-    """
-
-    forward: Cost
-    train: Cost
+    forward: Cost  # a forward pass in eval mode without gradients
+    train: Cost  # forward and backward pass in train mode, added to gradients that are there
 
 
 def count(model: nn.Module, x: Tensor, run: Callable[[Tensor], Sequence[Tensor]] | None = None) -> ModelCost:

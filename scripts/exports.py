@@ -32,17 +32,11 @@ ITERATIONS = 100
 
 
 class Row(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: Of the kind of model.
-        config: Of `configs/demo`; or a config of mmdet, whose ResNet-50 becomes a nano Swin.
-        static: Size (h, w) of the images of the program, if it is for one.
-    """
-
-    name: str
-    config: str
-    static: tuple[int, int] | None = None
+    name: str  # of the kind of model
+    config: str  # of `configs/demo`; or a config of mmdet, whose ResNet-50 becomes a nano Swin
+    static: tuple[int, int] | None = None  # size (h, w) of the images of the program, if it is for one
 
 
 ROWS = (

@@ -21,19 +21,14 @@ LARGEST = 1e-4  # relative difference; float32 rounding gives about 1e-6
 
 @dataclass(frozen=True)
 class Result:
-    """Result of the comparison with the model of one project.
+    """Result of the comparison with the model of one project."""
 
-    Attributes:
-        scheme: Naming scheme of its weights.
-        shape: Image (h, w) in pixels.
-        errors: Relative difference of the map of every stage; None if the model was not run.
-        reason: Why it was not run.
-    """
-
-    scheme: str
-    shape: tuple[int, int]
-    errors: Sequence[float] | None = None
-    reason: str = ""
+    scheme: str  # naming scheme of its weights
+    shape: tuple[int, int]  # image (h, w) in pixels
+    errors: Sequence[float] | None = (
+        None  # relative difference of the map of every stage; None if the model was not run
+    )
+    reason: str = ""  # why it was not run
 
     def __str__(self) -> str:
         if self.errors is None:

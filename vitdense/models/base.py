@@ -191,7 +191,7 @@ class Backbone(Module):
             `init_weights`.
 
     Raises:
-        ValueError: A value is of another kind, or out of range.
+        ValueError: A value is unknown, of another kind or out of range, or values do not fit together.
         TypeError: An argument that neither the subclass nor this class has.
 
     Attributes:

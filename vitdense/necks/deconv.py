@@ -59,9 +59,6 @@ class DeconvPyramid(Module):
 
     Attributes:
         out_channels: Channels of every output.
-
-    Raises:
-        ValueError: An unknown design, or numbers that do not fit together.
     """
 
     def __init__(

@@ -204,9 +204,6 @@ class MViT(Backbone):
         window: ``'hybrid'`` (section 3.3), ``'global'`` as in classification, or ``'window'`` for windows alone.
         pretrain_img_size: Image size in pixels, one int or (h, w), of pretraining: its grid is the window, and the
             size of the position tables.
-
-    Raises:
-        ValueError: An unknown arch or window, or sizes that do not fit together.
     """
 
     family = "mvit"

@@ -194,9 +194,6 @@ class Swin(SwinTrunk):
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
-
-    Raises:
-        ValueError: An unknown arch, or sizes that do not fit together.
     """
 
     family = "swin"

@@ -144,9 +144,6 @@ class SwinV2(SwinTrunk):
             pretraining, its window was that map: (16, 16, 16, 8) for weights of window 16 trained at 256 pixels.
         absolute_position: Whether to add an absolute position embedding.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
-
-    Raises:
-        ValueError: An unknown arch, or sizes that do not fit together.
     """
 
     family = "swin_v2"

@@ -193,9 +193,6 @@ class ViT(Backbone):
         class_token: False for a model without class token, distillation token and registers also with global attention;
             the tokens of a checkpoint are ignored.
         frozen_stages: See `Backbone`; the stem is patch embedding, tokens and positions, a stage is a block.
-
-    Raises:
-        ValueError: An unknown arch or norm, or options that do not fit together.
     """
 
     family = "vit"

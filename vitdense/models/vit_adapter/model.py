@@ -120,9 +120,6 @@ class ViTAdapter(Backbone):
         drop_path_rate: Stochastic depth of the extractors, but extra ones. Authors: the trunk's.
         with_cp: Recompute activations of injectors and extractors in the backward pass. The trunk has its own.
         init_cfg: A checkpoint of adapter and trunk; see `Backbone`.
-
-    Raises:
-        ValueError: A trunk of another kind, or options that do not fit together.
     """
 
     family = "vit_adapter"

@@ -101,9 +101,6 @@ class CaiT(ViT):
         arch: A row of `sizes.CAIT`, such as ``'cait_s24'``; or a dict of the fields of `CaiTArch`.
         output_cls_token: Return ``(map, class token)`` in place of the map, which must be the last block's alone.
             Without it the blocks of class attention are left out; such blocks of a checkpoint are ignored.
-
-    Raises:
-        ValueError: See `ViT`; relative or rotary positions; a class token with other outputs than the last block's.
     """
 
     family, archs, block = "cait", CAIT, CaiTBlock

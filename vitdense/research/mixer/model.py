@@ -176,9 +176,6 @@ class Mixer(Backbone):
         pretrain_img_size: Image size in pixels, one int or (h, w), of whole patches, whose grid the token layers have.
         out_indices: Blocks whose maps to return, counted from 0; the last of every quarter when None.
         frozen_stages: See `Backbone`; a stage is a block.
-
-    Raises:
-        ValueError: An unknown arch or rule, or sizes that do not fit together.
     """
 
     family = "mixer"

@@ -53,9 +53,6 @@ class NonLocalResNet(ResNet):
         attention: A dict: `kind`, ``'nonlocal'`` or ``'sagan'``; `after`, the blocks that a layer follows, as pairs
             (stage, block) counted from 0, such as ``((2, 4),)``; and options of `NonLocal` or `SAGANAttention`. None
             for no layers, as `ResNet`.
-
-    Raises:
-        ValueError: See `ResNet`; an unknown kind or block.
     """
 
     def __init__(self, arch: str | Mapping = "resnet50", *, attention: Mapping | None = None, **options: Any) -> None:

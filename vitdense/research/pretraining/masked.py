@@ -67,9 +67,6 @@ class MaskedImageModel(ModelWithTeacher):
             arguments of `PixelTarget`, `MeanColour`, `VisualWords`. Words need the `teacher` that they were found with.
         decoder: Sizes of `Decoder`, or None. Positions are fixed sines and cosines then, as MAE's.
         teacher, mean, std, data_preprocessor, init_cfg: See `ModelWithTeacher`.
-
-    Raises:
-        ValueError: Options that do not fit together.
     """
 
     def __init__(

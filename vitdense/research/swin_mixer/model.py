@@ -73,9 +73,6 @@ class SwinMixer(SwinTrunk):
         patch_size: Patch side and stride in pixels.
         window_size: Window in tokens, one int or (h, w). Published weights use 8; base uses 7.
         shift: Whether odd blocks shift their windows (off: Table 6's ablation).
-
-    Raises:
-        ValueError: An unknown arch, or sizes that do not fit together.
     """
 
     family = "swin_mixer"

@@ -59,15 +59,10 @@ class ConvStem(nn.Module):
     overlap, and have no bias.
 
     Args:
-        in_channels: Image channels.
-        dim: Channels of the result.
         patch_size: 16; any other is an error.
         convs: One of the tables above.
         norm: After every convolution: SyncBN, or LN, which does not mix the images of a batch; None for none.
         last_gelu: Whether GELU also follows the last of them.
-
-    Raises:
-        ValueError: Patches of another size, or channels that do not divide.
     """
 
     def __init__(
@@ -122,9 +117,6 @@ class StemViT(ViT):
         stem: ``'hmlp'`` or ``'hmlp_ln'``, the hMLP stem with BN or LN; ``'conv'`` or ``'conv_ln'``, four overlapping
             convolutions; ``'linear_bn'``, ``'linear_gelu'``, ``'linear_bn_gelu'``, one convolution with a norm, GELU or
             both; or ``'patch'``, the stem of `ViT`.
-
-    Raises:
-        ValueError: An unknown stem, patches of another size, or channels that do not divide.
     """
 
     def __init__(self, arch: str | Mapping = "deit_small", *, stem: str = "hmlp", **options: Any) -> None:
