@@ -25,9 +25,7 @@ class Result:
 
     scheme: str  # naming scheme of its weights
     shape: tuple[int, int]  # image (h, w) in pixels
-    errors: Sequence[float] | None = (
-        None  # relative difference of the map of every stage; None if the model was not run
-    )
+    errors: Sequence[float] | None = None  # relative difference of every stage's map; None if the model was not run
     reason: str = ""  # why it was not run
 
     def __str__(self) -> str:
