@@ -13,7 +13,7 @@ from torch import Tensor
 from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, refuse_omitted, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.read import parts_in_timm
-from vitdense.checkpoint.rename import Rule, Scheme, find_rule, reverse
+from vitdense.checkpoint.rename import Scheme, find_rule, reverse
 from vitdense.checkpoint.schemes import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
@@ -144,8 +144,13 @@ def convert(
         )
     kept = {key: value for key, value in ours.items() if key not in absent}
     if make := NAMING[match.family].buffers:
-        rules = reverse(target.rules)
-        kept |= make(kept, lambda key: key not in kept and _is_named(key, rules), windows, pretrained_windows)
+
+        def is_wanted(key: str) -> bool:
+            found = find_rule(key, reverse(target.rules))
+            # A rule for everything in a module does not say what the module has.
+            return key not in kept and found is not None and "*" not in found[0].sources[found[1]].text
+
+        kept |= make(kept, is_wanted, windows, pretrained_windows)
     is_whole = bool(match.rest) and to in WHOLE.get(match.prefix, ())
     start = match.prefix if is_whole else target.prefix
     backbone = target.from_ours(kept)
@@ -156,12 +161,6 @@ def convert(
         )
     state = {start + key: value for key, value in backbone.items()} | (match.rest if is_whole else {})
     return Converted(match, target, ours, backbone, state, ignored, [*left_out, *(() if is_whole else match.rest)])
-
-
-def _is_named(key: str, rules: tuple[Rule, ...]) -> bool:
-    """Whether a rule is for this key. One for everything in a module does not say what the module has."""
-    found = find_rule(key, rules)
-    return found is not None and "*" not in found[0].sources[found[1]].text
 
 
 def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, extra: Mapping | None = None) -> None:

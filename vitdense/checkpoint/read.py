@@ -158,7 +158,12 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{path}.lock"):  # one process of a node downloads; the others wait for its file
                 if not path.is_file():
-                    return _download(source, address, path, sha256, load)
+                    if source != address:
+                        logger.warning("the host of %s is gone: downloading %s instead", address, source)
+                    with atomic_write(path) as scratch:
+                        _stream(source, scratch)
+                        _check_digest(scratch, sha256, source)
+                        return load(scratch)
         except CheckpointMismatchError as error:
             raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
         except (OSError, http.client.HTTPException) as error:
@@ -168,16 +173,6 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
             ) from error
     _check_digest(path, sha256, str(path))
     return load(path)
-
-
-def _download(source: str, address: str, path: Path, sha256: str | None, load: Callable[[Path], dict]) -> dict:
-    """Content of the file at `source`, kept at `path` once it is read."""
-    if source != address:
-        logger.warning("the host of %s is gone: downloading %s instead", address, source)
-    with atomic_write(path) as scratch:
-        _stream(source, scratch)
-        _check_digest(scratch, sha256, source)
-        return load(scratch)
 
 
 def _stream(source: str, path: Path) -> None:

@@ -121,8 +121,8 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
         if head is None:
             continue
         inputs = (maps,)
-        if _needs_values(head):  # a Mask2Former, which also takes the samples
-            inputs = (_zeros_on_cpu(model, maps), _samples(shape))
+        if any(type(part).__name__ == "MultiScaleDeformableAttention" for part in head.modules()):
+            inputs = (_zeros_on_cpu(model, maps), _samples(shape))  # a Mask2Former, which also takes the samples
         add(name, head, lambda head=head, inputs=inputs: head(*inputs))
         if getattr(model, "auxiliary_head", None) is not None:
             add("auxiliary_head (training only)", model.auxiliary_head)
@@ -154,10 +154,6 @@ def _add_transformer(add: Callable, model: nn.Module, maps: Sequence[Tensor], sh
     transformer = nn.ModuleList([*parts, nn.ParameterList(model.parameters(recurse=False))])
     outputs = add("transformer", transformer, lambda: model.forward_transformer(maps, _samples(shape)))
     add("bbox_head", head, lambda: head(outputs["hidden_states"], outputs["references"]))
-
-
-def _needs_values(module: nn.Module) -> bool:
-    return any(type(part).__name__ == "MultiScaleDeformableAttention" for part in module.modules())
 
 
 def _zeros_on_cpu(model: nn.Module, maps: Sequence[Tensor]) -> list[Tensor]:

@@ -25,7 +25,9 @@ def deform_attend(levels: Sequence[Tensor], points: Tensor, weights: Tensor) -> 
         weights: Of the points, ``[B, Q, heads, levels, points]``.
     """
     batch, _, heads, *_ = points.shape
-    read = bilinear if _is_exported() else partial(F.grid_sample, align_corners=False)
+    # `torch.export` runs Python where the compiler does not.
+    is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    read = bilinear if is_exported else partial(F.grid_sample, align_corners=False)
     parts = []
     for level, grid, weight in zip(levels, *of_levels(points, weights)):
         sampled = read(pixels_of(level, grid.dtype), grid)  # [B * heads, d, Q, points]
@@ -44,11 +46,6 @@ def pixels_of(level: Tensor, dtype: torch.dtype) -> Tensor:
     """A level ``[B, h, w, heads, d]`` as `grid_sample` takes it, ``[B * heads, d, h, w]``."""
     pixels = level.permute(0, 3, 4, 1, 2)  # [B, heads, d, h, w]
     return pixels.to(dtype, copy=True, memory_format=torch.contiguous_format).flatten(0, 1)  # [B * heads, d, h, w]
-
-
-def _is_exported() -> bool:
-    """Whether `torch.export` records, which runs Python where the compiler does not."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 def bilinear(x: Tensor, points: Tensor) -> Tensor:

@@ -109,34 +109,23 @@ class Tiles:
     heads' is ``heads * nW``, so that biases of a row serve all images, and most rows. With a table of biases, while a
     model is compiled, nothing may depend on the number of rows: G is 1 and heads' is ``heads * nH * nW``. In eager
     passes that form costs NAT-T at 800x1280 29 % more bytes.
-
-    Attributes:
-        size: Map (h, w).
-        side: Of a tile of queries, t.
-        grid: Tiles along each axis, (nH, nW).
-        spans: Keys of a tile along each axis, (n, m).
-        keys: Row, and column, of every key of every tile along an axis, ``[nH * n]`` and ``[nW * m]``, int32.
-        offsets: With embeddings: entry of a table of T offsets for every row of the map and key of its tile, ``[h, 1,
-            1, n]``, and column, ``[w, 1, m'']`` where m'' is m aligned. Entry T is for hidden pairs.
-        index: With a table of biases: its entry for every pair in a tile, ``[kinds, kinds, t * t, align(m * n)]``,
-            int32; for kinds of tiles along rows and columns, of which no two have the same offsets.
-        columns: Kind of every tile along columns, ``[nW]``; None where every tile is a kind.
-        groups: Rows of tiles of every kind along rows.
-        pads: Whether tiles are padded; always while a model is compiled, so that one program serves all sizes.
-        whole: Whether G is 1.
     """
 
-    size: tuple[int, int]
-    side: int
-    grid: tuple[int, int]
-    spans: tuple[int, int]
-    keys: tuple[Tensor, Tensor]
+    size: tuple[int, int]  # map (h, w)
+    side: int  # of a tile of queries, t
+    grid: tuple[int, int]  # tiles along each axis, (nH, nW)
+    spans: tuple[int, int]  # keys of a tile along each axis, (n, m)
+    keys: tuple[Tensor, Tensor]  # row, and column, of every key of every tile along an axis, [nH * n], [nW * m], int32
+    # With embeddings: entry of a table of T offsets for every row of the map and key of its tile, [h, 1, 1, n], and
+    # column, [w, 1, m''] where m'' is m aligned. Entry T is for hidden pairs.
     offsets: tuple[Tensor, Tensor] | None
+    # With a table of biases: its entry for every pair in a tile, [kinds, kinds, t * t, align(m * n)], int32; for kinds
+    # of tiles along rows and columns, of which no two have the same offsets.
     index: Tensor | None
-    columns: Tensor | None
-    groups: Sequence[slice]
-    pads: bool
-    whole: bool
+    columns: Tensor | None  # kind of every tile along columns, [nW]; None where every tile is a kind
+    groups: Sequence[slice]  # rows of tiles of every kind along rows
+    pads: bool  # whether tiles are padded; always while a model is compiled, so that one program serves all sizes
+    whole: bool  # whether G is 1
 
     def of_keys(self, x: Tensor) -> list[Tensor]:
         """A map ``[B, h, w, 2, heads, d]`` of keys and values as tiles ``[G, B', heads', m * n, d]`` of each."""
@@ -188,16 +177,9 @@ def tile_layout(
     length: int,
     joint: bool,
 ) -> Tiles:
-    """The tiles of a map for `attend_local`.
-
-    Args:
-        x: A tensor on its device, in the dtype in which attention computes.
-        size: Queries (h, w).
-        keys: Keys, likewise.
-        kernel: See `attend_local`.
-        border: See `attend_local`.
-        length: Offsets T of `position` along an axis.
-        joint: Whether `position` is a table, not embeddings.
+    """The tiles of a map for `attend_local`, with its kernel and border, of queries (h, w) and keys, likewise. `length`
+    are the offsets T of `position` along an axis, which is a table where `joint`, else embeddings; `x` has the device,
+    and the dtype in which attention computes.
     """
     if border == "zero":
         keys = tuple(n + kernel // 2 * 2 for n in keys)
@@ -231,20 +213,14 @@ def _side(h: int, w: int, kernel: int) -> int:
 
 @dataclass(frozen=True)
 class _Axis:
-    """The tiles along one axis of a map, see `Tiles`.
+    """The tiles along one axis of a map, see `Tiles`."""
 
-    Attributes:
-        keys: Row, or column, of every key of every tile, ``[tiles * n]``, int32.
-        offsets: Entry of a table for every query and key of a tile: of every query of the map, ``[size, n]``, int64; or
-            of every kind of tile, ``[kinds, t, n]``, int32.
-        kinds: Of columns: kind of every tile, ``[tiles]``; None where each is one.
-        groups: Of rows: tiles of every kind.
-    """
-
-    keys: Tensor
+    keys: Tensor  # row, or column, of every key of every tile, [tiles * n], int32
+    # Entry of a table for every query and key of a tile: of every query of the map, [size, n], int64; or of every kind
+    # of tile, [kinds, t, n], int32.
     offsets: Tensor
-    kinds: Tensor | None
-    groups: Sequence[slice]
+    kinds: Tensor | None  # of columns: kind of every tile, [tiles]; None where each is one
+    groups: Sequence[slice]  # of rows: tiles of every kind
 
 
 @cached_by_size

@@ -137,7 +137,6 @@ class Stage(nn.Module):
     """Blocks of one resolution, and what leads to the next one.
 
     Args:
-        blocks: Its blocks, in order.
         downsample: From the map after the blocks to the input of the next stage; None where a block does it, or where
             no stage follows.
         with_cp: Recompute the activations of every block, and of `downsample`, in the backward pass.

@@ -9,13 +9,8 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
 from vitdense.checkpoint.schemes import CLASS_POSITION, CLASS_TOKEN, FLAT_POSITION, Family, mmpretrain, own, same
 
-
-def without_time(x: Tensor) -> Tensor:
-    """The weight of a convolution over one frame, ``[out, in, 1, h, w]``, without time; others unchanged."""
-    return x.squeeze(2) if x.ndim == 5 else x  # [out, in, h, w]
-
-
-NO_TIME = Transform(without_time, lambda x: x)  # video code also reads weights without a time axis
+# The weight of a convolution over one frame, [out, in, 1, h, w], without time. Video code also reads others.
+NO_TIME = Transform(lambda x: x.squeeze(2) if x.ndim == 5 else x, lambda x: x)  # [out, in, h, w]
 
 
 def _attention_width(state: Mapping[str, Tensor], block: str) -> int:

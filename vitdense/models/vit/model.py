@@ -335,18 +335,17 @@ class ViT(Backbone):
     def join(self, x: Tensor, size: tuple[int, int], num_blocks: int, num_queries: int) -> list[JointStep]:
         """The last blocks for tokens with queries before all others, as EoMT has them (Kerssies et al., CVPR 2025).
 
+        Queries have no positions, and no place in blocks with windows or relative positions, which are refused.
+
         Args:
             x: Tokens ``[B, E + h*w, C]``; device and dtype count.
             size: Map (h, w) in tokens, of `unroll`.
             num_blocks: How many blocks up to the last output.
-            num_queries: Tokens Q before the class token. They have no positions.
+            num_queries: Tokens Q before the class token.
 
         Returns:
             Every block as a function from tokens ``[B, Q + E + h*w, C]`` and a mask of pairs, or None, to tokens; see
             `Attention`.
-
-        Raises:
-            ValueError: A block has windows or relative positions, in which queries have no place.
         """
         blocks = self.blocks[: self.out_indices[-1] + 1][-num_blocks:]
         if any(block.spec.window or block.spec.table for block in blocks):

@@ -33,16 +33,12 @@ class Resampling:
 
     A linear map W over the tokens of the window becomes ``(S / S') R W R^T`` for S' tokens of the map, S of the window
     and the bicubic resize R: its outputs and its inputs are resized as grids are, and a mean stays a mean.
-
-    Attributes:
-        rows, columns: R, ``[h, wh]`` and ``[w, ww]``.
-        rows_back, columns_back: Its transpose, times the old over the new length, ``[wh, h]`` and ``[ww, w]``.
     """
 
-    rows: Tensor
-    columns: Tensor
-    rows_back: Tensor
-    columns_back: Tensor
+    rows: Tensor  # R, [h, wh]
+    columns: Tensor  # [w, ww]
+    rows_back: Tensor  # its transpose, times the old over the new length, [wh, h]
+    columns_back: Tensor  # [ww, w]
 
     def partition(self, x: Tensor) -> Tensor:
         """Map ``[B, h, w, C]`` to windows ``[B, N, C]``."""

@@ -84,12 +84,9 @@ class ModelWithTeacher(BaseModel):
     in eval mode. Deep copies of the model, such as an average of its weights, share it.
 
     Args:
-        backbone: A backbone or its config.
-        teacher: A `Teacher`, its arguments, or None.
         mean: Of the model's RGB images, whose values were in [0, 1]. They come normalised.
         std: Likewise.
-        data_preprocessor: See mmengine; stacks the images of a batch by default.
-        init_cfg: See mmengine.
+        data_preprocessor: Stacks the images of a batch by default.
     """
 
     def __init__(
