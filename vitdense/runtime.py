@@ -424,7 +424,6 @@ def instances(
     Args:
         shares: Probabilities of classes, ``[Q, classes + 1]``; the last one is "no object".
         logits_of: The mask of a query, ``[*size]``.
-        size: Of the image, (H, W) in pixels.
         num_things: Classes of things, the first ones; others are left out.
         number: Of pairs that may be objects.
         score_thr: Minimum of a score: the probability of the class times the mean one within the mask.
@@ -598,14 +597,12 @@ class Proof:
     """What a trained model found in photos, and computed inside; `vitdense.export.proof` writes the file.
 
     Attributes:
-        about: What the program said of itself.
-        outputs: Its outputs.
+        about, outputs, precision: Of the program, the last one of `BOUNDS`.
         blocks: Parts of the model by their names, in the order of the graph; the first is the image.
         tensors: Of the other blocks, the tensors of the graph.
         inner: Those that are no outputs.
         bounds: Relative error up to which a block is the same, [blocks]: ``own`` of the engines that the export ran,
             ``half`` of an engine in half precision.
-        precision: Of the program, one of `BOUNDS`.
         photos: [H, W, 3] uint8 RGB each.
         sizes, at, values: For each photo: elements of every block [blocks], places of some of them [blocks, samples],
             and their values [blocks, samples].

@@ -67,15 +67,11 @@ def entries(checkpoint: Mapping) -> dict[str, Mapping]:
 
 
 def unwrap(checkpoint: Mapping, entry: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, without wrappers: entries such as ``state_dict``; in keys, ``module.`` of DDP and
-    what `torch.compile`, FSDP and activation checkpointing add.
+    """The tensors of a checkpoint, the content of a file, without wrappers: entries such as ``state_dict``; in keys,
+    ``module.`` of DDP and what `torch.compile`, FSDP and activation checkpointing add.
 
-    Args:
-        checkpoint: Content of a file.
-        entry: Of the file, with the tensors; None tries the usual ones, see `WRAPPERS`.
-
-    Raises:
-        CheckpointMismatchError: There are no tensors or no such entry, or two keys become the same.
+    The `entry` of the file has the tensors; None tries the usual ones, see `WRAPPERS`. It is a
+    `CheckpointMismatchError` if there are no tensors or no such entry, or two keys become the same.
     """
     if entry is not None:
         if not isinstance(checkpoint.get(entry), Mapping):

@@ -25,10 +25,8 @@ def quantise(path: str | Path, images: Iterable[np.ndarray]) -> None:
 
     Weights have 7 bits and a scale for every channel: sums of two products of 8 bits overflow on CPUs without VNNI.
     Activations have 8 bits and one scale, from the least to the largest value in these images.
-
-    Args:
-        path: A file of `vitdense.export.onnx.save_onnx`, in float32, which is replaced.
-        images: Normalised, ``[1, 3, h, w]`` float32, of any sizes.
+    The file, of `vitdense.export.onnx.save_onnx` and in float32, is replaced. Images are ``[1, 3, h, w]`` float32,
+    normalised, of any sizes.
     """
     model = onnx.load(path)
     axes = {one.name: len(one.dims) for one in model.graph.initializer}

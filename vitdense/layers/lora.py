@@ -16,17 +16,11 @@ from vitdense.layers.layout import compute_dtype
 
 @dataclass(frozen=True)
 class LoRA:
-    """``finetune=dict(type='lora', ...)``.
+    """``finetune=dict(type='lora', ...)``."""
 
-    Attributes:
-        rank: Of an update.
-        alpha: An update is multiplied by ``alpha / rank``.
-        targets: Names of linear layers in attention (``qkv``, ``proj``) and MLPs (``fc1``, ``fc2``; of SwiGLU
-            ``w12``, ``w3``).
-    """
-
-    rank: int = 8
-    alpha: float = 16.0
+    rank: int = 8  # of an update
+    alpha: float = 16.0  # an update is multiplied by alpha / rank
+    # Names of linear layers in attention (qkv, proj) and MLPs (fc1, fc2; of SwiGLU w12, w3).
     targets: tuple[str, ...] = ("qkv", "proj")
 
 

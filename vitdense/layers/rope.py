@@ -81,9 +81,6 @@ class Rope(FormulaBuffers):
     Attributes:
         periods: ``[d/4]`` in float32: what checkpoints hold; None for a kind whose checkpoints hold none.
         values: The same as numbers: a geometric progression from 1 to nearly the base, if no other was loaded.
-
-    Raises:
-        ValueError: Heads of another width, or augmentations that this kind does not have.
     """
 
     def __init__(self, kind: str, head_dim: int, augment: Mapping[str, float] | None = None) -> None:

@@ -254,15 +254,9 @@ class Backbone(Module):
     def build_outputs_and_freeze(
         self, dims: Sequence[int], strides: Sequence[int], norm: Callable[[int], nn.Module] = LayerNorm
     ) -> None:
-        """Add an output norm ``norm{i}`` per index, declare the outputs, and freeze.
-
-        Args:
-            dims: Channels of every stage.
-            strides: Stride of every stage in pixels.
-            norm: Makes an output norm from its channels.
-
-        Raises:
-            ValueError: An index, a number of stages or a mode that does not exist.
+        """Add an output norm ``norm{i}`` per index, made by `norm` from its channels, declare the outputs, and freeze.
+        `dims` are the channels of every stage, `strides` are in pixels. An index, a number of stages or a mode that
+        does not exist is an `OptionError`.
         """
         n, finetune = len(dims), self.finetune
         indices = tuple(self.out_indices)

@@ -256,13 +256,12 @@ def check_heads(dim: int, heads: int) -> None:
         raise OptionError(f"arch: num_heads is {heads!r}, expected a number above 0 that divides {dim} channels")
 
 
-def check_sizes(embed_dims: int, depths: tuple[int, ...]) -> None:
+def check_sizes(arch: Any) -> None:
     """Raise a ValueError unless the channels of the first stage and the blocks of every stage are numbers above 0."""
-    if not is_whole(embed_dims):
-        raise OptionError(f"arch: embed_dims is {embed_dims!r}, expected a number of channels")
-    if not isinstance(depths, tuple) or not depths or not all(map(is_whole, depths)):
+    check_positive(arch, "embed_dims")
+    if not isinstance(arch.depths, tuple) or not arch.depths or not all(map(is_whole, arch.depths)):
         raise OptionError(
-            f"arch: depths is {depths!r}, expected a number of blocks for every stage, such as (2, 2, 6, 2)"
+            f"arch: depths is {arch.depths!r}, expected a number of blocks for every stage, such as (2, 2, 6, 2)"
         )
 
 

@@ -22,7 +22,7 @@ class MViTArch:
     residual_pooling: bool = True  # whether the pooled queries are added to the attention's result
 
     def __post_init__(self) -> None:
-        check_sizes(self.embed_dims, self.depths)
+        check_sizes(self)
         check_heads(self.embed_dims, self.num_heads)
         check_choice("arch: growth", self.growth, ("attention", "mlp"))
         check_choice("arch: pool", self.pool, ("conv", "max"))

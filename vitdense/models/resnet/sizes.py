@@ -14,7 +14,7 @@ class ResNetArch:
     bottleneck: bool = True  # bottlenecks, whose output is four times as wide, or blocks of two 3x3 convolutions
 
     def __post_init__(self) -> None:
-        check_sizes(self.embed_dims, self.depths)
+        check_sizes(self)
 
     @property
     def dims(self) -> list[int]:

@@ -150,7 +150,6 @@ class SwinTrunk(Backbone):
         """Build the modules, and freeze.
 
         Args:
-            specs: Every block in order.
             stem: Builds the patch embedding from image channels and its own.
             block: Builds a block.
             merging: Builds a patch merging from its input channels.

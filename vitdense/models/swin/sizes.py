@@ -15,7 +15,7 @@ class SwinArch:
     num_heads: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        check_sizes(self.embed_dims, self.depths)
+        check_sizes(self)
         if len(self.depths) != len(self.num_heads):
             raise OptionError(
                 f"arch: depths {self.depths} and num_heads {self.num_heads} must name the same number of stages"
