@@ -20,8 +20,9 @@ def shown_backbone(row):
     """Its counts on the page."""
     name, weights = zoo.parts(row)
     lines = re.findall(rf"^\| {name} \| (.*?) \| \d+ \| (.*) \|$", PAGE, re.M)
-    (counts,) = (rest for names, rest in lines if names == "none" or f"`{weights}`" in names)
-    return counts.split(" | ")
+    found = [rest for names, rest in lines if names == "none" or f"`{weights}`" in names]
+    assert len(found) == 1, f"{row.name}: run `make zoo`"
+    return found[0].split(" | ")
 
 
 def shown_recipe(recipe):
