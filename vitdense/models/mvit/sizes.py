@@ -14,7 +14,7 @@ class MViTArch:
     embed_dims: int
     depths: tuple[int, ...]
     num_heads: int
-    growth: str = "attention"  # of the width, by a stage's first attention, or by the last 'mlp' before it
+    growth: str = "attention"  # what widens: a stage's first attention, or the last 'mlp' before it
     pool: str = "conv"  # 'conv' (depthwise, with a norm) or 'max'
     pool_all_queries: bool = True  # whether queries have that convolution in every block, or only where the map shrinks
     relative_position: bool = True  # decomposed relative positions
