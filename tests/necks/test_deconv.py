@@ -122,7 +122,7 @@ def test_the_documented_costs_at_800x1280(design, millions, billions):
         ({"in_channels": [32.0] * 4}, "expected numbers above 0"),
         ({"in_channels": 32, "out_channels": 0}, "got 32, 0; expected numbers above 0"),
         ({"in_channels": 30}, "multiple of 4"),
-        ({"in_channels": 32, "design": "fpn"}, "design: got 'fpn', expected one of vitdet, beit, light"),
+        ({"in_channels": 32, "design": "fpn"}, "design: got 'fpn', expected one of 'vitdet', 'beit', 'light'"),
         ({"in_channels": 32, "num_outs": 5}, "num_outs: got 5, expected 4, or more together with out_channels"),
         ({"in_channels": 32, "num_outs": 3}, "num_outs: got 3"),
     ],

@@ -55,7 +55,7 @@ def mlp_by_hand(mlp, x):
 
 def block_by_hand(block, x):
     """A block of tokens ``[N, C]``: tokens are mixed first, then channels."""
-    if isinstance(block, MixerBlock):
+    if type(block) is MixerBlock:
         y = norm_by_hand(block.norm1, x, 1e-6)
         columns = [mlp_by_hand(block.mlp_tokens, y[:, c]) for c in range(x.shape[1])]
         x = x + torch.stack(columns, dim=1)
@@ -252,7 +252,7 @@ def test_drop_path_grows_to_the_last_block():
     [
         ({"transfer": "crop"}, "transfer: got 'crop', expected one of 'windows', 'resize'"),
         ({"pretrain_img_size": 100}, "pretrain_img_size: got 100x100, expected whole patches of 16"),
-        ({"arch": {**NANO, "block": "ffn"}}, "block is 'ffn', expected one of mixer, resmlp, gmlp"),
+        ({"arch": {**NANO, "block": "ffn"}}, "block: got 'ffn', expected one of 'mixer', 'resmlp', 'gmlp'"),
         ({"arch": {**NANO, "block": "resmlp"}}, "layer_scale is None, block 'resmlp'"),
         ({"arch": {**NANO, "layer_scale": 0.1}}, "layer_scale is 0.1, block 'mixer'"),
         ({"arch": {**NANO, "depth": 0}}, "depth is 0"),

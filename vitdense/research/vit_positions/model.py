@@ -45,7 +45,7 @@ class PositionViT(ViT):
     """
 
     def __init__(self, arch: str | Mapping = "deit_small", *, position: str = "2d", **options: Any) -> None:
-        check_choice("position (learned 1-D positions are ViT's)", position, POSITIONS)
+        check_choice("position", position, POSITIONS)
         self.position = position
         super().__init__(arch, **options)
 
