@@ -341,8 +341,8 @@ def test_other_numbers_of_stages(depths, image):
     [
         ({"arch": "tiny"}, "got 'tiny', expected one of v2_tiny, .*, v2_huge, v1_base, v1_base_max or a dict of sizes"),
         ({"arch": {"embed_dims": 16}}, "exactly embed_dims, depths, num_heads and, if wanted, growth, pool"),
-        ({"arch": {**NANO, "num_heads": 3}}, "3 heads do not divide 8 channels"),
-        ({"arch": {**NANO, "num_heads": (1, 2, 4, 8)}}, r"num_heads is \(1, 2, 4, 8\), expected the number"),
+        ({"arch": {**NANO, "num_heads": 3}}, "num_heads is 3, expected a number that divides 8 channels"),
+        ({"arch": {**NANO, "num_heads": (1, 2, 4, 8)}}, r"num_heads is \(1, 2, 4, 8\), expected a number"),
         ({"arch": {**NANO, "growth": "conv"}}, "growth: got 'conv', expected one of 'attention', 'mlp'"),
         ({"arch": {**NANO, "pool": "avg"}}, "pool: got 'avg', expected one of 'conv', 'max'"),
         ({"window": "swin"}, "window: got 'swin', expected one of 'hybrid', 'global', 'window'"),

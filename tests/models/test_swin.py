@@ -97,7 +97,10 @@ def test_ablations_of_table_4():
     [
         ({"arch": "huge"}, "tiny, small, base, large"),
         ({"arch": {"embed_dims": 16, "depths": (2,)}}, "expected exactly embed_dims, depths, num_heads"),
-        ({"arch": {"embed_dims": 16, "depths": (2,), "num_heads": (3,)}}, "3 heads do not divide 16 channels"),
+        (
+            {"arch": {"embed_dims": 16, "depths": (2,), "num_heads": (3,)}},
+            "num_heads is 3, expected a number that divides 16 channels",
+        ),
         ({"arch": {"embed_dims": 16, "depths": (2, 2), "num_heads": (1,)}}, "same number of stages"),
     ],
 )

@@ -199,7 +199,7 @@ def test_windows_that_are_not_square_keep_our_names():
     ("options", "message"),
     [
         ({"arch": "tiny"}, "did you mean arch='tiny_d"),
-        ({"arch": {**NANO, "num_heads": (3, 4)}}, "3 heads do not divide 8 channels"),
+        ({"arch": {**NANO, "num_heads": (3, 4)}}, "num_heads is 3, expected a number that divides 8 channels"),
     ],
 )
 def test_invalid_arguments_name_the_argument(options, message):

@@ -253,7 +253,7 @@ def check_positive(arch: object, *names: str) -> None:
 def check_heads(dim: int, heads: int) -> None:
     """Raise a ValueError unless `heads` is a number above 0 that divides the channels."""
     if not is_whole(heads) or dim % heads:
-        raise OptionError(f"arch: num_heads: {heads!r} heads do not divide {dim} channels; change num_heads")
+        raise OptionError(f"arch: num_heads is {heads!r}, expected a number that divides {dim} channels")
 
 
 def check_sizes(arch: Any) -> None:
