@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from vitdense import NAT, MViT, ResNet, Swin, SwinV2, ViT, ViTAdapter
-from vitdense.models.vit.windowed import WindowedViT
+import vitdense
 
 
 def with_random_norms(model):
@@ -66,13 +65,13 @@ VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
 RESNET = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
 MODELS = {
-    "swin": Row(Swin, NANO),
+    "swin": Row(vitdense.Swin, NANO),
     "swin, window 4x6, absolute position": Row(
-        Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
+        vitdense.Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
     ),
-    "swin_v2": Row(SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
+    "swin_v2": Row(vitdense.SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
     "swin_v2, window 4x6, extra norms, absolute position": Row(
-        SwinV2,
+        vitdense.SwinV2,
         {**NANO, "extra_norm_every": 2},
         {
             "window_size": (4, 6),
@@ -82,15 +81,15 @@ MODELS = {
         },
         prepare=with_random_norms,
     ),
-    "nat": Row(NAT, {**NANO, "mlp_ratio": 3.0}),
-    "nat, LayerScale": Row(NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
+    "nat": Row(vitdense.NAT, {**NANO, "mlp_ratio": 3.0}),
+    "nat, LayerScale": Row(vitdense.NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
     # Its first windows are 16x16 tokens, so that 72x104 pixels pad to four of them.
-    "mvit": Row(MViT, MVIT, {"pretrain_img_size": 64}, eps=1e-6),
+    "mvit": Row(vitdense.MViT, MVIT, {"pretrain_img_size": 64}, eps=1e-6),
     "mvit, global, two heads": Row(
-        MViT, {**MVIT, "num_heads": 2}, {"pretrain_img_size": (64, 96), "window": "global"}, eps=1e-6
+        vitdense.MViT, {**MVIT, "num_heads": 2}, {"pretrain_img_size": (64, 96), "window": "global"}, eps=1e-6
     ),
     "mvit v1": Row(
-        MViT,
+        vitdense.MViT,
         {
             **MVIT,
             "growth": "mlp",
@@ -103,7 +102,7 @@ MODELS = {
         eps=1e-6,
     ),
     "mvit v1, convolutions": Row(
-        MViT,
+        vitdense.MViT,
         {
             **MVIT,
             "growth": "mlp",
@@ -115,10 +114,10 @@ MODELS = {
         {"pretrain_img_size": 64},
         eps=1e-6,
     ),
-    "vit": Row(ViT, VIT, {"pretrain_img_size": 64}, eps=1e-6),
+    "vit": Row(vitdense.ViT, VIT, {"pretrain_img_size": 64}, eps=1e-6),
     # Its first three blocks attend in windows of 2x3 tokens.
     "vit, windows, relative positions": Row(
-        ViT,
+        vitdense.ViT,
         VIT,
         {
             "pretrain_img_size": 64,
@@ -131,7 +130,7 @@ MODELS = {
     ),
     # Patches of a table of another grid, registers and rotary positions of the map or of windows, which pad.
     "vit, registers, rotary, SwiGLU": Row(
-        ViT,
+        vitdense.ViT,
         {
             **{
                 **VIT,
@@ -145,41 +144,41 @@ MODELS = {
         },
     ),
     "vit, registers, antialias, pre-norm": Row(
-        ViT,
+        vitdense.ViT,
         {**VIT, "registers": 2, "position_rule": "antialias", "pre_norm": True, "ffn": "mlp_tanh"},
         {"pretrain_img_size": 64},
         eps=1e-6,
     ),
     "vit, windows, rotary of windows, sub-LN": Row(
-        ViT,
+        vitdense.ViT,
         {**VIT, "rope": "eva02", "qkv_bias": "no_key", "ffn": "swiglu_norm", "ffn_dims": 40},
         {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
         eps=1e-6,
     ),
     "vit, windows, rotary of the map, DINOv2's positions": Row(
-        ViT,
+        vitdense.ViT,
         {**VIT, "rope": "dinov3", "qkv_bias": "none", "position_rule": "dinov2"},
         {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
         eps=1e-6,
     ),
     "vit, windows of the image": Row(
-        WindowedViT, VIT, {"pretrain_img_size": 64, "global_indices": (2,)}, eps=1e-6, multiple=2
+        vitdense.WindowedViT, VIT, {"pretrain_img_size": 64, "global_indices": (2,)}, eps=1e-6, multiple=2
     ),
     "vit, 3x3 windows of the image, registers, rotary": Row(
-        WindowedViT,
+        vitdense.WindowedViT,
         {**VIT, "registers": 2, "absolute_position": False, "rope": "dinov3", "token_position": False},
         {"num_windows": 3, "global_indices": (0, 3)},
         eps=1e-6,
         multiple=3,
     ),
     "vit, 4x4 windows of the image, no class token": Row(
-        WindowedViT,
+        vitdense.WindowedViT,
         {**VIT, "class_token": False, "layer_scale": 0.1, "qkv_bias": "no_key"},
         {"num_windows": 4, "pretrain_img_size": 64, "out_norm": "none", "global_indices": (2,)},
         eps=1e-6,
         multiple=4,
     ),
-    "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, parts=()),
+    "resnet": Row(vitdense.ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, parts=()),
 }
 
 
@@ -214,35 +213,37 @@ EVA = {"qkv_bias": "no_key", "ffn_dims": 96}
 # torch's rules it is in half precision, in the peers as well. Measured: 1.1 to 1.3.
 HALF_STREAM = 1.5
 PRECISION = {
-    "swin, timm": Precision(Swin, STAGES, {"window_size": 2}, shape=(64, 64)),
-    "swin, mmdet": Precision(Swin, STAGES, {"window_size": 2}, "mmdet", (64, 64)),
-    "swin_v2": Precision(SwinV2, STAGES, {"window_size": 2}, shape=(64, 64)),
-    "mvit": Precision(MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID),
-    "vit": Precision(ViT, DEEP, GRID),
-    "vit, distilled": Precision(ViT, {**DEEP, "distilled": True}, GRID),
-    "vit, DeiT III": Precision(ViT, {**DEEP, "token_position": False, "layer_scale": 0.5}, GRID),
-    "vit, DINOv2 with registers": Precision(ViT, {**DEEP, "registers": 2, "layer_scale": 0.5}, GRID),
+    "swin, timm": Precision(vitdense.Swin, STAGES, {"window_size": 2}, shape=(64, 64)),
+    "swin, mmdet": Precision(vitdense.Swin, STAGES, {"window_size": 2}, "mmdet", (64, 64)),
+    "swin_v2": Precision(vitdense.SwinV2, STAGES, {"window_size": 2}, shape=(64, 64)),
+    "mvit": Precision(vitdense.MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID),
+    "vit": Precision(vitdense.ViT, DEEP, GRID),
+    "vit, distilled": Precision(vitdense.ViT, {**DEEP, "distilled": True}, GRID),
+    "vit, DeiT III": Precision(vitdense.ViT, {**DEEP, "token_position": False, "layer_scale": 0.5}, GRID),
+    "vit, DINOv2 with registers": Precision(vitdense.ViT, {**DEEP, "registers": 2, "layer_scale": 0.5}, GRID),
     "vit, DINOv3": Precision(
-        ViT,
+        vitdense.ViT,
         {
             **{**DEEP, **EVA, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5, "absolute_position": False},
             **{"rope": "dinov3", "token_position": False, "ffn": "swiglu"},
         },
         GRID,
     ),
-    "vit, EVA-02": Precision(ViT, {**DEEP, **EVA, "rope": "eva02", "ffn": "swiglu_norm"}, GRID),
-    "resnet": Precision(ResNet, {"embed_dims": 64, "depths": (1, 1, 3, 1)}, {}, "torchvision", (64, 64)),
+    "vit, EVA-02": Precision(vitdense.ViT, {**DEEP, **EVA, "rope": "eva02", "ffn": "swiglu_norm"}, GRID),
+    "resnet": Precision(vitdense.ResNet, {"embed_dims": 64, "depths": (1, 1, 3, 1)}, {}, "torchvision", (64, 64)),
     # No model of another project has these parts and runs here.
-    "vit, ViTDet": Precision(ViT, DEEP, {**GRID, "window_size": 2, "relative_position": True, "img_size": 64}, None),
-    "nat": Precision(NAT, {**STAGES, "mlp_ratio": 2.0}, {}, None, (64, 64)),
+    "vit, ViTDet": Precision(
+        vitdense.ViT, DEEP, {**GRID, "window_size": 2, "relative_position": True, "img_size": 64}, None
+    ),
+    "nat": Precision(vitdense.NAT, {**STAGES, "mlp_ratio": 2.0}, {}, None, (64, 64)),
     "swin, absolute position": Precision(
-        Swin, STAGES, {**GRID, "window_size": 2, "absolute_position": True}, None, (64, 64), HALF_STREAM
+        vitdense.Swin, STAGES, {**GRID, "window_size": 2, "absolute_position": True}, None, (64, 64), HALF_STREAM
     ),
     "mvit, windows": Precision(
-        MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID, None, None, HALF_STREAM
+        vitdense.MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID, None, None, HALF_STREAM
     ),
     "vit_adapter": Precision(
-        ViTAdapter,
+        vitdense.ViTAdapter,
         {},
         {"trunk": {"arch": {**DEEP, "depth": 12}, "drop_path_rate": 0.0, **GRID}, "deform_num_heads": 2},
         None,
