@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitdense.families import find_arch
 from vitdense.files import atomic_write
-from vitdense.models.registry import find_arch
 from vitdense.models.vit.sizes import VIT
 
 FLOAT32, GIB = 4, 2**30  # bytes

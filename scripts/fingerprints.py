@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.families import find_model
 from vitdense.hub import create
-from vitdense.models.registry import find_model
 
 IMAGE = "000000039769.jpg"  # of COCO val2017
 # The first channels of the class token and of the first patch after the last norm, for IMAGE at 224x224. Source:

@@ -2,10 +2,8 @@
 
 import argparse
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
@@ -23,12 +21,11 @@ from vitdense.mm.cli.show import sheet_rows
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.predictor import load_model
-from vitdense.mm.train.launch import test
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.results import draw
 
 REPO = Path(__file__).parents[1]
-DEMO, CAMVID = "cascade_swin_nano_shapes", "upernet_deit_t_camvid"  # models to train
+DEMO = "cascade_swin_nano_shapes"  # a model to train
 METHODS = {  # in the names of configs: name, marker
     "mask_rcnn": ("Mask R-CNN", "o"),
     "cascade": ("Cascade Mask R-CNN", "s"),
@@ -158,23 +155,13 @@ def inside(path: Path) -> None:
         Image.fromarray(draw.contact_sheet(rows, width=160)).quantize(192).save(scratch, format="png", optimize=True)
 
 
-def confusion(path: Path) -> None:
-    """The confusion matrix of docs/watch-training.md, on CamVid. The data must be there, and the model trained."""
-    cfg, checkpoint = load_config(CAMVID), find_checkpoint(str(REPO / "work_dirs" / CAMVID))
-    with TemporaryDirectory() as folder:
-        cfg.work_dir = folder
-        test(cfg, checkpoint, report=Path(folder))
-        with atomic_write(path) as scratch:
-            shutil.copyfile(Path(folder, "confusion.png"), scratch)
-
-
 def save(figure: Figure, path: Path) -> None:
     with atomic_write(path) as scratch:
         figure.savefig(scratch, dpi=110, format="png")
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, prediction, inside, confusion)
+    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, prediction, inside)
 }
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitdense.families import Model, arguments, backbone_class, find_model, near_names
 from vitdense.models.base import Backbone, as_pair
-from vitdense.models.registry import Model, arguments, backbone_class, find_model, near_names
 from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.vit.model import default_out_indices
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from conftest import RECIPES, REPO, needs_research
 
+from vitdense.families import MODELS
 from vitdense.inspect.flops import count
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
-from vitdense.models.registry import MODELS
 
 pytest.importorskip("mmdet")
 from mmengine.config import Config

@@ -27,8 +27,9 @@ import vitdense
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
+from vitdense.checkpoint.schemes import NAMING
+from vitdense.families import MODELS, find_model
 from vitdense.mm.data.shapes import CLASSES as SHAPES
-from vitdense.models.registry import MODELS, NAMING, find_model
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")

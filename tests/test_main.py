@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import vitdense.__main__ as main
-from vitdense.mm.ops import OpsInUse
+from vitdense.ops import OpsInUse
 
 ROOT = Path(__file__).parents[1]
 REQUIRED = ("torch", "torchvision", "timm", "safetensors")

@@ -12,9 +12,9 @@ from torch import nn
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
+from vitdense.families import DEFAULTS, FOLDERS, HALF, MODELS, SHORT, Model, find_model, near_names, row_of
 from vitdense.hub import create, list_models
 from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights
-from vitdense.models.registry import DEFAULTS, FOLDERS, HALF, MODELS, SHORT, Model, find_model, near_names, row_of
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if (row.weights or "").startswith("timm://")])

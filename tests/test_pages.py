@@ -29,13 +29,13 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 import vitdense
+from vitdense.families import find_model
 from vitdense.mm import precision
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import leaf_datasets, nodes
 from vitdense.mm.data.shapes import CLASSES as SHAPES
 from vitdense.mm.data.shapes import draw_dataset
-from vitdense.models.registry import find_model
 
 pytestmark = pytest.mark.docs
 
@@ -73,7 +73,7 @@ NOT_RUN = {
     r"^vitdense demo": "takes ten minutes; tests/mm/cli/test_demo.py",
     r"^make ": "targets are the tests themselves, or the demo",
     r"^python -m pytest": "a test of its own",
-    r"vitdense ops ": "changes the environment; tests/mm/ops/test_environment.py",
+    r"vitdense ops ": "changes the environment; tests/ops/test_environment.py",
     r"--device cuda": "needs a GPU",
     r"--deploy": "takes minutes; tests/scripts/test_deploy.py",
     r"--shard": "needs several processes; tests/mm/train/test_shard.py",

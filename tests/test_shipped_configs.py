@@ -26,7 +26,7 @@ from mmseg.structures import SegDataSample  # noqa: E402
 
 from vitdense.mm.config.backbone import channel_changes, model_changes  # noqa: E402
 from vitdense.mm.config.build import build_model  # noqa: E402
-from vitdense.mm.config.load import find_config  # noqa: E402
+from vitdense.mm.config.files import find_config  # noqa: E402
 from vitdense.mm.config.query import nodes  # noqa: E402
 
 FOLDERS = {package: Path(find_spec(package).origin).parent / ".mim/configs" for package in ("mmdet", "mmseg")}

@@ -7,12 +7,14 @@ from pathlib import Path
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.checkpoint.convert import SUFFIXES, convert, save
 from vitdense.checkpoint.read import read
+from vitdense.checkpoint.schemes import NAMING
 from vitdense.console import in_utf8
+from vitdense.errors import OptionError
+from vitdense.families import row_of
 from vitdense.files import check_writable
 from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.work_folder import find_checkpoint
-from vitdense.models.registry import NAMING, row_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # what --verify compares with
 SCHEMES = [scheme for family in NAMING.values() for scheme in family.schemes]
@@ -108,7 +110,11 @@ def main() -> None:
         check_writable(args.dst, "DST")
         file = find_checkpoint(args.src)
         if Path(file).is_dir():
-            source = read_checkpoint(file, "cpu", args.allow_pickle)  # in parts, with a digest of each
+            if args.sha256:
+                raise OptionError(
+                    f"--sha256: got {file}, a checkpoint in parts, which has a digest of each; leave it out"
+                )
+            source = read_checkpoint(file, "cpu", args.allow_pickle)
         else:
             source = read(file, sha256=args.sha256, allow_pickle=args.allow_pickle)
         converted = convert(

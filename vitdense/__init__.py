@@ -8,8 +8,8 @@ neither torch nor any package of mm.
 from importlib import import_module
 from typing import Any
 
-from vitdense.mm.ops.finder import install as _install_ops
-from vitdense.models.registry import FOLDERS
+from vitdense.families import FOLDERS
+from vitdense.ops.finder import install as _install_ops
 
 __version__ = "0.3.0"
 _LAZY = {  # name: the module that has it, imported when the name is first used

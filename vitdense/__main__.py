@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import vitdense
 from vitdense.console import in_utf8, showing
-from vitdense.mm.ops import environment
-from vitdense.mm.ops.finder import INSTALL_MM, ops_in_use
-from vitdense.mm.ops.missing import BUILD_COMMAND
+from vitdense.ops import environment
+from vitdense.ops.finder import INSTALL_MM, ops_in_use
+from vitdense.ops.missing import BUILD_COMMAND
 
 
 class Package(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitdense.checkpoint.errors import naming_option
 from vitdense.errors import OptionError
-from vitdense.models.registry import MODELS, arguments, backbone_class, find_model, near_names
+from vitdense.families import MODELS, arguments, backbone_class, find_model, near_names
 
 if TYPE_CHECKING:
     from vitdense.models.base import Backbone

@@ -13,8 +13,8 @@ from vitdense.checkpoint.convert import SUFFIXES, convert, save
 from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.read import read
+from vitdense.checkpoint.schemes import NAMING
 from vitdense.layers.bias import log_spaced_offsets, relative_position_index
-from vitdense.models.registry import NAMING
 
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2), "num_heads": (1, 2, 4)}
 V1 = {"pool_all_queries": False, "relative_position": False, "absolute_position": True, "residual_pooling": False}

@@ -28,7 +28,7 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.read import LogHistory, read
-from vitdense.models.registry import MODELS, Model, gated_row, ungated_twin
+from vitdense.families import MODELS, Model, gated_row, ungated_twin
 from vitdense.models.vit.sizes import VIT
 from vitdense.models.vit.timm_parts import parts_in_timm
 

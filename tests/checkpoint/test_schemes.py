@@ -16,10 +16,10 @@ from vitdense import MViT, ResNet, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.load import load_pretrained
+from vitdense.families import MODELS as TABLE
 from vitdense.hub import create
 from vitdense.inspect.flops import num_params
 from vitdense.models.mvit.sizes import MVIT, MViTArch
-from vitdense.models.registry import MODELS as TABLE
 from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.swin.sizes import SWIN
 from vitdense.models.swin_v2.sizes import SWIN_V2

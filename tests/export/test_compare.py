@@ -11,11 +11,11 @@ from PIL import Image
 pytest.importorskip("mmdet")
 from mmengine.config import Config, ConfigDict
 
-from vitdense.export.compare import BOUNDS, can_compare, compare_maps, compare_results
+from vitdense.export.compare import can_compare, compare_maps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import describe, of_noise, of_one_size, of_photos, paths_of
 from vitdense.mm.predictor import ImageReader
-from vitdense.runtime import Output, normalised
+from vitdense.runtime import BOUNDS, Output, compare_results, normalised
 
 BOXES = np.float32([(0, 0, 10, 10), (20, 20, 40, 30), (5, 5, 5, 9)])
 MASKS = np.zeros((3, 50, 50), bool)

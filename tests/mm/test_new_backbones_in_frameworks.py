@@ -11,10 +11,10 @@ import torch
 from mmengine.config import ConfigDict
 
 import vitdense
+from vitdense.families import backbone_class
 from vitdense.mm.config.backbone import channel_changes
 from vitdense.mm.config.load import load_config
 from vitdense.mm.train.launch import train
-from vitdense.models.registry import backbone_class
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
+from vitdense.mm.config.model import use_rle
 from vitdense.mm.config.query import nodes
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector
 from vitdense.mm.guard import guard_model
-from vitdense.mm.heads.rle_masks import use_rle
 
 pytest.importorskip("mmdet")
 from mmcv.ops import multi_scale_deform_attn

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
 from vitdense.mm.config import passes
-from vitdense.mm.config.load import find_config, load_config, named_files
+from vitdense.mm.config.files import find_config, named_files
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.print import ReadableConfig
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.work_folder import WorkFolder, find_checkpoint, is_whole

@@ -13,8 +13,8 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.errors import OptionError
+from vitdense.families import FOLDERS, arguments, backbone_class
 from vitdense.hub import create
-from vitdense.models.registry import FOLDERS, arguments, backbone_class
 
 ARCH = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
 

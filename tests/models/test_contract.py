@@ -15,7 +15,7 @@ from verify import fill
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.models.registry import Model
+from vitdense.families import Model
 from vitdense.models.vit_adapter.model import Injector
 
 BACKBONES, PRECISION = dict(contract_rows.MODELS), dict(contract_rows.PRECISION)

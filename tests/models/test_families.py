@@ -18,7 +18,7 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.detect import detect, readings
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.models.registry import NAMING
+from vitdense.checkpoint.schemes import NAMING
 from vitdense.models.vit.checkpoint import HEADS
 
 MAKERS = dict(BACKBONES)

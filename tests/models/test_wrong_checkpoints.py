@@ -14,7 +14,7 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.rename import find_rule, new_names
-from vitdense.models.registry import NAMING
+from vitdense.checkpoint.schemes import NAMING
 
 pytestmark = pytest.mark.long
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from vitdense import Mixer
+from vitdense.families import MODELS
 from vitdense.inspect.flops import macs, num_params
 from vitdense.layers.layout import window_layout
 from vitdense.layers.resize import bicubic_weights, resize_grid, resize_window_linear
-from vitdense.models.registry import MODELS
 from vitdense.research.mixer.model import (
     GMlpBlock,
     MixerBlock,

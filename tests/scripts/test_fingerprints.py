@@ -8,7 +8,7 @@ from torchvision import transforms
 
 import fingerprints
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.models.registry import MODELS
+from vitdense.families import MODELS
 
 pytestmark = pytest.mark.long
 NAME = "dinov3_small.fb_lvd1689m"

@@ -7,7 +7,7 @@ from verify import verify
 from vitdense import Swin
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.models.registry import Model
+from vitdense.families import Model
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,7 @@ from conftest import RECIPES as CONFIGS
 
 pytest.importorskip("mmseg")
 import zoo  # a tool, which needs mm
-from vitdense.models.registry import MODELS
+from vitdense.families import MODELS
 
 PAGE = zoo.PAGE.read_text()
 RECIPES = {recipe["Name"]: recipe for recipe in zoo.recipes() if (REPO / recipe["Config"]).is_file() or HAS_RESEARCH}

@@ -12,7 +12,7 @@ from conftest import REPO, needs_research
 import benchmark
 import counting
 from cost import DEVICES, Cost, Device
-from vitdense.models.registry import find_model
+from vitdense.families import find_model
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 

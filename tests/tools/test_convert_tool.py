@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import convert
 from vitdense import SwinV2, ViT
 from vitdense.checkpoint.read import read
-from vitdense.models.registry import MODELS, Model
+from vitdense.families import MODELS, Model
 from vitdense.models.vit.sizes import VIT
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
@@ -128,3 +128,10 @@ def test_user_errors_write_no_file(run, tmp_path):
     assert "--window-size: got 0" in run(*args, 0, status=2)
     assert "x.onnx" in run(tmp_path / "v2.pth", tmp_path / "x.onnx", "--to", "timm", status=2)
     assert not dst.exists()
+
+
+def test_one_digest_of_a_checkpoint_in_parts_is_refused(run, tmp_path):
+    folder = tmp_path / "iter_5.pth"
+    folder.mkdir()
+    torch.save({"parts": {}, "state_dict": {}}, folder / "rest.pth")
+    assert "--sha256" in run(folder, tmp_path / "out.pth", "--to", "timm", "--sha256", "0123abcd", status=2)

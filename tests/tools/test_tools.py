@@ -257,10 +257,10 @@ def test_export_of_the_maps_of_a_detector(tiny, trained):
 
 
 def test_an_export_unlike_its_model_is_not_written(tiny, trained, monkeypatch):
-    from vitdense.export.compare import Bounds
     from vitdense.mm.cli import export
     from vitdense.mm.config.load import load_config
     from vitdense.mm.errors import ConfigError
+    from vitdense.runtime import Bounds
 
     # Below 0, for a program may have the bits of its model.
     monkeypatch.setitem(export.BOUNDS, "float32", Bounds(-1, 0, 0, 0, 0, 0, 0))

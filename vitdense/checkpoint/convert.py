@@ -14,11 +14,10 @@ from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, refuse_
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.read import parts_in_timm
 from vitdense.checkpoint.rename import Scheme, find_rule, reverse
-from vitdense.checkpoint.schemes import CLASSIFIER, LORA, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
+from vitdense.checkpoint.schemes import CLASSIFIER, LORA, NAMING, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.layers.lora import merge_lora
-from vitdense.models.registry import NAMING
 
 PARAMETERS = (".weight", ".bias")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Scheme, find_rule, new_names
-from vitdense.models.registry import NAMING
+from vitdense.checkpoint.schemes import NAMING
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # may be anywhere in a key

@@ -10,6 +10,7 @@ from torch import Tensor
 from vitdense.checkpoint.detect import is_finite
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.errors import OptionError
+from vitdense.families import is_whole as is_whole_number
 from vitdense.layers.resize import (
     resize_bias_table,
     resize_grid,
@@ -17,7 +18,6 @@ from vitdense.layers.resize import (
     resize_relative_position,
     resize_window_linear,
 )
-from vitdense.models.registry import is_whole as is_whole_number
 
 NAMED = 10  # tensors in a message
 LONGEST = 200  # characters; a longer pattern is no help

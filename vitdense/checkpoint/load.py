@@ -15,7 +15,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFou
 from vitdense.checkpoint.fit import fit, fresh_pattern, match_exactly, same_kind, with_channels
 from vitdense.checkpoint.read import parts_in_timm, read
 from vitdense.checkpoint.rename import rename
-from vitdense.checkpoint.schemes import CLASSIFIER, PERIODS, REBUILT, TOKENS
+from vitdense.checkpoint.schemes import CLASSIFIER, NAMING, PERIODS, REBUILT, TOKENS
 from vitdense.checkpoint.whole_models import (
     DETECTOR,
     DIFFERENCES,
@@ -25,7 +25,6 @@ from vitdense.checkpoint.whole_models import (
     with_named_outputs,
 )
 from vitdense.errors import OptionError
-from vitdense.models.registry import NAMING
 
 NEAR_ZERO = 0.1  # mean size of a norm's weight in a file of differences
 
@@ -165,7 +164,7 @@ def load_pretrained(
     """Fill a backbone exactly from a checkpoint of any known naming scheme.
 
     Args:
-        model: Its `family` is a key of `vitdense.models.registry.NAMING`. Changed only if everything fits.
+        model: Its `family` is a key of `vitdense.checkpoint.schemes.NAMING`. Changed only if everything fits.
         checkpoint: A path, an address, a name of the model table, or the content of such a file.
         prefix, scheme: See `detect`.
         entry: Of the file, with the weights, such as ``'model_ema'`` for an average; see `unwrap`.

@@ -23,9 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.formats import one_line, place, read_file
+from vitdense.checkpoint.schemes import NAMING
 from vitdense.errors import OptionError
+from vitdense.families import find_model, gated_row, near_names, ungated_twin
 from vitdense.files import atomic_write, describe_missing, sha256_of
-from vitdense.models.registry import NAMING, find_model, gated_row, near_names, ungated_twin
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """What the families share: allow-lists, helpers for rename tables, and flat position embeddings."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
+from vitdense.errors import OptionError
+from vitdense.families import HEADS, folders_with
 
 # What a checkpoint may have in addition to a backbone: regular expressions of our names.
 CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist|attn_pool)\..+"
@@ -161,3 +164,31 @@ def position(*of_tokens: str) -> Rule:
 CLASS_POSITION = position("tokens.cls_position")
 CLASS_TOKEN = Rule("cls_token", "tokens.cls_token")
 PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
+
+
+class _Naming(Mapping[str, Family]):
+    """Naming schemes of every family: `FAMILY` of its ``checkpoint.py``, imported when the family is asked for.
+
+    Heads with naming schemes are families too: `HEADS` of ``vitdense/models/__init__.py`` names the folder that has
+    them, in `HEADS` of its ``checkpoint.py``.
+    """
+
+    def __init__(self) -> None:
+        self._folders = folders_with("checkpoint")
+
+    def __getitem__(self, family: str) -> "Family":
+        name = f"{self._folders[HEADS.get(family, family)]}.checkpoint"
+        try:
+            module = import_module(name)
+        except OptionError as error:  # a bad table of rules
+            raise ImportError(f"{name}: {error}", name=name) from error
+        return module.HEADS[family] if family in HEADS else module.FAMILY
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._folders, *HEADS))
+
+    def __len__(self) -> int:
+        return len(self._folders) + len(HEADS)
+
+
+NAMING: Mapping[str, Family] = _Naming()

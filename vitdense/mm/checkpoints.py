@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
 from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
 from vitdense.checkpoint.read import read, run_globals
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, sha256_of
 
 REST = "rest.pth"  # of a checkpoint in parts, which is a folder: all else, and the digests of the parts
 SCRATCH = ".parts"  # folder of a checkpoint that is not complete
@@ -38,8 +40,6 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
     if (rest := Path(filename, REST)).is_file():
-        from vitdense.mm.train.shard import read_parts  # here, for no other checkpoint needs torch.distributed
-
         return read_parts(Path(filename), read_checkpoint(str(rest), map_location, allow_pickle))
     try:
         with naming_option("load_from of the config, CHECKPOINT of a tool, checkpoint of vitdense.load"):
@@ -51,6 +51,29 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
             f"{error}. For the checkpoint of a run (load_from, resume, test, predict) the config sets it by "
             f"default_hooks=dict(exact_load=dict(type='vitdense.ExactLoadHook', allow_pickle=True))"
         ) from error
+
+
+def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
+    """The content of a checkpoint in parts, with whole tensors.
+
+    Args:
+        folder: See `save_parts`.
+        rest: What it returned, or ``parts`` and some of its other keys: no more is read.
+
+    Raises:
+        CheckpointMismatchError: A file is absent or damaged.
+    """
+    import torch.distributed.checkpoint as dcp  # here, for no other checkpoint needs it
+
+    for name, sha256 in rest.pop("parts").items():
+        if not (folder / name).is_file() or sha256_of(folder / name) != sha256:
+            raise CheckpointMismatchError(f"{folder}: {name} is absent or damaged; use an older checkpoint")
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    found = reader.read_metadata().state_dict_metadata
+    names = [name for path, x in tree_flatten_with_path(rest)[0] if (name := keystr(path)) in found]
+    whole = {name: torch.empty(found[name].size, dtype=found[name].properties.dtype) for name in names}
+    dcp.load(whole, storage_reader=reader, no_dist=True)
+    return tree_map_with_path(lambda path, x: whole.get(keystr(path), x), rest)
 
 
 def install_loader(allow_pickle: bool = False) -> None:

@@ -31,9 +31,7 @@ def guard_model(model: nn.Module) -> nn.Module:
     casts RoIs before it calls an op and leaves no seam in ``init_detector``: who runs that model under an autocast of
     his own, or a config without the hook in mmdet's tools, calls this.
     """
-    inner = model
-    while isinstance(part := getattr(inner, "module", None), nn.Module):
-        inner = part
+    inner = unwrapped(model)
     if _valid_results in inner._forward_hooks.values():
         return model
     inner.register_forward_hook(_valid_results)
@@ -54,6 +52,13 @@ def guard_model(model: nn.Module) -> nn.Module:
                 size = getattr(layer, "out_features", getattr(layer, "out_channels", None))
                 if isinstance(layer, nn.Linear | nn.Conv2d) and size in (2, 4) and "backbone" not in name.split("."):
                     layer.register_forward_hook(_widen)
+    return model
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The detector or segmentor inside of wrappers: of processes, of test-time augmentation."""
+    while isinstance(inner := getattr(model, "module", None), nn.Module):
+        model = inner
     return model
 
 

@@ -59,16 +59,16 @@ class Inference:
         return str(self.dtype).removeprefix("torch.")
 
     @property
-    def _is_on_cpu(self) -> bool:
-        return torch.device(self.device).type == "cpu"
+    def _tunes(self) -> bool:
+        return self.onednn and torch.device(self.device).type == "cpu"
 
     @property
     def _by_onednn(self) -> bool:
-        return self._is_on_cpu and self.onednn and self.amp == "float32" and has_onednn()
+        return self._tunes and self.amp == "float32" and has_onednn()
 
     def tune_cpu(self) -> None:
         """On a CPU, keep memory between layers, and log how it computes; see `vitdense.layers.onednn`."""
-        if not (self._is_on_cpu and self.onednn):
+        if not self._tunes:
             return
         kept = "memory is kept between layers" if keep_memory() else "memory is not kept between layers, without glibc"
         library = "oneDNN" if self._by_onednn else "torch's choice"
@@ -77,7 +77,7 @@ class Inference:
     def computing(self) -> AbstractContextManager:
         """The context in which the model computes."""
         if self.amp != "float32":
-            return torch.autocast(torch.device(self.device).type, getattr(torch, self.amp))
+            return torch.autocast(torch.device(self.device).type, self.dtype)
         return OneDnnLinear() if self._by_onednn else nullcontext()
 
 
@@ -145,33 +145,25 @@ def check_device(option: str, device: str) -> None:
 
 
 def check_precision(option: str, dtype: str | None, device: str) -> None:
-    """Raise if a device does not compute in a data type.
+    """Raise a ConfigError, which names `option`, if a device does not compute in a data type.
 
-    Args:
-        option: For the message.
-        dtype: One of `AMP_DTYPES`; ``float32`` or None.
-        device: See `check_device`.
-
-    Raises:
-        ConfigError: It is another data type; or the device has no autocast; or it is float16 on a CPU; or this CPU has
-            no instructions for bfloat16: torch would emulate them, in several times the time of float32. See also
-            `check_device`.
+    It is none of `AMP_DTYPES`, ``float32`` and None; or the device is absent, see `check_device`, or has no autocast;
+    or it is float16 on a CPU; or this CPU has no instructions for bfloat16: torch would emulate them, in several times
+    the time of float32.
     """
     check_device("device", device)
-    if dtype not in (None, "float32", *AMP_DTYPES):
-        raise ConfigError(f"{option}: expected float32, {' or '.join(AMP_DTYPES)}")
-    kind = torch.device(device).type
     if dtype in (None, "float32"):
         return
+    if dtype not in AMP_DTYPES:
+        raise ConfigError(f"{option}: expected float32, {' or '.join(AMP_DTYPES)}")
+    kind = torch.device(device).type
     if not torch.amp.is_autocast_available(kind):
         raise ConfigError(f"{option}: torch has no autocast on {kind}; leave it out for float32")
-    if kind != "cpu":
-        return
-    if dtype != "bfloat16":
+    if kind == "cpu" and dtype != "bfloat16":
         raise ConfigError(
             f"{option}: {dtype} needs a GPU, and the device is a CPU; give bfloat16, or leave it out for float32"
         )
-    if not cpu_has_bfloat16():
+    if kind == "cpu" and not cpu_has_bfloat16():
         raise ConfigError(
             f"{option}: this CPU has no instructions for bfloat16 (AVX-512 BF16, AMX or Arm's BF16), and torch would "
             f"emulate them slowly; leave it out for float32"

@@ -39,6 +39,7 @@ from vitdense.mm.config.query import (
     type_name,
 )
 from vitdense.mm.console import quiet
+from vitdense.mm.data.classes import meta_of
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference, check_device, check_score
@@ -285,8 +286,10 @@ def load_model(
 ) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
-    Its `dataset_meta` has `classes`, and `palette` if there is one; see `_names_of`. Where a file of another project
-    names its outputs, or `classes` does, heads have as many as there are names.
+    Its `dataset_meta` has `classes`, and `palette` if there is one: those of the checkpoint, which may be of RF-DETR's
+    own trainer. Else they are the given ones; those of the type of the test data at the address of a published model;
+    or those of the test data of the config, which is logged. Where a file of another project names its outputs, or
+    `classes` does, heads have as many as there are names.
 
     Args:
         cfg: Its config.
@@ -341,22 +344,10 @@ def _names_of(
     saved: Mapping[str, Any], cfg: Config, checkpoint: str, classes: Sequence[str] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], bool]:
     """The names of the outputs of a checkpoint, as mm's `dataset_meta`, the checkpoint with names by output, and
-    whether it was named so.
-
-    They are in the checkpoint: mm's, or those of RF-DETR's own trainer. Else they are the given ones; those of the type
-    of the test data at the address of a published model; or those of the test data of the config, which is logged.
-
-    Raises:
-        ConfigError: There are none, or those of the checkpoint are not the given ones.
-    """
-    dataset, meta = next(leaf_datasets(cfg.test_dataloader.dataset)), saved.get("meta") or {}
-    found = meta.get("dataset_meta") or {}
-    if "CLASSES" in meta:  # files published before mmdet 3 and mmseg 1
-        found = {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}
-    kind = find_class(DATASETS, dataset.type, cfg)
-    if not found and is_published(checkpoint):
-        found = kind.METAINFO
-    own = trained_classes(saved)
+    whether it was named so; see `load_model`."""
+    dataset = next(leaf_datasets(cfg.test_dataloader.dataset))
+    kind, own = find_class(DATASETS, dataset.type, cfg), trained_classes(saved)
+    found = meta_of(saved) or (kind.METAINFO if is_published(checkpoint) else {})
     if classes is not None and (found or own):
         named = list(found["classes"]) if found else [own.get(i, "") for i in range(max(own) + 1)]
         if list(classes) != named:
@@ -372,7 +363,7 @@ def _names_of(
             if "num_classes" in head:
                 head["num_classes"] = len(found["classes"])
     if not is_named:
-        found = next((meta for meta in (dataset.get("metainfo"), kind.METAINFO) if meta and meta.get("classes")), {})
+        found = next((one for one in (dataset.get("metainfo"), kind.METAINFO) if one and one.get("classes")), {})
         names = found.get("classes") or ()
         if not names or {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, len(names)}:
             raise ConfigError(

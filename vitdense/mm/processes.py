@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from mmengine.device import get_device
-from mmengine.dist import all_gather_object, all_reduce, get_rank, is_distributed
+from mmengine.dist import all_gather_object, all_reduce, get_rank, init_dist, is_distributed
+from mmengine.utils.dl_utils import set_multi_processing
 
 from vitdense.mm.errors import ConfigError
 
@@ -146,17 +147,25 @@ def _obey_parent() -> None:
     os._exit(0)
 
 
-def start_on_cpu(launcher: str) -> None:
-    """Connect the processes over gloo on a machine without a GPU. On GPUs, mmengine connects them.
+def connect(launcher: str, env: Mapping[str, Any]) -> None:
+    """Connect the processes of a run, on GPUs as mmengine's runner would: only then one of them is the main process.
+
+    Args:
+        launcher: Of `find_launcher`.
+        env: ``env_cfg`` of the config.
 
     Raises:
-        ConfigError: Another launcher than torchrun.
+        ConfigError: Another launcher than torchrun, on a machine without a GPU.
     """
-    if launcher == "none" or is_distributed() or get_device() != "cpu":
+    if launcher == "none" or is_distributed():
         return
-    if launcher != "pytorch":
+    if get_device() != "cpu":
+        set_multi_processing(**env.get("mp_cfg", {}), distributed=True)
+        init_dist(launcher, **env.get("dist_cfg", {}))
+    elif launcher != "pytorch":
         raise ConfigError(f"--launcher {launcher}: needs GPUs, and torch finds none; on CPUs, use torchrun")
-    torch.distributed.init_process_group("gloo")
+    else:
+        torch.distributed.init_process_group("gloo")
 
 
 def start_processes() -> None:

@@ -16,7 +16,7 @@ from mmengine.registry import Registry
 from timm.layers import LayerNorm2d
 
 import vitdense.mm.checkpoints  # noqa: F401  registers the file backend vitdense.atomic
-from vitdense.models.registry import FLOORS, FOLDERS, backbone_class
+from vitdense.families import FLOORS, FOLDERS, backbone_class
 from vitdense.models.vit.tokens import JointViT, TokenViT
 from vitdense.models.vit.windowed import WindowedViT
 from vitdense.module import Module

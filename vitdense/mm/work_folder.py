@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.errors import OptionError
+from vitdense.families import find_model, near_names
 from vitdense.files import atomic_write, check_writable, describe_missing, remove
 from vitdense.mm.checkpoints import REST, SCRATCH, is_checkpoint, read_checkpoint
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.models.registry import find_model, near_names
 
 CHECKPOINT = re.compile(r"(iter|epoch)_(\d+)\.pth")  # from which a training goes on
 WEIGHTS = "weights.pth"  # of a checkpoint in parts, in one file
@@ -109,10 +109,11 @@ class WorkFolder:
         """Write the config of the training, and beside it the modules of its own, see `own_modules`."""
         for path in (path for path in modules if path.parent != self.path.resolve()):
             _copy(path, self.path)
-        with atomic_write(self._config_of(cfg)) as scratch:
+        with atomic_write(self.config_of(cfg)) as scratch:
             scratch.write_text(cfg.pretty_text, encoding="utf-8")
 
-    def _config_of(self, cfg: Config) -> Path:
+    def config_of(self, cfg: Config) -> Path:
+        """Where `write_config` writes a config."""
         return self.path / Path(cfg.filename or "config.py").name
 
     def make(self) -> None:
@@ -152,7 +153,7 @@ class WorkFolder:
         Raises:
             ConfigError: It would.
         """
-        if (path := self._config_of(cfg)).exists() and not is_saved_config(path):
+        if (path := self.config_of(cfg)).exists() and not is_saved_config(path):
             raise ConfigError(
                 f"{path} is no config that a training wrote, and this training would replace it by its complete one; "
                 f"move it, or name another --work-dir"
@@ -169,7 +170,7 @@ class WorkFolder:
             ConfigError: It may.
         """
         for path in filter(lambda path: _has_any(path, named), self._written()):
-            if path.suffix == ".py" and (path != self._config_of(cfg) or path.samefile(cfg.filename)):
+            if path.suffix == ".py" and (path != self.config_of(cfg) or path.samefile(cfg.filename)):
                 continue  # a base stays; of itself, the old training has a copy
             if (match := WRITTEN.fullmatch(path.name)) and match[4]:
                 limit = cfg.train_cfg.get(f"max_{match[3]}s")
@@ -253,17 +254,14 @@ def is_whole(path: Path) -> bool:
     """Whether a checkpoint, a file or a folder of `save_parts`, ends where it should; who reads it compares digests."""
     if path.is_file():
         return is_zipfile(path)  # whose directory is its end
-    if not is_zipfile(path / REST):
-        return False
-    return all(_is_whole_part(path / name) for name in read_checkpoint(str(path / REST), "meta")["parts"])
-
-
-def _is_whole_part(path: Path) -> bool:
+    names = read_checkpoint(str(path / REST), "meta")["parts"] if is_zipfile(path / REST) else None
     try:
-        with safe_open(path, "pt"):  # which compares the sizes
-            return True
+        for name in names or ():
+            with safe_open(path / name, "pt"):  # which compares the sizes
+                pass
     except (OSError, SafetensorError):
         return False
+    return names is not None
 
 
 def _iterations(path: Path) -> int:

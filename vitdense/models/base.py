@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from vitdense.checkpoint.errors import naming_option
 from vitdense.checkpoint.load import LoadReport, load_pretrained, remap_keys_in_place
 from vitdense.errors import OptionError
+from vitdense.families import Model, arguments, is_number, is_whole, row_of
 from vitdense.layers.blocks import LayerNorm
 from vitdense.layers.lora import LoRA, add_lora
-from vitdense.models.registry import Model, arguments, is_number, is_whole, row_of
 from vitdense.module import Module
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Backbone(Module):
         TypeError: An argument that neither the subclass nor this class has.
 
     Attributes:
-        family: Name of the family in `vitdense.models.registry.NAMING`.
+        family: Name of the family in `vitdense.checkpoint.schemes.NAMING`.
         arch: Its row of the family's table of sizes.
         in_channels: Image channels.
         out_channels: Channels of each output.

@@ -12,10 +12,11 @@ __all__ = ["Classifier", "DrawMask", "ImageFolder", "MaskedImageModel", "TimmTra
 
 if find_spec("mmdet"):
     from vitdense.research.htcpp.roi_head import HTCRoIHead
+    from vitdense.research.htcpp.tta import InstanceTTAModel
     from vitdense.research.reppoints_v2.bifpn import BiFPN
     from vitdense.research.reppoints_v2.head import RepPointsV2Head
 
-    __all__ += ["BiFPN", "HTCRoIHead", "RepPointsV2Head"]
+    __all__ += ["BiFPN", "HTCRoIHead", "InstanceTTAModel", "RepPointsV2Head"]
     MODELS.register_module(module=BiFPN)
 
 # Plugin layers for mm's ResNets, and a neck.

@@ -57,7 +57,7 @@ def test_a_cpu_is_not_filled(monkeypatch):
 def test_memory_of_other_devices_is_not_tried(monkeypatch):
     monkeypatch.setattr(batch_size, "get_device", lambda: "mps")
     with pytest.raises(ConfigError, match="memory of mps"):
-        set_batch_size(load_config("cascade_swin_nano_shapes"), Asked(auto_batch_size=True))
+        set_batch_size(load_config("cascade_swin_nano_shapes"), Asked())
 
 
 @pytest.mark.long
@@ -82,4 +82,4 @@ def test_what_is_refused(key, value, named):
     cfg = load_config("upernet_swin_nano_shapes")
     cfg[key] = value
     with pytest.raises(ConfigError, match=f"--batch-size auto.*{named}"):
-        set_batch_size(cfg, Asked(auto_batch_size=True))
+        set_batch_size(cfg, Asked())

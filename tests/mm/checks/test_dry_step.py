@@ -11,7 +11,7 @@ from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.model import frozen
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.loaders import in_process
+from vitdense.mm.config.run import in_process
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
 from vitdense.mm.train.runner import Runner

@@ -8,8 +8,8 @@ from conftest import REPO
 pytest.importorskip("mmdet")
 
 from vitdense.__main__ import main
+from vitdense.families import find_model
 from vitdense.mm.cli import card
-from vitdense.models.registry import find_model
 
 ZOO = (REPO / "docs/model-zoo.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,8 @@ from conftest import REPO
 from mmengine.config import Config
 from mmengine.hub import get_config
 
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
 
 pytest.importorskip("mmdet")

@@ -24,7 +24,8 @@ from vitdense.mm.cli import new
 from vitdense.mm.cli.estimate import Estimate, estimate
 from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config import own_data
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import fetched
 from vitdense.mm.config.query import class_heads
 

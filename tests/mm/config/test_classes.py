@@ -12,7 +12,8 @@ from vitdense.mm.checks import check
 from vitdense.mm.checks.data import classes, contents
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.classes import follow_checkpoint
-from vitdense.mm.config.load import ConfigError, find_config, load_config
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.query import class_heads, drop_weights
 
 pytest.importorskip("mmdet")

@@ -26,7 +26,7 @@ def test_what_differs_is_named_with_both_values():
     new.custom_hooks = [dict(type="EMAHook")]
     assert differences(saved(old), new.to_dict(), OF_TRAINING) == [
         f"train_cfg.max_iters: 7, in the checkpoint {old.train_cfg.max_iters}",
-        "custom_hooks: [{'type': 'EMAHook'}], in the checkpoint absent",
+        'custom_hooks: [dict(type="EMAHook")], in the checkpoint absent',
         "model.roi_head.bbox_head.1.num_classes: 9, in the checkpoint 8",
     ]
     assert [line.split(":")[0] for line in differences(saved(old), new.to_dict(), OF_RESULTS)] == [

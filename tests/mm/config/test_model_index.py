@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -7,7 +5,8 @@ import vitdense
 from vitdense.mm import predictor
 from vitdense.mm.config import model_index as published
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_published, list_published
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.errors import ConfigError
@@ -99,12 +98,12 @@ def test_what_is_refused(tmp_path, monkeypatch):
         vitdense.load(tmp_path / "pest")
     index = tmp_path / "metafile.yml"
     index.write_text(
-        "Models:\n  - {Name: plain, Config: configs/a/b.py, Weights: 'http://host/a.pth', Results: []}\n"
-        "  - {Name: none, Config: configs/a/c.py}\n"
-        "  - {Name: two_coco, Config: configs/a/d.py, Weights: 'https://host/d.pth'}\n"
-        "  - {Name: two_ade20k, Config: configs/a/e.py, Weights: 'https://host/e.pth'}\n"
+        "Models:\n  - {Name: plain, Weights: 'http://host/a.pth', Results: [], Paper: {License: MIT}}\n"
+        "  - {Name: none}\n"
+        "  - {Name: two_coco, Weights: 'https://host/d.pth', Paper: {License: MIT}}\n"
+        "  - {Name: two_ade20k, Weights: 'https://host/e.pth', Paper: {License: MIT}}\n"
     )
-    monkeypatch.setattr(published, "_indices", lambda: iter([("mmdet", [Path(index)])]))
+    monkeypatch.setattr(published, "INDEX", index)
     with pytest.raises(ConfigError, match=r"http://host/a\.pth, expected an address https://"):
         vitdense.load("plain")
     with pytest.raises(ConfigError, match="got none alone"):

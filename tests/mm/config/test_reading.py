@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import ConfigError, load_config, own_modules
+from vitdense.mm.config.files import own_modules
+from vitdense.mm.config.load import ConfigError, load_config
 
 pytest.importorskip("mmdet")
 

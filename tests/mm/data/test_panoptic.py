@@ -16,7 +16,8 @@ from vitdense.mm.checks import check
 from vitdense.mm.cli import new
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.load import load_config
 from vitdense.mm.data.panoptic import colours_of_ids, ids_of_colours, read_panoptic
 from vitdense.mm.data.shapes import CLASSES, draw_dataset
 from vitdense.mm.errors import ConfigError

@@ -13,7 +13,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 import onnx
 
-from vitdense.export import compare
+from vitdense import runtime
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -93,7 +93,7 @@ def test_int8_is_calibrated_and_compared(folder, monkeypatch):
     dequantised = [node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"]
     # Of the patches, of four linear layers in each of two blocks, and of the head.
     assert [kinds.get(name) for name in dequantised].count(onnx.TensorProto.INT8) == 10
-    monkeypatch.setitem(compare.BOUNDS, "int8", compare.Bounds(None, 1.0, 0, 0, 0, 0, 0))
+    monkeypatch.setitem(runtime.BOUNDS, "int8", runtime.Bounds(None, 1.0, 0, 0, 0, 0, 0))
     with pytest.raises(ConfigError, match="not written; export in float32"):
         export(cfg, str(folder / "random.pth"), folder / "unlike.onnx", "onnx", precision="int8")
     assert not (folder / "unlike.onnx").exists()

@@ -10,7 +10,6 @@ from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmdet.models.task_modules.prior_generators import MlvlPointGenerator
 from torchvision.ops import box_iou
 
-from vitdense.export.compare import BOUNDS, compare_results
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program
 from vitdense.export.select import Found, best, highest, suppress
@@ -21,7 +20,7 @@ from vitdense.mm.export.detectors import FixedRoIExtractor, fix
 from vitdense.mm.export.tasks import Detector, predict
 from vitdense.mm.heads.rle_masks import fields_of
 from vitdense.results.result import Result
-from vitdense.runtime import ENGINES, paste, read
+from vitdense.runtime import BOUNDS, ENGINES, compare_results, paste, read
 
 
 def detector(name, **test_cfg):

@@ -18,8 +18,7 @@ from mmdet.structures import DetDataSample
 from mmengine.config import ConfigDict
 from pycocotools import mask as rle
 
-from vitdense.mm.heads.rle_masks import use_rle
-from vitdense.mm.heads.tta import InstanceTTAModel
+from vitdense.mm.config.model import use_rle
 
 HEIGHT, WIDTH = 64, 96
 DETECTORS = {"cascade": "cascade_swin_nano_shapes", "htc": pytest.param("htc_swin_nano_shapes", marks=needs_research)}
@@ -48,6 +47,8 @@ def build(detector):
 
 
 def build_tta(detector, nms="nms"):
+    from vitdense.research.htcpp.tta import InstanceTTAModel
+
     tta_cfg = {"nms": {"type": nms, "iou_threshold": 0.5}, "max_per_img": 8}
     return InstanceTTAModel(tta_cfg, module=build(detector)).eval()
 
@@ -96,12 +97,14 @@ def assert_same(got, want):
     assert torch.equal(got.masks, want.masks)
 
 
+@needs_research
 @pytest.mark.parametrize("scale", [1, 2])
 def test_one_view_gives_what_the_detector_gives(detector, scale):
     one = view(image(), scale)
     assert_same(run(detector, one), predict(detector, one))
 
 
+@needs_research
 @pytest.mark.parametrize(("flip", "axes"), [("horizontal", [2]), ("vertical", [1]), ("diagonal", [1, 2])])
 def test_a_flipped_view_is_flipped_back(detector, flip, axes):
     """The view of an image is the plain view of the flipped image."""
@@ -115,6 +118,7 @@ def test_a_flipped_view_is_flipped_back(detector, flip, axes):
     assert_same(run(detector, view(image(), flip=flip)), want)
 
 
+@needs_research
 def test_masks_of_views_are_averaged_and_boxes_merged(detector, monkeypatch):
     views = [view(image()), view(image()), view(image(), scale=2, flip="horizontal")]
     levels = iter((255, 0, 200))  # mean 151.7
@@ -123,7 +127,7 @@ def test_masks_of_views_are_averaged_and_boxes_merged(detector, monkeypatch):
         (sample,) = merged
         return [torch.full((len(sample.pred_instances), HEIGHT, WIDTH), next(levels), dtype=torch.uint8)]
 
-    monkeypatch.setattr(InstanceTTAModel, "_predict_masks", masks)
+    monkeypatch.setattr("vitdense.research.htcpp.tta.InstanceTTAModel._predict_masks", masks)
     assert run(detector, *views).masks.all()
     levels = iter((255, 0, 100))  # mean 118.3
     found = run(detector, *views)
@@ -133,6 +137,7 @@ def test_masks_of_views_are_averaged_and_boxes_merged(detector, monkeypatch):
     assert found.scores[0] >= alone.scores.max() - 1e-6
 
 
+@needs_research
 def test_an_image_without_detections(detector):
     cfg, weights = copy.deepcopy(detector)
     cfg.model.test_cfg.rcnn.score_thr = 2.0
@@ -141,6 +146,7 @@ def test_an_image_without_detections(detector):
     assert found.masks.shape == (0, HEIGHT, WIDTH)
 
 
+@needs_research
 def test_images_of_a_batch_are_independent(detector):
     first, second = image(), image().flip(0)
     views = [[view(x), view(x, flip="horizontal")] for x in (first, second)]
@@ -155,10 +161,11 @@ def test_images_of_a_batch_are_independent(detector):
         assert (got.pred_instances.masks == want.pred_instances.masks).float().mean() > 0.999
 
 
+@needs_research
 def test_other_detectors_are_refused():
     cfg = load_config(REPO / "configs/atss_swin_t_coco.py")
     with torch.device("meta"), pytest.raises(ValueError, match="roi_head"):
-        InstanceTTAModel({}, module=build_model(cfg))
+        build_model(ConfigDict(model={"type": "vitdense.InstanceTTAModel", "tta_cfg": {}, "module": cfg.model}))
 
 
 def found_by(detector):

@@ -16,6 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.structures import InstanceData
 
+from vitdense.mm.config import model
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.heads import rle_masks
@@ -93,7 +94,7 @@ def test_results_are_those_of_mmdet(name, tmp_path, monkeypatch):
     got, found = launch.test(cfg, checkpoint), results(tmp_path)
     assert {len([one for one in found[1] if one["image_id"] == image]) for image in range(2)} == {12}
     assert len({one["segmentation"]["counts"] for one in found[1]}) > 6
-    monkeypatch.setattr(rle_masks, "takes_rle", lambda cfg: False)
+    monkeypatch.setattr(model, "takes_rle", lambda cfg: False)
     cfg, checkpoint = dense(name, tmp_path, side=96, number=12)
     assert launch.test(cfg, checkpoint) == got
     assert results(tmp_path) == found
@@ -115,7 +116,7 @@ def test_results_are_those_of_mmdet(name, tmp_path, monkeypatch):
 def test_masks_are_codes_where_all_takes_them(change, takes):
     cfg = load_config(DETECTORS[0])
     cfg.merge_from_dict(change)
-    assert rle_masks.takes_rle(cfg) is takes
+    assert model.takes_rle(cfg) is takes
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -164,6 +165,6 @@ if __name__ == "__main__":
 
     name, folder, side, number, *mmdet = sys.argv[1:]
     if mmdet:
-        rle_masks.takes_rle = lambda cfg: False
+        model.takes_rle = lambda cfg: False
     launch.test(*dense(name, Path(folder), int(side), int(number)))
     print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -20,7 +20,8 @@ import vitdense
 import vitdense.mm.train.launch as launch
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.load import load_config
 from vitdense.mm.precision import Inference
 
 pytest.importorskip("mmdet")

@@ -1,21 +1,24 @@
 from unittest.mock import MagicMock
 
 import cv2
+import mmengine.runner
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.optim.optimizer import amp_optimizer_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPERS
 
 from vitdense import Swin
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm import processes
-from vitdense.mm.config import passes, run
+from vitdense.mm.config import run
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.passes import built
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.train import launch
+from vitdense.mm.train.runner import Runner
 
 
 def fail(error):
@@ -132,6 +135,19 @@ def test_options_that_need_a_gpu_name_themselves_without_one(repo, tmp_path, mon
         launch.train(cfg, amp=value if name == "amp" else None)
 
 
+def test_processes_on_gpus_are_connected_as_the_config_says(monkeypatch):
+    """Before the runner, which is built when the main process holds the work folder."""
+    connected = []
+    monkeypatch.setattr(processes, "get_device", lambda: "cuda")
+    monkeypatch.setattr(processes, "init_dist", lambda launcher, **options: connected.append((launcher, options)))
+    monkeypatch.setattr(processes, "set_multi_processing", lambda **options: connected.append(options))
+    env = {"mp_cfg": {"mp_start_method": "fork"}, "dist_cfg": {"backend": "nccl"}}
+    processes.connect("pytorch", env)
+    assert connected == [{"mp_start_method": "fork", "distributed": True}, ("pytorch", {"backend": "nccl"})]
+    processes.connect("none", env)
+    assert len(connected) == 2
+
+
 @pytest.mark.parametrize("amp", ["float16", "bfloat16"])
 def test_amp_has_a_loss_scaler_for_float16_only(repo, tmp_path, monkeypatch, amp):
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path))
@@ -157,20 +173,20 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, tmp_path, monkeypatch, amp
     assert not torch.equal(layer.weight, before)
 
 
-def test_an_interrupt_is_one_line_that_says_where_to_go_on(repo, tmp_path, monkeypatch, capsys):
-    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path))
-    runner = MagicMock(iter=83)
-    monkeypatch.setattr(launch, "_runner", lambda cfg: runner)
+def test_an_interrupt_is_one_line_that_says_where_to_go_on(tmp_path, monkeypatch, capsys):
+    runner = Runner.__new__(Runner)
+    runner.cfg, runner._work_dir = Config(), str(tmp_path)
+    monkeypatch.setattr(Runner, "iter", 83)
     for saved, further in ((None, "no checkpoint was saved yet"), ("iter_80.pth", "--resume goes on from iter_80.pth")):
 
-        def interrupted(saved=saved):
+        def interrupted(runner, saved=saved):
             if saved:
                 torch.save({}, tmp_path / saved)
             raise KeyboardInterrupt
 
-        runner.train.side_effect = interrupted
+        monkeypatch.setattr(mmengine.runner.Runner, "train", interrupted)
         with pytest.raises(SystemExit) as ended, exit_on_user_error():
-            launch.train(cfg, overwrite=True)
+            runner.train()
         assert ended.value.code == 130
         assert capsys.readouterr().err == f"\nstopped after iteration 83; {further}\n"
 
@@ -179,7 +195,7 @@ def test_an_interrupt_is_one_line_that_says_where_to_go_on(repo, tmp_path, monke
 def test_a_run_shorter_than_the_interval_of_the_log_logs_every_iteration(repo, monkeypatch, length, interval):
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", {"settings.max_iters": length})
     cfg.default_hooks.logger.interval = 50
-    monkeypatch.setattr(passes, "check", lambda cfg, splits: None)
+    monkeypatch.setattr(launch, "check", lambda cfg, splits: None)
     launch.prepare_training(cfg)
     assert cfg.default_hooks.logger.interval == interval
     assert cfg.default_hooks.logger.ignore_last is False

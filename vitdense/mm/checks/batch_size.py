@@ -47,7 +47,7 @@ def steps_in_process(cfg: Config) -> tuple[DataLoader, nn.Module, OptimWrapper]:
 
 
 def set_batch_size(cfg: Config, asked: Asked) -> None:
-    """If asked, set the batch size of a training on one device to the largest that its memory holds, in place.
+    """Set the batch size of a training on one device to the largest that its memory holds, in place.
 
     The learning rate follows linearly, as by ``auto_scale_lr``, with the images of a step of the optimizer. The most
     is ``auto_scale_lr.base_batch_size``, for which the recipe's learning rate was found: beyond it the rule would be a
@@ -57,8 +57,6 @@ def set_batch_size(cfg: Config, asked: Asked) -> None:
         ConfigError: The training resumes, there are several processes, or the config has no ``base_batch_size``; the
             device is neither a CPU nor of CUDA; or one image is too much.
     """
-    if not asked.auto_batch_size:
-        return
     if asked.resume is not None:
         raise ConfigError("--batch-size auto: got --resume too, which goes on with the batch size of the run")
     if (device := get_device()) not in ("cpu", "cuda"):

@@ -9,9 +9,10 @@ from mmengine import registry
 from mmengine.config import Config
 from mmengine.device import get_device
 
+from vitdense.mm.config.base import flat
 from vitdense.mm.config.build import unknown_type
 from vitdense.mm.config.options import DATALOADER
-from vitdense.mm.config.query import as_list, find_class, flat, hooks, leaf_datasets, nodes
+from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, nodes
 from vitdense.mm.data.faults import Fault
 
 LOOPS = {

@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader
 from vitdense.errors import OptionError
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import annotation_file
-from vitdense.mm.config.loaders import in_process
 from vitdense.mm.config.query import as_list, drop_weights, find_class, leaf_datasets
+from vitdense.mm.config.run import in_process
 from vitdense.mm.config.settings import image_size, set_image_size
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import by

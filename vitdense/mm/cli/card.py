@@ -5,15 +5,16 @@ from collections.abc import Sequence
 
 import torch
 
+from vitdense.families import MODELS, Model, backbone_class, find_model, near_names
 from vitdense.files import read_text
 from vitdense.inspect.flops import count, macs, num_params
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import SHAPES, fetched, find_published, recipes, shape_of
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.errors import ConfigError
-from vitdense.models.registry import MODELS, Model, backbone_class, find_model, near_names
 
 PATHS = {"coco": "/path/to/coco", "ade20k": "/path/to/ADEChallengeData2016", "panoptic": "/path/to/coco"}
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         cfg = config_of(args, changes)
         if args.passes:
             trained = copy.deepcopy(cfg)
-            run_passes([*TRAINING, *(step for step in STARTING if step.name != "checks")], trained, Asked(), changes)
+            run_passes((*TRAINING, *STARTING), trained, Asked(), changes)
             built(trained, Asked(), changes=changes)
             print(*describe(changes), "", sep="\n")
         status = report(cfg, args.all, args.report)

@@ -5,8 +5,8 @@ import itertools
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from mmengine.device import get_device
@@ -17,24 +17,14 @@ from vitdense.mm.config.load import load_config
 WARM_UP, MEASURED = 1, 2  # iterations
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Cost of training.
+class Estimate(NamedTuple):
+    """Cost of training."""
 
-    Attributes:
-        device: On which it trains, as mmengine finds it.
-        batch_size: Images per iteration.
-        seconds: Per iteration; the data are loaded before it, as by worker processes.
-        memory: Peak in bytes: of the GPU's, as torch allocates it, or of the process; None where the system does not
-            say it, as on Windows, and on other devices than these.
-        iterations: Of the whole run.
-    """
-
-    device: str
-    batch_size: int
-    seconds: float
-    memory: int | None
-    iterations: int
+    device: str  # on which it trains, as mmengine finds it
+    batch_size: int  # images per iteration
+    seconds: float  # per iteration; the data are loaded before it, as by worker processes
+    memory: int | None  # peak in bytes of the GPU or of the process; None where the system does not say it
+    iterations: int  # of the whole run
 
     def __str__(self) -> str:
         minutes = self.seconds * self.iterations / 60

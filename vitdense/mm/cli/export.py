@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 from torch import Tensor
 
-from vitdense.export.compare import BOUNDS, can_compare, compare_maps, compare_results
+from vitdense.export.compare import can_compare, compare_maps
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program, save_program
 from vitdense.files import atomic_write, check_writable
@@ -24,7 +24,7 @@ from vitdense.mm.export.samples import Sample, describe, of_noise, of_one_size, 
 from vitdense.mm.export.tasks import task_of
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
-from vitdense.runtime import ENGINES, Output, read
+from vitdense.runtime import BOUNDS, ENGINES, Output, compare_results, read
 
 FORMATS = ("pt2", "onnx")
 EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
@@ -49,8 +49,7 @@ def export(
     """Export a detector or a segmentor, and compare the result with the model, from the photo to its objects.
 
     Args:
-        cfg: Its config.
-        checkpoint: Its weights.
+        cfg, checkpoint, classes: See `vitdense.mm.predictor.load_model`.
         path: File to write.
         to: One of `FORMATS`.
         static: Image (h, w) in pixels, for one image of this size; all sizes and batches when None.
@@ -61,7 +60,6 @@ def export(
         preprocessing: The program takes photos; see `vitdense.export.preprocessing.of_photos`.
         calibration: Photos for int8; some of the config's training data when empty.
         unchecked: Write it also where the model finds nothing to compare at.
-        classes: See `vitdense.mm.predictor.load_model`.
         proof: Write ``NAME.proof`` beside an ONNX file that `vitdense.runtime` reads; see `vitdense.export.proof`.
 
     Returns:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 from mmengine.config import Config
@@ -42,7 +43,7 @@ class PredictionError(ConfigError):
 
 @dataclass(eq=False)
 class Task:
-    """What is written of images. Subclasses define `add`, for an image file, `save`, of what is done, and `finish`.
+    """What is written of images. Subclasses define `add`, for an image file, and `save`, of what is done.
 
     Args:
         model: The model.
@@ -61,6 +62,7 @@ class Task:
 
     def __post_init__(self) -> None:
         self.label_maps = label_map_names(self.images, self.root)
+        self.found: dict[Path, Any] = {}  # of every image, what the JSON file has
         self.out_file = self.out_dir / (RESULTS if self.root is None else TRAINING)
         # Processes that share the images have files of their own until the end.
         self.part = self.out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
@@ -78,18 +80,16 @@ class Task:
     def save(self) -> None:
         """Write what is done and not written yet."""
 
-    def _save_all(self) -> None:
-        """Write the file of all processes in place of their own."""
+    def finish(self) -> Path:
+        """Write the file of all processes, in the order of the images, in place of their own; its path."""
+        of_all = zip_longest(*all_gather_object([*self.found.items()]))
+        self.found = dict(one for row in of_all for one in row if one is not None)
         if is_distributed():
             self.part.unlink(missing_ok=True)
         self.part = self.out_file
         if is_main_process():
             self.save()
-
-
-def _of_all_processes(items: Sequence) -> list:
-    """Items of the images of all processes, in the order of the images."""
-    return [item for row in zip_longest(*all_gather_object(list(items))) for item in row if item is not None]
+        return self.out_file
 
 
 class Detection(Task):
@@ -98,29 +98,29 @@ class Detection(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.predictions = CocoPredictions(self.model.names, self.model.dataset, self.root)
-        self.scores: list[list[float]] = []  # of every image, also below the threshold
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture."""
         pixels = self.model.reader.pixels(image)
         (sample,) = self.model.samples([image], [pixels])
-        self.scores.append(sample.pred_instances.scores.tolist())
         result = self.model.result(sample, pixels, self.model.inference.score_thr)
         self.predictions.add(image, result)
+        scores = sample.pred_instances.scores.tolist()  # also below the threshold
+        self.found[image] = scores, self.predictions.found[image]
         self.draw(image, result)
 
     def save(self) -> None:
         """Write the detections so far."""
+        self.predictions.found = {image: found for image, (_, found) in self.found.items()}
         self.predictions.write(self.part, self.as_dataset or self.root is not None)
 
     def finish(self) -> Path:
-        """Write the detections of all images, also of other processes; the path of the file."""
-        self.predictions.found = dict(_of_all_processes(self.predictions.found.items()))
-        self._save_all()
+        """As of all tasks; and log how many detections count."""
+        super().finish()
         if is_main_process() and self.root is None:
             self.predictions.report_new_images()
-        kept = [one for _, found in self.predictions.found.values() for one in found]
-        scores = [score for of_image in _of_all_processes(self.scores) for score in of_image]
+        kept = [one for _, (_, found) in self.found.values() for one in found]
+        scores = [score for of_image, _ in self.found.values() for score in of_image]
         print_log(
             f"{len(kept)} of {len(scores)} detections have a score from {self.model.inference.score_thr} on "
             f"(--score-thr), the highest {max(scores, default=0.0):.3f}. Output: {self.out_dir}"
@@ -139,7 +139,6 @@ class Panoptic(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ids = CocoPredictions(self.model.names, self.model.dataset).category_ids
-        self.annotations: list[dict] = []
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture and ids."""
@@ -150,22 +149,16 @@ class Panoptic(Task):
             {"id": one["id"], "category_id": self.ids[one["label"]], "area": int((result.panoptic == one["id"]).sum())}
             for one in result.segments
         ]
-        self.annotations.append({"image": image.name, "file_name": name, "segments_info": segments})
+        self.found[image] = {"image": image.name, "file_name": name, "segments_info": segments}
 
     def save(self) -> None:
         """Write the segments so far."""
         things = self.model.model.panoptic_fusion_head.num_things_classes
         named = enumerate(zip(self.ids, self.model.names))
         categories = [{"id": i, "name": name, "isthing": int(label < things)} for label, (i, name) in named]
-        content = json.dumps({"annotations": self.annotations, "categories": categories})
+        content = json.dumps({"annotations": [*self.found.values()], "categories": categories})
         with atomic_write(self.part) as scratch:
             scratch.write_text(content, encoding="utf-8")
-
-    def finish(self) -> Path:
-        """Write the segments of all images, also of other processes; the path of the file."""
-        self.annotations = _of_all_processes(self.annotations)
-        self._save_all()
-        return self.out_file
 
 
 class Segmentation(Task):
@@ -200,15 +193,8 @@ class Segmentation(Task):
 
 
 def raw_names(classes: Sequence[str], kind: type, dataset: Mapping) -> tuple[list[str], int]:
-    """The names of all values that a segmentation data set's own label maps have, in order, and the first value.
-
-    With ``reduce_zero_label`` they begin at 1.
-
-    Args:
-        classes: Of the model.
-        kind: Class of the data set.
-        dataset: Its config.
-    """
+    """The names of all values that label maps of a segmentation data set, a class and its config, have, in order, and
+    the first value: 1 with ``reduce_zero_label``. `classes` are those of the model."""
     names = list(dataset.get("values") or kind.METAINFO.get("classes", ()))
     default = inspect.signature(kind).parameters.get("reduce_zero_label")
     reduced = dataset.get("reduce_zero_label", default is not None and default.default)
@@ -236,8 +222,7 @@ def predict(
     """Predict on images.
 
     Args:
-        cfg: Config of the detector or segmentor.
-        checkpoint: Its weights.
+        cfg, checkpoint, classes: See `Predictor`.
         images: Image files, folders and patterns; see `list_images`.
         out_dir: Output folder. It gets a picture per image, of the same name.
             A detector also writes ``predictions.json``: COCO results, ``[{image_id, category_id, bbox, score,
@@ -253,14 +238,12 @@ def predict(
             with image ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps in the
             folders of the images, and ``classes.txt``, the names of their values. Images are named by their place in
             their common folder.
-        classes: See `vitdense.load`.
 
     Returns:
         The JSON file of a detector or panoptic model, the folder of a segmentor.
 
     Raises:
-        ConfigError: The config is not one of mmdet or mmseg; images are missing, or outputs would overwrite each other
-            or the images; see `load_model`.
+        ConfigError: Images are missing, or outputs would overwrite each other or the images; see also `Predictor`.
         PredictionError: After the other images are done: some cannot be read or predicted.
     """
     images = list_images(images)

@@ -33,23 +33,10 @@ def contact_sheet(
     device: str = "cpu",
     classes: Sequence[str] | None = None,
 ) -> Path:
-    """Draw the rows of `sheet_rows` as a PNG file.
-
-    Args:
-        cfg: Config of the detector or segmentor.
-        checkpoint: Its weights.
-        image: Image file.
-        out_file: The sheet.
-        query: See `sheet_rows`.
-        layers: See `sheet_rows`.
-        device: See `vitdense.mm.precision.check_device`.
-        classes: See `load_model`.
-
-    Returns:
-        `out_file`.
+    """Draw the rows of `sheet_rows` of a trained model, see `load_model`, as a PNG file; `out_file`.
 
     Raises:
-        ConfigError: The image cannot be read, or the model has no such layer; see `load_model`.
+        ConfigError: The image cannot be read, or the model has no such layer.
     """
     read_pixels(image)  # raises before the model is loaded
     rows = sheet_rows(load_model(cfg, checkpoint, device, classes=classes), image, query, layers)

@@ -16,7 +16,8 @@ from vitdense.files import atomic_write, read_text
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.backbone import model_changes
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import find_config, load_config
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.load import load_config
 from vitdense.mm.config.print import check_new_file, code
 from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.console import exit_on_user_error

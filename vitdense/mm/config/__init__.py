@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from vitdense.mm.ops.finder import INSTALL_MM
+from vitdense.ops.finder import INSTALL_MM
 
 if find_spec("mmengine") is None:
     raise ModuleNotFoundError(

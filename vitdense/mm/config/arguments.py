@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from vitdense.files import read_text
-from vitdense.mm.config.query import flat
+from vitdense.mm.config.base import flat
 
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
 WORDS = {"true": True, "false": False}  # as mmengine reads them; True, False and None are Python's

@@ -8,10 +8,10 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
+from vitdense.families import Model, arguments, backbone_class, find_model, near_names, row_of
 from vitdense.mm.config.query import as_list, find_class
 from vitdense.mm.errors import ConfigError
 from vitdense.models.base import Backbone
-from vitdense.models.registry import Model, arguments, backbone_class, find_model, near_names, row_of
 from vitdense.models.swin.model import Swin
 from vitdense.models.swin.sizes import SWIN, SwinArch
 

@@ -1,6 +1,5 @@
-"""What a command asks of a config, and a pass over the config."""
+"""A config by dotted keys: what a command asks of it, and a pass that changes it."""
 
-import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +10,49 @@ from mmengine.config import Config
 
 from vitdense.mm.config.classes import BY_NAME
 from vitdense.mm.config.print import code
-from vitdense.mm.config.query import ABSENT, find, flat, has_dicts
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference
 
+ABSENT = "absent"
 SHOWN = 60  # characters of a value
+
+
+def has_parts(node: Any) -> bool:
+    """Whether a part of a config has parts itself: a dict or list that is not empty."""
+    return bool(node) and isinstance(node, (dict, list, tuple))
+
+
+def has_dicts(node: Any) -> bool:
+    """Whether a part of a config has parts with names: a dict, or a list with a dict."""
+    return has_parts(node) and (isinstance(node, dict) or any(isinstance(part, dict) for part in node))
+
+
+def flat(node: Any, key: str = "", opens: Callable[[Any], bool] = has_parts) -> dict[str, Any]:
+    """The values in a part of a config by dotted keys; an empty dict or list is a value.
+
+    Args:
+        node: The part.
+        key: Of the part.
+        opens: Whether a part has values, rather than being one.
+    """
+    if not opens(node):
+        return {key: node}
+    parts = node.items() if isinstance(node, dict) else enumerate(node)
+    return {
+        name: value
+        for part, inner in parts
+        for name, value in flat(inner, f"{key}.{part}" if key else part, opens).items()
+    }
+
+
+def find(node: Any, key: str) -> Any:
+    """The value at a dotted key, or `ABSENT`."""
+    for part in key.split("."):
+        if isinstance(node, (list, tuple)):
+            node = node[int(part)] if part.isdigit() and int(part) < len(node) else ABSENT
+        else:
+            node = node.get(part, ABSENT) if isinstance(node, (Config, Mapping)) else ABSENT
+    return node
 
 
 @dataclass(frozen=True)
@@ -28,8 +65,11 @@ class Asked:
             ``work_dirs/<name of the config>``.
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
         amp: Data type of automatic mixed precision; None: float32.
-        auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the next four.
-        auto_batch_size, shard, fresh, resume: Likewise.
+        check: Checks a config for splits, before a training or a test.
+        auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the next three.
+        shard, fresh, resume: Likewise.
+        set_batch_size: Of a training with ``--batch-size auto``: finds the batch size, and sets it.
+        overwrite: Of a training, whether it takes the place of the one in its work folder; None: it writes nothing.
         checkpoint: To test or to predict with: a file, an address, or an exported file.
         tta: Of a test, see `vitdense.mm.train.launch.test`.
         inference: How a model predicts that is tested.
@@ -40,11 +80,13 @@ class Asked:
     work_dir: str | None = None
     launcher: str = "none"
     amp: str | None = None
+    check: Callable[[Config, Sequence[str]], None] = lambda cfg, splits: None
     auto_scale_lr: bool = False
-    auto_batch_size: bool = False
+    set_batch_size: "Callable[[Config, Asked], None] | None" = None
     shard: bool = False
     fresh: Sequence[str] = ()
     resume: str | None = None
+    overwrite: bool | None = None
     checkpoint: str | None = None
     tta: bool = False
     inference: Inference = field(default_factory=Inference)
@@ -68,10 +110,6 @@ class Pass(NamedTuple):
     name: str
     writes: tuple[str, ...]
     apply: Callable[[Config, Asked], None]
-
-    def may_write(self, key: str) -> bool:
-        """Whether a dotted key is among those that it declares."""
-        return any(fnmatch.fnmatchcase(key, pattern) for pattern in self.writes)
 
 
 class Change(NamedTuple):
@@ -120,7 +158,7 @@ def describe(changes: Sequence[Change]) -> Iterator[str]:
         alike: dict[tuple[str, str], list[str]] = {}
         for _, key, old, new in group:
             like = re.sub(r"^(train|val|test)_|(?<=\.)\d+(?=\.)", "*", key)
-            alike.setdefault((like, f"{_short(old)} -> {_short(new)}"), []).append(key)
+            alike.setdefault((like, f"{short(old)} -> {short(new)}"), []).append(key)
         yield from (f"    {key}: {text}" for (_, text), keys in alike.items() for key in _joined(keys))
 
 
@@ -136,7 +174,8 @@ def _joined(keys: Sequence[str]) -> list[str]:
     return [re.sub(r"^((?:train|val|test)|\{[^}]*\})\.(dataloader|evaluator|cfg)", r"\1_\2", joined)]
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as code, cut to `SHOWN` characters."""
     text = value if value is ABSENT else code(value).replace("\n", " ")
     if isinstance(value, (list, tuple)) and len(text) > SHOWN:
         return f"{len(value)} values, {code(value[0])} to {code(value[-1])}"

@@ -11,8 +11,8 @@ from mmengine.registry import MODELS, Registry, init_default_scope
 from torch import nn
 
 import vitdense.mm.registry  # noqa: F401  registers ours
+from vitdense.mm.config.base import flat
 from vitdense.mm.config.options import REGISTRIES
-from vitdense.mm.config.query import flat
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.guard import guard_model
 

@@ -8,12 +8,12 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, METRICS, MODELS
 
+from vitdense.families import arguments
 from vitdense.files import read_text
 from vitdense.mm.config.query import SPLITS, as_list, class_heads, find_class, leaf_datasets, nodes
 from vitdense.mm.data.classes import colours, difference
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
-from vitdense.models.registry import arguments
 
 # Types of mmdet that number labels in the order of a file, or evaluate by its ids -> our types, which go by name.
 BY_NAME = {

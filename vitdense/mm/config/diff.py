@@ -8,7 +8,8 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.mm.config.query import ABSENT, find, leaf_datasets
+from vitdense.mm.config.base import ABSENT, find, short
+from vitdense.mm.config.query import leaf_datasets
 
 SHOWN = 12  # differences in a message
 WEIGHTS = ("init_cfg", "load_from")  # what a model starts with is in the checkpoint
@@ -90,9 +91,4 @@ def _lines(key: str, saved: Any, given: Any) -> Iterator[str]:
         for i, pair in enumerate(zip(saved, given)):
             yield from _lines(f"{key}.{i}", *pair)
     elif saved != given:
-        yield f"{key}: {_short(given)}, in the checkpoint {_short(saved)}"
-
-
-def _short(value: Any) -> str:
-    text = value if value is ABSENT else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        yield f"{key}: {short(given)}, in the checkpoint {short(saved)}"

@@ -1,12 +1,23 @@
 """What takes the place of a model when it is tested: tiles, augmentation, an exported file; and masks as codes."""
 
 from importlib.util import find_spec
+from inspect import signature
 
 from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, METRICS
 
 from vitdense.mm.config.base import Asked
-from vitdense.mm.config.query import leaf_datasets, loads_labels, nodes, split_pipeline
+from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, loads_labels, nodes, split_pipeline
 from vitdense.mm.errors import ConfigError
+
+AFTER_PREDICTION = ("after_val_iter", "after_test_iter", "_after_iter")  # what mmengine calls with predictions
+# Mask heads of mmdet, and the same with masks as run-length codes.
+HEADS = {
+    "FCNMaskHead": "vitdense.RLEMaskHead",
+    "HTCMaskHead": "vitdense.RLEHTCMaskHead",
+    "MaskFormerFusionHead": "vitdense.RLEMaskFormerFusionHead",
+}
 
 
 def encode_masks(cfg: Config, asked: Asked) -> None:
@@ -14,11 +25,9 @@ def encode_masks(cfg: Config, asked: Asked) -> None:
     grow with their number. Masks of tiles are codes too."""
     if not find_spec("mmdet") or cfg.get("default_scope") == "mmseg":
         return
-    from vitdense.mm.heads import rle_masks
-
-    takes_codes = rle_masks.takes_rle(cfg)
+    takes_codes = takes_rle(cfg)
     if takes_codes or asked.inference.tiles is not None:
-        rle_masks.use_rle(cfg.model)
+        use_rle(cfg.model)
     for step in nodes([cfg.get(f"{split}_dataloader") for split in ("val", "test")]) if takes_codes else ():
         if loads_labels(step):
             step["with_mask"] = False  # [N, H, W] of a file's size
@@ -27,9 +36,39 @@ def encode_masks(cfg: Config, asked: Asked) -> None:
 def encode_predicted_masks(cfg: Config, asked: Asked) -> None:
     """Masks of detections from a score on are run-length codes, if a score is asked for."""
     if asked.mask_score_thr is not None and find_spec("mmdet"):
-        from vitdense.mm.heads.rle_masks import use_rle
-
         use_rle(cfg.model, asked.mask_score_thr)
+
+
+def use_rle(model: dict, score_thr: float = 0.0) -> None:
+    """Replace the mask heads of a detector's config by those with masks as codes, in place."""
+    for node in nodes(model):
+        kind = str(node.get("type")).rpartition(".")[2]
+        if kind in HEADS:
+            node["type"] = HEADS[kind]
+    if score_thr and "rcnn" in (model.get("test_cfg") or {}):
+        model["test_cfg"]["rcnn"]["mask_score_thr"] = score_thr
+
+
+def takes_rle(cfg: Config) -> bool:
+    """Whether masks of validation and test may be RLE, and those of annotations need not be loaded.
+
+    So it is for mmdet's COCO metrics with an annotation file, and where no hook looks at predictions.
+    """
+    from mmdet.evaluation import CocoMetric  # here, for segmentors do without mmdet
+
+    metrics = [one for split in ("val", "test") for one in as_list(cfg.get(f"{split}_evaluator"))]
+    kinds = [find_class(METRICS, metric["type"], cfg) for metric in metrics if metric.get("ann_file")]
+    of_coco = all(kind and issubclass(kind, CocoMetric) for kind in kinds)
+    return 0 < len(kinds) == len(metrics) and of_coco and not any(_looks(hook, cfg) for _, hook in hooks(cfg))
+
+
+def _looks(hook: dict, cfg: Config) -> bool:
+    """Whether a hook is called with predictions. mmengine's own do not look at them, mm's drawing ones if they draw."""
+    kind = find_class(HOOKS, hook["type"], cfg)
+    if kind is None or kind.__module__.startswith("mmengine."):
+        return False
+    draws = hook.get("draw", getattr(signature(kind).parameters.get("draw"), "default", True))
+    return bool(draws) and any(getattr(kind, name) is not getattr(Hook, name) for name in AFTER_PREDICTION)
 
 
 def augment_tests(cfg: Config, asked: Asked) -> None:

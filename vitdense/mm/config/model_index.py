@@ -8,18 +8,19 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from mmengine.config import Config
 from mmengine.logging import print_log
 
 from vitdense.files import describe_missing, read_text
-from vitdense.mm.config.load import CONFIGS, config_of, find_config
-from vitdense.mm.config.query import as_list, flat
+from vitdense.mm.config.base import flat
+from vitdense.mm.config.files import CONFIGS, find_config
+from vitdense.mm.config.load import config_of
+from vitdense.mm.config.query import as_list
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.work_folder import find_checkpoint
 
@@ -29,23 +30,14 @@ LICENCE = "Apache-2.0"  # of mmdet and mmseg
 DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name
 
 
-@dataclass(frozen=True)
-class Published:
-    """One model.
-
-    Attributes:
-        name: Its name.
-        config: For `load_config`.
-        address: Of its file.
-        licence: Of the project that publishes it.
-        figures: What was published for it, such as ``{"box AP": 46.0}``.
-    """
+class Published(NamedTuple):
+    """One model."""
 
     name: str
-    config: str
-    address: str
-    licence: str
-    figures: Mapping[str, float]
+    config: str  # for `load_config`
+    address: str  # of its file
+    licence: str  # of the project that publishes it
+    figures: Mapping[str, float]  # what was published for it, such as ``{"box AP": 46.0}``
 
 
 def find_published(name: str) -> Published | None:
@@ -57,7 +49,7 @@ def find_published(name: str) -> Published | None:
     Raises:
         ConfigError: Several models are meant; or the file is not at an ``https://`` address.
     """
-    rows = list(_read(name))
+    rows = [*_read(name)]
     found = [row for row in rows if row.name == name][:1]  # some are twice in the indices
     found = found or [row for row in rows if re.fullmatch(re.escape(name) + DATA, row.name)]
     if not found:
@@ -144,29 +136,21 @@ def figures(recipe: Mapping[str, Any]) -> str:
 
 def _read(text: str) -> Iterator[Published]:
     """The models of all indices that have this text."""
-    for package, files in _indices():
-        for file in files:
-            content = read_text(file)
-            index = yaml.safe_load(content) if text in content else ()
-            for model in index["Models"] if isinstance(index, dict) else index:  # some are lists
-                if "Weights" in model:
-                    own = package == "vitdense"
-                    yield Published(
-                        name=model["Name"],
-                        config=model["Name"] if own else f"{package}::{model['Config'].removeprefix('configs/')}",
-                        address=model["Weights"],
-                        licence=model["Paper"]["License"] if own else LICENCE,
-                        figures={
-                            key: value
-                            for result in as_list(model.get("Results"))
-                            for key, value in (result.get("Metrics") or {}).items()
-                        },
-                    )
-
-
-def _indices() -> Iterator[tuple[str, list[Path]]]:
-    """The files of every package that is installed."""
-    yield "vitdense", [INDEX]
+    files = [("vitdense", INDEX)]
     for package in ("mmdet", "mmseg"):
         if spec := find_spec(package):
-            yield package, sorted(Path(spec.origin).parent.glob(".mim/configs/*/metafile.y*ml"))
+            found = sorted(Path(spec.origin).parent.glob(".mim/configs/*/metafile.y*ml"))
+            files += [(package, file) for file in found]
+    for package, file in files:
+        content = read_text(file)
+        index = yaml.safe_load(content) if text in content else ()
+        for model in index["Models"] if isinstance(index, dict) else index:  # some are lists
+            if "Weights" in model:
+                config, licence = model["Name"], LICENCE
+                if package == "vitdense":
+                    licence = model["Paper"]["License"]
+                else:
+                    config = f"{package}::{model['Config'].removeprefix('configs/')}"
+                results = (result.get("Metrics") or {} for result in as_list(model.get("Results")))
+                figures = {key: value for metrics in results for key, value in metrics.items()}
+                yield Published(model["Name"], config, model["Weights"], licence, figures)

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from vitdense.mm.config.base import Asked
-from vitdense.mm.config.query import find, find_class, flat, nodes
+from vitdense.families import arguments
+from vitdense.mm.config.base import Asked, find, flat
+from vitdense.mm.config.query import SPLITS, find_class, mapped, nodes
 from vitdense.mm.config.settings import LENGTHS, SETTINGS, check_kept, check_settings
 from vitdense.mm.errors import ConfigError
-from vitdense.models.registry import arguments
 
 # What mmengine's runner and this package read at the top level of a config. Anything else is a variable.
 TOP_LEVEL = set(arguments(Runner)) - {"cfg", "data_preprocessor"} | {
@@ -86,6 +87,36 @@ def merge_given(cfg: Config, asked: Asked) -> None:
     _merge(cfg, given)
     check_kept(cfg)
     cfg.given.update((key, value) for key, value in flat(given).items() if find(cfg, key) == value)
+
+
+def move_data(cfg: Config, asked: Asked) -> None:
+    """A new ``data_root`` takes the place of the old one in the paths of data sets and metrics. mmengine would change
+    the variable alone, after all paths were made from it.
+
+    Raises:
+        ConfigError: No path begins with the old one, or the new one is no path.
+    """
+    new, old = asked.options.get("data_root"), cfg.get("data_root")
+    if new is None:
+        return
+    if not isinstance(new, str):
+        raise ConfigError(f"--cfg-options data_root: got {new!r}, expected a path")
+    old, new = str(old).rstrip("/"), os.path.expanduser(new).rstrip("/")
+    moved = new == old
+
+    def replace(path: Any) -> Any:
+        return new + path[len(old) :] if isinstance(path, str) and f"{path}/".startswith(f"{old}/") else path
+
+    for key in (f"{split}_{part}" for split in SPLITS for part in ("dataloader", "evaluator")):
+        if cfg.get(key):
+            part = mapped(cfg[key], replace)
+            moved |= part != cfg[key]
+            cfg[key] = part
+    if not moved:
+        raise ConfigError(
+            f"--cfg-options data_root: no path of a data set begins with the data_root {old!r}; set the paths "
+            f"themselves, such as train_dataloader.dataset.data_root"
+        )
 
 
 def _is_setting(key: str) -> bool:

@@ -16,8 +16,8 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from vitdense.files import read_text
 from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.classes import follows
+from vitdense.mm.config.files import CONFIGS, find_config
 from vitdense.mm.config.limits import as_options, raised_limits
-from vitdense.mm.config.load import CONFIGS, find_config
 from vitdense.mm.config.model_index import find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
 from vitdense.mm.config.query import class_heads

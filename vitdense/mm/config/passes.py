@@ -8,12 +8,9 @@ import copy
 
 from mmengine.config import Config
 
-from vitdense.mm.checks import check
-from vitdense.mm.checks.batch_size import set_batch_size
-from vitdense.mm.config import loaders, model, options, run, settings, start
+from vitdense.mm.config import model, options, run, settings, start
 from vitdense.mm.config.base import Asked, Change, Pass, run_passes
 from vitdense.mm.config.classes import follow_classes
-from vitdense.mm.config.data_root import move_data
 
 TIMES = ("train_cfg.*", "param_scheduler.*", "default_hooks.*", "custom_hooks.*", "model.*initial_epoch")
 SIZES = ("*_dataloader.*", "tta_pipeline.*", "model.data_preprocessor.*", "model.backbone.img_size", "model.test_cfg.*")
@@ -31,15 +28,16 @@ LOADING = (
     Pass("settings.max_epochs or max_iters", TIMES, lambda cfg, asked: settings.set_length(cfg, asked.options)),
     Pass("settings.image_size", SIZES, lambda cfg, asked: settings.set_image_size(cfg)),
     Pass("settings.log_to", LOGGERS, lambda cfg, asked: settings.set_loggers(cfg)),
-    Pass("data_root", ("*_dataloader.*", "*_evaluator", "*_evaluator.*"), move_data),
+    Pass("data_root", ("*_dataloader.*", "*_evaluator", "*_evaluator.*"), options.move_data),
     Pass("--cfg-options", ("*",), options.merge_given),
     Pass("hooks that are left out", ("default_hooks", "default_hooks.*"), run.leave_out_hooks),
-    Pass("num_workers=0", tuple(f"*_dataloader.{key}" for key in loaders.OF_WORKERS), loaders.drop_worker_keys),
+    Pass("num_workers=0", tuple(f"*_dataloader.{key}" for key in run.OF_WORKERS), run.drop_worker_keys),
     Pass("classes of the training data", (*LABELS, *METRICS), lambda cfg, asked: follow_classes(cfg)),
     Pass("--launcher or --work-dir", ("launcher", "work_dir"), run.name_run),
 )
 # By a training, after `LOADING`: the config that is saved, and starts the same training anew.
 TRAINING = (
+    Pass("work folder of a training", (), start.check_folder),
     Pass("--amp", ("optim_wrapper.type", "optim_wrapper.dtype", "optim_wrapper.loss_scale"), run.train_in),
     Pass("--auto-scale-lr", ("auto_scale_lr.enable",), run.scale_rate),
     Pass("--shard", ("shard",), run.shard),
@@ -52,8 +50,13 @@ TRAINING = (
 STARTING = (
     Pass("--resume", ("resume", "load_from", *FRESH), start.resume),
     Pass("classes of the checkpoint", (*LABELS, *METRICS), start.follow_outputs),
-    Pass("checks", (), lambda cfg, asked: check(cfg, ("train",) if cfg.get("val_cfg") is None else ("train", "val"))),
-    Pass("--batch-size auto", ("train_dataloader.batch_size", "auto_scale_lr.enable"), set_batch_size),
+    Pass("checks", (), start.check_training),
+    Pass(
+        "--batch-size auto",
+        ("train_dataloader.batch_size", "auto_scale_lr.enable"),
+        lambda cfg, asked: asked.set_batch_size and asked.set_batch_size(cfg, asked),
+    ),
+    Pass("several processes", (), start.agree_on),
 )
 # By a test, after `LOADING`.
 TESTING = (
@@ -61,7 +64,7 @@ TESTING = (
     Pass("folder of a test", ("work_dir",), run.name_test),
     Pass("--amp of a test", ("test_cfg.fp16",), run.test_in),
     Pass("classes of the checkpoint to test", (*LABELS, *METRICS), start.follow_outputs),
-    Pass("checks of a test", (), lambda cfg, asked: check(cfg, ("test",))),
+    Pass("checks of a test", (), lambda cfg, asked: asked.check(cfg, ("test",))),
 )
 # By training and test, of a copy: what is built, which is in no saved config.
 BUILDING = (

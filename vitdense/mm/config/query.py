@@ -1,12 +1,11 @@
 """Find things in a config: dicts, data sets, heads with classes, the classes that it names."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import Registry
 
-ABSENT = "absent"
 SPLITS = ("train", "val", "test")
 # Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
 CLASS_HEADS = ("bbox_head", "mask_head", "point_head", "mask_iou_head", "decode_head", "auxiliary_head")
@@ -26,42 +25,13 @@ def nodes(node: Any) -> Iterator[dict]:
             yield from nodes(value)
 
 
-def has_parts(node: Any) -> bool:
-    """Whether a part of a config has parts itself: a dict or list that is not empty."""
-    return bool(node) and isinstance(node, (dict, list, tuple))
-
-
-def has_dicts(node: Any) -> bool:
-    """Whether a part of a config has parts with names: a dict, or a list with a dict."""
-    return has_parts(node) and (isinstance(node, dict) or any(isinstance(part, dict) for part in node))
-
-
-def flat(node: Any, key: str = "", opens: Callable[[Any], bool] = has_parts) -> dict[str, Any]:
-    """The values in a part of a config by dotted keys; an empty dict or list is a value.
-
-    Args:
-        node: The part.
-        key: Of the part.
-        opens: Whether a part has values, rather than being one.
-    """
-    if not opens(node):
-        return {key: node}
-    parts = node.items() if isinstance(node, dict) else enumerate(node)
-    return {
-        name: value
-        for part, inner in parts
-        for name, value in flat(inner, f"{key}.{part}" if key else part, opens).items()
-    }
-
-
-def find(node: Any, key: str) -> Any:
-    """The value at a dotted key, or `ABSENT`."""
-    for part in key.split("."):
-        if isinstance(node, (list, tuple)):
-            node = node[int(part)] if part.isdigit() and int(part) < len(node) else ABSENT
-        else:
-            node = node.get(part, ABSENT) if isinstance(node, (Config, Mapping)) else ABSENT
-    return node
+def mapped(node: Any, change: Callable[[Any], Any]) -> Any:
+    """A part of a config, with what `change` makes of every value in its dicts and lists."""
+    if isinstance(node, dict):
+        return type(node)({key: mapped(value, change) for key, value in node.items()})
+    if isinstance(node, (list, tuple)):
+        return type(node)(mapped(value, change) for value in node)
+    return change(node)
 
 
 def hooks(cfg: Config) -> Iterator[tuple[str, dict]]:

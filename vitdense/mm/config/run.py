@@ -1,15 +1,17 @@
-"""How a run is called and saved, in which precision it computes, its processes and its hooks."""
+"""How a run is called and saved, in which precision it computes, its processes, data loaders and hooks."""
 
 import math
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import print_log
 
 from vitdense.mm.config.base import Asked
-from vitdense.mm.config.query import as_list, hooks
+from vitdense.mm.config.query import SPLITS, as_list, hooks
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision
 from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
@@ -19,6 +21,23 @@ AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrappe
 OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # of mmengine
 # What mm leaves open in results, and a log of the first iterations.
 HOOKS = ("vitdense.GuardModelHook", "vitdense.FirstIterationsHook")
+# Of a data loader, what only worker processes need; torch refuses most of it without any.
+OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
+
+
+def drop_worker_keys(cfg: Config, asked: Asked) -> None:
+    """Without workers, what needs them goes."""
+    for split in SPLITS:
+        loader = cfg.get(f"{split}_dataloader")
+        if loader and not loader.get("num_workers"):
+            for key in OF_WORKERS:
+                if loader.get(key):
+                    del loader[key]
+
+
+def in_process(loader: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a data loader that loads in this process: without workers, and what needs them."""
+    return {**{key: value for key, value in loader.items() if key not in OF_WORKERS}, "num_workers": 0}
 
 
 def leave_out_hooks(cfg: Config, asked: Asked) -> None:

@@ -8,13 +8,14 @@ expect on purpose, which is refused without it.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import HOOKS
 
-from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks, nodes, type_name
+from vitdense.mm.config.base import flat
+from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks, mapped, nodes, type_name
 from vitdense.mm.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
@@ -157,14 +158,18 @@ def _is_time(value: Any) -> bool:
 
 
 def _scale_times(node: dict, new: int, old: int) -> None:
-    """Scale `TIMES` of a part of a config, in place."""
+    """Scale `TIMES` of a part of a config, in place. An int stays one, and before the end."""
+
+    def scaled(time: float) -> float:
+        return time * new // old if isinstance(time, int) else time * new / old
+
     for key, least in TIMES.items():
         if node.get(key) is None:
             continue
         if key == "dynamic_intervals":
-            node[key] = [(_scale(time, new, old), interval) for time, interval in node[key]]
+            node[key] = [(scaled(time), interval) for time, interval in node[key]]
             continue
-        value = _scale(node[key], new, old)
+        value = mapped(node[key], scaled)
         if isinstance(value, (list, tuple)):
             value = type(value)(max(time, least) for time in value)
         node[key] = max(value, least) if isinstance(value, (int, float)) else value
@@ -174,18 +179,15 @@ def _scale_times(node: dict, new: int, old: int) -> None:
             node[key] = [max(end, start + 1) for start, end in zip(node["starts"], node[key])]
 
 
-def _scale(value: Any, new: int, old: int) -> Any:
-    """A time, or a list of times, in a run of `new` in place of `old` steps. An int stays one, and before the end."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(_scale(part, new, old) for part in value)
-    return value * new // old if isinstance(value, int) else value * new / old
-
-
 def set_image_size(cfg: Config) -> None:
     """Multiply all sizes, in place, so that `image_size` becomes ``settings.image_size``."""
     size = cfg.get("settings", {}).get("image_size")
     if size is None or (old := image_size(cfg)) == size:
         return
+
+    def resized(side: Any) -> Any:
+        return round(side * size / old) if isinstance(side, int) else side  # shares of the image stay
+
     pipelines = [*nodes([cfg.get(f"{split}_dataloader") for split in SPLITS])]
     fixed = {key for step in (*pipelines, *nodes(cfg.get("custom_hooks"))) for key in FIXED_SIZES if key in step}
     if fixed:
@@ -199,11 +201,11 @@ def set_image_size(cfg: Config) -> None:
     for node in (*pipelines, *nodes(preprocessor), cfg.model.get("test_cfg") or {}):
         for key in keys:
             if key in node:
-                node[key] = _resize(node[key], size / old)
+                node[key] = mapped(node[key], resized)
     # ViTDet pads to squares of the training size, and has positions for them.
     for node, key in ((preprocessor, "pad_size_divisor"), (backbone, "img_size")):
         if node.get(key) in trained:
-            node[key] = _resize(node[key], size / old)
+            node[key] = mapped(node[key], resized)
 
 
 def image_size(cfg: Config) -> int:
@@ -216,7 +218,7 @@ def image_size(cfg: Config) -> int:
     splits, key = (("train",), "crop_size") if cfg.get("default_scope") == "mmseg" else (("val", "test"), "scale")
     loader = f"{next((split for split in splits if cfg.get(f'{split}_dataloader')), splits[0])}_dataloader"
     for node in nodes(cfg.get(loader)):
-        if sides := list(_sides(node.get(key))):
+        if sides := _sides(node.get(key)):
             return min(sides)
     step = "Resize, scale=(1333, 800)" if key == "scale" else "RandomCrop, crop_size=(512, 512)"
     raise ConfigError(
@@ -225,17 +227,6 @@ def image_size(cfg: Config) -> int:
     )
 
 
-def _sides(value: Any) -> Iterator[int]:
+def _sides(value: Any) -> list[int]:
     """Every int in a size or a list of sizes. Floats are shares of the image."""
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _sides(part)
-    elif isinstance(value, int):
-        yield value
-
-
-def _resize(value: Any, ratio: float) -> Any:
-    """A size or a list of sizes times `ratio`, in whole pixels; shares of the image stay."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(_resize(part, ratio) for part in value)
-    return round(value * ratio) if isinstance(value, int) else value
+    return [side for side in flat(value).values() if isinstance(side, int)]

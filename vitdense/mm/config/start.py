@@ -1,15 +1,62 @@
-"""What a run starts from: a checkpoint, its classes, the weights that it replaces."""
+"""What a run starts from: its work folder, a checkpoint, its classes, the weights that it replaces."""
 
+import json
+from hashlib import sha256
 from pathlib import Path
 
+import torch
 from mmengine.config import Config, ConfigDict
 
+import vitdense
+from vitdense.files import sha256_of
 from vitdense.mm.checkpoints import REST, is_checkpoint, read_checkpoint
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.classes import follow_checkpoint, model_classes
+from vitdense.mm.config.files import named_files
 from vitdense.mm.config.query import drop_weights, hooks
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.processes import agree
+from vitdense.mm.work_folder import WorkFolder
+
+
+def check_folder(cfg: Config, asked: Asked) -> None:
+    """See that a training may write into its work folder.
+
+    Raises:
+        ConfigError: The folder has checkpoints of a training that neither goes on nor is to be overwritten; or the
+            training would replace a file of the user.
+    """
+    if asked.overwrite is None:
+        return
+    folder = WorkFolder(cfg.work_dir)
+    if folder.checkpoints and asked.resume is None and not asked.overwrite:
+        raise ConfigError(
+            f"{folder.path} has checkpoints of a training, up to {(folder.latest or folder.checkpoints[-1]).name}; "
+            f"--resume goes on with it, --overwrite starts anew, --work-dir names another folder"
+        )
+    folder.check_config(cfg)
+    if asked.overwrite:
+        folder.check_replaceable(cfg, named_files(cfg))
+
+
+def check_training(cfg: Config, asked: Asked) -> None:
+    """Check what a training reads and builds."""
+    asked.check(cfg, ("train",) if cfg.get("val_cfg") is None else ("train", "val"))
+
+
+def agree_on(cfg: Config, asked: Asked) -> None:
+    """See that all processes have one config, one checkpoint and the same versions; see `agree`."""
+    config = {key: value for key, value in cfg.to_dict().items() if key not in ("work_dir", "load_from")}
+    facts = {
+        "checkpoint": "none",
+        "versions": f"vitdense {vitdense.__version__}, torch {torch.__version__}",
+        "config": sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12],
+    }
+    if (saved := cfg.get("load_from")) and is_checkpoint(Path(saved)):
+        file = Path(saved) if Path(saved).is_file() else Path(saved, REST)  # which has the digests of all parts
+        facts["checkpoint"] = f"{Path(saved).name} (SHA-256 {sha256_of(file)[:12]})"
+    agree(facts)
 
 
 def keep_fresh(cfg: Config, asked: Asked) -> None:

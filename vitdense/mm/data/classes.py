@@ -41,10 +41,17 @@ def colours(
     return [tuple(map(int, colour)) for colour in chosen]  # mmdet takes no lists
 
 
+def meta_of(checkpoint: Mapping) -> Mapping:
+    """The `dataset_meta` of mm in a checkpoint: ``classes`` and ``palette``; empty where it has none."""
+    meta = checkpoint.get("meta") or {}
+    if "CLASSES" in meta:  # before mmdet 3 and mmseg 1
+        return {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}
+    return meta.get("dataset_meta") or {}
+
+
 def classes_of(checkpoint: Mapping) -> tuple[str, ...] | None:
     """The class names in a checkpoint, in the order of its outputs; None where it has none."""
-    meta = checkpoint.get("meta") or {}
-    found = (meta.get("dataset_meta") or {}).get("classes") or meta.get("CLASSES")  # the second before mmdet 3, mmseg 1
+    found = meta_of(checkpoint).get("classes")
     return None if not found else (found,) if isinstance(found, str) else tuple(found)
 
 

@@ -1,29 +1,21 @@
 """Masks as run-length codes: those of an image never lie in memory all at once."""
 
 from collections.abc import Iterable, Sequence
-from inspect import signature
 from typing import Any
 
 import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from mmdet.evaluation import CocoMetric
 from mmdet.models.roi_heads.mask_heads import FCNMaskHead, HTCMaskHead
 from mmdet.models.seg_heads import MaskFormerFusionHead
 from mmdet.structures import SampleList
-from mmengine.config import Config
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS, METRICS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
-from vitdense.mm.config.query import as_list, find_class, hooks, nodes
 from vitdense.mm.registry import MODELS
 from vitdense.results.result import as_text, codes_of
 from vitdense.runtime import Output
-
-AFTER_PREDICTION = ("after_val_iter", "after_test_iter", "_after_iter")  # what mmengine calls with them
 
 
 class Codes(list):
@@ -184,40 +176,3 @@ def _instance(logits: Tensor, size: Sequence[int]) -> tuple[float, list[int], di
     y, x = (mask.any(axis).nonzero()[:, 0] for axis in (1, 0))
     box = [int(x[0]), int(y[0]), int(x[-1]) + 1, int(y[-1]) + 1] if len(x) else [0, 0, 0, 0]
     return float(quality), box, _encode(mask)
-
-
-HEADS = {
-    "FCNMaskHead": "vitdense.RLEMaskHead",
-    "HTCMaskHead": "vitdense.RLEHTCMaskHead",
-    "MaskFormerFusionHead": "vitdense.RLEMaskFormerFusionHead",
-}
-
-
-def use_rle(model: dict, score_thr: float = 0.0) -> None:
-    """Replace the mask heads of a detector's config by those of this module, in place."""
-    for node in nodes(model):
-        kind = str(node.get("type")).rpartition(".")[2]
-        if kind in HEADS:
-            node["type"] = HEADS[kind]
-    if score_thr and "rcnn" in (model.get("test_cfg") or {}):
-        model["test_cfg"]["rcnn"]["mask_score_thr"] = score_thr
-
-
-def takes_rle(cfg: Config) -> bool:
-    """Whether masks of validation and test may be RLE, and those of annotations need not be loaded.
-
-    So it is for mmdet's COCO metrics with an annotation file, and where no hook looks at predictions.
-    """
-    metrics = [one for split in ("val", "test") for one in as_list(cfg.get(f"{split}_evaluator"))]
-    kinds = [find_class(METRICS, metric["type"], cfg) for metric in metrics if metric.get("ann_file")]
-    of_coco = all(kind and issubclass(kind, CocoMetric) for kind in kinds)
-    return 0 < len(kinds) == len(metrics) and of_coco and not any(_looks(hook, cfg) for _, hook in hooks(cfg))
-
-
-def _looks(hook: dict, cfg: Config) -> bool:
-    """Whether a hook is called with predictions. mmengine's own do not look at them, mm's drawing ones if they draw."""
-    kind = find_class(HOOKS, hook["type"], cfg)
-    if kind is None or kind.__module__.startswith("mmengine."):
-        return False
-    draws = hook.get("draw", getattr(signature(kind).parameters.get("draw"), "default", True))
-    return bool(draws) and any(getattr(kind, name) is not getattr(Hook, name) for name in AFTER_PREDICTION)

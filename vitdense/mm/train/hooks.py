@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config
 from mmengine.dist import get_rank, get_world_size, master_only
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.logging import MMLogger
-from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
 from vitdense.checkpoint.detect import OMITTED
@@ -25,7 +23,7 @@ from vitdense.mm.config.query import as_list
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.guard import guard_model
+from vitdense.mm.guard import guard_model, unwrapped
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.curves import draw_curves, read_scalars
 from vitdense.mm.train.schedules import MaskAnnealingHook  # noqa: F401  registers it
@@ -52,41 +50,20 @@ class ReproducibleHook(Hook):
         seed_everything(runner.seed, get_rank(), runner.iter)
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
-        checkpoint["meta"]["images_per_step"] = images_per_step(runner.cfg)
+        checkpoint["meta"]["images_per_step"] = runner.cfg.train_dataloader.batch_size * get_world_size()
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        if not runner._resume:
-            return
-        saved, given = checkpoint.get("meta", {}).get("images_per_step"), images_per_step(runner.cfg)
-        if saved not in (None, given):
+        saved = checkpoint.get("meta", {}).get("images_per_step") if runner._resume else None
+        given = saved and runner.cfg.train_dataloader.batch_size * get_world_size()
+        if saved != given:
             runner.logger.warning(
                 f"images per step, of all processes: {given}, in the checkpoint {saved}; the run leaves out images or "
                 f"repeats some, and its learning rate was for {saved}"
             )
 
 
-def images_per_step(cfg: Config) -> int:
-    """Images of an iteration of a training, in all processes."""
-    return cfg.train_dataloader.batch_size * get_world_size()
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"fresh of vitdense.ExactLoadHook: {pattern!r} is no regular expression ({error})") from error
-
-
 def check_whole(checkpoint: Mapping, file: str) -> None:
-    """That a checkpoint has all that a run goes on from, undamaged and finite.
-
-    Args:
-        checkpoint: Content.
-        file: Where it was read.
-
-    Raises:
-        CheckpointMismatchError: It has not.
-    """
+    """Raise a CheckpointMismatchError unless a file has all that a run goes on from, undamaged and finite."""
     if absent := [key for key in PARTS_OF_A_RUN if not isinstance(checkpoint.get(key), (dict, list))]:
         raise CheckpointMismatchError(
             f"resume: {file} has no {', '.join(absent)}, without which a run does not go on as it was; start a new one "
@@ -146,7 +123,12 @@ class ExactLoadHook(Hook):
         if isinstance(fresh, str):
             raise ConfigError(f"fresh of vitdense.ExactLoadHook: got {fresh!r}, expected a list: [{fresh!r}]")
         for pattern in fresh:
-            _check_pattern(pattern)
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(
+                    f"fresh of vitdense.ExactLoadHook: {pattern!r} is no regular expression ({error})"
+                ) from error
         self.fresh, self.base = tuple(fresh), base
         self.reports: list[LoadReport] = []
         install_loader(allow_pickle)
@@ -158,9 +140,7 @@ class ExactLoadHook(Hook):
             log_differences(checkpoint, runner.cfg, OF_TRAINING)
         elif isinstance(runner._test_loop, BaseLoop):  # built by then in a test only
             log_differences(checkpoint, runner.cfg, OF_RESULTS)
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        if isinstance(model, BaseTTAModel):
-            model = model.module  # checkpoints are saved without the TTA wrapper
+        model = unwrapped(runner.model)  # checkpoints are saved without the TTA wrapper
         self._check_classes(runner, classes_of(checkpoint))
         # After this hook, mmengine loads checkpoint["state_dict"].
         checkpoint["state_dict"], report = fit_whole(
@@ -210,9 +190,8 @@ class OmitFrozenBackboneHook(Hook):
         self.omitted = checkpoint.get("meta", {}).get(OMITTED, {})
 
     def before_train(self, runner) -> None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         loaded, self.omitted = self.omitted, {}
-        for name, part in model.named_modules():
+        for name, part in unwrapped(runner.model).named_modules():
             if not isinstance(part, Backbone) or any(p.requires_grad for p in part.parameters()):
                 continue
             if name in loaded:

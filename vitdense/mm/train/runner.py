@@ -4,20 +4,21 @@ import logging
 import math
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mmengine.runner
 import torch
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import all_reduce, barrier, get_rank, is_distributed, is_main_process
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook
 from mmengine.logging.logger import MMLogger
-from mmengine.model import is_model_wrapper, revert_sync_batchnorm
+from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop
 from torch import Tensor, nn
@@ -25,33 +26,31 @@ from torch.utils.data import DataLoader
 
 import vitdense
 from vitdense.checkpoint.convert import write_torch
+from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.files import remove
-from vitdense.mm.checkpoints import REST, SCRATCH, read_checkpoint
+from vitdense.mm.checkpoints import REST, SCRATCH, read_checkpoint, read_parts
 from vitdense.mm.checks import dry_step
-from vitdense.mm.console import for_console
+from vitdense.mm.config.build import explained
+from vitdense.mm.config.files import named_files, own_modules
+from vitdense.mm.console import for_console, result_commands
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.guard import unwrapped
 from vitdense.mm.processes import StopSignal, handling_stops, mean_of_processes, start_worker
 from vitdense.mm.train.resume import check_steps, go_on, place_in, stay_in, take_raw_weights
-from vitdense.mm.train.shard import is_finite, read_parts, save_parts, shard
+from vitdense.mm.train.shard import is_finite, save_parts, shard
 from vitdense.mm.work_folder import WorkFolder
 
 AFTER = ("after_train_iter", "after_train_epoch", "after_val_epoch")  # calls after which mmengine saves
+OF_STOPPING = ("wait_count", "best_score")  # the state of mmengine's early stopping, which has no `state_dict`
 # Of SciPy, to which mmdet and we give the costs of queries and objects.
 COSTS_NOT_FINITE = ("matrix contains invalid numeric entries", "cost matrix is infeasible")
 
 
 class StepError(ConfigError):
     """A step of a training that would have made the weights NaN or infinite. It was not made."""
-
-
-def state_of(hook: Hook) -> dict[str, Any]:
-    """The state of a hook that decides over a training. mmengine's early stopping has no `state_dict`."""
-    if hasattr(hook, "state_dict"):
-        return hook.state_dict()
-    return {name: getattr(hook, name) for name in ("wait_count", "best_score")}
 
 
 class Runner(mmengine.runner.Runner):
@@ -76,15 +75,27 @@ class Runner(mmengine.runner.Runner):
     handlers: ExitStack  # of signals
     place: dict | None = None  # of the checkpoint that a training resumes from, see `Place`
     epoch_begin: tuple[int, int] = 0, 0  # the epoch that runs, and its first iteration
-    begin: Callable[[], None] | None = None  # of the main process, once: after the first step, before the first save
+    kept: Config | None = None  # of a training that takes the work folder: the config that is written there
+    overwrites: bool = False  # whether it moves another training aside
+    began: bool = False  # whether the folder is its own: after the first step, before the first save
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with explained(kwargs.get("cfg") or Config()):
+            super().__init__(*args, **kwargs)
 
     def dump_config(self) -> None:
         """Nothing: mmengine's constructor calls it, and the work folder may be that of another training still."""
 
     def _begin(self) -> None:
-        if self.begin is not None and is_main_process():
-            self.begin()
-        self.begin = None
+        """Make the work folder that of this training; until then it has its log alone."""
+        if self.began or self.kept is None:
+            return
+        self.began = True
+        if is_main_process():
+            folder, modules = WorkFolder(self.work_dir), own_modules(self.kept)
+            if self.overwrites and (aside := folder.move_aside(named_files(self.kept), self.log_dir, modules)):
+                self.logger.info(f"--overwrite: the training that was in {folder.path} is now in {aside}")
+            folder.write_config(self.kept, modules)
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """As in mmengine."""
@@ -178,14 +189,11 @@ class Runner(mmengine.runner.Runner):
     def _refuse(self, reason: str, has_losses: bool = True) -> None:
         """Raise after a look at the losses of the iteration once more, and with a file to run it again."""
         path = WorkFolder(self.work_dir).refused(self.made)
-        model = self.model.module if is_model_wrapper(self.model) else self.model
+        model = unwrapped(self.model)
         seed_everything(self.seed, get_rank(), self.iter)  # as ReproducibleHook
         with torch.no_grad():
             losses = model(**model.data_preprocessor(self.batch, True), mode="loss") if has_losses else {}
-            values = {
-                name: sum(map(torch.mean, value if isinstance(value, (list, tuple)) else [value]))
-                for name, value in losses.items()
-            }
+            values = model.parse_losses(losses)[1] if losses else {}
             for buffer in model.buffers():  # statistics of the refused batch; a training does not read them
                 if buffer.is_floating_point():
                     buffer.nan_to_num_()
@@ -230,9 +238,7 @@ class Runner(mmengine.runner.Runner):
         elif fn_name == "after_load_checkpoint" and self._resume:
             self._load_states(kwargs["checkpoint"])
         elif fn_name == "before_save_checkpoint":
-            kwargs["checkpoint"]["meta"] |= {"validated": self.validated, "vitdense_version": vitdense.__version__}
-            self._add_place(kwargs["checkpoint"]["meta"])
-            kwargs["checkpoint"]["hooks"] = {name: state_of(hook) for name, hook in self._deciding()}
+            self._save_states(kwargs["checkpoint"])
         if fn_name in AFTER and self._saves(fn_name):
             self._check_finite()
         if fn_name == "after_train_iter" and self.made % self.accumulated == 0:
@@ -269,11 +275,16 @@ class Runner(mmengine.runner.Runner):
                 yield f"{kind}_{counts[kind]}", hook
                 counts[kind] += 1
 
-    def _add_place(self, meta: dict) -> None:
-        """Where in its epoch the training is."""
+    def _save_states(self, checkpoint: dict) -> None:
+        meta = checkpoint["meta"]
+        meta |= {"validated": self.validated, "vitdense_version": vitdense.__version__}
         if isinstance(self.train_loop, EpochBasedTrainLoop):
             epoch, begin = self.epoch_begin
             meta["place"] = place_in(self.train_loop, meta["iter"] - begin if meta["epoch"] == epoch else 0)._asdict()
+        checkpoint["hooks"] = {
+            name: hook.state_dict() if hasattr(hook, "state_dict") else {key: getattr(hook, key) for key in OF_STOPPING}
+            for name, hook in self._deciding()
+        }
 
     def _load_states(self, checkpoint: dict) -> None:
         check_steps(self, checkpoint)
@@ -320,7 +331,7 @@ class Runner(mmengine.runner.Runner):
 
     def _check_finite(self) -> None:
         """Before a checkpoint: mmengine removes an older one, or the best, before it saves."""
-        model = self.model.module if is_model_wrapper(self.model) else self.model
+        model = unwrapped(self.model)
         wrong = [name for name, x in model.state_dict().items() if isinstance(x, Tensor) and not is_finite(x)]
         loss = self.message_hub.log_scalars.get("train/loss")
         if wrong or (loss is not None and not math.isfinite(loss.current())):
@@ -355,8 +366,8 @@ class Runner(mmengine.runner.Runner):
         raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
 
     def train(self) -> nn.Module:
-        """As in mmengine."""
-        with ExitStack() as self.handlers:
+        """As in mmengine; what ends it says how to go on."""
+        with explained(self.cfg), self._saying_how_to_go_on(), ExitStack() as self.handlers:
             try:
                 trained = super().train()
             except ValueError as error:
@@ -365,7 +376,38 @@ class Runner(mmengine.runner.Runner):
                 self._refuse("the costs of matching predictions and objects are not finite", has_losses=False)
             if self.cfg.get("shard"):
                 self._save_whole()
-            return trained
+        if self.began and self.cfg.get("default_scope") in ("mmdet", "mmseg"):
+            folder = WorkFolder(self.work_dir)
+            lines = "".join(f"\n    {line}" for line in result_commands(str(folder.config_of(self.cfg)), self.work_dir))
+            self.logger.info(f"next:{lines}")
+        return trained
+
+    @contextmanager
+    def _saying_how_to_go_on(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"stopped after iteration {self.iter}; {self._further()}") from stop
+        except (CheckpointNotFoundError, StepError):  # of the weights to start from; says itself what is safe
+            raise
+        except ConfigError as error:
+            if not self.began:
+                raise
+            raise ConfigError(f"{error}; {self._further()}") from error
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+                raise
+            reason = f"iteration {self.iter}: {str(error).splitlines()[-1]}"
+            if isinstance(error, RuntimeError):  # of torch, for a process that the system ended
+                reason += (
+                    ". Memory may have been short: give fewer workers (train_dataloader.num_workers) or a larger "
+                    "/dev/shm"
+                )
+            raise ConfigError(f"{reason}; {self._further()}") from error
+
+    def _further(self) -> str:
+        latest = WorkFolder(self.work_dir).latest
+        return f"--resume goes on from {latest.name}" if latest else "no checkpoint was saved yet"
 
     def _save_whole(self) -> None:
         """The weights of the last checkpoint, which is in parts, in one ordinary file."""

@@ -17,9 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, tree_map_with_path
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
-from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.files import sha256_of
 from vitdense.mm.errors import ConfigError
 from vitdense.models.base import Backbone
@@ -82,27 +81,6 @@ def save_parts(tree: Any, folder: Path) -> dict[str, Any]:
     if absent and is_main_process():  # which may rename the folder while others look
         raise ConfigError(f"--shard: {folder} has no {absent[0]}; the processes need a work folder that they share")
     return {**tree_map_only(DTensor, lambda part: None, tree), "parts": digests}
-
-
-def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
-    """The content of a checkpoint in parts, with whole tensors.
-
-    Args:
-        folder: See `save_parts`.
-        rest: What it returned, or ``parts`` and some of its other keys: no more is read.
-
-    Raises:
-        CheckpointMismatchError: A file is absent or damaged.
-    """
-    for name, sha256 in rest.pop("parts").items():
-        if not (folder / name).is_file() or sha256_of(folder / name) != sha256:
-            raise CheckpointMismatchError(f"{folder}: {name} is absent or damaged; use an older checkpoint")
-    reader = dcp.HuggingFaceStorageReader(str(folder))
-    found = reader.read_metadata().state_dict_metadata
-    names = [name for path, x in tree_flatten_with_path(rest)[0] if (name := keystr(path)) in found]
-    whole = {name: torch.empty(found[name].size, dtype=found[name].properties.dtype) for name in names}
-    dcp.load(whole, storage_reader=reader, no_dist=True)
-    return tree_map_with_path(lambda path, x: whole.get(keystr(path), x), rest)
 
 
 def is_finite(x: torch.Tensor) -> bool:

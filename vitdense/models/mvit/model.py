@@ -15,6 +15,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
+from vitdense.families import find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
@@ -23,7 +24,6 @@ from vitdense.layers.layout import window_layout
 from vitdense.layers.position import AbsolutePosition
 from vitdense.models.base import Backbone, Stage, as_pair, drop_path_rates
 from vitdense.models.mvit.sizes import MVIT, MViTArch
-from vitdense.models.registry import find_arch
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 WINDOWS = ("hybrid", "global", "window")

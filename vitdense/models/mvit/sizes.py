@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from vitdense.errors import check_choice
-from vitdense.models.registry import Model, check_heads, check_sizes
+from vitdense.families import Model, check_heads, check_sizes
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitdense.families import find_arch
 from vitdense.layers.blocks import ResidualLayerNorm
 from vitdense.layers.local import LocalAttention, Tiles, num_offsets
 from vitdense.models.nat.sizes import NAT as SIZES
-from vitdense.models.registry import find_arch
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
 
 

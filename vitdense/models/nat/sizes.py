@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitdense.models.registry import Model
+from vitdense.families import Model
 from vitdense.models.swin.sizes import SwinArch
 
 

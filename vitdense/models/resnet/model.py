@@ -10,9 +10,9 @@ from timm.models.resnet import BasicBlock, Bottleneck, downsample_conv
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vitdense.families import find_arch
 from vitdense.layers.blocks import init_conv, max_pool
 from vitdense.models.base import Backbone, check_image, drop_path_rates, maybe_checkpoint
-from vitdense.models.registry import find_arch
 from vitdense.models.resnet.sizes import RESNET, ResNetArch
 
 

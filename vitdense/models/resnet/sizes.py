@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitdense.models.registry import Model, check_sizes
+from vitdense.families import Model, check_sizes
 
 
 @dataclass(frozen=True)

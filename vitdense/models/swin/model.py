@@ -12,6 +12,7 @@ from typing import Any
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from vitdense.families import find_arch
 from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, add_layer_scale, init_transformer, scaled
@@ -19,7 +20,6 @@ from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.local import Tiles
 from vitdense.layers.position import AbsolutePosition
 from vitdense.models.base import Backbone, Stage, as_pair, drop_path_rates
-from vitdense.models.registry import find_arch
 from vitdense.models.swin.sizes import SWIN, SwinArch
 
 

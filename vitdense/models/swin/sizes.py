@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vitdense.errors import OptionError
-from vitdense.models.registry import RELEASES, Model, check_heads, check_sizes
+from vitdense.families import RELEASES, Model, check_heads, check_sizes
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
+from vitdense.families import find_arch
 from vitdense.layers.attention import attend_windows, unit_length
 from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PatchEmbed, PostNormMerging, ResidualLayerNorm
 from vitdense.layers.layout import Windows, zero
 from vitdense.models.base import as_pair
-from vitdense.models.registry import find_arch
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, WindowAttention, position_grid
 from vitdense.models.swin.model import plan as plan_v1
 from vitdense.models.swin_v2.sizes import SWIN_V2, SwinV2Arch

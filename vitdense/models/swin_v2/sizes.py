@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vitdense.errors import OptionError
-from vitdense.models.registry import RELEASES, Model
+from vitdense.families import RELEASES, Model
 from vitdense.models.swin.sizes import SwinArch
 
 

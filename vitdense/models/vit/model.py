@@ -14,6 +14,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
+from vitdense.families import find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
@@ -22,7 +23,6 @@ from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import POSITION_RULES, AbsolutePosition, ExtraTokens
 from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated
 from vitdense.models.base import Backbone, as_pair, drop_path_rates, maybe_checkpoint
-from vitdense.models.registry import find_arch
 from vitdense.models.vit.sizes import VIT, ViTArch
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from vitdense.errors import OptionError
-from vitdense.models.registry import CLIP, HALF, IMAGENET, SATELLITE, Model, check_heads, check_positive
+from vitdense.families import CLIP, HALF, IMAGENET, SATELLITE, Model, check_heads, check_positive
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from vitdense.models.registry import Model
+from vitdense.families import Model
 from vitdense.models.vit.sizes import ViTArch, timm_vit
 
 

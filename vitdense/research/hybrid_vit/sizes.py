@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vitdense.models.registry import HALF, Model
+from vitdense.families import HALF, Model
 from vitdense.models.vit.sizes import timm_vit
 
 # Blocks of every stage: a ResNet-50 as it is, one with the blocks of stage 4 moved into stage 3, and a ResNet-26 ("How

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from vitdense.errors import OptionError, check_choice
-from vitdense.models.registry import HALF, IMAGENET, UNIT, Model, check_positive
+from vitdense.families import HALF, IMAGENET, UNIT, Model, check_positive
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from vitdense.checkpoint.read import read_timm
-from vitdense.models.registry import IMAGENET
+from vitdense.families import IMAGENET
 
 
 class Teacher(nn.Module):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vitdense.errors import OptionError
-from vitdense.models.registry import Model
+from vitdense.families import Model
 from vitdense.models.resnet.sizes import ResNetArch
 
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from vitdense.families import find_arch
 from vitdense.layers.blocks import PatchEmbed, PatchMerging
 from vitdense.layers.layout import compute_dtype, copied, window_layout
 from vitdense.models.base import as_pair
-from vitdense.models.registry import find_arch
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
 from vitdense.research.swin_mixer.sizes import SWIN_MIXER
 

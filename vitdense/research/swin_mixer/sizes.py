@@ -1,6 +1,6 @@
 """Sizes of Swin-Mixer and its published weights."""
 
-from vitdense.models.registry import RELEASES, Model
+from vitdense.families import RELEASES, Model
 from vitdense.models.swin.sizes import SwinArch
 
 # Swin Table 6 and the authors' configs/swinmlp. D are the channels per head; base, which the paper calls D24, has 32.

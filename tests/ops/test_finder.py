@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import REPO
 
-from vitdense.mm.ops import BUILD_COMMAND, OpNotAvailableError, ops_in_use
+from vitdense.ops import BUILD_COMMAND, OpNotAvailableError, ops_in_use
 
 
 def python(code: str, *paths: Path) -> str:
@@ -34,9 +34,9 @@ def fake_mmcv(tmp_path: Path) -> Path:
 def test_import_vitdense_imports_no_framework():
     out = python(
         "import sys, vitdense\n"
-        "vitdense.mm.ops.install()\n"
+        "vitdense.ops.install()\n"
         "print([m for m in ('torch', 'torchvision', 'mmcv', 'mmengine', 'mmdet', 'mmseg') if m in sys.modules])\n"
-        "print(sum(type(f).__module__ == 'vitdense.mm.ops.finder' for f in sys.meta_path))"
+        "print(sum(type(f).__module__ == 'vitdense.ops.finder' for f in sys.meta_path))"
     )
     assert out.split() == ["[]", "1"]
 
@@ -44,7 +44,7 @@ def test_import_vitdense_imports_no_framework():
 def test_import_vitdense_without_mmcv():
     out = python(
         "import sys; sys.modules['mmcv'] = None\n"
-        "import vitdense\nfrom vitdense.mm.ops import ops_in_use\nprint(ops_in_use().kind)"
+        "import vitdense\nfrom vitdense.ops import ops_in_use\nprint(ops_in_use().kind)"
     )
     assert out.strip() == "mmcv not installed"
 
@@ -58,7 +58,7 @@ def test_stand_in_is_a_real_module(fake_mmcv):
         "same = sys.modules['mmcv._ext'] is ext\n"
         "print(u.find_spec('mmcv._ext') is not None, ext.__name__, ext.__spec__.name, same)\n"
         "print(importlib.reload(ext) is ext, callable(ext.nms), hasattr(ext, '__path__'), hasattr(ext, '__file__'))\n"
-        "from vitdense.mm.ops import ops_in_use; print(ops_in_use().kind)",
+        "from vitdense.ops import ops_in_use; print(ops_in_use().kind)",
         fake_mmcv,
     )
     lines = out.splitlines()
@@ -70,7 +70,7 @@ def test_broken_compiled_extension_is_replaced_with_a_warning(fake_mmcv):
     (fake_mmcv / "mmcv" / f"_ext{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a shared library")
     out = python(
         "import vitdense, mmcv._ext as ext\n"
-        "from vitdense.mm.ops import ops_in_use\n"
+        "from vitdense.ops import ops_in_use\n"
         "print(ops_in_use().kind, hasattr(ext, '__file__'), callable(ext.nms))",
         fake_mmcv,
     )
@@ -84,8 +84,8 @@ def test_loadable_compiled_extension_is_used(fake_mmcv):
     out = python(
         "import logging; logging.basicConfig(level=logging.INFO)\n"
         "import sys, vitdense, mmcv._ext as ext\n"
-        "from vitdense.mm.ops import ops_in_use\n"
-        "found = 'vitdense.mm.ops.stand_in' in sys.modules\n"
+        "from vitdense.ops import ops_in_use\n"
+        "found = 'vitdense.ops.stand_in' in sys.modules\n"
         "print(ext.nms, ops_in_use().kind, ext.__spec__.loader is ext.__loader__, found)",
         fake_mmcv,
     )
@@ -97,7 +97,7 @@ def test_imported_extension_is_kept(fake_mmcv):
     out = python(
         "import sys, types; sys.modules['mmcv._ext'] = mine = types.ModuleType('mmcv._ext')\n"
         "import vitdense, mmcv._ext\n"
-        "print(sys.modules['mmcv._ext'] is mine, vitdense.mm.ops.ops_in_use().kind)",
+        "print(sys.modules['mmcv._ext'] is mine, vitdense.ops.ops_in_use().kind)",
         fake_mmcv,
     )
     assert out.split() == ["True", "compiled"]

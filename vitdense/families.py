@@ -12,19 +12,16 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from vitdense.errors import OptionError
-
-if TYPE_CHECKING:
-    from vitdense.checkpoint.schemes import Family
 
 FLOORS = tuple(floor for floor in ("models", "research") if find_spec(f"vitdense.{floor}"))
 # Class of a backbone: its folder.
@@ -33,6 +30,7 @@ FOLDERS: dict[str, str] = {
     for floor in FLOORS
     for name, folder in import_module(f"vitdense.{floor}").FAMILIES.items()
 }
+HEADS: dict[str, str] = import_module(f"vitdense.{FLOORS[0]}").HEADS  # with naming schemes: the folder that has them
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
@@ -130,39 +128,10 @@ def arguments(kind: type) -> dict[str, Any] | None:
     return None
 
 
-def _with_module(part: str) -> dict[str, str]:
+def folders_with(part: str) -> dict[str, str]:
     """The folders that have a module, ``'sizes'`` or ``'checkpoint'``, by the family: the folder's name."""
     folders = dict.fromkeys(FOLDERS.values())
     return {folder.rpartition(".")[2]: folder for folder in folders if find_spec(f"{folder}.{part}")}
-
-
-class _Naming(Mapping[str, "Family"]):
-    """Naming schemes of every family: `FAMILY` of its ``checkpoint.py``, imported when the family is asked for.
-
-    Heads with naming schemes are families too: `HEADS` of ``vitdense/models/__init__.py`` names the folder that has
-    them, in `HEADS` of its ``checkpoint.py``.
-    """
-
-    def __init__(self) -> None:
-        self._folders = _with_module("checkpoint")
-        self._heads: dict[str, str] = import_module("vitdense.models").HEADS
-
-    def __getitem__(self, family: str) -> "Family":
-        name = f"{self._folders[self._heads.get(family, family)]}.checkpoint"
-        try:
-            module = import_module(name)
-        except OptionError as error:  # a bad table of rules
-            raise ImportError(f"{name}: {error}", name=name) from error
-        return module.HEADS[family] if family in self._heads else module.FAMILY
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self._folders, *self._heads))
-
-    def __len__(self) -> int:
-        return len(self._folders) + len(self._heads)
-
-
-NAMING: Mapping[str, "Family"] = _Naming()
 
 
 @cache
@@ -170,7 +139,7 @@ def _tables() -> dict[str, dict[str, Model]]:
     """Every model by its names: by its own in `MODELS`, without the weights' name in `DEFAULTS` (the first row of each
     model), by names of version 0.1 with sizes by their first letter (swin_t.ms_in1k) in `SHORT`, and in `TIMM` by
     timm's names of the models whose weights it hosts, with and without the part after the dot."""
-    sizes = [import_module(f"{folder}.sizes") for folder in _with_module("sizes").values()]
+    sizes = [import_module(f"{folder}.sizes") for folder in folders_with("sizes").values()]
     models = {row.name: row for module in sizes for row in module.rows()}
     short = {
         new: row
@@ -187,7 +156,7 @@ def _tables() -> dict[str, dict[str, Model]]:
 def __getattr__(name: str) -> dict[str, Model]:
     """The tables, which need the sizes of all families."""
     if name not in ("MODELS", "DEFAULTS", "SHORT", "TIMM"):
-        raise AttributeError(f"module 'vitdense.models.registry' has no attribute {name!r}")
+        raise AttributeError(f"module 'vitdense.families' has no attribute {name!r}")
     return _tables()[name]
 
 

@@ -13,7 +13,7 @@ PSANet, guided anchoring (masked convolution), deformable RoI pooling and mmcv's
 `OpNotAvailableError` when they are called.
 """
 
-from vitdense.mm.ops.finder import OpsInUse, install, ops_in_use
-from vitdense.mm.ops.missing import BUILD_COMMAND, OpNotAvailableError
+from vitdense.ops.finder import OpsInUse, install, ops_in_use
+from vitdense.ops.missing import BUILD_COMMAND, OpNotAvailableError
 
 __all__ = ["BUILD_COMMAND", "OpNotAvailableError", "OpsInUse", "install", "ops_in_use"]

@@ -21,39 +21,41 @@ def widen(*tensors: Tensor) -> list[Tensor]:
     return [t if t.dtype == torch.float64 else t.float() for t in tensors]
 
 
-def _deform_conv(
-    input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor | None = None, bias: Tensor | None = None
-) -> list[Tensor]:
-    """The tensor arguments of torchvision's op; version 1 has neither mask nor bias."""
-    mask = input.new_zeros(len(input), 1) if mask is None else mask
-    bias = input.new_zeros(len(weight)) if bias is None else bias
-    return widen(input, weight, offset, mask, bias)
+def _arguments(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    sizes: Mapping[str, int],
+    modulation: tuple[Tensor, Tensor, torch.Size] | None = None,
+) -> list:
+    """The arguments of torchvision's op: five tensors, the geometry, and whether samples have factors.
+
+    Args:
+        input, weight, offset: See `deform_conv_forward`.
+        sizes: The numbers of mmcv, by name.
+        modulation: Of version 2, the mask, the bias and the size of the output map; see `_as_output_map`.
+    """
+    if modulation is None:
+        names = ("dH", "dW", "padH", "padW", "dilationH", "dilationW", "group", "deformable_group")
+        mask, bias = input.new_zeros(len(input), 1), input.new_zeros(len(weight))
+    else:
+        names = ("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "group", "deformable_group")
+        taps = sizes["deformable_group"] * sizes["kernel_h"] * sizes["kernel_w"]
+        mask, bias, size = modulation
+        offset, mask = _as_output_map("offset", offset, 2 * taps, size), _as_output_map("mask", mask, taps, size)
+        bias = bias if sizes["with_bias"] else input.new_zeros(len(weight))
+    tensors = widen(input, weight, offset, mask, bias)
+    return [*tensors, *(sizes[name] for name in names), modulation is not None]
 
 
-def _geometry(sizes: Mapping[str, int]) -> tuple:
-    """The other arguments of torchvision's op, for version 1."""
-    names = ("dH", "dW", "padH", "padW", "dilationH", "dilationW", "group", "deformable_group")
-    return *(sizes[name] for name in names), False
-
-
-def _modulated(
-    input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, size: torch.Size, sizes: Mapping
-) -> tuple[list[Tensor], tuple]:
-    """All arguments of torchvision's op for version 2 and an output map of a size; see `_as_output_map`."""
-    names = ("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "group", "deformable_group")
-    taps = sizes["deformable_group"] * sizes["kernel_h"] * sizes["kernel_w"]
-    offset, mask = _as_output_map("offset", offset, 2 * taps, size), _as_output_map("mask", mask, taps, size)
-    tensors = _deform_conv(input, weight, offset, mask, bias if sizes["with_bias"] else None)
-    return tensors, (*(sizes[name] for name in names), True)
-
-
-def _none_at_the_border(grad: Tensor, offset: Tensor, kernel: Sequence[int], geometry: Sequence) -> Tensor:
+def _none_at_the_border(grad: Tensor, arguments: Sequence) -> Tensor:
     """The gradient of offsets [B, 2 * G * kh * kw, h, w], 0 for samples in row or column -1, as in the compiled op.
 
     torchvision's has there the slope on the side of the map. Offsets of 0, with which training starts, put the samples
     of the padding there.
     """
-    outside = []
+    _, weight, offset, _, _, *geometry = arguments
+    kernel, outside = weight.shape[2:], []
     for axis, (size, taps) in enumerate(zip(offset.shape[2:], kernel)):
         stride, padding, dilation = geometry[axis], geometry[2 + axis], geometry[4 + axis]
         cells = torch.arange(size, device=offset.device) * stride - padding  # [h] or [w]
@@ -68,7 +70,7 @@ def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **sizes: int
 ) -> None:
     """Deformable convolution (Dai et al. 2017): input [B, C, H, W], weight [O, C / group, kH, kW] -> [B, O, h, w]."""
-    output.copy_(torch.ops.torchvision.deform_conv2d(*_deform_conv(input, weight, offset), *_geometry(sizes)))
+    output.copy_(torch.ops.torchvision.deform_conv2d(*_arguments(input, weight, offset, sizes)))
 
 
 def deform_conv_backward_input(
@@ -82,10 +84,10 @@ def deform_conv_backward_input(
     **sizes: int,
 ) -> None:
     """Add the gradients of `deform_conv_forward` to gradInput and gradOffset, shaped as input and offset."""
-    tensors, geometry = _deform_conv(input, weight, offset), _geometry(sizes)
-    grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *tensors, *geometry)
+    arguments = _arguments(input, weight, offset, sizes)
+    grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *arguments)
     gradInput.add_(grads[0])
-    gradOffset.add_(_none_at_the_border(grads[2], offset, weight.shape[2:], geometry))
+    gradOffset.add_(_none_at_the_border(grads[2], arguments))
 
 
 def deform_conv_backward_parameters(
@@ -100,8 +102,8 @@ def deform_conv_backward_parameters(
 ) -> None:
     """Add `scale` times the gradient of `deform_conv_forward` to gradWeight, which has the weight's shape."""
     # torchvision computes all gradients at once. This one does not depend on the weight, hence zeros.
-    tensors = _deform_conv(input, torch.zeros_like(gradWeight), offset)
-    grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *tensors, *_geometry(sizes))
+    arguments = _arguments(input, torch.zeros_like(gradWeight), offset, sizes)
+    grads = torch.ops.torchvision._deform_conv2d_backward(*widen(gradOutput), *arguments)
     gradWeight.add_(grads[1], alpha=scale)
 
 
@@ -120,8 +122,8 @@ def modulated_deform_conv_forward(
 
     Offset and mask may have a larger map than the output: see `_as_output_map`.
     """
-    tensors, geometry = _modulated(input, weight, offset, mask, bias, output.shape[2:], sizes)
-    output.copy_(torch.ops.torchvision.deform_conv2d(*tensors, *geometry))
+    arguments = _arguments(input, weight, offset, sizes, (mask, bias, output.shape[2:]))
+    output.copy_(torch.ops.torchvision.deform_conv2d(*arguments))
 
 
 def modulated_deform_conv_backward(
@@ -141,11 +143,11 @@ def modulated_deform_conv_backward(
     **sizes: int,
 ) -> None:
     """Add the gradients of `modulated_deform_conv_forward` to the grad_* tensors; grad_bias only if ``with_bias``."""
-    tensors, geometry = _modulated(input, weight, offset, mask, bias, grad_output.shape[2:], sizes)
-    grads = torch.ops.torchvision._deform_conv2d_backward(*widen(grad_output), *tensors, *geometry)
+    arguments = _arguments(input, weight, offset, sizes, (mask, bias, grad_output.shape[2:]))
+    grads = torch.ops.torchvision._deform_conv2d_backward(*widen(grad_output), *arguments)
     grad_input.add_(grads[0])
     grad_weight.add_(grads[1])
-    _add_to_first_values(grad_offset, _none_at_the_border(grads[2], tensors[2], weight.shape[2:], geometry))
+    _add_to_first_values(grad_offset, _none_at_the_border(grads[2], arguments))
     _add_to_first_values(grad_mask, grads[3])
     if sizes["with_bias"]:
         grad_bias.add_(grads[4])

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitdense.mm.ops import deformable, ops_in_use
+from vitdense.ops import deformable, ops_in_use
 
 mm = pytest.importorskip("mmcv.ops")
 pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compiled mmcv is in use")

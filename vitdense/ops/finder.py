@@ -1,4 +1,4 @@
-"""Makes `mmcv._ext` importable: the compiled extension if it loads, else the stand-in of `vitdense.mm.ops.stand_in`.
+"""Makes `mmcv._ext` importable: the compiled extension if it loads, else the stand-in of `vitdense.ops.stand_in`.
 
 Imports the standard library only. `import vitdense` installs the finder; torch is imported when something imports
 `mmcv._ext`.
@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import NamedTuple
 
-from vitdense.mm.ops.missing import BUILD_COMMAND, missing_op
+from vitdense.ops.missing import BUILD_COMMAND, missing_op
 
 NAME = "mmcv._ext"
 INSTALL_MM = "pip install 'vitdense[mm]'"
@@ -61,7 +61,7 @@ class _Finder:
 
 
 class _StandInLoader:
-    """Fills an empty module with the ops of `vitdense.mm.ops.stand_in`."""
+    """Fills an empty module with the ops of `vitdense.ops.stand_in`."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -71,7 +71,7 @@ class _StandInLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         try:
-            stand_in = importlib.import_module("vitdense.mm.ops.stand_in")
+            stand_in = importlib.import_module("vitdense.ops.stand_in")
         except Exception as error:  # torchvision built for another torch raises RuntimeError, not ImportError
             raise ImportError(
                 f"{NAME}: {self.reason}, and the stand-in needs a torchvision that matches torch: "

@@ -11,10 +11,11 @@ import torch
 import torchvision
 from torch import Tensor
 
-from vitdense.mm.ops import deformable
-from vitdense.mm.ops.deformable import widen
-from vitdense.mm.ops.missing import OpNotAvailableError
+from vitdense.ops import deformable
+from vitdense.ops.deformable import widen
+from vitdense.ops.missing import OpNotAvailableError
 
+ROI_OPTIONS = ("spatial_scale", "aligned_height", "aligned_width", "sampling_ratio", "aligned")  # as torchvision's
 FLT_MIN = torch.finfo(torch.float32).tiny  # smallest probability in the compiled losses, for every dtype
 
 
@@ -99,43 +100,22 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
 
 
 def roi_align_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
+    input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor, argmax_x: Tensor, **options: float
 ) -> None:
     """RoIAlign (He et al. 2017): input [B, C, H, W], rois [K, 5] -> output [K, C, p, q].
 
     A bin is the mean of its bilinear samples (`pool_mode` 1), or 0 without samples. `pool_mode` 0, the maximum, raises
     `OpNotAvailableError`; only it uses `argmax_y` and `argmax_x`.
     """
-    if pool_mode != 1:
+    if options["pool_mode"] != 1:
         raise OpNotAvailableError("roi_align with pool_mode='max'")
     input, rois = widen(input, rois)  # RoIs are not cast to half maps, whose dtype has fewer places than images pixels
-    rois = rois.to(input.dtype)
-    bins = (aligned_height, aligned_width)
-    output.copy_(torch.ops.torchvision.roi_align(input, rois, spatial_scale, *bins, sampling_ratio, aligned))
+    *grid, ratio, aligned = (options[name] for name in ROI_OPTIONS)
+    output.copy_(torch.ops.torchvision.roi_align(input, rois.to(input.dtype), *grid, ratio, aligned))
 
 
 def roi_align_backward(
-    grad_output: Tensor,
-    rois: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    grad_input: Tensor,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
+    grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor, grad_input: Tensor, **options: float
 ) -> None:
     """Add the gradient of `roi_align_forward`, grad_output [K, C, p, q], to grad_input [B, C, H, W].
 
@@ -143,14 +123,12 @@ def roi_align_backward(
     compiled op of mmcv is not deterministic.
     """
     grad, rois = widen(grad_output, rois)
-    rois = rois.to(grad.dtype)
+    rois, shape = rois.to(grad.dtype), grad_input.shape
+    *grid, ratio, aligned = (options[name] for name in ROI_OPTIONS)
     if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
-        total = _deterministic_backward(grad, rois, spatial_scale, sampling_ratio, aligned, grad_input.shape)
+        total = _deterministic_backward(grad, rois, grid[0], ratio, aligned, shape)
     else:
-        bins = (aligned_height, aligned_width)
-        total = torch.ops.torchvision._roi_align_backward(
-            grad, rois, spatial_scale, *bins, *grad_input.shape, sampling_ratio, aligned
-        )
+        total = torch.ops.torchvision._roi_align_backward(grad, rois, *grid, *shape, ratio, aligned)
     grad_input.add_(total)
 
 
@@ -221,15 +199,13 @@ def get_compiler_version() -> str:
     return "n/a (stand-in of vitdense)"
 
 
-OPS: dict[str, Callable] = {"get_compiling_cuda_version": get_compiler_version}
-OPS |= {
+OPS: dict[str, Callable] = {
     op.__name__: op
     for op in (
         *(get_compiler_version, nms, softnms, nms_match, roi_align_forward, roi_align_backward),
-        *(sigmoid_focal_loss_forward, sigmoid_focal_loss_backward),
-        *(deformable.deform_conv_forward, deformable.deform_conv_backward_input),
-        deformable.deform_conv_backward_parameters,
+        *(sigmoid_focal_loss_forward, sigmoid_focal_loss_backward, deformable.deform_conv_forward),
+        *(deformable.deform_conv_backward_input, deformable.deform_conv_backward_parameters),
         *(deformable.modulated_deform_conv_forward, deformable.modulated_deform_conv_backward),
         *(deformable.ms_deform_attn_forward, deformable.ms_deform_attn_backward),
     )
-}
+} | {"get_compiling_cuda_version": get_compiler_version}

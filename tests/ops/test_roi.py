@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from vitdense.mm.ops import ops_in_use, stand_in
+from vitdense.ops import ops_in_use, stand_in
 
 mm = pytest.importorskip("mmcv.ops")
 pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compiled mmcv is in use")

@@ -8,7 +8,7 @@ import pytest
 from conftest import REPO
 
 import vitdense.__main__ as main
-from vitdense.mm.ops import OpsInUse, environment
+from vitdense.ops import OpsInUse, environment
 
 IMPORT_EXT = "import mmcv._ext as ext, sys; print(callable(ext.nms), 'vitdense' in sys.modules)"
 

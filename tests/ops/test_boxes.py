@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from vitdense.mm.ops import ops_in_use
+from vitdense.ops import ops_in_use
 
 mm = pytest.importorskip("mmcv.ops")
 pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compiled mmcv is in use")

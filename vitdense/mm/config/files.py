@@ -1,0 +1,114 @@
+"""The files of a config: where it is, its bases, the modules beside it, and what it names."""
+
+import ast
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from mmengine.config import Config
+
+import vitdense
+from vitdense.files import describe_missing
+from vitdense.mm.config.base import flat
+from vitdense.mm.config.query import as_list
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.work_folder import WorkFolder
+
+CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  # the recipes
+
+
+def find_config(name: str | Path) -> Path:
+    """The path of a config.
+
+    It is a file; a work folder, for the config of its training; ``mmdet::FOLDER/NAME.py`` for one that an installed
+    package ships; or the name of one of ours alone, such as ``cascade_swin_t_coco``.
+
+    mmengine's own reader of such names looks for packages by the name of the distribution, which differs for mmseg.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    package, _, inside = str(name).rpartition("::")
+    spec = find_spec(package) if package else None
+    path = Path(spec.origin).parent / ".mim/configs" / inside if spec else Path(name)
+    if not spec and not path.suffix and path.name == str(path) and not path.exists():
+        path = next(CONFIGS.rglob(f"{path}.py"), path)
+    if path.is_dir():
+        return WorkFolder(path).config
+    if not path.is_file():
+        near = difflib.get_close_matches(path.stem, [recipe.stem for recipe in CONFIGS.rglob("*.py")], n=1)
+        hint = (
+            f"did you mean the recipe {near[0]}?" if near else "expected one, or a name such as mmdet::FOLDER/NAME.py"
+        )
+        raise ConfigError(f"config {name}: {describe_missing(path)}; {hint}")
+    return path
+
+
+def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    """The file of a config, and those of its bases, each once.
+
+    Args:
+        path: The file.
+        above: Files that inherit from it.
+
+    Raises:
+        ConfigError: A file is no Python, has a byte-order mark, does not exist, or inherits from itself.
+    """
+    path = path.resolve()
+    if path in above:
+        raise ConfigError(f"{above[-1]}: _base_ leads back to {path}; a config cannot inherit from itself")
+    try:
+        text = path.read_bytes().decode("utf-8")
+        if text.startswith("\ufeff"):
+            raise ConfigError(f"{path}:1: the file begins with a byte-order mark; save it as UTF-8 without BOM")
+        tree = ast.parse(text)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{above[-1]}: a base config is missing ({path}); _base_ is relative to the file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: got bytes that are not UTF-8 ({error}); save it as UTF-8") from error
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
+    bases = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_base_":
+            with suppress(ValueError):  # made by code, as mmengine reads it
+                bases = as_list(ast.literal_eval(node.value))
+    found = [find_config(base) if "::" in base else path.parent / base for base in bases]
+    return list(dict.fromkeys([path, *(file for base in found for file in config_files(base, (*above, path)))]))
+
+
+def named_files(cfg: Config) -> set[Path]:
+    """What a training needs: files of its config, and paths of all texts in it, such as weights, also of a teacher."""
+    found = (text for text in flat(cfg._cfg_dict).values() if isinstance(text, str) and "\0" not in text)
+    files = config_files(Path(cfg.filename))
+    return {Path(os.path.realpath(os.path.expanduser(name))) for name in (*found, *files)}
+
+
+def own_modules(cfg: Config) -> list[Path]:
+    """The files and packages beside those of a config that its ``custom_imports`` brought in: they belong to it."""
+    folders = {file.parent for file in config_files(Path(cfg.filename))} if cfg.filename else set()
+    asked = {name.partition(".")[0] for name in as_list((cfg.get("custom_imports") or {}).get("imports"))}
+    beside = {name: path for name in sys.modules if "." not in name and (path := _module_path(name)).parent in folders}
+    return sorted(set(beside.values())) if asked & beside.keys() - {"vitdense"} else []
+
+
+def _module_path(name: str) -> Path:
+    """The file of a module that is imported, or the folder of a package."""
+    file = Path(getattr(sys.modules[name], "__file__", None) or "/").resolve()
+    return file.parent if file.name == "__init__.py" else file
+
+
+def check_imports(cfg: Config, files: Sequence[Path]) -> None:
+    """Raise if a module beside a config is not the one that this process imported under its name."""
+    for name in as_list((cfg.get("custom_imports") or {}).get("imports")):
+        top = name.partition(".")[0]
+        for folder in {file.parent for file in files}:
+            beside, used = folder / f"{top}.py", _module_path(top)
+            if beside.is_file() and used.is_file() and beside.read_bytes() != used.read_bytes():
+                raise ConfigError(
+                    f"custom_imports: got {beside}, but this process has imported {top} from {used}; rename one of them"
+                )
