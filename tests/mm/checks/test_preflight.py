@@ -10,6 +10,7 @@ from PIL import Image
 from vitdense.mm.checks import check, findings
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.data import coco
+from vitdense.mm.data.shapes import draw_dataset
 
 pytest.importorskip("mmdet")
 NAMES = ("cat", "dog", "red fox")
@@ -145,4 +146,16 @@ def test_an_annotation_file_that_changes_is_read_again(cfg, tmp_path):
     path = tmp_path / "annotations/instances_train2017.json"
     path.write_text(json.dumps({"images": IMAGES, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}))
     with pytest.raises(ConfigError, match="dog"):
+        check(cfg, ("train",))
+
+
+def test_a_drawn_data_set_on_the_disk_is_checked(tmp_path):
+    root = draw_dataset(tmp_path / "shapes", num_train=4, num_val=1, image_size=(64, 64))
+    file = root / "annotations/instances_train.json"
+    cfg = load_config("cascade_swin_nano_shapes", {"data_root": f"{root}/"})
+    assert not any(one.grave for one in findings(cfg, ("train", "val")))
+    content = json.loads(file.read_text())
+    content["annotations"][0]["image_id"] = 99
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="an image that is not in the file"):
         check(cfg, ("train",))

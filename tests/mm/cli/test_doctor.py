@@ -133,6 +133,18 @@ def test_many_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_p
     assert [kind for kind, *_ in found] == sorted(kind for kind, *_ in found)  # the gravest first
 
 
+def test_joined_files_have_their_own_rows_and_pictures(data, tmp_path):
+    contents, write = data
+    contents["val"]["annotations"][0]["bbox"] = [80, 8, 60, 24]
+    cfg = write()
+    parts = [cfg[f"{split}_dataloader"].dataset for split in ("train", "val")]
+    cfg.train_dataloader.dataset = {"type": "ConcatDataset", "datasets": parts}
+    cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
+    page = page_of(cfg, tmp_path / "page", 0)
+    assert [(kind, pictures) for kind, text, pictures in cards(page) if "val.json" in text] == [("warning", 1)] * 2
+    assert all(f"<h3>train {i}</h3>" in page for i in (1, 2))
+
+
 def test_a_second_look_reads_only_what_has_changed(data, monkeypatch, tmp_path, capsys):
     _, write = data
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "notes"))
