@@ -152,11 +152,12 @@ def test_truncated_and_unreadable_files_are_named(tmp_path):
     (tmp_path / "empty.jpg").write_text("")
     names = [str(tmp_path / name) for name in ("cut.jpg", "text.jpg", "empty.jpg", "absent.jpg")]
     for whole in (True, False):
-        found = examine_images(dict.fromkeys(names), None, stored=False, read=partial(read_image_file, whole=whole))
-        assert [(fault.grave, len(fault.items)) for fault in found.faults] == [(True, 1), (True, 3)]
-        assert "absent.jpg" in str(found.faults[0])
-        assert "cut.jpg" in str(found.faults[1])
-        assert "none" in describe_images(found.read)
+        read = partial(read_image_file, whole=whole)
+        found, faults = examine_images(dict.fromkeys(names), None, stored=False, read=read)
+        assert [(fault.grave, len(fault.items)) for fault in faults] == [(True, 1), (True, 3)]
+        assert "absent.jpg" in str(faults[0])
+        assert "cut.jpg" in str(faults[1])
+        assert "none" in describe_images(found)
 
 
 def test_the_header_tells_what_decoding_does(image):
@@ -168,7 +169,7 @@ def test_the_header_tells_what_decoding_does(image):
 
 def test_images_of_more_than_8_bits_are_a_warning(image, tmp_path):
     sizes = dict.fromkeys((str(image("a.png", "I;16")), str(image("b.png"))))
-    (fault,) = examine_images(sizes, None, stored=False).faults
+    (fault,) = examine_images(sizes, None, stored=False)[1]
     assert not fault.grave
     assert fault.items == (str(tmp_path / "a.png"),)
 

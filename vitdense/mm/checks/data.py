@@ -160,7 +160,7 @@ def images(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     """
     for one in _readable(sets):
         with suppress(ConfigError):  # of the annotations, which are faults already
-            yield from one.images(whole=False).faults
+            yield from one.images(whole=False)[1]
 
 
 def overlap(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:

@@ -26,7 +26,7 @@ from vitdense.mm.data.coco import DOUBLES, has_box, parse, read_coco, used
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import (
     FILES_READ,
-    Examined,
+    ImageFile,
     describe_images,
     evenly_spaced,
     examine_images,
@@ -164,20 +164,18 @@ class DataSet:
         """Classes of which it has nothing."""
         return [name for name, number in self.counts.items() if not number]
 
-    def images(self, whole: bool = True) -> Examined:
-        """Its image files; see `examine_images`. Of a training that skips images that it cannot read, faults are
-        warnings.
+    def images(self, whole: bool = True) -> tuple[list[ImageFile], list[Fault]]:
+        """Its image files; see `examine_images`. Where a training skips those that it cannot read, faults are warnings.
 
         Args:
             whole: Decode them; otherwise the first and last bytes of a sample are read.
         """
         read = SeenImages(self.image_paths) if whole else partial(read_image_file, whole=False)
-        found = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, read)
+        found, faults = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, read)
         if whole:
             read.save()
         skips = any(step.get("skip_unreadable") for step in self.dataset.get("pipeline") or ())
-        faults = [replace(fault.within(self.where), grave=fault.grave and not skips) for fault in found.faults]
-        return found._replace(faults=faults)
+        return found, [replace(fault.within(self.where), grave=fault.grave and not skips) for fault in faults]
 
     @property
     def num_train(self) -> int:
@@ -207,9 +205,9 @@ class DataSet:
         for text in (f"{self.file}: {first}" if self.file else first, *others):
             row(text)
         yield from self.row_faults(row)
-        found = self.images()
-        row(f"image files: {len(found.read)} of {found.total} read: {describe_images(found.read)}")
-        yield from found.faults
+        found, faults = self.images()
+        row(f"image files: {len(found)} of {len(self.image_paths)} read: {describe_images(found)}")
+        yield from faults
         for title, values in self.histogram():
             say(title)
             for text in bars(values, self.form):

@@ -234,27 +234,13 @@ def in_threads(function: Callable[[Item], Any], items: Sequence[Item], words: st
         return list(tqdm(pool.map(function, items), words, len(items), disable=None))
 
 
-class Examined(NamedTuple):
-    """Image files of a data set.
-
-    Attributes:
-        read: Those that were read, and can be.
-        faults: What is wrong.
-        total: How many there should be.
-    """
-
-    read: list[ImageFile]
-    faults: list[Fault]
-    total: int
-
-
 def examine_images(
     sizes: Mapping[str, tuple[int, int] | None],
     number: int | None,
     stored: bool,
     read: Callable[[str], ImageFile] = read_image_file,
-) -> Examined:
-    """Look for image files, and read some of them.
+) -> tuple[list[ImageFile], list[Fault]]:
+    """Look for image files, and read some: those that can be read, and what is wrong.
 
     Args:
         sizes: Paths, and the annotated width and height of each, if it has one.
@@ -286,7 +272,7 @@ def examine_images(
                 "set color_type='color_ignore_orientation' in LoadImageFromFile of every pipeline, or turn annotations"
             )
         faults.add(what, f"{file.path} ({by(file.loaded)}, annotated as {by(annotated)})", fix=fix)
-    return Examined([file for file in found if not file.error], list(faults), len(sizes))
+    return [file for file in found if not file.error], list(faults)
 
 
 def copied(first: Iterable[str], second: Iterable[str]) -> list[tuple[str, str]]:
