@@ -136,7 +136,8 @@ ADE = {"type": "ADE20KDataset", "metainfo": None}
 def test_ade20k_maps_need_reduce_zero_label(shared_data, split):
     pytest.importorskip("mmseg")
     root, prefixes = shared_data / "ade/ADEChallengeData2016", (f"images/{split}", f"annotations/{split}")
-    check(segmentation(root, 150, prefixes, **ADE), ("train",))
+    cfg = segmentation(root, 150, prefixes, **ADE)
+    assert [*data.contents(cfg, data_sets(cfg, ("train",)))] == []  # a few images have few of so many classes
     with pytest.raises(ConfigError, match="reduce_zero_label=True"):
         check(segmentation(root, 150, prefixes, **ADE, reduce_zero_label=False), ("train",))
 
