@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 import vitdense
@@ -41,6 +42,24 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     files.append(File.generated(config, "tour.md", content=text))
     for name, png in pictures.items():
         files.append(File.generated(config, name, content=png))
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
+    """`llms.txt`: what each page is about, for those who read by machine."""
+    lines = ["# vitdense", "", f"> {first_paragraph(files.get_file_from_path('index.md'))}"]
+    for section in nav.items:
+        lines += ["", f"## {section.title}", ""]
+        for page in section.children:
+            title, *_ = page.file.content_string.lstrip("# ").splitlines()
+            sentence = re.match(r".+?(?:[.](?=\s)|$)", first_paragraph(page.file))[0]
+            lines.append(f"- [{title}]({page.file.dest_uri}): {sentence}")
+    files.append(File.generated(config, "llms.txt", content="\n".join(lines) + "\n"))
+
+
+def first_paragraph(file: File) -> str:
+    """The first paragraph of text of a page, without links."""
+    texts = (part for part in file.content_string.split("\n\n") if re.match(r"[A-Za-z*\[]|`(?!``)", part))
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(next(texts, "").split()))
 
 
 def notebook_page(notebook: dict) -> tuple[str, dict[str, bytes]]:

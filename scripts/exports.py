@@ -1,4 +1,4 @@
-"""Write the table of docs/export.md: every kind of model that is exported whole, against the model itself.
+"""Write the table of docs/parity.md: every kind of model that is exported whole, against the model itself.
 
     python scripts/exports.py FOLDER
 
@@ -25,8 +25,8 @@ from vitdense.mm.config.query import nodes
 from vitdense.mm.work_folder import WorkFolder, find_checkpoint
 from zoo import REPO, filled, table
 
-PAGE = REPO / "docs/export.md"
-HEADING = "Compared"
+PAGE = REPO / "docs/parity.md"
+HEADING = "Exported programs"
 HEAD = "| model | trained as | onnxruntime | OpenVINO | command | nodes |"
 ITERATIONS = 100
 

@@ -26,6 +26,8 @@ from vitdense.results import draw
 
 REPO = Path(__file__).parents[1]
 DEMO = "cascade_swin_nano_shapes"  # a model to train
+STREETS = "eomt_deit_t_camvid"  # another, and photos of COCO val2017 to show it, all under CC BY 2.0
+PHOTOS = ("000000423617.jpg", "000000184324.jpg")
 METHODS = {  # in the names of configs: name, marker
     "mask_rcnn": ("Mask R-CNN", "o"),
     "cascade": ("Cascade Mask R-CNN", "s"),
@@ -33,11 +35,14 @@ METHODS = {  # in the names of configs: name, marker
     "reppoints_v2": ("RepPoints V2", "v"),
     "sparse_rcnn": ("Sparse R-CNN", "D"),
     "htcpp": ("HTC++", "P"),
+    "rfdetr": ("RF-DETR", "*"),
+    "lwdetr": ("LW-DETR", "X"),
 }
 FAMILIES = {
     **{"swin": "Swin", "mvitv2": "MViTv2", "nat": "NAT", "deit": "DeiT", "adapter_deit": "DeiT, ViT-Adapter"},
-    **{"vit": "ViTDet", "eva02": "EVA-02"},
+    **{"vit": "ViT", "eva02": "EVA-02", "dinov2": "DINOv2"},
 }
+OWN = {"rfdetr": "dinov2", "lwdetr": "vit"}  # family of a method whose configs do not name one
 COUNTED = (  # names of `benchmark.build`
     *("swin_tiny", "swin_small", "swin_base", "swinv2_tiny", "mvitv2_tiny", "mvitv2_base", "nat_tiny"),
     *("deit_small", "vit_base", "vitdet_base", "resnet50"),
@@ -59,10 +64,11 @@ def published() -> Iterator[Published]:
     table = read_text(REPO / "configs/README.md").partition("\n## Recipes\n")[2]
     for line in re.findall(r"^\| `.+_coco\.py`.*\|$", table, re.M):
         config, ap, _, flops = (cell.strip() for cell in line.strip("|").split("|"))
-        name = re.match(rf"`({'|'.join(METHODS)})_({'|'.join(FAMILIES)})_(\w)_coco\.py`", config)
+        name = re.match(rf"`({'|'.join(METHODS)})_(?:({'|'.join(FAMILIES)})_)?(\w)_coco\.py`", config)
         number = re.match(r"\d+\.\d", ap)
         if name and number:
-            yield Published(*name.groups(), float(number[0]), float(re.search(r"\d+", flops)[0]))
+            method, family, size = name.groups()
+            yield Published(method, family or OWN[method], size, float(number[0]), float(re.search(r"\d+", flops)[0]))
 
 
 def ap_flops(path: Path) -> None:
@@ -70,16 +76,16 @@ def ap_flops(path: Path) -> None:
     rows = list(published())
     figure = Figure((9, 5), layout="constrained")
     axes = figure.subplots()
-    colours = {family: f"C{i}" for i, family in enumerate(FAMILIES)}
-    for family in FAMILIES:
-        series = sorted((row.gmacs, row.box_ap) for row in rows if (row.method, row.family) == ("cascade", family))
+    colours = dict(zip(FAMILIES, [f"C{i}" for i in range(10) if i != 7]))  # C7 is grey, as the markers of the legend
+    for method, family in dict.fromkeys((row.method, row.family) for row in rows if row.method in ("cascade", *OWN)):
+        series = sorted((row.gmacs, row.box_ap) for row in rows if (row.method, row.family) == (method, family))
         axes.plot(*zip(*series), color=colours[family], alpha=0.4)
     for row in rows:
         point = row.gmacs, row.box_ap
         axes.plot(*point, METHODS[row.method][1], color=colours[row.family], markersize=8)
         axes.annotate(row.size.upper(), point, xytext=(0, -15), textcoords="offset points", fontsize=9, ha="center")
-    ticks = (200, 300, 400, 600, 800, 1000, 1500)
-    axes.set(xscale="log", xlabel="FLOPs (G multiply-adds) at about 800x1280", ylabel="box AP on COCO val, published")
+    ticks = (10, 20, 40, 80, 160, 300, 600, 1000, 2000)
+    axes.set(xscale="log", xlabel="FLOPs of an image (G multiply-adds)", ylabel="box AP on COCO val, published")
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()
     axes.margins(0.08)
@@ -134,19 +140,39 @@ def attention_cost(path: Path) -> None:
     plot_attention(attention_costs("deit_tiny", sizes, (1, 4, 16)), path)
 
 
+def streets(path: Path) -> None:
+    """Photos as a model of CamVid sees them, with the legend of the last one. The model must be trained, and COCO's
+    validation be in `data/coco`."""
+    model = vitdense.load(REPO / "work_dirs" / STREETS)
+    height, pictures = 340, []
+    for result in (model(REPO / "data/coco/val2017" / name) for name in PHOTOS):
+        drawn, (h, w, _) = result.plot(), result.image.shape
+        pictures.append(drawn.crop((0, 0, w, h)).resize((round(w * height / h), height)))
+    legend = drawn.crop((w, 0, drawn.width, height))
+    with atomic_write(path) as scratch:
+        beside(*pictures, legend).quantize(255).save(scratch, format="png", optimize=True)
+
+
+def beside(*pictures: Image.Image) -> Image.Image:
+    """Pictures on one, from left to right."""
+    page = Image.new("RGB", (sum(x.width + 8 for x in pictures) - 8, max(x.height for x in pictures)), "white")
+    left = 0
+    for picture in pictures:
+        page.paste(picture, (left, 0))
+        left += picture.width + 8
+    return page
+
+
 def prediction(path: Path) -> None:
     """Both nano models on an image of the embedded data set, side by side. They must be trained."""
     image, names = REPO / "data/shapes/val/000027.jpg", (DEMO, "upernet_swin_nano_shapes")
     left, right = (vitdense.load(REPO / "work_dirs" / name, score_thr=0.7)(image).plot() for name in names)
-    page = Image.new("RGB", (left.width + 8 + right.width, max(left.height, right.height)), "white")
-    page.paste(left, (0, 0))
-    page.paste(right, (left.width + 8, 0))
     with atomic_write(path) as scratch:
-        page.save(scratch, format="png")
+        beside(left, right).save(scratch, format="png")
 
 
 def inside(path: Path) -> None:
-    """The sheet of docs/look-inside.md: some rows of the trained detector's. It must be trained."""
+    """The sheet of docs/results.md: some rows of the trained detector's. It must be trained."""
     cfg, checkpoint = load_config(DEMO), find_checkpoint(str(REPO / "work_dirs" / DEMO))
     layers = [f"stages.2.blocks.{block}.attn" for block in (0, 1)]
     rows = sheet_rows(load_model(cfg, checkpoint, "cpu"), REPO / "data/shapes/val/000018.jpg", (0.45, 0.3), layers)
@@ -161,7 +187,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, prediction, inside)
+    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, streets, prediction, inside)
 }
 
 

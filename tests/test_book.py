@@ -63,6 +63,11 @@ def test_the_tour_is_a_page_with_its_pictures(site):
     assert 'href="tour.html"' in (site / "index.html").read_text()
 
 
+def test_every_page_is_in_llms_txt(site):
+    listed = re.findall(r"^- \[.+\]\((.+)\): \S+", (site / "llms.txt").read_text(), re.M)
+    assert {*listed} == {path.name for path in site.glob("*.html")} - {"404.html"}
+
+
 def test_every_page_has_the_version(site):
     for page in site.glob("*.html"):
         assert f"vitdense {vitdense.__version__}" in page.read_text(), page.name
@@ -91,9 +96,9 @@ def test_published_rows_are_those_of_the_readme():
     rows = list(gallery.published())
     assert ("cascade", "swin", "t", 50.4, 745.0) in rows
     assert ("htcpp", "swin", "l", 57.1, 1470.0) in rows
-    # FLOPs of RF-DETR and LW-DETR are of smaller images.
+    assert ("rfdetr", "dinov2", "s", 53.0, 30.0) in rows
     text = (REPO / "configs/README.md").read_text()
-    lines = re.findall(r"^\| `(?!rfdetr|lwdetr)\w+_[tsbl]_coco\.py`[^|]*\| \d.*$", text, re.M)
+    lines = re.findall(r"^\| `\w+_[ntsmbl]_coco\.py`[^|]*\| \d.*$", text, re.M)
     assert len(rows) == len(lines)
 
 

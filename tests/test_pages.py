@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import REPO
+from conftest import RECIPES, REPO
 from PIL import Image
 from test_docs import BLOCKS, CONFIGS, PAGES
 from torch.distributed.run import parse_args as torchrun_arguments
@@ -47,6 +47,7 @@ LIMITS = {
 }
 # In place of large recipes: the same model, small in every part.
 TWINS = {"cascade_swin_t_coco": "cascade_swin_nano_coco", "mask_rcnn_swin_t_coco": "cascade_swin_nano_coco"}
+PATHS = {path.stem: path for path in RECIPES}
 # Words of the pages, and what stands for them here.
 WORDS = {
     "/path/to/coco": "data/coco",
@@ -78,8 +79,8 @@ NOT_RUN = {
     r"--deploy": "takes minutes; tests/scripts/test_deploy.py",
     r"--shard": "needs several processes; tests/mm/train/test_shard.py",
     r"distill_deit_s": "its teacher has 84 M parameters; tests/research/pretraining/test_classifier.py",
-    r"tools/convert\.py dinov3_vits16_pretrain": "the file is behind a form; tests/tools/test_convert_tool.py",
-    r"tools/convert\.py (swin_tiny|mine\.pth) .*--verify": "downloads; tests/tools/test_convert_tool.py",
+    r"convert dinov3_vits16_pretrain": "the file is behind a form; tests/tools/test_convert_tool.py",
+    r"convert swin_tiny .*--verify": "downloads; tests/tools/test_convert_tool.py",
     r"htcpp_swin_l": "283 M parameters",
     r"(mae_vit_b|simmim_swin_b)": "86 M parameters in batches of 512; tests/research/pretraining/test_masked.py",
     r'type="Albu"': "albumentations is not installed here",
@@ -224,8 +225,7 @@ def twin(here, weights_of):
 
 def recipe(name):
     """The path of a recipe, or of what is small in its place."""
-    name = TWINS.get(name, name)
-    return next(REPO.glob(f"configs/**/{name}.py"))
+    return PATHS[TWINS.get(name, name)]
 
 
 def trained(config, folder):
@@ -271,7 +271,7 @@ def train(words):
     if "--resume" in words:  # of a training that has ended
         return
     assert re.search(r"(Epoch|Iter)\(train\)", printed), printed[-2000:]
-    if not re.search("research/masked|val_cfg=None", shlex.join(map(str, words))):
+    if not re.search("/masked_|val_cfg=None", shlex.join(map(str, words))):
         assert re.search(r"(Epoch|Iter)\(val\)", printed), printed[-2000:]
 
 
@@ -281,6 +281,8 @@ def prepare(words, here, twin, weights_of):
         folder = here / word
         if re.fullmatch(r"configs/[\w/]+\.py", word):
             twin(recipe(Path(word).stem), word)
+        elif word in PATHS:
+            words[i] = str(twin(recipe(word), f"twins/{word}.py"))
         elif word == "my_config.py":
             Path(word).write_text('_base_ = "mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py"\n')
         elif word == "load_from=detector.pth":
@@ -301,21 +303,26 @@ def prepare(words, here, twin, weights_of):
             words[i] = str(trained(here / words[1], here / "trained" / Path(words[1]).stem))
 
 
+def command_of(line):
+    """The words of a command after `vitdense`; of several processes those of one, which stands for all: see
+    tests/tools/test_processes.py."""
+    words = shlex.split(line, comments=True)
+    if "torchrun" in words:
+        launch = torchrun_arguments(words[words.index("torchrun") + 1 :])
+        assert launch.module, line
+        words = [launch.training_script, *launch.training_script_args]
+        words = [word for word in words if word not in ("--launcher", "pytorch")]
+    if words[0] == "python":
+        assert re.fullmatch(r"tools/\w+\.py", words[1]), line
+        return [Path(words[1]).stem, *words[2:]]
+    assert words[0] == "vitdense", line
+    return words[1:]
+
+
 def run_line(line, here, twin, weights_of):
     for old, new in WORDS.items():
         line = line.replace(old, new)
-    line = re.sub(r"^vitdense\b", "python -m vitdense", line)
-    words = shlex.split(re.sub(r"--amp\b(?! bfloat16)", "--amp bfloat16", line), comments=True)
-    if words[:3] == ["python", "-m", "vitdense"]:
-        words = words[3:]
-    else:
-        tool = next(i for i, word in enumerate(words) if re.fullmatch(r"tools/\w+\.py", word))
-        launcher, words = words[:tool], words[tool:]
-        if "torchrun" in launcher:  # one process stands for all; tests/tools/test_processes.py starts several
-            launch = torchrun_arguments([*launcher[launcher.index("torchrun") + 1 :], *words])
-            assert [launch.training_script, *launch.training_script_args] == words
-            words = [word for word in words if word not in ("--launcher", "pytorch")]
-        words[0] = Path(words[0]).stem
+    words = command_of(re.sub(r"--amp\b(?! bfloat16)", "--amp bfloat16", line))
     prepare(words, here, twin, weights_of)
     if words[:1] == ["train"]:
         if "--resume" not in words:  # each line is a training of its own
@@ -373,7 +380,6 @@ def test_commands_that_are_not_run_name_what_exists():
     makefile, project = ((REPO / name).read_text() for name in ("Makefile", "pyproject.toml"))
     for line in lines:
         words = shlex.split(line, comments=True)
-        tools = [word for word in words if re.fullmatch(r"(tools|scripts)/\w+\.py", word)]
         for word in words:
             if re.fullmatch(r"\w+/[\w/]+\.py|\w+\.txt", word):
                 assert (REPO / word).is_file(), line
@@ -381,10 +387,8 @@ def test_commands_that_are_not_run_name_what_exists():
             assert re.search(rf"^{extra} = \[", project, re.M), line
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", makefile, re.M), line
-        elif tools:
-            printed = (REPO / tools[0]).read_text()
-            if tools[0].startswith("tools/"):
-                status, printed = run_command([Path(tools[0]).stem, "--help"])
-                assert status == 0, printed
-            flags = {word for word in words[words.index(tools[0]) :] if word.startswith("--")}
-            assert not {flag for flag in flags if flag not in printed}, line
+        elif words[0] not in ("pip", "python") or words[1].startswith("tools/"):
+            command, *options = command_of(line)
+            status, printed = run_command([command, "--help"])
+            assert status == 0, printed
+            assert not {word for word in options if word.startswith("--") and word not in printed}, line

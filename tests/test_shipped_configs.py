@@ -1,6 +1,6 @@
 """Every config that mmdet and mmseg ship with a Swin backbone, with ours in place of theirs.
 
-The swap is that of `python -m vitdense swap`. Weights are random, and loaded as a user's checkpoint is. docs/swap.md
+The swap is that of `python -m vitdense swap`. Weights are random, and loaded as a user's checkpoint is. docs/parity.md
 has the table.
 """
 
@@ -214,5 +214,5 @@ def test_full_model_has_the_same_features(name):
 
 
 def test_docs_have_every_shipped_config():
-    text = (REPO / "docs/swap.md").read_text()
+    text = (REPO / "docs/parity.md").read_text()
     assert [name for name in SHIPPED if f"`{name.partition('::')[2].removesuffix('.py')}`" not in text] == []

@@ -723,12 +723,13 @@ def cause_of(block: int, error: float, half: float, is_half: bool) -> str:
     return "an op of this block that another opset or converter changed, other weights, or another quantisation"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``--verify``; the exit status: 0 the same, 1 other, 2 where it cannot be told."""
+def main(argv: Sequence[str] | None = None, command: str | None = None) -> int:
+    """Of ``--verify NAME.onnx``, or of a `command`, the exit status: 0 the same, 1 other, 2 if it cannot be told."""
     parser = argparse.ArgumentParser(
-        description="Whether the engine of this machine computes what a trained model did."
+        command, description="Whether the engine of this machine computes what a trained model did."
     )
-    parser.add_argument("--verify", required=True, metavar="NAME.onnx", help="the program; NAME.proof lies beside it")
+    flag, required = ("verify", {}) if command else ("--verify", {"required": True})
+    parser.add_argument(flag, metavar="NAME.onnx", help="the program; NAME.proof lies beside it", **required)
     parser.add_argument("--engine", default="onnxruntime", choices=ENGINES)
     parser.add_argument("--precision", choices=("f32", "bf16", "f16"), help="of OpenVINO")
     parser.add_argument("--threads", type=int, default=0, help="of a CPU; default: all")

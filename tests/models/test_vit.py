@@ -312,7 +312,7 @@ def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep():
 
 
 def test_trainable_parameters_of_attention_only_fine_tuning():
-    """The list of docs/finetune.md, by name."""
+    """What attention-only fine-tuning trains, by name."""
 
     def trained(model):
         return {

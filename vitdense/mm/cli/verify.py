@@ -7,4 +7,4 @@ from vitdense import runtime
 
 def main(argv: Sequence[str]) -> int:
     """The command; its exit status: 0 the same, 1 other, 2 where it cannot be told."""
-    return runtime.main(["--verify", *argv])
+    return runtime.main(argv, command="vitdense verify")
