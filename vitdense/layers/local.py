@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import wrap_torch_function
 
 from vitdense.errors import OptionError, check_choice
 from vitdense.layers.attention import attend
@@ -26,6 +26,8 @@ POSITIONS = ("table", "query", None)
 TILES = (7, 8)  # sides of a tile of queries; while a model is compiled, the first
 
 
+# `vitdense.inspect.flops` counts the pairs of the definition, not of tiles.
+@wrap_torch_function(lambda q, kv, *_, **__: (q, kv))
 def attend_local(
     q: Tensor,
     kv: Tensor,
@@ -58,8 +60,6 @@ def attend_local(
     Raises:
         ValueError: An even kernel, an unknown border, or too few offsets.
     """
-    if has_torch_function((q, kv)):  # `vitdense.inspect.flops` counts the pairs of the definition, not of tiles
-        return handle_torch_function(attend_local, (q, kv), q, kv, kernel, border, position, scale, tiles)
     (batch, h, w, heads, dim), least = q.shape, num_offsets(kernel, border)
     if position is None:
         position = zero(q).expand(heads, least, least)  # [heads, T, T]
