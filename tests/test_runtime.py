@@ -16,6 +16,7 @@ from conftest import REPO
 from vitdense.runtime import (
     BLOCK,
     ENGINES,
+    Engine,
     Output,
     Program,
     cover,
@@ -281,6 +282,23 @@ def test_an_image_whose_resize_leaves_no_pixel(tmp_path):
     about = {"resize": {"scale": [1333, 800], "keep_ratio": True}}
     assert fitted((1, 5000), about["resize"]) == (0, 1333)
     program = object.__new__(Program)
-    program.about = about
+    program.about, program.operating_point = about, None
     with pytest.raises(ValueError, match=r"image: got \[1, 5000\] pixels"):
         program(np.zeros((1, 5000, 3), np.uint8))
+
+
+def test_the_operating_point_of_a_program_is_its_default():
+    point = {"wish": "f1", "thresholds": [0.2, 0.8], "slopes": [1, 2], "offsets": [0, -1]}
+    point |= {"precision": [0.4, 0.5, 0.6], "recall": [0.1, 0.2, 0.3]}
+    about = {"mean": None, "std": None, "channels": "RGB", "classes": ["a", "b"], "resize": None, "mask_stride": None}
+    about = {key: json.dumps(value) for key, value in {**about, "operating_point": point}.items()}
+    scores, labels = np.float32([[0.9, 0.7, 0.5, 0.1]]), np.array([[1, 1, 0, 0]])
+    outputs = [np.zeros((1, 4, 4), np.float32), scores, labels]
+    program = Program("a.onnx", Engine(lambda batch: outputs, ["boxes", "scores", "labels"], np.float32, about))
+    image = np.zeros((8, 8, 3), np.uint8)
+    found = program(image)
+    np.testing.assert_array_equal(found.scores, scores[0, [0, 2]])
+    np.testing.assert_allclose(found.probabilities, [1 / (1 + np.exp(1 - 2 * np.log(9))), 0.5], rtol=1e-5)
+    assert len(program(image, score_thr=0.6).scores) == 2
+    assert len(program(image, score_thr=0).scores) == 4
+    assert "0.200 to 0.800, by class" in str(program.operating_point)

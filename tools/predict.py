@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument(
         "--score-thr",
         type=float,
-        default=0.3,
-        help="detectors: minimum score in pictures and in predictions.json, default %(default)s; AP needs 0",
+        help="detectors: minimum score in pictures and in predictions.json; default: the checkpoint's operating point "
+        "(see tools/test.py), or 0.3; AP needs 0",
     )
     parser.add_argument(
         "--format",

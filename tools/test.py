@@ -29,17 +29,27 @@ def main() -> None:
         help="folder for tables by class, and a segmentor's confusion matrix or a detector's AP by size",
     )
     parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
+    parser.add_argument(
+        "--operating-point",
+        metavar="WISH",
+        help="find the scores from which on objects of a detector count, for precision=0.9, recall=0.8 or the best f1 "
+        "on the validation data, and what scores mean; both go into the checkpoint, for predictions and exports",
+    )
+    parser.add_argument("--by-class", action="store_true", help="an operating point with thresholds of the classes")
     add_tiles(parser)
     add_amp(parser)
     add_onednn(parser)
     parser.apart("--tta", "--tiles")
+    parser.apart("--operating-point", "--tta", "--tiles", "--report")
+    parser.need("--by-class", "--operating-point")
     args = parser.parse_args()
     with exit_on_user_error():
         if args.out:
             check_writable(args.out, "--out")
         if args.report:
             check_writable(args.report / "report", "--report")
-        metrics = test(*trained_of(args), Inference.of(args, device=get_device()), args.tta, args.report)
+        options = (args.tta, args.report, args.operating_point, args.by_class)
+        metrics = test(*trained_of(args), Inference.of(args, device=get_device()), *options)
         if not is_main_process():
             return
         for name, value in metrics.items():

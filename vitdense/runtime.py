@@ -24,11 +24,23 @@ from typing import Any
 import numpy as np
 
 # Of `metadata_props`.
-KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
+KEYS = (
+    "mean",
+    "std",
+    "channels",
+    "classes",
+    "resize",
+    "mask_thr",
+    "mask_stride",
+    "threshold",
+    "queries",
+    "operating_point",
+)
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, in the cache of a CPU
 SAMPLED, FOUND = ("sizes", "at", "values"), ("boxes", "scores", "labels", "masks", "semantic", "panoptic")  # of `Proof`
 HALF_ERROR = 0.02  # relative, of a block in half precision; more where another choice follows from it
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
+SCORE = 0.3  # from which on an object counts, where the model has no operating point
 
 
 @dataclass(eq=False)
@@ -41,6 +53,7 @@ class Output:
         scores: [N] float32, 0 to 1.
         labels: [N] int64, indices of the names of the classes.
         masks: [N, H, W] bool, of a detector that has them.
+        probabilities: [N] float32, that an object is right, by the operating point of the model; without one: None.
         semantic: [H, W] int64, indices of the names; of a detector: None.
         panoptic: [H, W] int64, ids of segments; 0 where there is none. Of other models, as the next: None.
         segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": None, "is_thing": bool}``. A class
@@ -51,6 +64,7 @@ class Output:
     scores: np.ndarray | None = None
     labels: np.ndarray | None = None
     masks: np.ndarray | None = field(default=None, repr=False)
+    probabilities: np.ndarray | None = None
     semantic: np.ndarray | None = field(default=None, repr=False)
     panoptic: np.ndarray | None = field(default=None, repr=False)
     segments: list[dict[str, Any]] | None = None
@@ -62,6 +76,50 @@ class Output:
         return all(np.array_equal(value, getattr(other, name)) for name, value in vars(self).items())
 
     __hash__ = None
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """From which score on an object of a class counts, and how probable it is that it does: found on validation data.
+
+    Attributes:
+        wish: What was asked for: ``precision=0.9``, ``recall=0.8`` or ``f1``.
+        thresholds: Minimum scores, [classes].
+        slopes, offsets: Of the probability, [classes]: sigmoid(slope * logit(score) + offset) (Platt, 1999).
+        precision, recall: Lower bound, value and upper bound, of all classes together, by a bootstrap over images.
+    """
+
+    wish: str
+    thresholds: Sequence[float]
+    slopes: Sequence[float]
+    offsets: Sequence[float]
+    precision: Sequence[float]
+    recall: Sequence[float]
+
+    def probabilities(self, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """[N] float32, of scores [N] and labels [N], that an object of the class is where one was found."""
+        slopes, offsets = (np.float64(values)[labels] for values in (self.slopes, self.offsets))
+        return sigmoid(slopes * logit(scores) + offsets).astype(np.float32)
+
+    def __str__(self) -> str:
+        least, most = min(self.thresholds), max(self.thresholds)
+        scores = f"{least:.3f}" if least == most else f"{least:.3f} to {most:.3f}, by class"
+        shares = (
+            f"{name} {value:.3f} ({low:.3f} to {high:.3f})"
+            for name, (low, value, high) in (("precision", self.precision), ("recall", self.recall))
+        )
+        return f"{self.wish}: scores from {scores}; on validation data {', '.join(shares)}"
+
+
+def logit(scores: np.ndarray) -> np.ndarray:
+    """log(s / (1 - s)) in float64; of 0 and 1 it is finite."""
+    scores = np.clip(np.float64(scores), 1e-7, 1 - 1e-7)
+    return np.log(scores) - np.log1p(-scores)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), which does not overflow."""
+    return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
 @dataclass
@@ -159,6 +217,7 @@ class Program:
         is_panoptic: Whether results have segments.
         about: What the file says of itself: mean and std, classes, resize and others.
         of_photos: Whether the file takes photos, and not normalised images.
+        operating_point: Of the model; None if the file has none.
 
     Raises:
         ValueError: The file is not of `vitdense export`, or has a detector's maps; or the engine is none of the two.
@@ -192,13 +251,15 @@ class Program:
         self.names: list[str] = about["classes"]
         self.is_panoptic = bool((about.get("queries") or {}).get("panoptic"))
         self.of_photos = self._engine.dtype == np.uint8
+        point = about.get("operating_point")
+        self.operating_point = OperatingPoint(**point) if point else None
 
-    def __call__(self, image: np.ndarray, score_thr: float = 0.3) -> Output:
+    def __call__(self, image: np.ndarray, score_thr: float | None = None) -> Output:
         """Predict.
 
         Args:
             image: [H, W, 3] uint8 RGB, of any size.
-            score_thr: Minimum score of objects, 0 to 1.
+            score_thr: Minimum score of objects, 0 to 1; None: by the operating point, without one `SCORE`.
 
         Raises:
             ValueError: The image is none, or has no pixel after its resize; or the score is out of range.
@@ -207,9 +268,15 @@ class Program:
         if not is_photo or not image.size:
             got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
             raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3] of at least one pixel")
-        if not 0 <= score_thr <= 1:
+        point = self.operating_point
+        if score_thr is None:
+            score_thr = point.thresholds if point else SCORE
+        elif not 0 <= score_thr <= 1:
             raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
-        return self.read(self.run(self.batch(image)), image.shape[:2], score_thr)
+        found = self.read(self.run(self.batch(image)), image.shape[:2], score_thr)
+        if point and found.boxes is not None:
+            found.probabilities = point.probabilities(found.scores, found.labels)
+        return found
 
     def batch(self, image: np.ndarray) -> np.ndarray:
         """A photo, see `__call__`, as the file takes it. One that has no pixel after its resize is a ValueError."""
@@ -225,7 +292,9 @@ class Program:
         """The outputs for a batch, by name."""
         return dict(zip(self._engine.outputs, self._engine.run(batch)))
 
-    def read(self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float = 0.0) -> Output:
+    def read(
+        self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | Sequence[float] = 0.0
+    ) -> Output:
         """Outputs for a batch of one photo, of a size (H, W), as what was found in it."""
         found = {name: out[0] for name, out in found.items()}
         return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
@@ -236,7 +305,7 @@ def read(
     about: Mapping[str, Any],
     seen: Sequence[int],
     size: Sequence[int],
-    score_thr: float = 0.0,
+    score_thr: float | Sequence[float] = 0.0,
     of_photo: bool = False,
 ) -> Output:
     """The outputs of a program for an image, as what was found in the image.
@@ -246,7 +315,7 @@ def read(
         about: The program's `metadata_props`, decoded.
         seen: Size (h, w) of the normalised image.
         size: Size (H, W) of the photo of which it was made.
-        score_thr: Minimum score of objects.
+        score_thr: Minimum score of objects, or those of the classes.
         of_photo: The program takes photos: its boxes are in their pixels.
     """
     scale = seen[0] / size[0], seen[1] / size[1]
@@ -270,7 +339,7 @@ def of_queries(
     rule: Mapping[str, Any],
     seen: Sequence[int],
     size: Sequence[int],
-    score_thr: float,
+    score_thr: float | Sequence[float],
 ) -> Output:
     """Segments and objects of logits of classes ``[Q, classes + 1]`` and of masks ``[Q, h, w]``; see `read`.
 
@@ -372,12 +441,12 @@ def objects(
     about: Mapping[str, Any],
     scale: Sequence[float],
     size: Sequence[int],
-    score_thr: float,
+    score_thr: float | Sequence[float],
 ) -> Output:
     """What a program of a detector gives for an image, as objects; see `read`. Boxes are in pixels of the image, and
     `scale` is the size of what the program saw over that of the image, (y, x).
     """
-    kept = found["scores"] >= max(score_thr, np.finfo(np.float32).tiny)  # empty places have score 0
+    kept = found["scores"] >= least(score_thr, found["labels"]).clip(np.finfo(np.float32).tiny)  # empty places have 0
     boxes, masks = found["boxes"][kept], None
     if "masks" in found:
         masks, stride = np.zeros((len(boxes), *size), bool), about["mask_stride"]
@@ -385,6 +454,12 @@ def objects(
             whole = paste(mask, box, size) if stride is None else cover(mask, stride, scale, size)
             masks[i] = whole >= about["mask_thr"]
     return Output(boxes, found["scores"][kept], found["labels"][kept], masks)
+
+
+def least(score_thr: float | Sequence[float], labels: np.ndarray) -> np.ndarray:
+    """The minimum scores of objects with these labels: one of all classes, or those of the classes."""
+    limits = np.float32(score_thr)
+    return limits[labels] if limits.ndim else limits
 
 
 def paste(mask: np.ndarray, box: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -417,7 +492,7 @@ def instances(
     size: Sequence[int],
     num_things: int,
     number: int,
-    score_thr: float,
+    score_thr: float | Sequence[float],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Objects of Mask2Former (Cheng et al., CVPR 2022): of all pairs of a query and a class the best.
 
@@ -426,14 +501,15 @@ def instances(
         logits_of: The mask of a query, ``[*size]``.
         num_things: Classes of things, the first ones; others are left out.
         number: Of pairs that may be objects.
-        score_thr: Minimum of a score: the probability of the class times the mean one within the mask.
+        score_thr: Minimum of a score, the probability of the class times the mean one within the mask; or those of the
+            classes.
 
     Returns:
         Boxes ``[N, 4]``, scores ``[N]``, labels ``[N]`` and masks ``[N, *size]``, the highest score first.
     """
     pairs = np.argsort(-shares[:, :-1], None, kind="stable")[:number]
     queries, labels = np.divmod(pairs, shares.shape[1] - 1)
-    usable = (labels < num_things) & (shares[queries, labels] >= score_thr)  # the other factor is at most 1
+    usable = (labels < num_things) & (shares[queries, labels] >= least(score_thr, labels))  # other factor: at most 1
     rows = []
     for query in np.unique(queries[usable]):
         logits = logits_of(query)
@@ -445,7 +521,7 @@ def instances(
         box = (columns[0], lines[0], columns[-1] + 1, lines[-1] + 1)
         for label in labels[usable & (queries == query)]:
             rows.append((shares[query, label] * inside, label, box, mask))
-    rows = sorted((row for row in rows if row[0] >= score_thr), key=lambda row: -row[0])
+    rows = sorted((row for row in rows if row[0] >= least(score_thr, row[1])), key=lambda row: -row[0])
     scores, labels, boxes, masks = zip(*rows) if rows else ((),) * 4
     return (
         np.array(boxes, np.float32).reshape(-1, 4),

@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import json
 import pickle
 import subprocess
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import mmcv
 import numpy as np
@@ -20,7 +22,9 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.export.samples import describe
 from vitdense.mm.predictor import Predictor
+from vitdense.runtime import OperatingPoint
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -267,6 +271,28 @@ def test_a_higher_threshold(folders, photos):
     )
     with pytest.raises(ConfigError, match=r"score_thr: got 0\.05, expected a score from 0\.1"):
         model(photos[0], score_thr=0.05)
+
+
+def test_the_operating_point_of_the_checkpoint_is_the_default(folders, photos, tmp_path):
+    whole = vitdense.load(folders["detector"], score_thr=0.05)
+    want = whole(photos[0])
+    thresholds = [float(np.median(want.scores)) if label % 2 else 1.0 for label in range(len(CLASSES))]
+    point = OperatingPoint("f1", thresholds, [2.0] * len(CLASSES), [1.0] * len(CLASSES), (0, 0.5, 1), (0, 0.5, 1))
+    content = torch.load(folders["detector"] / "iter_1.pth", weights_only=True)
+    content["meta"]["operating_point"] = asdict(point)
+    torch.save(content, tmp_path / "pointed.pth")
+    model = vitdense.load(RECIPES["detector"], tmp_path / "pointed.pth")
+    result = model(photos[0])
+    kept = want.scores >= np.float32(thresholds)[want.labels]
+    assert 0 < kept.sum() < len(want)
+    np.testing.assert_array_equal(result.boxes, want.boxes[kept])
+    assert len(result.rle) == kept.sum()
+    odds = 2 * np.log(result.scores / (1 - result.scores)) + 1
+    np.testing.assert_allclose(result.probabilities, 1 / (1 + np.exp(-odds)), rtol=1e-4)
+    assert want.probabilities is None
+    given = vitdense.load(RECIPES["detector"], tmp_path / "pointed.pth", score_thr=0.05)(photos[0])
+    np.testing.assert_array_equal(given.boxes, want.boxes)
+    assert json.loads(describe(model)["operating_point"])["thresholds"] == thresholds
 
 
 def test_pictures(model, photos, tmp_path):

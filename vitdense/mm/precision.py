@@ -23,7 +23,8 @@ class Inference:
         device: See `check_device`.
         dtype: In which it computes (autocast): `torch.float32`; `torch.bfloat16`, on a GPU or a CPU that has it; or
             `torch.float16`, on a GPU.
-        score_thr: Minimum score of detections, 0 to 1.
+        score_thr: Minimum score of detections, 0 to 1; None: by the operating point of the checkpoint, without one
+            `vitdense.runtime.SCORE`.
         tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None: images
             as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
             `vitdense.results.tiles` for what is one object.
@@ -36,14 +37,15 @@ class Inference:
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
-    score_thr: float = 0.3
+    score_thr: float | None = None
     tiles: int | None = None
     overlap: float = 0.2
     onednn: bool = True
 
     def __post_init__(self) -> None:
         check_precision(f"--amp {self.amp} (in Python dtype={self.dtype})", self.amp, self.device)
-        check_score(self.score_thr)
+        if self.score_thr is not None:
+            check_score(self.score_thr)
         if self.tiles is not None:
             cut((1, 1), self.tiles, self.overlap)
 

@@ -46,7 +46,7 @@ from vitdense.mm.precision import Inference, check_device, check_score
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.results import draw
 from vitdense.results.result import Result
-from vitdense.runtime import segments_of
+from vitdense.runtime import SCORE, OperatingPoint, least, segments_of
 
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 _process = os.getpid()  # whose threads the pool of OpenMP has
@@ -58,7 +58,7 @@ def load(
     checkpoint: str | Path | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    score_thr: float = 0.3,
+    score_thr: float | None = None,
     tiles: int | None = None,
     overlap: float = 0.2,
     onednn: bool = True,
@@ -100,6 +100,8 @@ class Predictor:
         palette: Their colours, [classes, 3] uint8 RGB.
         dataset: Config of its test data.
         reader: Of images, by the test pipeline.
+        operating_point: Of the checkpoint; None without one.
+        score_thr: Minimum score of detections, or those of the classes.
 
     Raises:
         ConfigError: The config is not one of mmdet or mmseg. See also `load_model`.
@@ -119,6 +121,10 @@ class Predictor:
             check_tiles(cfg)
         self.model = load_model(cfg, checkpoint, inference.device, inference.score_thr, classes)
         self.inference = inference
+        self.operating_point: OperatingPoint | None = self.model.operating_point
+        self.score_thr: float | Sequence[float] = given_score(inference.score_thr, self.operating_point)
+        if self.operating_point and inference.score_thr is None:
+            print_log(f"operating point {self.operating_point} (score_thr= or --score-thr for another)", "current")
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
@@ -141,7 +147,7 @@ class Predictor:
         Args:
             images: One image, or several: paths; the bytes of files; Pillow's images; arrays [H, W, 3] of uint8, RGB;
                 tensors [3, H, W] of uint8, RGB. Any sizes. The same pixels have the same result, whatever they come as.
-            score_thr: Minimum score of detections, 0 to 1, not below that of the constructor, which is the default.
+            score_thr: Minimum score of detections, 0 to 1, not below that of the model, which is the default.
             batch_size: Images of one size are predicted together, this many at a time. Each has the result that it has
                 alone, up to rounding.
 
@@ -168,15 +174,18 @@ class Predictor:
         Raises:
             ConfigError: See `__call__`.
         """
-        threshold = self.inference.score_thr if score_thr is None else score_thr
-        check_score(threshold, self.inference.score_thr)
+        if score_thr is not None:
+            check_score(score_thr, float(np.min(self.score_thr)))
+        threshold = self.score_thr if score_thr is None else score_thr
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size: got {batch_size!r}, expected a number of images, at least 1")
         if isinstance(images, Images) or not isinstance(images, Iterable):
             raise ConfigError(f"images: got {type(images).__name__}, expected several images, such as a list of paths")
         return self._stream(iter(images), threshold, batch_size)
 
-    def _stream(self, images: Iterator[Images], threshold: float, batch_size: int) -> Iterator[Result]:
+    def _stream(
+        self, images: Iterator[Images], threshold: float | Sequence[float], batch_size: int
+    ) -> Iterator[Result]:
         while batch := list(islice(images, batch_size)):
             pixels = [self.reader.pixels(image) for image in batch]
             found = self.samples(batch, pixels)
@@ -207,13 +216,13 @@ class Predictor:
                     found[i] = sample
         return found
 
-    def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: float) -> Result:
+    def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: float | Sequence[float]) -> Result:
         """A data sample of mm as a result.
 
         Args:
             sample: See `samples`.
             pixels: See `read_pixels`.
-            threshold: Minimum score of detections.
+            threshold: Minimum score of detections, or those of the classes.
         """
         shown = {"image": pixels, "names": self.names, "palette": self.palette}
         if "pred_sem_seg" in sample:
@@ -227,8 +236,11 @@ class Predictor:
         from vitdense.mm.heads.rle_masks import fields_of  # here, for segmentors do without mmdet
 
         found = sample.pred_instances
-        found = found[found.scores >= threshold]
-        return Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
+        found = found[found.scores >= torch.as_tensor(least(threshold, found.labels.cpu().numpy())).to(found.scores)]
+        result = Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
+        if self.operating_point:
+            result.probabilities = self.operating_point.probabilities(result.scores, result.labels)
+        return result
 
 
 def test_steps(cfg: Config) -> list[dict]:
@@ -281,7 +293,7 @@ def load_model(
     cfg: Config,
     checkpoint: str,
     device: str,
-    mask_score_thr: float | None = None,
+    score_thr: float | None = None,
     classes: Sequence[str] | None = None,
 ) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
@@ -289,13 +301,15 @@ def load_model(
     Its `dataset_meta` has `classes`, and `palette` if there is one: those of the checkpoint, which may be of RF-DETR's
     own trainer. Else they are the given ones; those of the type of the test data at the address of a published model;
     or those of the test data of the config, which is logged. Where a file of another project names its outputs, or
-    `classes` does, heads have as many as there are names.
+    `classes` does, heads have as many as there are names. Its `operating_point` is that of the
+    checkpoint, or None.
 
     Args:
         cfg: Its config.
         checkpoint: A file, or an address.
         device: See `vitdense.mm.precision.check_device`.
-        mask_score_thr: Masks of detections from this score on are RLE, see `use_rle`; None: all, as mmdet has them.
+        score_thr: Detections of a lower score get no mask, and the others run-length codes, see `use_rle`; None: see
+            `vitdense.mm.precision.Inference`.
         classes: Names by output, for a checkpoint that has none; of an output of no class it is empty.
 
     Raises:
@@ -309,9 +323,11 @@ def load_model(
     log_differences(saved, cfg, OF_RESULTS)
     cfg = copy.deepcopy(cfg)  # the caller's stays as it is
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
-    asked = Asked(checkpoint=checkpoint, mask_score_thr=mask_score_thr)
+    point = (saved.get("meta") or {}).get("operating_point")
+    point = OperatingPoint(**point) if point else None
+    asked = Asked(checkpoint=checkpoint, mask_score_thr=float(np.min(given_score(score_thr, point))))
     model = build_model(built(cfg, asked, PREDICTING))
-    model.dataset_meta = meta
+    model.dataset_meta, model.operating_point = meta, point
     try:
         state, report = fit_whole(model, saved, source=checkpoint)
     except CheckpointMismatchError as error:
@@ -338,6 +354,11 @@ def load_model(
     model.load_state_dict(state, strict=True)
     model.cfg = cfg
     return model.to(device).eval()
+
+
+def given_score(score_thr: float | None, point: OperatingPoint | None) -> float | Sequence[float]:
+    """The minimum score: as given; else those of an operating point; else `SCORE`."""
+    return score_thr if score_thr is not None else point.thresholds if point else SCORE
 
 
 def _names_of(

@@ -103,7 +103,7 @@ class Detection(Task):
         """Predict on an image file, and write its picture."""
         pixels = self.model.reader.pixels(image)
         (sample,) = self.model.samples([image], [pixels])
-        result = self.model.result(sample, pixels, self.model.inference.score_thr)
+        result = self.model.result(sample, pixels, self.model.score_thr)
         self.predictions.add(image, result)
         scores = sample.pred_instances.scores.tolist()  # also below the threshold
         self.found[image] = scores, self.predictions.found[image]
@@ -122,7 +122,7 @@ class Detection(Task):
         kept = [one for _, (_, found) in self.found.values() for one in found]
         scores = [score for of_image, _ in self.found.values() for score in of_image]
         print_log(
-            f"{len(kept)} of {len(scores)} detections have a score from {self.model.inference.score_thr} on "
+            f"{len(kept)} of {len(scores)} detections have a score from {np.min(self.model.score_thr):.3g} on "
             f"(--score-thr), the highest {max(scores, default=0.0):.3f}. Output: {self.out_dir}"
         )
         if self.root is not None:

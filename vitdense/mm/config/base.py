@@ -71,7 +71,7 @@ class Asked:
         set_batch_size: Of a training with ``--batch-size auto``: finds the batch size, and sets it.
         overwrite: Of a training, whether it takes the place of the one in its work folder; None: it writes nothing.
         checkpoint: To test or to predict with: a file, an address, or an exported file.
-        tta: Of a test, see `vitdense.mm.train.launch.test`.
+        tta, operating_point: Of a test, see `vitdense.mm.train.launch.test`.
         inference: How a model predicts that is tested.
         mask_score_thr: Of a prediction, masks of detections of a lower score are left out; None: masks of all, [H, W].
     """
@@ -89,6 +89,8 @@ class Asked:
     overwrite: bool | None = None
     checkpoint: str | None = None
     tta: bool = False
+    operating_point: str | None = None
+    by_class: bool = False
     inference: Inference = field(default_factory=Inference)
     mask_score_thr: float | None = None
 

@@ -19,6 +19,7 @@ NUMBERS = tuple(f"model.*num_{of}classes" for of in ("", "things_", "stuff_"))  
 LABELS = ("*_dataloader.*.metainfo*", "*_dataloader.*.type", "*_dataloader.*.values*", *NUMBERS, "model.*class_weight*")
 METRICS = tuple(f"*_evaluator.{part}{key}" for part in ("", "*.") for key in ("ann_file", "drop_doubles", "type"))
 FRESH = ("default_hooks.*.fresh", "custom_hooks.*.fresh")
+VALIDATED = ("test_dataloader*", "test_evaluator*", "test_cfg*")
 TESTED = ("model", "model.*", "test_dataloader.dataset*.pipeline*")
 
 # By every command.
@@ -61,6 +62,7 @@ STARTING = (
 # By a test, after `LOADING`.
 TESTING = (
     Pass("CHECKPOINT", ("load_from", "resume", "shard", *FRESH), start.load_tested),
+    Pass("--operating-point", VALIDATED, start.test_validation),
     Pass("folder of a test", ("work_dir",), run.name_test),
     Pass("--amp of a test", ("test_cfg.fp16",), run.test_in),
     Pass("classes of the checkpoint to test", (*LABELS, *METRICS), start.follow_outputs),

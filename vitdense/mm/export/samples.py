@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ def _moves(step: Mapping) -> bool:
 def describe(predictor: Predictor) -> dict[str, str]:
     """What the program expects of an image, and what `vitdense.runtime` makes of its outputs, as JSON by key: `mean`,
     `std`, `channels`, `resize`, `classes`, `mask_thr`, `mask_stride` (pixels of the padded image between those of
-    masks; null for masks of boxes), `threshold` and `queries`."""
+    masks; null for masks of boxes), `threshold`, `queries`, and `operating_point` if there is one."""
     cfg, model = predictor.model.cfg, predictor.model
     preprocessor = cfg.model.data_preprocessor
     described = {
@@ -51,6 +52,8 @@ def describe(predictor: Predictor) -> dict[str, str]:
         "threshold": getattr(getattr(model, "decode_head", None), "threshold", None),  # of a single class
         "queries": _describe_queries(model) if isinstance(model, MaskFormer) else None,
     }
+    if predictor.operating_point:
+        described["operating_point"] = asdict(predictor.operating_point)
     if isinstance(getattr(model, "bbox_head", None), RFDETRHead):
         described |= {"mask_thr": 0.0, "mask_stride": MASK_STRIDE}  # logits
     match [step for step in predictor.dataset.pipeline if _moves(step)]:

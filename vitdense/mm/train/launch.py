@@ -23,6 +23,7 @@ from vitdense.mm.precision import Inference
 from vitdense.mm.processes import connect, end_with_parent
 from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.hooks import FirstNotFinite
+from vitdense.mm.train.operating_point import set_operating_point
 from vitdense.mm.train.runner import Runner
 from vitdense.mm.work_folder import WorkFolder, find_checkpoint
 from vitdense.ops import ops_in_use
@@ -134,6 +135,8 @@ def test(  # no test of pytest
     inference: Inference | None = None,  # noqa: PT028
     tta: bool = False,  # noqa: PT028
     report: Path | None = None,  # noqa: PT028
+    operating_point: str | None = None,  # noqa: PT028
+    by_class: bool = False,  # noqa: PT028
 ) -> dict[str, float]:
     """Evaluate a checkpoint on the test data.
 
@@ -143,6 +146,9 @@ def test(  # no test of pytest
         inference: How the model predicts. `device` and `score_thr` are those of the test: mmengine's, and the config's.
         tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
         report: Folder for what the metrics are made of; see `report_test`.
+        operating_point: Test on the validation data, and keep the thresholds that meet a wish in the checkpoint; see
+            `set_operating_point`.
+        by_class: Of the operating point: thresholds of the classes.
 
     Returns:
         The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
@@ -154,14 +160,23 @@ def test(  # no test of pytest
     """
     connect(cfg.launcher, cfg.get("env_cfg", {}))
     inference = Inference(get_device()) if inference is None else replace(inference, device=get_device())
-    asked = Asked(check=check, checkpoint=find_checkpoint(checkpoint), tta=tta, inference=inference)
+    asked = Asked(
+        check=check,
+        checkpoint=find_checkpoint(checkpoint),
+        tta=tta,
+        inference=inference,
+        operating_point=operating_point,
+    )
     run_passes(TESTING, cfg, asked)
     WorkFolder(cfg.work_dir).make()
     with explained(cfg):
         runner = _runner(cfg, asked)
         inference.tune_cpu()
         with inference.computing():
-            metrics = runner.test() if report is None else report_test(runner, report)
+            if operating_point:
+                metrics = set_operating_point(runner, asked.checkpoint, operating_point, by_class)
+            else:
+                metrics = runner.test() if report is None else report_test(runner, report)
     metrics = {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
     if nothing := [name for name, value in metrics.items() if value == NOTHING or math.isnan(value)]:
         print_log(
