@@ -93,12 +93,11 @@ def test_what_is_refused_leaves_the_file_as_it_was(runner, checkpoint, tmp_path)
 
 
 def test_a_test_for_it_has_the_validation_data():
-    parts = {"val_dataloader": {"batch_size": 2}, "val_evaluator": {"type": "A"}, "val_cfg": {"type": "ValLoop"}}
-    cfg = Config({**parts, "test_dataloader": {"batch_size": 1}, "test_evaluator": {"type": "B"}, "test_cfg": {}})
+    parts = {"val_dataloader": {"batch_size": 2}, "val_evaluator": {"type": "A"}}
+    cfg = Config({**parts, "test_dataloader": {"batch_size": 1}, "test_evaluator": {"type": "B"}})
     use_validation(cfg, Asked(operating_point="f1"))
     assert cfg.test_dataloader == {"batch_size": 2}
     assert cfg.test_evaluator == {"type": "A"}
-    assert cfg.test_cfg == {"type": "TestLoop"}
     with pytest.raises(OptionError, match="operating point"):
         use_validation(cfg, Asked(operating_point="f2"))
     with pytest.raises(ConfigError, match=r"got model\.onnx"):

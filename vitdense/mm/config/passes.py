@@ -19,7 +19,7 @@ NUMBERS = tuple(f"model.*num_{of}classes" for of in ("", "things_", "stuff_"))  
 LABELS = ("*_dataloader.*.metainfo*", "*_dataloader.*.type", "*_dataloader.*.values*", *NUMBERS, "model.*class_weight*")
 METRICS = tuple(f"*_evaluator.{part}{key}" for part in ("", "*.") for key in ("ann_file", "drop_doubles", "type"))
 FRESH = ("default_hooks.*.fresh", "custom_hooks.*.fresh")
-VALIDATED = ("test_dataloader*", "test_evaluator*", "test_cfg*")
+VALIDATED = ("test_dataloader*", "test_evaluator*")
 TESTED = ("model", "model.*", "test_dataloader.dataset*.pipeline*")
 
 # By every command.
@@ -90,7 +90,7 @@ SHARED = {
     "auto_scale_lr.enable": ("--auto-scale-lr", "--batch-size auto"),
     "model.*": (
         *("settings.image_size", "classes of the training data"),
-        *("weights that a checkpoint replaces", "exported file"),
+        *("weights that a checkpoint replaces", "exported file", "masks as run-length codes"),
     ),
     "test_dataloader.dataset.*": (
         *("settings.image_size", "--tta", "--tiles", "exported file", "masks as run-length codes"),

@@ -100,10 +100,8 @@ def test_validation(cfg: Config, asked: Asked) -> None:
     if asked.exported or cfg.get("val_dataloader") is None or cfg.get("val_evaluator") is None:
         got = asked.exported or "a config without val_dataloader or val_evaluator"
         raise ConfigError(f"--operating-point: got {got}, expected a checkpoint and validation data")
-    for part in ("dataloader", "evaluator", "cfg"):
-        if cfg.get(f"val_{part}") is not None:
-            cfg[f"test_{part}"] = copy.deepcopy(cfg[f"val_{part}"])
-    cfg.test_cfg["type"] = "TestLoop"
+    for part in ("dataloader", "evaluator"):
+        cfg[f"test_{part}"] = copy.deepcopy(cfg[f"val_{part}"])
 
 
 def _load_everything(cfg: Config) -> None:
