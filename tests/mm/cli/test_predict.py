@@ -18,7 +18,6 @@ from vitdense.mm.cli.predict import Detection, Panoptic, Segmentation, list_imag
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import ConfigError
 from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
-from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import ImageReader, Predictor, load_model, read_pixels
 from vitdense.results.result import Result
 
@@ -201,7 +200,7 @@ def finds(found, score_thr, **dataset):
 
     model = object.__new__(Predictor)
     model.names, model.palette = ["a", "b"], np.array([(255, 0, 0), (0, 255, 0)], np.uint8)
-    model.dataset, model.inference = dataset, Inference(score_thr=score_thr)
+    model.dataset, model.score_thr, model.operating_point = dataset, score_thr, None
     model.reader = ImageReader([dict(type="LoadImageFromFile")])
     model.samples = lambda *_: [DetDataSample(pred_instances=found)]
     return model
