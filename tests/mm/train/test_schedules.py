@@ -8,9 +8,9 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 pytest.importorskip("mmdet")
+from vitdense.layers.mask_attention import mask_probability, pairs_that_attend
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.heads.mask_transformer.parts import mask_probability, pairs_that_attend
 from vitdense.mm.train.schedules import MaskAnnealingHook, TwoWarmupsLR, two_warmups
 from vitdense.models.vit.tokens import JointViT
 

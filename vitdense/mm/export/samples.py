@@ -12,10 +12,10 @@ from mmdet.models.detectors import MaskFormer
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from vitdense.layers.mask_branch import MASK_STRIDE
 from vitdense.mm.config.query import leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
-from vitdense.mm.heads.rfdetr.masks import MASK_STRIDE
 from vitdense.mm.predictor import Predictor
 from vitdense.mm.registry import DATASETS
 from vitdense.runtime import fitted, normalised

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from mmengine.hooks import Hook
 from mmengine.optim.scheduler.param_scheduler import _ParamScheduler
 
+from vitdense.layers.mask_attention import POWER, mask_probability
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.heads.mask_transformer.parts import POWER, mask_probability
 from vitdense.mm.registry import HOOKS, PARAM_SCHEDULERS
 
 

@@ -17,8 +17,8 @@ from vitdense.checkpoint.errors import naming_option
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.layers.blocks import LayerNorm, SyncBatchNorm, init_transformer
 from vitdense.layers.layout import without_autocast
+from vitdense.layers.mask_attention import MaskPredictor, Prediction, decode
 from vitdense.layers.rope import Rope
-from vitdense.mm.heads.mask_transformer.parts import MaskPredictor, Prediction, decode
 from vitdense.mm.registry import MODELS
 from vitdense.models.vit.model import BlockSpec, ViTBlock
 from vitdense.models.vit.sizes import ViTArch

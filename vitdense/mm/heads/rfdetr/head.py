@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vitdense.errors import OptionError
 from vitdense.layers.layout import without_autocast
+from vitdense.layers.mask_branch import MaskBranch
 from vitdense.mm.heads.rfdetr.decoder import Decoder, Selection, moved, proposals
 from vitdense.mm.heads.rfdetr.losses import Layer, Truth, losses
-from vitdense.mm.heads.rfdetr.masks import MaskBranch
 from vitdense.mm.registry import MODELS
 
 AT_ONCE = 32  # masks that are enlarged to the image together

@@ -13,7 +13,7 @@ from mmdet.utils import reduce_mean
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from vitdense.mm.heads.rfdetr.masks import PIXELS_PER_POINT, Masks, read_maps, read_masks, uncertain_points
+from vitdense.layers.mask_branch import PIXELS_PER_POINT, Masks, read_maps, read_masks, uncertain_points
 
 WEIGHTS = {"cls": 1.0, "bbox": 5.0, "giou": 2.0, "mask": 5.0, "dice": 5.0}
 CLASS_COST = 2.0  # the other costs have the weights of the losses

@@ -1,4 +1,4 @@
-"""What EoMT and PMT share, in torch alone: prediction of masks from tokens, masked attention, annealing."""
+"""Masks from queries among the tokens of a plain ViT (EoMT, PMT): prediction, masked attention, annealing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from vitdense.errors import OptionError
 from vitdense.layers.layout import copied
-from vitdense.models.vit.model import JointStep
 
 MASK_STRIDE = 4  # pixels
 POWER = 0.9  # of the polynomials of EoMT's schedules
@@ -108,7 +107,7 @@ def pairs_that_attend(masks: Tensor, size: tuple[int, int], num_tokens: int, pro
 def decode(
     x: Tensor,
     size: tuple[int, int],
-    steps: Sequence[JointStep],
+    steps: Sequence[Callable[[Tensor, Tensor | None], Tensor]],
     predict: Callable[[Tensor], Prediction],
     probabilities: Tensor | None,
 ) -> list[Prediction]:
