@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -22,6 +23,11 @@ REPO = Path(__file__).parents[1]
 HAS_RESEARCH = (REPO / "vitdense/research").is_dir()  # the floor can be deleted, with its tests, configs and pages
 needs_research = pytest.mark.skipif(not HAS_RESEARCH, reason="no vitdense/research")
 RECIPES = sorted(path for path in REPO.glob("configs/**/*.py") if "_base_" not in path.parts)
+# Recipes that differ from a smaller one, of T, N, S or B, in numbers alone.
+LARGER_NAMES = {re.sub("_t_", "_[sbl]_", path.stem) for path in RECIPES if "_t_" in path.stem}
+LARGER_NAMES |= {"rfdetr_(seg_)?[sml]_coco", "lwdetr_[sm]_coco", "htcpp_swin_l_coco", "cascade_eva02_l_coco"}
+LARGER_NAMES |= {"(eomt_dinov2|pmt_dinov3)_[bl]_640_coco_panoptic"}
+LARGER = [path for path in RECIPES if any(re.fullmatch(pattern, path.stem) for pattern in LARGER_NAMES)]
 # pytest attaches its handlers to loggers that do not propagate: torch then writes its traces, a fifth of the time of an
 # export.
 logging.getLogger("torch.__trace").propagate = True

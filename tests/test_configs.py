@@ -5,10 +5,11 @@ import copy
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import torch
-from conftest import RECIPES, REPO, needs_research
+from conftest import LARGER, RECIPES, REPO, needs_research
 
 from vitdense.families import MODELS
 from vitdense.inspect.flops import count
@@ -25,26 +26,24 @@ pytestmark = pytest.mark.long
 CONFIGS = sorted(path for path in RECIPES if "_base_/pretraining.py" not in path.read_text())
 
 
+# Read once; what builds from one takes a copy, for mmdet changes it.
+read, loaded = cache(Config.fromfile), cache(load_config)
+
+
 def build_on_meta(cfg):
     """The model of a config without values: enough for names, shapes and settings, and quick."""
     with torch.device("meta"):
         return build_model(cfg)
 
 
-TINY = {re.sub("_t_", "_[sbl]_", path.stem) for path in CONFIGS if "_t_" in path.stem}  # their larger sizes are slow
-TINY |= {"rfdetr_(seg_)?[sml]_coco", "lwdetr_[sm]_coco"}  # of N and T
-LARGER = [path for path in CONFIGS if any(re.fullmatch(pattern, path.stem) for pattern in TINY)]
-
-
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path in LARGER else []) for path in CONFIGS],
+    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path in LARGER else []) for path in CONFIGS]
 )
 def test_config_builds_and_its_parts_fit(path):
-    cfg = load_config(path)
+    cfg = loaded(path)
     if cfg.default_scope == "mmseg":
         pytest.importorskip("mmseg")
-    model = build_on_meta(Config.fromfile(path)).eval()  # as its file has it, which mm's own tools read
+    model = build_on_meta(copy.deepcopy(read(path))).eval()  # as its file has it, which mm's own tools read
     image = torch.empty(1, 3, 97, 161, device="meta")
     maps = model.extract_feat(image)
     widths = [x[0].shape[1] if isinstance(x, tuple) else x.shape[1] for x in maps]  # with a class token
@@ -96,7 +95,7 @@ def test_mm_alone_builds_what_recipes_are_made_of():
     pytest.importorskip("mmseg")
     types, paths = set(), []
     for path in sorted(CONFIGS, key=lambda path: "nano" not in path.stem and "_t_" not in path.stem):  # the small first
-        found = {node["type"] for node in nodes(Config.fromfile(path).model) if "type" in node}
+        found = {node["type"] for node in nodes(read(path).model) if "type" in node}
         paths += [str(path)] if found - types else []
         types |= found
     done = subprocess.run([sys.executable, "-c", BUILD, *paths], capture_output=True, text=True, cwd=REPO)
@@ -134,13 +133,13 @@ def checkpoints(node):
 @pytest.mark.parametrize("path", sorted(RECIPES), ids=lambda path: path.stem)
 def test_weights_are_names_of_the_model_table(path):
     """One dialect for them: no addresses, which say neither the licence nor what the weights expect."""
-    for name in checkpoints(load_config(path).model.to_dict()):
+    for name in checkpoints(loaded(path).model.to_dict()):
         assert name in MODELS, name
 
 
 @pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("cascade_swin")], ids=lambda path: path.stem)
 def test_cascade_recipe_of_the_swin_authors(path):
-    roi_head = load_config(path).model.roi_head
+    roi_head = loaded(path).model.roi_head
     assert [head.bbox_coder.target_stds[0] for head in roi_head.bbox_head] == [0.1, 0.05, 0.033]
     for head in roi_head.bbox_head:
         assert not head.reg_class_agnostic
@@ -364,7 +363,7 @@ BACKBONES = {  # arch, drop path and weights
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_arch_drop_path_and_weights(name):
-    backbone = load_config(name).model.backbone
+    backbone = loaded(REPO / f"configs/{name}.py").model.backbone
     assert (backbone.arch, backbone.drop_path_rate, backbone.init_cfg.checkpoint) == BACKBONES[name]
     assert {path.stem for path in MVIT_COCO} <= BACKBONES.keys()
 
@@ -490,16 +489,14 @@ def test_crops_are_the_map_of_dinov2s_pretraining():
 
 
 VIT_SEGMENTORS = [
-    path
-    for path in CONFIGS
-    if path.stem.startswith("upernet") and load_config(path).model.backbone.type == "vitdense.ViT"
+    path for path in CONFIGS if path.stem.startswith("upernet") and loaded(path).model.backbone.type == "vitdense.ViT"
 ]
 
 
 @pytest.mark.parametrize("path", VIT_SEGMENTORS, ids=lambda path: path.stem)
 def test_a_vit_segments_whole_patches(path):
     """It pads images to them, and the logits are stretched to the image: unless images come padded, and are cut."""
-    cfg = load_config(path)
+    cfg = loaded(path)
     sides = cfg.model.test_cfg.get("crop_size") or [cfg.model.data_preprocessor.test_cfg.size_divisor]
     assert all(side % 32 == 0 for side in sides)
 
@@ -541,7 +538,7 @@ ADE20K = [path for path in REPO.glob("configs/upernet_*_ade20k.py") if path.stem
 
 @pytest.mark.parametrize("path", ADE20K, ids=lambda path: path.stem)
 def test_recipe_of_the_swin_authors_for_segmentation(path):
-    cfg = load_config(path)
+    cfg = loaded(path)
     assert cfg.train_cfg == {"type": "IterBasedTrainLoop", "max_iters": 160000, "val_interval": 16000}
     assert cfg.optim_wrapper.optimizer == {"type": "AdamW", "lr": 6e-5, "betas": (0.9, 0.999), "weight_decay": 0.01}
     assert cfg.auto_scale_lr.base_batch_size == 8 * cfg.train_dataloader.batch_size == 16

@@ -64,6 +64,9 @@ def test_every_row_builds(name):
     assert type(model).__name__ == MODELS[name].family
     assert model.cfg == MODELS[name].without_weights()
     assert len(model.out_channels) == 4
+    if model.family == "vit":
+        assert model.out_strides == (model.arch.patch_size,) * 4
+        assert len(model.layers()) == model.arch.depth + 1
 
 
 def test_every_published_size_has_a_row():

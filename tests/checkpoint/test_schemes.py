@@ -21,13 +21,14 @@ from vitdense.hub import create
 from vitdense.inspect.flops import num_params
 from vitdense.models.mvit.sizes import MVIT, MViTArch
 from vitdense.models.resnet.sizes import RESNET
-from vitdense.models.swin.sizes import SWIN
-from vitdense.models.swin_v2.sizes import SWIN_V2
+from vitdense.models.swin.sizes import SwinArch
+from vitdense.models.swin_v2.sizes import SwinV2Arch
 from vitdense.models.vit.sizes import VIT
 
 pytestmark = pytest.mark.long
 
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 2), "num_heads": 1}
+SHALLOW = {"embed_dims": 96, "depths": (2, 2, 2, 2), "num_heads": (3, 6, 12, 24)}  # a Swin-T but for stage 2
 
 
 def shrunk(row):
@@ -37,13 +38,13 @@ def shrunk(row):
     return replace(row, embed_dims=dim, depth=2, num_heads=2, ffn_dims=ffn_dims, taps=None)
 
 
-# Our model by family and size, and what its peers are built from. At 448 (512 for V2) pixels, with windows of 7 (8),
+# Our model by family and size, and what its peers are built from. At 256 pixels, with windows of 4,
 # every map of a Swin is of several whole windows: there all agree, also the classification codes, which do not shift on
 # a map that is one window. MViT's codes for classification attend globally, at the size of pretraining only. ViTs agree
 # at any size of whole patches, but for how they resize their positions to it.
 MODELS = {
-    ("swin", "tiny"): (lambda: Swin("tiny"), PeerSpec(SWIN["tiny"], (448, 448), 7)),
-    ("swin_v2", "tiny"): (lambda: SwinV2("tiny"), PeerSpec(SWIN_V2["tiny"], (512, 512), 8)),
+    ("swin", "shallow"): (lambda: Swin(SHALLOW, window_size=4), PeerSpec(SwinArch(**SHALLOW), (256, 256), 4)),
+    ("swin_v2", "shallow"): (lambda: SwinV2(SHALLOW, window_size=4), PeerSpec(SwinV2Arch(**SHALLOW), (256, 256), 4)),
     ("mvit", "v2_tiny"): (lambda: MViT("v2_tiny", window="global"), PeerSpec(MVIT["v2_tiny"], (224, 224))),
     ("mvit", "v2_small"): (lambda: MViT("v2_small", window="global"), PeerSpec(MVIT["v2_small"], (224, 224))),
     ("mvit", "mlp growth"): (

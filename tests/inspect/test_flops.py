@@ -1,6 +1,6 @@
 import pytest
 import torch
-from conftest import needs_research
+from conftest import LARGER, needs_research
 from torch import nn
 
 pytest.importorskip("mmengine")
@@ -63,8 +63,14 @@ def built(name):
         return build_model(load_config(name)).eval()
 
 
+def marks_of(name):
+    """Larger sizes of a recipe are slow."""
+    is_slow = name in {path.stem for path in LARGER}
+    return [pytest.mark.slow] * is_slow + [needs_research] * any(name == row[0] for row in OF_RESEARCH)
+
+
 @pytest.mark.parametrize(
-    ("name", "params_m", "gmacs"), [*TOTALS, *(pytest.param(*row, marks=needs_research) for row in OF_RESEARCH)]
+    ("name", "params_m", "gmacs"), [pytest.param(*row, marks=marks_of(row[0])) for row in TOTALS + OF_RESEARCH]
 )
 def test_published_totals(name, params_m, gmacs):
     """At 800x1280, segmentors at 512x2048; MACs to 0.5 %."""

@@ -212,11 +212,12 @@ def test_what_inference_mode_made_serves_training(make):
 @EVERY
 @pytest.mark.long
 def test_many_sizes_keep_what_their_axes_decide(make):
-    """25 sizes of 5 sides keep a few times what 5 squares do; a side has an alignment, or none, by the other one."""
+    """16 sizes of 4 sides keep a few times what 4 squares do; a side has an alignment, or none, by the other one."""
     with torch.device("meta"):
         model = make().eval()
-    sides, numbers = range(32, 92, 12), []
-    for sizes in (zip(sides, sides), itertools.product(sides, sides)):
+    sides, numbers = range(32, 92, 15), []
+    squares = [(side, side) for side in sides]
+    for sizes in (squares, [size for size in itertools.product(sides, sides) if size not in squares]):
         for h, w in sizes:
             with torch.no_grad():
                 model(torch.empty(1, 3, h, w, device="meta"))

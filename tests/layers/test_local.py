@@ -46,25 +46,27 @@ def neighbours(i, size, kernel, border):
 
 
 def definition(q, k, v, kernel, border, position, scale):
-    """Query by query, key by key."""
-    batch, h, w, heads, dim = q.shape
-    out, nothing = torch.zeros_like(q), torch.zeros(dim, dtype=q.dtype)
-    for b, y, x, head in itertools.product(range(batch), range(h), range(w), range(heads)):
-        logits, values = [], []
-        for row, column in itertools.product(neighbours(y, h, kernel, border), neighbours(x, w, kernel, border)):
-            inside = 0 <= row < h and 0 <= column < w
-            key, value = (t[b, row, column, head] if inside else nothing for t in (k, v))
-            bias = 0.0
-            if isinstance(position, tuple):
-                centre = position[0].shape[1] // 2
-                offset = torch.cat([position[0][head, y - row + centre], position[1][head, x - column + centre]])
-                bias = scale * (q[b, y, x, head] @ offset)
-            elif position is not None:
-                centre = position.shape[1] // 2
-                bias = position[head, y - row + centre, x - column + centre]
-            logits.append(scale * (q[b, y, x, head] @ key) + bias)
-            values.append(value)
-        out[b, y, x, head] = torch.stack(logits).softmax(0) @ torch.stack(values)
+    """Query by query; what is outside of the map is zero."""
+    _, h, w = q.shape[:3]
+    out, nothing = torch.zeros_like(q), torch.zeros_like(q[:, 0, 0])
+    for y, x in itertools.product(range(h), range(w)):
+        seen = [*itertools.product(neighbours(y, h, kernel, border), neighbours(x, w, kernel, border))]
+        inside = [0 <= row < h and 0 <= column < w for row, column in seen]
+        keys, values = (
+            torch.stack([t[:, row, column] if here else nothing for (row, column), here in zip(seen, inside)], 2)
+            for t in (k, v)
+        )  # [B, heads, keys, d]
+        query = q[:, y, x, :, :, None]  # [B, heads, d, 1]
+        logits = scale * (keys @ query)  # [B, heads, keys, 1]
+        if isinstance(position, tuple):
+            rows, columns = position
+            centre = rows.shape[1] // 2
+            offsets = [torch.cat([rows[:, y - i + centre], columns[:, x - j + centre]], -1) for i, j in seen]
+            logits += scale * (torch.stack(offsets, 1) @ query)
+        elif position is not None:
+            centre = position.shape[1] // 2
+            logits += torch.stack([position[:, y - i + centre, x - j + centre] for i, j in seen], 1)[..., None]
+        out[:, y, x] = (logits.softmax(2) * values).sum(2)
     return out.flatten(3)
 
 

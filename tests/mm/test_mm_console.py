@@ -1,8 +1,6 @@
 """The console of the tools: what is left out, and that everything else and everybody else keeps its output."""
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import mmengine.logging.logger as mm_logger
 import numpy as np
 import pytest
 import torch
-from conftest import REPO
 from mmengine.config import Config
 from mmengine.logging import print_log
 from PIL import Image
@@ -69,22 +66,6 @@ def test_settings_are_restored_after_an_error():
         raise KeyError
     assert warnings.filters == before
     assert "print" not in vars(mm_logger)
-
-
-@pytest.mark.long
-def test_importing_the_package_silences_nobody():
-    code = (
-        "import warnings, logging\n"
-        "import vitdense.mm.train.launch, vitdense.mm.train.metrics, vitdense.mm.train.hooks, vitdense.mm.cli.predict\n"
-        "from vitdense.mm.console import NOT_WARNED\n"
-        "import mmengine.logging.logger as logger\n"
-        "ours = {(message, module) for message, module in NOT_WARNED}\n"
-        "found = {tuple(getattr(f[i], 'pattern', f[i]) for i in (1, 3)) for f in warnings.filters}\n"
-        "print(ours.isdisjoint(found), 'print' in vars(logger), logging.getLogger().level)"
-    )
-    command = [sys.executable, "-c", f"import vitdense\n{code}"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "True False 30"
 
 
 def test_config_and_hooks_are_in_the_log_file_only(tmp_path, capsys):

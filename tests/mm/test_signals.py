@@ -8,14 +8,7 @@ import pytest
 
 pytest.importorskip("mmengine")
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.processes import (
-    LAUNCHERS,
-    STOPS,
-    StopSignal,
-    find_launcher,
-    handling_stops,
-    stop_at_once,
-)
+from vitdense.mm.processes import LAUNCHERS, STOPS, StopSignal, find_launcher, handling_stops, stop_at_once
 
 
 @pytest.mark.parametrize("number", STOPS)

@@ -1,7 +1,6 @@
 """The contract of all backbones. A new family is a new row of `contract_rows.MODELS`."""
 
 import re
-import sys
 from functools import partial
 
 import contract_rows
@@ -71,7 +70,7 @@ def ceil_chain(size, strides, multiple):
 
 
 @every
-@pytest.mark.parametrize("size", [(64, 64), (72, 104), (97, 61), (31, 33)])
+@pytest.mark.parametrize("size", [(64, 64), (97, 61), (31, 33)])
 def test_declared_channels_and_strides(make, size):
     model = make().eval()
     with torch.no_grad():
@@ -84,8 +83,9 @@ def test_declared_channels_and_strides(make, size):
 
 
 @every
-@pytest.mark.parametrize("frozen_stages", [-1, 0, 2])
-@pytest.mark.parametrize("out_indices", [(1, 2, 3), (0, 1), (2,)])
+@pytest.mark.parametrize(
+    ("frozen_stages", "out_indices"), [(-1, (1, 2, 3)), (-1, (2,)), (0, (0, 1)), (2, (1, 2, 3)), (2, (0, 1))]
+)
 def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_stages, out_indices):
     model = make(frozen_stages=frozen_stages, out_indices=out_indices).train()
     loss = sum(out.square().mean() for out in model(torch.randn(1, 3, 72, 104)))
@@ -157,11 +157,12 @@ def test_frozen_stages_in_mmdets_sense(make):
         assert parameter.requires_grad is not frozen, name
     assert not any(m.training for m in model.stage_modules()[1].modules())
     assert all(m.training for m in model.stage_modules()[2].modules())
-    x = torch.randn(4, 3, 64, 64)
-    assert torch.equal(model(x)[1], model(x)[1])  # no drop path in frozen stages
-    assert not torch.equal(model(x)[2], model(x)[2])
-    model.eval()
-    assert not model.training
+    x = torch.randn(2, 3, 64, 64)
+    outs = model(x)
+    assert not model.eval().training
+    wanted = model(x)
+    assert torch.equal(outs[1], wanted[1])  # no drop path in frozen stages
+    assert not torch.equal(outs[2], wanted[2])  # a branch is dropped, or scaled for those that are
 
 
 @every
@@ -211,18 +212,6 @@ def test_checkpointing_changes_nothing(make, frozen_stages):
         assert (p.grad is None) == (q.grad is None), name
         if p.grad is not None:
             torch.testing.assert_close(q.grad, p.grad, msg=name)
-
-
-@every
-def test_bfloat16_agrees_with_float32(make):
-    model = make().eval()
-    x = torch.randn(1, 3, 72, 104)
-    with torch.no_grad():
-        want = model(x)
-        with torch.autocast("cpu", torch.bfloat16):
-            got = model(x)
-    for a, b in zip(got, want):
-        assert relative_error(a.float(), b) < 0.05
 
 
 SEEDS = 3
@@ -326,33 +315,3 @@ def test_norms_have_the_familys_epsilon_and_weights_are_drawn_small(make):
     drawn += positions
     for tensor in drawn:
         assert tensor.std().item() == pytest.approx(0.02, abs=0.08 / tensor.numel() ** 0.5)  # more than five sigma
-
-
-@every
-def test_built_on_meta_and_loaded_it_is_the_same_model(make):
-    """`to_empty` leaves non-persistent buffers undefined: index buffers must be made again."""
-    want = make().eval()
-    with torch.device("meta"):
-        got = make().eval()
-    got.to_empty(device="cpu")
-    got.load_state_dict(want.state_dict())
-    x = torch.randn(1, 3, 72, 104)
-    with torch.no_grad():
-        assert all(torch.equal(a, b) for a, b in zip(got(x), want(x), strict=True))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scope", ["mmdet", "mmseg"])
-def test_resolves_by_scope_from_mmdet_and_mmseg(scope, repo):
-    """In a fresh process, after what `custom_imports=['vitdense']` does and nothing else."""
-    import subprocess
-
-    pytest.importorskip(scope)
-    code = (
-        f"import vitdense; from {scope}.registry import MODELS; "
-        "m = MODELS.build(dict(type='vitdense.Swin', arch=dict(embed_dims=8, depths=(1, 1), num_heads=(1, 1)), "
-        "out_indices=(0, 1))); print(type(m).__module__)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repo)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith("vitdense.models.swin.model")

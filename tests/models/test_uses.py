@@ -37,9 +37,9 @@ def loss(model, x):
 
 @every
 @pytest.mark.long
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_gradients_by_torch_func_are_those_of_autograd(make, recomputes, monkeypatch):
-    monkeypatch.setattr(blocks, "RECOMPUTES_ON_CPU", recomputes)
+def test_gradients_by_torch_func_are_those_of_autograd(make, monkeypatch):
+    """Also through the activations that other devices recompute."""
+    monkeypatch.setattr(blocks, "RECOMPUTES_ON_CPU", True)
     model, x = random_model(make), torch.randn(2, 3, 40, 56)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
 

@@ -66,24 +66,15 @@ every = pytest.mark.parametrize("trunk", TRUNKS.values(), ids=TRUNKS.keys())
 
 
 @every
-@pytest.mark.parametrize("size", [(64, 64), (72, 104), (97, 61), (31, 33)])
+@pytest.mark.parametrize("size", [(64, 64), (97, 61), (31, 33)])
 def test_declared_channels_and_strides(trunk, size):
     test_contract.test_declared_channels_and_strides(row(trunk), size)
 
 
 @every
-@pytest.mark.parametrize(
-    "check",
-    [
-        test_contract.test_batch_rows_are_independent,
-        test_contract.test_sizes_can_alternate,
-        test_contract.test_bfloat16_agrees_with_float32,
-        test_contract.test_built_on_meta_and_loaded_it_is_the_same_model,
-    ],
-    ids=lambda check: check.__name__.removeprefix("test_"),
-)
-def test_contract_of_all_backbones(trunk, check):
-    check(row(trunk))
+def test_contract_of_all_backbones(trunk):
+    test_contract.test_batch_rows_are_independent(row(trunk))
+    test_contract.test_sizes_can_alternate(row(trunk))
 
 
 @pytest.mark.slow
@@ -461,12 +452,12 @@ HEADS = {"tiny": (192, 6, 1.0), "small": (384, 6, 1.0), "base": (768, 12, 0.5), 
 @pytest.mark.parametrize(
     ("config", "size", "params_m"),
     [
-        ("upernet_adapter_deit_b_ade20k", "tiny", 36.06),
+        pytest.param("upernet_adapter_deit_b_ade20k", "tiny", 36.06, marks=pytest.mark.slow),
         ("upernet_adapter_deit_b_ade20k", "small", 57.61),
-        ("upernet_adapter_deit_b_ade20k", "base", 133.62),
-        ("upernet_adapter_deit_b_ade20k", "large", 363.75),
+        pytest.param("upernet_adapter_deit_b_ade20k", "base", 133.62, marks=pytest.mark.slow),
+        pytest.param("upernet_adapter_deit_b_ade20k", "large", 363.75, marks=pytest.mark.slow),
         ("cascade_adapter_deit_s_coco", "small", 85.63),
-        ("cascade_adapter_deit_s_coco", "base", 158.00),
+        pytest.param("cascade_adapter_deit_s_coco", "base", 158.00, marks=pytest.mark.slow),
     ],
 )
 def test_published_totals(config, size, params_m):

@@ -51,10 +51,7 @@ RESEARCH = {
     "vit, 2-D positions": Row(PositionViT, VIT, {"pretrain_img_size": 64, "position": "2d"}, eps=1e-6),
     "vit, ResNet as stem": Row(HybridViT, VIT, {"pretrain_img_size": 64, "stem": "r26_s32"}, eps=1e-6),
     "vit, talking heads and class attention": Row(
-        CaiT,
-        {**VIT, "layer_scale": 0.5, "class_blocks": 1},
-        {"pretrain_img_size": 64},
-        eps=1e-6,
+        CaiT, {**VIT, "layer_scale": 0.5, "class_blocks": 1}, {"pretrain_img_size": 64}, eps=1e-6
     ),
     "vit, conv stem": Row(StemViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
@@ -65,12 +62,7 @@ RESEARCH = {
     "mixer, resize": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, parts=()),
     "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, parts=()),
     "mixer, gMLP": Row(
-        Mixer,
-        {**MIXER, "block": "gmlp"},
-        {"pretrain_img_size": (64, 96)},
-        eps=1e-6,
-        prepare=with_drawn_gates,
-        parts=(),
+        Mixer, {**MIXER, "block": "gmlp"}, {"pretrain_img_size": (64, 96)}, eps=1e-6, prepare=with_drawn_gates, parts=()
     ),
     "resnet, non-local": Row(
         NonLocalResNet,

@@ -199,18 +199,18 @@ def test_matrices_of_a_size_are_cached_by_size_in_the_dtype_of_the_map():
 PUBLISHED = [
     ("mixer_small_32", 18.6, 1.0),
     ("mixer_small_16", 18.0, 3.8),
-    ("mixer_base_32", 59.5, 3.2),
+    pytest.param("mixer_base_32", 59.5, 3.2, marks=pytest.mark.slow),
     ("mixer_base_16", 59.1, 12.6),
-    ("mixer_large_32", 205.9, 11.3),
-    ("mixer_large_16", 207.2, 44.6),
-    ("mixer_huge_14", 431.1, 121.0),
+    pytest.param("mixer_large_32", 205.9, 11.3, marks=pytest.mark.slow),
+    pytest.param("mixer_large_16", 207.2, 44.6, marks=pytest.mark.slow),
+    pytest.param("mixer_huge_14", 431.1, 121.0, marks=pytest.mark.slow),
     ("resmlp_small_12", 15.35, 3.0),
-    ("resmlp_small_24", 30.02, 6.0),
-    ("resmlp_small_36", 44.69, 8.9),
+    pytest.param("resmlp_small_24", 30.02, 6.0, marks=pytest.mark.slow),
+    pytest.param("resmlp_small_36", 44.69, 8.9, marks=pytest.mark.slow),
     ("resmlp_base_24", 129.14, 100.2),
     # As counted here: the paper rounds to millions.
     ("gmlp_tiny", 5.74, 1.3),
-    ("gmlp_small", 19.17, 4.4),
+    pytest.param("gmlp_small", 19.17, 4.4, marks=pytest.mark.slow),
     ("gmlp_base", 72.56, 15.7),
 ]
 
@@ -228,13 +228,7 @@ def test_published_totals(arch, millions, billions):
     assert cost / 1e9 == pytest.approx(billions, abs=0.06)
 
 
-@pytest.mark.long
-def test_every_arch_builds_and_its_weights_say_what_they_expect():
-    with torch.device("meta"):
-        for name, arch in MIXER.items():
-            model = Mixer(name)
-            assert model.out_strides == (arch.patch_size,) * 4
-            assert len(model.layers()) == arch.depth + 1
+def test_weights_say_what_they_expect():
     assert MODELS["mixer_base_16.goog_in21k"].mean == MODELS["mixer_large_16.goog_in21k"].std == (0.5, 0.5, 0.5)
     assert MODELS["mixer_base_16.miil_in21k"].mean == (0, 0, 0)
 

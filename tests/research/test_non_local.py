@@ -191,8 +191,7 @@ def resnet_of_mm(scope, kind, plugin):
 
 @pytest.mark.parametrize("plugin", ["NonLocal", "SAGANAttention"])
 @pytest.mark.parametrize(
-    ("scope", "kind"),
-    [("mmdet", "ResNet"), ("mmdet", "ResNeXt"), ("mmseg", "ResNet"), ("mmseg", "ResNetV1c")],
+    ("scope", "kind"), [("mmdet", "ResNet"), ("mmdet", "ResNeXt"), ("mmseg", "ResNet"), ("mmseg", "ResNetV1c")]
 )
 def test_plugin_of_mms_resnets_is_the_identity_after_their_initialisation(scope, kind, plugin):
     """They draw the weights of all convolutions, and set those of all norms to 1."""

@@ -27,8 +27,8 @@ def test_published_figures():
     assert total[0] / total[1] == pytest.approx(9748, rel=1e-3)  # the linear layers gain 256 times alone
 
 
-@pytest.mark.parametrize("arch", ["deit_tiny", {"embed_dims": 64, "depth": 2, "num_heads": 4}])
-def test_formulas_are_the_counts_of_the_blocks(arch):
+def test_formulas_are_the_counts_of_the_blocks():
+    arch = {"embed_dims": 64, "depth": 2, "num_heads": 4}
     with torch.device("meta"):
         vit = ViT(arch)
     for (patch, image), cost in attention_costs(arch, [(64, 64), (80, 128), (30, 50)], [1, 16]).items():

@@ -1,6 +1,12 @@
-"""Programs of photos and in int8, as files that are written, read by the runtime and evaluated."""
+"""Programs in float32, of photos and in int8, as files that are written, read by the runtime, proved and evaluated.
 
+The proof beside a program tells what computes otherwise, from where on, and what commonly causes it.
+"""
+
+import dataclasses
 import json
+import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,6 +19,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 import onnx
 
+from graph_faults import set_attribute, set_entry, set_half, set_value
 from vitdense import runtime
 from vitdense.mm.cli.export import export
 from vitdense.mm.config.build import build_model
@@ -29,6 +36,7 @@ HEAD = dict(type="vitdense.LinearHead", in_channels=24, num_classes=9, align_cor
 HEAD["loss_decode"] = dict(type="CrossEntropyLoss")
 TRUNK = dict(type="vitdense.ViT", arch=dict(embed_dims=24, depth=2, num_heads=2), img_size=96, patch_size=8)
 TRUNK.update(out_indices=(1,), out_norm="final")
+KINDS = {"float32": {}, "photos": {"preprocessing": True}, "int8": {"precision": "int8"}}
 
 
 def make(folder):
@@ -57,10 +65,28 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_program_of_photos_is_evaluated_as_its_checkpoint(folder):
-    said = export(make(folder), str(folder / "random.pth"), folder / "photos.onnx", "onnx", preprocessing=True)
+@pytest.fixture(scope="module")
+def export_of(folder):
+    """The file of a kind of program, and what its export said."""
+
+    @cache
+    def made(kind):
+        path = folder / f"{kind}.onnx"
+        return path, export(make(folder), str(folder / "random.pth"), path, "onnx", **KINDS[kind])
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def program(export_of):
+    """In float32."""
+    return export_of("float32")[0]
+
+
+def test_a_program_of_photos_is_evaluated_as_its_checkpoint(folder, export_of):
+    path, said = export_of("photos")
     assert "semantic [1, 96, 80]" in said
-    program = Program(folder / "photos.onnx")
+    program = Program(path)
     predictor = Predictor(make(folder), str(folder / "random.pth"))
     photo = np.random.default_rng(0).integers(0, 256, (10, 15, 3), np.uint8).repeat(8, 0).repeat(8, 1)
     assert (program(photo).semantic == predictor(photo).semantic).mean() > 0.98
@@ -83,9 +109,8 @@ def test_a_program_of_photos_is_evaluated_as_its_checkpoint(folder):
         launch.test(make(folder), str(folder / "others.onnx"))
 
 
-def test_int8_is_calibrated_and_compared(folder, monkeypatch):
-    cfg, path = make(folder), folder / "int8.onnx"
-    said = export(cfg, str(folder / "random.pth"), path, "onnx", precision="int8")
+def test_int8_is_calibrated_and_compared(export_of):
+    path, said = export_of("int8")
     assert "of the pixels" in said
     assert "onnxruntime: 100.00%" not in said  # it is another program
     model = onnx.load(path)
@@ -93,10 +118,94 @@ def test_int8_is_calibrated_and_compared(folder, monkeypatch):
     dequantised = [node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"]
     # Of the patches, of four linear layers in each of two blocks, and of the head.
     assert [kinds.get(name) for name in dequantised].count(onnx.TensorProto.INT8) == 10
-    monkeypatch.setitem(runtime.BOUNDS, "int8", runtime.Bounds(None, 1.0, 0, 0, 0, 0, 0))
+
+
+def test_what_differs_from_its_model_is_not_written(folder, monkeypatch):
+    # Below 0, for a program may have the bits of its model.
+    monkeypatch.setitem(runtime.BOUNDS, "float16", dataclasses.replace(runtime.BOUNDS["float16"], error=-1.0))
+    options = {"to": "pt2", "static": (64, 64), "precision": "float16"}
     with pytest.raises(ConfigError, match="not written; export in float32"):
-        export(cfg, str(folder / "random.pth"), folder / "unlike.onnx", "onnx", precision="int8")
-    assert not (folder / "unlike.onnx").exists()
+        export(make(folder), str(folder / "random.pth"), folder / "unlike.pt2", **options)
+    assert not (folder / "unlike.pt2").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_program_itself_is_the_same(export_of, kind, capsys):
+    path, _ = export_of(kind)
+    assert runtime.main(["--verify", str(path)]) == 0
+    blocks = 2 + (kind != "photos")  # of the ViT, and logits
+    assert f"same: {blocks} blocks" in capsys.readouterr().out
+    assert path.with_suffix(".proof").stat().st_size < 5e6
+
+
+def first(kind, number):
+    """The place of a node of a kind."""
+    return lambda model: [i for i, node in enumerate(model.graph.node) if node.op_type == kind][number]
+
+
+PARTS = "model.model."  # as the graph names them
+FAULTS = {
+    "mean": ((set_entry, "mean", lambda mean: mean[::-1]), "the file says mean"),
+    "resize": ((set_entry, "resize", lambda rule: {**rule, "keep_ratio": False}), "the file says resize"),
+    "classes": ((set_entry, "classes", lambda names: [*names[1:], names[0]]), "the file says classes"),
+    "patches of BGR": (
+        (set_value, f"{PARTS}backbone.patch_embed.proj.weight", lambda w: w[:, ::-1]),
+        "backbone.blocks.0",
+    ),
+    "a transposed weight": ((set_value, "val_108", np.transpose), "backbone.blocks.1"),  # 24 x 24, of `attn.proj`
+    "a position embedding": ((set_value, "permute_1", lambda x: np.roll(x, 1, 1)), "backbone.blocks.0"),
+    "LayerNorm": ((set_attribute, first("LayerNormalization", 2), "epsilon", 1e-2), "backbone.blocks.1"),
+    "Softmax": ((set_attribute, first("Softmax", 1), "axis", 2), "backbone.blocks.1"),
+    "half precision": ((set_half, first("Conv", 0)), "backbone.blocks.0"),
+    "a background slot that moves": (
+        (set_value, f"{PARTS}decode_head.conv_seg.weight", lambda w: np.roll(w, 1, 0)),
+        "the output logits",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_where_it_is(program, tmp_path, fault, capsys):
+    (change, place, *value), where = FAULTS[fault]
+    path = tmp_path / "program.onnx"
+    model = onnx.load(program)
+    change(model, place(model) if callable(place) else place, *value)
+    onnx.save(model, path)
+    shutil.copy(program.with_suffix(".proof"), path.with_suffix(".proof"))
+    assert runtime.main(["--verify", str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert "differs" in printed
+    assert where in printed
+
+
+def test_other_engines_are_reached_by_a_function(program):
+    engine = runtime.open_onnxruntime(program, more=runtime.Proof(program.with_suffix(".proof")).inner)
+
+    def run(batch, names):
+        assert [*names] == engine.outputs
+        return dict(zip(names, engine.run(batch)))
+
+    assert runtime.verify(program, run=run)[0]
+    same, text = runtime.verify(program, run=lambda *args: {k: v.astype(np.float16) for k, v in run(*args).items()})
+    assert not same
+    assert "ask it for float32" in text
+
+
+def test_bad_files_are_one_line(program, export_of, tmp_path, capsys):
+    path = tmp_path / "program.onnx"
+    shutil.copy(program, path)
+    assert runtime.main(["--verify", str(path)]) == 2
+    assert "export the program again" in capsys.readouterr().err
+    whole = program.with_suffix(".proof").read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"no zip", whole[:5000] + bytes(100) + whole[5100:]):
+        path.with_suffix(".proof").write_bytes(content)
+        assert runtime.main(["--verify", str(path)]) == 2
+        assert "it is cut" in capsys.readouterr().err
+    path.with_suffix(".proof").write_bytes(whole)
+    for content in (path.read_bytes()[:-1000], b"", export_of("photos")[0].read_bytes()):
+        path.write_bytes(content)
+        assert runtime.main(["--verify", str(path)]) == 1
+        assert "differs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
