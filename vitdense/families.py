@@ -185,12 +185,6 @@ def row_of(checkpoint: str | Path) -> Model | None:
     return row
 
 
-def gated_row(address: str) -> Model | None:
-    """The row of weights behind a gate, see `row_of`, or None."""
-    row = row_of(address)
-    return row if row and row.gate else None
-
-
 def ungated_twin(row: Model) -> Model | None:
     """A row of the same arch whose weights need no consent, or None."""
     same = [other for other in _tables()["MODELS"].values() if (other.family, other.arch) == (row.family, row.arch)]

@@ -28,7 +28,7 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.read import LogHistory, read
-from vitdense.families import MODELS, Model, gated_row, ungated_twin
+from vitdense.families import MODELS, Model, row_of, ungated_twin
 from vitdense.models.vit.sizes import VIT
 from vitdense.models.vit.timm_parts import parts_in_timm
 
@@ -739,8 +739,8 @@ def test_files_behind_a_gate_are_known_by_the_authors_names(name):
         f"hf://facebook/dinov3-vit{letters}-pretrain-{data}/a.pth",
         f"x/dinov3_vit{letters}_pretrain_{data}-0",
     ):
-        assert gated_row(address) is row
-    assert gated_row(read_module.timm_address(row.weights.removeprefix("timm://"))) is row
+        assert row_of(address) is row
+    assert row_of(read_module.timm_address(row.weights.removeprefix("timm://"))) is row
     twin = ungated_twin(row)
     assert (twin.model if twin else None) == {
         "small": "lingbot_small",

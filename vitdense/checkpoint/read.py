@@ -25,7 +25,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFou
 from vitdense.checkpoint.formats import one_line, place, read_file
 from vitdense.checkpoint.schemes import NAMING
 from vitdense.errors import OptionError
-from vitdense.families import find_model, gated_row, near_names, ungated_twin
+from vitdense.families import find_model, near_names, row_of, ungated_twin
 from vitdense.files import atomic_write, describe_missing, sha256_of
 
 logger = logging.getLogger(__name__)
@@ -250,8 +250,8 @@ def _advice_if_refused(error: BaseException, address: str) -> str:
     status = getattr(error, "code", getattr(getattr(error, "response", None), "status_code", None))
     if status not in (401, 403):
         return ""
-    row, hub = gated_row(address), re.match(r"(?:hf://|https://huggingface\.co/)([^/@]+/[^/@]+)", address)
-    pages = [*([f"https://huggingface.co/{hub[1]}"] if hub else []), *([row.gate] if row else [])]
+    row, hub = row_of(address), re.match(r"(?:hf://|https://huggingface\.co/)([^/@]+/[^/@]+)", address)
+    pages = [*([f"https://huggingface.co/{hub[1]}"] if hub else []), *([row.gate] if row and row.gate else [])]
     advice = f"HTTP {status}: the file needs the consent of its owner, or does not exist; "
     if pages:
         advice += f"ask for access on {' or '.join(pages)}; "
@@ -259,7 +259,7 @@ def _advice_if_refused(error: BaseException, address: str) -> str:
         advice += (
             f"give the token of your account by `hf auth login` or HF_TOKEN, and the address as hf://{hub[1]}/...; "
         )
-    if twin := row and ungated_twin(row):
+    if twin := row and row.gate and ungated_twin(row):
         advice += f"or take {twin.name}, which has the same architecture and no gate; "
     return advice
 
