@@ -229,11 +229,8 @@ def check_sizes(arch: Any) -> None:
 
 
 def find_arch(arch: str | Mapping, table: Mapping[str, Arch]) -> Arch:
-    """The row of `table` named `arch`, or a new row of the same type from a mapping of sizes.
-
-    Raises:
-        ValueError: The name is not in the table, or the mapping does not have exactly the row's fields (those with
-            a default may be left out).
+    """The row of `table` named `arch`, or a new row of the same type from a mapping of exactly its fields; those with a
+    default may be left out.
     """
     if isinstance(arch, str):
         if arch not in table:

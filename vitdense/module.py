@@ -10,11 +10,9 @@ from vitdense.errors import OptionError
 
 
 class Module(nn.Module):
-    """A plain module with what mmengine asks of one: `init_cfg`, `init_weights()` and `is_init`.
-
-    Args:
-        init_cfg: Initialisers of mmengine, such as ``dict(type='Xavier', layer='Linear')``, one or a list of them. None
-            keeps the weights that the constructor made.
+    """A plain module with what mmengine asks of one: `init_cfg`, `init_weights()` and `is_init`. `init_cfg` are
+    initialisers of mmengine, such as ``dict(type='Xavier', layer='Linear')``, one or a list of them; None keeps the
+    weights that the constructor made.
     """
 
     # mmengine's `initialize(module, init_cfg)`: `vitdense.registry` puts it here, which mmengine imports.

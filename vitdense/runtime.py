@@ -308,15 +308,10 @@ def read(
     score_thr: float | Sequence[float] = 0.0,
     of_photo: bool = False,
 ) -> Output:
-    """The outputs of a program for an image, as what was found in the image.
-
-    Args:
-        found: Outputs by name.
-        about: The program's `metadata_props`, decoded.
-        seen: Size (h, w) of the normalised image.
-        size: Size (H, W) of the photo of which it was made.
-        score_thr: Minimum score of objects, or those of the classes.
-        of_photo: The program takes photos: its boxes are in their pixels.
+    """The outputs of a program by name, for an image, as what was found in it. `about` is the program's
+    `metadata_props`, decoded; `seen` the size (h, w) of the normalised image, `size` (H, W) that of the photo of which
+    it was made. Of a program `of_photo` boxes are in pixels of the photo. Objects have at least `score_thr`, or that of
+    their class.
     """
     scale = seen[0] / size[0], seen[1] / size[1]
     if "boxes" in found:
@@ -341,9 +336,8 @@ def of_queries(
     size: Sequence[int],
     score_thr: float | Sequence[float],
 ) -> Output:
-    """Segments and objects of logits of classes ``[Q, classes + 1]`` and of masks ``[Q, h, w]``; see `read`.
-
-    `rule` is what the program says of its queries.
+    """Segments and objects of logits of classes ``[Q, classes + 1]`` and of masks ``[Q, h, w]``; see `read`. `rule` is
+    what the program says of its queries.
     """
     padded = [-(-side // rule["divisor"]) * rule["divisor"] for side in seen]
 
@@ -540,16 +534,14 @@ def panoptic(
     iou: float,
     within: bool,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Segments of MaskFormer (Cheng et al., NeurIPS 2021): every pixel goes to the query that claims it most.
+    """Segments of MaskFormer (Cheng et al., NeurIPS 2021), `panoptic` and `segments` of an `Output`: every pixel goes
+    to the query that claims it most.
 
     Args:
         shares, logits_of, size, num_things: See `instances`.
         score: Minimum probability of a query's class.
         iou: Minimum share of a query's mask that it must get.
         within: A query gets no pixel outside of its mask.
-
-    Returns:
-        `panoptic` and `segments` of an `Output`.
     """
     none = shares.shape[1] - 1
     labels, best = shares.argmax(1), shares.max(1)

@@ -170,9 +170,6 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
         path: Its suffix is one of `SUFFIXES`; ``.safetensors``, or a torch file.
         wrapper: Entry of a torch file for the tensors; None for the top level.
         extra: Further entries of a torch file with a wrapper.
-
-    Raises:
-        ValueError: Another suffix.
     """
     if path.suffix not in SUFFIXES:
         raise OptionError(f"got {path.name}, expected a name ending in one of {', '.join(SUFFIXES)}")

@@ -54,9 +54,6 @@ def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) ->
             ``new[:, c] = weight[:, c % F] * F / C``. A list, one entry for each channel: ``new[:, c] = weight[:,
             channels[c]]``.
         number: C.
-
-    Raises:
-        ValueError: `channels` is something else, or a list of another length or with channels that the file lacks.
     """
     given = weight.shape[1]
     if channels == "mean":
@@ -78,11 +75,9 @@ def match_exactly(
     fresh: Sequence[str] = (),
     advise: Callable[[set[str], set[str]], str] = lambda refused, excused: "",
 ) -> dict[str, Tensor]:
-    """The tensors of a state dict that fill a model with the same names.
+    """The tensors of a checkpoint's state dict that fill a model, whose own is `targets`, with the same names.
 
     Args:
-        targets: The model's state dict.
-        state: Of the checkpoint.
         fresh: Regular expressions of names that are left out, whether they would fit or not.
         advise: What to do, for the error message, from the names of the mismatches that are refused and excused.
 

@@ -33,10 +33,8 @@ TORCH_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"  # 0x1950a86a20f9469cfc6c: to
 def read_file(
     path: Path, allow: Sequence = (), allow_pickle: bool = False, map_location: Any = "cpu"
 ) -> dict[str, Any]:
-    """Content of a checkpoint file. The content decides the kind of file, not its name. Arguments as for `read`.
-
-    Raises:
-        CheckpointMismatchError: It is not a checkpoint, is damaged, or would run code.
+    """Content of a checkpoint file. The content decides the kind of file, not its name. Arguments as for `read`. What
+    is no checkpoint, is damaged, or would run code, is a `CheckpointMismatchError`.
     """
     kind = _kind(path)
     try:

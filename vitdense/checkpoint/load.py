@@ -178,7 +178,7 @@ def load_pretrained(
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: A key is unknown, missing or unexpected, or has another size or dtype, or NaN or
             infinity; or the windows of pretraining are not the model's.
-        ValueError: See `with_channels`.
+        ValueError: `channels` is something else, or a list of another length or with channels that the file lacks.
     """
     if isinstance(checkpoint, Mapping):
         source = "state dict"
@@ -248,8 +248,6 @@ def fit_whole(
     Args:
         model: The detector or segmentor. Two parts of it are changed: the trunk, if there is a `base`, and frozen
             backbones that the checkpoint was saved without, whose weights are loaded from the file that it names.
-        checkpoint: Content of the file.
-        fresh: See `match_exactly`.
         source: Origin of the checkpoint, for the report.
         base: Weights of the trunk, a file or a name of the model table. They are for a checkpoint without a trunk (of
             PMT), or with differences to these weights, which are added to them (of EoMT on DINOv3, as published).

@@ -94,8 +94,6 @@ def write_proof(
     Blocks that the program has not, or has otherwise, are left out: an optimiser may have joined them with others.
 
     Args:
-        about: What the program says of itself.
-        photos: [H, W, 3] uint8 RGB each.
         batches: What the program takes for each.
         blocks: What the model computed for each in float32, see `recording`; outputs that are maps as ``the output X``.
         halves: For the first photo, what it computed in half precision.

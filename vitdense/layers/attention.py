@@ -47,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
 def attend_windows(
     qkv: Tensor, bias: Tensor | None = None, windows: Windows | None = None, scale: float | None = None
 ) -> Tensor:
-    """Attention in windows, of which the last may have a mask.
+    """Attention in windows, of which the last may have a mask: ``[n, N, heads d]``.
 
     Windows without and with a mask attend apart, so that all windows without a mask share one bias.
 
@@ -56,9 +56,6 @@ def attend_windows(
         bias: ``[heads, N, align(N)]``, or None; columns after the first N are ignored.
         windows: The layout that has the masks; None for none.
         scale: Factor on the logits; ``d ** -0.5`` when None.
-
-    Returns:
-        ``[n, N, heads d]``.
     """
     if windows is None or windows.mask is None:
         return _to_tokens(attend(*_heads(qkv), bias, scale))  # [n, N, heads*d]
@@ -172,7 +169,7 @@ def attend_decomposed(
     """Attention whose bias is a sum of a term of the key's row and one of its column (MViTv2 section 3.1).
 
     There are two exact forms. One adds the terms of all pairs, a bias as large as the attention matrix. The other folds
-    them into longer queries and keys. Which moves fewer bytes depends on the sizes.
+    them into longer queries and keys. Which moves fewer bytes depends on the sizes. Both return ``[B, h w, heads d]``.
 
     Args:
         q: Queries, ``[B, h, w, heads, d]``.
@@ -180,9 +177,6 @@ def attend_decomposed(
         v: Values, ``[B, h' w', heads, d]``.
         bias: Makes the terms, see `DecomposedBias`.
         keys: Grid (h', w') of the keys in tokens.
-
-    Returns:
-        ``[B, h w, heads d]``.
     """
     (b, h, w, heads, dim), nk = q.shape, k.shape[1]
     scale = dim**-0.5  # on q k^T alone

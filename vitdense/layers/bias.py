@@ -108,16 +108,13 @@ class DecomposedBias(nn.Module):
     def forward(
         self, q: Tensor, keys: tuple[int, int], num_rows: int | None = None, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """The terms of both axes.
+        """The terms of both axes, ``[B, h, w, heads, h'']`` and ``[B, h, w, heads, w']``.
 
         Args:
             q: Queries without their scale, ``[B, h, w, heads, d]``.
             keys: Grid (h', w') of the keys in tokens.
             num_rows: h'', the columns of the term of the rows: columns after the first h' hold anything. h' when None.
             factor: On both terms.
-
-        Returns:
-            ``[B, h, w, heads, h'']`` and ``[B, h, w, heads, w']``.
         """
         b, h, w, heads, dim = q.shape
         num_rows = num_rows or keys[0]

@@ -56,9 +56,6 @@ def attend_local(
 
     Returns:
         ``[B, H, W, heads d]``.
-
-    Raises:
-        ValueError: An even kernel, an unknown border, or too few offsets.
     """
     (batch, h, w, heads, dim), least = q.shape, num_offsets(kernel, border)
     if position is None:
@@ -287,9 +284,6 @@ class LocalAttention(nn.Module):
             of the row and the column of the offset ("Stand-alone self-attention", section 3.1); or None.
         qkv_bias: Whether queries, keys and values have a bias.
         scale: Factor on the logits; None is one over the root of a head's channels.
-
-    Raises:
-        ValueError: An even kernel, an unknown border or position, or heads that do not divide the channels.
     """
 
     def __init__(

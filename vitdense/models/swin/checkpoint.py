@@ -59,11 +59,7 @@ def window_buffers(
     windows: Sequence[int] | None,
     pretrained: Sequence[int] | None,
 ) -> dict[str, Tensor]:
-    """Buffers of window attention, by our names; for the arguments see `Family.buffers`.
-
-    Raises:
-        CheckpointMismatchError: The checkpoint does not show its windows, and `windows` are missing or too few.
-    """
+    """Buffers of window attention, by our names; for the arguments see `Family.buffers`."""
     made = {}
     for key in ours:
         bias = key.removesuffix("qkv.weight") + "bias."

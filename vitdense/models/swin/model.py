@@ -150,9 +150,7 @@ class SwinTrunk(Backbone):
         """Build the modules, and freeze.
 
         Args:
-            stem: Builds the patch embedding from image channels and its own.
-            block: Builds a block.
-            merging: Builds a patch merging from its input channels.
+            stem, merging: Builds the patch embedding from image channels and its own, and a patch merging from its own.
             patch_size: Stride of the patch embedding in pixels.
             position_grid: Grid (h, w) of an absolute position embedding in tokens; None for none.
         """

@@ -95,7 +95,7 @@ class Attention(nn.Module):
         rotation: Rotation | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Attend among all tokens, or within the windows of the map.
+        """Attend among all tokens, or within the windows of the map: ``[B, N, C]`` to the same.
 
         Args:
             x: ``[B, N, C]``: with windows or relative positions N is h * w, row-major.
@@ -106,9 +106,6 @@ class Attention(nn.Module):
             rotation: Rotary positions of the tokens; None for none.
             mask: Which pairs may attend, bool ``[B, 1, N, N]``; None for all. Only without windows and relative
                 positions.
-
-        Returns:
-            ``[B, N, C]``.
         """
         if windows is not None and not self.pads_qkv:
             x = windows.partition(x.to(compute_dtype(x)).unflatten(1, size))  # [B*nW, n, C]
@@ -338,8 +335,7 @@ class ViT(Backbone):
         Queries have no positions, and no place in blocks with windows or relative positions, which are refused.
 
         Args:
-            x: Tokens ``[B, E + h*w, C]``; device and dtype count.
-            size: Map (h, w) in tokens, of `unroll`.
+            x, size: Tokens ``[B, E + h*w, C]`` and the map (h, w), of `unroll`; device and dtype count.
             num_blocks: How many blocks up to the last output.
             num_queries: Tokens Q before the class token.
 

@@ -65,7 +65,6 @@ class PixelTarget:
     """The pixels of every patch.
 
     Args:
-        side: Of a patch in pixels.
         loss: ``'mse'`` (MAE) or ``'l1'`` (SimMIM).
         norm: ``'patch'`` normalises every patch by its mean and unbiased variance (MAE). An odd number above 1
             normalises every pixel by the mean and variance of a window of this many pixels around it (47 for Swin V2).

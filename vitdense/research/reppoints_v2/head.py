@@ -170,12 +170,11 @@ class RepPointsV2Head(BaseDenseHead):
                 normal_init(module, std=0.01, bias=prior if name.endswith(scores) else 0)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], ...]:
-        """Six outputs of every map ``[B, C, h, w]``, all raw.
+        """Six outputs of every map ``[B, C, h, w]``, all raw: lists with one map ``[B, channels, h, w]`` per level.
 
-        Returns:
-            Lists, one map ``[B, channels, h, w]`` per level: class logits [num_classes]; first and refined points [18],
-            9 pairs (y, x) in strides from the cell's top-left corner, in float32; corner logits [2], top-left and
-            bottom-right; corner offsets [4], (x, y) of each in strides; semantic logits [num_classes].
+        They are class logits [num_classes]; first and refined points [18], 9 pairs (y, x) in strides from the cell's
+        top-left corner, in float32; corner logits [2], top-left and bottom-right; corner offsets [4], (x, y) of each in
+        strides; semantic logits [num_classes].
         """
         return multi_apply(self.forward_single, maps)
 
