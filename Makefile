@@ -31,11 +31,13 @@ OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test
 test: $(READY)  ## the tests that need neither a network nor a GPU: some nine minutes on two CPU cores
 	$(PYTEST) $(WATCHED) -m 'not slow and not docs and not commands and not pairs' $(LONGEST) $(OTHERS)
 
+# Files with a marker: to import the others takes as long as some of the tests.
+MARKED = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests | sort)
 test-commands: $(READY)  ## the commands as users start them, also in several processes: some five minutes
-	$(PYTEST) $(WATCHED) -m 'commands and not slow'
+	$(PYTEST) $(WATCHED) -m 'commands and not slow' $(call MARKED,commands)
 
 test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
-	$(PYTEST) --dist worksteal $(WATCHED) -m 'docs and not slow'
+	$(PYTEST) --dist worksteal $(WATCHED) -m 'docs and not slow' $(call MARKED,docs)
 
 test-pairs: $(READY)  ## options in pairs, each row a training, a test, predictions and an export: some ten minutes
 	$(PYTEST) --dist load $(WATCHED) -m pairs tests/pairs
