@@ -124,7 +124,8 @@ def predictor(*steps, head=None, static=None, **model):
     cfg = Config(dict(model=model, test_dataloader=dict(dataset=dataset)))
     cfg = of_one_size(cfg, static) if static else cfg
     inner = SimpleNamespace(cfg=cfg, decode_head=head)
-    return SimpleNamespace(model=inner, names=["a", "b"], dataset=cfg.test_dataloader.dataset)
+    dataset = cfg.test_dataloader.dataset
+    return SimpleNamespace(model=inner, names=["a", "b"], dataset=dataset, operating_point=None)
 
 
 RESIZE = dict(type="Resize", scale=(80, 60), keep_ratio=True)
