@@ -28,7 +28,7 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 # The longest files first, or one core waits for them at the end.
 LONGEST := tests/models tests/mm
 OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test_*.py)
-test: $(READY)  ## the tests that need neither a network nor a GPU: some nine minutes on two CPU cores
+test: $(READY)  ## the tests that need neither a network nor a GPU: some eleven minutes on two CPU cores
 	$(PYTEST) $(WATCHED) -m 'not slow and not docs and not commands and not pairs' $(LONGEST) $(OTHERS)
 
 # Files with a marker: to import the others takes as long as some of the tests.
