@@ -2,7 +2,7 @@
 
 An object is right if it matches one of the truth, of its class, at an IoU of 0.5. Its probability follows from its
 score by Platt's method (1999), a logistic regression on the logit of the score. The threshold for a precision is the
-lowest score from which on the mean probability is at least that, by a line fitted to the objects near it. Two numbers
+lowest score from which on the mean probability is at least that, by a line fitted to the objects above it. Two numbers
 are fitted; the share of right objects among those above a score would be as noisy as these are few.
 """
 
@@ -17,7 +17,6 @@ from vitdense.runtime import OperatingPoint, least, logit, sigmoid
 STEPS = 50  # of Newton's method at most
 DRAWS = 400  # of the bootstrap
 WIDTH = 0.05  # largest half of an interval of 95 %
-NEAR = 2  # times as many objects as a threshold keeps: to these its line is fitted
 FEWEST = 30  # right objects of a class for a threshold of its own
 WISHES = "precision=0.9, recall=0.8 or f1"
 
@@ -145,7 +144,7 @@ def threshold_of(found: Matches, line: tuple[float, float], name: str, value: fl
         return float(scores[(expected / (numbers + truths)).argmax()])
     kept = np.flatnonzero(expected / numbers >= value)
     if len(kept):
-        line = fit_line(found.where(found.scores >= scores[min(NEAR * (kept[-1] + 1), len(scores)) - 1]))
+        line = fit_line(found.where(found.scores >= scores[kept[-1]]))
         expected = sigmoid(line[0] * logit(scores) + line[1]).cumsum()
     return _first(scores[::-1], (expected / numbers >= value)[::-1])
 
