@@ -98,7 +98,7 @@ class OperatingPoint:
 
     def probabilities(self, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """[N] float32, of scores [N] and labels [N], that an object of the class is where one was found."""
-        slopes, offsets = (np.float64(values)[labels] for values in (self.slopes, self.offsets))
+        slopes, offsets = (np.asarray(values)[labels] for values in (self.slopes, self.offsets))
         return sigmoid(slopes * logit(scores) + offsets).astype(np.float32)
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class OperatingPoint:
 
 def logit(scores: np.ndarray) -> np.ndarray:
     """log(s / (1 - s)) in float64; of 0 and 1 it is finite."""
-    scores = np.clip(np.float64(scores), 1e-7, 1 - 1e-7)
+    scores = np.clip(np.asarray(scores, np.float64), 1e-7, 1 - 1e-7)
     return np.log(scores) - np.log1p(-scores)
 
 
@@ -452,7 +452,7 @@ def objects(
 
 def least(score_thr: float | Sequence[float], labels: np.ndarray) -> np.ndarray:
     """The minimum scores of objects with these labels: one of all classes, or those of the classes."""
-    limits = np.float32(score_thr)
+    limits = np.asarray(score_thr, np.float32)
     return limits[labels] if limits.ndim else limits
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from vitdense.errors import OptionError
 from vitdense.results.operating_point import Matches, find_operating_point, fit_line, parse_wish
-from vitdense.runtime import least, logit, sigmoid
+from vitdense.runtime import OperatingPoint, least, logit, sigmoid
 
 CLASSES = ("cat", "dog")
 LINES = ((0.6, 0.8), (1.5, -1.5))  # slope and offset of each class: scores of both mean something else
@@ -83,10 +83,16 @@ def test_probabilities_are_those_of_the_detector():
     assert calibration_error(chance, other.right) < calibration_error(other.scores, other.right) / 2
 
 
-def test_scores_without_an_error_have_a_finite_line():
-    scores = np.array([0.1, 0.2, 0.8, 0.9])
-    found = Matches(scores, np.zeros(4, int), np.arange(4), scores > 0.5, np.array([[0], [0], [1], [1]]))
-    assert np.isfinite(fit_line(found)).all()
+@pytest.mark.parametrize("end", [0, 1], ids=["near 0", "near 1"])
+def test_few_objects_of_any_scores_have_a_finite_line(end):
+    """Also where scores tell right from wrong without an error, and where a whole step of Newton leads away."""
+    rng = np.random.default_rng(0)
+    for number in range(1, 40):
+        scores = np.abs(end - 10.0 ** -rng.uniform(0.3, 9, number))
+        for right in (scores > np.median(scores), rng.uniform(size=number) < 0.5, np.ones(number, bool)):
+            labels = np.zeros(number, int)
+            line = fit_line(Matches(scores, labels, labels, right, np.ones((1, 1), int)))
+            assert np.abs(line).max() < 100
 
 
 def test_intervals_hold_the_share_and_shrink_with_the_data():
@@ -100,6 +106,21 @@ def test_intervals_hold_the_share_and_shrink_with_the_data():
 def test_too_few_objects_are_refused_with_the_number_that_is_needed():
     with pytest.raises(OptionError, match=r"\d+ objects in 6 validation images .* some \d+ objects are needed"):
         find_operating_point(draw(0, images=6, per_image=4), "f1", CLASSES, by_class=False)
+
+
+def test_a_few_objects_that_are_all_right_are_too_few():
+    found = draw(0, images=6, per_image=4)
+    found = found.where(found.right)
+    with pytest.raises(OptionError, match="objects are needed"):
+        find_operating_point(found, "precision=0.5", CLASSES, by_class=False)
+
+
+def test_one_class_and_one_object():
+    point = OperatingPoint("f1", [0.5], [2.0], [1.0], (0, 0.5, 1), (0, 0.5, 1))
+    labels = np.zeros(1, int)
+    assert point.probabilities(np.float32([0.5]), labels).shape == (1,)
+    assert least(point.thresholds, labels).shape == (1,)
+    assert point.probabilities(np.zeros(0, np.float32), labels[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("wish", ["precision=0.999", "recall=0.99"])

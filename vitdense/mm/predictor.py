@@ -301,8 +301,7 @@ def load_model(
     Its `dataset_meta` has `classes`, and `palette` if there is one: those of the checkpoint, which may be of RF-DETR's
     own trainer. Else they are the given ones; those of the type of the test data at the address of a published model;
     or those of the test data of the config, which is logged. Where a file of another project names its outputs, or
-    `classes` does, heads have as many as there are names. Its `operating_point` is that of the
-    checkpoint, or None.
+    `classes` does, heads have as many as there are names. Its `operating_point` is that of the checkpoint, or None.
 
     Args:
         cfg: Its config.

@@ -15,8 +15,10 @@ from vitdense.errors import OptionError
 from vitdense.runtime import OperatingPoint, least, logit, sigmoid
 
 STEPS = 50  # of Newton's method at most
+HOLD = 1e-3  # weight of the pull towards the score itself, next to 1 for each object
 DRAWS = 400  # of the bootstrap
 WIDTH = 0.05  # largest half of an interval of 95 %
+WILSON = 1.92  # half of an interval of 95 % of a share of 0 or 1, times the objects, where these are many
 FEWEST = 30  # right objects of a class for a threshold of its own
 WISHES = "precision=0.9, recall=0.8 or f1"
 
@@ -99,9 +101,10 @@ def find_operating_point(
             continue
         thresholds[label], lines[label] = threshold, own_line
     shares = bootstrap(found, thresholds)
+    number, kept = int(found.truths.sum()), (found.scores >= least(thresholds, found.labels)).sum()
     half = np.ptp(shares["recall" if name == "recall" else "precision"][[0, 2]]) / 2
+    half = max(half, WILSON / (number if name == "recall" else kept))  # of a share of 0 or 1 the draws are all alike
     if half > WIDTH:
-        number = int(found.truths.sum())
         raise OptionError(
             f"operating point {wish}: {number} objects in {len(found.truths)} validation images tell it to "
             f"{half:.3f}, expected {WIDTH}: some {int(number * (half / WIDTH) ** 2) + 1} objects are needed"
@@ -119,11 +122,19 @@ def fit_line(found: Matches) -> tuple[float, float]:
     # Platt's targets, which keep the line finite where scores tell right from wrong without an error.
     positive = found.right.sum()
     targets = np.where(found.right, (positive + 1) / (positive + 2), 1 / (len(found.right) - positive + 2))
-    line = np.array([1.0, 0.0])
+    start = line = np.array([1.0, 0.0])  # the score itself, to which few objects are held
+
+    def loss(line: np.ndarray) -> float:
+        x = inputs @ line
+        return float((np.logaddexp(0, x) - targets * x).sum() + HOLD / 2 * ((line - start) ** 2).sum())
+
     for _ in range(STEPS):
         chance = sigmoid(inputs @ line)
-        curvature = (inputs * (chance * (1 - chance))[:, None]).T @ inputs + 1e-9 * np.eye(2)
-        step = np.linalg.solve(curvature, inputs.T @ (targets - chance))
+        curvature = (inputs * (chance * (1 - chance))[:, None]).T @ inputs + HOLD * np.eye(2)
+        step = np.linalg.solve(curvature, inputs.T @ (targets - chance) - HOLD * (line - start))
+        before = loss(line)
+        while loss(line + step) > before and np.abs(step).max() > 1e-9:
+            step = step / 2  # far from the optimum, a whole step may lead away
         line = line + step
         if np.abs(step).max() < 1e-9:
             break

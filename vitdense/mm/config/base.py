@@ -90,7 +90,6 @@ class Asked:
     checkpoint: str | None = None
     tta: bool = False
     operating_point: str | None = None
-    by_class: bool = False
     inference: Inference = field(default_factory=Inference)
     mask_score_thr: float | None = None
 
