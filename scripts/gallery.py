@@ -74,7 +74,7 @@ def published() -> Iterator[Published]:
 def ap_flops(path: Path) -> None:
     """Box AP over FLOPs."""
     rows = list(published())
-    figure = Figure((9, 5), layout="constrained")
+    figure = Figure((9, 7), layout="constrained")
     axes = figure.subplots()
     colours = dict(zip(FAMILIES, [f"C{i}" for i in range(10) if i != 7]))  # C7 is grey, as the markers of the legend
     for method, family in dict.fromkeys((row.method, row.family) for row in rows if row.method in ("cascade", *OWN)):
@@ -82,8 +82,8 @@ def ap_flops(path: Path) -> None:
         axes.plot(*zip(*series), color=colours[family], alpha=0.4)
     for row in rows:
         point = row.gmacs, row.box_ap
-        axes.plot(*point, METHODS[row.method][1], color=colours[row.family], markersize=8)
-        axes.annotate(row.size.upper(), point, xytext=(0, -15), textcoords="offset points", fontsize=9, ha="center")
+        axes.plot(*point, METHODS[row.method][1], color=colours[row.family], markersize=7)
+        axes.annotate(row.size.upper(), point, xytext=(5, -3), textcoords="offset points", fontsize=8)
     ticks = (10, 20, 40, 80, 160, 300, 600, 1000, 2000)
     axes.set(xscale="log", xlabel="FLOPs of an image (G multiply-adds)", ylabel="box AP on COCO val, published")
     axes.set_xticks(ticks, map(str, ticks))

@@ -303,10 +303,9 @@ def test_every_family_and_size_of_the_model_table_is_in_the_zoo():
 
 
 def test_naming_schemes_of_the_docs_are_those_of_the_code():
-    table = {
-        cells[0].split("`")[1]: re.findall(r"`(\w+)`", cells[1]) for cells in rows("docs/python.md", "Naming schemes")
-    }
-    assert {family: {*names} for family, names in table.items()} == {
+    table = rows("docs/model-zoo.md", "Naming schemes")
+    named = {cells[0].split("`")[1]: re.findall(r"`(\w+)`", cells[1]) for cells in table}
+    assert {family: {*names} for family, names in named.items()} == {
         family: {scheme.name for scheme in naming.schemes} for family, naming in NAMING.items()
     }
 
