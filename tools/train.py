@@ -17,6 +17,8 @@ class Shortcut(NamedTuple):
     help: str
 
 
+ASKED = ("amp", "resume", "auto_scale_lr", "fresh", "shard")
+CACHING = ("cache_features", "views", "cache_dtype")
 SHORTCUTS = {
     "epochs": Shortcut(
         ("settings.max_epochs", "train_cfg.max_epochs"),
@@ -58,6 +60,15 @@ def main() -> None:
         action="store_true",
         help="keep parameters, gradients and optimizer states in parts over the processes (FSDP2), for large models",
     )
+    parser.add_argument(
+        "--cache-features",
+        nargs="?",
+        const="work_dirs/features",
+        metavar="DIR",
+        help="frozen trunks: run once for every image and view, and keep the maps; default work_dirs/features",
+    )
+    parser.add_argument("--views", type=whole_number, metavar="K", help="augmentations of an image, in turn; default 1")
+    parser.add_argument("--cache-dtype", choices=("float16", "float32"), default="float16", help="of the maps on disk")
     parser.add_argument("--replay", metavar="FILE", help="run the step again that a training refused, and say why")
     parser.add_argument("--overwrite", action="store_true", help="start anew in a work folder that has checkpoints")
     parser.add_argument("--log-to", nargs="+", choices=LOGGERS, help="also log to TensorBoard or Weights & Biases")
@@ -72,17 +83,23 @@ def main() -> None:
     parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
     parser.apart("--epochs", "--iters")
     parser.apart("--resume", "--overwrite", "--fresh")
+    parser.apart("--cache-features", "--shard")
+    parser.need("--views", "--cache-features")
+    parser.need("--cache-dtype", "--cache-features")
     # The config that a training saved has what these said.
     parser.apart(
-        "--replay", "--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr", "--shard", "--print-config"
+        *("--replay", "--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr", "--shard", "--cache-features"),
+        "--print-config",
     )
     parser.sets("--resume", "resume", "load_from")
     parser.sets("--log-to", "settings.log_to")
+    parser.sets("--cache-features", "default_hooks.features")
+    parser.sets("--views", "train_dataloader.sampler.views")
     args = parser.parse_args()
     given = {option.keys[0]: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value not in (None, "auto")}
-    options = {name: getattr(args, name) for name in ("amp", "resume", "auto_scale_lr", "fresh", "shard")}
+    options = {name: getattr(args, name) for name in (*ASKED, *CACHING)}
     options["auto_batch_size"] = args.batch_size == "auto"
     with exit_on_user_error():
         cfg = config_of(args)

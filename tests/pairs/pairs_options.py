@@ -164,7 +164,15 @@ def auto_scale_lr(row, value):
     return round(highest, 9), round(runner.cfg.optim_wrapper.optimizer.lr * ratio, 9)
 
 
+def cache(row, value):
+    """Maps are kept, and the trunk runs in an epoch at most."""
+    assert value == "off" or row.probe.linear_calls <= row.per_epoch, row.probe.linear_calls
+    return any((row.folder / "maps").rglob("*.safetensors")), value == "on"
+
+
 def with_cp(row, value):
+    if row["cache"] == "on":
+        return None
     trains = any(x.requires_grad for x in row.probe.runner.model.backbone.parameters())
     return row.probe.linear_calls, len(row.probe.iterations) * (2 if value == "on" and trains else 1)
 
@@ -229,6 +237,7 @@ OPTIONS = [
         "all": (), "frozen": ["model.backbone.frozen_stages=all"], "lora": ["model.backbone.finetune=lora"],
         "attention": ["model.backbone.finetune=attention"],
     }, finetune),
+    Option("cache", "train", switch("--cache-features", "maps"), cache),
     Option("optimizer", "train", {"recipe": (), "sgd": [{"optim_wrapper.optimizer": SGD}]}, lambda row, v: (
         type(row.probe.runner.optim_wrapper.optimizer).__name__,
         "SGD" if "sgd" in (v, row.recipe.optimizer) else "AdamW")),
@@ -316,6 +325,12 @@ CONTRADICTIONS = [
     *together("report", "eomt", report="folder"),
     *together("--as-dataset", "eomt", by="as dataset"),
     *together("--fresh", weights="load_from", finetune="lora"),
+    *together("frozen_stages=all", cache="on", finetune="all"),
+    *together("finetune=None", cache="on", finetune="lora"),
+    *together("finetune=None", cache="on", finetune="attention"),
+    *together("batch_augments", "rfdetr", cache="on", finetune="frozen"),
+    *together("its head runs", "eomt", cache="on", finetune="frozen"),
+    *together("sampler", "retinanet", cache="on", finetune="frozen"),
     *together("--fresh", start="resume", weights="fresh"),
     *together("--fresh", start="copy", weights="fresh"),
     *together("interval", length="iters", interval="1", accumulate="2"),

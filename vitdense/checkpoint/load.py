@@ -356,9 +356,15 @@ def _are_differences(trunk: Match, source: str) -> bool:
 
 def fingerprint(backbone: nn.Module, report: LoadReport) -> str:
     """SHA-256 of the tensors that a backbone has from a file, but not of resized ones: machines round differently."""
-    digest, state = hashlib.sha256(), backbone.state_dict()
-    for key in sorted(set(report.loaded) - set(report.resized)):
-        value = state[key].cpu().contiguous()
+    state = backbone.state_dict()
+    return tensors_sha256({key: state[key] for key in set(report.loaded) - set(report.resized)})
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors with their names, data types and shapes."""
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        value = tensors[key].cpu().contiguous()
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.flatten().view(torch.uint8).numpy())
     return digest.hexdigest()

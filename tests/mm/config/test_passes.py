@@ -43,6 +43,7 @@ def batch_size_of_two(cfg, asked):
 
 OF_TRAININGS = (
     ({"amp": "bfloat16", "auto_scale_lr": True, "shard": True, "fresh": ["head"]}, OPTIONS),
+    ({"cache_features": "maps", "views": 2}, {}),
     ({"amp": "float16", "resume": "a.pth", "set_batch_size": batch_size_of_two}, {}),
 )
 OF_TESTS = (

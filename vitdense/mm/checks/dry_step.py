@@ -2,7 +2,7 @@
 
 It finds what parts of a config make of each other: a loss with weights of another number of classes, a step of a
 pipeline that takes no masks, a metric without what it reads. Before a training it runs on the model of the training, on
-its device: a second one may find no room. It leaves nothing behind: see `_kept`. `vitdense check` builds a model with
+its device: a second one may find no room. It leaves nothing behind: see `kept`. `vitdense check` builds a model with
 random weights, and on a CPU makes images smaller.
 """
 
@@ -98,7 +98,7 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
         ConfigError: Names the part of the config that failed.
     """
     model = model.module if is_model_wrapper(model) else model
-    with _kept(model):
+    with kept(model):
         batch = _batch(loader, "train_dataloader")
         with _parts(_modules(model), "the losses"):
             with getattr(wrapper, "optim_context", nullcontext)(model):
@@ -136,7 +136,7 @@ def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: b
     """
     model = model.module if is_model_wrapper(model) else model
     named = _modules(model) | {id(metric): f"val_evaluator ({type(metric).__name__})" for metric in evaluator.metrics}
-    with _kept(model), torch.no_grad():
+    with kept(model), torch.no_grad():
         batch = _batch(loader, "val_dataloader", images=1)
         model.eval()
         with _parts(named, "the validation"):
@@ -158,10 +158,15 @@ def _evaluate(metric: Any, batch: Mapping, samples: Sequence[dict]) -> None:
     vars(metric).update(before)
 
 
+def copy_of(dataset: Any) -> Any:
+    """A data set that is built, with its own state of transforms, such as images that they keep, and the same data."""
+    arrays = [x for _, part in parts(dataset) for x in vars(part).values() if isinstance(x, np.ndarray)]
+    return copy.deepcopy(dataset, {id(x): x for x in arrays})
+
+
 def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
     """The first images of a loader, through a copy of its pipeline: steps such as `CachedMosaic` keep images."""
-    arrays = [x for _, part in parts(loader.dataset) for x in vars(part).values() if isinstance(x, np.ndarray)]
-    dataset = copy.deepcopy(loader.dataset, {id(x): x for x in arrays})
+    dataset = copy_of(loader.dataset)
     size = getattr(loader.batch_sampler, "batch_size", None) or 1
     with _parts(_steps(dataset, f"{where}.dataset"), where):
         repeats = isinstance(loader.sampler, InfiniteSampler)  # fills a batch from fewer images
@@ -202,7 +207,7 @@ def _parts(named: Mapping[int, str], where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _kept(model: nn.Module) -> Iterator[None]:
+def kept(model: nn.Module) -> Iterator[None]:
     """A model, and the generators of random numbers, are afterwards as before: buffers such as the statistics of norms,
     numbers and lists of modules, modes and gradients."""
     numbers, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 -- mm's transforms draw from it

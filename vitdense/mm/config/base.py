@@ -66,8 +66,8 @@ class Asked:
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
         amp: Data type of automatic mixed precision; None: float32.
         check: Checks a config for splits, before a training or a test.
-        auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the next three.
-        shard, fresh, resume: Likewise.
+        auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the next ones.
+        shard, fresh, resume, cache_features, views, cache_dtype: Likewise.
         set_batch_size: Of a training with ``--batch-size auto``: finds the batch size, and sets it.
         overwrite: Of a training, whether it takes the place of the one in its work folder; None: it writes nothing.
         checkpoint: To test or to predict with: a file, an address, or an exported file.
@@ -84,6 +84,9 @@ class Asked:
     auto_scale_lr: bool = False
     set_batch_size: "Callable[[Config, Asked], None] | None" = None
     shard: bool = False
+    cache_features: str | None = None
+    views: int | None = None
+    cache_dtype: str = "float16"
     fresh: Sequence[str] = ()
     resume: str | None = None
     overwrite: bool | None = None

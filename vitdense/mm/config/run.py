@@ -9,9 +9,11 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import print_log
+from mmengine.registry import DATA_SAMPLERS
 
+from vitdense.families import arguments
 from vitdense.mm.config.base import Asked
-from vitdense.mm.config.query import SPLITS, as_list, hooks
+from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision
 from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
@@ -107,6 +109,28 @@ def shard(cfg: Config, asked: Asked) -> None:
                 "--shard: got one process, expected several: torchrun --nproc-per-node N -m vitdense train ..."
             )
         cfg.shard = True
+
+
+def cache_features(cfg: Config, asked: Asked) -> None:
+    """The augmentations of a training come back, view by view, and so may the maps of a frozen trunk; see
+    `vitdense.mm.train.features`.
+
+    Raises:
+        ConfigError: The data have no seed for every draw; or the model is compiled.
+    """
+    if asked.cache_features is None:
+        return
+    sampler = cfg.train_dataloader.sampler
+    if "views" not in (arguments(find_class(DATA_SAMPLERS, sampler.type, cfg)) or ()):
+        raise ConfigError(
+            f"--cache-features: train_dataloader.sampler has the type {sampler.type}, expected "
+            f"vitdense.SeededEpochSampler or vitdense.SeededInfiniteSampler, whose augmentations come back"
+        )
+    if cfg.get("compile"):
+        raise ConfigError("--cache-features: got compile too, which takes no files into its graph; leave it out")
+    sampler.views = asked.views or sampler.get("views") or 1
+    hook = dict(type="vitdense.CacheFeaturesHook", folder=asked.cache_features, dtype=asked.cache_dtype)
+    cfg.merge_from_dict({"default_hooks.features": hook})
 
 
 def log_short_runs(cfg: Config, asked: Asked) -> None:

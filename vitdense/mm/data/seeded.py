@@ -6,7 +6,7 @@ then do not depend on the number of worker processes, and a resumed run gets the
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -16,15 +16,17 @@ import torch
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from torch.utils.data import Dataset
 
+from vitdense.families import is_whole
+from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import DATA_SAMPLERS
 
 
 class SeededIndex(int):
-    """Index of a sample with the seed of this draw, `key`: (seed of the run, position in the stream)."""
+    """Index of a sample with the seed of this draw, `key`: see `Seeded`."""
 
-    key: tuple[int, int]
+    key: tuple[int, ...]
 
-    def __new__(cls, index: int, key: tuple[int, int]) -> "SeededIndex":
+    def __new__(cls, index: int, key: tuple[int, ...]) -> "SeededIndex":
         self = super().__new__(cls, index)
         self.key = key
         return self
@@ -98,20 +100,43 @@ def seed_generators(items: Any, key: tuple[int, ...]) -> None:
             left += vars_of(item).values()
 
 
+class Seeded:
+    """A sampler of mmengine with a seed per draw: that of the run, and the position in the stream.
+
+    Args:
+        dataset: Data set.
+        views: Of an image, how many seeds there are: an epoch takes one of them, in turn, and augmentations come back.
+            None: as many as draws.
+        **options: Of mmengine's class.
+    """
+
+    def __init__(self, dataset: Sized, views: int | None = None, **options: Any) -> None:
+        if views is not None and not is_whole(views):
+            raise ConfigError(f"sampler.views: got {views!r}, expected a whole number above 0, or None")
+        super().__init__(dataset, **options)
+        self.views = views
+
+    def seeded(self, index: int, position: int, epoch: int) -> SeededIndex:
+        """An image at a position in the stream of all epochs and processes."""
+        if self.views is None:
+            return SeededIndex(index, (self.seed, position))
+        return SeededIndex(index, (self.seed, index, epoch % self.views, 1))  # NumPy ignores zeros at the end
+
+
 @DATA_SAMPLERS.register_module()
-class SeededEpochSampler(DefaultSampler):
-    """mmengine's `DefaultSampler`, with a seed per draw."""
+class SeededEpochSampler(Seeded, DefaultSampler):
+    """mmengine's `DefaultSampler`, with a seed per draw; see `Seeded`."""
 
     def __iter__(self) -> Iterator[SeededIndex]:
         start = self.epoch * self.total_size + self.rank
         for i, index in enumerate(super().__iter__()):
-            yield SeededIndex(index, (self.seed, start + i * self.world_size))
+            yield self.seeded(index, start + i * self.world_size, self.epoch)
 
 
 @DATA_SAMPLERS.register_module()
-class SeededInfiniteSampler(InfiniteSampler):
-    """mmengine's `InfiniteSampler`, with a seed per draw."""
+class SeededInfiniteSampler(Seeded, InfiniteSampler):
+    """mmengine's `InfiniteSampler`, with a seed per draw; see `Seeded`."""
 
     def _infinite_indices(self) -> Iterator[SeededIndex]:
         for position, index in enumerate(super()._infinite_indices()):
-            yield SeededIndex(index, (self.seed, position))
+            yield self.seeded(index, position, position // self.size)

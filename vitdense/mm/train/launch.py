@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.device import get_device
@@ -40,6 +41,7 @@ def prepare_training(
     fresh: Sequence[str] = (),
     shard: bool = False,
     overwrite: bool | None = None,
+    **caching: Any,
 ) -> Config:
     """Connect the processes, write the options of a training into its config, which then is what runs, and check it.
 
@@ -52,6 +54,8 @@ def prepare_training(
         fresh: See `ExactLoadHook`; replaces the config's, and is not for `resume`.
         shard: Keep parameters, gradients and optimizer states in parts over the processes; see `train.shard`.
         overwrite: See `train`; None: for a training that does not write into the work folder.
+        caching: ``cache_features``, a folder for the maps of a frozen trunk; ``views`` of an image, how many
+            augmentations there are, default 1; ``cache_dtype``, float16 or float32. See `train.features`.
 
     Returns:
         The config for the work folder: what starts the training anew, also where this one resumes.
@@ -81,6 +85,7 @@ def prepare_training(
         fresh=fresh,
         resume=None if resume is None else find_checkpoint(resume),
         overwrite=overwrite,
+        **caching,
     )
     run_passes(TRAINING, cfg, asked)
     kept = cfg if asked.resume is None else copy.deepcopy(cfg)

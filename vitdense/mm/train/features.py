@@ -1,0 +1,245 @@
+"""``train --cache-features``: a frozen trunk runs once for every image and view.
+
+What a frozen trunk gives depends on its weights and its input alone. So maps are kept under a digest of both: the trunk
+is asked as before, and runs for inputs that it has not had yet. A changed photo, recipe, view, window or padding is
+another input, whoever changed it, and nothing that is kept can be taken for it; annotations are read as ever. That
+inputs come back is the sampler's part: its ``views``, see `vitdense.mm.data.seeded`.
+"""
+
+import copy
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from mmengine.dist import get_world_size
+from mmengine.runner import Runner
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.data import DataLoader
+
+import vitdense
+from vitdense.checkpoint.load import tensors_sha256
+from vitdense.mm.checks import dry_step
+from vitdense.mm.data.images import evenly_spaced
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.guard import unwrapped
+from vitdense.mm.train.map_store import Maps, MapStore, readable, stacked
+
+OPTION = "--cache-features"
+LOOKED_AT = 16  # images of the data, before the start
+TOLERANCE = 1e-2  # relative error of maps that were kept, to what the trunk gives now
+NOT_OF_MAPS = ("init_cfg", "drop_path_rate", "with_cp", "frozen_stages")  # arguments of a frozen trunk
+
+
+class FeatureCache:
+    """The maps of a trunk by its inputs.
+
+    Args:
+        store: Where they are kept.
+        spec: How the trunk returns them.
+        expected: Images of a training that may be new; more would not come back.
+
+    Attributes:
+        computed: Images that the trunk ran for.
+        read: Images whose maps were read.
+    """
+
+    def __init__(self, store: MapStore, spec: TreeSpec, expected: int) -> None:
+        self.store, self.spec, self.expected = store, spec, expected
+        self.computed = self.read = 0
+
+    def maps(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
+        """What `run` makes of images ``[B, 3, H, W]``.
+
+        Raises:
+            ConfigError: A training has more inputs than its images have views, or a file is refused.
+        """
+        keys = [input_sha256(image) for image in x]
+        found = {key: self.store.read(key) for key in keys}
+        if absent := [key for key, maps in found.items() if maps is None]:
+            self.expected -= len(absent) * training
+            if self.expected < 0:
+                raise ConfigError(
+                    f"{OPTION}: the trunk got more inputs than the training has images and views, so that they do not "
+                    f"come back: a step of the pipeline or a hook changes them in the course of the training; leave "
+                    f"it out, or train without {OPTION}"
+                )
+            new = x if len(absent) == len(x) else x[[keys.index(key) for key in absent]]
+            for key, *maps in zip(absent, *tree_flatten(run(new))[0]):
+                found[key] = self.store.pack(maps)
+                self.store.write(key, found[key])
+        self.computed += len(absent)
+        self.read += len(x) - len(absent)
+        return tree_unflatten(stacked([found[key] for key in keys], x.device), self.spec)
+
+
+class CachedTrunk(nn.Module):
+    """What extends the class of a trunk that is built, as FSDP2 does: names of weights, hooks and copies stay."""
+
+    cache: FeatureCache
+
+    def forward(self, x: Tensor) -> Any:
+        """As the trunk's."""
+        return self.cache.maps(x, self.training, super().forward)
+
+
+def input_sha256(image: Tensor) -> str:
+    """Digest of an input ``[3, H, W]`` and of the data type that a trunk computes in."""
+    kind = image.device.type
+    computes = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else image.dtype
+    return tensors_sha256({f"image in {computes}": image})
+
+
+def trunk_sha256(trunk: nn.Module, options: dict[str, Any]) -> str:
+    """Digest of the weights of a trunk, its options in the config, and the version of its code."""
+    options = {key: value for key, value in options.items() if key not in NOT_OF_MAPS}
+    about = json.dumps([vitdense.__version__, options, tensors_sha256(trunk.state_dict())], sort_keys=True, default=str)
+    return hashlib.sha256(about.encode()).hexdigest()
+
+
+def start(runner: Runner, folder: str, dtype: str) -> FeatureCache:
+    """Cache the maps of the trunk of a training that is about to begin. The log says what it takes and spares.
+
+    Args:
+        runner: With the weights that it starts from.
+        folder: See `MapStore`, as `dtype`.
+
+    Raises:
+        ConfigError: The trunk is not frozen, or its inputs do not come back; the disk is too full; or maps that are
+            kept are not what the trunk gives now.
+    """
+    model, loader = unwrapped(runner.model), runner.train_dataloader
+    trunk = frozen_trunk(model)
+    store = MapStore(folder, trunk_sha256(trunk, runner.cfg.model.backbone.to_dict()), dtype)
+    with dry_step.kept(model), torch.no_grad():
+        image = first_input(model, loader)
+        with getattr(runner.optim_wrapper, "optim_context", nullcontext)(runner.model):
+            spec = check_maps(trunk, image, store)
+    images, views = len(loader.dataset), loader.batch_sampler.sampler.views
+    size, said = _costs(runner, trunk, store, images, views)
+    there, free = store.check_room(size, "fewer --views" + (", or --cache-dtype float16" * (dtype == "float32")))
+    runner.logger.info(
+        f"{OPTION}: {readable(size)} in {dtype} for {images} images in {views} views, and those of the validation; "
+        f"{readable(there)} there, {readable(free)} free, in {store.folder}. {said}"
+    )
+    trunk.cache = FeatureCache(store, spec, images * views)
+    trunk.__class__ = type(type(trunk).__name__, (CachedTrunk, type(trunk)), {})
+    return trunk.cache
+
+
+def frozen_trunk(model: nn.Module) -> nn.Module:
+    trunk = getattr(model, "backbone", None)
+    if trunk is None:
+        raise ConfigError(f"{OPTION}: got {type(model).__name__}, without a backbone, expected one with a frozen trunk")
+    if trains := [name for name, x in trunk.named_parameters() if x.requires_grad]:
+        raise ConfigError(
+            f"{OPTION}: model.backbone trains {len(trains)} tensors, such as {trains[0]}, so that its maps change; "
+            f"freeze it: --cfg-options model.backbone.frozen_stages=all model.backbone.finetune=None (a ViT-Adapter "
+            f"always trains)"
+        )
+    return trunk
+
+
+def first_input(model: nn.Module, loader: DataLoader) -> Tensor:
+    """The first image as the trunk gets it, ``[1, 3, H, W]``, after a look at more of them."""
+    dataset, sampler = dry_step.copy_of(loader.dataset), loader.batch_sampler.sampler
+    chosen = [sampler.seeded(i, 0, 0) for i in evenly_spaced(range(len(dataset)), LOOKED_AT)]
+    samples = [dataset[index] for index in chosen]
+    if not dataset[chosen[0]]["inputs"].equal(samples[0]["inputs"]):
+        raise ConfigError(
+            f"{OPTION}: the pipeline of the training draws other pixels for the same seed; its first step is to be "
+            f"dict(type='vitdense.SeedFromSample'), and no step may go on from the image before"
+        )
+
+    def inputs(samples: list) -> Tensor:
+        return model.data_preprocessor(loader.collate_fn(copy.deepcopy(samples)), True)["inputs"]
+
+    together = inputs(samples)  # [B, 3, H, W]
+    if not all(inputs([sample])[0].equal(image) for sample, image in zip(samples, together)):
+        raise ConfigError(
+            f"{OPTION}: an image is resized or padded by the others of its batch, so that its maps would depend on "
+            f"them; set model.data_preprocessor.batch_augments=None and crop to one size in the pipeline, or pad to "
+            f"one size: model.data_preprocessor.batch_augments=\"[dict(type='BatchFixedSizePad',size=(H,W))]\""
+        )
+    return together[:1]
+
+
+def check_maps(trunk: nn.Module, image: Tensor, store: MapStore) -> TreeSpec:
+    """How a trunk returns maps, if they are maps, the same ones every time, and those that are kept."""
+    maps, spec = tree_flatten(trunk.train()(image))
+    if not all(isinstance(x, Tensor) and x.is_floating_point() and len(x) == 1 for x in maps):
+        raise ConfigError(
+            f"{OPTION}: {type(trunk).__name__} returns more than maps (blocks that its head runs); take another recipe"
+        )
+    if not all(x.equal(y) for x, y in zip(maps, tree_flatten(trunk.eval()(image))[0])):
+        raise ConfigError(
+            f"{OPTION}: the trunk gives an image other maps in training than in validation, by random numbers or "
+            f"statistics; freeze all of it, without model.backbone.rope_augment and batch norms that train"
+        )
+    key = input_sha256(image[0])
+    now, before = store.pack(x[0] for x in maps), store.read(key)
+    if before is not None and not _alike(now, before):
+        raise ConfigError(
+            f"{OPTION}: {store.path(key)} has other maps than the trunk gives now: its code, or that of a library, "
+            f"changed; remove {store.folder}"
+        )
+    return spec
+
+
+def _alike(now: Maps, before: Maps) -> bool:
+    if now.layouts != before.layouts or [x.shape for x in now.tensors] != [x.shape for x in before.tensors]:
+        return False
+    pairs = [(x.double(), y.double()) for x, y in zip(now.tensors, before.tensors)]
+    return all((x - y).norm() <= TOLERANCE * x.norm() for x, y in pairs)
+
+
+class Pass(NamedTuple):
+    """A forward pass of a trunk: its seconds, its images, and the values of its maps."""
+
+    seconds: float
+    images: int
+    values: int
+
+
+@contextmanager
+def _watched(trunk: nn.Module) -> Iterator[list[Pass]]:
+    """The passes of a trunk."""
+    passes, began = [], []
+
+    def now() -> float:
+        torch.accelerator.synchronize() if torch.accelerator.is_available() else None
+        return time.perf_counter()
+
+    def end(module: nn.Module, args: tuple, output: Any) -> None:
+        passes.append(Pass(now() - began.pop(), len(args[0]), sum(x.numel() for x in tree_flatten(output)[0])))
+
+    handles = [trunk.register_forward_pre_hook(lambda *_: began.append(now())), trunk.register_forward_hook(end)]
+    try:
+        yield passes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _costs(runner: Runner, trunk: nn.Module, store: MapStore, images: int, views: int) -> tuple[int, str]:
+    """Bytes of all maps, and a sentence about the time of epochs, from a step and a validation of few images."""
+    with _watched(trunk) as passes:
+        began = time.perf_counter()
+        dry_step.train(runner.model, runner.train_dataloader, runner.optim_wrapper)
+        step, of_step = time.perf_counter() - began, passes[:]
+        if runner.val_loop is not None:
+            dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
+    shown = of_step[0].images
+    epoch = images / shown / get_world_size()
+    values = images * views / shown * sum(one.values for one in of_step)
+    if runner.val_loop is not None:
+        values += len(runner.val_dataloader.dataset) * sum(one.values for one in passes[len(of_step) :])
+    trunk_time = sum(one.seconds for one in of_step)
+    return round(values * store.dtype.itemsize), (
+        f"An epoch takes about {epoch * step:.0f} s until all views were seen, {views} epochs, and about "
+        f"{epoch * (step - trunk_time):.0f} s then"
+    )

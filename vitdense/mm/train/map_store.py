@@ -1,0 +1,150 @@
+"""Maps of a trunk on disk: a file for every input, under the digest of what the maps depend on."""
+
+import json
+import shutil
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from vitdense.files import atomic_write
+from vitdense.mm.errors import ConfigError
+
+
+class Layout(NamedTuple):
+    """How a map was in memory: its data type, and its sides from the outermost to the innermost."""
+
+    dtype: str
+    order: list[int]
+
+
+class Maps(NamedTuple):
+    """The maps of one image.
+
+    Attributes:
+        tensors: As they are kept: their sides in the order of memory.
+        layouts: What each of them was.
+    """
+
+    tensors: list[Tensor]
+    layouts: list[Layout]
+
+
+class MapStore:
+    """A folder of maps. A file is complete or not there and its name says what is in it, so that processes, and
+    trainings one after the other, fill and read one folder without locks.
+
+    Args:
+        folder: It need not exist. It may have the maps of other trunks.
+        trunk: Digest of the trunk.
+        dtype: That maps are kept in: ``float16`` or ``float32``.
+    """
+
+    def __init__(self, folder: str | Path, trunk: str, dtype: str) -> None:
+        self.folder, self.trunk, self.dtype = Path(folder, f"{trunk[:32]}-{dtype}"), trunk, getattr(torch, dtype)
+
+    def path(self, key: str) -> Path:
+        """The file of an input, by its digest."""
+        return self.folder / key[:2] / f"{key}.safetensors"
+
+    def pack(self, maps: Iterable[Tensor]) -> Maps:
+        """The maps of an image as they are kept.
+
+        Raises:
+            ConfigError: Values are beyond float16.
+        """
+        maps = list(maps)
+        orders = [sorted(range(x.ndim), key=lambda side, x=x: -x.stride(side)) for x in maps]
+        tensors = [x.detach().permute(order).to("cpu", self.dtype).contiguous() for x, order in zip(maps, orders)]
+        if not all(x.isfinite().all() for x in tensors):
+            raise ConfigError(
+                "--cache-features: the trunk's maps have values that are not finite in float16; keep them by "
+                "--cache-dtype float32"
+            )
+        layouts = [Layout(str(x.dtype).removeprefix("torch."), order) for x, order in zip(maps, orders)]
+        return Maps(tensors, layouts)
+
+    def write(self, key: str, maps: Maps) -> None:
+        """Keep the maps of an input.
+
+        Raises:
+            OSError: They cannot be written, as on a full disk; it names the file.
+        """
+        about = {
+            "of": f"{self.trunk} {key}",
+            "crc32": str(_checksum(maps.tensors)),
+            "layouts": json.dumps(maps.layouts),
+        }
+        content = save({str(i): x for i, x in enumerate(maps.tensors)}, about)
+        with atomic_write(self.path(key)) as scratch:
+            scratch.write_bytes(content)
+
+    def read(self, key: str) -> Maps | None:
+        """The maps of an input, memory-mapped; None, if there are none yet.
+
+        Raises:
+            ConfigError: The file is cut short, damaged or another one.
+        """
+        path = self.path(key)
+        try:
+            with safe_open(path, "pt") as file:
+                about, names = file.metadata() or {}, range(len(file.keys()))
+                tensors = [file.get_tensor(str(i)) for i in names]
+        except FileNotFoundError:
+            return None
+        except (SafetensorError, OSError) as error:
+            raise _refused(path, f"cannot be read ({error})") from error
+        if about.get("of") != f"{self.trunk} {key}" or any(x.dtype != self.dtype for x in tensors):
+            raise _refused(path, f"is a file of {about.get('of', 'another program')}, not of this trunk and image")
+        if about.get("crc32") != str(_checksum(tensors)):
+            raise _refused(path, "is damaged: its checksum is wrong")
+        return Maps(tensors, [Layout(*layout) for layout in json.loads(about["layouts"])])
+
+    def check_room(self, size: int, options: str) -> tuple[int, int]:
+        """See that a number of bytes finds room, in all, with what is there already.
+
+        Returns:
+            Bytes that are there, and bytes that are free.
+
+        Raises:
+            ConfigError: The disk is too full; `options` take less.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        there = sum(path.stat().st_size for path in self.folder.glob("*/*.safetensors"))
+        free = shutil.disk_usage(self.folder).free
+        if size - there > free:
+            raise ConfigError(
+                f"--cache-features {self.folder.parent}: got a disk with {readable(free)} free, expected "
+                f"{readable(size - there)} for the maps; name a folder on another disk, or take {options}"
+            )
+        return there, free
+
+
+def stacked(images: Sequence[Maps], device: torch.device) -> list[Tensor]:
+    """The maps of a batch as the trunk gave them, also in memory: bit for bit, if they are kept in its data type."""
+    batch = []
+    for i, (dtype, order) in enumerate(images[0].layouts):
+        x = torch.stack([maps.tensors[i] for maps in images]).to(device, getattr(torch, dtype))
+        batch.append(x.permute(0, *(1 + order.index(side) for side in range(len(order)))))
+    return batch
+
+
+def readable(size: float) -> str:
+    """A number of bytes in GiB or MiB."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _checksum(tensors: Iterable[Tensor]) -> int:
+    value = 0
+    for x in tensors:
+        value = zlib.crc32(x.numpy(), value)
+    return value
+
+
+def _refused(path: Path, reason: str) -> ConfigError:
+    return ConfigError(f"--cache-features: {path} {reason}; remove it, and its maps are computed again")
