@@ -129,7 +129,7 @@ def stacked(images: Sequence[Maps], device: torch.device) -> list[Tensor]:
     """The maps of a batch as the trunk gave them, also in memory: bit for bit, if they are kept in its data type."""
     batch = []
     for i, (dtype, order) in enumerate(images[0].layouts):
-        x = torch.stack([maps.tensors[i] for maps in images]).to(device, getattr(torch, dtype))
+        x = torch.stack([maps.tensors[i].to(device, getattr(torch, dtype)) for maps in images])  # [B, ...]
         batch.append(x.permute(0, *(1 + order.index(side) for side in range(len(order)))))
     return batch
 
