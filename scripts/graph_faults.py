@@ -1,12 +1,14 @@
-"""Put faults into exported programs, and see whether `vitdense verify` finds each, and where.
+"""Put faults into exported programs, see whether `vitdense verify` finds each, and where; and write docs/export.md.
 
-python scripts/graph_faults.py exports/*.onnx
+python scripts/graph_faults.py "Swin detector=exports/cascade.onnx" ViT=exports/linear.onnx --write
 """
 
 import argparse
 import ast
 import json
+import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +20,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from vitdense import runtime
 from vitdense.export.proof import SCOPES
+from vitdense.files import atomic_write, read_text
+from zoo import REPO, filled, table
+
+PAGE, HEADING = REPO / "docs/export.md", "On the machine that runs it"
 
 OF_FILE = {  # what the file says of itself: another value
     "mean": lambda mean: mean[::-1] if mean[0] != mean[-1] else [2 * x for x in mean],
@@ -35,18 +41,27 @@ WEIGHTS = {  # of a linear layer: another value
     ),
 }
 
-MODE = "coordinate_transformation_mode"
+KINDS = FILE, WEIGHT, HALF, OP, TABLE = (
+    "the file says another mean, std, order of channels, resize, classes or mask threshold",
+    "a weight transposed, 10 % off or in int8; BGR for RGB; classes moved by one; a scale of int8 10 % off",
+    "the output of one node in half precision",
+    "epsilon of a LayerNorm, axis of a Softmax, GELU by tanh, a resize of maps",
+    "a table of positions moved by one",
+)
+CLASSES = re.compile("cls|class|seg")  # in names of modules that predict classes
 
 
 class Fault(NamedTuple):
     """A fault in a program.
 
     Attributes:
+        kind: A row of the table.
         name: What it is.
         node: In which node it is; None: in what the file says of itself.
         change: Makes it, in place.
     """
 
+    kind: str
     name: str
     node: int | None
     change: Callable[[ModelProto], None]
@@ -90,35 +105,43 @@ def faults_of(model: ModelProto) -> Iterator[Fault]:
     def places(kind: str, fits: Callable[[NodeProto], bool] = lambda node: True) -> list[int]:
         return [i for i, node in enumerate(nodes) if node.op_type == kind and scopes_of(node) and fits(node)]
 
+    def of_weight(name: str, node: int, change: Callable, kind: str = WEIGHT, place: int = 1) -> Fault:
+        return Fault(kind, name, node, lambda model: set_value(model, nodes[node].input[place], change))
+
+    def of_op(name: str, node: int, attribute: str, value: object) -> Fault:
+        return Fault(OP, name, node, lambda model: set_attribute(model, node, attribute, value))
+
     for key, change in OF_FILE.items():
         if said.get(key) is not None:
-            yield Fault(f"{key} of another model", None, lambda model, k=key, c=change: set_entry(model, k, c))
+            yield Fault(FILE, f"{key} of another model", None, lambda model, k=key, c=change: set_entry(model, k, c))
     products = places("MatMul", lambda node: len(weights.get(node.input[1], ())) == 2)
     square = [i for i in products if len({*weights[nodes[i].input[1]]}) == 1]
     for (name, change), found in zip(WEIGHTS.items(), (square, products[1::2], products[::3])):
         if found:
-            i = found[len(found) // 2]
-            yield Fault(name, i, lambda model, w=nodes[i].input[1], c=change: set_value(model, w, c))
-    convolutions = places("Conv", lambda node: weights.get(node.input[1], (0, 0))[1] == 3)
-    for i in convolutions[:1]:
-        weight = nodes[i].input[1]
-        yield Fault("BGR for RGB", i, lambda model, w=weight: set_value(model, w, lambda x: x[:, ::-1]))
+            yield of_weight(name, found[len(found) // 2], change)
+    for i in places("Conv", lambda node: weights.get(node.input[1], (0, 0))[1] == 3)[:1]:
+        yield of_weight("BGR for RGB", i, lambda weight: weight[:, ::-1])
+    last = [i for kind in ("Conv", "MatMul", "Gemm") for i in places(kind, lambda node: node.input[1] in weights)]
+    for i in [i for i in last if CLASSES.search(" ".join(scopes_of(nodes[i])))][-1:]:
+        axis = -1 if nodes[i].op_type == "MatMul" else 0
+        yield of_weight("classes moved by one", i, lambda weight, axis=axis: np.roll(weight, 1, axis))
+    of_int8 = [i for i, node in enumerate(nodes) if node.op_type == "DequantizeLinear" and node.input[0] in weights]
+    for i in of_int8[len(of_int8) // 2 :][:1]:
+        user = next(k for k, node in enumerate(nodes) if nodes[i].output[0] in node.input)
+        yield of_weight("a scale of int8 10 % off", i, lambda scale: scale * np.float32(1.1))._replace(node=user)
     for i in [*places("MatMul")[-3:-2], *places("LayerNormalization")[1:2], *places("Add")[-1:]]:
-        yield Fault(f"{nodes[i].op_type} in half precision", i, lambda model, i=i: set_half(model, i))
+        yield Fault(HALF, f"{nodes[i].op_type} in half precision", i, lambda model, i=i: set_half(model, i))
     for i in places("LayerNormalization")[2:3]:
-        yield Fault("epsilon of LayerNorm 1e-3", i, lambda model, i=i: set_attribute(model, i, "epsilon", 1e-3))
+        yield of_op("epsilon of LayerNorm 1e-3", i, "epsilon", 1e-3)
     for i in places("Softmax")[1:2]:
-        yield Fault("axis of Softmax", i, lambda model, i=i: set_attribute(model, i, "axis", -2))
+        yield of_op("axis of Softmax", i, "axis", -2)
     for i in places("Gelu")[1:2]:
-        yield Fault("GELU by tanh", i, lambda model, i=i: set_attribute(model, i, "approximate", "tanh"))
+        yield of_op("GELU by tanh", i, "approximate", "tanh")
     for i in places("Resize")[-1:]:
-        yield Fault("resize of maps, asymmetric", i, lambda model, i=i: set_attribute(model, i, MODE, "asymmetric"))
-    biases = places("Add", lambda node: any(len(weights.get(name, ())) >= 3 for name in node.input))
-    for i in biases[:1]:
-        table = next(name for name in nodes[i].input if len(weights.get(name, ())) >= 3)
-        yield Fault(
-            "positions moved by one", i, lambda model, t=table: set_value(model, t, lambda x: np.roll(x, 1, -2))
-        )
+        yield of_op("resize of maps, asymmetric", i, "coordinate_transformation_mode", "asymmetric")
+    for i in places("Add", lambda node: any(len(weights.get(name, ())) >= 3 for name in node.input))[:1]:
+        (place,) = (k for k, name in enumerate(nodes[i].input) if len(weights.get(name, ())) >= 3)
+        yield of_weight("positions moved by one", i, lambda x: np.roll(x, 1, -2), TABLE, place)
 
 
 def scopes_of(node: NodeProto) -> list[str]:
@@ -137,27 +160,50 @@ def expected(model: ModelProto, proof: runtime.Proof, node: int) -> set[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("programs", nargs="+", type=Path)
-    found, right, number = 0, 0, 0
-    print("| program | fault | found | from | right |\n|---|---|---|---|---|")
-    for program in parser.parse_args().programs:
-        assert runtime.verify(program)[0], program
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="+", metavar="[TITLE=]NAME.onnx")
+    parser.add_argument("--engines", nargs="+", choices=runtime.ENGINES, default=["onnxruntime"])
+    parser.add_argument("--write", action="store_true", help="the table of docs/export.md")
+    args = parser.parse_args()
+    counts = defaultdict(lambda: np.zeros(3, int))  # by kind or engine, and program: faults, found, named right
+    titles = {title or Path(path).stem: Path(path) for title, _, path in (x.rpartition("=") for x in args.programs)}
+    print("| program | engine | fault | found | from | right |\n|---|---|---|---|---|---|")
+    for title, program in titles.items():
         model, proof = onnx.load(program), runtime.Proof(program.with_suffix(".proof"))
-        for fault in faults_of(model):
-            with TemporaryDirectory() as folder:
-                path = Path(folder, program.name)
-                shutil.copy(program.with_suffix(".proof"), folder)
-                changed = onnx.load(program)
-                fault.change(changed)
-                onnx.save(changed, path)
-                same, said = runtime.verify(path)
-            where = {"the file says"} if fault.node is None else expected(model, proof, fault.node)
-            names = any(f"from {name} on:" in said or (" " in name and name in said) for name in where)
-            number, found, right = number + 1, found + (not same), right + (not same and names)
-            said = said.removeprefix("differs").lstrip(": ").replace("|", "/")
-            print(f"| {program.stem} | {fault.name} | {'no' if same else 'yes'} | {said} | {names and not same} |")
-    print(f"\n{found} of {number} found, the first block right in {right}")
+        for engine in args.engines:
+            same, said = runtime.verify(program, engine)
+            print(f"| {title} | {engine} | none | {not same} | {said} | |", flush=True)
+            for fault in faults_of(model):
+                same, said = verify(program, fault, engine)
+                where = {"the file says"} if fault.node is None else expected(model, proof, fault.node)
+                names = any(f"from {name} on:" in said or (" " in name and name in said) for name in where)
+                for row in (fault.kind, engine):
+                    counts[row, title] += 1, not same, not same and names
+                said = said.replace("|", "/")
+                print(f"| {title} | {engine} | {fault.name} | {not same} | {said} | {names} |", flush=True)
+    kinds = [kind for kind in KINDS if any(kind == counted for counted, _ in counts)]
+    rows = [(kind, *(cell(counts[kind, title]) for title in titles)) for kind in (*kinds, *args.engines)]
+    new = table(f"| faults, found, first block named right | {' | '.join(titles)} |", rows)
+    print("", new, f"all: {cell(sum(counts[engine, title] for engine in args.engines for title in titles))}", sep="\n")
+    if args.write:
+        page = filled(read_text(PAGE), {HEADING: new})
+        with atomic_write(PAGE) as scratch:
+            scratch.write_text(page, encoding="utf-8")
+
+
+def cell(counts: np.ndarray) -> str:
+    return ", ".join(map(str, counts)) if counts[0] else ""
+
+
+def verify(program: Path, fault: Fault, engine: str) -> tuple[bool, str]:
+    """Whether a program with a fault is the same for `runtime.verify`, and what that says."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, program.name)
+        shutil.copy(program.with_suffix(".proof"), folder)
+        changed = onnx.load(program)
+        fault.change(changed)
+        onnx.save(changed, path)
+        return runtime.verify(path, engine)
 
 
 if __name__ == "__main__":

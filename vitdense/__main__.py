@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(command: str, argv: Sequence[str]) -> int:
     """Run a command of `COMMANDS`: a module of `vitdense.mm.cli`, or a file of tools/; the exit status."""
+    if command == "verify":  # needs neither torch nor mm
+        return importlib.import_module("vitdense.runtime").main(argv, command="vitdense verify")
     tool = TOOLS / f"{command}.py"
     try:
         if not tool.is_file():

@@ -122,6 +122,10 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
+class EngineError(ValueError):
+    """An engine is not installed, or cannot do here what is asked of it."""
+
+
 @dataclass
 class Engine:
     """A file, loaded by a runtime."""
@@ -173,6 +177,9 @@ def open_openvino(
     if threads:
         options["INFERENCE_NUM_THREADS"] = threads
     compiled = core.compile_model(model, device, options)
+    computes = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    if computes != precision:
+        raise EngineError(f"precision: got {precision}, in which this {device} does not compute; it has {computes}")
     about = model.get_rt_info(["framework"]).value if model.has_rt_info(["framework"]) else {}
     outputs = [out.get_any_name() for out in model.outputs]
     # Copies: the next run writes into the same memory.
@@ -221,6 +228,7 @@ class Program:
 
     Raises:
         ValueError: The file is not of `vitdense export`, or has a detector's maps; or the engine is none of the two.
+        EngineError: The engine is not installed, or has no such precision.
     """
 
     def __init__(
@@ -230,19 +238,21 @@ class Program:
             raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
         try:
             self._engine = engine if isinstance(engine, Engine) else ENGINES[engine](path, threads, **options)
-        except ImportError:
+        except EngineError:
             raise
+        except ImportError as error:
+            raise EngineError(f"{engine} cannot be imported: pip install {engine} ({error})") from error
         except Exception as error:  # engines have no error in common
-            reason = str(error).strip().partition("\n")[0]
-            reason = reason if len(reason) < 160 else f"...{reason[-160:]}"  # which says it after its own source lines
             raise ValueError(
-                f"{path}: {engine} cannot read it: it is cut, or no file of vitdense export ({reason})"
+                f"{path}: {engine} cannot read it: it is cut, no file of vitdense export, or has what this {engine} "
+                f"lacks ({reason_of(error)})"
             ) from error
         outputs, about = self._engine.outputs, self._engine.about
         needed = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
         forms = [name for name in needed if name in outputs]
         about = self.about = {key: json.loads(about[key]) for key in KEYS if key in about}
         if not forms or not {"mean", "std", "channels", "classes", "resize", needed[forms[0]]} <= about.keys():
+            outputs = [name for name in outputs if name not in options.get("more", ())]
             raise ValueError(
                 f"{path}: got outputs {outputs} and metadata {sorted(about)}, expected a file of vitdense export "
                 f"with one of {[*needed]}, exported without --maps from a config that resizes images in one step at "
@@ -289,8 +299,11 @@ class Program:
         return np.ascontiguousarray(normalised(image, seen, self.about).astype(self._engine.dtype))  # [1, 3, h, w]
 
     def run(self, batch: np.ndarray) -> dict[str, np.ndarray]:
-        """The outputs for a batch, by name."""
-        return dict(zip(self._engine.outputs, self._engine.run(batch)))
+        """The outputs for a batch, by name. A batch on which the engine fails is a ValueError."""
+        try:
+            return dict(zip(self._engine.outputs, self._engine.run(batch)))
+        except Exception as error:
+            raise ValueError(f"the engine fails on {batch.dtype} {list(batch.shape)} ({reason_of(error)})") from error
 
     def read(
         self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | Sequence[float] = 0.0
@@ -298,6 +311,12 @@ class Program:
         """Outputs for a batch of one photo, of a size (H, W), as what was found in it."""
         found = {name: out[0] for name, out in found.items()}
         return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
+
+
+def reason_of(error: Exception) -> str:
+    """What an engine says, in one line: the end of it, after lines of its source."""
+    said = " ".join(str(error).split())
+    return said if len(said) < 200 else f"...{said[-200:]}"
 
 
 def read(
@@ -666,6 +685,7 @@ class Proof:
 
     Attributes:
         about, outputs, precision: Of the program, the last one of `BOUNDS`.
+        checksum: Of its file (CRC-32).
         blocks: Parts of the model by their names, in the order of the graph; the first is the image.
         tensors: Of the other blocks, the tensors of the graph.
         inner: Those that are no outputs.
@@ -686,6 +706,7 @@ class Proof:
                 arrays = {name: file[name] for name in file.files}
             index = json.loads(str(arrays["index"]))
             self.about, self.outputs, self.precision = index["about"], index["outputs"], index["precision"]
+            self.checksum = index["checksum"]
             self.blocks, self.tensors, self.bounds = index["blocks"], index["tensors"], index["bounds"]
             self.inner = [name for name in self.tensors if name not in self.outputs]
             numbers = range(index["photos"])
@@ -697,8 +718,8 @@ class Proof:
             ]
         except FileNotFoundError:
             raise ValueError(f"{path}: there is no such file; export the program again, without --no-proof") from None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(f"{path}: it is cut, or no proof of vitdense export ({error})") from error
+        except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{path}: it is cut, or no proof of vitdense export ({reason_of(error)})") from error
 
 
 def verify(
@@ -719,28 +740,55 @@ def verify(
         Whether it does, and what was compared: the first block that departs, by how much, and what commonly causes it.
 
     Raises:
-        ValueError: The proof is missing, cut or no such file.
-        ImportError: The engine is not installed.
+        ValueError: The program or the proof is missing; or the proof is cut or no such file.
+        EngineError: The engine is not installed, has no such precision, or cannot run the program as it was exported.
     """
-    proof, is_half = Proof(os.path.splitext(path)[0] + ".proof"), options.get("precision", "f32") != "f32"
+    checksum, is_half = None if run else checksum_of(path), options.get("precision", "f32") != "f32"
+    proof = Proof(os.path.splitext(path)[0] + ".proof")
+    is_whole = checksum == proof.checksum
     try:
-        if run is not None:
+        if run:
             names = [*proof.outputs, *proof.inner]
             about = {key: json.dumps(value) for key, value in proof.about.items()}
             dtype = np.float16 if proof.precision == "float16" else np.float32
-            engine = Engine(lambda batch: [*map(run(batch, names).get, names)], names, dtype, about)
-            program = Program(path, engine)
+            of_run = Engine(lambda batch: [*map(run(batch, names).get, names)], names, dtype, about)
+            program = Program(path, of_run)
         else:
             program = Program(path, engine, threads, more=proof.inner, **options)
+        same, said = compare_program(program, proof, is_half)
+    except EngineError:
+        raise
     except ValueError as error:
-        return False, f"differs: {error}"
+        if is_whole:
+            reason = reason_of(error.__cause__ or error)
+            raise EngineError(
+                f"{path} is as it was exported, but {engine} cannot run it: another version may, or another engine "
+                f"({reason})"
+            ) from error
+        same, said = False, f"differs: {error}"
+    if same or run:
+        return same, said
+    return same, f"{said}; the file is {'as it was exported' if is_whole else 'another than was exported'}"
+
+
+def checksum_of(path: str | os.PathLike) -> int:
+    """CRC-32 of a program. A file that cannot be read is a ValueError."""
+    try:
+        with open(path, "rb") as file:
+            return zlib.crc32(file.read())
+    except OSError as error:
+        raise ValueError(f"{path}: got no program that can be read ({error.strerror})") from error
+
+
+def compare_program(program: Program, proof: Proof, is_half: bool) -> tuple[bool, str]:
+    """Whether a program computes what its proof has, in an engine that `is_half` precision or not; see `verify`."""
     for key in (key for key in KEYS if program.about.get(key) != proof.about.get(key)):
         return False, f"differs: the file says {key} {program.about.get(key)}, but at export {proof.about.get(key)}"
     errors, pairs, bounds = np.zeros(len(proof.blocks)), [], np.array(proof.bounds["half" if is_half else "own"])
     for photo, want, *sampled in zip(proof.photos, proof.results, proof.sizes, proof.at, proof.values):
         batch = program.batch(photo)
         found = program.run(batch)
-        if absent := [name for name in proof.tensors if name not in found]:
+        if absent := [name for name in (*proof.outputs, *proof.tensors) if name not in found]:
             return False, f"differs: got a program without {absent}, which it had at export: of another form or model"
         computed = [batch[0], *(found[name] for name in proof.tensors)]
         errors = np.maximum(errors, [*map(error_at, computed, *sampled)])  # NaN stays one
@@ -807,7 +855,7 @@ def main(argv: Sequence[str] | None = None, command: str | None = None) -> int:
     try:
         options = {"precision": args.precision} if args.precision else {}
         same, said = verify(args.verify, args.engine, args.threads, **options)
-    except (ValueError, ImportError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{args.verify} in {args.engine} {args.precision or ''}".rstrip(), said, sep=": ")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdense.files import atomic_write
-from vitdense.runtime import FOUND, SAMPLED, Output, error_at, open_onnxruntime, relative, resize_photo
+from vitdense.runtime import FOUND, SAMPLED, Output, checksum_of, error_at, open_onnxruntime, relative, resize_photo
 
 SAMPLES = 256  # of a block
 PIXELS = 450_000  # of a photo: three are some 4 MB
@@ -122,7 +122,7 @@ def write_proof(
     }
     index = {
         **{"about": dict(about), "precision": precision, "bounds": bounds, "photos": len(photos)},
-        **{"outputs": outputs},
+        **{"outputs": outputs, "checksum": checksum_of(program)},
         **{"blocks": ["the image", *(name.removeprefix("model.") for name in kept)]},
         **{"tensors": [tensors[name] for name in kept], "segments": [result.segments for result in results]},
     }

@@ -192,20 +192,51 @@ def test_other_engines_are_reached_by_a_function(program):
 
 
 def test_bad_files_are_one_line(program, export_of, tmp_path, capsys):
-    path = tmp_path / "program.onnx"
+    path, proof = tmp_path / "program.onnx", tmp_path / "program.proof"
+
+    def told(stream="err"):
+        assert runtime.main(["--verify", str(path)]) == (2 if stream == "err" else 1)
+        (line,) = getattr(capsys.readouterr(), stream).splitlines()
+        return line
+
+    assert "got no program" in told()
     shutil.copy(program, path)
-    assert runtime.main(["--verify", str(path)]) == 2
-    assert "export the program again" in capsys.readouterr().err
+    assert "export the program again" in told()
     whole = program.with_suffix(".proof").read_bytes()
-    for content in (whole[: len(whole) // 2], b"", b"no zip", whole[:5000] + bytes(100) + whole[5100:]):
-        path.with_suffix(".proof").write_bytes(content)
-        assert runtime.main(["--verify", str(path)]) == 2
-        assert "it is cut" in capsys.readouterr().err
-    path.with_suffix(".proof").write_bytes(whole)
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    np.savez(tmp_path / "other.npz", index=np.array("[1, 2]"))
+    foreign = [(tmp_path / name).read_bytes() for name in ("array.npy", "other.npz")]
+    for content in (whole[: len(whole) // 2], b"", b"no zip", whole[:5000] + bytes(100) + whole[5100:], *foreign):
+        proof.write_bytes(content)
+        assert "it is cut" in told()
+    proof.write_bytes(whole)
     for content in (path.read_bytes()[:-1000], b"", export_of("photos")[0].read_bytes()):
         path.write_bytes(content)
-        assert runtime.main(["--verify", str(path)]) == 1
-        assert "differs" in capsys.readouterr().out
+        line = told("out")
+        assert "differs" in line
+        assert "another than was exported" in line
+    model = onnx.load(program)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 32
+    onnx.save(model, path)
+    assert "differs: the engine fails on float32 [1, 3, 128, 107]" in told("out")
+
+
+def test_an_engine_that_lacks_an_op(program, tmp_path, capsys):
+    """The file is as it was exported: that is told from a cut one."""
+    path = tmp_path / "program.onnx"
+    model = onnx.load(program)
+    model.graph.node[first("Softmax", 0)(model)].op_type = "Softermax"
+    onnx.save(model, path)
+    with np.load(program.with_suffix(".proof")) as file:
+        arrays = dict(file)
+    index = json.loads(str(arrays["index"]))
+    arrays["index"] = np.array(json.dumps(index | {"checksum": runtime.checksum_of(path)}))
+    with path.with_suffix(".proof").open("wb") as file:
+        np.savez(file, **arrays)
+    assert runtime.main(["--verify", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is as it was exported, but onnxruntime cannot run it" in line
+    assert "Softermax" in line
 
 
 @pytest.mark.parametrize(
